@@ -1,0 +1,3 @@
+"""A Kubernetes node agent that offers the same devices through the DevicePlugin API and through DRA."""
+
+__version__ = "0.1.0"

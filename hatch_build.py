@@ -1,0 +1,44 @@
+"""Build hook: generates the gRPC stubs from ``proto/`` into the packages, next to the code that uses them.
+
+The path of a file under ``proto/`` equals the Python package of the generated module, so the generator's absolute
+imports are right as they are. Run by ``pip install`` and ``python -m build``; by hand with ``python hatch_build.py``.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent
+
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+except ImportError:  # `python hatch_build.py` in an environment without hatchling
+    BuildHookInterface = object  # type: ignore[assignment,misc]
+
+
+def generate(root: Path = ROOT) -> list[Path]:
+    """Compile every contract under ``root/proto``; returns the sources. Raises RuntimeError if protoc refuses one."""
+    from importlib.resources import files
+
+    from grpc_tools import protoc
+
+    sources = sorted((root / "proto").rglob("*.proto"))
+    outputs = [f"--{kind}_out={root}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]
+    include = str(files("grpc_tools") / "_proto")
+    code = protoc.main(["protoc", f"-I{root / 'proto'}", f"-I{include}", *outputs, *map(str, sources)])
+    if code != 0:
+        raise RuntimeError(f"protoc exited with {code} for {[str(s) for s in sources]}")
+    return sources
+
+
+class ProtoHook(BuildHookInterface):  # type: ignore[type-arg]
+    """Called by hatchling before it collects the files of a wheel, an sdist or an editable install."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        generate(Path(self.root))
+
+
+if __name__ == "__main__":
+    print(f"generated stubs for {len(generate())} contracts", file=sys.stderr)

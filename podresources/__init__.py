@@ -1,0 +1,1 @@
+"""A client, command and Prometheus exporter for kubelet's PodResources API."""

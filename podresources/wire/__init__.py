@@ -1,0 +1,1 @@
+"""Generated contracts; the sources are under ``proto/``."""
