@@ -1,0 +1,145 @@
+"""What exists: immutable records of devices, an ordered versioned snapshot of them, and the difference of two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Literal
+
+REPLICA_SEPARATOR = "::"  # as NVIDIA's plugin writes it: a checkpoint made by one is read by the other
+
+_EMPTY: Mapping[str, str] = MappingProxyType({})
+
+
+class Presence(StrEnum):
+    """Whether the hardware can be used now."""
+
+    PRESENT = "present"
+    FAULTY = "faulty"  # there, but its node is missing, unreadable, or a health rule says no
+    GONE = "gone"  # unplugged, or no longer matched; kept while somebody may hold it
+
+
+@dataclass(frozen=True, slots=True)
+class Semver:
+    """A version attribute: strict semver 2.0.0, three parts, at most 64 characters (the API's rule)."""
+
+    text: str
+
+
+Attribute = str | bool | int | Semver
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNode:
+    """A node under /dev as it is right now. ``container_path`` is the alias inside the container."""
+
+    path: str
+    container_path: str
+    permissions: str = "rw"  # subset of "rwm"
+    kind: Literal["c", "b"] = "c"
+    major: int = 0
+    minor: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A bind mount that comes with a device."""
+
+    host_path: str
+    container_path: str
+    read_only: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device of the node, copied out of udev at once.
+
+    ``name`` is a DNS label, unique on the node and stable over reboots and replugging: the ledger's key, the device's
+    name in a ResourceSlice, the base of its CDI names. ``id`` is what kubelet's device manager and its checkpoint call
+    it (a GPU's UUID, for example); unique on the node as well. ``capacity`` values are plain numbers in base units.
+    """
+
+    name: str
+    id: str
+    resource: str  # extended resource name; the key of the resource in the configuration
+    syspath: str = ""
+    nodes: tuple[DeviceNode, ...] = ()
+    env: Mapping[str, str] = _EMPTY
+    mounts: tuple[Mount, ...] = ()
+    numa_nodes: tuple[int, ...] = ()  # never holds -1: unknown is empty
+    pci_bus_id: str = ""  # "0000:3b:00.0", lower case
+    pcie_root: str = ""  # "pci0000:3a"
+    root: str = ""  # name of the whole device that this is a part of; "" for a whole device
+    attributes: Mapping[str, Attribute] = field(default_factory=lambda: MappingProxyType({}))
+    capacity: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    replicas: int = 1
+    presence: Presence = Presence.PRESENT
+    reason: str = ""  # why it is not PRESENT, for people
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """The ids that kubelet counts: the device's own, or one for each replica (``<id>::<n>``)."""
+        if self.replicas == 1:
+            return (self.id,)
+        return tuple(f"{self.id}{REPLICA_SEPARATOR}{n}" for n in range(self.replicas))
+
+
+def device_id_of(unit: str) -> str:
+    """The device id behind a unit id: ``GPU-1::3`` -> ``GPU-1``; an id without a replica number is its own."""
+    head, separator, tail = unit.rpartition(REPLICA_SEPARATOR)
+    return head if separator and tail.isdecimal() else unit
+
+
+@dataclass(frozen=True, slots=True)
+class Collision:
+    """Two or more devices that resolve to one name or id: none of them is offered until the operator decides."""
+
+    identity: str
+    resource: str
+    syspaths: tuple[str, ...]
+    hint: str
+
+    def __str__(self) -> str:
+        return f"{self.resource}: {', '.join(self.syspaths)} all resolve to the identity {self.identity!r}. {self.hint}"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """An ordered set of devices at one moment. ``complete`` is false until the first enumeration has ended."""
+
+    version: int
+    devices: tuple[Device, ...] = ()
+    collisions: tuple[Collision, ...] = ()
+    complete: bool = True
+
+    def by_name(self) -> dict[str, Device]:
+        return {device.name: device for device in self.devices}
+
+    def of(self, resource: str) -> tuple[Device, ...]:
+        """The devices of one resource, in the snapshot's order."""
+        return tuple(device for device in self.devices if device.resource == resource)
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """What changed between two snapshots, by device name; ``changed`` holds the new records."""
+
+    added: tuple[Device, ...] = ()
+    removed: tuple[Device, ...] = ()
+    changed: tuple[Device, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed or self.changed)
+
+
+def diff(old: Iterable[Device], new: Iterable[Device]) -> Diff:
+    """Compare two sets of devices by name."""
+    before = {device.name: device for device in old}
+    after = {device.name: device for device in new}
+    return Diff(
+        added=tuple(device for name, device in after.items() if name not in before),
+        removed=tuple(device for name, device in before.items() if name not in after),
+        changed=tuple(device for name, device in after.items() if name in before and before[name] != device),
+    )

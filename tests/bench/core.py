@@ -1,0 +1,36 @@
+"""The shape of a benchmark, shared by every area."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """One number with a budget. ``run`` measures and returns it, in ``unit``; it may start processes, and ends them."""
+
+    name: str
+    unit: str
+    budget: float
+    run: Callable[[], float]
+    better: Literal["lower", "higher"] = "lower"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run gave; the JSON form is ``{name, value, unit, budget, ok}``."""
+
+    name: str
+    value: float
+    unit: str
+    budget: float
+    ok: bool
+
+
+def measure(benchmark: Benchmark) -> Result:
+    """Run one benchmark and hold its value against the budget."""
+    value = benchmark.run()
+    ok = value <= benchmark.budget if benchmark.better == "lower" else value >= benchmark.budget
+    return Result(benchmark.name, round(value, 3), benchmark.unit, benchmark.budget, ok)
