@@ -1,1 +1,1 @@
-"""Benchmarks with budgets: ``python -m tests.bench [--json FILE] [NAME ...]``. Never run as tests: timings are noisy."""
+"""Benchmarks with budgets: ``python -m tests.bench``. Never run as tests, because timings are noisy."""

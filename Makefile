@@ -1,0 +1,70 @@
+# Two commands for a newcomer: `make demo` and `make test`. Everything they install stays in .venv, but for Debian's
+# packages that `make test` needs for its tests on real udev, loop devices and containers (root only).
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test lint unit lowest bench soak protos system clean
+
+help:  ## what can be made
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+
+demo: $(VENV)/.installed  ## watch a real agent serve this machine's devices to a simulated cluster
+	@$(BIN)/drabridge demo
+
+test: system lint unit lowest  ## everything: linters, types, architecture, tests, both ends of the dependency ranges
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: $(VENV)/.dev system  ## the tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lowest: $(VENV)/.lowest  ## the wire, client and server tests again, with the oldest packages that pyproject.toml allows
+	$(VENV)/lowest/bin/python -m pytest -q -p no:cacheprovider tests/wire tests/podresources tests/deviceplugin tests/config
+
+bench: $(VENV)/.dev  ## the numbers, against their budgets
+	$(BIN)/python -m tests.bench
+
+soak: $(VENV)/.dev  ## legacy pods and claims at full load with crashes, for 10 minutes
+	$(BIN)/python -m tests.soak --minutes 10 --seed 1
+
+protos: $(VENV)/.dev  ## generate the stubs again after a change under proto/
+	$(BIN)/python hatch_build.py
+
+# Debian's packages for the tests on real devices and containers; without root those tests skip and say why.
+system:
+	@if [ "$$(id -u)" != 0 ]; then \
+	  echo "not root: tests on udevd, loop devices and podman will be skipped."; \
+	  echo "to run them: sudo make test (installs Debian's $$(tr '\n' ' ' < tests/debian-packages.txt))"; \
+	elif command -v apt-get >/dev/null; then \
+	  missing=$$(for p in $$(cat tests/debian-packages.txt); do dpkg -s $$p >/dev/null 2>&1 || echo $$p; done); \
+	  [ -z "$$missing" ] || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; }; \
+	fi
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("drabridge needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml hatch_build.py $(shell find proto -name '*.proto')
+	$(BIN)/pip install -q -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(BIN)/pip install -q "pip>=25.1"
+	$(BIN)/pip install -q --group dev
+	@touch $@
+
+$(VENV)/.lowest: pyproject.toml tests/lowest.txt $(VENV)/.dev
+	$(PYTHON) -m venv $(VENV)/lowest
+	$(VENV)/lowest/bin/pip install -q -c tests/lowest.txt . pytest pytest-asyncio hypothesis jsonschema
+	$(VENV)/lowest/bin/pip uninstall -q -y drabridge
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

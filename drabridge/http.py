@@ -1,0 +1,173 @@
+"""A small HTTP/1.1 server on asyncio for the agent's pages, over TCP or a unix socket.
+
+It serves a handful of short answers to monitoring systems and to the operator's command, so it knows GET and POST, one
+request a connection, and hard limits; anything larger belongs behind a real server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+log = logging.getLogger(__name__)
+
+MAX_HEAD_BYTES = 16 * 1024  # request line and headers: ten times what Prometheus or kubelet's probes send
+MAX_BODY_BYTES = 64 * 1024
+MAX_CONNECTIONS = 128  # a burst beyond it waits in the kernel's accept queue instead of eating file descriptors
+READ_SECONDS = 5.0  # for the whole request: a slow sender loses its place
+WRITE_SECONDS = 10.0  # for the whole answer: a slow reader likewise
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    method: str
+    path: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]  # names in lower case
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    body: bytes | str
+    status: HTTPStatus = HTTPStatus.OK
+    content_type: str = "text/plain; charset=utf-8"
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def json(value: Any, status: HTTPStatus = HTTPStatus.OK) -> Response:
+        return Response(json.dumps(value, default=str) + "\n", status, "application/json")
+
+
+Handler = Callable[[Request], Response | Awaitable[Response]]
+
+
+class _BadRequest(Exception):
+    def __init__(self, status: HTTPStatus, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+async def _read(reader: asyncio.StreamReader) -> Request:
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.LimitOverrunError:
+        raise _BadRequest(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "headers too large") from None
+    lines = head.decode("latin-1").split("\r\n")
+    parts = lines[0].split(" ")
+    if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
+        raise _BadRequest(HTTPStatus.BAD_REQUEST, "not an HTTP/1 request")
+    headers = {}
+    for line in lines[1:-2]:
+        name, colon, value = line.partition(":")
+        if not colon:
+            raise _BadRequest(HTTPStatus.BAD_REQUEST, "a header without a colon")
+        headers[name.strip().lower()] = value.strip()
+    length = headers.get("content-length", "0")
+    if not length.isdecimal() or "transfer-encoding" in headers:
+        raise _BadRequest(HTTPStatus.LENGTH_REQUIRED, "a body needs a content-length")
+    if int(length) > MAX_BODY_BYTES:
+        raise _BadRequest(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"body larger than {MAX_BODY_BYTES} bytes")
+    body = await reader.readexactly(int(length))
+    try:
+        target = urlsplit(parts[1])
+        query = dict(parse_qsl(target.query, keep_blank_values=True))
+    except ValueError as error:
+        raise _BadRequest(HTTPStatus.BAD_REQUEST, str(error)) from None
+    return Request(parts[0], target.path, query, headers, body)
+
+
+def _encode(response: Response, *, head_only: bool) -> bytes:
+    body = response.body.encode() if isinstance(response.body, str) else response.body
+    headers = {
+        "Content-Type": response.content_type,
+        "Content-Length": str(len(body)),
+        "Connection": "close",
+        "X-Content-Type-Options": "nosniff",
+        **response.headers,
+    }
+    lines = [f"HTTP/1.1 {response.status.value} {response.status.phrase}", *(f"{k}: {v}" for k, v in headers.items())]
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + (b"" if head_only else body)
+
+
+class HttpServer:
+    """Serves ``routes``: ``{("GET", "/path"): handler}``. HEAD is answered from GET's handler."""
+
+    def __init__(self, routes: Mapping[tuple[str, str], Handler]) -> None:
+        self._routes = dict(routes)
+        self._slots = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._servers: list[asyncio.Server] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def listen_tcp(self, host: str, port: int) -> tuple[str, int]:
+        """Bind; returns the address in use (port 0 asks the kernel for one). Raises OSError when it is taken."""
+        server = await asyncio.start_server(self._connected, host, port, limit=MAX_HEAD_BYTES)
+        self._servers.append(server)
+        bound = server.sockets[0].getsockname()
+        return bound[0], bound[1]
+
+    async def listen_unix(self, path: Path) -> None:
+        """Bind a unix socket that only root may open. A stale socket of ours is replaced; the caller holds the lock."""
+        path.unlink(missing_ok=True)
+        server = await asyncio.start_unix_server(self._connected, path, limit=MAX_HEAD_BYTES, start_serving=False)
+        path.chmod(0o600)  # before the first accept: until now connecting waits
+        await server.start_serving()
+        self._servers.append(server)
+
+    async def close(self) -> None:
+        for server in self._servers:
+            server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            async with self._slots:
+                await self._serve(reader, writer)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # the peer went away or was too slow; it is not our fault and not worth a line
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+            with contextlib.suppress(Exception, asyncio.CancelledError):
+                await writer.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head_only = False
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                request = await _read(reader)
+            head_only = request.method == "HEAD"
+            response = await self._answer(request)
+        except _BadRequest as error:
+            response = Response(f"{error}\n", error.status)
+        writer.write(_encode(response, head_only=head_only))
+        async with asyncio.timeout(WRITE_SECONDS):
+            await writer.drain()
+
+    async def _answer(self, request: Request) -> Response:
+        method = "GET" if request.method == "HEAD" else request.method
+        handler = self._routes.get((method, request.path))
+        if handler is None:
+            known = any(path == request.path for _, path in self._routes)
+            status = HTTPStatus.METHOD_NOT_ALLOWED if known else HTTPStatus.NOT_FOUND
+            listed = " ".join(sorted({path for _, path in self._routes}))
+            return Response(f"{status.phrase.lower()}; here are: {listed}\n", status)
+        try:
+            result = handler(request)
+            return result if isinstance(result, Response) else await result
+        except Exception:
+            log.exception("a page failed", extra={"path": request.path})
+            return Response("internal error; the agent's log has it\n", HTTPStatus.INTERNAL_SERVER_ERROR)

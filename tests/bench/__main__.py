@@ -1,0 +1,59 @@
+"""``python -m tests.bench``: run the benchmarks, print a table, keep the numbers as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import pkgutil
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import tests.bench as package
+from tests.bench.core import Benchmark, Result, measure
+
+
+def collect() -> list[Benchmark]:
+    """Every benchmark of every module in this package that offers ``benchmarks()``."""
+    found: list[Benchmark] = []
+    for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
+        if info.name not in ("__main__", "core"):
+            module = importlib.import_module(f"{package.__name__}.{info.name}")
+            found.extend(getattr(module, "benchmarks", list)())
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench",
+        description="Measure against the budgets. Times are noisy: compare ratios within one run.",
+        epilog="example: python -m tests.bench --json numbers.json allocate reregister",
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only benchmarks whose name contains one of these")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers to FILE, as a list")
+    parser.add_argument("--list", action="store_true", help="print the names and budgets, measure nothing")
+    arguments = parser.parse_args()
+    chosen = [b for b in collect() if not arguments.names or any(name in b.name for name in arguments.names)]
+    if not chosen:
+        parser.error(f"no benchmark is called like {arguments.names}")
+    width = max(len(b.name) for b in chosen)
+    results: list[Result] = []
+    print(f"{'BENCHMARK':{width}}  {'VALUE':>12}  {'BUDGET':>12}  UNIT")
+    for benchmark in chosen:
+        sign = "<=" if benchmark.better == "lower" else ">="
+        budget = f"{sign} {benchmark.budget:g}"
+        if arguments.list:
+            print(f"{benchmark.name:{width}}  {'':>12}  {budget:>12}  {benchmark.unit}")
+            continue
+        result = measure(benchmark)
+        results.append(result)
+        verdict = "" if result.ok else "  OVER BUDGET"
+        print(f"{result.name:{width}}  {result.value:12.3f}  {budget:>12}  {result.unit}{verdict}", flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n")
+    return 0 if all(result.ok for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

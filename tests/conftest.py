@@ -1,0 +1,41 @@
+"""What every area shares: the gate that turns skips into failures where nothing may be skipped.
+
+``DRABRIDGE_REQUIRE_MARKERS="root podman"`` says that this machine has what those markers stand for: then a test with
+such a marker that skips itself fails the run, and so does a marker that no test carried.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+
+REQUIRED = frozenset(os.environ.get("DRABRIDGE_REQUIRE_MARKERS", "").split())
+_ran: Counter[str] = Counter()
+_skipped: list[str] = []
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  # type: ignore[no-untyped-def]
+    report = (yield).get_result()
+    marked = REQUIRED.intersection(marker.name for marker in item.iter_markers())
+    if marked and report.skipped and not hasattr(report, "wasxfail"):
+        _skipped.append(f"{item.nodeid} [{' '.join(sorted(marked))}]: {report.longrepr}")
+    elif report.when == "call" and report.passed:
+        _ran.update(marked)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    partial = bool(session.config.args_source is not pytest.Config.ArgsSource.TESTPATHS)
+    missing = [] if partial else sorted(REQUIRED - set(_ran))
+    if (_skipped or missing) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for line in _skipped:
+        terminalreporter.write_line(f"REQUIRED HERE, BUT SKIPPED: {line}", red=True)
+    if REQUIRED:
+        counts = ", ".join(f"{name} {_ran[name]}" for name in sorted(REQUIRED))
+        terminalreporter.write_line(f"tests that ran on the real thing: {counts}")
