@@ -137,7 +137,7 @@ class HttpServer:
             async with self._slots:
                 await self._serve(reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # the peer went away or was too slow; it is not our fault and not worth a line
+            writer.transport.abort()  # the peer went away or was too slow: do not wait for it to read the rest
         finally:
             self._tasks.discard(task)
             writer.close()

@@ -10,6 +10,11 @@ import os
 from collections import Counter
 
 import pytest
+from hypothesis import settings
+
+# Shared machines stall now and then; a time limit for one example would make good tests fail.
+settings.register_profile("drabridge", deadline=None)
+settings.load_profile("drabridge")
 
 REQUIRED = frozenset(os.environ.get("DRABRIDGE_REQUIRE_MARKERS", "").split())
 _ran: Counter[str] = Counter()

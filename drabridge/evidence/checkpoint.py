@@ -1,0 +1,76 @@
+"""Kubelet's device-manager checkpoint, read as evidence.
+
+PodResources hides plain init containers and force-deleted pods; this file does not. It is no API: kubelet writes it
+(``pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go``) on every ListAndWatch message and every Allocate, by rename,
+so a reader sees a whole file or none. Whatever cannot be understood is "unknown", which never counts as "released".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FILE_NAME = "kubelet_internal_checkpoint"
+MAX_BYTES = 64 * 1024 * 1024  # 110 pods with 4,096 devices make about 1 MB
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CheckpointHolder:
+    """A container that kubelet's device manager has on record. The pod is known by UID alone."""
+
+    pod_uid: str
+    container: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """``held[resource][unit id]`` are the containers on record; ``registered[resource]`` its healthy ids."""
+
+    held: Mapping[str, Mapping[str, tuple[CheckpointHolder, ...]]]
+    registered: Mapping[str, frozenset[str]]
+    modified_at: float  # st_mtime, wall seconds
+
+
+def parse(text: str, *, modified_at: float = 0.0) -> Checkpoint | None:
+    """Understand the file's text, or answer None. A device on two NUMA nodes stands under both and counts once."""
+    try:
+        data = json.loads(text)["Data"]
+        held: dict[str, dict[str, set[CheckpointHolder]]] = {}
+        for entry in data["PodDeviceEntries"] or ():  # null when nobody holds anything
+            holder = CheckpointHolder(_text(entry["PodUID"]), _text(entry["ContainerName"]))
+            for units in entry["DeviceIDs"].values():
+                for unit in units:
+                    held.setdefault(_text(entry["ResourceName"]), {}).setdefault(_text(unit), set()).add(holder)
+        registered = {
+            _text(resource): frozenset(map(_text, units or ()))
+            for resource, units in (data["RegisteredDevices"] or {}).items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    frozen = {
+        resource: {unit: tuple(sorted(holders)) for unit, holders in units.items()} for resource, units in held.items()
+    }
+    return Checkpoint(frozen, registered, modified_at)
+
+
+def read(directory: Path) -> Checkpoint | None:
+    """Read the checkpoint under kubelet's device-plugin directory. None: missing, unreadable or not understood."""
+    path = directory / FILE_NAME
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+            modified_at = path.stat().st_mtime
+    except OSError:
+        return None
+    if len(raw) > MAX_BYTES:
+        return None
+    return parse(raw.decode("utf-8", errors="replace"), modified_at=modified_at)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, found {type(value).__name__}")
+    return value

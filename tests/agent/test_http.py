@@ -1,0 +1,127 @@
+"""The agent's HTTP port, as a client, a slow client and a hostile client see it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import drabridge.http as http
+from drabridge.http import HttpServer, Request, Response
+
+
+async def _slow(_: Request) -> Response:
+    await asyncio.sleep(0)
+    return Response("late\n")
+
+
+def _broken(_: Request) -> Response:
+    raise ValueError("secret")
+
+
+ROUTES: dict[tuple[str, str], http.Handler] = {
+    ("GET", "/"): lambda request: Response.json({"query": dict(request.query)}),
+    ("GET", "/late"): _slow,
+    ("GET", "/broken"): _broken,
+    ("GET", "/big"): lambda _: Response(b"x" * (64 << 20)),
+    ("POST", "/echo"): lambda request: Response(request.body),
+}
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[int]:
+    server = HttpServer(ROUTES)
+    _, number = await server.listen_tcp("127.0.0.1", 0)
+    yield number
+    await server.close()
+
+
+async def ask(port: int, raw: bytes) -> tuple[int, dict[str, str], bytes]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(raw)
+    try:
+        answer = await asyncio.wait_for(reader.read(), 10)
+    finally:
+        writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    return int(lines[0].split()[1]), dict(line.lower().split(": ", 1) for line in lines[1:]), body
+
+
+async def test_get_head_post(port: int) -> None:
+    status, headers, body = await ask(port, b"GET /?a=1&b= HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert (status, headers["content-type"], json.loads(body)) == (
+        200,
+        "application/json",
+        {"query": {"a": "1", "b": ""}},
+    )
+    assert (await ask(port, b"GET /late HTTP/1.1\r\n\r\n"))[2] == b"late\n"
+    status, headers, body = await ask(port, b"HEAD /late HTTP/1.1\r\n\r\n")
+    assert (status, headers["content-length"], body) == (200, "5", b"")
+    assert (await ask(port, b"POST /echo HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc"))[2] == b"abc"
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"GET /nowhere HTTP/1.1\r\n\r\n", 404),
+        (b"GET /echo HTTP/1.1\r\n\r\n", 405),
+        (b"DELETE / HTTP/1.1\r\n\r\n", 405),
+        (b"\x16\x03\x01 tls hello\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nno colon\r\n\r\n", 400),
+        (b"GET http://[bad HTTP/1.1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nX: " + b"y" * http.MAX_HEAD_BYTES + b"\r\n\r\n", 431),
+        (b"POST /echo HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n", 413),
+        (b"POST /echo HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 411),
+        (b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 411),
+    ],
+)
+async def test_refusals(port: int, raw: bytes, status: int) -> None:
+    assert (await ask(port, raw))[0] == status
+
+
+async def test_an_error_inside_leaks_nothing(port: int) -> None:
+    status, _, body = await ask(port, b"GET /broken HTTP/1.1\r\n\r\n")
+    assert status == 500
+    assert b"secret" not in body
+
+
+async def test_a_thousand_silent_connections_do_not_lock_others_out(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "READ_SECONDS", 0.3)
+    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(400)]
+    status, _, _ = await asyncio.wait_for(ask(port, b"GET /late HTTP/1.1\r\n\r\n"), 10)
+    assert status == 200
+    for _, writer in silent:
+        writer.close()
+
+
+async def test_a_slow_reader_loses_its_place(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "WRITE_SECONDS", 0.2)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /big HTTP/1.1\r\n\r\n")
+    await asyncio.sleep(0.6)
+    received = 0
+    with contextlib.suppress(ConnectionError):
+        while chunk := await asyncio.wait_for(reader.read(1 << 20), 5):
+            received += len(chunk)
+    assert received < 64 << 20
+    writer.close()
+    assert (await ask(port, b"GET /late HTTP/1.1\r\n\r\n"))[0] == 200
+
+
+async def test_unix_socket_is_for_root_only(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    path.touch()  # stale
+    server = HttpServer(ROUTES)
+    await server.listen_unix(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    writer.write(b"GET /late HTTP/1.1\r\n\r\n")
+    assert (await reader.read()).endswith(b"late\n")
+    writer.close()
+    await server.close()

@@ -1,0 +1,73 @@
+"""Kubelet's checkpoint as a real 1.36.2 node wrote it, and everything a disk can make of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drabridge.evidence.checkpoint import FILE_NAME, CheckpointHolder, parse, read
+
+OBSERVED = (
+    '{"Data":{"PodDeviceEntries":[{"PodUID":"u1","ContainerName":"b","ResourceName":"y.example.com/gpu",'
+    '"DeviceIDs":{"-1":["d2"],"0":["d1"],"1":["d1"]},"AllocResp":"CgA="}],'
+    '"RegisteredDevices":{"y.example.com/gpu":["d0","d1","d2","d3"]}},"Checksum":3949000686}'
+)
+
+
+def test_a_device_on_two_numa_nodes_counts_once() -> None:
+    found = parse(OBSERVED)
+    assert found is not None
+    holder = (CheckpointHolder("u1", "b"),)
+    assert found.held == {"y.example.com/gpu": {"d1": holder, "d2": holder}}
+    assert found.registered == {"y.example.com/gpu": frozenset({"d0", "d1", "d2", "d3"})}
+
+
+def test_null_means_nobody() -> None:
+    found = parse('{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{"r":null}},"Checksum":1}')
+    assert found is not None
+    assert found.held == {}
+    assert found.registered == {"r": frozenset()}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "{}",
+        '{"Data":{}}',
+        '{"Data":{"PodDeviceEntries":[{"PodUID":1}],"RegisteredDevices":{}}}',
+        '{"Data":{"PodDeviceEntries":[{"PodUID":"u","ContainerName":"c","ResourceName":"r","DeviceIDs":["d"]}],'
+        '"RegisteredDevices":{}}}',
+        OBSERVED[: len(OBSERVED) // 2],
+        "[" * 100_000,
+    ],
+)
+def test_what_is_not_understood_is_unknown_not_empty(text: str) -> None:
+    assert parse(text) is None
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+    )
+)
+def test_never_raises(value: object) -> None:
+    parse(json.dumps({"Data": {"PodDeviceEntries": value, "RegisteredDevices": value}}))
+    parse(json.dumps(value))
+
+
+def test_reading(tmp_path: Path) -> None:
+    assert read(tmp_path) is None
+    (tmp_path / FILE_NAME).write_text(OBSERVED)
+    found = read(tmp_path)
+    assert found is not None
+    assert found.modified_at > 0
+    (tmp_path / FILE_NAME).write_bytes(b"\xff\xfe" + OBSERVED.encode())
+    assert read(tmp_path) is None
