@@ -66,7 +66,7 @@ class Device:
     resource: str  # extended resource name; the key of the resource in the configuration
     syspath: str = ""
     nodes: tuple[DeviceNode, ...] = ()
-    env: Mapping[str, str] = _EMPTY
+    env: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     mounts: tuple[Mount, ...] = ()
     numa_nodes: tuple[int, ...] = ()  # never holds -1: unknown is empty
     pci_bus_id: str = ""  # "0000:3b:00.0", lower case
