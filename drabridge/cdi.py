@@ -1,0 +1,303 @@
+"""CDI spec files: the one way in which a device enters a container.
+
+One file for each legacy device that is held, one for each prepared claim. Container runtimes look a device up by its
+qualified name (``vendor/class=name``) when they create a container; kubelet replays the name for as long as the pod
+lives, over restarts and reboots. So a name never changes its meaning, and its file is there until nothing can refer
+to it any more. The CDI directory is a tmpfs on most hosts: callers regenerate their files at start.
+
+Facts about runtimes that shape this module (containerd 2.1, podman 4.3, cri-o; CDI specification, "Released versions"):
+a file is rejected whole when its version is lower than one of its fields or names needs, or newer than the runtime;
+a device or a file with empty edits is "unresolvable" to some runtimes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from drabridge.errors import HostError
+from drabridge.files import TEMPORARY_SUFFIX, sync_directory, write_atomically
+from drabridge.inventory.model import Device, DeviceNode, Mount, device_id_of
+
+DEFAULT_DIRECTORY = Path("/var/run/cdi")  # the CDI specification's directory for files that programs generate
+
+# CDI specification, SPEC.md section "Released versions": what each version brought of what is used here.
+BASE_VERSION = "0.3.0"  # nodes, env, mounts, hooks
+RENAMED_NODE_VERSION = "0.5.0"  # deviceNodes[].hostPath
+DIGIT_NAME_VERSION = "0.5.0"  # device names that begin with a digit
+
+_VENDOR = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+_CLASS = re.compile(r"[A-Za-z]([A-Za-z0-9_-]*[A-Za-z0-9])?")  # a dot would need 0.6.0
+_DEVICE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+_MOUNT_OPTIONS = {True: ("ro", "nosuid", "nodev", "bind"), False: ("rw", "nosuid", "nodev", "bind")}
+
+_NO_ENV: Mapping[str, str] = MappingProxyType({})
+
+
+class Family(StrEnum):
+    """Who a file belongs to; the part of its name that comes after the kind."""
+
+    LEGACY = "legacy"
+    CLAIM = "claim"
+
+
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """What a container gets with a device; ``nodes`` as they are right now."""
+
+    nodes: tuple[DeviceNode, ...] = ()
+    env: Mapping[str, str] = field(default_factory=lambda: _NO_ENV)
+    mounts: tuple[Mount, ...] = ()
+
+    @classmethod
+    def of(cls, device: Device) -> Edits:
+        """The edits that the inventory found for a device."""
+        return cls(device.nodes, device.env, device.mounts)
+
+    def __bool__(self) -> bool:
+        return bool(self.nodes or self.env or self.mounts)
+
+    def __or__(self, other: Edits) -> Edits:
+        """Both; where the two set one variable or one container path, ``other`` wins."""
+        nodes = {node.container_path: node for node in (*self.nodes, *other.nodes)}
+        mounts = {mount.container_path: mount for mount in (*self.mounts, *other.mounts)}
+        return Edits(tuple(nodes.values()), {**self.env, **other.env}, tuple(mounts.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class CdiDevice:
+    """One entry of a spec file. ``name`` is the part after the equals sign."""
+
+    name: str
+    edits: Edits
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One spec file: ``file_name`` in the CDI directory, ``kind`` is ``vendor/class``."""
+
+    file_name: str
+    kind: str
+    devices: tuple[CdiDevice, ...] = field(default=())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Qualified names for kubelet, in order. A device without edits has none: there is nothing to inject."""
+        return tuple(f"{self.kind}={device.name}" for device in self.devices if device.edits)
+
+    def qualified(self, name: str) -> str | None:
+        """The qualified name of the device ``name`` of this file; None when it has nothing to inject."""
+        return next((f"{self.kind}={d.name}" for d in self.devices if d.name == name and d.edits), None)
+
+    @property
+    def version(self) -> str:
+        """The lowest cdiVersion that covers everything in the file, names included."""
+        needed = [BASE_VERSION]
+        for device in self.devices:
+            if device.edits and device.name[:1].isdigit():
+                needed.append(DIGIT_NAME_VERSION)
+            if any(node.container_path not in ("", node.path) for node in device.edits.nodes):
+                needed.append(RENAMED_NODE_VERSION)
+        return max(needed)  # all are 0.x.0 with one digit: text order is version order
+
+    def encode(self) -> bytes:
+        """The file's content; the same spec gives the same bytes. Empty when there is nothing to inject.
+
+        Raises HostError for a name, a path or a variable that no runtime would accept.
+        """
+        entries = [_entry(device) for device in self.devices if device.edits]
+        if not entries:
+            return b""
+        names = [entry["name"] for entry in entries]
+        if len(set(names)) != len(names):
+            raise HostError(f"CDI file {self.file_name} would hold one device name twice: {sorted(names)}")
+        document = {"cdiVersion": self.version, "kind": self.kind, "devices": entries}
+        return (json.dumps(document, indent=1) + "\n").encode()
+
+
+class CdiStore:
+    """The spec files of one kind in one directory. Files of anybody else are never read, changed or removed."""
+
+    def __init__(self, directory: Path, vendor: str, device_class: str = "device") -> None:
+        """``vendor`` is a domain name, ``device_class`` a word; together the kind, ``vendor/device_class``."""
+        if not _VENDOR.fullmatch(vendor) or not _CLASS.fullmatch(device_class):
+            raise ValueError(f"{vendor}/{device_class} is not a CDI kind: letters, digits, '-', begin with a letter")
+        self.directory = directory
+        self.vendor = vendor
+        self.kind = f"{vendor}/{device_class}"
+        self._prefix = f"{vendor}-{device_class}-"
+
+    def legacy_spec(self, device: Device, units: Collection[str] = ()) -> Spec:
+        """The spec of a device that containers hold through the device plugin API.
+
+        ``units`` are the ids that kubelet allocated (the device's own id, or some of its replicas): all of them are
+        the same hardware, so all get one name, which stays the same for as long as the device exists.
+        """
+        foreign = [unit for unit in units if unit != device.id and device_id_of(unit) != device.id]
+        if foreign:
+            raise ValueError(f"{foreign} are not units of the device {device.name} ({device.id})")
+        return self._spec(Family.LEGACY, device.name, [CdiDevice(f"{Family.LEGACY}-{device.name}", Edits.of(device))])
+
+    def claim_spec(self, uid: str, devices: Iterable[CdiDevice]) -> Spec:
+        """The spec of a prepared claim; the devices' names come from :meth:`claim_device_name`."""
+        return self._spec(Family.CLAIM, uid, devices)
+
+    @staticmethod
+    def claim_device_name(uid: str, request: str, device: str, share_id: str = "") -> str:
+        """A name that no other claim, request or share can have: runtimes cache specs by name.
+
+        Begins with a letter whatever the claim's UID begins with, so that 0.3.0 is enough.
+        """
+        return "-".join(part for part in (Family.CLAIM, uid, request, device, share_id) if part)
+
+    def _spec(self, family: Family, key: str, devices: Iterable[CdiDevice]) -> Spec:
+        return Spec(self.file_name(family, key), self.kind, tuple(devices))
+
+    def file_name(self, family: Family, key: str) -> str:
+        """The name of the file of one legacy device or one claim UID. Raises HostError if ``key`` cannot be one."""
+        if not _DEVICE.fullmatch(key) or len(key) > 128:
+            raise HostError(
+                f"{key!r} cannot be part of a CDI file name", hint="A device name or a claim UID was expected"
+            )
+        return f"{self._prefix}{family}-{key}.json"
+
+    def write(self, spec: Spec) -> tuple[str, ...]:
+        """Make the file say what ``spec`` says and return the names for kubelet.
+
+        An identical file is left alone; a missing, edited or torn one is written. A spec with nothing to inject has
+        no file and no names. Raises HostError when the directory cannot be written.
+        """
+        data = spec.encode()
+        if not data:
+            self.remove_file(spec.file_name)
+            return ()
+        path = self.directory / spec.file_name
+        with _host_errors(self.directory):
+            if _content(path) != data:
+                self.directory.mkdir(mode=0o755, exist_ok=True)
+                write_atomically(path, data, mode=0o644)
+        return spec.names
+
+    def remove(self, family: Family, key: str) -> bool:
+        """Remove the file of one legacy device or one claim; false if there was none."""
+        return self.remove_file(self.file_name(family, key))
+
+    def remove_file(self, file_name: str) -> bool:
+        """Remove a file by the name in its :class:`Spec`; false if there was none."""
+        with _host_errors(self.directory):
+            try:
+                (self.directory / file_name).unlink()
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+            sync_directory(self.directory)
+        return True
+
+    def keys(self, family: Family) -> tuple[str, ...]:
+        """The device names or claim UIDs that have a file of ours, sorted."""
+        prefix = f"{self._prefix}{family}-"
+        return tuple(sorted(path.name[len(prefix) : -len(".json")] for path in self._ours(prefix)))
+
+    def regenerate(self, family: Family, specs: Iterable[Spec]) -> tuple[str, ...]:
+        """At start: write every spec that something may still refer to, remove the family's others.
+
+        Returns the names of the files that were removed. What a crash left half written goes as well.
+        """
+        wanted = {spec.file_name: spec for spec in specs}
+        for spec in wanted.values():
+            self.write(spec)
+        prefix = f"{self._prefix}{family}-"
+        stale = [path.name for path in self._ours(prefix) if path.name not in wanted]
+        for name in stale:
+            self.remove_file(name)
+        with _host_errors(self.directory):
+            for leftover in self._list(f".{prefix}*{TEMPORARY_SUFFIX}"):
+                leftover.unlink(missing_ok=True)
+        return tuple(sorted(stale))
+
+    def _ours(self, prefix: str) -> list[Path]:
+        """Files with our prefix whose content does not claim another kind (a torn file of ours claims none)."""
+        return [path for path in self._list(f"{prefix}*.json") if _kind(path) in (self.kind, None)]
+
+    def _list(self, pattern: str) -> list[Path]:
+        with _host_errors(self.directory):
+            return sorted(self.directory.glob(pattern))
+
+
+def _entry(device: CdiDevice) -> dict[str, Any]:
+    if not _DEVICE.fullmatch(device.name):
+        raise HostError(f"{device.name!r} is not a CDI device name: letters, digits and any of '_-.:' inside")
+    edits: dict[str, Any] = {}
+    if device.edits.nodes:
+        edits["deviceNodes"] = [_node(node) for node in device.edits.nodes]
+    if device.edits.env:
+        edits["env"] = [_variable(device, name, value) for name, value in sorted(device.edits.env.items())]
+    if device.edits.mounts:
+        edits["mounts"] = [_mount(mount) for mount in device.edits.mounts]
+    return {"name": device.name, "containerEdits": edits}
+
+
+def _node(node: DeviceNode) -> dict[str, Any]:
+    """Numbers are written when known: a path that another device took over then gives nothing away."""
+    inside = node.container_path or node.path
+    entry: dict[str, Any] = {"path": _absolute(inside)}
+    if inside != node.path:
+        entry["hostPath"] = _absolute(node.path)
+    if node.major:
+        entry |= {"type": node.kind, "major": node.major, "minor": node.minor}
+    return entry | {"permissions": node.permissions}
+
+
+def _mount(mount: Mount) -> dict[str, Any]:
+    return {
+        "hostPath": _absolute(mount.host_path),
+        "containerPath": _absolute(mount.container_path),
+        "options": list(_MOUNT_OPTIONS[mount.read_only]),
+    }
+
+
+def _variable(device: CdiDevice, name: str, value: str) -> str:
+    if not name or "=" in name or "\0" in name + value:
+        raise HostError(f"device {device.name}: {name!r} cannot be an environment variable with the value {value!r}")
+    return f"{name}={value}"
+
+
+def _absolute(path: str) -> str:
+    if not path.startswith("/") or "\0" in path:
+        raise HostError(f"{path!r} cannot be in a CDI file: an absolute path was expected")
+    return path
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def _kind(path: Path) -> str | None:
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    kind = document.get("kind") if isinstance(document, dict) else None
+    return kind if isinstance(kind, str) else None
+
+
+@contextlib.contextmanager
+def _host_errors(directory: Path) -> Iterator[None]:
+    """Every OSError of the CDI directory, once, with what to do about it."""
+    try:
+        yield
+    except OSError as error:
+        raise HostError(
+            f"cannot keep CDI files in {directory}: {error.strerror or error}",
+            hint="The directory must exist on the host, be mounted read-write at the same path, "
+            "and be one that the container runtime reads (/var/run/cdi or /etc/cdi)",
+        ) from error
