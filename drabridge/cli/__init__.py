@@ -1,0 +1,94 @@
+"""The ``drabridge`` command. Each subcommand is a module of its own, imported only when it is the one asked for."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from drabridge import __version__
+from drabridge.errors import ConfigError, DrabridgeError
+
+OK, FAILED, USAGE = 0, 1, 2  # exit codes: fine; the thing asked failed; bad usage or configuration
+
+# name -> (module with `configure(parser)` and `run(arguments) -> int`, one line of help)
+COMMANDS = {
+    "run": ("run", "serve this node's devices: the agent itself"),
+    "status": ("status", "who holds which device, on one screen (asks the running agent)"),
+    "lanes": ("lanes", "show or move the share of devices that each API may offer"),
+    "devices": ("devices", "list the devices that the configuration makes of this machine"),
+    "match": ("match", "say which udev devices match, and with --explain why"),
+    "suggest": ("suggest", "print a resource entry that would match a device node"),
+    "record": ("record", "write an umockdev dump of the matched devices, for a bug report"),
+    "check-config": ("check_config", "check a configuration, all errors at once; import others' formats"),
+    "demo": ("demo", "watch an agent serve this machine's devices to a simulated cluster"),
+    "version": ("version", "print the versions of drabridge and of what it stands on"),
+}
+
+_EPILOG = """\
+examples:
+  drabridge suggest /dev/ttyUSB0 > radio.yaml    # start a configuration from a device you have
+  drabridge check-config radio.yaml              # every error at once, with its line
+  drabridge match --config radio.yaml --explain  # why a device matches, or does not
+  drabridge run --config radio.yaml              # serve it
+
+exit status: 0 fine, 1 the thing asked failed, 2 bad usage or configuration"""
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Examples stay as written; commands and their help share a line."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=18)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with examples kept as written and errors that point to the help."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        kwargs.setdefault("formatter_class", _HelpFormatter)
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"{self.prog}: {message}\ntry: {self.prog} --help\n")
+
+
+def _parser(chosen: str | None) -> Parser:
+    parser = Parser(prog="drabridge", description=__doc__, epilog=_EPILOG)
+    parser.description = (
+        "One node agent that offers the same devices through Kubernetes' DevicePlugin API and through DRA,\n"
+        "and never lets two workloads hold one device."
+    )
+    parser.add_argument("--version", action="version", version=f"drabridge {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (module, help_text) in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=help_text, description=help_text)
+        if name == chosen:
+            importlib.import_module(f"drabridge.cli.{module}").configure(subparser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status. Errors of ours become one readable line, never a traceback."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    chosen = next((word for word in words if word in COMMANDS), None)
+    arguments = _parser(chosen).parse_args(words)
+    module = importlib.import_module(f"drabridge.cli.{COMMANDS[arguments.command][0]}")
+    try:
+        code: int = module.run(arguments)
+        sys.stdout.flush()
+    except ConfigError as error:
+        print(f"drabridge: {error}", file=sys.stderr)
+        return USAGE
+    except DrabridgeError as error:
+        print(f"drabridge: {error}", file=sys.stderr)
+        return FAILED
+    except BrokenPipeError:  # `drabridge devices | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except KeyboardInterrupt:
+        return 130
+    return code

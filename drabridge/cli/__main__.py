@@ -1,0 +1,7 @@
+"""``python -m drabridge.cli``: the same as the ``drabridge`` command."""
+
+import sys
+
+from drabridge.cli import main
+
+sys.exit(main())

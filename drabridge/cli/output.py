@@ -1,0 +1,66 @@
+"""How commands print: tables that fit the terminal, the same wide, JSON, YAML."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+OUTPUTS = ("table", "wide", "json", "yaml")
+_GAP = 2
+_LEAST = 8  # characters that a column keeps when the terminal is too narrow
+
+
+def cell(value: Any) -> str:
+    """One value as a person reads it: lists joined, nothing as a dash, no control characters."""
+    if value is None or value == "" or value == [] or value == ():
+        text = "-"
+    elif isinstance(value, bool):
+        text = "yes" if value else "no"
+    elif isinstance(value, (list, tuple)):
+        text = ",".join(map(str, value))
+    else:
+        text = str(value)
+    return "".join(char if char.isprintable() else "�" for char in text)
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], width: int | None = None) -> str:
+    """Rows as text under upper-case headings. ``width``: cut the longest columns until a line fits; None: never cut."""
+    lines = [[column.upper().replace("_", " ") for column in columns]]
+    lines += [[cell(row.get(column)) for column in columns] for row in rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    if width is not None:
+        while sum(widths) + _GAP * (len(widths) - 1) > width and max(widths) > _LEAST:
+            widths[widths.index(max(widths))] -= 1
+    return "\n".join(
+        (" " * _GAP).join(_fit(text, size) for text, size in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def _fit(text: str, size: int) -> str:
+    return text.ljust(size) if len(text) <= size else f"{text[: size - 1]}…"
+
+
+def show(
+    rows: Iterable[Mapping[str, Any]],
+    output: str,
+    *,
+    columns: Sequence[str],
+    wide: Sequence[str] = (),
+    empty: str = "nothing to show",
+) -> None:
+    """Print rows in one of ``OUTPUTS``. JSON and YAML carry every key of a row, tables the named columns."""
+    rows = list(rows)
+    if output == "json":
+        print(json.dumps(rows, indent=2, default=str))
+    elif output == "yaml":
+        import yaml
+
+        print(yaml.safe_dump(json.loads(json.dumps(rows, default=str)), sort_keys=False, allow_unicode=True), end="")
+    elif not rows:
+        print(empty, file=sys.stderr)
+    else:
+        terminal = shutil.get_terminal_size().columns if sys.stdout.isatty() and output == "table" else None
+        print(table(rows, [*columns, *wide] if output == "wide" else list(columns), terminal))

@@ -1,0 +1,29 @@
+"""``drabridge version``"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+from drabridge import __version__
+from drabridge.cli.output import OUTPUTS, show
+
+PACKAGES = ("grpcio", "protobuf", "pyudev", "watchdog", "pydantic", "kubernetes", "prometheus-client", "nvidia-ml-py")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", choices=OUTPUTS, default="table")
+    parser.epilog = "example: drabridge version -o json"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    rows = [{"name": "drabridge", "version": __version__}, {"name": "python", "version": platform.python_version()}]
+    for package in PACKAGES:
+        try:
+            rows.append({"name": package, "version": version(package)})
+        except PackageNotFoundError:
+            rows.append({"name": package, "version": "not installed"})
+    rows.append({"name": "kernel", "version": platform.release()})
+    show(rows, arguments.output, columns=("name", "version"))
+    return 0
