@@ -1,0 +1,156 @@
+"""Every Prometheus metric of the agent: one table, counters fed by facts, gauges read from the state at scrape time.
+
+Names follow the Kubernetes instrumentation guidelines: base units, ``namespace``/``pod``/``container`` labels, label
+values bounded by what the node has. The README's table is generated from ``TABLE``.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from drabridge import __version__
+
+disable_created_metrics()  # doubles the series of every counter for a time that nobody asks for
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+# Allocate is budgeted at 1 ms, a claim's prepare at 5 ms plus the API's round trip; kubelet gives up after 45 s.
+LATENCY_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 45.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One metric. ``name`` is without the ``drabridge_`` prefix and, for counters, without ``_total``."""
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    help: str
+
+    @property
+    def full_name(self) -> str:
+        return f"drabridge_{self.name}{'_total' if self.kind == 'counter' else ''}"
+
+
+TABLE: dict[str, Definition] = {
+    definition.name: definition
+    for definition in (
+        Definition("build_info", "gauge", ("version", "python"), "Always 1; which program this is."),
+        Definition("devices", "gauge", ("resource", "health"), "Devices by health: present, faulty or gone."),
+        Definition(
+            "device_info",
+            "gauge",
+            ("device", "id", "resource", "pci_bus_id", "numa_node"),
+            "Always 1; where a device is. Join other metrics on it.",
+        ),
+        Definition("device_healthy", "gauge", ("device", "resource"), "1 when the device can be used, else 0."),
+        Definition(
+            "device_allocation_info",
+            "gauge",
+            ("device", "resource", "api", "namespace", "pod", "container", "claim", "share_id"),
+            "Always 1; who holds a device, over both APIs. Devices that nobody holds have no series here.",
+        ),
+        Definition("device_lane", "gauge", ("device", "resource", "lane", "owner"), "Always 1; lane and owner."),
+        Definition("allocations", "counter", ("api", "resource", "result"), "Grants asked for, by outcome."),
+        Definition(
+            "arbitration_refusals",
+            "counter",
+            ("api", "resource", "reason"),
+            "Grants refused because somebody else holds the device.",
+        ),
+        Definition(
+            "grpc_request_duration_seconds",
+            "histogram",
+            ("api", "method", "code"),
+            "Time to answer kubelet's requests.",
+        ),
+        Definition("registrations", "counter", ("api", "resource", "result"), "Registrations with kubelet."),
+        Definition(
+            "registered", "gauge", ("api", "resource"), "1 while kubelet has us registered and listens, else 0."
+        ),
+        Definition("kubelet_restarts", "counter", (), "How often a new kubelet was seen."),
+        Definition("udev_events", "counter", ("subsystem", "action"), "Events of udev or of the kernel."),
+        Definition("inventory_reconcile_duration_seconds", "histogram", (), "Time of a full enumeration."),
+        Definition("inventory_last_reconcile_timestamp_seconds", "gauge", (), "When the last full enumeration ended."),
+        Definition("inventory_monitor_restarts", "counter", (), "How often the event monitor was made anew."),
+        Definition(
+            "inventory_collisions", "gauge", (), "Identities that several devices share; none of them is offered."
+        ),
+        Definition(
+            "podresources_request_duration_seconds", "histogram", ("method",), "Time of our questions to kubelet."
+        ),
+        Definition("podresources_errors", "counter", ("code",), "Our questions to kubelet that failed."),
+        Definition("resourceslice_publish", "counter", ("result",), "Writes of ResourceSlices, by outcome."),
+        Definition("hold_reason", "gauge", ("reason",), "Devices by the reason why they are still held."),
+        Definition("lane_devices", "gauge", ("resource", "lane"), "Devices by lane."),
+        Definition("lane_transfer_seconds", "histogram", ("resource", "direction"), "Time of finished lane moves."),
+        Definition("ledger_healthy", "gauge", (), "1 while grants can be made durable, else 0."),
+        Definition("quarantined_devices", "gauge", (), "Devices that are offered to nobody until somebody decides."),
+        Definition("config_last_reload_successful", "gauge", (), "0 when the file on disk was refused."),
+        Definition("events_dropped", "counter", (), "Kubernetes Events that could not be delivered."),
+    )
+}
+
+# What a gauge says now: (metric name, label values, value).
+Sample = tuple[str, tuple[str, ...], float]
+
+
+class Metrics(Collector):
+    """The registry of one agent. ``samples`` is asked at each scrape for all gauges."""
+
+    def __init__(self, samples: Callable[[], Iterable[Sample]]) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        self._samples = samples
+        self._counters: dict[str, Counter] = {}
+        self._histograms: dict[str, Histogram] = {}
+        for definition in TABLE.values():
+            full = f"drabridge_{definition.name}"
+            if definition.kind == "counter":
+                self._counters[definition.name] = Counter(
+                    full, definition.help, definition.labels, registry=self.registry
+                )
+            elif definition.kind == "histogram":
+                self._histograms[definition.name] = Histogram(
+                    full, definition.help, definition.labels, registry=self.registry, buckets=LATENCY_BUCKETS
+                )
+        self.registry.register(self)
+
+    def count(self, name: str, *labels: str, by: float = 1) -> None:
+        counter = self._counters[name]
+        (counter.labels(*labels) if labels else counter).inc(by)
+
+    def time(self, name: str, seconds: float, *labels: str) -> None:
+        histogram = self._histograms[name]
+        (histogram.labels(*labels) if labels else histogram).observe(max(seconds, 0.0))
+
+    def describe(self) -> Iterator[Metric]:
+        for definition in TABLE.values():
+            if definition.kind == "gauge":
+                yield GaugeMetricFamily(definition.full_name, definition.help, labels=definition.labels)
+
+    def collect(self) -> Iterator[Metric]:
+        families = {family.name: family for family in self.describe() if isinstance(family, GaugeMetricFamily)}
+        families["drabridge_build_info"].add_metric((__version__, platform.python_version()), 1)
+        for name, labels, value in self._samples():
+            families[f"drabridge_{name}"].add_metric(labels, value)
+        yield from families.values()
+
+    def exposition(self) -> bytes:
+        """The page behind ``/metrics``."""
+        return generate_latest(self.registry)
+
+
+def reference() -> str:
+    """The README's table of metrics."""
+    rows = ["| metric | type | labels | what it says |", "|---|---|---|---|"]
+    for definition in TABLE.values():
+        labels = ", ".join(f"`{label}`" for label in definition.labels)
+        rows.append(f"| `{definition.full_name}` | {definition.kind} | {labels} | {definition.help} |")
+    return "\n".join(rows)
