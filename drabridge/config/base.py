@@ -1,0 +1,178 @@
+"""What every model of the configuration shares: strict, frozen, no unknown keys, camelCase in the file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic.alias_generators import to_camel
+
+from drabridge.config import names
+from drabridge.config.pattern import Glob, Patterns
+from drabridge.config.problem import Problem, Problems, unmet
+from drabridge.config.regex import Regex
+from drabridge.config.template import IDENTITY_FIELDS
+from drabridge.config.template import Field as TemplateField
+from drabridge.config.template import Template as _Template
+from drabridge.config.template import parse as parse_template
+
+T = TypeVar("T")
+
+Many = Annotated[tuple[T, ...], Field(strict=False)]  # a YAML list; strict pydantic would insist on a Python tuple
+
+
+class Model(BaseModel):
+    """Base of all models. Python names are snake_case; the file has camelCase only."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        use_attribute_docstrings=True,
+        arbitrary_types_allowed=True,
+    )
+
+
+def text_of(value: Any, what: str = "text") -> str:
+    """The value when it is a string, else the problem."""
+    if not isinstance(value, str):
+        raise unmet(what)
+    return value
+
+
+# --- patterns -------------------------------------------------------------------------------------------------------
+
+
+def _pattern(value: Any) -> Glob | Regex:
+    if isinstance(value, dict):
+        if set(value) != {"regex"}:
+            raise unmet('a pattern, or {regex: "..."}', "regex is the only key here")
+        return Regex.compile(text_of(value["regex"], "a regular expression"))
+    return Glob.compile(text_of(value, "a pattern, {regex: ...}, or a list of them"))
+
+
+def as_patterns(value: Any) -> Patterns:
+    """A glob, ``{regex: ...}`` or a list of them -> patterns; Problems carry the index in a list."""
+    if isinstance(value, Patterns):
+        return value
+    if not isinstance(value, list | tuple):
+        return Patterns((_pattern(value),))
+    items: list[Glob | Regex] = []
+    problems: list[Problem] = []
+    for index, item in enumerate(value):
+        try:
+            items.append(_pattern(item))
+        except Problems as error:
+            problems += [problem.under(index) for problem in error.items]
+    if problems:
+        raise Problems(*problems)
+    if not items:
+        raise unmet("at least one pattern", "an empty list matches nothing")
+    return Patterns(tuple(items))
+
+
+def _patterns_to_plain(value: Patterns) -> Any:
+    plain = [item.text if isinstance(item, Glob) else {"regex": item.text} for item in value.items]
+    return plain[0] if len(plain) == 1 else plain
+
+
+_ONE_PATTERN: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string", "maxLength": 1024},
+        {
+            "type": "object",
+            "properties": {"regex": {"type": "string", "maxLength": 512}},
+            "required": ["regex"],
+            "additionalProperties": False,
+        },
+    ]
+}
+PatternsText = Annotated[
+    Patterns,
+    PlainValidator(as_patterns),
+    PlainSerializer(_patterns_to_plain),
+    WithJsonSchema(
+        {
+            "anyOf": [*_ONE_PATTERN["anyOf"], {"type": "array", "minItems": 1, "items": _ONE_PATTERN}],
+            "x-type": "pattern",
+        }
+    ),
+]
+
+# --- templates ------------------------------------------------------------------------------------------------------
+
+
+def _template(value: Any) -> _Template:
+    if isinstance(value, _Template):
+        return value
+    template = parse_template(text_of(value, "text, with fields in braces"))
+    if not template.parts:
+        raise unmet("some text")
+    return template
+
+
+def _without_identity(template: _Template) -> _Template:
+    for field in template.fields:
+        if field.source in IDENTITY_FIELDS:
+            raise unmet("fields that are known before the id is", f"{{{field}}} follows from the id")
+    return template
+
+
+def _path(template: _Template) -> _Template:
+    first = template.parts[0]
+    if isinstance(first, str):
+        literal = "".join(part if isinstance(part, str) else "x" for part in template.parts)
+        names.absolute_path(literal)
+    elif first.source != "devnode":
+        raise unmet("an absolute path", "begin it with / or {devnode}")
+    return template
+
+
+def _as_field(value: Any) -> TemplateField:
+    if isinstance(value, TemplateField):
+        return value
+    text = text_of(value, "a field")
+    if text.startswith("{"):
+        raise unmet("a field without braces", f"write {text.strip('{}')}")
+    return TemplateField.parse(text)
+
+
+def _schema(kind: str, **more: Any) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "minLength": 1, "x-type": kind, **more})
+
+
+Template = Annotated[_Template, PlainValidator(_template), PlainSerializer(str), _schema("template")]
+IdTemplate = Annotated[Template, AfterValidator(_without_identity), _schema("template")]
+PathTemplate = Annotated[Template, AfterValidator(_path), _schema("path template", pattern=r"^(/|\{devnode\})")]
+FieldText = Annotated[
+    TemplateField, PlainValidator(_as_field), PlainSerializer(str), _schema("field", pattern=r"^[^{]")
+]
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+DriverName = Annotated[
+    str,
+    AfterValidator(names.driver_name),
+    _schema("domain name", maxLength=63, pattern=r"^[a-z][-a-z0-9]*(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)+$"),
+]
+ResourceName = Annotated[
+    str,
+    AfterValidator(names.extended_resource_name),
+    _schema(
+        "domain/name",
+        maxLength=308,  # 244 for the domain, the slash, 63 for the name
+        pattern=r"^(?!requests\.)(?!.*kubernetes\.io/)[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
+    ),
+]
+PoolName = Annotated[str, AfterValidator(names.pool_name)]
+DnsLabel = Annotated[str, AfterValidator(names.dns_label)]
+DeviceClassName = Annotated[str, AfterValidator(names.device_class_name)]
+AttributeName = Annotated[str, AfterValidator(names.attribute_name)]
+EnvName = Annotated[str, AfterValidator(names.env_name)]
+Permissions = Annotated[
+    str, AfterValidator(names.permissions), _schema('"r", "w" or "rw"', enum=["r", "w", "rw", "wr"])
+]
+AbsolutePath = Annotated[str, AfterValidator(names.absolute_path), _schema("path", pattern="^/")]

@@ -1,0 +1,94 @@
+"""What only the DRA side of a resource has: sharing, partitions, and what a claim's parameters may ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated
+
+from pydantic import Field, StringConstraints, model_validator
+
+from drabridge.config import names
+from drabridge.config.base import DnsLabel, EnvName, Many, Model, Permissions, ResourceName, Template
+from drabridge.config.container import Hook, Mount
+from drabridge.config.problem import Problem, did_you_mean, refuse_if_any
+
+
+class Sharing(Model):
+    """Whether several claims may hold one device at the same time (consumable capacity, Kubernetes >= 1.34)."""
+
+    allow_multiple_allocations: bool = False
+    """Claims share the device; limit them with a capacity that has a `requestPolicy`."""
+
+
+class Counter(Model):
+    """A shared counter: the whole device has `total`, every part takes `each`."""
+
+    total: int = Field(ge=1, le=1_000_000)
+    """What the whole device has, and takes when it is allocated as a whole."""
+    each: int = Field(default=1, ge=1, le=1_000_000)
+    """What one of this resource's devices takes."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Counter:
+        if self.each > self.total:
+            refuse_if_any([Problem(f"at most total ({self.total})", path=("each",))])
+        return self
+
+
+class Partition(Model):
+    """These devices are parts of whole devices, and a part and its whole are never held at the same time."""
+
+    of: ResourceName
+    """The resource of the whole devices."""
+    by: Annotated[str, StringConstraints(pattern=r"^(parent|link:[A-Za-z0-9_.-]+)$")] = "parent"
+    """How the whole is found from a part: `parent` (an ancestor in udev), or `link:physfn` (a link in sysfs)."""
+    counters: Annotated[Mapping[DnsLabel, Counter], Field(max_length=names.COUNTERS_MAX)] = {}
+    """Shared counters. Left out: each part is one of as many as there are."""
+
+
+class Profile(Model):
+    """What a claim may choose by name. Only this file says what the name stands for."""
+
+    permissions: Permissions | None = None
+    """Instead of the permissions of the resource's nodes."""
+    env: Mapping[EnvName, Template] = {}
+    """Added to the resource's environment."""
+    mounts: Many[Mount] = ()
+    """Added to the resource's mounts."""
+    prepare: Hook | None = None
+    """Runs before the claim's first container may start."""
+    unprepare: Hook | None = None
+    """Runs after the claim's last container has ended."""
+
+
+class ClaimConfig(Model):
+    """What the opaque parameters of claims and classes may ask for; nothing unless it is allowed here."""
+
+    env: Many[EnvName] = ()
+    """Environment variables that a claim may set."""
+    profiles: Mapping[DnsLabel, Profile] = {}
+    """Profiles that a claim may choose."""
+    default_profile: DnsLabel | None = None
+    """The profile of claims that choose none."""
+    trust_class_parameters: bool = False
+    """Whether a DeviceClass, which only administrators write, may set any environment variable."""
+
+    @model_validator(mode="after")
+    def _check(self) -> ClaimConfig:
+        refuse_if_any(self._problems())
+        return self
+
+    def _problems(self) -> Iterator[Problem]:
+        default = self.default_profile
+        if default is not None and default not in self.profiles:
+            hint = did_you_mean(default, self.profiles) or f"known: {', '.join(self.profiles) or 'none'}"
+            yield Problem("the name of a profile", hint, ("defaultProfile",))
+
+
+class DeviceClass(Model):
+    """The DeviceClass that users of this resource name; for `drabridge convert` and the checks, not created by it."""
+
+    name: str
+    """The object's name."""
+    extended_resource_name: ResourceName | None = None
+    """Set when the class serves this extended resource through DRA."""

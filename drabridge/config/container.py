@@ -1,0 +1,103 @@
+"""What a container gets with a device: nodes, mounts, hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from drabridge.config.base import Many, Model, PathTemplate, Permissions
+from drabridge.config.matcher import Match
+from drabridge.config.problem import Problem, refuse_if_any
+
+COMMAND_MAX = 64  # words of a hook
+
+
+class Node(Model):
+    """Device nodes under /dev that go into the container. Give `from` or `path`."""
+
+    source: Literal["devnode", "group"] | None = Field(default=None, alias="from")
+    """`devnode`: the device's own node; `group`: the nodes of its companions."""
+    path: PathTemplate | None = None
+    """A node by its path on the host, with fields: `/dev/nvidia{nvidia.minor}`."""
+    alias: PathTemplate | None = Field(default=None, alias="as")
+    """Its path in the container, so that renumbering is invisible; the host's path when left out."""
+    permissions: Permissions = "rw"
+    """What the container may do: `r`, `w` or `rw`."""
+    optional: bool = False
+    """Whether the device is healthy without this node."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Node:
+        if (self.source is None) == (self.path is None):
+            refuse_if_any([Problem("either from: devnode, from: group, or path:", "give exactly one of them")])
+        if self.source == "group" and self.alias is not None and not self.alias.fields:
+            hint = "use {devname}, for example /dev/fpga/{devname}"
+            refuse_if_any([Problem("an alias that differs for every companion", hint, ("as",))])
+        return self
+
+
+class Mount(Model):
+    """A bind mount that comes with the device."""
+
+    host_path: PathTemplate
+    """File or directory on the host."""
+    container_path: PathTemplate | None = None
+    """Where it appears; the host's path when left out."""
+    read_only: bool = True
+    """Whether the container may not write to it."""
+    optional: bool = False
+    """Whether it is left out silently when the host's path does not exist."""
+
+
+class Group(Model):
+    """Companions: other udev devices that belong to the same logical device."""
+
+    scope: Literal["children", "siblings", "parent", "iommuGroup"] = Field(default="children", alias="with")
+    """Where to look: below the device, below its parent, above it, or in its IOMMU group."""
+    match: Match = ()
+    """Which of them; all that have a node when left out."""
+
+
+class Hook(Model):
+    """A command that the agent runs on the node, without a shell."""
+
+    command: Annotated[Many[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=COMMAND_MAX)]
+    """Program and arguments. The device is described in the environment (DRABRIDGE_DEVICE, DRABRIDGE_NODES, ...)."""
+    timeout_seconds: int = Field(default=20, ge=1, le=300)
+    """It is killed, and has failed, after this time."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Hook:
+        if not self.command[0].startswith("/"):
+            refuse_if_any([Problem("an absolute path of a program", "no shell and no PATH are used", ("command", 0))])
+        return self
+
+
+PRE_START_TIMEOUT_MAX = (
+    25  # kubelet gives PreStartContainer 30 s (devicemanager endpoint.go); the answer needs a margin
+)
+
+
+class PreStart(Hook):
+    """A reset hook before every start of a container that holds the device. Use the dra lane's `prepare` if you can."""
+
+    timeout_seconds: int = Field(default=20, ge=1, le=PRE_START_TIMEOUT_MAX)
+    """Kubelet itself gives up after 30 seconds."""
+
+
+def duplicate_targets(nodes: tuple[Node, ...], mounts: tuple[Mount, ...]) -> Iterator[Problem]:
+    """Two nodes or mounts at one path of the container: the runtime would take one of them, silently."""
+    seen: dict[str, str] = {}
+    places: list[tuple[str, str, tuple[str | int, ...]]] = []
+    for index, node in enumerate(nodes):
+        target = node.alias or node.path
+        text = str(target) if target is not None else f"from: {node.source}"
+        places.append((text, f"nodes[{index}]", ("nodes", index)))
+    for index, mount in enumerate(mounts):
+        places.append((str(mount.container_path or mount.host_path), f"mounts[{index}]", ("mounts", index)))
+    for text, where, path in places:
+        if text in seen:
+            yield Problem("a path of its own inside the container", f"{seen[text]} is already at {text}", path, where)
+        seen.setdefault(text, where)

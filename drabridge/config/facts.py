@@ -1,0 +1,200 @@
+"""What is published about a device: attributes, capacity, health rules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
+
+from drabridge.config import names
+from drabridge.config.base import FieldText, Many, Model, PatternsText
+from drabridge.config.problem import Problem, refuse_if_any, unmet
+
+INT64 = 2**63
+AttributeType = Literal["string", "int", "bool", "version"]
+
+UNITS = {
+    "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
+}  # fmt: skip
+Unit = Literal["B", "kB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB"]
+
+_SUFFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18,
+             "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}  # fmt: skip
+_QUANTITY = re.compile(r"(\d{1,19})(k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?", re.ASCII)
+
+
+def parse_quantity(text: str) -> int:
+    """A whole Kubernetes quantity, ``40Gi`` -> 42949672960; raises Problems. Fractions have no use for devices."""
+    found = _QUANTITY.fullmatch(text)
+    if not found:
+        raise unmet("a whole number, with or without a suffix: 40Gi, 500M, 8")
+    value = int(found[1]) * _SUFFIXES[found[2] or ""]
+    if value >= INT64:
+        raise unmet("a quantity below 2^63")
+    return value
+
+
+def _quantity(value: int | str) -> int | str:
+    if isinstance(value, str):
+        parse_quantity(value)
+    elif not 0 <= value < INT64:
+        raise unmet("a whole number from 0 to 2^63-1")
+    return value
+
+
+Quantity = Annotated[
+    int | str,
+    AfterValidator(_quantity),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 0},
+                {"type": "string", "pattern": r"^\d{1,19}(k|[KMGTPE]i|[MGTPE])?$"},
+            ],
+            "x-type": "quantity",
+        }
+    ),
+]
+
+
+def quantity_value(value: int | str) -> int:
+    """The number behind a quantity of the configuration."""
+    return parse_quantity(value) if isinstance(value, str) else value
+
+
+class Attribute(Model):
+    """An attribute that claims can select on. Give `from` or `value`."""
+
+    source: FieldText | None = Field(default=None, alias="from")
+    """Where it comes from: `attr:NAME`, `property:NAME`, `link:NAME`, `file:/PATH`, `driver`, `nvidia.model`, ... The
+    attribute is left out while the source has no value."""
+    value: str | int | bool | None = None
+    """A constant."""
+    type: AttributeType | None = None
+    """`string`, `int`, `bool` or `version` (semver). Left out: the constant's own type, else string."""
+
+    @property
+    def kind(self) -> AttributeType:
+        """The type that is published."""
+        if self.type is not None:
+            return self.type
+        return "bool" if isinstance(self.value, bool) else "int" if isinstance(self.value, int) else "string"
+
+    @model_validator(mode="after")
+    def _check(self) -> Attribute:
+        refuse_if_any(self._problems())
+        return self
+
+    def _problems(self) -> Iterator[Problem]:
+        if (self.source is None) == (self.value is None):
+            yield Problem("either from: or value:", "give exactly one of them")
+            return
+        if self.value is None:
+            return
+        wanted = {"string": str, "int": int, "bool": bool, "version": str}[self.kind]
+        if type(self.value) is not wanted:
+            yield Problem(f"a constant of type {self.kind}", "quote text, leave numbers and booleans bare", ("value",))
+        elif self.kind == "int" and not -INT64 <= self.value < INT64:  # type: ignore[operator]
+            yield Problem("a number that fits in 64 bits", path=("value",))
+        elif self.kind == "version" and not names.is_semver(str(self.value)):
+            yield Problem("a semantic version with three parts, such as 580.95.5", "no leading zeros", ("value",))
+        elif self.kind == "string" and not 1 <= len(str(self.value)) <= names.ATTRIBUTE_VALUE_MAX:
+            yield Problem(f"1 to {names.ATTRIBUTE_VALUE_MAX} characters", "the API's limit", ("value",))
+
+
+class ValidRange(Model):
+    """Amounts that a claim may ask for: from `min`, in steps of `step`, up to `max`."""
+
+    min: Quantity
+    """The least; smaller requests are rounded up to it."""
+    max: Quantity | None = None
+    """The most; the whole capacity when left out."""
+    step: Quantity | None = None
+    """Requests are rounded up to `min` plus a multiple of this."""
+
+
+class RequestPolicy(Model):
+    """How much of a shared device's capacity a claim may ask for (resource.k8s.io CapacityRequestPolicy)."""
+
+    default: Quantity
+    """What a claim gets that does not say."""
+    valid_values: Annotated[Many[Quantity], Field(max_length=names.VALID_VALUES_MAX)] = ()
+    """The only amounts that are allowed, ascending, with the default among them."""
+    valid_range: ValidRange | None = None
+    """A range instead of single values."""
+
+    @model_validator(mode="after")
+    def _check(self) -> RequestPolicy:
+        refuse_if_any(self._problems())
+        return self
+
+    def _problems(self) -> Iterator[Problem]:
+        default = quantity_value(self.default)
+        values = [quantity_value(value) for value in self.valid_values]
+        if values and self.valid_range is not None:
+            yield Problem("either validValues or validRange", "give at most one of them")
+        if values != sorted(set(values)):
+            yield Problem("ascending values without repetition", path=("validValues",))
+        if values and default not in values:
+            yield Problem("one of validValues", "add it there", ("default",))
+        if (limits := self.valid_range) is None:
+            return
+        low = quantity_value(limits.min)
+        high = None if limits.max is None else quantity_value(limits.max)
+        step = 0 if limits.step is None else quantity_value(limits.step)
+        if high is not None and high < low:
+            yield Problem("at least min", path=("validRange", "max"))
+        if limits.step is not None and step == 0:
+            yield Problem("more than 0", path=("validRange", "step"))
+        if default < low or (high is not None and default > high) or (step and (default - low) % step):
+            yield Problem("an amount that validRange allows", path=("default",))
+
+
+class Capacity(Model):
+    """An amount that a device has, for claims to compare with or to consume. Give `from` or `value`."""
+
+    source: FieldText | None = Field(default=None, alias="from")
+    """Where the number comes from, as for attributes."""
+    value: Quantity | None = None
+    """A constant: 8, `40Gi`."""
+    unit: Unit = "B"
+    """What the number of `from` counts: B, kB, MB, GB, TB, KiB, MiB, GiB, TiB. B for plain counts."""
+    request_policy: RequestPolicy | None = None
+    """How much one claim may take; needs `sharing.allowMultipleAllocations`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Capacity:
+        if (self.source is None) == (self.value is None):
+            refuse_if_any([Problem("either from: or value:", "give exactly one of them")])
+        if self.value is not None and self.unit != "B":
+            refuse_if_any([Problem("no unit beside a constant", "write it into the value: 40Gi", ("unit",))])
+        return self
+
+
+class Health(Model):
+    """A condition for a present device to be healthy. Give exactly one key."""
+
+    node_exists: bool | None = None
+    """Whether every node that is not optional must exist and be a device node."""
+    driver_bound: PatternsText | None = None
+    """Kernel drivers of which one must be bound."""
+    attrs: Mapping[str, PatternsText] = Field(default={}, alias="attr")
+    """sysfs attributes that must have these values."""
+    files: Mapping[str, PatternsText] = Field(default={}, alias="file")
+    """Files on the host, by absolute path with fields, whose first line must match."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Health:
+        given = [self.node_exists is not None, self.driver_bound is not None, bool(self.attrs), bool(self.files)]
+        if sum(given) != 1:
+            refuse_if_any(
+                [Problem("exactly one of nodeExists, driverBound, attr, file", "one list item per condition")]
+            )
+        return self
+
+    def dump(self) -> dict[str, Any]:
+        """As the file would have it."""
+        return self.model_dump(mode="json", by_alias=True, exclude_unset=True)

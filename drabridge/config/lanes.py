@@ -1,0 +1,149 @@
+"""How many of a resource's devices each API may offer while nobody holds them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema, model_validator
+
+from drabridge.config.base import Model, text_of
+from drabridge.config.matcher import Match
+from drabridge.config.problem import Problem, refuse_if_any, unmet
+
+_PERCENT = re.compile(r"(\d{1,3})%", re.ASCII)
+COUNT_MAX = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of a resource's devices: a number, a percentage, or the rest. Exactly one of the three is meant."""
+
+    count: int | None = None
+    percent: int | None = None
+
+    @property
+    def rest(self) -> bool:
+        """Whether this is ``*``: whatever the other lane leaves."""
+        return self.count is None and self.percent is None
+
+    def of(self, total: int) -> int | None:
+        """Devices out of ``total``; percentages are rounded half up; None for the rest."""
+        if self.percent is not None:
+            return (total * self.percent + 50) // 100
+        return None if self.count is None else min(self.count, total)
+
+    def __str__(self) -> str:
+        return "*" if self.rest else f"{self.percent}%" if self.count is None else str(self.count)
+
+
+REST = Share()
+NOTHING = Share(count=0)
+
+
+def parse_share(value: object) -> Share:
+    """``6``, ``"6"``, ``"50%"`` or ``"*"`` -> a share; raises Problems. Also reads the node annotation's values."""
+    if isinstance(value, Share):
+        return value
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= 6:
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        if not 0 <= value <= COUNT_MAX:
+            raise unmet(f"a number from 0 to {COUNT_MAX}")
+        return Share(count=value)
+    text = text_of(value, 'a number of devices, "50%" or "*"').strip()
+    if text == "*":
+        return REST
+    if (found := _PERCENT.fullmatch(text)) and int(found[1]) <= 100:
+        return Share(percent=int(found[1]))
+    raise unmet('a number of devices, a percentage from "0%" to "100%", or "*" for the rest')
+
+
+class Selection(Model):
+    """The devices that stay in a lane because the operator says which, not how many."""
+
+    match: Match = Field(min_length=1)
+    """Which of the resource's devices, in the same words as `match` of the resource."""
+
+
+def _lane(value: Any) -> Share | Selection:
+    if isinstance(value, dict):
+        return Selection.model_validate(value)
+    return value if isinstance(value, Selection) else parse_share(value)
+
+
+def _lane_to_plain(value: Share | Selection) -> Any:
+    if isinstance(value, Selection):
+        return value.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return value.count if value.count is not None else str(value)
+
+
+Lane = Annotated[
+    Share | Selection,
+    PlainValidator(_lane),
+    PlainSerializer(_lane_to_plain),
+    WithJsonSchema({"x-type": 'number, "50%", "*" or {match: ...}', "x-lane": True}),
+]
+
+
+class Lanes(Model):
+    """Where a free device may be offered. Devices that are held stay where they are until they are released."""
+
+    legacy: Lane | None = None
+    """Through the DevicePlugin API: a number, `"50%"`, `"*"` for the rest, or `{match: [...]}` for chosen devices."""
+    dra: Lane | None = None
+    """Through ResourceClaims: likewise. With neither lane given, everything is legacy; with one, the other is the rest."""
+    min_legacy: int = Field(default=0, ge=0, le=COUNT_MAX)
+    """Never fewer than this many devices in the legacy lane, whatever an annotation or command asks for."""
+    min_dra: int = Field(default=0, ge=0, le=COUNT_MAX)
+    """Never fewer than this many devices in the dra lane."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Lanes:
+        refuse_if_any(self._problems())
+        return self
+
+    def _problems(self) -> Iterator[Problem]:
+        legacy, dra = self.resolved
+        both = isinstance(legacy, Share) and isinstance(dra, Share)
+        if both and legacy.rest and dra.rest:
+            yield Problem('"*" in one lane only', 'say how many the other gets, for example legacy: "*", dra: 2')
+        if both and (legacy.percent or 0) + (dra.percent or 0) > 100:
+            yield Problem(f"at most 100% together, not {legacy} and {dra}", "lower one, or use * for the rest")
+        for name, lane, floor in (("legacy", legacy, self.min_legacy), ("dra", dra, self.min_dra)):
+            if isinstance(lane, Share) and lane.count is not None and lane.count < floor:
+                key = "minLegacy" if name == "legacy" else "minDra"
+                yield Problem(f"at least {key} ({floor}) devices", f"raise lanes.{name} or lower {key}", (name,))
+
+    @property
+    def resolved(self) -> tuple[Share | Selection, Share | Selection]:
+        """(legacy, dra) with the default filled in for a lane that is not given."""
+        if self.legacy is None and self.dra is None:
+            return REST, NOTHING
+        return (REST if self.legacy is None else self.legacy), (REST if self.dra is None else self.dra)
+
+    @property
+    def uses_dra(self) -> bool:
+        """Whether a device can ever be offered through ResourceClaims."""
+        return self.resolved[1] not in (NOTHING, Share(percent=0)) or self.min_dra > 0
+
+    def targets(self, total: int) -> tuple[int, int]:
+        """How many of ``total`` devices each lane wants, (legacy, dra), when both lanes are numbers; their sum is total.
+
+        Floors come first, legacy before dra when there are too few for both; then the numbers, legacy first, because
+        its users are already there; a surplus that neither number claims goes to legacy. Selections count as the rest:
+        the caller resolves them, since only it knows the devices.
+        """
+        legacy, dra = (lane if isinstance(lane, Share) else REST for lane in self.resolved)
+        floor_legacy = min(self.min_legacy, total)
+        floor_dra = min(self.min_dra, total - floor_legacy)
+        wanted_legacy, wanted_dra = legacy.of(total), dra.of(total)
+        if wanted_legacy is None:
+            wanted_legacy = total - (wanted_dra or 0)
+        if wanted_dra is None:
+            wanted_dra = total - wanted_legacy
+        got_dra = min(wanted_dra, total - min(wanted_legacy, total))
+        got_dra = min(max(got_dra, floor_dra), total - floor_legacy)
+        return total - got_dra, got_dra

@@ -1,0 +1,165 @@
+"""Structured match rules: udev's vocabulary as YAML, compiled to a predicate when the file is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema, model_validator
+
+from drabridge.config import udevrule
+from drabridge.config.base import Many, Model, PatternsText, text_of
+from drabridge.config.pattern import Patterns, check_id_width
+from drabridge.config.predicate import All, Ancestor, Exists, Not, Predicate, Source, Test
+from drabridge.config.predicate import Any as AnyOf
+from drabridge.config.problem import Problem, Problems, did_you_mean, refuse_if_any, unmet
+
+_PLAIN_SOURCES = (Source.SUBSYSTEM, Source.DEVTYPE, Source.SYSNAME, Source.DRIVER, Source.DEVNODE, Source.DEVLINK,
+                  Source.TAG)  # fmt: skip
+_KEYED_SOURCES = (Source.ATTR, Source.PROPERTY, Source.LINK)
+
+
+def _exists(value: Any) -> Exists:
+    if isinstance(value, Exists):
+        return value
+    word, colon, key = text_of(value, "attr:NAME, property:NAME, link:NAME, tag:NAME, driver or devnode").partition(":")
+    plain = {Source.DRIVER, Source.DEVNODE, Source.DEVTYPE}
+    if colon and key and word in _KEYED_SOURCES:
+        _inside_sysfs(Source(word), key)
+        return Exists(Source(word), key)
+    if not colon and word in plain:
+        return Exists(Source(word))
+    raise unmet(
+        "attr:NAME, property:NAME, link:NAME, driver, devnode or devtype", did_you_mean(word, (*plain, *_KEYED_SOURCES))
+    )
+
+
+def _inside_sysfs(source: Source, key: str) -> None:
+    if source is not Source.PROPERTY and (key.startswith("/") or ".." in key.split("/")):
+        raise unmet("a name inside the device's own sysfs directory", "use parent: for what an ancestor has", found=key)
+
+
+def _rule(value: Any) -> UdevRule:
+    return value if isinstance(value, UdevRule) else UdevRule(text_of(value, "a udev rule"))
+
+
+class UdevRule:
+    """A udev rule as pasted, with the predicate it means."""
+
+    __slots__ = ("predicate", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.predicate = udevrule.parse(text)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, UdevRule) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __repr__(self) -> str:
+        return f"UdevRule({self.text!r})"
+
+
+def _one_or_many(value: Any) -> Any:
+    return [value] if isinstance(value, dict | Matcher) else value
+
+
+ExistsText = Annotated[
+    Exists,
+    PlainValidator(_exists),
+    PlainSerializer(lambda value: value.label),
+    WithJsonSchema({"type": "string", "pattern": "^((attr|property|link):.+|driver|devnode|devtype)$"}),
+]
+RuleText = Annotated[
+    UdevRule,
+    PlainValidator(_rule),
+    PlainSerializer(lambda rule: rule.text),
+    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": udevrule.RULE_MAX}),
+]
+
+
+class Matcher(Model):
+    """Conditions on one udev device, in the words of `udevadm info -a`. All of them must hold.
+
+    A value is a glob (`*`, `?`, `[a-z]`, alternatives with `|`), `{regex: "..."}` for a regular expression on the whole
+    value, or a list of which one must match. A missing value matches nothing except an empty pattern `""`.
+    """
+
+    subsystem: PatternsText | None = None
+    """Subsystem: usb, pci, tty, block, net, misc."""
+    devtype: PatternsText | None = None
+    """Device type: usb_device, usb_interface, disk, partition."""
+    sysname: PatternsText | None = None
+    """Kernel name: ttyUSB0, 0000:3b:00.0 (KERNEL in udev rules)."""
+    driver: PatternsText | None = None
+    """Kernel driver that is bound to this very device."""
+    devnode: PatternsText | None = None
+    """The device's node: /dev/ttyUSB0."""
+    devlink: PatternsText | None = None
+    """One of the symbolic links that udev made: /dev/serial/by-id/..."""
+    tag: PatternsText | None = None
+    """One of the tags that udev rules gave."""
+    attrs: Mapping[str, PatternsText] = Field(default={}, alias="attr")
+    """sysfs attributes. Ids such as idVendor, vendor, class are compared without case and 0x."""
+    properties: Mapping[str, PatternsText] = Field(default={}, alias="property")
+    """udev properties (ENV in udev rules)."""
+    links: Mapping[str, PatternsText] = Field(default={}, alias="link")
+    """Symbolic links in the device's sysfs directory, by the last part of their target: driver, physfn, iommu_group."""
+    exists: Many[ExistsText] = ()
+    """Values that must be there, whatever they are: attr:NAME, property:NAME, link:NAME, driver, devnode."""
+    parents: Annotated[Many[Matcher], BeforeValidator(_one_or_many)] = Field(default=(), alias="parent")
+    """One single ancestor must satisfy this whole matcher; of a list, one matcher is enough."""
+    nots: Annotated[Many[Matcher], BeforeValidator(_one_or_many)] = Field(default=(), alias="not")
+    """None of these matchers may hold."""
+    rule: RuleText | None = None
+    """A udev rule's conditions as pasted, with udev's meaning: SUBSYSTEM=="usb", ATTRS{idVendor}=="0403"."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Matcher:
+        refuse_if_any(self._problems())
+        return self
+
+    def _problems(self) -> Iterator[Problem]:
+        if not self.model_fields_set or not self.predicate().parts:
+            yield Problem("at least one condition", "an empty matcher would match every device of the node")
+        for source, patterns in (
+            (Source.ATTR, self.attrs),
+            (Source.PROPERTY, self.properties),
+            (Source.LINK, self.links),
+        ):
+            for key, value in patterns.items():
+                try:
+                    if not key:
+                        raise unmet("a name")
+                    _inside_sysfs(source, key)
+                    for item in value.items:
+                        check_id_width(key, item)
+                except Problems as error:
+                    yield from (problem.under(str(source), key) for problem in error.items)
+
+    def predicate(self) -> All:
+        """The conditions as one conjunction, in the order of the documentation: cheap ones first."""
+        tests: list[tuple[Source, str, Patterns]] = [
+            (source, "", patterns) for source in _PLAIN_SOURCES if (patterns := getattr(self, str(source))) is not None
+        ]
+        for source, values in zip(_KEYED_SOURCES, (self.attrs, self.properties, self.links), strict=True):
+            tests += [(source, key, patterns) for key, patterns in values.items()]
+        parts: list[Predicate] = [Test(source, patterns, key) for source, key, patterns in tests]
+        parts += self.exists
+        if self.rule is not None:
+            parts += self.rule.predicate.parts if isinstance(self.rule.predicate, All) else (self.rule.predicate,)
+        if self.parents:
+            parts.append(Ancestor(any_of(self.parents)))
+        parts += [Not(matcher.predicate()) for matcher in self.nots]
+        return All(tuple(parts))
+
+
+def any_of(matchers: tuple[Matcher, ...]) -> Predicate:
+    """A list of matchers: one that holds is enough."""
+    parts = tuple(matcher.predicate() for matcher in matchers)
+    return parts[0] if len(parts) == 1 else AnyOf(parts)
+
+
+Match = Annotated[Many[Matcher], BeforeValidator(_one_or_many)]

@@ -1,0 +1,147 @@
+"""The names that Kubernetes, CDI and the kernel accept; each rule cites who enforces it."""
+
+from __future__ import annotations
+
+import re
+
+from drabridge.config.problem import unmet
+
+DNS_LABEL_MAX = 63
+DNS_SUBDOMAIN_MAX = 253
+DRIVER_MAX = 63  # resource.k8s.io validation: the driver's name is a DNS subdomain of at most 63 characters
+ATTRIBUTE_ID_MAX = 32  # resource.k8s.io DeviceMaxIDLength
+ATTRIBUTE_DOMAIN_MAX = 63  # resource.k8s.io DeviceMaxDomainLength
+ATTRIBUTE_VALUE_MAX = 64  # resource.k8s.io DeviceAttributeMaxValueLength, strings and versions
+ATTRIBUTES_AND_CAPACITY_MAX = 32  # resource.k8s.io ResourceSliceMaxAttributesAndCapacitiesPerDevice
+COUNTERS_MAX = 32  # resource.k8s.io: counters in one set
+VALID_VALUES_MAX = 10  # resource.k8s.io CapacityRequestPolicyDiscreteMaxOptions
+
+_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+_DNS_LABEL = re.compile(_LABEL)
+_NAME_PART = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+_C_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SEMVER = re.compile(
+    r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)"
+    r"(-(0|[1-9]\d*|\d*[A-Za-z-][0-9A-Za-z-]*)(\.(0|[1-9]\d*|\d*[A-Za-z-][0-9A-Za-z-]*))*)?"
+    r"(\+[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?",
+    re.ASCII,
+)
+
+
+def is_dns_label(text: str) -> bool:
+    """RFC 1123 label, lower case, at most 63 characters."""
+    return len(text) <= DNS_LABEL_MAX and _DNS_LABEL.fullmatch(text) is not None
+
+
+def is_dns_subdomain(text: str, limit: int = DNS_SUBDOMAIN_MAX) -> bool:
+    """RFC 1123 subdomain, lower case."""
+    return len(text) <= limit and _SUBDOMAIN.fullmatch(text) is not None
+
+
+def is_semver(text: str) -> bool:
+    """Semantic version 2.0.0 with all three parts, at most 64 characters: what a ``version`` attribute must be."""
+    return len(text) <= ATTRIBUTE_VALUE_MAX and _SEMVER.fullmatch(text) is not None
+
+
+def driver_name(text: str) -> str:
+    """The DRA driver's name, CDI vendor and annotation prefix.
+
+    CDI (pkg/parser ValidateVendorName) wants a letter first; the API wants a DNS subdomain of at most 63 characters.
+    """
+    if not is_dns_subdomain(text, DRIVER_MAX) or not text[0].isalpha() or "." not in text:
+        raise unmet(
+            f"a lower-case domain name that begins with a letter, at most {DRIVER_MAX} characters",
+            'for example "gpu.example.com"',
+        )
+    return text
+
+
+def extended_resource_name(text: str) -> str:
+    """The name that pods put under ``limits``.
+
+    Kubelet's rule (pkg/apis/core/v1/helper IsExtendedResourceName, applied by the device manager at Register): a
+    domain prefix, not of kubernetes.io, and ``requests.<name>`` must itself be a qualified name because quotas use it.
+    """
+    domain, slash, name = text.partition("/")
+    if not slash:
+        raise unmet("a domain and a name, as in vendor.com/gpu", "kubelet refuses resource names without a domain")
+    if "kubernetes.io/" in text:
+        raise unmet("a domain of your own", "kubernetes.io is reserved and kubelet refuses it")
+    if text.startswith("requests."):
+        raise unmet('a name that does not begin with "requests."', "resource quotas use that prefix")
+    if not is_dns_subdomain("requests." + domain):
+        limit = DNS_SUBDOMAIN_MAX - len("requests.")
+        raise unmet(f"a lower-case domain before the slash, at most {limit} characters", "for example nvidia.com/gpu")
+    if len(name) > DNS_LABEL_MAX or not _NAME_PART.fullmatch(name):
+        raise unmet(
+            f"1 to {DNS_LABEL_MAX} letters, digits, '-', '_' or '.' after the slash, a letter or digit at both ends",
+            "for example nvidia.com/gpu",
+        )
+    return text
+
+
+def pool_name(text: str) -> str:
+    """A ResourceSlice pool: DNS subdomains joined by slashes, at most 253 characters."""
+    if len(text) > DNS_SUBDOMAIN_MAX or not all(map(is_dns_subdomain, text.split("/"))):
+        raise unmet("DNS subdomains separated by '/', at most 253 characters", "leave it out to use the node's name")
+    return text
+
+
+def dns_label(text: str) -> str:
+    """Names of profiles and counters."""
+    if not is_dns_label(text):
+        raise unmet("lower-case letters, digits and '-', at most 63, a letter or digit at both ends")
+    return text
+
+
+def device_class_name(text: str) -> str:
+    """A DeviceClass object's name."""
+    if not is_dns_subdomain(text):
+        raise unmet("a lower-case DNS subdomain, as for every Kubernetes object name")
+    return text
+
+
+def attribute_name(text: str) -> str:
+    """An attribute or capacity of a device: ``model`` or ``vendor.com/model`` (resource.k8s.io QualifiedName)."""
+    domain, slash, name = text.rpartition("/")
+    if slash and not is_dns_subdomain(domain, ATTRIBUTE_DOMAIN_MAX):
+        raise unmet(f"a lower-case domain of at most {ATTRIBUTE_DOMAIN_MAX} characters before the slash")
+    if domain == "resource.kubernetes.io":
+        raise unmet(
+            "a name outside resource.kubernetes.io",
+            "the standard attributes pcieRoot, pciBusID and numaNode are published without being configured",
+        )
+    if len(name) > ATTRIBUTE_ID_MAX or not _C_IDENTIFIER.fullmatch(name):
+        raise unmet(
+            f"letters, digits and '_', not beginning with a digit, at most {ATTRIBUTE_ID_MAX} characters",
+            f'for example "{re.sub(r"[^A-Za-z0-9_]", "_", name)[:ATTRIBUTE_ID_MAX] or "model"}"',
+        )
+    return text
+
+
+def env_name(text: str) -> str:
+    """An environment variable that every shell can read (POSIX XBD 8.1; CDI refuses names with '=')."""
+    if not _C_IDENTIFIER.fullmatch(text):
+        raise unmet("an environment variable name: letters, digits and '_', not beginning with a digit")
+    return text
+
+
+def permissions(text: str) -> str:
+    """Device cgroup permissions of a node: read and write, never mknod."""
+    if "m" in text:
+        raise unmet(
+            'some of "r" and "w"', f"{text}: m lets a container create any device node of that number; leave it out"
+        )
+    if not text or set(text) - set("rw") or len(set(text)) != len(text):
+        raise unmet('"r", "w" or "rw"')
+    return text
+
+
+def absolute_path(text: str) -> str:
+    """A path that cannot climb: absolute and already normal."""
+    if not text.startswith("/") or "\0" in text or len(text) > 4096:
+        raise unmet("an absolute path", "begin it with /")
+    if any(part in {".", ".."} for part in text.split("/")):
+        raise unmet("a path without '.' and '..'", "write the path that is meant")
+    return text

@@ -1,0 +1,232 @@
+"""The configuration of the agent: this model is the only source of the file, its documentation and its JSON Schema."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from drabridge.config import names
+from drabridge.config.base import (
+    AttributeName,
+    DriverName,
+    EnvName,
+    IdTemplate,
+    Many,
+    Model,
+    PoolName,
+    ResourceName,
+    Template,
+)
+from drabridge.config.claims import ClaimConfig, DeviceClass, Partition, Sharing
+from drabridge.config.container import Group, Mount, Node, PreStart, duplicate_targets
+from drabridge.config.facts import Attribute, Capacity, Health
+from drabridge.config.lanes import Lanes
+from drabridge.config.matcher import Match
+from drabridge.config.problem import Problem, refuse_if_any
+from drabridge.config.template import parse as parse_template
+
+API_VERSION = "drabridge/v1alpha1"
+KIND = "AgentConfig"
+REPLICAS_MAX = 10_000  # ids of one device; kubelet's 4 MiB message limit is reached at some 50,000 ids in all
+RESOURCES_MAX = 256
+
+_DEFAULT_ID = tuple(
+    map(parse_template, ("{property:ID_SERIAL_SHORT}", "{attr:serial}", "{property:ID_PATH}", "{sysname}"))
+)
+Inject = Literal["cdi", "devices"]
+TaintEffect = Literal["None", "NoSchedule", "NoExecute"]
+
+
+class Replicas(Model):
+    """One device counted several times by kubelet (`<id>::<n>`): plain overcommitment, without isolation."""
+
+    count: int = Field(ge=1, le=REPLICAS_MAX)
+    """How many ids each device has."""
+    policy: Literal["distributed", "packed"] = "distributed"
+    """Which device the next pod gets: the least used, or the most used that still has room."""
+    max_per_request: int | None = Field(default=None, ge=1, le=REPLICAS_MAX)
+    """A container that asks for more replicas than this is refused. 1: what NVIDIA calls failRequestsGreaterThanOne."""
+
+
+class LegacySettings(Model):
+    """Defaults of the DevicePlugin side."""
+
+    inject: Inject = "cdi"
+    """How a device enters a container: `cdi`, or `devices` for runtimes without CDI (containerd < 1.7)."""
+
+
+class Taints(Model):
+    """How devices that cannot be used are marked in ResourceSlices."""
+
+    faulty: TaintEffect = "NoSchedule"
+    """For devices whose health rules fail. `NoExecute` evicts their pods."""
+    gone: TaintEffect = "NoSchedule"
+    """For unplugged devices that somebody still holds."""
+    gone_after_seconds: int = Field(default=15, ge=0, le=3600)
+    """How long a device may be away before it counts as unplugged: USB devices re-enumerate."""
+
+
+class DraSettings(Model):
+    """The Dynamic Resource Allocation side."""
+
+    enabled: bool | Literal["auto"] = "auto"
+    """`auto`: when a resource has a dra lane and the cluster serves resource.k8s.io."""
+    pool: PoolName | None = None
+    """Name of the node's pool in ResourceSlices; the node's name when left out."""
+    metadata: bool = True
+    """Whether device metadata files (KEP-5304) are mounted into the containers of claims."""
+    claim_status: bool = True
+    """Whether conditions are written to the status of claims."""
+    taints: Taints = Taints()
+    """Marks on devices that cannot be used."""
+
+
+class Resource(Model):
+    """Devices of one kind: which they are, what they are called, and what a container gets with them."""
+
+    name: ResourceName
+    """Extended resource name, as pods write it under `limits`."""
+    match: Match = Field(min_length=1)
+    """Which udev devices; one matcher of the list is enough."""
+    id: Annotated[Many[IdTemplate], Field(min_length=1)] = _DEFAULT_ID
+    """The device's identity: the first template whose fields all have a value and that is unique among the resource's
+    devices. Choose what survives reboots and replugging."""
+    nodes: Many[Node] = (Node(source="devnode", optional=True),)
+    """Device nodes for the container."""
+    group: Group | None = None
+    """Companion devices, for logical devices of several nodes."""
+    env: Mapping[EnvName, Template] = {}
+    """Environment variables for the container."""
+    mounts: Many[Mount] = ()
+    """Bind mounts for the container."""
+    attributes: Mapping[AttributeName, Attribute] = {}
+    """Attributes for the selectors of claims."""
+    capacity: Mapping[AttributeName, Capacity] = {}
+    """Amounts for the selectors of claims, or to be consumed by them."""
+    replicas: Replicas = Replicas(count=1)
+    """Counting one device several times in the legacy lane."""
+    lanes: Lanes = Lanes()
+    """Through which API free devices are offered."""
+    inject: Inject | None = None
+    """Instead of `legacy.inject`."""
+    pre_start: PreStart | None = None
+    """A hook before every container start in the legacy lane."""
+    health: Many[Health] = (Health(node_exists=True),)
+    """All must hold for the device to be healthy."""
+    sharing: Sharing = Sharing()
+    """Several claims on one device."""
+    partition: Partition | None = None
+    """These devices are parts of others."""
+    claim_config: ClaimConfig = ClaimConfig()
+    """What claims and classes may ask for in their parameters."""
+    device_class: DeviceClass | None = None
+    """The DeviceClass for this resource."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Resource:
+        refuse_if_any(self._problems())
+        return self
+
+    def _problems(self) -> Iterator[Problem]:
+        yield from duplicate_targets(self.nodes, self.mounts)
+        yield from self._attribute_limits()
+        if any(node.source == "group" for node in self.nodes) and self.group is None:
+            yield Problem("group: beside from: group", "say which companions: group: {with: children}", ("nodes",))
+        shared = self.sharing.allow_multiple_allocations
+        for name, capacity in self.capacity.items():
+            if capacity.request_policy is not None and not shared:
+                hint = "set sharing.allowMultipleAllocations: true"
+                yield Problem("no requestPolicy on an exclusive device", hint, ("capacity", name, "requestPolicy"))
+        if self.replicas.count > 1 and self.lanes.uses_dra and not shared:
+            yield Problem(
+                "replicas in the legacy lane only, or sharing for the dra lane",
+                "a claim would take the whole device: set sharing.allowMultipleAllocations: true, or lanes.dra: 0",
+                ("lanes", "dra"),
+            )
+        if (limit := self.replicas.max_per_request) is not None and limit > self.replicas.count:
+            yield Problem(f"at most count ({self.replicas.count})", path=("replicas", "maxPerRequest"))
+        if self.partition is not None and self.partition.of == self.name:
+            yield Problem("another resource", "a device is not a part of itself", ("partition", "of"))
+
+    def _attribute_limits(self) -> Iterator[Problem]:
+        limit = names.ATTRIBUTES_AND_CAPACITY_MAX - RESERVED_ATTRIBUTES
+        if (total := len(self.attributes) + len(self.capacity)) > limit:
+            yield Problem(
+                f"at most {limit} attributes and capacities together",
+                f"the API allows {names.ATTRIBUTES_AND_CAPACITY_MAX}, {RESERVED_ATTRIBUTES} of them are always published",
+                ("attributes",),
+                f"{total}",
+            )
+        folded: dict[str, str] = {}
+        for kind, keys in (("attributes", self.attributes), ("capacity", self.capacity)):
+            for key in keys:
+                if kind == "capacity" and key in self.attributes:
+                    yield Problem("a name that is not an attribute as well", path=(kind, key), found=key)
+                folded.setdefault(key, kind)
+
+
+# Published for every device that has them: pcieRoot, pciBusID, numaNode of resource.kubernetes.io, and type, uuid.
+RESERVED_ATTRIBUTES = 5
+
+
+class Config(Model):
+    """The whole file."""
+
+    api_version: Literal["drabridge/v1alpha1"]
+    """`drabridge/v1alpha1`."""
+    kind: Literal["AgentConfig"]
+    """`AgentConfig`."""
+    driver: DriverName = "drabridge.example.com"
+    """DRA driver name, vendor of CDI names, prefix of annotations. A domain of yours; changing it means draining."""
+    udev_events: Literal["auto", "udev", "kernel"] = "auto"
+    """Where events come from: udevd, the kernel, or whichever is detected to reach the agent."""
+    resync_seconds: int = Field(default=60, ge=5, le=3600)
+    """How often everything is enumerated again, in case an event was lost."""
+    legacy: LegacySettings = LegacySettings()
+    """Defaults of the DevicePlugin side."""
+    dra: DraSettings = DraSettings()
+    """The DRA side."""
+    resources: Annotated[Many[Resource], Field(min_length=1, max_length=RESOURCES_MAX)]
+    """What this node offers."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Config:
+        refuse_if_any(self._problems())
+        return self
+
+    def _problems(self) -> Iterator[Problem]:
+        first: dict[str, int] = {}
+        for index, resource in enumerate(self.resources):
+            if resource.name in first:
+                hint = f"resources[{first[resource.name]}] has the same name: put both matchers into one resource"
+                yield Problem("a name of its own", hint, ("resources", index, "name"))
+            first.setdefault(resource.name, index)
+        for index, resource in enumerate(self.resources):
+            if resource.partition is not None and resource.partition.of not in first:
+                yield Problem(
+                    "the name of another resource of this file",
+                    f"known: {', '.join(first)}",
+                    ("resources", index, "partition", "of"),
+                )
+            if self.dra.enabled is False and resource.lanes.uses_dra:
+                yield Problem(
+                    "no dra lane while dra.enabled is false",
+                    "remove the lane or enable DRA",
+                    ("resources", index, "lanes", "dra"),
+                )
+
+    def resource(self, name: str) -> Resource:
+        """The resource of that name; KeyError when there is none."""
+        for resource in self.resources:
+            if resource.name == name:
+                return resource
+        raise KeyError(name)
+
+    @property
+    def wants_dra(self) -> bool:
+        """Whether the DRA side is to be started, as far as this file says."""
+        if self.dra.enabled == "auto":
+            return any(resource.lanes.uses_dra for resource in self.resources)
+        return bool(self.dra.enabled)

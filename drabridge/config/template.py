@@ -1,0 +1,172 @@
+"""Templates such as ``/dev/nvidia{nvidia.minor}``: parsed and checked when the file is loaded, filled per device."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from drabridge.config.problem import did_you_mean, unmet
+
+TEMPLATE_MAX = 4096  # PATH_MAX; no template has a reason to be longer
+
+# What a field without a key gives.
+PLAIN_FIELDS = {
+    "sysname": "kernel name, as KERNEL in udev rules: ttyUSB0",
+    "sysnum": "digits at the end of the kernel name",
+    "devnode": "the device's own node: /dev/ttyUSB0",
+    "devname": "last part of a node's path: ttyUSB0. In `as`, of the node that is being renamed",
+    "major": "major number of the device's own node",
+    "minor": "minor number of the device's own node",
+    "subsystem": "subsystem: tty, usb, pci",
+    "devtype": "device type: usb_device, disk",
+    "driver": "kernel driver that is bound, of the device or its nearest ancestor that has one",
+    "pci": "PCI address of the device or its nearest PCI ancestor: 0000:3b:00.0",
+    "pcie_root": "PCIe root complex: pci0000:3a",
+    "numa": "NUMA node; empty when the firmware says none",
+    "iommu_group": "IOMMU group number of the device or its nearest PCI ancestor",
+    "nvidia.uuid": "GPU UUID, as nvidia-smi -L prints it",
+    "nvidia.minor": "number of the GPU's /dev/nvidiaN",
+    "nvidia.model": "product name: NVIDIA H100 80GB HBM3",
+    "nvidia.driver_version": "version of the loaded NVIDIA driver",
+    "nvidia.memory_mib": "GPU memory in MiB; needs the nvml extra",
+    "nvidia.architecture": "Hopper, Ampere; needs the nvml extra",
+    "nvidia.brand": "Nvidia, Tesla, GeForce; needs the nvml extra",
+    "nvidia.compute_capability": "9.0; needs the nvml extra",
+    "nvidia.cuda_version": "CUDA version of the driver; needs the nvml extra",
+}
+# What a field with a key gives; written source:key.
+KEYED_FIELDS = {
+    "attr": "sysfs attribute",
+    "property": "udev property",
+    "link": "last part of a symbolic link's target in the device's sysfs directory",
+    "file": "first line of a file, by absolute path",
+}
+# Known only once the device has its identity: not in `id`.
+IDENTITY_FIELDS = {
+    "id": "the device's id, as kubelet counts it",
+    "name": "the device's name in a ResourceSlice",
+    "resource": "the extended resource name",
+}
+PARENT = "parent."  # parent.attr:, parent.property:, parent.link: of the nearest ancestor that has it
+_HOST_WORDS = frozenset({"attr", "property", "link", "file"})  # hardware or other software chooses these values
+
+_TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]|[^{}]+", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A value to look up: ``{parent.attr:serial}`` is ``Field("attr", "serial", of_parent=True)``."""
+
+    source: str  # a key of PLAIN_FIELDS, KEYED_FIELDS or IDENTITY_FIELDS
+    key: str = ""  # name of the attribute, property or link; path of the file
+    of_parent: bool = False  # of the nearest strict ancestor that has a non-empty value
+
+    def __str__(self) -> str:
+        return (PARENT if self.of_parent else "") + (f"{self.source}:{self.key}" if self.key else self.source)
+
+    @classmethod
+    def parse(cls, text: str) -> Field:
+        """``attr:serial`` -> a field; raises Problems for a field that does not exist."""
+        of_parent = text.startswith(PARENT)
+        source, colon, key = text.removeprefix(PARENT).partition(":")
+        if colon and source in KEYED_FIELDS:
+            return cls._keyed(source, key, of_parent)
+        if not colon and not of_parent and (source in PLAIN_FIELDS or source in IDENTITY_FIELDS):
+            return cls(source)
+        words = [*PLAIN_FIELDS, *IDENTITY_FIELDS, *(f"{name}:" for name in KEYED_FIELDS)]
+        hint = did_you_mean(source + colon, words)
+        if not colon and source in KEYED_FIELDS:
+            hint = f"{source} needs a name: {{{source}:NAME}}"
+        elif of_parent:
+            hint = "parent. goes before attr:, property: or link:"
+        raise unmet("a known field", hint or f"known: {', '.join(words)}", found=f"{{{text}}}")
+
+    @classmethod
+    def _keyed(cls, source: str, key: str, of_parent: bool) -> Field:
+        if not key or "\0" in key or "\n" in key:
+            raise unmet(f"a name after {source}:", found=f"{{{source}:{key}}}")
+        if source == "file" and (of_parent or not key.startswith("/") or ".." in key.split("/")):
+            raise unmet("file: with an absolute path without ..", found=f"{{file:{key}}}")
+        if source != "file" and (key.startswith("/") or ".." in key.split("/")):
+            raise unmet("a name inside the device's own sysfs directory", "leave out .. and the leading /", found=key)
+        return cls(source, key, of_parent)
+
+
+Lookup = Callable[[Field], "str | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Text with fields in braces; ``{{`` and ``}}`` stand for braces."""
+
+    parts: tuple[str | Field, ...]
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The fields that the template reads, in order, repetitions included."""
+        return tuple(part for part in self.parts if isinstance(part, Field))
+
+    @property
+    def literal(self) -> str | None:
+        """The text when nothing in it depends on the device, else None."""
+        return None if self.fields else "".join(map(str, self.parts))
+
+    def __str__(self) -> str:
+        return "".join(
+            f"{{{part}}}" if isinstance(part, Field) else part.replace("{", "{{").replace("}", "}}")
+            for part in self.parts
+        )
+
+    def render(self, lookup: Lookup) -> str | None:
+        """Fill in the fields; None when one of them is missing or empty."""
+        return self._render(lookup, lambda field, value: True)
+
+    def render_path(self, lookup: Lookup) -> str | None:
+        """Fill in a path; also None when a value that hardware chose could lead out of its directory.
+
+        A USB stick chooses its own serial number: ``/dev/serial/{attr:serial}`` must not become ``/dev/serial/../sda``.
+        """
+        return self._render(lookup, _stays_in_place)
+
+    def _render(self, lookup: Lookup, accept: Callable[[Field, str], bool]) -> str | None:
+        out: list[str] = []
+        for part in self.parts:
+            if isinstance(part, str):
+                out.append(part)
+                continue
+            value = lookup(part)
+            if not value or not accept(part, value):
+                return None
+            out.append(value)
+        return "".join(out)
+
+
+def _stays_in_place(field: Field, value: str) -> bool:
+    if "\0" in value:
+        return False
+    return field.source not in _HOST_WORDS or ("/" not in value and value not in {".", ".."})
+
+
+def parse(text: str) -> Template:
+    """Parse a template; raises Problems for unbalanced braces and unknown fields."""
+    if len(text) > TEMPLATE_MAX:
+        raise unmet(f"at most {TEMPLATE_MAX} characters", found=f"{len(text)} characters")
+    return Template(tuple(_parts(text)))
+
+
+def _parts(text: str) -> Iterator[str | Field]:
+    literal = ""
+    for token in _TOKEN.finditer(text):
+        piece = token.group()
+        if token.group(1) is not None:
+            if literal:
+                yield literal
+                literal = ""
+            yield Field.parse(token.group(1))
+        elif piece in "{}":
+            raise unmet("balanced braces", "write {{ and }} for braces that are meant literally", found=text)
+        else:
+            literal += piece[0] if piece in ("{{", "}}") else piece
+    if literal:
+        yield literal
