@@ -1,0 +1,123 @@
+"""Errors that say whose fault it is: the node's, kubelet's, or the caller's."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Fault(StrEnum):
+    """Who has to act."""
+
+    NODE = "node"
+    """Whoever runs this process on this node: a mount, a permission, a path."""
+    KUBELET = "kubelet"
+    """Kubelet: it is down, too busy, too old, or broke the contract."""
+    CALLER = "caller"
+    """The caller: it asked for something that is not there, or set a limit too low."""
+
+
+class PodResourcesError(Exception):
+    """Root of the tree. ``fault`` says who has to act, ``code`` is a gRPC status name, ``hint`` says what to do."""
+
+    fault = Fault.KUBELET
+    code = "UNKNOWN"
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}. {self.hint}" if self.hint else self.message
+
+
+class NodeError(PodResourcesError):
+    """The node's: this process cannot reach the socket at all."""
+
+    fault = Fault.NODE
+    code = "UNAVAILABLE"
+
+
+class SocketMissing(NodeError):
+    """There is no socket at the path. Passing after a kubelet restart, permanent without kubelet or without a mount."""
+
+
+class SocketPermissionDenied(NodeError):
+    """The path is there, but this user may not search the directory or connect to the socket."""
+
+    code = "PERMISSION_DENIED"
+
+
+class KubeletError(PodResourcesError):
+    """Kubelet's: the socket is there, the answer is not."""
+
+
+class KubeletUnavailable(KubeletError):
+    """Nobody serves the socket, or the connection broke: normal for seconds while kubelet restarts."""
+
+    code = "UNAVAILABLE"
+
+
+class KubeletTimeout(KubeletError):
+    """Kubelet did not answer within the deadline."""
+
+    code = "DEADLINE_EXCEEDED"
+
+
+class RateLimited(KubeletError):
+    """Kubelet's limiter refused: 100 requests a second, bursts of 10, for all clients of the node together."""
+
+    code = "RESOURCE_EXHAUSTED"
+
+
+class NotSupported(KubeletError):
+    """This kubelet does not serve the method; ``rpc`` names it. A fact about kubelet's version or feature gates."""
+
+    code = "UNIMPLEMENTED"
+
+    def __init__(self, message: str, *, rpc: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.rpc = rpc
+
+
+class ProtocolViolation(KubeletError):
+    """The answer is not what the contract says: bytes that do not decode, or records without their names."""
+
+    code = "INTERNAL"
+
+
+class KubeletFailed(KubeletError):
+    """Kubelet answered with an error that has no better class here; ``code`` is kubelet's."""
+
+    def __init__(self, message: str, *, code: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+
+
+class CallerError(PodResourcesError):
+    """The caller's."""
+
+    fault = Fault.CALLER
+
+
+class PodNotFound(CallerError):
+    """Kubelet has no *active* pod of that name: it never ran here, or has ended."""
+
+    code = "NOT_FOUND"
+
+
+class TooLarge(CallerError):
+    """The answer exceeds this client's receive limit. Sizes in bytes; ``size`` is None when the text did not tell."""
+
+    code = "RESOURCE_EXHAUSTED"
+
+    def __init__(self, message: str, *, limit: int, size: int | None, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.limit = limit
+        self.size = size
+
+
+class ClientClosed(CallerError):
+    """The client was closed before, or during, the call."""
+
+    code = "CANCELLED"

@@ -1,0 +1,71 @@
+"""What is known about one kubelet, so that an empty answer of an old one is never mistaken for an empty node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+
+class Support(StrEnum):
+    """What this client has seen of a feature."""
+
+    UNKNOWN = "unknown"
+    YES = "yes"
+    NO = "no"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Observed, not configured. A restarted kubelet may be another version: the client then starts anew.
+
+    ``get`` and ``allocatable``: whether kubelet serves the method. ``dynamic_resources``: whether its List has shown a
+    ResourceClaim; it becomes NO together with ``get``, because both are gates that went on by default in 1.34
+    (KEP-3695), and YES only when seen.
+    """
+
+    get: Support = Support.UNKNOWN
+    allocatable: Support = Support.UNKNOWN
+    dynamic_resources: Support = Support.UNKNOWN
+
+    @property
+    def active_pods_only(self) -> Support:
+        """Whether List leaves out pods that have ended. Not observable: inferred from ``get``, on since the same 1.34.
+
+        Source: gate KubeletPodResourcesListUseActivePods, kubernetes #132028.
+        """
+        return self.get
+
+    def after_list(self, has_dynamic_resources: bool) -> Facts:
+        """What is known after a List. One that shows no claim proves nothing."""
+        return replace(self, dynamic_resources=Support.YES) if has_dynamic_resources else self
+
+    def after_allocatable(self, served: bool) -> Facts:
+        """What is known after GetAllocatableResources was served, or refused as unsupported."""
+        return replace(self, allocatable=Support.YES if served else Support.NO)
+
+    def after_get(self, served: bool) -> Facts:
+        """What is known after Get was served (a pod that is not found counts), or refused as unsupported."""
+        if served:
+            return replace(self, get=Support.YES)
+        seen = self.dynamic_resources is Support.YES
+        return replace(self, get=Support.NO, dynamic_resources=Support.YES if seen else Support.NO)
+
+    def notes(self) -> tuple[str, ...]:
+        """What a person must know before trusting what is absent; empty for a current kubelet."""
+        found = []
+        if self.get is Support.NO:
+            found.append(
+                "this kubelet does not serve Get, so it is older than 1.34 or has KubeletPodResourcesGet off: "
+                "List may also show pods that have ended; check their phase with the API server"
+            )
+        if self.dynamic_resources is Support.NO:
+            found.append(
+                "this kubelet has shown no ResourceClaim and very likely cannot (gate "
+                "KubeletPodResourcesDynamicResources, on since 1.34): devices held through DRA are not in this answer"
+            )
+        if self.allocatable is Support.NO:
+            found.append(
+                "this kubelet does not serve GetAllocatableResources (before 1.23, or gate off): "
+                "devices that nobody holds are not in this answer"
+            )
+        return tuple(found)

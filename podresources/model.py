@@ -1,0 +1,223 @@
+"""Who holds what on one node, as immutable records.
+
+Two levels. ``Pod``, ``Container`` and their parts are close to the wire. ``Allocation`` is the normalised view: one
+device held by one container, over both device APIs. Blind spots of the API itself, which no client can mend:
+
+- **No pod UID.** A pod that was deleted and created again under its name (every StatefulSet) looks like one pod.
+- **Init containers** that are not sidecars never appear, although they hold devices while they run.
+- **Whole claims.** A container that uses one request of a ResourceClaim is shown with every device of that claim.
+- **No health.** A device that went bad while it is held still shows as held; health is in the pod's status only.
+- **DRA devices that nobody holds** are not listed anywhere; the device-plugin ones are (``Allocatable``).
+- Before a claim is prepared, and while kubelet does not know one of a container's claims, its DRA list is empty.
+- Kubelets before 1.34 also list pods that have ended, with what they held.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Api(StrEnum):
+    """Which device API gave the device out."""
+
+    DEVICE_PLUGIN = "deviceplugin"
+    DRA = "dra"
+
+
+class Holder(NamedTuple):
+    """A container, as far as this API can name one (there is no pod UID)."""
+
+    namespace: str
+    pod: str
+    container: str
+
+    def __str__(self) -> str:
+        return "/".join(self)
+
+
+class DeviceKey(NamedTuple):
+    """What makes a device one device on this node. Unused fields are empty strings.
+
+    ``source`` is the resource name (device plugin) or the driver (DRA); ``device`` the id or the device's name.
+    CDI ids are no part of it: kubelet 1.34 to 1.36 accumulates them over the devices of a claim.
+    """
+
+    api: Api
+    source: str
+    pool: str
+    device: str
+    share_id: str
+
+    def __str__(self) -> str:
+        return "/".join(part for part in self[1:] if part)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceEntry:
+    """``ContainerDevices``: kubelet sends one per device and NUMA node, so one device may stand in several."""
+
+    resource: str
+    device_ids: tuple[str, ...]
+    numa_nodes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """``ContainerMemory``: memory or huge pages pinned by the memory manager's Static policy."""
+
+    memory_type: str
+    size_bytes: int
+    numa_nodes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimDevice:
+    """``ClaimResource``: one allocated device of a claim. ``cdi_ids`` may name earlier devices of the claim too."""
+
+    driver: str
+    pool: str
+    device: str
+    share_id: str | None = None
+    cdi_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """``DynamicResource``: a ResourceClaim that the container refers to; without devices until it is prepared."""
+
+    namespace: str
+    name: str
+    devices: tuple[ClaimDevice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """``ContainerResources``. ``cpu_ids`` are exclusive CPUs only (static policy); empty means the shared pool."""
+
+    name: str
+    devices: tuple[DeviceEntry, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    cpu_ids: tuple[int, ...] = ()
+    memory: tuple[Memory, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """``PodResources``. Pod-level CPUs and memory (Kubernetes 1.37) overlap with the containers' own."""
+
+    namespace: str
+    name: str
+    containers: tuple[Container, ...] = ()
+    cpu_ids: tuple[int, ...] = ()
+    memory: tuple[Memory, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """One device held by one container.
+
+    Device plugin: ``resource`` and ``device_ids`` (one id) are set, ``numa_nodes`` merged over kubelet's entries.
+    DRA: ``driver``, ``pool``, ``device``, ``claim``, ``claim_namespace`` and perhaps ``share_id`` are set; ``cdi_ids``
+    is the shortest list that kubelet gave for the device, and may still name earlier devices of the same claim.
+    """
+
+    namespace: str
+    pod: str
+    container: str
+    api: Api
+    resource: str | None = None
+    driver: str | None = None
+    pool: str | None = None
+    device: str | None = None
+    claim: str | None = None
+    claim_namespace: str | None = None
+    share_id: str | None = None
+    device_ids: tuple[str, ...] = ()
+    cdi_ids: tuple[str, ...] = ()
+    numa_nodes: tuple[int, ...] = ()
+
+    @property
+    def holder(self) -> Holder:
+        return Holder(self.namespace, self.pod, self.container)
+
+    @property
+    def device_key(self) -> DeviceKey:
+        if self.api is Api.DEVICE_PLUGIN:
+            return DeviceKey(self.api, self.resource or "", "", self.device_ids[0], "")
+        return DeviceKey(self.api, self.driver or "", self.pool or "", self.device or "", self.share_id or "")
+
+    @property
+    def key(self) -> tuple[Holder, DeviceKey, str, str]:
+        """Identity: who holds which device by which claim. Stable between snapshots."""
+        return self.holder, self.device_key, self.claim_namespace or "", self.claim or ""
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatableDevice:
+    """A healthy device of a live device plugin, whether or not somebody holds it."""
+
+    resource: str
+    device_id: str
+    numa_nodes: tuple[int, ...] = ()
+
+    @property
+    def device_key(self) -> DeviceKey:
+        return DeviceKey(Api.DEVICE_PLUGIN, self.resource, "", self.device_id, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Allocatable:
+    """``GetAllocatableResources``: capacity, not what is free. Never a DRA device.
+
+    A device that its plugin reported with an empty topology is missing here (kubelet 1.36.2), though it can be held.
+    """
+
+    devices: tuple[AllocatableDevice, ...] = ()
+    cpu_ids: tuple[int, ...] = ()
+    memory: tuple[Memory, ...] = ()
+
+    def count_by_resource(self) -> dict[str, int]:
+        """How many healthy devices each resource has."""
+        return dict(Counter(device.resource for device in self.devices))
+
+
+class SocketIdentity(NamedTuple):
+    """Which socket file answered. Inode numbers are re-used at once, so the change time belongs to it."""
+
+    device: int
+    inode: int
+    ctime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One complete answer of ``List``; ``socket`` tells which kubelet process gave it."""
+
+    pods: tuple[Pod, ...]
+    allocations: tuple[Allocation, ...]
+    socket: SocketIdentity
+
+    @property
+    def has_dynamic_resources(self) -> bool:
+        return any(container.claims for pod in self.pods for container in pod.containers)
+
+
+def holders_by_device(allocations: Iterable[Allocation]) -> dict[DeviceKey, list[Allocation]]:
+    """Every held device with the allocations that hold it; more than one when a claim is shared."""
+    found: dict[DeviceKey, list[Allocation]] = {}
+    for allocation in allocations:
+        found.setdefault(allocation.device_key, []).append(allocation)
+    return found
+
+
+def shared_claims(allocations: Iterable[Allocation]) -> frozenset[tuple[str, str]]:
+    """``(namespace, name)`` of the claims that more than one container uses."""
+    users: dict[tuple[str, str], set[Holder]] = {}
+    for allocation in allocations:
+        if allocation.claim is not None:
+            users.setdefault((allocation.claim_namespace or "", allocation.claim), set()).add(allocation.holder)
+    return frozenset(claim for claim, holders in users.items() if len(holders) > 1)

@@ -1,0 +1,111 @@
+"""What a client knows between calls, shared by the async and the sync one: pure bookkeeping, no sockets."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TypeVar
+
+from podresources.backoff import Backoff
+from podresources.errors import ClientClosed, NotSupported, PodNotFound, PodResourcesError, SocketMissing
+from podresources.facts import Facts, Support
+from podresources.model import Allocatable, Pod, Snapshot, SocketIdentity
+from podresources.normalise import allocatable, allocations_of, pod_from_wire, snapshot
+from podresources.transport import SEE_LIST, Attempt, Endpoint, Observer, Rpc, decode
+from podresources.wire import v1_pb2
+
+PROBE_POD = ("kube-system", "podresources-probe-no-such-pod")
+"""Asking for a pod that does not exist tells whether Get is served, and costs kubelet one map look-up."""
+
+T = TypeVar("T")
+Reader = Callable[[bytes, SocketIdentity], T]
+"""Turns the bytes of an answer into a result; raises ProtocolViolation."""
+
+
+class Session:
+    """The kubelet at the other end (``identity``), what it can do (``facts``), and when to try again."""
+
+    def __init__(self, endpoint: Endpoint, backoff: Backoff, observe: Observer | None) -> None:
+        self.endpoint = endpoint
+        self.facts = Facts()
+        self.identity: SocketIdentity | None = None
+        self.closed = False
+        self._backoff = backoff
+        self._observe = observe
+        self._random = random.Random()
+
+    def meet(self, identity: SocketIdentity) -> bool:
+        """Note which socket is there now. True when it is another one, of which nothing is known yet: re-dial."""
+        if self.closed:
+            raise ClientClosed("This client is closed", hint="Make a new one")
+        if identity == self.identity:
+            return False
+        self.identity = identity
+        self.facts = Facts()
+        return True
+
+    def delay_after(self, error: PodResourcesError, attempt: int, remaining_seconds: float) -> float | None:
+        """Seconds to wait before the next try, or None when ``error`` is final or there is no time left.
+
+        A missing socket is worth waiting for only after this client has seen one: then kubelet is restarting.
+        """
+        if isinstance(error, SocketMissing) and self.identity is None:
+            return None
+        delay = self._backoff.delay_after(error, attempt, self._random)
+        return None if delay is None or delay >= remaining_seconds else delay
+
+    def report(self, rpc: Rpc, code: str, seconds: float) -> None:
+        """Tell the observer about one request."""
+        if self._observe is not None:
+            self._observe(Attempt(rpc, code, seconds))
+
+    def note_refusal(self, error: PodResourcesError) -> None:
+        """Learn from a failed call."""
+        match error:
+            case NotSupported(rpc=Rpc.GET):
+                self.facts = self.facts.after_get(served=False)
+            case NotSupported(rpc=Rpc.ALLOCATABLE):
+                self.facts = self.facts.after_allocatable(served=False)
+            case PodNotFound():
+                self.facts = self.facts.after_get(served=True)
+
+    def read_list(self, data: bytes, identity: SocketIdentity) -> Snapshot:
+        """The answer of List."""
+        found = snapshot(decode(Rpc.LIST, v1_pb2.ListPodResourcesResponse, data), identity)
+        self.facts = self.facts.after_list(found.has_dynamic_resources)
+        return found
+
+    def read_allocatable(self, data: bytes, _: SocketIdentity) -> Allocatable:
+        """The answer of GetAllocatableResources."""
+        found = allocatable(decode(Rpc.ALLOCATABLE, v1_pb2.AllocatableResourcesResponse, data))
+        self.facts = self.facts.after_allocatable(served=True)
+        return found
+
+    def read_get(self, data: bytes, identity: SocketIdentity) -> Snapshot:
+        """The answer of Get, as a snapshot of one pod."""
+        pod = pod_from_wire(decode(Rpc.GET, v1_pb2.GetPodResourcesResponse, data).pod_resources)
+        found = of_pod(pod, identity)
+        self.facts = self.facts.after_get(served=True).after_list(found.has_dynamic_resources)
+        return found
+
+    @property
+    def get_unsupported(self) -> bool:
+        return self.facts.get is Support.NO
+
+
+def of_pod(pod: Pod, identity: SocketIdentity) -> Snapshot:
+    """A snapshot of one pod."""
+    return Snapshot((pod,), tuple(allocations_of(pod)), identity)
+
+
+def pick(listed: Snapshot, namespace: str, pod: str) -> Snapshot:
+    """One pod out of a List, for kubelets without Get. Raises PodNotFound."""
+    for candidate in listed.pods:
+        if candidate.namespace == namespace and candidate.name == pod:
+            return of_pod(candidate, listed.socket)
+    raise PodNotFound(f"Kubelet has no pod {pod} in namespace {namespace}", hint=SEE_LIST)
+
+
+def get_request(namespace: str, pod: str) -> bytes:
+    """The request of Get, serialised."""
+    return v1_pb2.GetPodResourcesRequest(pod_namespace=namespace, pod_name=pod).SerializeToString()

@@ -1,0 +1,158 @@
+"""A PodResources server that misbehaves on request, on a real socket, and builders for its answers."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+
+from podresources.wire import v1_pb2 as wire
+
+Answer = Callable[[bytes, "grpc.aio.ServicerContext[bytes, bytes]"], Awaitable[bytes]]
+PREFIX = "/v1.PodResourcesLister/"
+
+
+@asynccontextmanager
+async def socket_directory() -> AsyncIterator[Path]:
+    """A directory with a name short enough for sockets."""
+    path = Path(tempfile.mkdtemp(prefix="pr", dir="/tmp"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def says(message: bytes | wire.ListPodResourcesResponse | wire.AllocatableResourcesResponse) -> Answer:
+    """Always this answer."""
+    data = message if isinstance(message, bytes) else message.SerializeToString()
+
+    async def answer(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        return data
+
+    return answer
+
+
+def fails(code: grpc.StatusCode, details: str) -> Answer:
+    """Always this error."""
+
+    async def answer(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        await context.abort(code, details)
+        raise AssertionError("abort returns never")
+
+    return answer
+
+
+async def hangs(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+    """Never answers."""
+    await asyncio.Event().wait()
+    return b""
+
+
+class Kubelet(grpc.GenericRpcHandler):
+    """Serves raw bytes per method at ``path``; a method without an answer is UNIMPLEMENTED. Counts its requests.
+
+    Like kubelet it binds elsewhere and renames the socket into place.
+    """
+
+    def __init__(self, path: Path, answers: dict[str, Answer]) -> None:
+        self.path = path
+        self.answers = answers
+        self.requests: list[str] = []
+        self.authorities: set[str] = set()
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        hidden = self.path.with_name(".tmp.sock")
+        self._server = grpc.aio.server(options=[("grpc.max_send_message_length", -1)])
+        self._server.add_generic_rpc_handlers((self,))
+        self._server.add_insecure_port(f"unix:{hidden}")
+        await self._server.start()
+        hidden.rename(self.path)
+
+    async def stop(self, *, unlink: bool = True) -> None:
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+        if unlink:
+            self.path.unlink(missing_ok=True)
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        method = details.method.removeprefix(PREFIX)
+        self.requests.append(method)
+        if method not in self.answers:
+            return None
+        return grpc.unary_unary_rpc_method_handler(self.answers[method])
+
+
+@asynccontextmanager
+async def kubelet(answers: dict[str, Answer]) -> AsyncIterator[Kubelet]:
+    """A running server in a directory of its own."""
+    async with socket_directory() as directory:
+        server = Kubelet(directory / "kubelet.sock", answers)
+        await server.start()
+        try:
+            yield server
+        finally:
+            await server.stop()
+
+
+def device(resource: str, *ids: str, numa: tuple[int, ...] | None = None) -> wire.ContainerDevices:
+    """One ``ContainerDevices``; ``numa=None`` leaves the topology unset, ``()`` sets an empty one."""
+    entry = wire.ContainerDevices(resource_name=resource, device_ids=ids)
+    if numa is not None:
+        entry.topology.SetInParent()
+        entry.topology.nodes.extend(wire.NUMANode(ID=node) for node in numa)
+    return entry
+
+
+def claim(name: str, *devices: wire.ClaimResource, namespace: str = "default") -> wire.DynamicResource:
+    return wire.DynamicResource(claim_name=name, claim_namespace=namespace, claim_resources=devices)
+
+
+def claim_device(
+    name: str, *cdi: str, driver: str = "gpu.example.com", pool: str = "node1", share: str | None = None
+) -> wire.ClaimResource:
+    return wire.ClaimResource(
+        driver_name=driver,
+        pool_name=pool,
+        device_name=name,
+        share_id=share,
+        cdi_devices=[wire.CDIDevice(name=item) for item in cdi],
+    )
+
+
+def container(
+    name: str, *devices: wire.ContainerDevices, claims: tuple[wire.DynamicResource, ...] = ()
+) -> wire.ContainerResources:
+    return wire.ContainerResources(name=name, devices=devices, dynamic_resources=claims)
+
+
+def pod(name: str, *containers: wire.ContainerResources, namespace: str = "default") -> wire.PodResources:
+    return wire.PodResources(name=name, namespace=namespace, containers=containers)
+
+
+def listing(*pods: wire.PodResources) -> wire.ListPodResourcesResponse:
+    return wire.ListPodResourcesResponse(pod_resources=pods)
+
+
+def capacity(*devices: wire.ContainerDevices) -> wire.AllocatableResourcesResponse:
+    return wire.AllocatableResourcesResponse(devices=devices)
+
+
+def large_listing(
+    pods: int = 500, devices: int = 4096, resource: str = "example.com/gpu"
+) -> wire.ListPodResourcesResponse:
+    """``devices`` spread over ``pods``, one entry each with one NUMA node, as kubelet sends them."""
+    response = wire.ListPodResourcesResponse()
+    for number in range(pods):
+        mine = [
+            device("example.com/gpu", f"GPU-{index:08x}-0000-4000-8000-{index:012x}", numa=(index % 2,))
+            for index in range(number, devices, pods)
+        ]
+        response.pod_resources.append(pod(f"train-{number}", container("main", *mine), namespace=f"team-{number % 7}"))
+    return response
