@@ -1,1 +1,103 @@
-"""A device-plugin server library: servers, registration, restarts, preferred allocation. Knows no hardware."""
+"""A device-plugin server library: servers, registration, restarts, preferred allocation. Knows no hardware.
+
+    devices: DeviceList = Broadcast()
+    devices.publish((Device("radio-1", Health.HEALTHY, (0,)),))
+    server = PluginServer(plugin, directory=Path("/var/lib/kubelet/device-plugins"), name="radio")
+    await server.run()
+
+where ``plugin`` has ``resource``, ``devices()`` and, as wanted, the methods of ``Allocator``, ``Preferrer`` and
+``PreStarter``. The values and the pure parts import neither gRPC nor watchdog; ``PluginServer`` does.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from deviceplugin.admission import require_healthy
+from deviceplugin.api import Allocator, DeviceList, Plugin, Preferrer, PreStarter
+from deviceplugin.broadcast import Broadcast, Versioned
+from deviceplugin.errors import AllocationError, DevicePluginError, KubeletDownError, KubeletError, SocketError
+from deviceplugin.model import Allocation, Device, DeviceSpec, Health, Mount
+from deviceplugin.observer import (
+    Allocated,
+    BindFailed,
+    Bound,
+    Fact,
+    KubeletSeen,
+    ListSent,
+    Observer,
+    PhaseChanged,
+    Preferred,
+    PreStarted,
+    Registered,
+    RegisterFailed,
+    StreamEnded,
+    StreamOpened,
+)
+from deviceplugin.registration import Phase
+from deviceplugin.sockets import remove_stale
+from deviceplugin.timeouts import Timeouts
+
+if TYPE_CHECKING:
+    from deviceplugin.server import PluginServer, ServerState
+    from deviceplugin.watch import Watcher
+
+# gRPC reads these when it is first imported: its INFO lines are noise, its fork handlers break subprocesses.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+__all__ = [
+    "Allocated",
+    "Allocation",
+    "AllocationError",
+    "Allocator",
+    "BindFailed",
+    "Bound",
+    "Broadcast",
+    "Device",
+    "DeviceList",
+    "DevicePluginError",
+    "DeviceSpec",
+    "Fact",
+    "Health",
+    "KubeletDownError",
+    "KubeletError",
+    "KubeletSeen",
+    "ListSent",
+    "Mount",
+    "Observer",
+    "Phase",
+    "PhaseChanged",
+    "Plugin",
+    "PluginServer",
+    "PreStarted",
+    "PreStarter",
+    "Preferred",
+    "Preferrer",
+    "RegisterFailed",
+    "Registered",
+    "ServerState",
+    "SocketError",
+    "StreamEnded",
+    "StreamOpened",
+    "Timeouts",
+    "Versioned",
+    "Watcher",
+    "remove_stale",
+    "require_healthy",
+]
+
+_LAZY = {
+    "PluginServer": "deviceplugin.server",
+    "ServerState": "deviceplugin.server",
+    "Watcher": "deviceplugin.watch",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,67 @@
+"""What a plugin's author implements: one required interface, the others as wanted.
+
+The options that kubelet asks for follow from what is implemented: ``Preferrer`` sets
+``get_preferred_allocation_available``; ``PreStarter`` makes PreStartContainer do something, and its
+``pre_start_required`` says whether kubelet must call it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from deviceplugin.broadcast import Broadcast
+from deviceplugin.model import Allocation, Device
+
+DeviceList = Broadcast[tuple[Device, ...]]
+
+
+@runtime_checkable
+class Plugin(Protocol):
+    """Required: which resource, and the list of its devices with its changes."""
+
+    @property
+    def resource(self) -> str:
+        """Extended resource name, such as ``example.com/radio``."""
+        ...
+
+    def devices(self) -> DeviceList:
+        """The list; the same object each time. Nothing is registered before the first ``publish``."""
+        ...
+
+
+@runtime_checkable
+class Allocator(Protocol):
+    """Optional: decides about Allocate. Without it the library accepts listed healthy ids and injects nothing."""
+
+    async def allocate(self, ids: Sequence[str]) -> Allocation:
+        """The answer for one container. ``ids`` are sorted and free of duplicates.
+
+        The allocator decides about ids that are unknown or unhealthy too: an id may be unhealthy in the list and
+        still be held by the very pod that kubelet admits again (``require_healthy`` is the simple rule). Repeating a
+        call must succeed. Raise ``AllocationError`` to refuse.
+        """
+        ...
+
+
+@runtime_checkable
+class Preferrer(Protocol):
+    """Optional: advises kubelet which ids to take. Pure and quick: it runs on the event loop, kubelet waits."""
+
+    def prefer(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
+        """``size`` ids out of ``available`` with all of ``must_include``; empty for "no opinion"."""
+        ...
+
+
+@runtime_checkable
+class PreStarter(Protocol):
+    """Optional: work before each start of a container that holds devices."""
+
+    @property
+    def pre_start_required(self) -> bool:
+        """Whether kubelet must call at all. Read once per registration."""
+        ...
+
+    async def pre_start(self, ids: Sequence[str]) -> None:
+        """Prepare the devices. Raise ``AllocationError`` to make this start fail; kubelet tries again later."""
+        ...

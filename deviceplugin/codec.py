@@ -1,0 +1,74 @@
+"""Between the library's values and the protobuf messages of deviceplugin/v1beta1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from deviceplugin.broadcast import Versioned
+from deviceplugin.model import Allocation, Device, Health
+from deviceplugin.wire import v1beta1_pb2 as pb
+
+VERSION = "v1beta1"
+"""The only version in kubelet's ``SupportedVersions`` (deviceplugin/v1beta1/constants.go)."""
+
+LIST_MAX_BYTES = 4 * 1024 * 1024
+"""What kubelet's client accepts in one message: grpc-go's default. More ends the stream."""
+
+NUMA_LIMIT = 64
+"""NUMA node numbers are bits of a uint64 in kubelet (topologymanager/bitmask)."""
+
+
+class ListCache:
+    """Builds the message of a version once, however many streams send it."""
+
+    def __init__(self) -> None:
+        self._built: tuple[int, pb.ListAndWatchResponse] | None = None
+
+    def message(self, snapshot: Versioned[tuple[Device, ...]]) -> pb.ListAndWatchResponse:
+        if self._built is None or self._built[0] != snapshot.version:
+            self._built = (snapshot.version, encode_list(snapshot.value))
+        return self._built[1]
+
+
+def encode_list(devices: Iterable[Device]) -> pb.ListAndWatchResponse:
+    """The complete list. Of two entries with one id the later is left out, and so is an empty id.
+
+    ``topology`` is set only for a device with a real NUMA node: -1 makes Topology Manager refuse pods, and an empty
+    TopologyInfo hides the device from PodResources.
+    """
+    response = pb.ListAndWatchResponse()
+    seen: set[str] = set()
+    for device in devices:
+        if not device.id or device.id in seen:
+            continue
+        seen.add(device.id)
+        entry = response.devices.add(ID=device.id, health=device.health.value)
+        for node in sorted({n for n in device.numa_nodes if 0 <= n < NUMA_LIMIT}):
+            entry.topology.nodes.add(ID=node)
+    return response
+
+
+def encode_allocation(allocation: Allocation) -> pb.ContainerAllocateResponse:
+    """One container's answer."""
+    return pb.ContainerAllocateResponse(
+        envs=dict(allocation.envs),
+        mounts=[
+            pb.Mount(container_path=m.container_path, host_path=m.host_path, read_only=m.read_only)
+            for m in allocation.mounts
+        ],
+        devices=[
+            pb.DeviceSpec(container_path=d.container_path, host_path=d.host_path, permissions=d.permissions)
+            for d in allocation.devices
+        ],
+        annotations=dict(allocation.annotations),
+        cdi_devices=[pb.CDIDevice(name=name) for name in allocation.cdi_devices],
+    )
+
+
+def unique_sorted(ids: Iterable[str]) -> list[str]:
+    """The ids of a request, each once. Sorted, because kubelet's order is that of a Go map: random."""
+    return sorted(set(ids))
+
+
+def count_healthy(devices: Sequence[Device]) -> int:
+    return sum(device.health is Health.HEALTHY for device in devices)

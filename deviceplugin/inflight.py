@@ -1,0 +1,43 @@
+"""Which device ids kubelet is asking about right now, or did a moment ago."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+
+class Inflight:
+    """Kubelet 1.36 crashes if an id leaves the list while its Allocate is under way: who shrinks the list asks here.
+
+    ``clock`` counts seconds and never goes back.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._running: Counter[str] = Counter()
+        self._last_seen: dict[str, float] = {}
+
+    def enter(self, ids: Iterable[str]) -> None:
+        """A request for ``ids`` begins."""
+        for device_id in ids:
+            self._running[device_id] += 1
+            self._last_seen[device_id] = self._clock()
+
+    def leave(self, ids: Iterable[str]) -> None:
+        """That request is over, the work behind it included."""
+        for device_id in ids:
+            self._running[device_id] -= 1
+            if self._running[device_id] <= 0:
+                del self._running[device_id]
+            self._last_seen[device_id] = self._clock()
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The ids of requests that are under way."""
+        return frozenset(self._running)
+
+    def recent(self, seconds: float) -> frozenset[str]:
+        """The ids of requests under way, or over for less than ``seconds``. Older ones are forgotten for good."""
+        oldest = self._clock() - seconds
+        self._last_seen = {i: at for i, at in self._last_seen.items() if at >= oldest or i in self._running}
+        return frozenset(self._last_seen)

@@ -1,0 +1,61 @@
+"""One gRPC server on one fresh unix socket: start it, tell whether its path still leads to it, stop it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from deviceplugin.errors import SocketError
+from deviceplugin.service import DevicePluginService
+from deviceplugin.sockets import Identity, check_directory, fresh_path, identify_socket, probe
+from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
+
+_SERVER_OPTIONS = [("grpc.so_reuseport", 0)]
+
+
+class Listener:
+    """Made by ``start``; ``path`` is bound, accepting and private (0600) from then on."""
+
+    def __init__(self, server: grpc.aio.Server, path: Path, identity: Identity) -> None:
+        self._server = server
+        self._identity = identity
+        self.path = path
+
+    @classmethod
+    async def start(cls, service: DevicePluginService, directory: Path, name: str, resource: str) -> Listener:
+        """Bind and serve. Raises SocketError with what a person can do about it."""
+        check_directory(directory)
+        path = fresh_path(directory, name, resource)
+        server = grpc.aio.server(options=_SERVER_OPTIONS)
+        pb_grpc.add_DevicePluginServicer_to_server(service, server)
+        try:
+            if server.add_insecure_port(f"unix:{path}") == 0:  # grpcio before 1.60 says it so, later ones raise
+                raise RuntimeError("grpc answered port 0")
+            # chmod, not umask: that one belongs to the whole process. Until here the mode is at most 0755, and
+            # connecting takes the write permission; nobody knows the name before Register anyway.
+            path.chmod(0o600)
+            await server.start()
+            identity = identify_socket(path)
+            if identity is None or (code := probe(path)) != 0:
+                reason = "it vanished at once" if identity is None else os.strerror(code)
+                raise SocketError(f"our own socket {path} does not answer: {reason}", hint="it will be tried again")
+        except (RuntimeError, OSError, SocketError) as error:
+            await server.stop(None)
+            if isinstance(error, SocketError):
+                raise
+            raise SocketError(f"cannot serve on {path}: {error}", hint="check the directory and free space") from error
+        return cls(server, path, identity)
+
+    def in_place(self) -> bool:
+        """Whether the path still leads to our socket. gRPC does not notice when it does not."""
+        return self._identity.same_file(identify_socket(self.path))
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Stop serving; calls in flight get ``grace_seconds``. End the streams first: they would use up all of it.
+
+        gRPC removes the path; the name is ours alone, so nobody else's file can be meant.
+        """
+        await self._server.stop(grace_seconds or None)

@@ -1,0 +1,142 @@
+"""Facts that the library reports: frozen records for metrics, logs and events of the program around it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from deviceplugin.registration import Phase
+
+log = logging.getLogger("deviceplugin")
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Root of the facts; ``resource`` is the extended resource name."""
+
+    resource: str
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseChanged(Fact):
+    """The registration moved on; ``error`` is the last one, empty when there is none to report."""
+
+    old: Phase
+    new: Phase
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound(Fact):
+    """A fresh server listens on ``socket``."""
+
+    socket: Path
+
+
+@dataclass(frozen=True, slots=True)
+class BindFailed(Fact):
+    """No server: ``error`` says what is wrong with the directory or the path. It will be tried again."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletSeen(Fact):
+    """kubelet.sock is new: another kubelet, or the first one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registered(Fact):
+    """Kubelet answered Register with success after ``seconds``; a stream must follow."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterFailed(Fact):
+    """Kubelet refused, or could not be reached. ``code`` is the gRPC status name."""
+
+    code: str
+    message: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOpened(Fact):
+    """ListAndWatch began. ``expected`` is false for one that no Register of ours asked for."""
+
+    expected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnded(Fact):
+    """ListAndWatch ended after ``seconds``, for whatever reason."""
+
+    expected: bool
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ListSent(Fact):
+    """A stream took version ``version``, ``devices`` entries; ``seconds`` to build and hand over."""
+
+    version: int
+    devices: int
+    healthy: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Allocated(Fact):
+    """One Allocate was answered with ``code`` (``OK`` or the gRPC status name); ``ids`` as kubelet sent them."""
+
+    ids: tuple[str, ...]
+    code: str
+    message: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Preferred(Fact):
+    """One GetPreferredAllocation was answered; ``answered`` is false when the answer was empty."""
+
+    available: int
+    size: int
+    answered: bool
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PreStarted(Fact):
+    """One PreStartContainer was answered."""
+
+    ids: tuple[str, ...]
+    code: str
+    message: str
+    seconds: float
+
+
+class Observer(Protocol):
+    """The hook. It is called on the event loop: be quick. What it raises is logged and otherwise ignored."""
+
+    def observe(self, fact: Fact) -> None:
+        """Take one fact."""
+        ...
+
+
+class Notifier:
+    """Calls an observer and survives it."""
+
+    def __init__(self, observer: Observer | None) -> None:
+        self._observer = observer
+
+    def __call__(self, fact: Fact) -> None:
+        log.debug("%s", fact)
+        if self._observer is None:
+            return
+        try:
+            self._observer.observe(fact)
+        except Exception:
+            log.exception("the observer failed on %s", type(fact).__name__)

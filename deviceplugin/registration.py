@@ -1,0 +1,249 @@
+"""The registration state machine: one table, pure. Nothing else decides when to bind, to register or to wait.
+
+What is true here:
+
+* Register is asked for only in ``REGISTERING``, and no row enters it while kubelet reads a stream of ours: kubelet
+  <= 1.36 keeps one client per resource name, and the end of the older stream kills the newer (kubernetes#121994).
+* A stream is the proof of registration: kubelet opens one only after it took our Register, and never opens it again
+  after losing it (plugin/v1beta1/client.go), so a lost stream means to register again.
+* A kubelet that has not been asked yet (``FRESH``) is asked at once, because every 100 ms of delay can cost running
+  pods; one that has been asked (``ASKED``) only after a second at least.
+
+The machine knows no time, no sockets and no randomness. ``step`` returns the next state; entering a state means the
+action and the timer that ``ENTRY`` names. Events without a row for the current phase change nothing but the
+knowledge about kubelet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from random import Random
+
+from deviceplugin.timeouts import Timeouts
+
+
+class Phase(StrEnum):
+    """Where the registration of one resource stands."""
+
+    IDLE = "Idle"  # no socket of ours; waiting to try (again)
+    BINDING = "Binding"  # ending the old server, starting a new one on a fresh name
+    SERVING = "Serving"  # our socket is there, kubelet.sock is not
+    REGISTERING = "Registering"  # a Register call is in flight
+    WAIT_STREAM = "WaitStream"  # Register succeeded, ListAndWatch has not come yet
+    ACTIVE = "Active"  # kubelet reads our list
+    SETTLING = "Settling"  # kubelet.sock changed, yet the stream lives: a dying kubelet, or a touched file
+    REFUSED = "Refused"  # nobody listens on kubelet.sock; trying quickly
+    LOST = "Lost"  # the stream or our socket went away under the same kubelet; waiting at least a second
+    BACKOFF = "Backoff"  # Register failed, or no stream followed; waiting longer each time
+
+
+class Event(StrEnum):
+    """What the level check, the sockets and the clock report."""
+
+    START = "Start"
+    DIRECTORY_CHANGED = "DirectoryChanged"  # the plugin directory is another one, or appeared
+    BOUND = "Bound"
+    BIND_FAILED = "BindFailed"
+    KUBELET_NEW = "KubeletNew"  # kubelet.sock with an identity not seen before
+    KUBELET_GONE = "KubeletGone"  # no kubelet.sock
+    OWN_SOCKET_LOST = "OwnSocketLost"  # our path is missing or leads elsewhere
+    REGISTERED = "Registered"
+    REFUSED = "Refused"  # connect() failed: nobody took our Register
+    REGISTER_FAILED = "RegisterFailed"  # an error answer or none; kubelet may have seen the call
+    STREAM_OPENED = "StreamOpened"  # the first stream since Register was sent
+    STREAM_ENDED = "StreamEnded"  # that stream
+    TIMER = "Timer"
+
+
+class Kubelet(StrEnum):
+    """What we know about the owner of kubelet.sock."""
+
+    ABSENT = "Absent"
+    FRESH = "Fresh"  # there, and never asked by us
+    ASKED = "Asked"  # a Register of ours reached it, or may have
+
+
+class Action(StrEnum):
+    """What the driver must do when a phase is entered."""
+
+    BIND = "Bind"  # end streams, stop the server, start a fresh one
+    REGISTER = "Register"  # end stray streams, call Register
+
+
+class Timer(StrEnum):
+    """Which interval starts when a phase is entered."""
+
+    BACKOFF = "Backoff"
+    REFUSED = "Refused"
+    STREAM = "Stream"
+    SETTLE = "Settle"
+    STABLE = "Stable"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """``attempt`` counts failures since the last success, ``refusals`` consecutive refused connects."""
+
+    phase: Phase = Phase.IDLE
+    kubelet: Kubelet = Kubelet.ABSENT
+    attempt: int = 0
+    refusals: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A target that depends on what we know about kubelet."""
+
+    absent: Phase
+    fresh: Phase
+    asked: Phase
+
+    def resolve(self, kubelet: Kubelet) -> Phase:
+        return {Kubelet.ABSENT: self.absent, Kubelet.FRESH: self.fresh, Kubelet.ASKED: self.asked}[kubelet]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What entering a phase means."""
+
+    action: Action | None = None
+    timer: Timer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The result of ``step``; ``entered`` is false when the event changed no phase (running timers go on)."""
+
+    state: State
+    entered: bool
+
+    @property
+    def action(self) -> Action | None:
+        return ENTRY[self.state.phase].action if self.entered else None
+
+    @property
+    def timer(self) -> Timer | None:
+        return ENTRY[self.state.phase].timer if self.entered else None
+
+
+P, E = Phase, Event
+
+READY = Choice(absent=P.SERVING, fresh=P.REGISTERING, asked=P.LOST)
+FAILED = Choice(absent=P.SERVING, fresh=P.REGISTERING, asked=P.BACKOFF)
+AGAIN = Choice(absent=P.SERVING, fresh=P.REGISTERING, asked=P.REGISTERING)
+# FRESH here means that kubelet changed while the call was in flight: we cannot know which one answered, so its stream
+# gets a moment to appear before the new one is asked (twice would be a double registration).
+ANSWERED = Choice(absent=P.WAIT_STREAM, fresh=P.BACKOFF, asked=P.WAIT_STREAM)
+READ = Choice(absent=P.ACTIVE, fresh=P.SETTLING, asked=P.ACTIVE)
+REFUSED_BY = Choice(absent=P.SERVING, fresh=P.REFUSED, asked=P.REFUSED)
+
+ENTRY: dict[Phase, Entry] = {
+    P.IDLE: Entry(timer=Timer.BACKOFF),
+    P.BINDING: Entry(Action.BIND),
+    P.SERVING: Entry(),
+    P.REGISTERING: Entry(Action.REGISTER),
+    P.WAIT_STREAM: Entry(timer=Timer.STREAM),
+    P.ACTIVE: Entry(timer=Timer.STABLE),
+    P.SETTLING: Entry(timer=Timer.SETTLE),
+    P.REFUSED: Entry(timer=Timer.REFUSED),
+    P.LOST: Entry(timer=Timer.BACKOFF),
+    P.BACKOFF: Entry(timer=Timer.BACKOFF),
+}
+
+TABLE: dict[tuple[Phase, Event], Phase | Choice] = {
+    (P.IDLE, E.START): P.BINDING,
+    (P.IDLE, E.TIMER): P.BINDING,
+    (P.IDLE, E.DIRECTORY_CHANGED): P.BINDING,
+    (P.IDLE, E.KUBELET_NEW): P.BINDING,
+    #
+    (P.BINDING, E.BOUND): READY,
+    (P.BINDING, E.BIND_FAILED): P.IDLE,
+    #
+    (P.SERVING, E.KUBELET_NEW): P.REGISTERING,
+    (P.SERVING, E.OWN_SOCKET_LOST): P.BINDING,
+    #
+    (P.REGISTERING, E.STREAM_OPENED): READ,
+    (P.REGISTERING, E.REGISTERED): ANSWERED,
+    (P.REGISTERING, E.REFUSED): REFUSED_BY,
+    (P.REGISTERING, E.REGISTER_FAILED): FAILED,
+    (P.REGISTERING, E.OWN_SOCKET_LOST): P.BINDING,
+    #
+    (P.WAIT_STREAM, E.STREAM_OPENED): READ,
+    (P.WAIT_STREAM, E.TIMER): FAILED,
+    (P.WAIT_STREAM, E.KUBELET_NEW): P.BACKOFF,
+    (P.WAIT_STREAM, E.OWN_SOCKET_LOST): P.BINDING,
+    #
+    (P.ACTIVE, E.STREAM_ENDED): READY,
+    (P.ACTIVE, E.KUBELET_NEW): P.SETTLING,
+    (P.ACTIVE, E.OWN_SOCKET_LOST): P.BINDING,
+    #
+    (P.SETTLING, E.STREAM_ENDED): READY,
+    (P.SETTLING, E.TIMER): P.ACTIVE,
+    (P.SETTLING, E.KUBELET_NEW): P.SETTLING,
+    (P.SETTLING, E.OWN_SOCKET_LOST): P.BINDING,
+    **{(waiting, E.TIMER): AGAIN for waiting in (P.REFUSED, P.LOST, P.BACKOFF)},
+    **{(waiting, E.KUBELET_NEW): P.REGISTERING for waiting in (P.REFUSED, P.LOST, P.BACKOFF)},
+    **{(waiting, E.KUBELET_GONE): P.SERVING for waiting in (P.REFUSED, P.LOST, P.BACKOFF)},
+    **{(waiting, E.STREAM_OPENED): P.ACTIVE for waiting in (P.REFUSED, P.LOST, P.BACKOFF)},
+    **{(waiting, E.OWN_SOCKET_LOST): P.BINDING for waiting in (P.REFUSED, P.LOST, P.BACKOFF)},
+}
+
+STREAMING = frozenset({P.ACTIVE, P.SETTLING})
+"""The phases in which kubelet reads our list: registered."""
+
+
+def step(state: State, event: Event) -> Step:
+    """The next state for ``event``. Total: every pair of phase and event has an answer."""
+    known = _learn(state, event)
+    target = TABLE.get((state.phase, event))
+    if target is None:
+        return Step(known, entered=False)
+    phase = target.resolve(known.kubelet) if isinstance(target, Choice) else target
+    return Step(_enter(known, phase, event), entered=True)
+
+
+def _learn(state: State, event: Event) -> State:
+    """What the event says about kubelet, whatever the phase."""
+    match event:
+        case Event.KUBELET_NEW:
+            return replace(state, kubelet=Kubelet.FRESH, attempt=0, refusals=0)
+        case Event.KUBELET_GONE:
+            return replace(state, kubelet=Kubelet.ABSENT)
+        case Event.REFUSED if state.phase is Phase.REGISTERING and state.kubelet is Kubelet.ASKED:
+            return replace(state, kubelet=Kubelet.FRESH)  # it never got our call
+        case Event.TIMER if state.phase is Phase.SETTLING and state.kubelet is Kubelet.FRESH:
+            return replace(state, kubelet=Kubelet.ASKED)  # the reader outlived the change: it is the same kubelet
+        case Event.TIMER if state.phase is Phase.ACTIVE:
+            return replace(state, attempt=0, refusals=0)
+    return state
+
+
+def _enter(state: State, phase: Phase, event: Event) -> State:
+    match phase:
+        case Phase.REGISTERING:
+            return replace(state, phase=phase, kubelet=Kubelet.ASKED)
+        case Phase.REFUSED:
+            return replace(state, phase=phase, refusals=state.refusals + 1)
+        case Phase.IDLE | Phase.LOST | Phase.BACKOFF:
+            return replace(state, phase=phase, attempt=state.attempt + 1)
+        case Phase.ACTIVE if event is Event.STREAM_OPENED and state.kubelet is Kubelet.FRESH:
+            return replace(state, phase=phase, kubelet=Kubelet.ASKED)
+    return replace(state, phase=phase)
+
+
+def delay_seconds(timer: Timer, state: State, timeouts: Timeouts, rng: Random) -> float:
+    """How long the timer of the phase just entered runs; ``rng`` spreads the back-off by up to 20 percent."""
+    match timer:
+        case Timer.BACKOFF:
+            doubled = timeouts.backoff_first_seconds * 2.0 ** min(max(state.attempt - 1, 0), 16)
+            return min(doubled, timeouts.backoff_max_seconds) * rng.uniform(1.0, 1.2)
+        case Timer.REFUSED:
+            quick = state.refusals <= timeouts.refused_quick
+            return timeouts.refused_seconds if quick else timeouts.refused_slow_seconds
+        case Timer.STREAM:
+            return timeouts.stream_seconds
+        case Timer.SETTLE:
+            return timeouts.settle_seconds
+        case Timer.STABLE:
+            return timeouts.stable_seconds

@@ -1,0 +1,333 @@
+"""The server of one resource: carries out what the registration state machine decides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from deviceplugin.api import Plugin
+from deviceplugin.errors import DevicePluginError, KubeletDownError, KubeletError, SocketError
+from deviceplugin.inflight import Inflight
+from deviceplugin.kubelet import register
+from deviceplugin.listener import Listener
+from deviceplugin.observer import (
+    BindFailed,
+    Bound,
+    KubeletSeen,
+    Notifier,
+    Observer,
+    PhaseChanged,
+    Registered,
+    RegisterFailed,
+    StreamEnded,
+    StreamOpened,
+)
+from deviceplugin.registration import STREAMING, Action, Event, Phase, State, delay_seconds, step
+from deviceplugin.service import DevicePluginService
+from deviceplugin.sockets import KUBELET_SOCKET, Identity, identify_directory, identify_socket, remove_stale
+from deviceplugin.streams import Stream, Streams
+from deviceplugin.timeouts import Timeouts
+from deviceplugin.watch import Subscription, Watcher
+
+log = logging.getLogger("deviceplugin")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """A snapshot for readiness, metrics and people.
+
+    ``since`` is the clock's value when ``phase`` began; ``error`` the last failure, empty once a stream is alive;
+    ``sent_version`` the newest list that kubelet's live stream took, 0 without one.
+    """
+
+    resource: str
+    phase: Phase
+    since: float
+    error: str
+    socket: Path | None
+    streams: int
+    registered: bool
+    registrations: int
+    published_version: int
+    sent_version: int
+
+
+class PluginServer:
+    """Serves ``plugin`` to the kubelet whose plugin directory is ``directory``, for as long as ``run`` runs.
+
+    ``name`` begins the socket's file name and marks the files that are ours to clean up. ``watcher`` may be shared by
+    all servers of a process. ``clock`` counts seconds and never goes back.
+    """
+
+    def __init__(
+        self,
+        plugin: Plugin,
+        *,
+        directory: Path,
+        name: str = "deviceplugin",
+        timeouts: Timeouts | None = None,
+        watcher: Watcher | None = None,
+        observer: Observer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._plugin = plugin
+        self._directory = directory
+        self._name = name
+        self._timeouts = timeouts or Timeouts()
+        self._watcher = watcher or Watcher()
+        self._notify = Notifier(observer)
+        self._clock = clock
+        self._rng = rng or random.Random()
+
+        self._streams = Streams(clock, self._stream_opened, self._stream_ended)
+        self._inflight = Inflight(clock)
+        self._service = DevicePluginService(plugin, self._streams, self._inflight, self._timeouts, self._notify, clock)
+        self._machine = State()
+        self._since = clock()
+        self._error = ""
+        self._registrations = 0
+        self._listener: Listener | None = None
+        self._call: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._events: deque[Event] = deque()
+        self._awake = asyncio.Event()
+        self._stopping = False
+        self._grace_seconds = 1.0
+        self._done = asyncio.Event()
+        self._running = False
+        self._kubelet: Identity | None = None
+        self._place: tuple[int, int] | None = None
+
+    # What others may ask.
+
+    @property
+    def state(self) -> ServerState:
+        """Where things stand, at this moment."""
+        return ServerState(
+            resource=self._plugin.resource,
+            phase=self._machine.phase,
+            since=self._since,
+            error="" if self._machine.phase in STREAMING else self._error,
+            socket=self._listener.path if self._listener else None,
+            streams=len(self._streams),
+            registered=self._machine.phase in STREAMING,
+            registrations=self._registrations,
+            published_version=self._plugin.devices().version,
+            sent_version=self._streams.sent_version,
+        )
+
+    @property
+    def sent_version(self) -> int:
+        """The newest list version that kubelet's live stream took; 0 without one."""
+        return self._streams.sent_version
+
+    async def wait_sent(self, version: int) -> None:
+        """Until kubelet's live stream took list ``version`` (or a newer one). Waits for as long as that takes."""
+        await self._streams.wait_sent(version)
+
+    @property
+    def inflight_ids(self) -> frozenset[str]:
+        """Ids of calls under way: none of them may leave the list."""
+        return self._inflight.ids
+
+    @property
+    def recent_ids(self) -> frozenset[str]:
+        """Ids that kubelet asked about within ``Timeouts.recent_seconds``: it may be about to allocate them."""
+        return self._inflight.recent(self._timeouts.recent_seconds)
+
+    # The life cycle.
+
+    async def run(self) -> None:
+        """Serve until cancelled or stopped. Neither kubelet nor the file system makes this raise.
+
+        Registers only once the plugin has published a first list: kubelet would count no list as zero devices.
+        """
+        if self._running:
+            raise RuntimeError("this server runs already")
+        self._running = True
+        subscription: Subscription | None = None
+        try:
+            if not await self._first_list():
+                return
+            subscription = self._watcher.subscribe(self._directory, self._awake.set)
+            self._events.append(Event.START)
+            while not self._stopping:
+                self._look(subscription)
+                while self._events and not self._stopping:
+                    await self._take(self._events.popleft())
+                poll = self._timeouts.poll_blind_seconds if subscription.blind else self._timeouts.poll_seconds
+                if not self._events:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(poll):
+                            await self._awake.wait()
+                self._awake.clear()
+        finally:
+            if subscription is not None:
+                subscription.close()
+            await self._close(self._grace_seconds)
+            self._running = False
+            self._done.set()
+
+    async def stop(self, grace_seconds: float = 1.0) -> None:
+        """End the streams, give calls in flight ``grace_seconds``, stop, remove our own socket. Returns when done.
+
+        No empty list is sent: capacity would drop at once, and kubelet would forget devices that pods hold.
+        """
+        self._grace_seconds = grace_seconds
+        self._stopping = True
+        self._awake.set()
+        if self._running:
+            await self._done.wait()
+
+    async def _first_list(self) -> bool:
+        """Wait for it; False if stopped meanwhile."""
+        with self._plugin.devices().subscribe(self._awake.set):
+            while not self._stopping and self._plugin.devices().current is None:
+                await self._awake.wait()
+                self._awake.clear()
+        return not self._stopping
+
+    async def _close(self, grace_seconds: float) -> None:
+        self._cancel_timer()
+        self._cancel_call()
+        await self._streams.end_all(self._timeouts.end_streams_seconds)
+        if self._listener is not None:
+            listener, self._listener = self._listener, None
+            await listener.stop(grace_seconds)
+
+    # What is true: the level check. Everything else only says when to look.
+
+    def _look(self, subscription: Subscription) -> None:
+        subscription.refresh()
+        place = identify_directory(self._directory)
+        if place != self._place:
+            self._place = place
+            self._events.append(Event.DIRECTORY_CHANGED)
+        # Kubelet's socket before ours: kubelet removes ours, then makes its own. Asked the other way round, ours could
+        # seem alive next to a new kubelet.sock, and kubelet would dial a path that is gone for 10 s.
+        kubelet = identify_socket(self._directory / KUBELET_SOCKET)
+        own_lost = self._listener is not None and not self._listener.in_place()
+        if own_lost:
+            self._events.append(Event.OWN_SOCKET_LOST)
+        if kubelet != self._kubelet:
+            self._kubelet = kubelet
+            self._events.append(Event.KUBELET_NEW if kubelet else Event.KUBELET_GONE)
+            if kubelet:
+                self._notify(KubeletSeen(self._plugin.resource))
+
+    # What is decided: one step of the machine per event.
+
+    async def _take(self, event: Event) -> None:
+        old = self._machine
+        result = step(old, event)
+        self._machine = result.state
+        if not result.entered:
+            return
+        if event is Event.STREAM_OPENED:
+            self._error = ""
+        self._cancel_timer()
+        if result.state.phase is not old.phase:
+            self._since = self._clock()
+            self._notify(PhaseChanged(self._plugin.resource, old.phase, result.state.phase, self._error))
+        if result.timer is not None:
+            delay = delay_seconds(result.timer, result.state, self._timeouts, self._rng)
+            self._timer = asyncio.get_running_loop().call_later(delay, self._timer_fired)
+        match result.action:
+            case Action.BIND:
+                await self._bind()
+            case Action.REGISTER:
+                self._cancel_call()
+                await self._streams.end_all(self._timeouts.end_streams_seconds)
+                self._call = asyncio.create_task(self._register())
+
+    def _post(self, event: Event) -> None:
+        self._events.append(event)
+        self._awake.set()
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        self._post(Event.TIMER)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if Event.TIMER in self._events:  # fired, but for a phase that is over
+            self._events = deque(e for e in self._events if e is not Event.TIMER)
+
+    # What is done.
+
+    async def _bind(self) -> None:
+        """A fresh server, strictly after the old one: gRPC's stop removes paths, and kubelet must see one stream."""
+        self._cancel_call()
+        await self._streams.end_all(self._timeouts.end_streams_seconds)
+        if self._listener is not None:
+            listener, self._listener = self._listener, None
+            await listener.stop(self._timeouts.end_streams_seconds if self._inflight.ids else 0)
+        resource = self._plugin.resource
+        remove_stale(self._directory, self._name, resource)
+        try:
+            self._listener = await Listener.start(self._service, self._directory, self._name, resource)
+        except SocketError as error:
+            self._error = str(error)
+            self._notify(BindFailed(resource, self._error))
+            self._post(Event.BIND_FAILED)
+            return
+        self._notify(Bound(resource, self._listener.path))
+        self._post(Event.BOUND)
+
+    async def _register(self) -> None:
+        listener = self._listener
+        if listener is None:
+            raise RuntimeError("the state machine registers only what is bound")
+        resource = self._plugin.resource
+        started = self._clock()
+        self._streams.arm()
+        try:
+            await register(
+                self._directory / KUBELET_SOCKET,
+                listener.path.name,
+                resource,
+                self._service.options(),
+                self._timeouts.register_seconds,
+            )
+        except DevicePluginError as error:
+            self._error = str(error)
+            code = error.code if isinstance(error, KubeletError) else "INTERNAL"
+            self._notify(RegisterFailed(resource, code, self._error, self._clock() - started))
+            self._post(Event.REFUSED if isinstance(error, KubeletDownError) else Event.REGISTER_FAILED)
+        except Exception as error:  # a defect of ours or of gRPC must not end the registration for good
+            log.exception("registering %s failed unexpectedly", resource)
+            self._error = f"registering failed unexpectedly: {type(error).__name__}"
+            self._post(Event.REGISTER_FAILED)
+        else:
+            self._registrations += 1
+            self._notify(Registered(resource, self._clock() - started))
+            self._post(Event.REGISTERED)
+
+    def _cancel_call(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+        stale = {Event.REGISTERED, Event.REFUSED, Event.REGISTER_FAILED}
+        self._events = deque(e for e in self._events if e not in stale)
+
+    # What the streams tell.
+
+    def _stream_opened(self, stream: Stream) -> None:
+        self._notify(StreamOpened(self._plugin.resource, stream.expected))
+        if stream.expected:
+            self._post(Event.STREAM_OPENED)
+
+    def _stream_ended(self, stream: Stream) -> None:
+        self._notify(StreamEnded(self._plugin.resource, stream.expected, self._clock() - stream.opened_at))
+        if stream.expected:
+            self._post(Event.STREAM_ENDED)

@@ -1,0 +1,204 @@
+"""The five methods that kubelet calls on one resource's socket."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from deviceplugin import codec
+from deviceplugin.admission import require_healthy
+from deviceplugin.api import Allocator, Plugin, Preferrer, PreStarter
+from deviceplugin.boundary import Outcome, translate
+from deviceplugin.inflight import Inflight
+from deviceplugin.model import Allocation
+from deviceplugin.observer import Allocated, ListSent, Notifier, Preferred, PreStarted
+from deviceplugin.streams import Stream, Streams
+from deviceplugin.timeouts import Timeouts
+from deviceplugin.wire import v1beta1_pb2 as pb
+from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
+
+log = logging.getLogger("deviceplugin")
+
+T = TypeVar("T")
+Context = Any  # grpc.aio.ServicerContext; the generated base class asks for the union with the synchronous one
+
+
+class DevicePluginService(pb_grpc.DevicePluginServicer):
+    """Stateless but for its collaborators: the plugin decides, ``Streams`` and ``Inflight`` remember."""
+
+    def __init__(
+        self,
+        plugin: Plugin,
+        streams: Streams,
+        inflight: Inflight,
+        timeouts: Timeouts,
+        notify: Notifier,
+        clock: Callable[[], float],
+    ) -> None:
+        self._plugin = plugin
+        self._streams = streams
+        self._inflight = inflight
+        self._timeouts = timeouts
+        self._notify = notify
+        self._clock = clock
+        self._cache = codec.ListCache()
+        self._complained_about_preference = False
+        self._work: set[asyncio.Task[Any]] = set()
+
+    def options(self) -> pb.DevicePluginOptions:
+        """What the plugin can do, from what it implements."""
+        plugin = self._plugin
+        return pb.DevicePluginOptions(
+            pre_start_required=isinstance(plugin, PreStarter) and plugin.pre_start_required,
+            get_preferred_allocation_available=isinstance(plugin, Preferrer),
+        )
+
+    async def GetDevicePluginOptions(self, request: pb.Empty, context: Context) -> pb.DevicePluginOptions:
+        return self.options()
+
+    async def ListAndWatch(  # type: ignore[override]  # a coroutine that writes: a generator's end is the collector's
+        self, request: pb.Empty, context: Context
+    ) -> None:
+        devices = self._plugin.devices()
+        with self._streams.open() as stream, devices.subscribe(stream.poke.set):
+            while not stream.ended:
+                stream.poke.clear()
+                await self._send_newest(stream, context)
+                await stream.poke.wait()
+
+    async def _send_newest(self, stream: Stream, context: Context) -> None:
+        while not stream.ended:  # what was published during a write is sent at once, and only its newest
+            snapshot = self._plugin.devices().current
+            if snapshot is None or snapshot.version <= stream.sent_version:
+                return
+            started = self._clock()
+            message = self._cache.message(snapshot)
+            size = message.ByteSize()
+            if size > codec.LIST_MAX_BYTES:
+                # Sending it would end the stream and leave the node without this resource: the older list is better.
+                log.error(
+                    "%s: the list has %d bytes, kubelet takes %d: not sent",
+                    self._plugin.resource,
+                    size,
+                    codec.LIST_MAX_BYTES,
+                )
+                return
+            await context.write(message)
+            self._streams.sent(stream, snapshot.version)
+            self._notify(
+                ListSent(
+                    self._plugin.resource,
+                    snapshot.version,
+                    len(snapshot.value),
+                    codec.count_healthy(snapshot.value),
+                    self._clock() - started,
+                )
+            )
+
+    async def Allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:
+        wanted = [codec.unique_sorted(container.devices_ids) for container in request.container_requests]
+        asked = tuple(device_id for ids in wanted for device_id in ids)
+        started = self._clock()
+        allocations, outcome = await self._bounded(
+            self._allocate_all(wanted), asked, self._timeouts.allocate_seconds, "Allocate"
+        )
+        self._notify(
+            Allocated(self._plugin.resource, asked, outcome.code.name, outcome.message, self._clock() - started)
+        )
+        if allocations is None:
+            await context.abort(outcome.code, outcome.message)
+            raise AssertionError("abort raises")
+        return pb.AllocateResponse(container_responses=[codec.encode_allocation(a) for a in allocations])
+
+    async def _allocate_all(self, wanted: Sequence[Sequence[str]]) -> list[Allocation]:
+        plugin = self._plugin
+        if isinstance(plugin, Allocator):
+            return [await plugin.allocate(ids) for ids in wanted]
+        for ids in wanted:
+            require_healthy(plugin, ids)
+        return [Allocation() for _ in wanted]
+
+    async def PreStartContainer(
+        self, request: pb.PreStartContainerRequest, context: Context
+    ) -> pb.PreStartContainerResponse:
+        plugin = self._plugin
+        if not isinstance(plugin, PreStarter):
+            return pb.PreStartContainerResponse()
+        ids = codec.unique_sorted(request.devices_ids)
+        started = self._clock()
+        _, outcome = await self._bounded(
+            plugin.pre_start(ids), ids, self._timeouts.pre_start_seconds, "PreStartContainer"
+        )
+        self._notify(
+            PreStarted(plugin.resource, tuple(ids), outcome.code.name, outcome.message, self._clock() - started)
+        )
+        if outcome.code is not grpc.StatusCode.OK:
+            await context.abort(outcome.code, outcome.message)
+        return pb.PreStartContainerResponse()
+
+    async def GetPreferredAllocation(
+        self, request: pb.PreferredAllocationRequest, context: Context
+    ) -> pb.PreferredAllocationResponse:
+        """Never an error: that would reject the pod and leak devices inside kubelet (kubernetes#130145)."""
+        return pb.PreferredAllocationResponse(
+            container_responses=[
+                pb.ContainerPreferredAllocationResponse(deviceIDs=self._prefer(container))
+                for container in request.container_requests
+            ]
+        )
+
+    def _prefer(self, request: pb.ContainerPreferredAllocationRequest) -> list[str]:
+        plugin = self._plugin
+        if not isinstance(plugin, Preferrer):
+            return []
+        available = codec.unique_sorted(request.available_deviceIDs)
+        must = codec.unique_sorted(request.must_include_deviceIDs)
+        started = self._clock()
+        # Kubelet may pick any of them now, and tells us only with Allocate: they count as asked about.
+        self._inflight.enter(available)
+        try:
+            answer = list(plugin.prefer(available, must, request.allocation_size))
+        except Exception:
+            answer = []
+            if not self._complained_about_preference:
+                self._complained_about_preference = True
+                log.exception("%s: no preference, kubelet picks for itself (said once)", plugin.resource)
+        finally:
+            self._inflight.leave(available)
+        self._notify(
+            Preferred(plugin.resource, len(available), request.allocation_size, bool(answer), self._clock() - started)
+        )
+        return answer
+
+    async def _bounded(
+        self, work: Coroutine[Any, Any, T], ids: Sequence[str], seconds: float, what: str
+    ) -> tuple[T | None, Outcome]:
+        """Run the plugin's ``work`` for at most ``seconds``; the caller is answered then, whatever the work does.
+
+        The work is a task of its own: a kubelet that goes away does not cut it in the middle, and ``ids`` count as in
+        flight until it is really over.
+        """
+        self._inflight.enter(ids)
+        task = asyncio.ensure_future(work)
+        self._work.add(task)
+        task.add_done_callback(lambda done: self._finish(done, ids))
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+        if not done:
+            task.cancel()
+            log.error("%s of %s: no answer after %.1f s, given up", what, ", ".join(ids), seconds)
+            return None, translate(TimeoutError(), f"{what} of {', '.join(ids)}")
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None:
+            return None, translate(error, f"{what} of {', '.join(ids)}")
+        return task.result(), Outcome()
+
+    def _finish(self, task: asyncio.Task[Any], ids: Sequence[str]) -> None:
+        self._work.discard(task)
+        self._inflight.leave(ids)
+        if not task.cancelled():
+            task.exception()  # read, or asyncio complains about one that nobody waited for

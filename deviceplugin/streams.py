@@ -1,0 +1,96 @@
+"""The ListAndWatch streams that are open, and the one of them that proves our registration."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Stream:
+    """One open ListAndWatch. ``expected``: the first to open after our Register, hence kubelet's."""
+
+    def __init__(self, *, expected: bool, opened_at: float) -> None:
+        self.expected = expected
+        self.opened_at = opened_at
+        self.sent_version = 0
+        self.ended = False
+        self.poke = asyncio.Event()  # set when there may be something new to send, or it is time to end
+        self.task = asyncio.current_task()
+
+    def end(self) -> None:
+        self.ended = True
+        self.poke.set()
+
+
+class Streams:
+    """Kubelet's peer is anonymous on a unix socket, so order is what tells its stream from a stranger's."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        on_open: Callable[[Stream], None],
+        on_end: Callable[[Stream], None],
+    ) -> None:
+        self._clock = clock
+        self._on_open = on_open
+        self._on_end = on_end
+        self._open: list[Stream] = []
+        self._armed = False
+        self._changed = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def arm(self) -> None:
+        """Register goes out now: the next stream to open is kubelet's answer."""
+        self._armed = True
+
+    @property
+    def sent_version(self) -> int:
+        """The newest list version that kubelet's live stream took; 0 without one."""
+        return max((s.sent_version for s in self._open if s.expected), default=0)
+
+    @contextmanager
+    def open(self) -> Iterator[Stream]:
+        """The life of one stream, inside its handler."""
+        stream = Stream(expected=self._armed, opened_at=self._clock())
+        self._armed = False
+        self._open.append(stream)
+        self._on_open(stream)
+        try:
+            yield stream
+        finally:
+            self._open.remove(stream)
+            self._notify()
+            self._on_end(stream)
+
+    def sent(self, stream: Stream, version: int) -> None:
+        """``stream`` took ``version``."""
+        stream.sent_version = version
+        self._notify()
+
+    async def wait_sent(self, version: int) -> None:
+        """Until kubelet's live stream took ``version`` or a newer one."""
+        while self.sent_version < version:
+            await self._changed.wait()
+
+    async def end_all(self, patience_seconds: float) -> None:
+        """End every stream: politely, then by cancelling (a frozen peer blocks the write). Waits until none is left."""
+        self._armed = False
+        for cut in (False, True):
+            for stream in tuple(self._open):
+                stream.end()
+                if cut and stream.task is not None:
+                    stream.task.cancel()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience_seconds):
+                    while self._open:
+                        await self._changed.wait()
+            if not self._open:
+                return
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
