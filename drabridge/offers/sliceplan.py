@@ -1,0 +1,227 @@
+"""The writes that turn the slices of a server into those that are desired: none when nothing differs.
+
+Rules of generation and count: a pool is usable when the slices of its highest generation are as many as they say they
+are (staging/src/k8s.io/dynamic-resource-allocation/structured). So a change of one slice stays in its generation; a
+change of several, or of their number, makes a new generation of all. Slices that somebody deleted come back in the
+generation they were in: until the last of them is there the pool is incomplete, and nobody allocates from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from drabridge.offers.quantity import parse
+from drabridge.offers.slices import Feature, Json
+
+
+class Verb(StrEnum):
+    """In the order in which a plan does them."""
+
+    DELETE = "delete"
+    UPDATE = "update"
+    CREATE = "create"
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One request. ``body`` is a whole v1 object for update and create; ``uid`` and ``resource_version`` guard."""
+
+    verb: Verb
+    name: str
+    body: Mapping[str, Any] | None = None
+    uid: str = ""
+    resource_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The Node that garbage collection ties the slices to."""
+
+    name: str
+    uid: str
+
+    def reference(self) -> Json:
+        return {"apiVersion": "v1", "kind": "Node", "name": self.name, "uid": self.uid, "controller": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What a server made of a spec that it was sent: its form then counts as equal, whatever it dropped or added."""
+
+    sent: Json
+    stored: Json
+
+
+def plan(
+    wanted: Mapping[str, Json],
+    actual: Iterable[Mapping[str, Any]],
+    *,
+    pool: str,
+    owner: Owner | None = None,
+    accepted: Mapping[str, Accepted] | None = None,
+) -> tuple[Write, ...]:
+    """Deletes, then updates, then creates.
+
+    ``wanted``: specs by name (``Desired.slices``). ``actual``: the server's slices of this driver and node, in v1's
+    form; those of another pool are obsolete. ``accepted``: what the server made of earlier writes, by name.
+    """
+    accepted = accepted or {}
+    have = {slice_["metadata"]["name"]: slice_ for slice_ in actual}
+    ours = {name: slice_ for name, slice_ in have.items() if _pool(slice_).get("name") == pool and name in wanted}
+    generation = max((_generation(slice_) for slice_ in have.values() if _pool(slice_).get("name") == pool), default=0)
+
+    changed, misfits = [], 0
+    for name, slice_ in ours.items():
+        current = _generation(slice_) == generation and _pool(slice_).get("resourceSliceCount") == len(wanted)
+        if not current:
+            misfits += 1
+        elif not same(wanted[name], slice_.get("spec") or {}, accepted.get(name)):
+            changed.append(name)
+    missing = [name for name in wanted if name not in ours]
+
+    # Several changes in a pool that stays complete would let the scheduler see a mixture of old and new slices.
+    renew = bool(misfits or (len(changed) > 1 and not missing))
+    number = generation + 1 if renew or not generation else generation
+    to_update = [name for name in ours if renew or name in changed or not owned(ours[name], owner)]
+
+    deletes = [_delete(slice_) for name, slice_ in sorted(have.items()) if name not in ours]
+    updates = [_update(wanted[name], ours[name], pool, number, len(wanted), owner) for name in sorted(to_update)]
+    creates = [
+        _create(name, spec, pool, number, len(wanted), owner) for name, spec in wanted.items() if name in missing
+    ]
+    return (*deletes, *updates, *creates)
+
+
+def same(wanted: Json, stored: Mapping[str, Any], accepted: Accepted | None = None) -> bool:
+    """Whether a stored spec says what is wanted, spelling of quantities and server-set times apart."""
+    seen = canonical_spec(stored)
+    if seen == canonical_spec(wanted):
+        return True
+    return accepted is not None and accepted.sent == canonical_spec(wanted) and accepted.stored == seen
+
+
+def accept(sent: Mapping[str, Any], stored: Mapping[str, Any]) -> Accepted:
+    """Remember a server's answer to a write; both are whole objects in v1's form."""
+    return Accepted(canonical_spec(sent["spec"]), canonical_spec(stored["spec"]))
+
+
+def canonical_spec(spec: Mapping[str, Any]) -> Json:
+    """A spec without pool generation and count, without empty fields and taint times, quantities as numbers."""
+    out = _canonical({key: value for key, value in spec.items() if key != "pool"}, "")
+    assert isinstance(out, dict)
+    return out
+
+
+def dropped(sent: Mapping[str, Any], stored: Mapping[str, Any]) -> frozenset[Feature]:
+    """The features whose fields a server left out of its answer: their gates are off."""
+    found: set[Feature] = set()
+    kept = {device["name"]: device for device in stored["spec"].get("devices") or ()}
+    for device in sent["spec"].get("devices") or ():
+        answer = kept.get(device["name"], {})
+        found |= {feature for key, feature in _DEVICE_FIELDS.items() if device.get(key) and not answer.get(key)}
+    if sent["spec"].get("sharedCounters") and not stored["spec"].get("sharedCounters"):
+        found.add(Feature.PARTITIONS)
+    return frozenset(found)
+
+
+_DEVICE_FIELDS = {
+    "taints": Feature.TAINTS,
+    "bindingConditions": Feature.LEASES,
+    "bindsToNode": Feature.LEASES,
+    "allowMultipleAllocations": Feature.SHARING,
+    "consumesCounters": Feature.PARTITIONS,
+}
+_QUANTITY_KEYS = frozenset({"value", "default", "min", "max", "step"})
+_QUANTITY_PARENTS = frozenset({"capacity", "counters", "requestPolicy", "validRange"})
+
+
+def _canonical(value: Any, parent: str) -> Any:
+    """``parent`` is the nearest key that says whether a ``value`` below it is a quantity (not so in attributes)."""
+    if isinstance(value, Mapping):
+        out = {}
+        for key, item in value.items():
+            below = key if key in _QUANTITY_PARENTS or key in ("attributes", "taints") else parent
+            if below in _QUANTITY_PARENTS and key in _QUANTITY_KEYS and not isinstance(item, Mapping):
+                out[key] = _number(item)
+            elif not (parent == "taints" and key == "timeAdded"):
+                canonical_item = _canonical(item, below)
+                if canonical_item not in ({}, [], None):
+                    out[key] = canonical_item
+        return out
+    if isinstance(value, list | tuple):
+        return [_number(item) if parent == "requestPolicy" else _canonical(item, parent) for item in value]
+    return value
+
+
+def _number(text: Any) -> Any:
+    try:
+        return parse(str(text))
+    except ValueError:
+        return text
+
+
+def owned(slice_: Mapping[str, Any], owner: Owner | None) -> bool:
+    """Whether the slice names this Node as its controller; an unknown owner changes nothing."""
+    references = slice_["metadata"].get("ownerReferences") or ()
+    return owner is None or any(reference.get("uid") == owner.uid for reference in references)
+
+
+def _delete(slice_: Mapping[str, Any]) -> Write:
+    metadata = slice_["metadata"]
+    return Write(Verb.DELETE, metadata["name"], None, metadata.get("uid", ""), metadata.get("resourceVersion", ""))
+
+
+def _create(name: str, spec: Json, pool: str, generation: int, count: int, owner: Owner | None) -> Write:
+    metadata: Json = {"name": name}
+    if owner is not None:
+        metadata["ownerReferences"] = [owner.reference()]
+    return Write(Verb.CREATE, name, {"metadata": metadata, "spec": _spec(spec, pool, generation, count)})
+
+
+def _update(
+    spec: Json, current: Mapping[str, Any], pool: str, generation: int, count: int, owner: Owner | None
+) -> Write:
+    """Keeps what others put into the metadata, and the times of taints that stay: eviction counts from them."""
+    kept = ("name", "uid", "resourceVersion", "labels", "annotations", "ownerReferences", "finalizers")
+    metadata = {key: current["metadata"][key] for key in kept if key in current["metadata"]}
+    if owner is not None:
+        metadata["ownerReferences"] = [owner.reference()]
+    times = {
+        (device.get("name"), taint.get("key"), taint.get("value", ""), taint.get("effect")): taint["timeAdded"]
+        for device in (current.get("spec") or {}).get("devices") or ()
+        for taint in device.get("taints") or ()
+        if taint.get("timeAdded")
+    }
+    body = {"metadata": metadata, "spec": _spec(_with_times(spec, times), pool, generation, count)}
+    return Write(Verb.UPDATE, metadata["name"], body, metadata.get("uid", ""), metadata.get("resourceVersion", ""))
+
+
+def _with_times(spec: Json, times: Mapping[tuple[Any, ...], str]) -> Json:
+    if not times or "devices" not in spec:
+        return spec
+    devices = []
+    for device in spec["devices"]:
+        if "taints" in device:
+            taints = []
+            for taint in device["taints"]:
+                added = times.get((device["name"], taint["key"], taint.get("value", ""), taint["effect"]))
+                taints.append({**taint, "timeAdded": added} if added else taint)
+            device = {**device, "taints": taints}
+        devices.append(device)
+    return {**spec, "devices": devices}
+
+
+def _spec(spec: Json, pool: str, generation: int, count: int) -> Json:
+    return {**spec, "pool": {"name": pool, "generation": generation, "resourceSliceCount": count}}
+
+
+def _pool(slice_: Mapping[str, Any]) -> Mapping[str, Any]:
+    return (slice_.get("spec") or {}).get("pool") or {}
+
+
+def _generation(slice_: Mapping[str, Any]) -> int:
+    value = _pool(slice_).get("generation", 0)
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,216 @@
+"""The ResourceSlices that this node should have: a pure function of what may be offered.
+
+One pool for each node, named after it. Devices stand in the order in which the scheduler should take them: the
+allocator goes through slices by name and through devices as listed, first fit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from drabridge.inventory.model import Device
+from drabridge.offers.attributes import describe
+from drabridge.offers.quantity import canonical
+
+# resource.k8s.io limits in 1.36.2. 128 devices are allowed in a slice without taints, counters and list attributes;
+# with 64 always, a device that becomes faulty never forces a new layout.
+DEVICES_PER_SLICE = 64
+COUNTER_SETS_PER_SLICE = 8
+COUNTER_SETS_PER_DEVICE = 2
+MAX_NAME = 253
+
+Json = dict[str, Any]  # one JSON object as the API has it
+
+
+class Feature(StrEnum):
+    """What a device of a slice may carry only if the API server has a gate on; the value is the gate's name."""
+
+    TAINTS = "DRADeviceTaints"
+    LEASES = "DRADeviceBindingConditions"
+    SHARING = "DRAConsumableCapacity"
+    PARTITIONS = "DRAPartitionableDevices"
+
+
+ALL_FEATURES = frozenset(Feature)
+
+
+class Effect(StrEnum):
+    """What a taint does: nothing, no new claims, or eviction as well."""
+
+    NONE = "None"
+    NO_SCHEDULE = "NoSchedule"
+    NO_EXECUTE = "NoExecute"
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    """Why a device must not be allocated now. ``key`` and ``value`` are label-like."""
+
+    key: str
+    value: str = ""
+    effect: Effect = Effect.NO_SCHEDULE
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityPolicy:
+    """How claims may draw on one capacity of a shared device: the default, and either a range or a list of values."""
+
+    default: int
+    minimum: int | None = None
+    maximum: int | None = None
+    step: int | None = None
+    values: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One device as it may be offered now.
+
+    ``policies`` not None: several claims may hold it at once, drawing on its capacities. ``consumes`` maps a counter
+    set to the amounts that this device takes from it. ``lease``: allocated only once the agent has confirmed.
+    """
+
+    device: Device
+    taints: tuple[Taint, ...] = ()
+    lease: bool = False
+    policies: Mapping[str, CapacityPolicy] | None = None
+    consumes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Everything to publish. ``counters``: counter set -> counter -> amount, of parents whose parts are offered."""
+
+    driver: str
+    node: str
+    offers: tuple[Offer, ...] = ()
+    counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """Slices by name, in order, each as a ``spec`` without pool generation and count; notes are for the operator."""
+
+    slices: Mapping[str, Json]
+    notes: tuple[str, ...] = ()
+
+
+def desired(pool: Pool, features: frozenset[Feature] = ALL_FEATURES) -> Desired:
+    """Lay the pool out for a server that keeps the fields of ``features``.
+
+    Without taints a tainted device is left out. Without counters a part is left out while its whole is offered:
+    nothing would stop a claim on each. Without sharing a shared device is offered to one claim at a time. Without
+    binding conditions a device that needs a lease is left out. An empty pool is one slice without devices: "the
+    driver is here, the node has none".
+    """
+    notes: list[str] = []
+    plain: list[Json] = []
+    leased: list[Json] = []
+    names = {offer.device.name for offer in pool.offers}
+    for offer in pool.offers:
+        why = _left_out(offer, names, features)
+        if why:
+            notes.append(f"device {offer.device.name} is not in a ResourceSlice: {why}")
+            continue
+        entry, remarks = _device(pool.driver, offer, features)
+        notes.extend(remarks)
+        # Pools sort slices with binding conditions last; in a slice of their own they never delay the others.
+        (leased if offer.lease else plain).append(entry)
+
+    bodies: list[Json] = [{"devices": chunk} for group in (plain, leased) for chunk in _chunks(group)]
+    if Feature.PARTITIONS in features and any("consumesCounters" in entry for entry in (*plain, *leased)):
+        sets = [_counter_set(name, counters) for name, counters in sorted(pool.counters.items())]
+        bodies += [
+            {"sharedCounters": sets[i : i + COUNTER_SETS_PER_SLICE]}
+            for i in range(0, len(sets), COUNTER_SETS_PER_SLICE)
+        ]
+    base = {"driver": pool.driver, "nodeName": pool.node}
+    specs = {slice_name(pool.driver, pool.node, i): {**base, **body} for i, body in enumerate(bodies or [{}])}
+    return Desired(specs, tuple(notes))
+
+
+def slice_name(driver: str, node: str, index: int) -> str:
+    """Sorts by index, the same in every instance of the agent, at most 253 characters of a DNS subdomain."""
+    stem = f"{node}-{driver}"
+    tail = f"-{index:05d}"
+    if len(stem) + len(tail) > MAX_NAME:
+        digest = hashlib.sha256(stem.encode()).hexdigest()[:16]
+        stem = f"{stem[: MAX_NAME - len(tail) - len(digest) - 1].rstrip('-.')}-{digest}"
+    return stem + tail
+
+
+def lease_condition(driver: str) -> str:
+    """The condition that confirms a claim on a leased device."""
+    return f"{driver}/lease"
+
+
+def lease_denied_condition(driver: str) -> str:
+    """The condition that makes the scheduler pick another device."""
+    return f"{driver}/lease-denied"
+
+
+def _left_out(offer: Offer, names: set[str], features: frozenset[Feature]) -> str:
+    if offer.lease and Feature.LEASES not in features:
+        return f"it needs a lease, and the API server drops binding conditions (gate {Feature.LEASES})"
+    tainted = [taint for taint in offer.taints if taint.effect is not Effect.NONE]
+    if tainted and Feature.TAINTS not in features:
+        return f"{tainted[0].key}={tainted[0].value}, and the API server drops taints (gate {Feature.TAINTS})"
+    if offer.consumes and offer.device.root in names and Feature.PARTITIONS not in features:
+        return f"it is a part of {offer.device.root}, and the API server drops counters (gate {Feature.PARTITIONS})"
+    return ""
+
+
+def _device(driver: str, offer: Offer, features: frozenset[Feature]) -> tuple[Json, list[str]]:
+    attributes, capacity, notes = describe(offer.device)
+    remarks = list(notes)
+    entry: Json = {"name": offer.device.name, "attributes": attributes}
+    if capacity:
+        entry["capacity"] = capacity
+    if offer.taints and Feature.TAINTS in features:
+        entry["taints"] = [_taint(taint) for taint in offer.taints]
+    if offer.lease:
+        entry["bindsToNode"] = True
+        entry["bindingConditions"] = [lease_condition(driver)]
+        entry["bindingFailureConditions"] = [lease_denied_condition(driver)]
+    if offer.policies is not None:
+        if Feature.SHARING in features:
+            entry["allowMultipleAllocations"] = True
+            for name, policy in offer.policies.items():
+                if name in capacity:
+                    capacity[name]["requestPolicy"] = _policy(policy)
+        else:
+            remarks.append(
+                f"device {offer.device.name} is configured to be shared, but the API server drops "
+                f"allowMultipleAllocations (gate {Feature.SHARING}): one claim at a time gets it"
+            )
+    if offer.consumes and Feature.PARTITIONS in features:
+        entry["consumesCounters"] = [_counter_set(n, c, key="counterSet") for n, c in sorted(offer.consumes.items())]
+    return entry, remarks
+
+
+def _taint(taint: Taint) -> Json:
+    entry = {"key": taint.key, "effect": taint.effect.value}
+    return {**entry, "value": taint.value} if taint.value else entry
+
+
+def _policy(policy: CapacityPolicy) -> Json:
+    entry: Json = {"default": canonical(policy.default)}
+    if policy.values:
+        entry["validValues"] = [canonical(value) for value in sorted({*policy.values, policy.default})]
+    elif policy.minimum is not None:
+        bounds = {"min": policy.minimum, "max": policy.maximum, "step": policy.step}
+        entry["validRange"] = {name: canonical(value) for name, value in bounds.items() if value is not None}
+    return entry
+
+
+def _counter_set(name: str, counters: Mapping[str, int], key: str = "name") -> Json:
+    return {key: name, "counters": {counter: {"value": canonical(n)} for counter, n in sorted(counters.items())}}
+
+
+def _chunks(entries: Sequence[Json]) -> Iterable[list[Json]]:
+    for start in range(0, len(entries), DEVICES_PER_SLICE):
+        yield list(entries[start : start + DEVICES_PER_SLICE])
