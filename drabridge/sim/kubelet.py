@@ -1,0 +1,311 @@
+"""A simulated kubelet over real sockets: the node's facade for tests, soak runs and the demo.
+
+``python -m drabridge.sim.kubelet --root DIR`` runs it as a process of its own; see :mod:`drabridge.sim.control`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from drabridge.sim.calls import CallLog, Observer
+from drabridge.sim.dra import DraManager
+from drabridge.sim.faults import Faults
+from drabridge.sim.node import Node
+from drabridge.sim.nodestatus import NodeStatus
+from drabridge.sim.pods import Event, Phase, PodRecord, PodSpec, PodStatus
+from drabridge.sim.process import KubeletProcess
+from drabridge.sim.runtime import MemoryRuntime, Runtime
+from drabridge.sim.timings import Timings
+from drabridge.sim.topology import NONE, POLICIES
+from drabridge.sim.versions import Behaviour
+
+
+class KubeletDownError(RuntimeError):
+    """The kubelet does not run: it was not started, was stopped, or has crashed (the text says why)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceView:
+    """One device-plugin resource as the kubelet has it. ``streams``: ListAndWatch streams that are being read.
+
+    ``registered``: a plugin's endpoint is there and has not stopped; it may still have sent no list.
+    """
+
+    devices: frozenset[str]
+    healthy: frozenset[str]
+    allocated: frozenset[str]
+    registered: bool
+    streams: int
+
+
+class SimKubelet:
+    """A node with one kubelet; the kubelet may be stopped, restarted, crashed and rebooted, the node stays.
+
+    ``topology_policy``: ``none`` or ``single-numa-node``. ``version``: as ``1.36``; see :mod:`drabridge.sim.versions`.
+    ``seed`` decides everything that is random in a kubelet: the order of ids, which ids are taken, retry jitter.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        node_name: str = "node-a",
+        device_plugin_dir: Path | None = None,
+        topology_policy: str = NONE,
+        numa_nodes: tuple[int, ...] = (0,),
+        version: str = "1.36",
+        timings: Timings | None = None,
+        observer: Observer | None = None,
+        runtime: Runtime | None = None,
+        seed: int = 0,
+    ) -> None:
+        if topology_policy not in POLICIES:
+            raise ValueError(f"topology policy {topology_policy!r}: expected one of {', '.join(POLICIES)}")
+        self.node = Node(
+            name=node_name,
+            root=Path(root),
+            device_plugin_dir=Path(device_plugin_dir or Path(root) / "device-plugins"),
+            timings=timings or Timings(),
+            version=Behaviour.of(version),
+            rng=random.Random(seed),
+            runtime=runtime or MemoryRuntime(),
+            calls=CallLog(observer),
+            topology_policy=topology_policy,
+            numa_nodes=numa_nodes,
+        )
+        self.crashed: str | None = None
+        self._process: KubeletProcess | None = None
+        self._dying: asyncio.Task[None] | None = None
+
+    # -- the process
+
+    async def start(self) -> None:
+        """Start the kubelet: wipe the sockets of device-plugins/, bind, then let the node's pods arrive."""
+        if self._process is not None:
+            raise RuntimeError("this kubelet runs already")
+        if self._dying is not None:
+            await self._dying
+        self.crashed = None
+        self.node.root.mkdir(parents=True, exist_ok=True)
+        process = KubeletProcess(self.node, DraManager(self.node), self._panic)
+        self._process = process
+        await process.start()
+
+    async def stop(self) -> None:
+        """End the process: containers go on, ``kubelet.sock`` stays as a file that nobody answers."""
+        process, self._process = self._process, None
+        if process is not None:
+            await process.stop()
+        if self._dying is not None:
+            await self._dying
+
+    async def restart(self, *, downtime_seconds: float = 0.0) -> None:
+        """A new process: sockets wiped, checkpoint restored, every pod admitted again."""
+        await self.stop()
+        await asyncio.sleep(downtime_seconds)
+        await self.start()
+
+    async def reboot(self, *, downtime_seconds: float = 0.0) -> None:
+        """The machine restarts: no container runs, the checkpoint is kept, every pod is admitted again.
+
+        CDI files and the boot id belong to the caller: both are the host's, not the kubelet's.
+        """
+        await self.stop()
+        for uid, container in list(self.node.running_containers()):
+            await self.node.runtime.stop_container(uid, container)
+        for record in self.node.pods.values():
+            record.running.clear()
+            record.completed.clear()
+            if record.phase is Phase.RUNNING:
+                record.phase = Phase.PENDING
+        await asyncio.sleep(downtime_seconds)
+        await self.start()
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
+
+    @property
+    def process(self) -> KubeletProcess:
+        """The running process. Raises KubeletDownError."""
+        if self._process is None:
+            raise KubeletDownError(self.crashed or "the kubelet does not run: call start()")
+        return self._process
+
+    def freeze(self) -> None:
+        """Stand still as after SIGSTOP: connections are accepted, nothing is read and nothing answered."""
+        self.faults.running.clear()
+
+    def thaw(self) -> None:
+        self.faults.running.set()
+
+    def _panic(self, reason: str) -> None:
+        """The real process would be dead now; containers and files stay."""
+        if self._process is None:
+            return
+        self.crashed = reason
+        process, self._process = self._process, None
+        self._dying = asyncio.create_task(process.stop(), name="kubelet panic")
+
+    # -- pods
+
+    async def run_pod(self, pod: PodSpec) -> PodStatus:
+        """Bind a pod to the node and wait for its first outcome.
+
+        Failed: rejected at admission. Running or Succeeded. Pending: its claims cannot be prepared or a container does
+        not start (``events``, ``waiting``), and the kubelet goes on trying; or the kubelet died meanwhile (``crashed``).
+        """
+        process = self.process
+        if pod.uid in self.node.pods:
+            raise ValueError(f"pod uid {pod.uid} exists already")
+        await process.sources_ready.wait()
+        record = PodRecord(pod)
+        self.node.pods[pod.uid] = record
+        worker = await process.admit(record)
+        if worker is not None:
+            await worker.settled.wait()
+        return record.status()
+
+    async def finish_pod(self, uid: str, *, failed: bool = False) -> PodStatus:
+        """Every container of the pod exits by itself; returns when its claims are unprepared and the pod is terminal."""
+        worker = self.process.workers[uid]
+        worker.finish(Phase.FAILED if failed else Phase.SUCCEEDED)
+        await worker.ended.wait()
+        return self.node.pods[uid].status()
+
+    async def delete_pod(self, uid: str, *, force: bool = False, linger_seconds: float = 0.0) -> None:
+        """Delete a pod; its containers go on for ``linger_seconds``.
+
+        Without ``force`` the pod stays listed and holds its devices until they are gone. With it the pod is forgotten
+        at once: PodResources no longer shows it and the kubelet gives its devices to others while they are in use.
+        """
+        if self._process is None:
+            await self._delete_while_down(uid)
+            return
+        process, record = self._process, self.node.pods[uid]
+        record.terminating = True
+        if force:
+            process.known.pop(uid, None)
+            self.node.pods.pop(uid, None)
+        worker = process.workers.get(uid)
+        if worker is not None and not worker.ended.is_set():
+            worker.finish(linger_seconds=linger_seconds)
+            if force:
+                return
+            await worker.ended.wait()
+        process.known.pop(uid, None)
+        self.node.pods.pop(uid, None)
+        process.workers.pop(uid, None)
+
+    async def _delete_while_down(self, uid: str) -> None:
+        """The API server forgets the pod; the next kubelet kills the containers it does not know (housekeeping)."""
+        record = self.node.pods.pop(uid)
+        for container in sorted(record.running):
+            await self.node.runtime.stop_container(uid, container)
+
+    async def restart_container(self, uid: str, container: str) -> None:
+        """A container crashed and is started again from the cached answers, without Allocate."""
+        await self.process.workers[uid].restart_container(container)
+
+    def pod_status(self, uid: str) -> PodStatus:
+        return self.node.pods[uid].status()
+
+    # -- what can be seen
+
+    @property
+    def faults(self) -> Faults:
+        return self.node.faults
+
+    @property
+    def events(self) -> list[Event]:
+        return self.node.events
+
+    @property
+    def calls(self) -> CallLog:
+        return self.node.calls
+
+    @property
+    def pods(self) -> dict[str, PodStatus]:
+        """By uid."""
+        return {uid: record.status() for uid, record in self.node.pods.items()}
+
+    @property
+    def resources(self) -> dict[str, ResourceView]:
+        """By resource name; empty while the kubelet is down."""
+        if self._process is None:
+            return {}
+        state, registration = self._process.manager.state, self._process.registration
+        views = {}
+        for name in {*state.endpoints, *state.healthy}:
+            endpoint = state.endpoints.get(name)
+            views[name] = ResourceView(
+                devices=frozenset(state.all.get(name, ())),
+                healthy=frozenset(state.healthy.get(name, ())),
+                allocated=frozenset(state.allocated.get(name, ())),
+                registered=endpoint is not None and endpoint.stopped_at is None,
+                streams=registration.streams(name),
+            )
+        return views
+
+    def node_status(self) -> NodeStatus:
+        """What the kubelet would publish now; the last known values while it is down."""
+        if self._process is not None:
+            self._process.refresh_status()
+        return self.node.live.status()
+
+    @property
+    def published_node_status(self) -> NodeStatus:
+        """What the API server has: behind by up to ``timings.node_status_seconds``."""
+        return self.node.published.status()
+
+    @property
+    def metrics(self) -> Counter[str]:
+        """Calls by direction and method, and those that failed, since the node exists."""
+        counts: Counter[str] = Counter()
+        for call in self.calls:
+            counts[f"{call.direction}/{call.method}"] += 1
+            counts[f"{call.direction}/{call.method}/failed"] += bool(call.error) and call.method != "ListAndWatch"
+        return counts
+
+    async def wait_for(self, predicate: Callable[[], object], timeout: float = 5.0, what: str = "") -> None:
+        """Poll every 2 ms. Raises TimeoutError that names ``what``."""
+        deadline = time.monotonic() + timeout
+        while not predicate():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"waited {timeout} s for {what or predicate}; resources: {self.resources}")
+            await asyncio.sleep(0.002)
+
+    async def wait_for_resource(self, resource: str, healthy: int | None = None, timeout: float = 5.0) -> None:
+        """Until the resource is registered, its list is read, and as many devices as asked for are healthy."""
+
+        def there() -> bool:
+            view = self.resources.get(resource)
+            if view is None or not view.registered or view.streams == 0:
+                return False
+            listed = resource in self.process.manager.state.healthy
+            return listed and (healthy is None or len(view.healthy) == healthy)
+
+        await self.wait_for(there, timeout, f"{resource} with {healthy} healthy devices")
+
+    # -- faults
+
+    async def drop_stream(self, resource: str) -> None:
+        """The connections to the plugins of this resource break."""
+        await self.process.registration.drop_stream(resource)
+
+    def delete_device_plugin_dir(self) -> None:
+        """``rm -rf`` of the directory under everybody's feet, as kubeadm reset does."""
+        shutil.rmtree(self.node.device_plugin_dir)
+
+
+if __name__ == "__main__":
+    from drabridge.sim.control import main
+
+    raise SystemExit(main())

@@ -1,0 +1,62 @@
+"""The simulated node: everything that outlives the kubelet's process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from drabridge.sim.calls import CallLog
+from drabridge.sim.faults import Faults
+from drabridge.sim.nodestatus import NodeResources
+from drabridge.sim.pods import Event, PodRecord
+from drabridge.sim.runtime import Runtime
+from drabridge.sim.timings import Timings
+from drabridge.sim.versions import Behaviour
+
+
+@dataclass(slots=True)
+class Node:
+    """Directories, pods, runtime, events and the Node object, shared by successive kubelet processes.
+
+    ``root`` is the kubelet's ``--root-dir``; ``device_plugin_dir`` does not follow it in a real kubelet
+    (pkg/kubelet/cm/devicemanager/manager.go, NewManagerImpl), so it has its own setting.
+    """
+
+    name: str
+    root: Path
+    device_plugin_dir: Path
+    timings: Timings
+    version: Behaviour
+    rng: random.Random
+    runtime: Runtime
+    calls: CallLog
+    topology_policy: str = "none"
+    numa_nodes: tuple[int, ...] = (0,)
+    faults: Faults = field(default_factory=Faults)
+    events: list[Event] = field(default_factory=list)
+    pods: dict[str, PodRecord] = field(default_factory=dict)
+    live: NodeResources = field(default_factory=NodeResources)
+    published: NodeResources = field(default_factory=NodeResources)
+
+    @property
+    def kubelet_socket(self) -> Path:
+        return self.device_plugin_dir / "kubelet.sock"
+
+    @property
+    def podresources_socket(self) -> Path:
+        return self.root / "pod-resources" / "kubelet.sock"
+
+    @property
+    def plugins_registry(self) -> Path:
+        return self.root / "plugins_registry"
+
+    def event(self, record: PodRecord, reason: str, message: str) -> None:
+        self.events.append(Event(reason, message, record.spec.name))
+
+    def running_containers(self) -> Iterator[tuple[str, str]]:
+        """(pod uid, container)."""
+        for uid, record in self.pods.items():
+            for container in record.running:
+                yield uid, container

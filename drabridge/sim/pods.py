@@ -1,0 +1,158 @@
+"""Pods as the simulated kubelet sees them: what is asked, what became of it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerClaim:
+    """An entry of ``resources.claims``: the pod's name for a claim, and one of its requests (empty: all)."""
+
+    name: str
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """``limits``: extended resource -> number. ``run_seconds``: ends by itself after so long; None runs until told.
+
+    An init container with ``restart_policy="Always"`` is a sidecar: it starts in order and stays.
+    """
+
+    name: str
+    limits: Mapping[str, int] = field(default_factory=dict)
+    claims: tuple[ContainerClaim, ...] = ()
+    restart_policy: str = ""
+    run_seconds: float | None = None
+
+    @property
+    def is_sidecar(self) -> bool:
+        return self.restart_policy == "Always"
+
+
+@dataclass(frozen=True, slots=True)
+class PodClaim:
+    """An entry of ``spec.resourceClaims`` with the claim's real name (a template's is in the pod's status)."""
+
+    name: str
+    claim_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMapping:
+    """``status.extendedResourceClaimStatus.requestMappings[]``."""
+
+    container: str
+    resource: str
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendedClaim:
+    """``status.extendedResourceClaimStatus``: the claim that serves the pod's extended resources through DRA (KEP-5004)."""
+
+    claim_name: str
+    mappings: tuple[RequestMapping, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PodSpec:
+    """A pod bound to the node. A missing ``uid`` is drawn; containers are started in the order given."""
+
+    namespace: str
+    name: str
+    uid: str = field(default_factory=lambda: str(uuid.uuid4()))
+    containers: tuple[Container, ...] = ()
+    init_containers: tuple[Container, ...] = ()
+    resource_claims: tuple[PodClaim, ...] = ()
+    extended_claim: ExtendedClaim | None = None
+    restart_policy: str = "Never"
+
+    @property
+    def all_containers(self) -> tuple[Container, ...]:
+        """Init containers first: the order of admission."""
+        return self.init_containers + self.containers
+
+    def container(self, name: str) -> Container:
+        for container in self.all_containers:
+            if container.name == name:
+                return container
+        raise KeyError(f"pod {self.namespace}/{self.name} has no container {name!r}")
+
+    def claim_names(self) -> tuple[str, ...]:
+        """Names of every claim the kubelet prepares, also those that no container refers to; each once, in order."""
+        names = [claim.claim_name for claim in self.resource_claims]
+        if self.extended_claim is not None:
+            names.append(self.extended_claim.claim_name)
+        return tuple(dict.fromkeys(names))
+
+    def served_by_claim(self, container: str, resource: str) -> bool:
+        """Whether the scheduler gave this container's extended resource to DRA."""
+        if self.extended_claim is None:
+            return False
+        return any(m.container == container and m.resource == resource for m in self.extended_claim.mappings)
+
+
+@dataclass(frozen=True, slots=True)
+class PodStatus:
+    """A pod's outcome so far. ``waiting``: container -> why it does not start; ``restarts``: container -> count."""
+
+    phase: Phase
+    reason: str = ""
+    message: str = ""
+    waiting: Mapping[str, str] = field(default_factory=dict)
+    running: tuple[str, ...] = ()
+    restarts: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A Kubernetes Event about a pod; ``pod`` is its name, ``at`` is ``time.monotonic()``."""
+
+    reason: str
+    message: str
+    pod: str
+    type: str = "Warning"
+    at: float = field(default_factory=time.monotonic)
+
+
+@dataclass(slots=True)
+class PodRecord:
+    """What the API server and the runtime know of a pod; it outlives the kubelet process. Written by the pod worker only."""
+
+    spec: PodSpec
+    phase: Phase = Phase.PENDING
+    reason: str = ""
+    message: str = ""
+    running: set[str] = field(default_factory=set)
+    completed: set[str] = field(default_factory=set)
+    waiting: dict[str, str] = field(default_factory=dict)
+    restarts: dict[str, int] = field(default_factory=dict)
+    terminating: bool = False
+
+    @property
+    def active(self) -> bool:
+        """In ``filterOutInactivePods`` terms (kubelet_pods.go): not finished, or still stopping its containers."""
+        return self.phase not in (Phase.SUCCEEDED, Phase.FAILED) or bool(self.running)
+
+    def status(self) -> PodStatus:
+        return PodStatus(
+            self.phase,
+            self.reason,
+            self.message,
+            dict(self.waiting),
+            tuple(c.name for c in self.spec.all_containers if c.name in self.running),
+            dict(self.restarts),
+        )

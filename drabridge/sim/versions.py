@@ -1,0 +1,66 @@
+"""What differs between kubelet releases, as flags with the release that changed them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """The observable differences between releases; built from a version text such as ``1.36`` or ``1.33``."""
+
+    minor: int
+
+    @classmethod
+    def of(cls, version: str) -> Behaviour:
+        """Raises ValueError for a text that is not ``1.<minor>`` with an optional patch."""
+        major, _, rest = version.removeprefix("v").partition(".")
+        minor = rest.partition(".")[0]
+        if major != "1" or not minor.isdigit():
+            raise ValueError(f"kubelet version {version!r}: expected a text like '1.36' or '1.36.2'")
+        return cls(int(minor))
+
+    @property
+    def clients_keyed_by_socket(self) -> bool:
+        """Two instances of a plugin may overlap: kubernetes#135437, in 1.37."""
+        return self.minor >= 37
+
+    @property
+    def lists_active_pods_only(self) -> bool:
+        """Gate KubeletPodResourcesListUseActivePods, 1.34."""
+        return self.minor >= 34
+
+    @property
+    def podresources_get(self) -> bool:
+        """Gate KubeletPodResourcesGet, on since 1.34."""
+        return self.minor >= 34
+
+    @property
+    def podresources_dynamic(self) -> bool:
+        """Gate KubeletPodResourcesDynamicResources, on since 1.34."""
+        return self.minor >= 34
+
+    @property
+    def share_ids(self) -> bool:
+        """``share_id`` in PodResources: 1.35."""
+        return self.minor >= 35
+
+    @property
+    def cdi_ids_accumulate(self) -> bool:
+        """The CDI list of a claim's n-th device holds those of the devices before it: 1.34 to 1.36.2, observed."""
+        return 34 <= self.minor <= 36
+
+    @property
+    def dra_v1(self) -> bool:
+        """Service ``v1.DRAPlugin``: 1.34."""
+        return self.minor >= 34
+
+    @property
+    def health_v1(self) -> bool:
+        """``v1.DRAResourceHealth``, opened only when the driver advertises a health service: 1.37."""
+        return self.minor >= 37
+
+    @property
+    def skips_dra_backed_at_start(self) -> bool:
+        """GetDeviceRunContainerOptions ignores resources served by a claim: kubernetes#141426, after 1.36.2."""
+        return self.minor >= 37
