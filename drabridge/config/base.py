@@ -31,7 +31,6 @@ class Model(BaseModel):
         alias_generator=to_camel,
         validate_by_name=True,
         validate_by_alias=True,
-        use_attribute_docstrings=True,
         arbitrary_types_allowed=True,
     )
 

@@ -94,7 +94,7 @@ class Lanes(Model):
     legacy: Lane | None = None
     """Through the DevicePlugin API: a number, `"50%"`, `"*"` for the rest, or `{match: [...]}` for chosen devices."""
     dra: Lane | None = None
-    """Through ResourceClaims: likewise. With neither lane given, everything is legacy; with one, the other is the rest."""
+    """Through ResourceClaims: likewise. With no lane given all is legacy; with one, the other is the rest."""
     min_legacy: int = Field(default=0, ge=0, le=COUNT_MAX)
     """Never fewer than this many devices in the legacy lane, whatever an annotation or command asks for."""
     min_dra: int = Field(default=0, ge=0, le=COUNT_MAX)
@@ -107,11 +107,11 @@ class Lanes(Model):
 
     def _problems(self) -> Iterator[Problem]:
         legacy, dra = self.resolved
-        both = isinstance(legacy, Share) and isinstance(dra, Share)
-        if both and legacy.rest and dra.rest:
-            yield Problem('"*" in one lane only', 'say how many the other gets, for example legacy: "*", dra: 2')
-        if both and (legacy.percent or 0) + (dra.percent or 0) > 100:
-            yield Problem(f"at most 100% together, not {legacy} and {dra}", "lower one, or use * for the rest")
+        if isinstance(legacy, Share) and isinstance(dra, Share):
+            if legacy.rest and dra.rest:
+                yield Problem('"*" in one lane only', 'say how many the other gets, for example legacy: "*", dra: 2')
+            if (legacy.percent or 0) + (dra.percent or 0) > 100:
+                yield Problem(f"at most 100% together, not {legacy} and {dra}", "lower one, or use * for the rest")
         for name, lane, floor in (("legacy", legacy, self.min_legacy), ("dra", dra, self.min_dra)):
             if isinstance(lane, Share) and lane.count is not None and lane.count < floor:
                 key = "minLegacy" if name == "legacy" else "minDra"
@@ -130,7 +130,7 @@ class Lanes(Model):
         return self.resolved[1] not in (NOTHING, Share(percent=0)) or self.min_dra > 0
 
     def targets(self, total: int) -> tuple[int, int]:
-        """How many of ``total`` devices each lane wants, (legacy, dra), when both lanes are numbers; their sum is total.
+        """How many of ``total`` devices each lane wants, (legacy, dra); their sum is ``total``.
 
         Floors come first, legacy before dra when there are too few for both; then the numbers, legacy first, because
         its users are already there; a surplus that neither number claims goes to legacy. Selections count as the rest:

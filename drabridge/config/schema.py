@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -93,7 +93,7 @@ class Resource(Model):
     id: Annotated[Many[IdTemplate], Field(min_length=1)] = _DEFAULT_ID
     """The device's identity: the first template whose fields all have a value and that is unique among the resource's
     devices. Choose what survives reboots and replugging."""
-    nodes: Many[Node] = (Node(source="devnode", optional=True),)
+    nodes: Many[Node] = (Node.model_validate({"from": "devnode", "optional": True}),)
     """Device nodes for the container."""
     group: Group | None = None
     """Companion devices, for logical devices of several nodes."""
@@ -155,20 +155,26 @@ class Resource(Model):
         if (total := len(self.attributes) + len(self.capacity)) > limit:
             yield Problem(
                 f"at most {limit} attributes and capacities together",
-                f"the API allows {names.ATTRIBUTES_AND_CAPACITY_MAX}, {RESERVED_ATTRIBUTES} of them are always published",
+                f"the API's limit is {names.ATTRIBUTES_AND_CAPACITY_MAX}; {RESERVED_ATTRIBUTES} are always published",
                 ("attributes",),
                 f"{total}",
             )
-        folded: dict[str, str] = {}
-        for kind, keys in (("attributes", self.attributes), ("capacity", self.capacity)):
-            for key in keys:
-                if kind == "capacity" and key in self.attributes:
-                    yield Problem("a name that is not an attribute as well", path=(kind, key), found=key)
-                folded.setdefault(key, kind)
+        for name in self.capacity:
+            if name in self.attributes:
+                yield Problem("a name that is not an attribute as well", path=("capacity", name), found=name)
 
 
 # Published for every device that has them: pcieRoot, pciBusID, numaNode of resource.kubernetes.io, and type, uuid.
 RESERVED_ATTRIBUTES = 5
+
+
+def duplicate_names(found: Sequence[object]) -> Iterator[Problem]:
+    """Resources that repeat a name; entries that are not text are another check's business."""
+    first: dict[str, int] = {}
+    for index, name in enumerate(found):
+        if isinstance(name, str) and first.setdefault(name, index) != index:
+            hint = f"resources[{first[name]}] has the same name: put both matchers into one resource"
+            yield Problem("a name of its own", hint, ("resources", index, "name"))
 
 
 class Config(Model):
@@ -197,17 +203,13 @@ class Config(Model):
         return self
 
     def _problems(self) -> Iterator[Problem]:
-        first: dict[str, int] = {}
+        known = {resource.name for resource in self.resources}
+        yield from duplicate_names([resource.name for resource in self.resources])
         for index, resource in enumerate(self.resources):
-            if resource.name in first:
-                hint = f"resources[{first[resource.name]}] has the same name: put both matchers into one resource"
-                yield Problem("a name of its own", hint, ("resources", index, "name"))
-            first.setdefault(resource.name, index)
-        for index, resource in enumerate(self.resources):
-            if resource.partition is not None and resource.partition.of not in first:
+            if resource.partition is not None and resource.partition.of not in known:
                 yield Problem(
                     "the name of another resource of this file",
-                    f"known: {', '.join(first)}",
+                    f"known: {', '.join(sorted(known))}",
                     ("resources", index, "partition", "of"),
                 )
             if self.dra.enabled is False and resource.lanes.uses_dra:

@@ -80,7 +80,8 @@ class Field:
             hint = f"{source} needs a name: {{{source}:NAME}}"
         elif of_parent:
             hint = "parent. goes before attr:, property: or link:"
-        raise unmet("a known field", hint or f"known: {', '.join(words)}", found=f"{{{text}}}")
+        hint = hint or f"a sysfs attribute is {{attr:{text}}}, a udev property {{property:{text}}}"
+        raise unmet("a known field", hint, found=f"{{{text}}}")
 
     @classmethod
     def _keyed(cls, source: str, key: str, of_parent: bool) -> Field:
