@@ -1,0 +1,70 @@
+"""Running an operator's command for a device: no shell, a bare environment, a deadline, its output kept."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Mapping
+
+from drabridge.config.container import Hook
+from drabridge.errors import HostError
+from drabridge.inventory.model import Device
+
+log = logging.getLogger(__name__)
+
+MAX_OUTPUT = 2_000  # characters that are kept: kubelet puts the error into an Event of 1,024 bytes
+
+
+def environment(device: Device | None, name: str, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What the command learns about the device. Nothing of the agent's own environment but PATH."""
+    found = {"PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), "DRABRIDGE_DEVICE": name}
+    if device is not None:
+        found |= {
+            "DRABRIDGE_ID": device.id,
+            "DRABRIDGE_RESOURCE": device.resource,
+            "DRABRIDGE_SYSPATH": device.syspath,
+            "DRABRIDGE_NODES": ":".join(node.path for node in device.nodes),
+            "DRABRIDGE_PCI_BUS_ID": device.pci_bus_id,
+        }
+    return found | dict(more or {})
+
+
+async def run_hook(hook: Hook, device: Device | None, name: str, more: Mapping[str, str] | None = None) -> str:
+    """Run it and return its output. Raises HostError on failure or after ``hook.timeout_seconds``; then it is killed,
+    with everything that it started.
+    """
+    program = " ".join(hook.command)
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *hook.command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=environment(device, name, more),
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise HostError(
+            f"{program} cannot be started for {name}: {error.strerror or error}",
+            hint="it must exist in the agent's own file system and be executable",
+        ) from error
+    try:
+        async with asyncio.timeout(hook.timeout_seconds):
+            output, _ = await process.communicate()
+    except BaseException as error:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await asyncio.shield(process.wait())
+        if isinstance(error, TimeoutError):
+            raise HostError(
+                f"{program} did not end for {name} within {hook.timeout_seconds} s; it was killed"
+            ) from None
+        raise
+    text = output.decode("utf-8", errors="replace").strip()[-MAX_OUTPUT:]
+    log.info("hook ran", extra={"device": name, "command": program, "status": process.returncode, "output": text})
+    if process.returncode != 0:
+        raise HostError(f"{program} failed for {name} with status {process.returncode}: {text or 'no output'}")
+    return text

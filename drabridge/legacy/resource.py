@@ -1,0 +1,178 @@
+"""One extended resource as kubelet sees it: its list, its allocations, its preferences."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+import deviceplugin
+from deviceplugin import Allocation, AllocationError, Broadcast, DeviceList, DeviceSpec, Health
+from deviceplugin.preference import Policy as Spread
+from deviceplugin.preference import Unit, prefer
+from drabridge.cdi import CdiStore
+from drabridge.config.schema import Inject, Resource
+from drabridge.errors import HostError
+from drabridge.hooks import run_hook
+from drabridge.inventory.model import Device, Presence
+from drabridge.ledger import events
+from drabridge.ledger.model import Ledger, Policy
+from drabridge.ledger.outcome import Decision
+from drabridge.offers.legacy import legacy_list, of_resource
+
+log = logging.getLogger(__name__)
+
+
+class Keeper(Protocol):
+    """The ledger's owner, as far as this side needs it."""
+
+    @property
+    def ledger(self) -> Ledger: ...
+
+    @property
+    def policy(self) -> Policy: ...
+
+    async def apply(self, event: events.Event) -> Decision: ...
+
+
+class LegacyResource:
+    """Implements every interface of :mod:`deviceplugin.api` for one resource of the configuration.
+
+    ``resolve`` re-reads a device's nodes from its stable identity (stat calls only): a number may have moved since the
+    last event. ``devices`` gives the inventory's current records by name.
+    """
+
+    def __init__(
+        self,
+        config: Resource,
+        *,
+        inject: Inject,
+        keeper: Keeper,
+        cdi: CdiStore,
+        devices: Callable[[], Mapping[str, Device]],
+        resolve: Callable[[Device], Device],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.config = config
+        self._inject = config.inject or inject
+        self._keeper = keeper
+        self._cdi = cdi
+        self._devices = devices
+        self._resolve = resolve
+        self._now = now
+        self._list: DeviceList = Broadcast()
+        self._owner: dict[str, str] = {}  # unit id -> device name
+        self._units: tuple[Unit, ...] = ()
+        self._hook = asyncio.Lock()  # a reset hook never runs twice at once
+
+    @property
+    def resource(self) -> str:
+        return self.config.name
+
+    def devices(self) -> DeviceList:
+        return self._list
+
+    def refresh(self) -> None:
+        """Bring the list up to date with inventory and ledger. An unchanged list is not sent."""
+        ledger, devices, now = self._keeper.ledger, self._devices(), self._now()
+        listed = legacy_list(ledger, devices, self.resource, at=now, policy=self._keeper.policy)
+        self._owner = {unit: entry.name for entry in of_resource(ledger, self.resource) for unit in entry.device.units}
+        self._units = tuple(self._describe(devices))
+        self._list.publish(
+            tuple(
+                deviceplugin.Device(entry.id, Health.HEALTHY if entry.healthy else Health.UNHEALTHY, entry.numa_nodes)
+                for entry in listed
+            )
+        )
+
+    async def allocate(self, ids: Sequence[str]) -> Allocation:
+        limit = self.config.replicas.max_per_request
+        if limit is not None and len(ids) > limit:
+            raise AllocationError(
+                "INVALID_ARGUMENT",
+                f"{len(ids)} shares of {self.resource} were asked for, a container may have {limit} at most",
+                hint=f"several shares are no more of the device than one: set limits to {limit} or less",
+            )
+        units = self._by_device(ids)
+        decision = await self._keeper.apply(events.Allocate(units, self._now()))
+        if not decision.accepted:
+            raise AllocationError("FAILED_PRECONDITION", str(decision))
+        return self._answer(sorted(units))
+
+    def prefer(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
+        return prefer(self._units, available, must_include, size, Spread(self.config.replicas.policy))
+
+    @property
+    def pre_start_required(self) -> bool:
+        return self.config.pre_start is not None
+
+    async def pre_start(self, ids: Sequence[str]) -> None:
+        if self.config.pre_start is None:
+            return
+        async with self._hook:
+            for name in sorted(self._by_device(ids)):
+                device = self._devices().get(name)
+                try:
+                    await run_hook(self.config.pre_start, device, name)
+                except HostError as error:
+                    raise AllocationError("FAILED_PRECONDITION", error.message, hint=error.hint) from error
+
+    def _describe(self, devices: Mapping[str, Device]) -> Iterator[Unit]:
+        """What the preference knows. The far end of the list comes first: claims take devices from the near end, so
+        the two sides seldom want the same one.
+        """
+        ours = [device for device in devices.values() if device.resource == self.resource]
+        for rank, device in enumerate(reversed(ours)):
+            shared = device.id if device.replicas > 1 else ""
+            for unit in device.units:
+                yield Unit(unit, device.numa_nodes, device.pcie_root, device.root, rank, shared)
+
+    def _by_device(self, ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """Unit ids -> device name -> its units. An unknown id is refused before anything moves."""
+        unknown = [unit for unit in ids if unit not in self._owner]
+        if unknown:
+            raise AllocationError(
+                "NOT_FOUND",
+                f"{self.resource} has no device {', '.join(unknown)} on this node (it has {len(self._owner)})",
+                hint="it was probably unplugged after kubelet chose it; delete the pod, its replacement gets another",
+            )
+        found: dict[str, tuple[str, ...]] = {}
+        for unit in ids:
+            name = self._owner[unit]
+            found[name] = (*found.get(name, ()), unit)
+        return found
+
+    def _answer(self, names: Sequence[str]) -> Allocation:
+        """What the container gets. The grant is durable by now; if this fails the ledger lets go by itself."""
+        devices = [self._current(name) for name in names]
+        if self._inject == "cdi":
+            try:
+                written = [self._cdi.write(self._cdi.legacy_spec(device)) for device in devices]
+            except HostError as error:
+                raise AllocationError("UNAVAILABLE", error.message, hint=error.hint) from error
+            return Allocation(cdi_devices=tuple(name for names_of_one in written for name in names_of_one))
+        return Allocation(
+            envs={key: value for device in devices for key, value in device.env.items()},
+            mounts=tuple(
+                deviceplugin.Mount(mount.container_path, mount.host_path, mount.read_only)
+                for device in devices
+                for mount in device.mounts
+            ),
+            devices=tuple(
+                DeviceSpec(node.container_path, node.path, node.permissions)
+                for device in devices
+                for node in device.nodes
+            ),
+        )
+
+    def _current(self, name: str) -> Device:
+        device = self._devices().get(name)
+        if device is None or device.presence is Presence.GONE:
+            raise AllocationError(
+                "UNAVAILABLE",
+                f"{name} is gone: it was unplugged",
+                hint="plug it in again, or delete the pod: its replacement gets another device",
+            )
+        return self._resolve(device)

@@ -1,0 +1,55 @@
+"""What ListAndWatch says now: a pure function of the inventory and the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from drabridge.inventory.model import Device
+from drabridge.ledger.advertise import legacy_healthy, must_list
+from drabridge.ledger.model import Entry, Lane, Ledger, Owner, Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One id as kubelet is to see it. A device with replicas has several."""
+
+    id: str
+    healthy: bool
+    numa_nodes: tuple[int, ...] = ()
+
+
+def of_resource(ledger: Ledger, resource: str) -> tuple[Entry, ...]:
+    """The ledger's entries of one resource, by device name."""
+    entries = (entry for entry in ledger.entries.values() if entry.device.resource == resource)
+    return tuple(sorted(entries, key=lambda entry: entry.name))
+
+
+def legacy_list(
+    ledger: Ledger, devices: Mapping[str, Device], resource: str, *, at: float, policy: Policy
+) -> tuple[Listed, ...]:
+    """The complete list of one resource. ``devices`` are the inventory's, by name; ``at`` is wall seconds.
+
+    Devices of the DRA lane stay in the list as Unhealthy, so that capacity tells what the node has and allocatable
+    what is left for limits. When no device is left for limits at all the list is empty: allocatable 0 without any
+    NUMA record makes the scheduler and kubelet treat the name as served by DRA (``extendedResourceName``).
+    """
+    entries = of_resource(ledger, resource)
+    if not any(_concerns_legacy(entry, at, policy) for entry in entries):
+        return ()
+    listed: list[Listed] = []
+    for entry in entries:
+        if not must_list(entry, at, policy):
+            continue
+        device = devices.get(entry.name)
+        numa = device.numa_nodes if device else ()
+        healthy = legacy_healthy(ledger, entry, policy)
+        listed.extend(Listed(unit, healthy, numa) for unit in entry.device.units)
+    return tuple(listed)
+
+
+def _concerns_legacy(entry: Entry, at: float, policy: Policy) -> bool:
+    """Whether kubelet has, may have, or is to have business with this device."""
+    if entry.lane is not Lane.DRA or entry.owner in (Owner.LEGACY, Owner.CONFLICT, Owner.QUARANTINE):
+        return True
+    return at - entry.since < policy.tombstone_seconds

@@ -1,0 +1,67 @@
+"""Where things are on a node: kubelet's three directories, the CDI directory and our own state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from drabridge.errors import ConfigError
+
+KUBELET_ROOT = Path("/var/lib/kubelet")
+CDI_DIRECTORY = Path("/var/run/cdi")
+SUN_PATH_BYTES = 107  # sizeof(sockaddr_un.sun_path) less the NUL, linux/un.h
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Every path of one agent. Kubelet opens our sockets in the host's mount namespace: mount them at the same path."""
+
+    kubelet: Path  # kubelet's --root-dir
+    device_plugins: Path  # does not follow --root-dir: a constant in kubelet (devicemanager/manager.go)
+    state: Path  # ours: ledger, claim records, control socket
+    cdi: Path
+
+    @classmethod
+    def of(
+        cls,
+        driver: str,
+        *,
+        kubelet: Path = KUBELET_ROOT,
+        device_plugins: Path | None = None,
+        state: Path | None = None,
+        cdi: Path = CDI_DIRECTORY,
+    ) -> Paths:
+        """Defaults follow kubelet's own. Raises ConfigError for a relative path or one too long for a socket."""
+        paths = cls(
+            kubelet=kubelet,
+            device_plugins=device_plugins or kubelet / "device-plugins",
+            state=state or kubelet / "plugins" / driver,
+            cdi=cdi,
+        )
+        for path in (paths.kubelet, paths.device_plugins, paths.state, paths.cdi):
+            if not path.is_absolute():
+                raise ConfigError(f"{path} is a relative path", hint="Kubelet and the runtime need absolute ones")
+        for socket in (paths.control_socket, paths.podresources_socket, paths.kubelet_socket):
+            if len(str(socket).encode()) > SUN_PATH_BYTES:
+                raise ConfigError(
+                    f"{socket} has {len(str(socket).encode())} bytes, a unix socket's path may have {SUN_PATH_BYTES}",
+                    hint="Choose a shorter directory or driver name",
+                )
+        return paths
+
+    @property
+    def kubelet_socket(self) -> Path:
+        return self.device_plugins / "kubelet.sock"
+
+    @property
+    def podresources_socket(self) -> Path:
+        return self.kubelet / "pod-resources" / "kubelet.sock"
+
+    @property
+    def plugins_registry(self) -> Path:
+        return self.kubelet / "plugins_registry"
+
+    @property
+    def control_socket(self) -> Path:
+        """Where ``drabridge status`` and ``drabridge lanes`` ask; for root only."""
+        return self.state / "control.sock"
