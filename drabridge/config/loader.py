@@ -195,14 +195,15 @@ def _merge(complaints: Iterator[Complaint]) -> list[Complaint]:
 
 def _join(readings: list[Complaint], refusals: list[Complaint]) -> list[Complaint]:
     """A scalar with two readings where the model wants no text at all: quoting it would not help."""
-    by_path = {complaint.path: complaint for complaint in readings}
+    by_path = {complaint.path: complaint.problem for complaint in readings}
+    refused = {complaint.path for complaint in refusals}
+    joined = [complaint for complaint in readings if complaint.path not in refused]
     for refusal in refusals:
         problem = refusal.problem
         if (reading := by_path.get(refusal.path)) is not None:
-            hint = reading.problem.hint.removeprefix("quote it: ")
-            problem = Problem(problem.expected, hint, (), reading.problem.found)
-        by_path[refusal.path] = Complaint(refusal.place, refusal.path, problem)
-    return list(by_path.values())
+            problem = Problem(problem.expected, reading.hint.removeprefix("quote it: "), (), reading.found)
+        joined.append(Complaint(refusal.place, refusal.path, problem))
+    return joined
 
 
 def _key_hint(path: Path) -> str:
