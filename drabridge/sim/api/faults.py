@@ -1,0 +1,98 @@
+"""Faults on demand: slow, refusing, hanging, partitioned, lagging and stale API servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+# http.StatusText and metav1.StatusReason of what an API server says under load
+_REASONS = {
+    401: ("Unauthorized", "Unauthorized"),
+    403: ("Forbidden", "forbidden by a fault on demand"),
+    409: ("Conflict", "the object has been modified; please apply your changes to the latest version and try again"),
+    429: ("TooManyRequests", "Too many requests, please try again later."),
+    500: ("InternalError", "Internal error occurred: etcdserver: request timed out"),
+    503: ("ServiceUnavailable", "the server is currently unable to handle the request"),
+    504: ("Timeout", "Timeout: request did not complete within the allotted timeout"),
+}
+
+
+@dataclass(slots=True)
+class Fault:
+    """One kind of trouble for the next ``times`` requests that match; empty fields match everything."""
+
+    times: int
+    status: int = 0
+    """HTTP status to answer with; 0 stands for never answering at all."""
+    verb: str = ""
+    resource: str = ""
+    retry_after_seconds: int | None = None
+    after_commit: bool = False
+    """Do the work, then answer with the error: the client cannot know that its write took effect."""
+
+    def matches(self, verb: str, resource: str) -> bool:
+        return self.times > 0 and self.verb in ("", verb) and self.resource in ("", resource)
+
+
+@dataclass(slots=True)
+class Faults:
+    """Set the fields while the server runs; each request looks at them anew."""
+
+    latency_seconds: float = 0.0
+    watch_lag_seconds: float = 0.0
+    """Events reach watches this much later than writes are acknowledged."""
+    stale_revisions: int = 0
+    """Lists answer as of this many revisions ago, as a lagging watch cache does."""
+    partitioned: bool = False
+    """Connections are cut on arrival and the open ones die; see :meth:`partition`."""
+    rules: list[Fault] = field(default_factory=list)
+    cut: Callable[[bool], int] = field(default=lambda watches_only: 0)
+    """Cuts open connections; the server puts itself here."""
+
+    def fail(
+        self,
+        times: int = 1,
+        status: int = 500,
+        *,
+        verb: str = "",
+        resource: str = "",
+        retry_after_seconds: int | None = None,
+        after_commit: bool = False,
+    ) -> Fault:
+        """Answer the next ``times`` matching requests with ``status``."""
+        fault = Fault(times, status, verb, resource, retry_after_seconds, after_commit)
+        self.rules.append(fault)
+        return fault
+
+    def hang(self, times: int = 1, *, verb: str = "", resource: str = "") -> Fault:
+        """Take the next ``times`` matching requests and never answer them."""
+        return self.fail(times, 0, verb=verb, resource=resource)
+
+    def drop_watches(self) -> int:
+        """Cut every open watch in the middle of its stream; returns how many there were."""
+        return self.cut(True)
+
+    def partition(self) -> None:
+        """Nobody can reach the server until :meth:`heal`."""
+        self.partitioned = True
+        self.cut(False)
+
+    def heal(self) -> None:
+        """All faults off."""
+        self.partitioned = False
+        self.latency_seconds = self.watch_lag_seconds = 0.0
+        self.stale_revisions = 0
+        self.rules.clear()
+
+    def take(self, verb: str, resource: str) -> Fault | None:
+        """The fault for this request, counted down."""
+        for fault in self.rules:
+            if fault.matches(verb, resource):
+                fault.times -= 1
+                return fault
+        return None
+
+
+def reason_of(status: int) -> tuple[str, str]:
+    """(reason, message) of a Status with this code."""
+    return _REASONS.get(status, ("", "a fault on demand"))

@@ -1,0 +1,145 @@
+"""What the API server answers when it refuses: ``Status`` objects and field errors, in the words of 1.36.2."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+JSON = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FieldError:
+    """One complaint about one field; ``reason`` and the wording follow apimachinery's ``field.Error``."""
+
+    path: str
+    reason: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+    @property
+    def cause(self) -> JSON:
+        return {"reason": self.reason, "message": self.message, "field": self.path}
+
+
+def _shown(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def invalid(path: str, value: object, detail: str) -> FieldError:
+    return FieldError(path, "FieldValueInvalid", f"Invalid value: {_shown(value)}: {detail}")
+
+
+def required(path: str, detail: str = "") -> FieldError:
+    return FieldError(path, "FieldValueRequired", f"Required value: {detail}" if detail else "Required value")
+
+
+def duplicate(path: str, value: object) -> FieldError:
+    return FieldError(path, "FieldValueDuplicate", f"Duplicate value: {_shown(value)}")
+
+
+def too_many(path: str, actual: int, limit: int) -> FieldError:
+    return FieldError(path, "FieldValueTooMany", f"Too many: {actual}: must have at most {limit} items")
+
+
+def too_long(path: str, limit: int) -> FieldError:
+    return FieldError(path, "FieldValueTooLong", f"Too long: may not be more than {limit} bytes")
+
+
+def forbidden_field(path: str, detail: str) -> FieldError:
+    return FieldError(path, "FieldValueForbidden", f"Forbidden: {detail}")
+
+
+def unsupported(path: str, value: object, supported: Sequence[str]) -> FieldError:
+    choices = ", ".join(_shown(one) for one in supported)
+    return FieldError(
+        path, "FieldValueNotSupported", f"Unsupported value: {_shown(value)}: supported values: {choices}"
+    )
+
+
+@dataclass(eq=False)
+class ApiError(Exception):
+    """A refusal on its way to the client: HTTP ``code`` plus what the ``Status`` body says."""
+
+    code: int
+    message: str
+    reason: str = ""
+    details: JSON = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__init__(self.message)
+
+    def __str__(self) -> str:
+        return f"{self.code} {self.reason}: {self.message}"
+
+    @property
+    def body(self) -> JSON:
+        status: JSON = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
+        status["message"] = self.message
+        if self.reason:
+            status["reason"] = self.reason
+        if self.details:
+            status["details"] = self.details
+        return status | {"code": self.code}
+
+
+def _details(group: str, kind: str, name: str) -> JSON:
+    return {"name": name} | ({"group": group} if group else {}) | {"kind": kind}
+
+
+def qualified(group: str, what: str) -> str:
+    """``pods`` in the core group, ``resourceslices.resource.k8s.io`` elsewhere."""
+    return f"{what}.{group}" if group else what
+
+
+def not_found(group: str, plural: str, name: str) -> ApiError:
+    text = f'{qualified(group, plural)} "{name}" not found'
+    return ApiError(404, text, "NotFound", _details(group, plural, name))
+
+
+def already_exists(group: str, plural: str, name: str) -> ApiError:
+    text = f'{qualified(group, plural)} "{name}" already exists'
+    return ApiError(409, text, "AlreadyExists", _details(group, plural, name))
+
+
+MODIFIED = "the object has been modified; please apply your changes to the latest version and try again"
+
+
+def conflict(group: str, what: str, name: str, why: str = MODIFIED) -> ApiError:
+    """``what`` is the plural for a stale resourceVersion and the Kind for a failed precondition: 1.36.2 differs so."""
+    text = f'Operation cannot be fulfilled on {qualified(group, what)} "{name}": {why}'
+    return ApiError(409, text, "Conflict", _details(group, what, name))
+
+
+def unprocessable(group: str, kind: str, name: str, errors: Sequence[FieldError]) -> ApiError:
+    """422 with every field error as a cause. ``errors`` must not be empty."""
+    listed = str(errors[0]) if len(errors) == 1 else "[" + ", ".join(map(str, errors)) + "]"
+    details = _details(group, kind, name) | {"causes": [error.cause for error in errors]}
+    return ApiError(422, f'{qualified(group, kind)} "{name}" is invalid: {listed}', "Invalid", details)
+
+
+def bad_request(message: str) -> ApiError:
+    return ApiError(400, message, "BadRequest")
+
+
+def forbidden(group: str, plural: str, name: str, why: str) -> ApiError:
+    text = f'{qualified(group, plural)} "{name}" is forbidden: {why}'
+    return ApiError(403, text, "Forbidden", _details(group, plural, name))
+
+
+def expired(message: str) -> ApiError:
+    return ApiError(410, message, "Expired")
+
+
+def path_not_found() -> ApiError:
+    """A path nobody serves: the group or version is not there (an *object* that is missing says which one it is)."""
+    return ApiError(404, "the server could not find the requested resource", "NotFound")
+
+
+def unauthorized() -> ApiError:
+    return ApiError(401, "Unauthorized", "Unauthorized")
