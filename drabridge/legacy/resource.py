@@ -71,6 +71,13 @@ class LegacyResource:
     def resource(self) -> str:
         return self.config.name
 
+    def reconfigure(self, config: Resource, inject: Inject) -> bool:
+        """Take a changed configuration. False if kubelet would have to be told, so that a new server is needed."""
+        if (config.pre_start is None) != (self.config.pre_start is None):
+            return False
+        self.config, self._inject = config, config.inject or inject
+        return True
+
     def devices(self) -> DeviceList:
         return self._list
 

@@ -1,0 +1,130 @@
+"""Asking kubelet who holds what: one round of evidence for the ledger.
+
+Two witnesses, because each is blind somewhere: PodResources does not list plain init containers and forgets
+force-deleted pods; the checkpoint knows both but may be stale until kubelet rewrites it, which it does on every
+ListAndWatch message. So the barrier is: List (which makes kubelet drop ended pods), send the lists again, read it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+
+from drabridge.evidence import checkpoint as checkpoint_file
+from drabridge.ledger import events
+from drabridge.ledger.model import Entry, Ledger, Owner, PodRef
+from podresources import Client, PodResourcesError
+from podresources.model import Snapshot
+
+log = logging.getLogger(__name__)
+
+LIST_SECONDS = 10.0
+BARRIER_SECONDS = 2.0  # kubelet writes the file within milliseconds of the message (observed on 1.36.2)
+BARRIER_POLL_SECONDS = 0.01
+
+Resend = Callable[[Iterable[str], float], Awaitable[bool]]
+
+
+class Witness:
+    """Gathers :class:`drabridge.ledger.events.Observed`. Decides nothing."""
+
+    def __init__(self, client: Client, device_plugins: Path, resend: Resend, now: Callable[[], float]) -> None:
+        self._client = client
+        self._directory = device_plugins
+        self._resend = resend
+        self._now = now
+        self.error = ""  # why the last List failed, for people
+
+    async def look(self, ledger: Ledger, *, barrier: bool = True) -> events.Observed:
+        """One round. ``ledger`` is the state at its beginning. Never raises: who cannot be asked is None.
+
+        The barrier costs kubelet a checkpoint write for each resource, so it is used only when the List alone would
+        end a hold.
+        """
+        listed = await self.listed()
+        checkpoint = None
+        if listed is not None and barrier and (absent := _absent(ledger, listed)):
+            checkpoint = await self._behind_barrier({entry.device.resource for entry in absent})
+        return events.Observed(at=self._now(), since_seq=ledger.seq, listed=listed, checkpoint=checkpoint)
+
+    async def listed(self) -> events.Pods | None:
+        """Kubelet's List: unit id -> containers."""
+        try:
+            snapshot = await self._client.list(timeout_seconds=LIST_SECONDS)
+        except PodResourcesError as error:
+            if self.error != str(error):
+                log.warning("kubelet does not tell who holds devices", extra={"reason": str(error)})
+            self.error = str(error)
+            return None
+        self.error = ""
+        return pods_of(snapshot)
+
+    async def allocatable(self) -> frozenset[str] | None:
+        """The ids that kubelet would still give out or has given out: healthy ones. None: it could not be asked."""
+        try:
+            answer = await self._client.allocatable(timeout_seconds=LIST_SECONDS)
+        except PodResourcesError as error:
+            self.error = str(error)
+            return None
+        return frozenset(entry.device_id for entry in answer.devices)
+
+    def checkpoint(self) -> events.Checkpoint | None:
+        """The file as it is, perhaps stale."""
+        found = checkpoint_file.read(self._directory)
+        return None if found is None else events.Checkpoint(_pods_of_checkpoint(found), barrier=False)
+
+    async def _behind_barrier(self, resources: set[str]) -> events.Checkpoint | None:
+        before = _identity(self._directory / checkpoint_file.FILE_NAME)
+        fresh = await self._resend(sorted(resources), BARRIER_SECONDS) and await self._rewritten(before)
+        found = checkpoint_file.read(self._directory)
+        return None if found is None else events.Checkpoint(_pods_of_checkpoint(found), barrier=fresh)
+
+    async def _rewritten(self, before: tuple[int, int] | None) -> bool:
+        path = self._directory / checkpoint_file.FILE_NAME
+        try:
+            async with asyncio.timeout(BARRIER_SECONDS):
+                while _identity(path) in (before, None):
+                    await asyncio.sleep(BARRIER_POLL_SECONDS)
+        except TimeoutError:
+            return False
+        return True
+
+
+def pods_of(snapshot: Snapshot) -> events.Pods:
+    """Device-plugin devices of a List, by unit id. A device on two NUMA nodes counts once."""
+    found: dict[str, dict[PodRef, None]] = {}
+    for pod in snapshot.pods:
+        for container in pod.containers:
+            for entry in container.devices:
+                for unit in entry.device_ids:
+                    found.setdefault(unit, {})[PodRef(pod.namespace, pod.name, container.name)] = None
+    return {unit: tuple(pods) for unit, pods in found.items()}
+
+
+def _pods_of_checkpoint(found: checkpoint_file.Checkpoint) -> events.Pods:
+    return {
+        unit: tuple(PodRef(container=holder.container, uid=holder.pod_uid) for holder in holders)
+        for units in found.held.values()
+        for unit, holders in units.items()
+    }
+
+
+def _absent(ledger: Ledger, listed: events.Pods) -> list[Entry]:
+    """Devices that a legacy pod holds on our books and that the List does not show."""
+    return [
+        entry
+        for entry in ledger.entries.values()
+        if entry.owner in (Owner.LEGACY, Owner.CONFLICT, Owner.QUARANTINE)
+        and not any(unit in listed for unit in entry.device.units)
+    ]
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Kubelet writes by rename: another inode, or the same one re-used at another time."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns

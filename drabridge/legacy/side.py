@@ -1,0 +1,147 @@
+"""All resources of the DevicePlugin side: which servers there are, and what kubelet has taken from them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from deviceplugin import Observer, PluginServer, ServerState, Timeouts, Watcher
+from drabridge.cdi import CdiStore
+from drabridge.config.schema import Config
+from drabridge.inventory.model import Device
+from drabridge.legacy.resource import Keeper, LegacyResource
+from drabridge.tasks import forever
+
+log = logging.getLogger(__name__)
+
+
+def socket_name(driver: str, resource: str) -> str:
+    """What a socket file of this resource begins with: readable, ours alone, short enough for a long directory."""
+    return "-".join(re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")[:24] for text in ("drabridge", driver, resource))
+
+
+class _Served:
+    """One resource with its server and its task."""
+
+    def __init__(self, plugin: LegacyResource, server: PluginServer, task: asyncio.Task[None]) -> None:
+        self.plugin = plugin
+        self.server = server
+        self.task = task
+
+
+class LegacySide:
+    """Follows the configuration: a resource that is new gets a server, one that is gone loses it, the others stay."""
+
+    def __init__(
+        self,
+        *,
+        directory: Path,
+        keeper: Keeper,
+        cdi: CdiStore,
+        devices: Callable[[], Mapping[str, Device]],
+        resolve: Callable[[Device], Device],
+        observer: Observer | None = None,
+        timeouts: Timeouts | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._directory = directory
+        self._keeper = keeper
+        self._cdi = cdi
+        self._devices = devices
+        self._resolve = resolve
+        self._observer = observer
+        self._timeouts = timeouts
+        self._now = now
+        self._watcher = Watcher()
+        self._served: dict[str, _Served] = {}
+
+    async def configure(self, config: Config) -> None:
+        """Serve exactly the resources of ``config``. Must run in the agent's loop; may be repeated."""
+        wanted = {resource.name: resource for resource in config.resources}
+        leaving = [name for name, served in self._served.items() if name not in wanted]
+        for name, resource in wanted.items():
+            served = self._served.get(name)
+            if served is not None and served.plugin.reconfigure(resource, config.legacy.inject):
+                continue
+            if served is not None:
+                leaving.append(name)
+        await asyncio.gather(*(self._stop(name) for name in leaving))
+        for name, resource in wanted.items():
+            if name not in self._served:
+                plugin = LegacyResource(
+                    resource,
+                    inject=config.legacy.inject,
+                    keeper=self._keeper,
+                    cdi=self._cdi,
+                    devices=self._devices,
+                    resolve=self._resolve,
+                    now=self._now,
+                )
+                server = PluginServer(
+                    plugin,
+                    directory=self._directory,
+                    name=socket_name(config.driver, name),
+                    timeouts=self._timeouts,
+                    watcher=self._watcher,
+                    observer=self._observer,
+                )
+                task = asyncio.create_task(forever(f"server of {name}", server.run), name=f"legacy {name}")
+                self._served[name] = _Served(plugin, server, task)
+
+    def refresh(self) -> None:
+        """Bring every list up to date; nothing is sent where nothing changed."""
+        for served in self._served.values():
+            served.plugin.refresh()
+
+    @property
+    def states(self) -> tuple[ServerState, ...]:
+        return tuple(served.server.state for served in self._served.values())
+
+    @property
+    def busy_ids(self) -> frozenset[str]:
+        """Ids in an Allocate or GetPreferredAllocation that is not answered yet."""
+        return frozenset().union(*(served.server.inflight_ids for served in self._served.values()))
+
+    @property
+    def recent_ids(self) -> frozenset[str]:
+        """Ids that kubelet asked about a short while ago; they must not leave a list."""
+        return frozenset().union(*(served.server.recent_ids for served in self._served.values()))
+
+    async def delivered(self, resources: Iterable[str], timeout_seconds: float) -> bool:
+        """Wait until kubelet has taken the current list of each resource. False: not connected, or too slow."""
+        return await self._sent({name: self._version(name) for name in resources}, timeout_seconds)
+
+    async def resend(self, resources: Iterable[str], timeout_seconds: float) -> bool:
+        """Send the same lists again, which makes kubelet rewrite its checkpoint; as :meth:`delivered`."""
+        known = [name for name in resources if name in self._served]
+        versions = {name: self._served[name].plugin.devices().resend() for name in known if self._version(name)}
+        return await self._sent(versions, timeout_seconds)
+
+    async def close(self, grace_seconds: float = 1.0) -> None:
+        """Stop every server; sockets go, CDI files stay: containers that run may be started again without us."""
+        await asyncio.gather(*(self._stop(name, grace_seconds) for name in list(self._served)))
+
+    def _version(self, name: str) -> int:
+        served = self._served.get(name)
+        return served.plugin.devices().version if served else 0
+
+    async def _sent(self, versions: Mapping[str, int], timeout_seconds: float) -> bool:
+        if not all(name in self._served and self._served[name].server.state.registered for name in versions):
+            return False
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                for name, version in versions.items():
+                    await self._served[name].server.wait_sent(version)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _stop(self, name: str, grace_seconds: float = 1.0) -> None:
+        served = self._served.pop(name)
+        await served.server.stop(grace_seconds)
+        served.task.cancel()
+        await asyncio.gather(served.task, return_exceptions=True)

@@ -1,0 +1,213 @@
+"""What an on-call person needs to know, as one document: for ``drabridge status``, the page, and scripts.
+
+The document is versioned: keys are added, never renamed, within one ``apiVersion``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from drabridge.inventory.model import Device, Presence, Snapshot
+from drabridge.ledger.advertise import dra_schedulable, legacy_healthy
+from drabridge.ledger.model import Entry, Hold, Lane, Ledger, Owner, Policy
+
+API_VERSION = "drabridge/v1alpha1"
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One side's connection with kubelet, for one resource (or for the DRA driver)."""
+
+    api: str
+    name: str
+    phase: str
+    ready: bool
+    since: float
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RecentRefusal:
+    """One grant that was refused, for the list of recent ones."""
+
+    at: float
+    api: str
+    device: str
+    reason: str
+    message: str
+
+
+def stamp(at: float) -> str:
+    """Wall seconds as RFC 3339; empty for never."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z") if at else ""
+
+
+def document(
+    *,
+    node: str,
+    driver: str,
+    version: str,
+    now: float,
+    started_at: float,
+    ledger: Ledger,
+    snapshot: Snapshot,
+    policy: Policy,
+    endpoints: Sequence[Endpoint],
+    not_ready: Sequence[str],
+    refusals: Iterable[RecentRefusal] = (),
+    notes: Sequence[str] = (),
+) -> Document:
+    """The whole. ``not_ready`` are the reasons why ``/readyz`` says no; ``notes`` what a person should know besides."""
+    devices = snapshot.by_name()
+    rows = [_device(ledger, entry, devices.get(entry.name), policy) for entry in _ordered(ledger, snapshot)]
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "Status",
+        "node": node,
+        "driver": driver,
+        "version": version,
+        "at": stamp(now),
+        "startedAt": stamp(started_at),
+        "ready": not not_ready,
+        "notReadyBecause": list(not_ready),
+        "notes": [*notes, *map(str, snapshot.collisions)],
+        "endpoints": [
+            {
+                "api": endpoint.api,
+                "name": endpoint.name,
+                "phase": endpoint.phase,
+                "ready": endpoint.ready,
+                "since": stamp(endpoint.since),
+                "error": endpoint.error,
+            }
+            for endpoint in endpoints
+        ],
+        "resources": _resources(rows),
+        "devices": rows,
+        "refusals": [
+            {"at": stamp(r.at), "api": r.api, "device": r.device, "reason": r.reason, "message": r.message}
+            for r in refusals
+        ],
+    }
+
+
+def _ordered(ledger: Ledger, snapshot: Snapshot) -> list[Entry]:
+    place = {device.name: index for index, device in enumerate(snapshot.devices)}
+    return sorted(
+        ledger.entries.values(), key=lambda entry: (entry.device.resource, place.get(entry.name, 1 << 30), entry.name)
+    )
+
+
+def _device(ledger: Ledger, entry: Entry, device: Device | None, policy: Policy) -> Document:
+    offered = [
+        side
+        for side, shown in (
+            ("legacy", legacy_healthy(ledger, entry, policy)),
+            ("dra", dra_schedulable(ledger, entry, policy)),
+        )
+        if shown
+    ]
+    return {
+        "name": entry.name,
+        "id": device.id if device else "",
+        "resource": entry.device.resource,
+        "presence": str(entry.device.presence),
+        "reason": device.reason if device else "",
+        "lane": str(entry.lane),
+        "owner": str(entry.owner),
+        "offered": offered,
+        "holders": _holders(entry),
+        "since": stamp(entry.since),
+        "evidence": evidence(entry),
+        "drain": entry.drain,
+        "move": None
+        if entry.move is None
+        else {
+            "to": str(entry.move.target),
+            "step": str(entry.move.step),
+            "since": stamp(entry.move.since),
+            "reason": entry.move.reason,
+        },
+        "releasedBecause": entry.released_because,
+        "numaNodes": list(device.numa_nodes) if device else [],
+        "pciBusID": device.pci_bus_id if device else "",
+        "nodes": [node.path for node in device.nodes] if device else [],
+    }
+
+
+def _holders(entry: Entry) -> list[Document]:
+    found: list[Document] = []
+    if entry.hold is not None:
+        pods = entry.hold.pods or (None,)
+        found += [
+            {
+                "api": "deviceplugin",
+                "namespace": pod.namespace if pod else "",
+                "pod": pod.name if pod else "",
+                "container": pod.container if pod else "",
+                "podUID": pod.uid if pod else "",
+                "units": list(entry.hold.units),
+            }
+            for pod in pods
+        ]
+    found += [
+        {
+            "api": "dra",
+            "namespace": held.claim.namespace,
+            "claim": held.claim.name,
+            "claimUID": held.claim.uid,
+            "phase": str(held.phase),
+            "admin": held.admin,
+            "shares": [share.id for share in held.shares],
+        }
+        for held in entry.claims
+    ]
+    return found
+
+
+def evidence(entry: Entry) -> str:
+    """Why the ledger believes what it believes, in a few words."""
+    if entry.owner is Owner.LEGACY and entry.hold is not None:
+        return f"{entry.hold.because}{_seen(entry.hold)}"
+    if entry.owner is Owner.NONE:
+        return f"released: {entry.released_because}" if entry.released_because else "never held"
+    if entry.claims:
+        return ", ".join(
+            f"{held.phase}{'' if held.api_allocated else ' (no longer allocated in the API)'}" for held in entry.claims
+        )
+    return str(entry.owner)
+
+
+def _seen(hold: Hold) -> str:
+    if hold.last_seen:
+        return f", seen {stamp(hold.last_seen)}"
+    return ", not yet confirmed by kubelet" if not hold.confirmed else ""
+
+
+def _resources(rows: Sequence[Mapping[str, Any]]) -> list[Document]:
+    found = []
+    for name in dict.fromkeys(row["resource"] for row in rows):
+        ours = [row for row in rows if row["resource"] == name]
+        lanes = Counter(row["lane"] for row in ours)
+        owners = Counter(row["owner"] for row in ours)
+        found.append(
+            {
+                "name": name,
+                "devices": len(ours),
+                "free": owners[Owner.NONE],
+                "heldByPods": owners[Owner.LEGACY],
+                "heldByClaims": sum(owners[o] for o in (Owner.DRA_PENDING, Owner.DRA_GRANTED, Owner.DRA_PREPARED)),
+                "inDoubt": owners[Owner.CONFLICT] + owners[Owner.QUARANTINE],
+                "unusable": sum(row["presence"] != Presence.PRESENT for row in ours),
+                "lanes": {str(lane): lanes[lane] for lane in Lane if lanes[lane]},
+                "moving": sum(row["move"] is not None for row in ours),
+                "offeredToPods": sum("legacy" in row["offered"] and row["owner"] == Owner.NONE for row in ours),
+                "offeredToClaims": sum("dra" in row["offered"] and row["owner"] == Owner.NONE for row in ours),
+            }
+        )
+    return found

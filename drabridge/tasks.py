@@ -1,0 +1,51 @@
+"""Eternal tasks: one that fails is started again with back-off, and says so; the agent lives on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+
+log = logging.getLogger(__name__)
+
+FIRST_SECONDS = 0.5
+MAX_SECONDS = 30.0
+STABLE_SECONDS = 60.0  # a task that lived this long has earned a fresh back-off
+
+
+async def forever(name: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Run ``work`` until cancelled. It should never return; if it does, or raises, it is run again after a pause."""
+    loop = asyncio.get_running_loop()
+    pause = FIRST_SECONDS
+    while True:
+        started = loop.time()
+        try:
+            await work()
+            log.error("a task that should never end has ended", extra={"task": name})
+        except Exception:
+            log.exception("a task failed and is started again", extra={"task": name, "pause_seconds": pause})
+        if loop.time() - started > STABLE_SECONDS:
+            pause = FIRST_SECONDS
+        await asyncio.sleep(pause * random.uniform(0.8, 1.2))
+        pause = min(pause * 2, MAX_SECONDS)
+
+
+class Signal:
+    """A wake-up that is not lost while nobody waits, and not counted: truth comes from looking, not from the signal."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    async def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Until set, or the time is over; true if it was set. Clears it."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._event.wait()
+        except TimeoutError:
+            return False
+        self._event.clear()
+        return True
