@@ -19,7 +19,16 @@ from drabridge.sim.api.gates import drop_disabled
 from drabridge.sim.api.kinds import BY_PLURAL, DRA_GROUP, Resource
 from drabridge.sim.api.status import JSON, bad_request
 from drabridge.sim.api.store import Key, Store, key_of
-from drabridge.sim.api.writes import applicable, bare, kept_metadata, resource_of, sections, settled
+from drabridge.sim.api.writes import (
+    applicable,
+    bare,
+    grace_period,
+    kept_metadata,
+    precondition_text,
+    resource_of,
+    sections,
+    settled,
+)
 
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
 """Letters of generated names (apimachinery ``rand``): no vowels, nothing that reads as another."""
