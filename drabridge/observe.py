@@ -1,0 +1,111 @@
+"""Where facts go: metrics, log lines, a short memory of refusals. Whoever reports a fact knows none of these."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+
+import deviceplugin
+from drabridge.ledger.outcome import Effect, Refused, Released, TransferAborted, Transferred
+from drabridge.metrics import Metrics
+from drabridge.status import RecentRefusal
+from podresources.transport import Attempt
+
+log = logging.getLogger("drabridge")
+
+REFUSALS_KEPT = 20
+
+
+class Sinks:
+    """Receives facts of every kind. Called on the event loop; never raises, never blocks."""
+
+    def __init__(
+        self, metrics: Metrics, resource_of: Callable[[str], str], now: Callable[[], float] = time.time
+    ) -> None:
+        self._metrics = metrics
+        self._resource_of = resource_of
+        self._now = now
+        self.refusals: deque[RecentRefusal] = deque(maxlen=REFUSALS_KEPT)
+
+    # The DevicePlugin side (deviceplugin.Observer).
+
+    def observe(self, fact: deviceplugin.Fact) -> None:
+        metrics = self._metrics
+        match fact:
+            case deviceplugin.Registered():
+                metrics.count("registrations", "deviceplugin", fact.resource, "OK")
+                metrics.time("grpc_request_duration_seconds", fact.seconds, "deviceplugin", "Register", "OK")
+                log.info(
+                    "registered with kubelet", extra={"resource": fact.resource, "seconds": round(fact.seconds, 4)}
+                )
+            case deviceplugin.RegisterFailed():
+                metrics.count("registrations", "deviceplugin", fact.resource, fact.code)
+                log.warning(
+                    "kubelet did not take the registration",
+                    extra={"resource": fact.resource, "code": fact.code, "reason": fact.message},
+                )
+            case deviceplugin.KubeletSeen():
+                metrics.count("kubelet_restarts")
+            case deviceplugin.StreamEnded():
+                log.info("kubelet no longer listens", extra={"resource": fact.resource, "after_seconds": fact.seconds})
+            case deviceplugin.ListSent():
+                log.info(
+                    "list sent",
+                    extra={"resource": fact.resource, "devices": fact.devices, "healthy": fact.healthy},
+                )
+            case deviceplugin.BindFailed():
+                log.error("no socket for kubelet", extra={"resource": fact.resource, "reason": fact.error})
+            case deviceplugin.Allocated():
+                metrics.count("allocations", "deviceplugin", fact.resource, fact.code)
+                metrics.time("grpc_request_duration_seconds", fact.seconds, "deviceplugin", "Allocate", fact.code)
+                log.log(
+                    logging.INFO if fact.code == "OK" else logging.WARNING,
+                    "allocated" if fact.code == "OK" else "allocation refused",
+                    extra={"resource": fact.resource, "ids": list(fact.ids), "code": fact.code, "reason": fact.message},
+                )
+            case deviceplugin.Preferred():
+                method = "GetPreferredAllocation"
+                metrics.time("grpc_request_duration_seconds", fact.seconds, "deviceplugin", method, "OK")
+            case deviceplugin.PreStarted():
+                method = "PreStartContainer"
+                metrics.time("grpc_request_duration_seconds", fact.seconds, "deviceplugin", method, fact.code)
+
+    # Our questions to kubelet (podresources.Observer).
+
+    def asked(self, attempt: Attempt) -> None:
+        self._metrics.time("podresources_request_duration_seconds", attempt.seconds, str(attempt.rpc))
+        if attempt.code != "OK":
+            self._metrics.count("podresources_errors", attempt.code)
+
+    # The ledger.
+
+    def effect(self, effect: Effect, message: str = "") -> None:
+        match effect:
+            case Refused():
+                resource = self._resource_of(effect.device)
+                self._metrics.count("arbitration_refusals", str(effect.side), resource, str(effect.code))
+                self.refusals.append(
+                    RecentRefusal(self._now(), str(effect.side), effect.device, str(effect.code), message)
+                )
+            case Released():
+                log.info(
+                    "released",
+                    extra={
+                        "device": effect.device,
+                        "holder": effect.holder,
+                        "because": effect.because,
+                        "held_seconds": round(effect.held_seconds, 1),
+                    },
+                )
+            case Transferred():
+                direction = f"{effect.source}-to-{effect.target}"
+                resource = self._resource_of(effect.device)
+                self._metrics.time("lane_transfer_seconds", effect.seconds, resource, direction)
+                log.info("lane changed", extra={"device": effect.device, "lane": direction, "seconds": effect.seconds})
+            case TransferAborted():
+                log.warning(
+                    "lane change put off",
+                    extra={"device": effect.device, "lane": str(effect.target), "because": effect.because},
+                )
