@@ -1,0 +1,66 @@
+"""What each API may hand out now: pure functions of the ledger, so nothing is pushed and nothing can be forgotten."""
+
+from __future__ import annotations
+
+from drabridge.inventory.model import Presence
+from drabridge.ledger.model import DRA_OWNERS, Entry, Lane, Ledger, Owner, Policy
+
+_LEGACY_LANES = frozenset({Lane.LEGACY, Lane.SHARED})
+_DRA_LANES = frozenset({Lane.DRA, Lane.SHARED})
+
+
+def legacy_healthy(ledger: Ledger, entry: Entry, policy: Policy) -> bool:
+    """Healthy in ListAndWatch: present, and held by a legacy pod or free for one.
+
+    A device that a legacy pod holds stays Healthy whatever its lane: kubelet fails the pod otherwise when it restarts.
+    """
+    if entry.device.presence is not Presence.PRESENT:
+        return False
+    if entry.owner is Owner.LEGACY:
+        return True
+    return _free_for(ledger, entry, _LEGACY_LANES, policy)
+
+
+def dra_schedulable(ledger: Ledger, entry: Entry, policy: Policy) -> bool:
+    """In a ResourceSlice without taint: present, and held by claims or free for one."""
+    if entry.device.presence is not Presence.PRESENT:
+        return False
+    if entry.owner in DRA_OWNERS:
+        return not (entry.device.shareable and entry.leaving)  # others could join for ever
+    return _free_for(ledger, entry, _DRA_LANES, policy)
+
+
+def guarded(entry: Entry, policy: Policy) -> bool:
+    """Whether the device is to carry the lease's binding conditions in its slice (G2)."""
+    return policy.g2 and entry.lane is Lane.SHARED
+
+
+def must_list(entry: Entry, at: float, policy: Policy) -> bool:
+    """Whether ListAndWatch must still name the device's units, Healthy or not.
+
+    Dropping an id that may be in an Allocate, or that a pod still has, crashes kubelet 1.36.2 (nil dereference in the
+    device manager's allocateContainerResources). A device that is gone is a tombstone until it is free and quiescent.
+    """
+    if entry.device.presence is not Presence.GONE or entry.owner is not Owner.NONE:
+        return True
+    return at - entry.since < policy.tombstone_seconds
+
+
+def tombstones(ledger: Ledger, at: float, policy: Policy) -> tuple[str, ...]:
+    """Devices that are gone and whose ids must stay listed, Unhealthy."""
+    return tuple(
+        entry.name
+        for entry in ledger.entries.values()
+        if entry.device.presence is Presence.GONE and must_list(entry, at, policy)
+    )
+
+
+def _free_for(ledger: Ledger, entry: Entry, lanes: frozenset[Lane], policy: Policy) -> bool:
+    """Free, offered in one of ``lanes``, and no overlapping device is held or offered elsewhere."""
+    if entry.owner is not Owner.NONE or entry.drain or entry.lane not in lanes:
+        return False
+    if entry.lane is Lane.SHARED and not policy.g2:
+        return False
+    return all(
+        relative.owner is Owner.NONE and relative.lane is entry.lane for relative in ledger.relatives(entry.device)
+    )

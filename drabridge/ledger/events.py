@@ -1,0 +1,272 @@
+"""What can happen to the ledger. Every event carries ``at``, wall-clock seconds; the ledger itself has no clock.
+
+``since_seq`` in an answer that somebody gathered is ``Ledger.seq`` when the gathering *began*: what it says about a
+device that changed hands after that is out of date, and is not believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from drabridge.ledger.model import ClaimRef, Facts, Lane, PodRef, Share
+
+Pods = Mapping[str, tuple[PodRef, ...]]  # kubelet's id of a unit -> the containers that it shows with it
+
+
+@dataclass(frozen=True, slots=True)
+class Discovered:
+    """The inventory's present devices. A known device that is missing here is treated as gone.
+
+    ``lanes`` says where a device starts that the ledger has never seen (the planner's choice; legacy by default).
+    """
+
+    devices: tuple[Facts, ...]
+    at: float
+    lanes: Mapping[str, Lane] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """The inventory will not see these devices again: drop them, if nobody holds them and their ids are quiescent."""
+
+    devices: tuple[str, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate:
+    """Kubelet's Allocate: device name -> the units of it that kubelet chose. All or nothing."""
+
+    units: Mapping[str, tuple[str, ...]]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Kubelet's checkpoint file. ``barrier``: it was read after List and a re-sent ListAndWatch, so it is fresh."""
+
+    pods: Pods
+    barrier: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One round of evidence. ``None`` means that the witness could not be asked, which is not the same as silence."""
+
+    at: float
+    since_seq: int
+    listed: Pods | None = None  # PodResources List
+    checkpoint: Checkpoint | None = None
+    unaccounted: Mapping[str, tuple[str, ...]] | None = None
+    """From the API server: resource -> pods bound here, not terminal, that ask for more of it than kubelet shows."""
+    opened: Mapping[str, bool] | None = None  # physical probe: device name -> a process has its node open
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletStarted:
+    """Another kubelet process (kubelet.sock has another identity): it does not know all of its pods yet."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribed:
+    """Kubelet opened ListAndWatch: a new one, or the old one after a loss. Treated like a start, to be safe."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One device of a claim's allocation."""
+
+    device: str
+    share: Share | None = None
+    admin: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimAllocated:
+    """The API server shows ``claim`` allocated with these devices of ours. May be repeated; ``uses`` is complete."""
+
+    claim: ClaimRef
+    uses: tuple[Use, ...]
+    at: float
+    guarded: bool = False  # every result carries our binding condition (G2)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimDeallocated:
+    """The API server shows the claim without allocation, or not at all (or replaced: another UID)."""
+
+    uid: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """NodePrepareResources for one claim that the API server, asked just now, shows allocated. All or nothing."""
+
+    claim: ClaimRef
+    uses: tuple[Use, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareFailed:
+    """What Prepare promised could not be done and was undone."""
+
+    uid: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unprepare:
+    """NodeUnprepareResources: no container uses the claim, and its CDI file is gone."""
+
+    uid: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class SetLane:
+    """Move a device to a lane: LEGACY, DRA, or SHARED. A held device is moved when it is let go."""
+
+    device: str
+    lane: Lane
+    at: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Stop (or resume) offering a device once it is free, without moving it."""
+
+    device: str
+    on: bool
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """Kubelet's acknowledgement: GetAllocatableResources no longer has the device, and no Allocate or
+    GetPreferredAllocation of ours was open. ``since_seq``: the ledger when that question was asked."""
+
+    device: str
+    since_seq: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class SliceWithdrawn:
+    """The API server has accepted a slice without the device (or with it tainted, read back)."""
+
+    device: str
+    since_seq: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumClear:
+    """A LIST of claims with quorum, asked after the slice was withdrawn, shows none with the device."""
+
+    device: str
+    since_seq: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Booted:
+    """The node's boot id. Another than the ledger's means: no container of the ledger's time is running."""
+
+    boot_id: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """A claim with its devices of ours, as the API server or a CDI file shows it."""
+
+    claim: ClaimRef
+    uses: tuple[Use, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """An agent began: what it found, to be merged with the ledger. In doubt the holder stays.
+
+    ``prepared`` are the claims that have CDI files on this node. They are local: if the directory cannot be read there
+    is no such event, and nothing is granted.
+    """
+
+    at: float
+    prepared: tuple[Allocation, ...] = ()
+    listed: Pods | None = None
+    checkpoint: Checkpoint | None = None
+    allocated: tuple[Allocation, ...] | None = None  # quorum LIST of claims; None: the API server does not answer
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The durable state cannot be read: nobody knows who holds what."""
+
+    at: float
+    devices: tuple[str, ...] = ()  # only these; all known ones if empty
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolve:
+    """The operator says that nobody (of the named sides) uses a device in CONFLICT, QUARANTINE, or left prepared.
+
+    Refused while kubelet or the API server says otherwise: stop the pod first.
+    """
+
+    device: str
+    at: float
+    legacy: bool = True  # end the legacy hold
+    claims: bool = True  # end the claims' holds
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseGranted:
+    """G2: every condition for the claim's lease is met; its binding condition may be set."""
+
+    uid: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseDenied:
+    """G2: the lease is refused (timeout, contention); the failure condition is to be set."""
+
+    uid: str
+    at: float
+    reason: str = ""
+
+
+Event = (
+    Discovered
+    | Forgotten
+    | Allocate
+    | Observed
+    | KubeletStarted
+    | Subscribed
+    | ClaimAllocated
+    | ClaimDeallocated
+    | Prepare
+    | PrepareFailed
+    | Unprepare
+    | SetLane
+    | Drain
+    | Withdrawn
+    | SliceWithdrawn
+    | QuorumClear
+    | Booted
+    | Restarted
+    | Lost
+    | Resolve
+    | LeaseGranted
+    | LeaseDenied
+)

@@ -1,0 +1,341 @@
+"""One event, one step: which devices it concerns, as which signals, and what the table makes of them.
+
+Requests that grant something are all or nothing: one refused device, and the step changes no entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from drabridge.inventory.model import Presence
+from drabridge.ledger import advertise, refusal
+from drabridge.ledger import events as ev
+from drabridge.ledger.model import Entry, Facts, Lane, Ledger, Owner, PodRef, Policy
+from drabridge.ledger.outcome import (
+    ACCEPTED,
+    Decision,
+    Effect,
+    Notify,
+    Readvertise,
+    Refusal,
+    Refused,
+    Side,
+    Step,
+    Subject,
+)
+from drabridge.ledger.release import Witness
+from drabridge.ledger.table import TABLE, Signal, Transition
+from drabridge.ledger.transitions import Demand, Draft, lease_effects
+
+_DEFAULT = Policy()
+Table = Mapping[tuple[Signal, Owner, Lane], Transition]
+
+
+def step(ledger: Ledger, event: ev.Event, policy: Policy = _DEFAULT, table: Table = TABLE) -> Step:
+    """What ``event`` makes of ``ledger``. Pure; ``Step.of(ledger)`` is the ledger afterwards."""
+    draft = Draft(ledger, event.at, policy, table)
+    _HANDLERS[type(event)](draft, event)
+    if draft.refusals:
+        return Step(Decision(False, tuple(draft.refusals)), effects=_of_refusal(draft, event))
+    changes = tuple(draft.touched.values())
+    durable = bool(draft.removed) or draft.durable_node or any(entry.seq == draft.seq for entry in changes)
+    return Step(ACCEPTED, changes, tuple(draft.removed), draft.node, tuple(draft.effects), durable)
+
+
+def _signal(draft: Draft, signal: Signal, name: str, what: Any) -> None:
+    """Let the table act on one device; its refusal is the step's."""
+    entry = draft.get(name)
+    if entry is None:
+        draft.refusals.append(refusal.unknown(name))
+        return
+    outcome = draft.table[signal, entry.owner, entry.lane](draft, entry, what)
+    if type(outcome) is Refusal:
+        draft.refusals.append(outcome)
+    elif outcome is not entry:
+        draft.touched[name] = outcome
+
+
+# --- requests: all or nothing ---------------------------------------------------------------------------------------
+
+
+def _allocate(draft: Draft, event: ev.Allocate) -> None:
+    if not _merged(draft, event.units):
+        return
+    for name, units in event.units.items():
+        _signal(draft, Signal.ALLOCATE, name, units)
+    if not draft.refusals:
+        for uid in tuple(draft.denied):
+            _lease_denied(draft, ev.LeaseDenied(uid, event.at, "a pod was given the device first"))
+
+
+def _prepare(draft: Draft, event: ev.Prepare) -> None:
+    if not _merged(draft, (use.device for use in event.uses)):
+        return
+    for use in event.uses:
+        signal = Signal.PREPARE_ADMIN if use.admin else Signal.PREPARE
+        _signal(draft, signal, use.device, Demand(event.claim, use))
+
+
+def _merged(draft: Draft, names: Iterable[str]) -> bool:
+    """Before the agent has compared its ledger with kubelet's view, it grants nothing."""
+    if draft.ledger.node.merged:
+        return True
+    draft.refusals += [refusal.starting(name) for name in names]
+    return False
+
+
+def _claim_allocated(draft: Draft, event: ev.ClaimAllocated) -> None:
+    wanted = {use.device for use in event.uses}
+    for name in draft.ledger.by_claim.get(event.claim.uid, ()):
+        if name not in wanted:  # the claim was allocated anew, elsewhere
+            _signal(draft, Signal.CLAIM_DEALLOCATED, name, event.claim.uid)
+    for use in event.uses:
+        if not use.admin:
+            _signal(draft, Signal.CLAIM_ALLOCATED, use.device, Demand(event.claim, use, event.guarded))
+
+
+# --- notices --------------------------------------------------------------------------------------------------------
+
+
+def _of_claim(signal: Signal) -> Callable[[Draft, Any], None]:
+    """A notice about a claim concerns every device that the claim has."""
+
+    def handle(draft: Draft, event: Any) -> None:
+        for name in draft.ledger.by_claim.get(event.uid, ()):
+            _signal(draft, signal, name, event.uid)
+
+    return handle
+
+
+def _of_device(signal: Signal, argument: Callable[[Any], Any]) -> Callable[[Draft, Any], None]:
+    def handle(draft: Draft, event: Any) -> None:
+        _signal(draft, signal, event.device, argument(event))
+
+    return handle
+
+
+def _lease_granted(draft: Draft, event: ev.LeaseGranted) -> None:
+    _of_claim(Signal.LEASE_GRANTED)(draft, event)
+    draft.effects.append(lease_effects(event.uid, denied=False))
+
+
+def _lease_denied(draft: Draft, event: ev.LeaseDenied) -> None:
+    _of_claim(Signal.LEASE_DENIED)(draft, event)
+    _set_node(draft, denied=draft.node_now.denied | {event.uid})
+    draft.effects.append(lease_effects(event.uid, denied=True, because=event.reason))
+
+
+def _observed(draft: Draft, event: ev.Observed) -> None:
+    node = draft.ledger.node
+    if event.since_seq < node.kubelet_seq:
+        return
+    opened = event.opened or {}
+    for entry in draft.ledger.entries.values():
+        if entry.seq <= event.since_seq:
+            unaccounted = None if event.unaccounted is None else event.unaccounted.get(entry.device.resource, ())
+            _weigh(draft, entry, event.listed, event.checkpoint, unaccounted, opened.get(entry.device.name))
+
+
+def _weigh(
+    draft: Draft,
+    entry: Entry,
+    listed: ev.Pods | None,
+    checkpoint: ev.Checkpoint | None,
+    unaccounted: tuple[str, ...] | None,
+    opened: bool | None,
+) -> None:
+    """Bring one round of evidence to one device."""
+    units = entry.device.units
+    if entry.hold and entry.hold.units and entry.hold.units != units:
+        units = tuple({*units, *entry.hold.units})
+    barrier = checkpoint is not None and checkpoint.barrier
+    witness = Witness(
+        None if listed is None else _pods(listed, units),
+        None if checkpoint is None else _pods(checkpoint.pods, units),
+        barrier,
+        unaccounted,
+        opened,
+    )
+    _signal(draft, Signal.SEEN if witness.pods else Signal.ABSENT, entry.device.name, witness)
+
+
+def _pods(shown: ev.Pods, units: tuple[str, ...]) -> tuple[PodRef, ...]:
+    if len(units) == 1:
+        return shown.get(units[0], ())
+    return tuple(dict.fromkeys(pod for unit in units for pod in shown.get(unit, ())))
+
+
+# --- beginnings -----------------------------------------------------------------------------------------------------
+
+
+def _kubelet_began(draft: Draft, event: ev.KubeletStarted | ev.Subscribed) -> None:
+    """What kubelet says is incomplete for a while; what it said counts no more."""
+    for entry in draft.ledger.entries.values():
+        if entry.hold is not None:
+            _signal(draft, Signal.RECOUNT, entry.device.name, None)
+    started = event.at if isinstance(event, ev.KubeletStarted) else draft.node_now.kubelet_started_at
+    _set_node(
+        draft,
+        kubelet_started_at=started,
+        kubelet_seq=draft.seq,
+        releases_suspended_until=max(draft.node_now.releases_suspended_until, event.at + draft.policy.settle_seconds),
+    )
+
+
+def _booted(draft: Draft, event: ev.Booted) -> None:
+    if event.boot_id == draft.ledger.node.boot_id:
+        return
+    if draft.ledger.node.boot_id:
+        for name in draft.ledger.entries:
+            _signal(draft, Signal.REBOOTED, name, None)
+    _set_node(draft, boot_id=event.boot_id)
+    draft.durable_node = True
+
+
+def _restarted(draft: Draft, event: ev.Restarted) -> None:
+    """Union of what the ledger, kubelet, the CDI files and the API server know; in doubt the holder stays."""
+    for entry in draft.ledger.entries.values():
+        _signal(draft, Signal.RECOUNT, entry.device.name, None)
+        seen = tuple(
+            pods
+            for shown in (event.listed, event.checkpoint.pods if event.checkpoint else None)
+            if shown and (pods := _pods(shown, entry.device.units))
+        )
+        if seen:
+            _signal(draft, Signal.SEEN, entry.device.name, Witness(listed=seen[0]))
+    for found in event.prepared:
+        for use in found.uses:
+            if draft.get(use.device):
+                _signal(draft, Signal.FOUND_PREPARED, use.device, Demand(found.claim, use))
+    if event.allocated is not None:
+        _claims_listed(draft, event.allocated)
+    _set_node(
+        draft,
+        merged=True,
+        kubelet_seq=draft.seq,
+        releases_suspended_until=max(draft.node_now.releases_suspended_until, event.at + draft.policy.settle_seconds),
+    )
+
+
+def _claims_listed(draft: Draft, allocated: tuple[ev.Allocation, ...]) -> None:
+    """Bring the recorded claims in line with a complete list of allocations; a refused one is reported, not fatal."""
+    shown = {allocation.claim.uid: allocation for allocation in allocated}
+    for uid, names in draft.ledger.by_claim.items():
+        for name in names:
+            if uid not in shown or all(use.device != name for use in shown[uid].uses):
+                _signal(draft, Signal.CLAIM_DEALLOCATED, name, uid)
+    for allocation in allocated:
+        before, effects = dict(draft.touched), len(draft.effects)
+        for use in allocation.uses:
+            if not use.admin:
+                _signal(draft, Signal.CLAIM_ALLOCATED, use.device, Demand(allocation.claim, use))
+        if draft.refusals:
+            draft.touched = before
+            del draft.effects[effects:]
+            draft.effects += _about_claim(allocation.claim, draft.refusals)
+            draft.refusals.clear()
+
+
+def _lost(draft: Draft, event: ev.Lost) -> None:
+    names = [name for name in event.devices or draft.ledger.entries if draft.get(name)]
+    for name in names:
+        _signal(draft, Signal.LOST, name, event.reason)
+    if draft.touched:
+        message = f"the record of who holds {', '.join(draft.touched)} was lost ({event.reason}); quarantined"
+        draft.effects.append(Notify(Subject.NODE, "LedgerLost", message))
+    _set_node(draft, merged=False)
+
+
+# --- inventory ------------------------------------------------------------------------------------------------------
+
+
+def _discovered(draft: Draft, event: ev.Discovered) -> None:
+    entries = draft.ledger.entries
+    found = {facts.name: facts for facts in event.devices}
+    for name, facts in found.items():
+        entry = entries.get(name)
+        if entry is None:
+            lane = event.lanes.get(name, Lane.LEGACY)
+            draft.touched[name] = Entry(facts, lane=lane, since=event.at, seq=draft.seq)
+        elif entry.device != facts:
+            _known(draft, entry, facts)
+    for name, entry in entries.items():
+        if name not in found and entry.device.presence is not Presence.GONE:
+            _known(draft, entry, replace(entry.device, presence=Presence.GONE))
+
+
+def _known(draft: Draft, entry: Entry, facts: Facts) -> None:
+    """A known device has other facts. Who holds it does not change: that is about the pod, not the hardware."""
+    gone = facts.presence is not entry.device.presence
+    if gone and facts.presence is not Presence.PRESENT and entry.owner is not Owner.NONE:
+        message = f"{entry.name} is {facts.presence} while it is held by {refusal.holder(entry)}"
+        draft.effects.append(Notify(Subject.NODE, "HeldDeviceUnavailable", message))
+    draft.touched[entry.name] = replace(entry, device=facts, since=draft.at if gone else entry.since, seq=draft.seq)
+
+
+def _forgotten(draft: Draft, event: ev.Forgotten) -> None:
+    for name in event.devices:
+        entry = draft.get(name)
+        if entry is None:
+            continue
+        if advertise.must_list(entry, draft.at, draft.policy):
+            draft.refusals.append(refusal.in_use(entry, "kubelet may still use its id"))
+        else:
+            draft.removed.append(name)
+
+
+# --- what others are told -------------------------------------------------------------------------------------------
+
+
+def _of_refusal(draft: Draft, event: ev.Event) -> tuple[Effect, ...]:
+    """A refused party believes that the device is free: it is told otherwise at once, and so is a person."""
+    if isinstance(event, ev.Allocate):
+        side, effects = Side.LEGACY, _about_node(draft.refusals)
+    elif isinstance(event, ev.Prepare | ev.ClaimAllocated):
+        side, effects = Side.DRA, _about_claim(event.claim, draft.refusals)
+    else:
+        return ()
+    devices = tuple(dict.fromkeys(refused.device for refused in draft.refusals))
+    counted = tuple(Refused(side, refused.code, refused.device) for refused in draft.refusals)
+    return (Readvertise(devices, side), *counted, *effects)
+
+
+def _about_node(refusals: list[Refusal]) -> tuple[Effect, ...]:
+    return (Notify(Subject.NODE, "AllocateRefused", "; ".join(map(str, refusals))),)
+
+
+def _about_claim(claim: Any, refusals: list[Refusal]) -> tuple[Effect, ...]:
+    message = "; ".join(map(str, refusals))
+    return (Notify(Subject.CLAIM, "DeviceRefused", message, claim.namespace, claim.name, claim.uid),)
+
+
+def _set_node(draft: Draft, **changes: Any) -> None:
+    draft.node = draft.node_now._replace(**changes)
+
+
+_HANDLERS: dict[type, Callable[[Draft, Any], None]] = {
+    ev.Discovered: _discovered,
+    ev.Forgotten: _forgotten,
+    ev.Allocate: _allocate,
+    ev.Observed: _observed,
+    ev.KubeletStarted: _kubelet_began,
+    ev.Subscribed: _kubelet_began,
+    ev.ClaimAllocated: _claim_allocated,
+    ev.ClaimDeallocated: _of_claim(Signal.CLAIM_DEALLOCATED),
+    ev.Prepare: _prepare,
+    ev.PrepareFailed: _of_claim(Signal.UNPREPARE),
+    ev.Unprepare: _of_claim(Signal.UNPREPARE),
+    ev.SetLane: _of_device(Signal.SET_LANE, lambda event: event),
+    ev.Drain: _of_device(Signal.DRAIN, lambda event: event),
+    ev.Withdrawn: _of_device(Signal.WITHDRAWN, lambda event: event.since_seq),
+    ev.SliceWithdrawn: _of_device(Signal.SLICE_WITHDRAWN, lambda event: event.since_seq),
+    ev.QuorumClear: _of_device(Signal.QUORUM_CLEAR, lambda event: event),
+    ev.Booted: _booted,
+    ev.Restarted: _restarted,
+    ev.Lost: _lost,
+    ev.Resolve: _of_device(Signal.RESOLVE, lambda event: event),
+    ev.LeaseGranted: _lease_granted,
+    ev.LeaseDenied: _lease_denied,
+}

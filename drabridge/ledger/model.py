@@ -1,0 +1,314 @@
+"""Who holds each device, as immutable values: what the ledger remembers.
+
+Nothing here acts: :mod:`drabridge.ledger.table` says how these values change, :mod:`drabridge.ledger.events` says why.
+All times are wall-clock seconds since the epoch and come with the events; this package has no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from drabridge.inventory.model import Device, Presence
+
+class Owner(StrEnum):
+    """Who holds a device."""
+
+    NONE = "none"
+    LEGACY = "legacy"  # a pod, through Allocate
+    DRA_PENDING = "dra-pending"  # a claim was allocated; kubelet has not yet given the device up (level G2)
+    DRA_GRANTED = "dra-granted"  # a claim was allocated, nothing uses the device yet
+    DRA_PREPARED = "dra-prepared"  # kubelet prepared it: a container may run
+    CONFLICT = "conflict"  # kubelet shows a legacy pod on a device that a claim holds
+    QUARANTINE = "quarantine"  # nobody knows: the durable state was lost
+
+
+DRA_OWNERS = frozenset({Owner.DRA_PENDING, Owner.DRA_GRANTED, Owner.DRA_PREPARED})
+
+
+class Lane(StrEnum):
+    """Where a *free* device may be offered."""
+
+    LEGACY = "legacy"
+    DRA = "dra"
+    SHARED = "shared"  # both sides, guarded by the lease of level G2
+    LEGACY_TO_DRA = "legacy-to-dra"  # being revoked from kubelet; offered nowhere
+    DRA_TO_LEGACY = "dra-to-legacy"  # being revoked from the scheduler; offered nowhere
+
+
+MOVING = frozenset({Lane.LEGACY_TO_DRA, Lane.DRA_TO_LEGACY})
+
+
+class Phase(StrEnum):
+    """How far a claim has come on this node, weakest first."""
+
+    PENDING = "pending"  # G2: waits for kubelet to give the device up
+    WITHDRAWN = "withdrawn"  # G2: kubelet has given it up, the lease is not yet confirmed
+    GRANTED = "granted"
+    PREPARED = "prepared"
+
+
+class MoveStep(StrEnum):
+    """How far a change of lane has come."""
+
+    WAITING = "waiting"  # the device is held; the move begins when it is let go
+    REVOKING = "revoking"  # it is no longer offered; the side that had it has not confirmed yet
+    QUIESCING = "quiescing"  # the slices no longer show it; schedulers that still remember it get time to act
+
+
+@dataclass(frozen=True, slots=True)
+class PodRef:
+    """A container of a pod as kubelet shows it. Its checkpoint knows the UID, PodResources the names."""
+
+    namespace: str = ""
+    name: str = ""
+    container: str = ""
+    uid: str = ""
+
+    def __str__(self) -> str:
+        pod = f"{self.namespace}/{self.name}" if self.name else f"pod uid {self.uid}"
+        return f"{pod} (container {self.container})" if self.container else pod
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRef:
+    """A ResourceClaim. The UID is its identity; the names are for people."""
+
+    uid: str
+    namespace: str = ""
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name} (uid {self.uid})" if self.name else f"uid {self.uid}"
+
+
+class HeldBecause(StrEnum):
+    """Why a legacy hold has not ended; the value of the ``hold_reason`` metric."""
+
+    RUNNING = "running"  # kubelet shows a pod on it
+    TOO_YOUNG = "too-young"  # Allocate was moments ago: kubelet may not have recorded the pod yet
+    KUBELET_UNSETTLED = "kubelet-unsettled"  # kubelet restarted: it does not know all of its pods yet
+    NO_LIST = "no-list"  # PodResources did not answer
+    NO_SECOND_WITNESS = "no-second-witness"  # neither kubelet's checkpoint nor the API server could be asked
+    IN_CHECKPOINT = "in-checkpoint"  # not listed, but kubelet's checkpoint names it: an init container
+    POD_UNACCOUNTED = "pod-unaccounted"  # a pod bound here asks for the resource and kubelet shows no device for it
+    STILL_OPEN = "still-open"  # a process has the device node open
+    ONCE_ABSENT = "once-absent"  # not seen; one look is not enough
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A legacy pod's hold: since when, what was seen of it, and why it has not ended."""
+
+    units: tuple[str, ...] = ()  # kubelet's ids that were handed out; empty for a holder that is only suspected
+    allocated_at: float = 0.0  # last Allocate
+    confirmed: bool = False  # kubelet has shown the device with a pod since then
+    last_seen: float = 0.0
+    absences: int = 0  # consecutive looks that did not show it
+    absent_since: float = 0.0  # the first of them
+    pods: tuple[PodRef, ...] = ()
+    because: HeldBecause = HeldBecause.TOO_YOUNG
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One share of a device that several claims may use at once, as the API server allocated it."""
+
+    id: str
+    consumed: tuple[tuple[str, int], ...] = ()  # capacity name -> amount, base units
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimHold:
+    """A claim's hold of one device. Admin access is recorded but holds nothing."""
+
+    claim: ClaimRef
+    phase: Phase
+    since: float
+    shares: tuple[Share, ...] = ()
+    admin: bool = False
+    api_allocated: bool = True  # False once the API server was seen without the allocation
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A change of lane that has not ended. ``source`` is where the device goes back to if it is taken meanwhile."""
+
+    source: Lane
+    target: Lane
+    step: MoveStep
+    since: float  # when it was asked for
+    step_since: float
+    reason: str = ""  # why it waits, for people
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the ledger needs to know about a device; it comes from the inventory."""
+
+    name: str
+    resource: str = ""
+    units: tuple[str, ...] = ()  # the ids that kubelet counts
+    root: str = ""  # the whole device that this is a part of; "" for a whole one
+    presence: Presence = Presence.PRESENT
+    shareable: bool = False  # several claims may hold it (allowMultipleAllocations)
+    capacity: tuple[tuple[str, int], ...] = ()  # defence against over-commitment of a shareable device
+
+    @classmethod
+    def of(cls, device: Device, *, shareable: bool = False) -> Facts:
+        """The facts of an inventory record; ``shareable`` is the operator's choice, not the hardware's."""
+        return cls(
+            device.name,
+            device.resource,
+            device.units,
+            device.root,
+            device.presence,
+            shareable,
+            tuple(sorted(device.capacity.items())) if shareable else (),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One device: what it is, who holds it, where it may be offered.
+
+    ``owner`` follows from ``hold`` and ``claims`` (see ``transitions.settle``) except for QUARANTINE.
+    """
+
+    device: Facts
+    owner: Owner = Owner.NONE
+    lane: Lane = Lane.LEGACY
+    drain: bool = False  # the operator's wish: not to be offered once free
+    hold: Hold | None = None
+    claims: tuple[ClaimHold, ...] = ()
+    move: Move | None = None
+    since: float = 0.0  # last change of owner, lane or presence
+    seq: int = 0  # the ledger's sequence number of that change: evidence gathered before it says nothing
+    released_because: str = ""  # why the last holder is no longer the holder
+
+    @property
+    def name(self) -> str:
+        return self.device.name
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the device is to leave its lane, or the offers: the last one to choose for new work."""
+        return self.drain or self.move is not None
+
+    @property
+    def holders(self) -> tuple[ClaimHold, ...]:
+        """The claims that really hold the device: those without admin access."""
+        return tuple(claim for claim in self.claims if not claim.admin)
+
+    def claim(self, uid: str) -> ClaimHold | None:
+        """What the claim ``uid`` has of this device."""
+        return next((held for held in self.claims if held.claim.uid == uid), None)
+
+
+class NodeState(NamedTuple):
+    """What the ledger remembers about the node as a whole."""
+
+    boot_id: str = ""
+    merged: bool = False  # this process has merged the ledger with kubelet's view: before that nothing is granted
+    kubelet_started_at: float = 0.0
+    kubelet_seq: int = 0  # evidence gathered before this sequence number came from an earlier kubelet
+    releases_suspended_until: float = 0.0
+    denied: frozenset[str] = frozenset()  # claim UIDs whose lease was denied (G2)
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """All entries at one moment. The two indexes are derived; build ledgers with :meth:`of` and :meth:`replace`."""
+
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+    node: NodeState = field(default_factory=NodeState)
+    seq: int = 0
+    by_root: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # whole device -> its parts
+    by_claim: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # claim UID -> devices
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry], node: NodeState | None = None, seq: int = 0) -> Ledger:
+        """A ledger from entries alone."""
+        return cls(node=node or NodeState(), seq=seq).replace(tuple(entries), seq=seq)
+
+    def replace(
+        self,
+        changes: Iterable[Entry],
+        removed: Iterable[str] = (),
+        node: NodeState | None = None,
+        seq: int | None = None,
+    ) -> Ledger:
+        """This ledger with some entries replaced or removed, as a new value; ``seq`` is one more unless given."""
+        entries = dict(self.entries)
+        by_root, by_claim = self.by_root, self.by_claim
+        for entry in changes:
+            name = entry.device.name
+            before = entries.get(name)
+            entries[name] = entry
+            if before is None or before.claims != entry.claims:
+                by_claim = _reindex(by_claim, name, _uids(before), _uids(entry))
+            if before is None or before.device.root != entry.device.root:
+                by_root = _reindex(by_root, name, _roots(before), _roots(entry))
+        for name in removed:
+            before = entries.pop(name, None)
+            by_claim = _reindex(by_claim, name, _uids(before), ())
+            by_root = _reindex(by_root, name, _roots(before), ())
+        return Ledger(
+            entries, self.node if node is None else node, self.seq + 1 if seq is None else seq, by_root, by_claim
+        )
+
+    def relatives(self, device: Facts) -> tuple[Entry, ...]:
+        """The whole of a part, or the parts of a whole: those that overlap with it in hardware."""
+        if device.root:
+            whole = self.entries.get(device.root)
+            return (whole,) if whole else ()
+        parts = self.by_root.get(device.name)
+        return tuple(self.entries[name] for name in parts) if parts else ()
+
+
+def _uids(entry: Entry | None) -> tuple[str, ...]:
+    return tuple(held.claim.uid for held in entry.claims) if entry else ()
+
+
+def _roots(entry: Entry | None) -> tuple[str, ...]:
+    return (entry.device.root,) if entry and entry.device.root else ()
+
+
+def _reindex(
+    index: Mapping[str, tuple[str, ...]], name: str, old: tuple[str, ...], new: tuple[str, ...]
+) -> Mapping[str, tuple[str, ...]]:
+    """``index`` with ``name`` filed under the keys ``new`` instead of ``old``."""
+    if old == new:
+        return index
+    result = dict(index)
+    for key in old:
+        if key not in new:
+            left = tuple(other for other in result[key] if other != name)
+            if left:
+                result[key] = left
+            else:
+                del result[key]
+    for key in new:
+        if key not in old:
+            result[key] = (*result.get(key, ()), name)
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The numbers behind the rules, in seconds. Each default names its reason."""
+
+    min_hold_seconds: float = (
+        30.0  # Allocate's reply to kubelet's own record takes milliseconds; ten polls' worth of doubt
+    )
+    unconfirmed_seconds: float = 120.0  # a pod rejected after Allocate never shows up: hold it longer, then let go
+    absent_lists: int = 2  # one List can miss a pod (kubelet lists active pods only)
+    absent_seconds: float = (
+        10.0  # a force-deleted pod's processes outlive its listing by about 2 s (dra-example-driver#263)
+    )
+    settle_seconds: float = 60.0  # a new kubelet lists only the pods it knows so far; it re-syncs all within a minute
+    quiesce_seconds: float = 30.0  # a scheduler may still act on a slice that was withdrawn
+    tombstone_seconds: float = 60.0  # dropping an id that may be in an Allocate crashes kubelet 1.36.2
+    g2: bool = False  # the shared lane and its lease

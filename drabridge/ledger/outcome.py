@@ -1,0 +1,175 @@
+"""What a step decided: the replaced entries, the answer, and the facts that somebody outside must act on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from drabridge.errors import RefusedError
+from drabridge.ledger.model import Entry, Lane, Ledger, NodeState
+
+
+class RefusalCode(StrEnum):
+    """Why a device was refused; the ``reason`` label of the refusal counter."""
+
+    LEGACY_HELD = "legacy-held"
+    CLAIM_HELD = "claim-held"
+    CONFLICT = "conflict"
+    QUARANTINE = "quarantine"
+    OTHER_LANE = "other-lane"  # free, but not for this side (now)
+    PENDING = "pending"  # its lease is not confirmed yet (G2)
+    OVERCOMMITTED = "overcommitted"  # the shares of a shareable device exceed its capacity
+    NOT_PRESENT = "not-present"  # gone or faulty
+    UNKNOWN = "unknown"  # no such device
+    STARTING = "starting"  # the agent has not merged its ledger yet
+    NOT_DURABLE = "not-durable"  # the ledger could not be written
+    STALE = "stale"  # an answer about an earlier state
+    IN_USE = "in-use"  # the operator's request contradicts evidence
+    DISABLED = "disabled"  # needs guard level G2
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One device that was refused, in words that reach a person through ``kubectl describe pod``."""
+
+    device: str
+    code: RefusalCode
+    holder: str
+    message: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.hint}" if self.hint else self.message
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The answer to an event. A refused event has changed no ownership."""
+
+    accepted: bool
+    refusals: tuple[Refusal, ...] = ()
+
+    def __str__(self) -> str:
+        return "; ".join(str(refusal) for refusal in self.refusals) or "accepted"
+
+    def raise_if_refused(self) -> None:
+        """Raise :class:`drabridge.errors.RefusedError` with every refusal's text."""
+        if not self.accepted:
+            raise RefusedError(str(self))
+
+
+ACCEPTED = Decision(True)
+
+
+class Side(StrEnum):
+    """Which API a request came through."""
+
+    LEGACY = "legacy"
+    DRA = "dra"
+
+
+@dataclass(frozen=True, slots=True)
+class Readvertise:
+    """A device was refused that the other party believes free: send the current offers again, at once."""
+
+    devices: tuple[str, ...]
+    side: Side
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Count one refusal for each of ``devices``."""
+
+    side: Side
+    code: RefusalCode
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A holder is no longer the holder. ``held_seconds`` counts from the last change of owner."""
+
+    device: str
+    holder: str
+    because: str
+    held_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    """A change of lane has ended. ``seconds`` counts from when it was asked for."""
+
+    device: str
+    source: Lane
+    target: Lane
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TransferAborted:
+    """A device was taken while it was being moved; it goes on waiting."""
+
+    device: str
+    target: Lane
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class DenyClaim:
+    """G2: set the failure condition of this claim, after the device was withdrawn."""
+
+    uid: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmClaim:
+    """G2: set the binding condition of this claim."""
+
+    uid: str
+
+
+class Subject(StrEnum):
+    """What a Kubernetes Event is about."""
+
+    NODE = "Node"
+    POD = "Pod"
+    CLAIM = "ResourceClaim"
+
+
+@dataclass(frozen=True, slots=True)
+class Notify:
+    """A Kubernetes Event that a person should see. ``namespace`` and ``name`` are empty for the node."""
+
+    subject: Subject
+    reason: str  # CamelCase, as Events have it
+    message: str
+    namespace: str = ""
+    name: str = ""
+    uid: str = ""
+    warning: bool = True
+
+
+Effect = Readvertise | Refused | Released | Transferred | TransferAborted | DenyClaim | ConfirmClaim | Notify
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The result of one event. ``durable``: it must be on disk before anybody hears of it."""
+
+    decision: Decision
+    changes: tuple[Entry, ...] = ()
+    removed: tuple[str, ...] = ()
+    node: NodeState | None = None
+    effects: tuple[Effect, ...] = ()
+    durable: bool = False
+
+    def __bool__(self) -> bool:
+        """Whether anything changed."""
+        return bool(self.changes or self.removed or self.node is not None)
+
+    def of(self, ledger: Ledger) -> Ledger:
+        """The ledger after this step."""
+        if not self:
+            return ledger
+        return ledger.replace(self.changes, self.removed, self.node)

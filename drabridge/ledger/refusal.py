@@ -1,0 +1,183 @@
+"""The words of a refusal: who holds the device, since when, and what a person can do about it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from drabridge.ledger.model import DRA_OWNERS, ClaimHold, Entry, Lane, Owner, Phase
+from drabridge.ledger.outcome import Refusal, RefusalCode, Side
+
+_DAY_SECONDS = 86_400.0
+_OFFERED_TO = {
+    Lane.LEGACY: "is offered to pods with resource limits, not to claims",
+    Lane.DRA: "is offered to claims, not to pods with resource limits",
+    Lane.SHARED: "is offered to both sides and needs a confirmed lease",
+    Lane.LEGACY_TO_DRA: "is being moved from the legacy lane to the dra lane",
+    Lane.DRA_TO_LEGACY: "is being moved from the dra lane to the legacy lane",
+}
+_PHASE = {
+    Phase.PENDING: "allocated",
+    Phase.WITHDRAWN: "allocated",
+    Phase.GRANTED: "allocated",
+    Phase.PREPARED: "prepared",
+}
+
+
+def clock(then: float, now: float) -> str:
+    """``14:02 UTC``, with the date in front if that was not within the last day."""
+    moment = datetime.fromtimestamp(then, UTC)
+    return moment.strftime("%H:%M UTC" if 0 <= now - then < _DAY_SECONDS else "%Y-%m-%d %H:%M UTC")
+
+
+def holder(entry: Entry) -> str:
+    """Who holds the device, without times; "" if nobody does."""
+    if entry.owner is Owner.QUARANTINE:
+        return "an unknown holder"
+    names = [str(pod) for pod in entry.hold.pods] if entry.hold else []
+    if entry.hold and not names:
+        names = ["a pod that kubelet has not shown yet"]
+    names += [f"claim {held.claim}" for held in entry.holders]
+    return " and ".join(f"pod {name}" if "/" in name and not name.startswith("claim ") else name for name in names)
+
+
+def held(entry: Entry, at: float) -> Refusal:
+    """The device has a holder."""
+    who = holder(entry)
+    if entry.owner is Owner.QUARANTINE:
+        return Refusal(
+            entry.name,
+            RefusalCode.QUARANTINE,
+            who,
+            f"{entry.name} is in quarantine since {clock(entry.since, at)}: the record of who holds it was lost",
+            "it is offered again once kubelet and the API server show that nobody uses it; "
+            f"'drabridge status' says what is missing, 'drabridge resolve {entry.name}' ends it by hand",
+        )
+    if entry.owner is Owner.CONFLICT:
+        return Refusal(
+            entry.name,
+            RefusalCode.CONFLICT,
+            who,
+            f"{entry.name} is claimed by {who} at once since {clock(entry.since, at)}",
+            "stop one of the two; the device is offered again when only one is left",
+        )
+    if entry.owner in DRA_OWNERS:
+        first = entry.holders[0]
+        more = f" and {len(entry.holders) - 1} more" if len(entry.holders) > 1 else ""
+        return Refusal(
+            entry.name,
+            RefusalCode.CLAIM_HELD,
+            who,
+            f"{entry.name} is held by claim {first.claim}{more}, {_PHASE[first.phase]} {clock(first.since, at)}",
+            "wait for it or ask for fewer devices",
+        )
+    assert entry.hold is not None
+    return Refusal(
+        entry.name,
+        RefusalCode.LEGACY_HELD,
+        who,
+        f"{entry.name} is held by {who}, allocated {clock(entry.hold.allocated_at, at)}",
+        "wait for the pod to end or ask for fewer devices",
+    )
+
+
+def overlaps(entry: Entry, relative: Entry, at: float) -> Refusal:
+    """A part is held and the whole is wanted, or the other way round."""
+    why = held(relative, at)
+    return Refusal(entry.name, why.code, why.holder, f"{entry.name} shares its hardware with {why.message}", why.hint)
+
+
+def other_lane(entry: Entry, side: Side) -> Refusal:
+    """The device is free, but not for this side."""
+    if entry.lane in (Lane.LEGACY, Lane.DRA, Lane.SHARED):
+        wanted = Lane.LEGACY if side is Side.LEGACY else Lane.DRA
+        hint = f"another device will be chosen at the next try; 'drabridge lanes set' gives the {wanted} lane more"
+    else:
+        hint = "the next try will find it on one side"
+    return Refusal(entry.name, RefusalCode.OTHER_LANE, "", f"{entry.name} {_OFFERED_TO[entry.lane]}", hint)
+
+
+def not_present(entry: Entry) -> Refusal:
+    """The hardware cannot be used now."""
+    return Refusal(
+        entry.name,
+        RefusalCode.NOT_PRESENT,
+        "",
+        f"{entry.name} is {entry.device.presence}",
+        "'drabridge devices' says what is wrong; delete the pod so that another device is chosen",
+    )
+
+
+def unknown(name: str) -> Refusal:
+    """Nothing of that name was ever discovered."""
+    return Refusal(
+        name,
+        RefusalCode.UNKNOWN,
+        "",
+        f"there is no device {name} on this node",
+        "'drabridge devices' lists the devices; delete the pod so that one of them is chosen",
+    )
+
+
+def overcommitted(entry: Entry, capacity: str, wanted: int, left: int) -> Refusal:
+    """The shares that were handed out leave too little."""
+    return Refusal(
+        entry.name,
+        RefusalCode.OVERCOMMITTED,
+        holder(entry),
+        f"{entry.name} has {left} of {capacity} left and {wanted} is asked for",
+        "wait for another claim to end or ask for less",
+    )
+
+
+def exclusive(entry: Entry, other: ClaimHold, at: float) -> Refusal:
+    """Another claim holds a device that cannot be shared."""
+    return Refusal(
+        entry.name,
+        RefusalCode.CLAIM_HELD,
+        f"claim {other.claim}",
+        f"{entry.name} is held by claim {other.claim}, {_PHASE[other.phase]} {clock(other.since, at)}",
+        "wait for it or ask for fewer devices",
+    )
+
+
+def pending(entry: Entry) -> Refusal:
+    """G2: kubelet has not given the device up yet."""
+    return Refusal(
+        entry.name,
+        RefusalCode.PENDING,
+        holder(entry),
+        f"the lease of {entry.name} is not confirmed yet",
+        "kubelet tries again; the scheduler should not have bound the pod before the lease was confirmed",
+    )
+
+
+def starting(name: str) -> Refusal:
+    """The agent has not yet compared its ledger with kubelet's view."""
+    return Refusal(
+        name,
+        RefusalCode.STARTING,
+        "",
+        f"the agent is starting and does not know yet who holds {name}",
+        "it takes a few seconds; if it stays so, the agent's log says what it waits for",
+    )
+
+
+def stale(name: str, what: str) -> Refusal:
+    """An answer about an earlier state of the device."""
+    return Refusal(name, RefusalCode.STALE, "", f"{name}: {what}", "ask again")
+
+
+def disabled(entry: Entry) -> Refusal:
+    """The shared lane is not available."""
+    return Refusal(
+        entry.name,
+        RefusalCode.DISABLED,
+        "",
+        f"{entry.name} is in the shared lane, which needs guard level G2",
+        "move it to the legacy or the dra lane",
+    )
+
+
+def in_use(entry: Entry, what: str) -> Refusal:
+    """The operator's request contradicts what is known."""
+    return Refusal(entry.name, RefusalCode.IN_USE, holder(entry), f"{entry.name}: {what}", "stop its user first")

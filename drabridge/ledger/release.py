@@ -1,0 +1,91 @@
+"""When has a legacy pod let go of a device? The DevicePlugin API never says; this rule does, and in doubt it says no.
+
+PodResources List is not enough: it leaves out plain init containers (kubernetes/kubernetes#120501), pods that were
+force-deleted while they run (#104824), everything that a new kubelet has not re-synced, and the moments between
+Allocate's reply and kubelet's own record. So a hold ends only when every witness that can be asked agrees, twice, some
+time after Allocate and some time after kubelet's start, and at least two kinds of witness could be asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from drabridge.ledger.model import HeldBecause, Hold, PodRef, Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """What one round of evidence says about one device. ``None``: this witness could not be asked."""
+
+    listed: tuple[PodRef, ...] | None = None  # PodResources
+    checkpointed: tuple[PodRef, ...] | None = None  # kubelet's checkpoint file
+    barrier: bool = False  # the checkpoint was provably written after the List
+    unaccounted: tuple[str, ...] | None = None  # API server: pods whose devices kubelet does not show
+    opened: bool | None = None  # physical probe
+
+    @property
+    def pods(self) -> tuple[PodRef, ...]:
+        """The pods that fresh evidence shows on the device."""
+        return (self.listed or ()) + ((self.checkpointed or ()) if self.barrier else ())
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """The hold has ended; ``because`` is what is recorded."""
+
+    because: str
+
+
+def seen(hold: Hold, witness: Witness, at: float) -> Hold:
+    """The hold after evidence that shows it. Names from PodResources are preferred to the checkpoint's bare UIDs."""
+    pods = witness.listed or witness.pods
+    if hold.confirmed and hold.pods == pods and not hold.absences and hold.because is HeldBecause.RUNNING:
+        return hold if hold.last_seen == at else replace(hold, last_seen=at)
+    return replace(
+        hold, confirmed=True, last_seen=at, absences=0, absent_since=0.0, pods=pods, because=HeldBecause.RUNNING
+    )
+
+
+def weigh(
+    hold: Hold, witness: Witness, *, at: float, suspended_until: float, policy: Policy, strict: bool = False
+) -> Hold | Free:
+    """Judge a hold that fresh evidence does not show. ``strict`` (quarantine) wants every witness, not two."""
+    if witness.listed is None:
+        return _held(hold, HeldBecause.NO_LIST)
+    if witness.checkpointed:
+        return _held(hold, HeldBecause.IN_CHECKPOINT)
+    if witness.opened:
+        return _held(hold, HeldBecause.STILL_OPEN)
+    if at < suspended_until:
+        return _held(hold, HeldBecause.KUBELET_UNSETTLED)
+    if witness.unaccounted:
+        return _held(hold, HeldBecause.POD_UNACCOUNTED)
+    by_checkpoint = witness.checkpointed is not None and witness.barrier
+    by_api = witness.unaccounted is not None
+    if not (by_checkpoint and by_api if strict else by_checkpoint or by_api):
+        return _held(hold, HeldBecause.NO_SECOND_WITNESS)
+    if at - hold.allocated_at < (policy.min_hold_seconds if hold.confirmed else policy.unconfirmed_seconds):
+        return _held(hold, HeldBecause.TOO_YOUNG)
+    since = hold.absent_since if hold.absences else at
+    absences = hold.absences + 1
+    if absences < policy.absent_lists or at - since < policy.absent_seconds:
+        return replace(hold, absences=absences, absent_since=since, because=HeldBecause.ONCE_ABSENT)
+    names = " and ".join(
+        name
+        for name, asked in (
+            ("PodResources", True),
+            ("kubelet's checkpoint", by_checkpoint),
+            ("the API server", by_api),
+            ("the physical probe", witness.opened is not None),
+        )
+        if asked
+    )
+    how = "no pod was seen on it" if hold.confirmed else "the pod that it was allocated to never appeared"
+    return Free(f"{how}: {names} agreed {absences} times over {at - since:.0f} s")
+
+
+def _held(hold: Hold, because: HeldBecause) -> Hold:
+    """Evidence that cannot end the hold begins the count again."""
+    if hold.because is because and not hold.absences:
+        return hold
+    return replace(hold, absences=0, absent_since=0.0, because=because)

@@ -1,0 +1,158 @@
+"""The one table that says who may hold a device.
+
+Two rules. Nothing else changes ownership: every owner and every lane in the ledger comes out of a row of this table.
+It knows no clock, no socket and no file: what a row does follows from the entry, the signal and the policy alone.
+
+An event reaches a device as one or more signals (:mod:`drabridge.ledger.machine`); the signal, the owner and the lane of
+the device choose exactly one row. A combination without a row, or with two, is an error at import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from drabridge.ledger import transitions as t
+from drabridge.ledger.model import DRA_OWNERS, MOVING, Entry, Lane, Owner
+from drabridge.ledger.transitions import Draft, Outcome
+
+Transition = Callable[[Draft, Entry, Any], Outcome]
+
+
+class Signal(StrEnum):
+    """What an event means for one device."""
+
+    ALLOCATE = "allocate"  # kubelet gives units of it to a pod
+    SEEN = "seen"  # fresh evidence shows a pod on it
+    ABSENT = "absent"  # the evidence at hand shows none
+    CLAIM_ALLOCATED = "claim-allocated"  # the API server gave it to a claim
+    CLAIM_DEALLOCATED = "claim-deallocated"  # and took it back
+    PREPARE = "prepare"  # kubelet wants to start a claim's container
+    PREPARE_ADMIN = "prepare-admin"  # the same, with admin access
+    UNPREPARE = "unprepare"  # no container uses the claim
+    FOUND_PREPARED = "found-prepared"  # a CDI file of the claim lies on the node
+    WITHDRAWN = "withdrawn"  # kubelet offers it no more
+    SLICE_WITHDRAWN = "slice-withdrawn"  # the API server offers it no more
+    QUORUM_CLEAR = "quorum-clear"  # and no claim has it
+    SET_LANE = "set-lane"
+    DRAIN = "drain"
+    REBOOTED = "rebooted"
+    RECOUNT = "recount"  # kubelet or the agent began anew
+    LOST = "lost"  # the record is unreadable
+    RESOLVE = "resolve"  # the operator's word
+    LEASE_GRANTED = "lease-granted"
+    LEASE_DENIED = "lease-denied"
+
+
+class Row(NamedTuple):
+    """For these owners and lanes, the signal does this."""
+
+    signal: Signal
+    owners: frozenset[Owner]
+    lanes: frozenset[Lane]
+    transition: Transition
+
+
+def _owners(*owners: Owner) -> frozenset[Owner]:
+    return frozenset(owners)
+
+
+def _lanes(*lanes: Lane) -> frozenset[Lane]:
+    return frozenset(lanes)
+
+
+ANY = frozenset(Owner)
+FREE = _owners(Owner.NONE)
+LEGACY = _owners(Owner.LEGACY)
+PENDING = _owners(Owner.DRA_PENDING)
+CLAIMED = _owners(Owner.DRA_GRANTED, Owner.DRA_PREPARED)
+UNCLEAR = _owners(Owner.CONFLICT, Owner.QUARANTINE)
+
+ALL = frozenset(Lane)
+STILL = ALL - MOVING
+TO_DRA = _lanes(Lane.LEGACY_TO_DRA)
+TO_LEGACY = _lanes(Lane.DRA_TO_LEGACY)
+SHARED = _lanes(Lane.SHARED)
+FOR_PODS = _lanes(Lane.LEGACY, Lane.LEGACY_TO_DRA)  # until kubelet has confirmed, it may still choose the device
+FOR_CLAIMS = _lanes(Lane.DRA, Lane.DRA_TO_LEGACY)  # until claims were listed, the scheduler may have chosen it
+
+S = Signal
+ROWS: tuple[Row, ...] = (
+    # signal               owner       lane         what happens
+    Row(S.ALLOCATE, FREE, FOR_PODS, t.take),
+    Row(S.ALLOCATE, FREE, FOR_CLAIMS, t.refuse_lane_legacy),
+    Row(S.ALLOCATE, FREE, SHARED, t.take_shared),
+    Row(S.ALLOCATE, LEGACY, ALL, t.retake),
+    Row(S.ALLOCATE, PENDING, ALL, t.preempt),
+    Row(S.ALLOCATE, CLAIMED | UNCLEAR, ALL, t.refuse_held),
+    #
+    Row(S.SEEN, FREE | DRA_OWNERS, ALL, t.adopt),
+    Row(S.SEEN, _owners(Owner.QUARANTINE), ALL, t.adopt),
+    Row(S.SEEN, LEGACY | _owners(Owner.CONFLICT), ALL, t.confirm),
+    Row(S.ABSENT, LEGACY | UNCLEAR, ALL, t.weigh),
+    Row(S.ABSENT, FREE | DRA_OWNERS, ALL, t.ignore),
+    #
+    Row(S.CLAIM_ALLOCATED, FREE, FOR_CLAIMS, t.grant),
+    Row(S.CLAIM_ALLOCATED, FREE, FOR_PODS, t.refuse_lane_dra),
+    Row(S.CLAIM_ALLOCATED, FREE, SHARED, t.pend),
+    Row(S.CLAIM_ALLOCATED, DRA_OWNERS, ALL, t.regrant),
+    Row(S.CLAIM_ALLOCATED, LEGACY, ALL, t.refuse_held),
+    Row(S.CLAIM_ALLOCATED, UNCLEAR, ALL, t.note_allocated),
+    Row(S.CLAIM_DEALLOCATED, ANY, ALL, t.deallocate),
+    #
+    Row(S.PREPARE, FREE, FOR_CLAIMS, t.prepare),
+    Row(S.PREPARE, FREE, FOR_PODS | SHARED, t.refuse_lane_dra),
+    Row(S.PREPARE, DRA_OWNERS, ALL, t.reprepare),
+    Row(S.PREPARE, LEGACY | UNCLEAR, ALL, t.refuse_held),
+    Row(S.PREPARE_ADMIN, ANY, ALL, t.admit_admin),
+    Row(S.UNPREPARE, ANY, ALL, t.unprepare),
+    Row(S.FOUND_PREPARED, ANY, ALL, t.found_prepared),
+    #
+    Row(S.SET_LANE, FREE, ALL, t.move_free),
+    Row(S.SET_LANE, ANY - FREE, ALL, t.move_later),
+    Row(S.DRAIN, ANY, ALL, t.drain),
+    Row(S.WITHDRAWN, FREE, TO_DRA, t.acknowledge),
+    Row(S.WITHDRAWN, FREE, ALL - TO_DRA, t.ignore),
+    Row(S.WITHDRAWN, PENDING, ALL, t.lease_withdrawn),
+    Row(S.WITHDRAWN, ANY - FREE - PENDING, ALL, t.ignore),
+    Row(S.SLICE_WITHDRAWN, FREE, TO_LEGACY, t.quiesce),
+    Row(S.SLICE_WITHDRAWN, FREE, ALL - TO_LEGACY, t.ignore),
+    Row(S.SLICE_WITHDRAWN, ANY - FREE, ALL, t.ignore),
+    Row(S.QUORUM_CLEAR, FREE, TO_LEGACY, t.clear),
+    Row(S.QUORUM_CLEAR, FREE, ALL - TO_LEGACY, t.ignore),
+    Row(S.QUORUM_CLEAR, ANY - FREE, ALL, t.ignore),
+    #
+    Row(S.REBOOTED, ANY, ALL, t.reboot),
+    Row(S.RECOUNT, ANY, ALL, t.recount),
+    Row(S.LOST, FREE, ALL, t.quarantine),
+    Row(S.LOST, ANY - FREE, ALL, t.ignore),  # a holder that is known stays
+    Row(S.RESOLVE, UNCLEAR | _owners(Owner.DRA_PREPARED), ALL, t.resolve),
+    Row(S.RESOLVE, ANY - UNCLEAR - _owners(Owner.DRA_PREPARED), ALL, t.ignore),
+    #
+    Row(S.LEASE_GRANTED, PENDING, ALL, t.lease_grant),
+    Row(S.LEASE_GRANTED, ANY - PENDING, ALL, t.ignore),
+    Row(S.LEASE_DENIED, PENDING, ALL, t.lease_deny),
+    Row(S.LEASE_DENIED, ANY - PENDING, ALL, t.ignore),
+)
+
+
+def compile_rows(rows: Iterable[Row]) -> Mapping[tuple[Signal, Owner, Lane], Transition]:
+    """The table as a mapping; :exc:`ValueError` names the first combination that no row covers, or two do."""
+    table: dict[tuple[Signal, Owner, Lane], Transition] = {}
+    for row in rows:
+        for owner in row.owners:
+            for lane in row.lanes:
+                key = (row.signal, owner, lane)
+                if key in table:
+                    raise ValueError(f"two rows for {' '.join(key)}: {table[key].__name__}, {row.transition.__name__}")
+                table[key] = row.transition
+    for signal in Signal:
+        for owner in Owner:
+            for lane in Lane:
+                if (signal, owner, lane) not in table:
+                    raise ValueError(f"no row for {signal} {owner} {lane}")
+    return table
+
+
+TABLE = compile_rows(ROWS)
