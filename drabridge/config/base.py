@@ -35,6 +35,11 @@ class Model(BaseModel):
     )
 
 
+def exactly_one_of(*keys: str) -> ConfigDict:
+    """Tells the JSON Schema what a validator checks: exactly one of these keys is given."""
+    return ConfigDict(json_schema_extra={"oneOf": [{"required": [key]} for key in keys]})
+
+
 def text_of(value: Any, what: str = "text") -> str:
     """The value when it is a string, else the problem."""
     if not isinstance(value, str):
@@ -130,6 +135,11 @@ def _path(template: _Template) -> _Template:
     return template
 
 
+def _path_key(text: str) -> str:
+    _path(_template(text))
+    return text
+
+
 def _as_field(value: Any) -> TemplateField:
     if isinstance(value, TemplateField):
         return value
@@ -146,6 +156,7 @@ def _schema(kind: str, **more: Any) -> WithJsonSchema:
 Template = Annotated[_Template, PlainValidator(_template), PlainSerializer(str), _schema("template")]
 IdTemplate = Annotated[Template, AfterValidator(_without_identity), _schema("template")]
 PathTemplate = Annotated[Template, AfterValidator(_path), _schema("path template", pattern=r"^(/|\{devnode\})")]
+PathKey = Annotated[str, AfterValidator(_path_key), _schema("path template", pattern=r"^(/|\{devnode\})")]
 FieldText = Annotated[
     TemplateField, PlainValidator(_as_field), PlainSerializer(str), _schema("field", pattern=r"^[^{]")
 ]
@@ -166,11 +177,19 @@ ResourceName = Annotated[
         pattern=r"^(?!requests\.)(?!.*kubernetes\.io/)[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
     ),
 ]
-PoolName = Annotated[str, AfterValidator(names.pool_name)]
-DnsLabel = Annotated[str, AfterValidator(names.dns_label)]
-DeviceClassName = Annotated[str, AfterValidator(names.device_class_name)]
-AttributeName = Annotated[str, AfterValidator(names.attribute_name)]
-EnvName = Annotated[str, AfterValidator(names.env_name)]
+_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_C_NAME = "[A-Za-z_][A-Za-z0-9_]"
+PoolName = Annotated[
+    str, AfterValidator(names.pool_name), _schema("name", maxLength=253, pattern=rf"^{_LABEL}([./]{_LABEL})*$")
+]
+DnsLabel = Annotated[str, AfterValidator(names.dns_label), _schema("name", maxLength=63, pattern=f"^{_LABEL}$")]
+DeviceClassName = Annotated[
+    str, AfterValidator(names.device_class_name), _schema("name", maxLength=253, pattern=rf"^{_LABEL}(\.{_LABEL})*$")
+]
+AttributeName = Annotated[
+    str, AfterValidator(names.attribute_name), _schema("name", pattern=rf"^({_LABEL}(\.{_LABEL})*/)?{_C_NAME}{{0,31}}$")
+]
+EnvName = Annotated[str, AfterValidator(names.env_name), _schema("name", pattern=f"^{_C_NAME}*$")]
 Permissions = Annotated[
     str, AfterValidator(names.permissions), _schema('"r", "w" or "rw"', enum=["r", "w", "rw", "wr"])
 ]

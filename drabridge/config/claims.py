@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints, model_validator
 
 from drabridge.config import names
-from drabridge.config.base import DnsLabel, EnvName, Many, Model, Permissions, ResourceName, Template
+from drabridge.config.base import DeviceClassName, DnsLabel, EnvName, Many, Model, Permissions, ResourceName, Template
 from drabridge.config.container import Hook, Mount
 from drabridge.config.problem import Problem, did_you_mean, refuse_if_any
 
@@ -88,7 +88,7 @@ class ClaimConfig(Model):
 class DeviceClass(Model):
     """The DeviceClass that users of this resource name; for `drabridge convert` and the checks, not created by it."""
 
-    name: str
+    name: DeviceClassName
     """The object's name."""
     extended_resource_name: ResourceName | None = None
     """Set when the class serves this extended resource through DRA."""

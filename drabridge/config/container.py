@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from drabridge.config.base import Many, Model, PathTemplate, Permissions
+from drabridge.config.base import Many, Model, PathTemplate, Permissions, exactly_one_of
 from drabridge.config.matcher import Match
 from drabridge.config.problem import Problem, refuse_if_any
 
@@ -16,6 +16,8 @@ COMMAND_MAX = 64  # words of a hook
 
 class Node(Model):
     """Device nodes under /dev that go into the container. Give `from` or `path`."""
+
+    model_config = exactly_one_of("from", "path")
 
     source: Literal["devnode", "group"] | None = Field(default=None, alias="from")
     """`devnode`: the device's own node; `group`: the nodes of its companions."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
 from drabridge.config import names
-from drabridge.config.base import FieldText, Many, Model, PatternsText
+from drabridge.config.base import FieldText, Many, Model, PathKey, PatternsText, exactly_one_of
 from drabridge.config.problem import Problem, refuse_if_any, unmet
 
 INT64 = 2**63
@@ -67,6 +67,8 @@ def quantity_value(value: int | str) -> int:
 
 class Attribute(Model):
     """An attribute that claims can select on. Give `from` or `value`."""
+
+    model_config = exactly_one_of("from", "value")
 
     source: FieldText | None = Field(default=None, alias="from")
     """Where it comes from: `attr:NAME`, `property:NAME`, `link:NAME`, `file:/PATH`, `driver`, `nvidia.model`, ... The
@@ -156,6 +158,8 @@ class RequestPolicy(Model):
 class Capacity(Model):
     """An amount that a device has, for claims to compare with or to consume. Give `from` or `value`."""
 
+    model_config = exactly_one_of("from", "value")
+
     source: FieldText | None = Field(default=None, alias="from")
     """Where the number comes from, as for attributes."""
     value: Quantity | None = None
@@ -177,13 +181,15 @@ class Capacity(Model):
 class Health(Model):
     """A condition for a present device to be healthy. Give exactly one key."""
 
+    model_config = exactly_one_of("nodeExists", "driverBound", "attr", "file")
+
     node_exists: bool | None = None
     """Whether every node that is not optional must exist and be a device node."""
     driver_bound: PatternsText | None = None
     """Kernel drivers of which one must be bound."""
     attrs: Mapping[str, PatternsText] = Field(default={}, alias="attr")
     """sysfs attributes that must have these values."""
-    files: Mapping[str, PatternsText] = Field(default={}, alias="file")
+    files: Mapping[PathKey, PatternsText] = Field(default={}, alias="file")
     """Files on the host, by absolute path with fields, whose first line must match."""
 
     @model_validator(mode="after")
@@ -194,7 +200,3 @@ class Health(Model):
                 [Problem("exactly one of nodeExists, driverBound, attr, file", "one list item per condition")]
             )
         return self
-
-    def dump(self) -> dict[str, Any]:
-        """As the file would have it."""
-        return self.model_dump(mode="json", by_alias=True, exclude_unset=True)

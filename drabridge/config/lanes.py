@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema, model_validator
+from pydantic import Field, GetJsonSchemaHandler, PlainSerializer, PlainValidator, model_validator
 
 from drabridge.config.base import Model, text_of
 from drabridge.config.matcher import Match
@@ -80,12 +80,21 @@ def _lane_to_plain(value: Share | Selection) -> Any:
     return value.count if value.count is not None else str(value)
 
 
-Lane = Annotated[
-    Share | Selection,
-    PlainValidator(_lane),
-    PlainSerializer(_lane_to_plain),
-    WithJsonSchema({"x-type": 'number, "50%", "*" or {match: ...}', "x-lane": True}),
-]
+class _LaneSchema:
+    """The JSON Schema of a lane; Selection is referred to, not repeated."""
+
+    def __get_pydantic_json_schema__(self, _core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {
+            "anyOf": [
+                {"type": "integer", "minimum": 0, "maximum": COUNT_MAX},
+                {"type": "string", "pattern": r"^(\*|\d{1,6}|(\d{1,2}|100)%)$"},
+                handler(Selection.__pydantic_core_schema__),
+            ],
+            "x-type": "number, percentage, * or {match: ...}",
+        }
+
+
+Lane = Annotated[Share | Selection, PlainValidator(_lane), PlainSerializer(_lane_to_plain), _LaneSchema()]
 
 
 class Lanes(Model):

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    WithJsonSchema,
+    model_validator,
+)
 
 from drabridge.config import udevrule
 from drabridge.config.base import Many, Model, PatternsText, text_of
@@ -66,6 +74,14 @@ def _one_or_many(value: Any) -> Any:
     return [value] if isinstance(value, dict | Matcher) else value
 
 
+class _OneOrMany:
+    """The JSON Schema of a list that may be written as its only item."""
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        many = handler(core)
+        return {"anyOf": [many["items"], many]}
+
+
 ExistsText = Annotated[
     Exists,
     PlainValidator(_exists),
@@ -86,6 +102,8 @@ class Matcher(Model):
     A value is a glob (`*`, `?`, `[a-z]`, alternatives with `|`), `{regex: "..."}` for a regular expression on the whole
     value, or a list of which one must match. A missing value matches nothing except an empty pattern `""`.
     """
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
 
     subsystem: PatternsText | None = None
     """Subsystem: usb, pci, tty, block, net, misc."""
@@ -109,9 +127,9 @@ class Matcher(Model):
     """Symbolic links in the device's sysfs directory, by the last part of their target: driver, physfn, iommu_group."""
     exists: Many[ExistsText] = ()
     """Values that must be there, whatever they are: attr:NAME, property:NAME, link:NAME, driver, devnode."""
-    parents: Annotated[Many[Matcher], BeforeValidator(_one_or_many)] = Field(default=(), alias="parent")
+    parents: Annotated[Many[Matcher], BeforeValidator(_one_or_many), _OneOrMany()] = Field(default=(), alias="parent")
     """One single ancestor must satisfy this whole matcher; of a list, one matcher is enough."""
-    nots: Annotated[Many[Matcher], BeforeValidator(_one_or_many)] = Field(default=(), alias="not")
+    nots: Annotated[Many[Matcher], BeforeValidator(_one_or_many), _OneOrMany()] = Field(default=(), alias="not")
     """None of these matchers may hold."""
     rule: RuleText | None = None
     """A udev rule's conditions as pasted, with udev's meaning: SUBSYSTEM=="usb", ATTRS{idVendor}=="0403"."""
@@ -162,4 +180,4 @@ def any_of(matchers: tuple[Matcher, ...]) -> Predicate:
     return parts[0] if len(parts) == 1 else AnyOf(parts)
 
 
-Match = Annotated[Many[Matcher], BeforeValidator(_one_or_many)]
+Match = Annotated[Many[Matcher], BeforeValidator(_one_or_many), _OneOrMany()]
