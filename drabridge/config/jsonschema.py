@@ -76,9 +76,19 @@ def _own_docs(model: type[BaseModel]) -> dict[str, str]:
 
 
 def defaults(model: type[BaseModel]) -> dict[str, Any]:
-    """The default of each optional field, as the file would have it, by the file's name for it; None is left out."""
+    """The default of each optional field as the file would have it, by the file's name for it.
+
+    None and empty ones are left out, and mappings, whose keys have defaults of their own.
+    """
     blank = model.model_construct()
-    return blank.model_dump(mode="json", by_alias=True, exclude_none=True)
+    plain = blank.model_dump(mode="json", by_alias=True, exclude_none=True)
+    for name, field in model.model_fields.items():
+        value, key = getattr(blank, name, None), field.alias or name
+        if isinstance(value, BaseModel) or value in ((), {}):
+            plain.pop(key, None)
+        elif isinstance(value, tuple) and isinstance(value[0], BaseModel):
+            plain[key] = [item.model_dump(mode="json", by_alias=True, exclude_defaults=True) for item in value]
+    return plain
 
 
 def _describe(definition: dict[str, Any], model: type[BaseModel]) -> None:
@@ -89,7 +99,7 @@ def _describe(definition: dict[str, Any], model: type[BaseModel]) -> None:
         described = definition["properties"][key]
         described["description"] = docs[name]
         described.pop("default", None)
-        if preset.get(key) not in (None, {}, []):
+        if key in preset:
             described["default"] = preset[key]
 
 
