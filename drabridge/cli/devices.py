@@ -1,0 +1,62 @@
+"""``drabridge devices``"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from drabridge.cli.hardware import add_config, configuration, look
+from drabridge.cli.output import OUTPUTS, show
+from drabridge.inventory.model import Device, Semver
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_config(parser)
+    parser.add_argument("--resource", metavar="NAME", help="only devices of this resource")
+    parser.add_argument("-o", "--output", choices=OUTPUTS, default="table")
+    parser.epilog = (
+        "Needs no running agent and no cluster: it looks at this machine.\n\n"
+        "examples:\n"
+        "  drabridge devices --config radios.yaml\n"
+        "  drabridge devices -c radios.yaml -o json | jq '.[].attributes'"
+    )
+
+
+def row(device: Device) -> dict[str, Any]:
+    """A device as every output shows it."""
+    return {
+        "name": device.name,
+        "id": device.id,
+        "resource": device.resource,
+        "presence": str(device.presence),
+        "reason": device.reason,
+        "nodes": [node.path for node in device.nodes],
+        "numa": list(device.numa_nodes),
+        "pci": device.pci_bus_id,
+        "pcieRoot": device.pcie_root,
+        "root": device.root,
+        "replicas": device.replicas,
+        "syspath": device.syspath,
+        "attributes": {k: v.text if isinstance(v, Semver) else v for k, v in device.attributes.items()},
+        "capacity": dict(device.capacity),
+    }
+
+
+def run(arguments: argparse.Namespace) -> int:
+    config = configuration(arguments)
+    snapshot, inventory = look(config)
+    rows = [row(device) for device in snapshot.devices if arguments.resource in (None, device.resource)]
+    names = ", ".join(resource.name for resource in config.resources)
+    show(
+        rows,
+        arguments.output,
+        columns=("resource", "name", "presence", "nodes", "numa", "reason"),
+        wide=("id", "pci", "pcieRoot", "replicas", "syspath"),
+        empty=f"no device matches ({names}); drabridge match --explain says why",
+    )
+    for collision in snapshot.collisions:
+        print(f"not offered: {collision}", file=sys.stderr)
+    if arguments.output in ("table", "wide"):
+        print(f"events: {inventory.status}", file=sys.stderr)
+    return 1 if snapshot.collisions else 0

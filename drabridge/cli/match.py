@@ -1,0 +1,80 @@
+"""``drabridge match``"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+from drabridge.cli.hardware import add_config, configuration
+from drabridge.cli.output import OUTPUTS, show
+from drabridge.config.schema import Config
+from drabridge.errors import ConfigError, HostError
+from drabridge.inventory.match import explain
+from drabridge.inventory.records import Record
+from drabridge.inventory.udev import Udev
+from drabridge.inventory.wanted import wanted
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_config(parser)
+    parser.add_argument("--resource", metavar="NAME", help="only the rules of this resource")
+    parser.add_argument("--explain", action="store_true", help="say for every rule why it holds or not")
+    parser.add_argument("--all", action="store_true", help="also devices that do not match")
+    parser.add_argument("device", nargs="*", metavar="DEVICE", help="only these: /dev/... or /sys/devices/...")
+    parser.add_argument("-o", "--output", choices=OUTPUTS, default="table")
+    parser.epilog = (
+        "examples:\n"
+        "  drabridge match -c radios.yaml                           # what matches\n"
+        "  drabridge match -c radios.yaml --explain /dev/ttyUSB0    # why this one does, or does not"
+    )
+
+
+def _records(arguments: argparse.Namespace, config: Config) -> Iterator[Record]:
+    udev = Udev(wanted(config))
+    if not arguments.device:
+        yield from udev.enumerate().values()
+    for name in arguments.device:
+        record = udev.read(name) if name.startswith("/sys/") else udev.find(name)
+        if record is None:
+            raise HostError(f"udev knows no device {name}", hint="Give a node under /dev or a path under /sys/devices")
+        yield record
+
+
+def run(arguments: argparse.Namespace) -> int:
+    config = configuration(arguments)
+    resources = [r for r in config.resources if arguments.resource in (None, r.name)]
+    if not resources:
+        known = ", ".join(resource.name for resource in config.resources)
+        raise ConfigError(f"the configuration has no resource {arguments.resource}", hint=f"It has {known}")
+    rows: list[dict[str, Any]] = []
+    shown = bool(arguments.device) or arguments.all
+    for record in _records(arguments, config):
+        for resource in resources:
+            answer = explain(record, resource.match)
+            if not answer.ok and not shown:
+                continue
+            rows.append(
+                {
+                    "resource": resource.name,
+                    "matches": answer.ok,
+                    "device": record.sysname,
+                    "subsystem": record.subsystem,
+                    "node": record.devnode,
+                    "syspath": record.syspath,
+                    "why": str(answer).splitlines(),
+                }
+            )
+    if arguments.explain and arguments.output == "table":
+        for row in rows:
+            print(f"{row['syspath']} {'is' if row['matches'] else 'is not'} {row['resource']}")
+            print("\n".join(f"  {line}" for line in row["why"]))
+    else:
+        show(
+            rows,
+            arguments.output,
+            columns=("resource", "matches", "device", "subsystem", "node"),
+            wide=("syspath",),
+            empty="nothing matches; add --all --explain to see why",
+        )
+    return 0 if any(row["matches"] for row in rows) else 1
