@@ -1,0 +1,269 @@
+"""From udev records to devices: matched, named, with their nodes, attributes and health.
+
+Reads nothing but the records, NVIDIA's facts and, through :class:`~drabridge.inventory.host.Host`, the nodes and files
+that the configuration names. A device that several resources match belongs to the first of them in the file: one piece
+of hardware is never counted twice.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from drabridge.config.matcher import any_of
+from drabridge.config.pattern import is_hex_id
+from drabridge.config.predicate import Predicate
+from drabridge.config.schema import Config, Resource
+from drabridge.config.template import parse
+from drabridge.inventory import nodes, topology, typed
+from drabridge.inventory.fields import driver
+from drabridge.inventory.host import Host
+from drabridge.inventory.identity import Candidate, Identity, Key, assign, name_of
+from drabridge.inventory.match import holds
+from drabridge.inventory.model import Attribute, Collision, Device, Mount, Presence
+from drabridge.inventory.nodes import Subject
+from drabridge.inventory.nvidia import Facts
+from drabridge.inventory.records import Record
+from drabridge.inventory.wanted import needs_database, partition_link
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """The devices that exist, those that nobody can tell apart, and the syspaths that udevd has yet to finish."""
+
+    devices: tuple[Device, ...]
+    collisions: tuple[Collision, ...]
+    waiting: tuple[str, ...]
+
+
+class Builder:
+    """Builds devices for one configuration, and remembers those whose records have not changed."""
+
+    def __init__(self, config: Config, host: Host) -> None:
+        self._resources = config.resources
+        self._host = host
+        self._rules: list[tuple[Resource, Predicate, bool]] = [
+            (resource, any_of(resource.match), needs_database(resource)) for resource in config.resources
+        ]
+        self._matched: dict[str, tuple[Record, int | None]] = {}  # syspath -> record, index of its rule
+        self._made: dict[Key, tuple[tuple[object, ...], Device]] = {}
+        self._subjects: dict[str, tuple[Resource, Subject]] = {}  # device name -> what it was made of
+
+    def build(
+        self,
+        records: Mapping[str, Record],
+        facts: Facts,
+        *,
+        given: Mapping[Key, str],
+        held: Callable[[str], bool],
+        ready: Callable[[Record], bool] = lambda record: True,
+        fresh: bool = True,
+    ) -> Built:
+        """All devices. ``ready`` says whether udevd is done with a record; ``fresh`` looks at every node again."""
+        world = _World(records)
+        chosen, waiting = [], []
+        for record, rule in self._match(records):
+            resource, _, database = self._rules[rule]
+            if database and not ready(record):
+                waiting.append(record.syspath)
+            else:
+                chosen.append((resource, record))
+        identities, collisions = assign(
+            (self._candidate(resource, record, facts) for resource, record in chosen), given, held
+        )
+        wholes = {(resource, syspath): identity.name for (resource, syspath), identity in identities.items()}
+        made, subjects, devices = {}, {}, []
+        for resource, record in chosen:
+            key = (resource.name, record.syspath)
+            if (identity := identities.get(key)) is None:
+                continue
+            subject = Subject(
+                record,
+                tuple(world.companions(resource, record)),
+                dict(facts.of(topology.pci_bus_id(record))),
+                {"id": identity.id, "name": identity.name, "resource": resource.name},
+            )
+            root = _root(resource, record, wholes)
+            basis = (record, *subject.companions, subject.nvidia, identity, root)
+            device = self._remembered(key, basis) if not fresh else None
+            device = device or self._device(resource, subject, identity, root)
+            made[key] = (basis, device)
+            subjects[identity.name] = (resource, subject)
+            devices.append(device)
+        self._made, self._subjects = made, subjects
+        return Built(tuple(devices), collisions, tuple(waiting))
+
+    def subject(self, name: str) -> tuple[Resource, Subject] | None:
+        """What the device of that name was last made of; None when it is not there."""
+        return self._subjects.get(name)
+
+    def _match(self, records: Mapping[str, Record]) -> Iterator[tuple[Record, int]]:
+        """Every matched record with the index of the first rule that matches it."""
+        matched = {}
+        for syspath, record in records.items():
+            known = self._matched.get(syspath)
+            if known is None or known[0] is not record:
+                known = (record, next((i for i, rule in enumerate(self._rules) if holds(rule[1], record)), None))
+            matched[syspath] = known
+            if known[1] is not None:
+                yield record, known[1]
+        self._matched = matched
+
+    def _candidate(self, resource: Resource, record: Record, facts: Facts) -> Candidate:
+        values = Subject(record, nvidia=dict(facts.of(topology.pci_bus_id(record)))).lookup(self._host)
+        return Candidate(
+            resource.name, record.syspath, tuple(template.render(values) or "" for template in resource.id)
+        )
+
+    def _remembered(self, key: Key, basis: tuple[object, ...]) -> Device | None:
+        """The device as it was made, when nothing it is made of changed. A faulty one is always looked at again."""
+        known = self._made.get(key)
+        if known is None or known[0] != basis or known[1].presence is not Presence.PRESENT:
+            return None
+        return known[1]
+
+    def _device(self, resource: Resource, subject: Subject, identity: Identity, root: str) -> Device:
+        record = subject.record
+        found = nodes.resolve(resource.nodes, subject, self._host)
+        mounts, unmounted = self._mounts(resource, subject)
+        required = any(rule.node_exists is False for rule in resource.health)
+        faults = [*(() if required else found.missing), *unmounted, *self._ill(resource, subject)]
+        return Device(
+            name=identity.name,
+            id=identity.id,
+            resource=resource.name,
+            syspath=record.syspath,
+            nodes=found.found,
+            env=MappingProxyType(self._env(resource, subject)),
+            mounts=mounts,
+            numa_nodes=topology.numa_nodes(record),
+            pci_bus_id=topology.pci_bus_id(record),
+            pcie_root=topology.pcie_root(record),
+            root=root,
+            attributes=MappingProxyType(self._attributes(resource, subject)),
+            capacity=MappingProxyType(self._capacity(resource, subject)),
+            replicas=resource.replicas.count,
+            presence=Presence.FAULTY if faults else Presence.PRESENT,
+            reason="; ".join(faults),
+        )
+
+    def _env(self, resource: Resource, subject: Subject) -> dict[str, str]:
+        values = subject.lookup(self._host)
+        rendered = {name: template.render(values) for name, template in resource.env.items()}
+        return {name: value for name, value in rendered.items() if value is not None}
+
+    def _mounts(self, resource: Resource, subject: Subject) -> tuple[tuple[Mount, ...], list[str]]:
+        values = subject.lookup(self._host)
+        found, missing = [], []
+        for spec in resource.mounts:
+            source = spec.host_path.render_path(values)
+            target = source if spec.container_path is None else spec.container_path.render_path(values)
+            if source and target and self._host.exists(source):
+                found.append(Mount(source, target, spec.read_only))
+            elif not spec.optional:
+                missing.append(f"{source or spec.host_path} cannot be mounted: it does not exist")
+        return tuple(found), missing
+
+    def _attributes(self, resource: Resource, subject: Subject) -> dict[str, Attribute]:
+        values = subject.lookup(self._host)
+        found: dict[str, Attribute] = {}
+        for name, spec in resource.attributes.items():
+            text = values(spec.source) if spec.source is not None else None
+            if spec.value is not None and spec.kind != "version":
+                found[name] = spec.value
+            elif (value := typed.attribute(text or str(spec.value or ""), spec.kind)) is not None:
+                found[name] = value
+        return found
+
+    def _capacity(self, resource: Resource, subject: Subject) -> dict[str, int]:
+        values = subject.lookup(self._host)
+        found = {}
+        for name, spec in resource.capacity.items():
+            text = str(spec.value) if spec.source is None else values(spec.source)
+            if text and (value := typed.amount(text, spec.unit)) is not None:
+                found[name] = value
+        return found
+
+    def _ill(self, resource: Resource, subject: Subject) -> Iterator[str]:
+        """Why the device is not healthy, one sentence for each rule that fails."""
+        if subject.nvidia.get("excluded") == "true":
+            yield "NVIDIA's driver excludes this GPU"
+        for rule in resource.health:
+            if rule.driver_bound is not None and not rule.driver_bound.matches(bound := driver(subject.record)):
+                yield f"the driver {bound or 'none'} is bound, expected {rule.driver_bound}"
+            for name, patterns in rule.attrs.items():
+                value = subject.record.attributes.get(name)
+                if not patterns.matches(value or "", hex_id=is_hex_id("attr", name)):
+                    yield f"the attribute {name} is {_quoted(value)}, expected {patterns}"
+            for path, patterns in rule.files.items():
+                where = parse(path).render_path(subject.lookup(self._host))
+                line = self._host.first_line(where) if where else None
+                if line is None or not patterns.matches(line):
+                    yield f"{where or path} says {_quoted(line)}, expected {patterns}"
+
+
+def _quoted(value: str | None) -> str:
+    return "nothing" if value is None else f'"{value[:64]}"'
+
+
+def _root(resource: Resource, record: Record, names: Mapping[Key, str]) -> str:
+    """The name of the whole device behind a part: as the partition says, else the physical function of a VF."""
+    if resource.partition is not None:
+        if link := partition_link(resource):
+            return names.get((resource.partition.of, record.links.get(link, "")), "")
+        wholes = (names.get((resource.partition.of, node.syspath)) for node in record.ancestors())
+        return next((name for name in wholes if name), "")
+    function = topology.pci_function(record)
+    target = function.links.get("physfn", "") if function else ""
+    if not target:
+        return ""
+    listed = (name for (_, syspath), name in names.items() if syspath == target)
+    return next(listed, name_of(topology.physical_function(record)))
+
+
+class _World:
+    """The records by place: what is below, beside and above a device, and in its IOMMU group."""
+
+    def __init__(self, records: Mapping[str, Record]) -> None:
+        self._records = records
+        self._sorted: list[str] | None = None
+        self._groups: dict[str, list[Record]] | None = None
+
+    def companions(self, resource: Resource, record: Record) -> Iterator[Record]:
+        """The companions of a device, in the order of syspaths."""
+        group = resource.group
+        if group is None:
+            return
+        test = any_of(group.match) if group.match else None
+        for other in self._scope(group.scope, record):
+            if other.syspath != record.syspath and (holds(test, other) if test else other.devnode):
+                yield other
+
+    def _scope(self, scope: str, record: Record) -> Iterator[Record]:
+        if scope == "children":
+            yield from self._below(record.syspath)
+        elif scope == "siblings" and record.above is not None:
+            yield from self._below(record.above.syspath)
+        elif scope == "parent":
+            yield from record.ancestors()
+        elif scope == "iommuGroup" and (group := topology.iommu_group(record)):
+            yield from self._iommu_groups().get(group, ())
+
+    def _below(self, syspath: str) -> Iterator[Record]:
+        if self._sorted is None:
+            self._sorted = sorted(self._records)
+        prefix = syspath + "/"
+        for index in range(bisect_left(self._sorted, prefix), len(self._sorted)):
+            if not self._sorted[index].startswith(prefix):
+                return
+            yield self._records[self._sorted[index]]
+
+    def _iommu_groups(self) -> Mapping[str, list[Record]]:
+        if self._groups is None:
+            self._groups = {}
+            for record in self._records.values():
+                if record.links.get("iommu_group"):
+                    self._groups.setdefault(topology.iommu_group(record), []).append(record)
+        return self._groups

@@ -1,0 +1,95 @@
+"""Which of the two uevent groups reaches this process: udevd's (after its rules ran) or only the kernel's.
+
+libudev does not say. Without ``/run/udev/control`` it silently subscribes to nothing, and in a network namespace of
+its own a process hears the kernel but never udevd, which multicasts in the host's. So the sockets are looked at:
+``/proc/net/netlink`` shows the groups that a socket really joined, ``/proc/net/unix`` shows only this network
+namespace's sockets, hence a listening ``/run/udev/control`` there proves that udevd is alive *and* on this side.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+CONTROL = "/run/udev/control"
+DATABASE = "/run/udev/data"
+
+UDEV_GROUP = 2  # systemd sd-device/device-monitor-private.h MONITOR_GROUP_UDEV; bit mask as /proc/net/netlink prints it
+ACCEPTING = 0x10000  # include/uapi/linux/net.h __SO_ACCEPTCON, the Flags column of /proc/net/unix
+
+
+class EventKind(StrEnum):
+    """Where events come from."""
+
+    UDEV = "udev"
+    KERNEL = "kernel"
+    NONE = "none"  # the timer alone
+
+
+@dataclass(frozen=True, slots=True)
+class EventSource:
+    """The group that is used, and why in one sentence."""
+
+    kind: EventKind
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} events: {self.why}"
+
+
+def netlink_groups(inode: int, proc: Path = Path("/proc")) -> int | None:
+    """The multicast groups (bit mask) that the netlink socket with this inode joined; None when it is not listed."""
+    try:
+        lines = (proc / "net/netlink").read_text().splitlines()[1:]
+    except OSError:
+        return None
+    for line in lines:
+        columns = line.split()
+        if columns and columns[-1] == str(inode):
+            return int(columns[3], 16)
+    return None
+
+
+def udevd_listens(proc: Path = Path("/proc")) -> bool:
+    """Whether a living udevd (or PID 1 on its behalf) listens in this network namespace."""
+    try:
+        with open(proc / "net/unix", encoding="utf-8", errors="replace") as lines:
+            mine = [line.split() for line in lines if line.endswith(f" {CONTROL}\n")]
+    except OSError:
+        return False
+    return any(int(columns[3], 16) & ACCEPTING for columns in mine)
+
+
+def has_database() -> bool:
+    """Whether udev's database is readable here: then properties come after the kernel's event, not with it."""
+    return os.path.isdir(DATABASE)
+
+
+def udev_group_works(fd: int, proc: Path = Path("/proc")) -> EventSource:
+    """Judge a started monitor of the udev group: ``UDEV`` when its events will come, ``KERNEL`` when not, and why."""
+    with socket.socket(fileno=os.dup(fd)) as view:
+        if view.family != socket.AF_NETLINK:
+            return EventSource(EventKind.UDEV, "the event socket is emulated (a umockdev test bed)")
+    groups = netlink_groups(os.fstat(fd).st_ino, proc)
+    if groups is not None and not groups & UDEV_GROUP:
+        return EventSource(EventKind.KERNEL, f"libudev did not join udevd's group: {_absent()}")
+    if not udevd_listens(proc):
+        return EventSource(EventKind.KERNEL, _absent())
+    return EventSource(EventKind.UDEV, f"udevd listens on {CONTROL} in this network namespace")
+
+
+def _absent() -> str:
+    try:
+        found = stat.S_ISSOCK(os.stat(CONTROL).st_mode)
+    except OSError:
+        found = False
+    if found:
+        return (
+            f"{CONTROL} exists, but nobody listens on it in this network namespace "
+            "(udevd has died, or a container without hostNetwork: true)"
+        )
+    return f"there is no {CONTROL} (no udevd runs here, or /run/udev of the host is not mounted)"

@@ -1,0 +1,94 @@
+"""What uevents mean for the list of devices: order, pace, and the checks still owed. Pure: time is passed in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+BURST = 4
+"""Wake-ups that are acted on at once. Plugging one device in makes two to four events (the device, its children)."""
+
+WINDOW_SECONDS = 0.05
+"""Within a longer burst, at most one round each window: kubelet rewrites a checkpoint file for every list it gets."""
+
+REFILL_SECONDS = 0.25
+"""Quiet time after which one more wake-up may be acted on at once."""
+
+
+@dataclass(slots=True)
+class Pacer:
+    """Immediate leading edge, then coalescing: a leaky bucket of ``BURST`` immediate rounds."""
+
+    tokens: float = BURST
+    last: float = float("-inf")
+
+    def delay(self, now: float) -> float:
+        """Seconds to wait before the next round; 0 when it may run at once. ``spend`` follows when it runs."""
+        return 0.0 if self._tokens(now) >= 1 else max(0.0, self.last + WINDOW_SECONDS - now)
+
+    def spend(self, now: float) -> None:
+        """A round runs now."""
+        self.tokens = max(0.0, self._tokens(now) - 1)
+        self.last = now
+
+    def _tokens(self, now: float) -> float:
+        return min(float(BURST), self.tokens + max(0.0, now - self.last) / REFILL_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Uevent:
+    """One uevent. It only says where to look; ``remove`` alone is believed as it stands (the kernel sends it before the
+    directory is gone).
+    """
+
+    seqnum: int
+    action: str
+    syspath: str
+    subsystem: str
+    group: str  # "udev" or "kernel": who sent it
+
+
+@dataclass(frozen=True, slots=True)
+class Debt:
+    """Look at ``syspath`` at ``when``. ``seqnum`` is the kernel event that udevd has not answered yet, else 0."""
+
+    when: float
+    syspath: str
+    seqnum: int = 0
+
+
+@dataclass(slots=True)
+class Owed:
+    """Syspaths that have to be looked at (again) later, because an event may be early, missing or wrong."""
+
+    debts: set[Debt] = field(default_factory=set)
+
+    def add(self, syspath: str, when: float, seqnum: int = 0) -> None:
+        """Look at ``syspath`` at ``when``."""
+        self.debts.add(Debt(when, syspath, seqnum))
+
+    def answered(self, syspath: str, seqnum: int) -> None:
+        """udevd has reported this event, or a later one of the same device: nothing is owed for it."""
+        self.debts -= {debt for debt in self.debts if debt.syspath == syspath and 0 < debt.seqnum <= seqnum}
+
+    def take(self, now: float) -> set[str]:
+        """The syspaths whose time has come; they are owed no longer."""
+        due = {debt for debt in self.debts if debt.when <= now}
+        self.debts -= due
+        return {debt.syspath for debt in due}
+
+    def next(self) -> float | None:
+        """When the next one is due."""
+        return min((debt.when for debt in self.debts), default=None)
+
+
+def last_words(events: Iterable[Uevent]) -> Mapping[str, Uevent]:
+    """The newest event of every device, in the order of SEQNUM: what came before it no longer matters.
+
+    The two groups number alike (udevd forwards the kernel's number), so a queue filled from both sorts correctly.
+    """
+    newest: dict[str, Uevent] = {}
+    for event in sorted(events, key=lambda event: event.seqnum):
+        newest.pop(event.syspath, None)
+        newest[event.syspath] = event
+    return newest

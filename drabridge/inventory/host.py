@@ -1,0 +1,78 @@
+"""The little of the host's file system that the inventory looks at besides udev, behind a seam for tests."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from drabridge.inventory.records import VALUE_LIMIT_CHARS, clean
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStat:
+    """A device node as stat(2) shows it, symbolic links followed. ``path`` is where the links end."""
+
+    path: str
+    kind: Literal["c", "b"]
+    major: int
+    minor: int
+
+
+class Host(Protocol):
+    """What is asked of the host. No method opens a device."""
+
+    def node(self, path: str) -> NodeStat:
+        """The device node at ``path``; raises OSError with a text for people when there is none that can be used."""
+
+    def exists(self, path: str) -> bool:
+        """Whether there is anything at ``path``."""
+
+    def first_line(self, path: str) -> str | None:
+        """The first line of a regular file, cleaned; None when it cannot be read."""
+
+    def own_node(self, syspath: str) -> tuple[str, tuple[int, int] | None]:
+        """The device's node and number as the kernel names them now; ``("", None)`` when it has none or is gone."""
+
+
+class RealHost:
+    """The host itself. In a container, /dev and /sys are the host's by mount."""
+
+    def node(self, path: str) -> NodeStat:
+        try:
+            found = os.stat(path)
+        except OSError as error:
+            raise OSError(f"{path}: {(error.strerror or str(error)).lower()}") from error
+        if stat.S_ISCHR(found.st_mode):
+            kind: Literal["c", "b"] = "c"
+        elif stat.S_ISBLK(found.st_mode):
+            kind = "b"
+        else:
+            raise OSError(f"{path}: not a device node")
+        if not found.st_mode & 0o666:
+            raise OSError(f"{path}: nobody may open it (mode 0000)")
+        # runc and crun look at the node itself (lstat), so a link has to be followed here.
+        return NodeStat(os.path.realpath(path), kind, os.major(found.st_rdev), os.minor(found.st_rdev))
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def first_line(self, path: str) -> str | None:
+        try:
+            if not stat.S_ISREG(os.stat(path).st_mode):  # a FIFO or a device would block or do something
+                return None
+            with open(path, "rb") as file:
+                return clean(file.readline(VALUE_LIMIT_CHARS))
+        except OSError:
+            return None
+
+    def own_node(self, syspath: str) -> tuple[str, tuple[int, int] | None]:
+        try:
+            with open(os.path.join(syspath, "uevent"), encoding="utf-8", errors="surrogateescape") as file:
+                fields = dict(line.rstrip("\n").split("=", 1) for line in file if "=" in line)
+        except OSError:
+            return "", None
+        name, major, minor = fields.get("DEVNAME", ""), fields.get("MAJOR", ""), fields.get("MINOR", "")
+        number = (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None
+        return (os.path.join("/dev", name) if name else ""), number

@@ -1,0 +1,96 @@
+"""One udev device, copied out at once: what the rest of the inventory reads instead of sysfs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+VALUE_LIMIT_CHARS = 4096
+"""Longest value that is kept whole. A sysfs attribute is one page; anything longer is not an identity or a name."""
+
+_EMPTY: Mapping[str, str] = MappingProxyType({})
+
+
+def clean(value: bytes | str | None) -> str:
+    """Any value that udev or sysfs may hold, as one printable line: the same bytes always give the same text.
+
+    Bytes that are not UTF-8 and control characters (newline included) become ``\\xNN``; surrounding blanks and the
+    trailing newline of a sysfs file go. A value beyond ``VALUE_LIMIT_CHARS`` is cut and ends in a digest of the whole,
+    so that two different giants stay different.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        value = value.encode("utf-8", "surrogateescape")
+    whole = value
+    if len(value) > VALUE_LIMIT_CHARS:
+        value = value[: VALUE_LIMIT_CHARS - 64]
+    text = value.decode("utf-8", "backslashreplace").strip(" \t\r\n\0")
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    if len(whole) > VALUE_LIMIT_CHARS:
+        text = f"{text[: VALUE_LIMIT_CHARS - 64]}...sha256:{hashlib.sha256(whole).hexdigest()[:16]}"
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A udev device as it was when it was read. Absent strings are ``""``, as in ``udevadm info``.
+
+    ``attributes`` holds the sysfs attributes that somebody asked for (reading all of them is slow, and some reads have
+    side effects); ``links`` the asked-for symbolic links below the device's directory, resolved to absolute paths.
+    """
+
+    syspath: str
+    sysname: str
+    subsystem: str = ""
+    devtype: str = ""
+    driver: str = ""
+    devnode: str = ""
+    devnum: tuple[int, int] | None = None
+    devlinks: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    properties: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    attributes: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    links: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    initialized: bool = True  # udevd has written its database entry, or there is no database to wait for
+    above: Record | None = None  # the next device up the tree
+
+    def ancestors(self) -> Iterator[Record]:
+        """The parents, nearest first; the device itself is not among them."""
+        node = self.above
+        while node is not None:
+            yield node
+            node = node.above
+
+    def lineage(self) -> Iterator[Record]:
+        """The device, then its ancestors."""
+        yield self
+        yield from self.ancestors()
+
+    # The rest is what match rules ask (match.UdevView).
+
+    @property
+    def devpath(self) -> str:
+        """The path below /sys: ``/devices/pci0000:00/...``."""
+        return self.syspath.removeprefix("/sys")
+
+    def attr(self, name: str) -> str | None:
+        """A sysfs attribute that was asked for; None when there is none."""
+        return self.attributes.get(name)
+
+    def link(self, name: str) -> str | None:
+        """Last part of a symbolic link's target; None when there is none."""
+        target = self.links.get(name)
+        return None if target is None else os.path.basename(target)
+
+    def parent(self) -> Record | None:
+        """The next device up the tree."""
+        return self.above
+
+    def property(self, name: str) -> str | None:  # last: it hides the builtin for what follows in this class
+        """A udev property; None when it is not set."""
+        return self.properties.get(name)

@@ -1,0 +1,390 @@
+"""The running inventory: udev's events and a timer in, snapshots out.
+
+Events are hints about where to look; what is there decides. The event sockets are opened first and everything is
+enumerated then, so nothing can happen in between unseen. Both groups are listened to where both work: udevd's events
+are acted on, and a kernel event that udevd does not follow up within ``UNANSWERED_SECONDS`` is acted on as well, so an
+udevd that is killed or stuck makes nobody deaf. Lost events (any error of a socket) cost one full enumeration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from drabridge.config.schema import Config
+from drabridge.errors import HostError
+from drabridge.inventory import detect, nodes, nvidia
+from drabridge.inventory.build import Builder
+from drabridge.inventory.detect import EventKind, EventSource
+from drabridge.inventory.events import Owed, Pacer, Uevent, last_words
+from drabridge.inventory.facts import (
+    EventSeen,
+    MonitorRestarted,
+    OnFact,
+    Reconciled,
+    ReconcileFailed,
+    SourceChanged,
+)
+from drabridge.inventory.host import Host, RealHost
+from drabridge.inventory.identity import Key
+from drabridge.inventory.model import Device, DeviceNode, Presence, Snapshot
+from drabridge.inventory.records import Record
+from drabridge.inventory.tracker import TOMBSTONE_SECONDS, Tracker
+from drabridge.inventory.udev import Monitor, Udev
+from drabridge.inventory.wanted import needs_nvidia, wanted
+
+UNANSWERED_SECONDS = 1.0
+"""How long udevd may take over an event before the kernel's word is taken; its rules usually run for 5 to 50 ms."""
+
+SETTLE_SECONDS = (0.1, 1.0)
+"""After a kernel event, when to look again for what udevd adds: its database may reach us where its events do not."""
+
+UNFINISHED_SECONDS = 2.0
+"""How long a device without an entry in udevd's database is waited for. Some never get one: those without number,
+link, tag and property (systemd device_should_have_db)."""
+
+FAULTY_RECHECK_SECONDS = 5.0
+"""How often faulty devices are looked at again: a node that somebody makes by hand sends no event."""
+
+BULK_DEVICES = 64
+"""Devices named by one batch of events from which on one enumeration is cheaper than looking at each (0.3 ms)."""
+
+RESTART_BACKOFF_SECONDS = (0.0, 0.1, 1.0, 5.0)
+"""Pause before event sockets that keep failing are opened again."""
+
+
+class Inventory:
+    """What exists on this node, for one configuration. Everything runs on the loop that ``run`` runs on.
+
+    ``held(name)`` says whether somebody may hold the device of that name; ``given`` are identities remembered from an
+    earlier run, by (resource, syspath); ``on_fact`` is told what happens.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        held: Callable[[str], bool] = lambda name: False,
+        given: Mapping[Key, str] | None = None,
+        host: Host | None = None,
+        proc: Path = Path("/proc"),
+        tombstone_seconds: float = TOMBSTONE_SECONDS,
+        on_fact: OnFact = lambda fact: None,
+    ) -> None:
+        self._config = config
+        self._host = host or RealHost()
+        self._proc = proc
+        self._held = held
+        self._given = dict(given or {})
+        self._on_fact = on_fact
+        self._tracker = Tracker(held, tombstone_seconds)
+        self._builder = Builder(config, self._host)
+        self._udev = Udev(wanted(config))
+        self._records: dict[str, Record] = {}
+        self._monitors: list[Monitor] = []
+        self._failed: str = ""  # why the event sockets must be replaced
+        self._failures = 0
+        self._inbox: list[Uevent] = []
+        self._owed = Owed()
+        self._pacer = Pacer()
+        self._settled: set[str] = set()  # syspaths that udevd has reported
+        self._first_seen: dict[str, float] = {}
+        self._facts = nvidia.NOTHING
+        self._database = False  # whether udevd's database is readable here
+        self._stale = True  # everything must be enumerated again
+        self._resync_at = 0.0
+        self._recheck_at: float | None = None
+        self._wake = asyncio.Event()
+        self.status = EventSource(EventKind.NONE, "not started")
+
+    @property
+    def current(self) -> Snapshot:
+        """The newest snapshot; not ``complete`` before the first enumeration."""
+        return self._tracker.current
+
+    def reconfigure(self, config: Config) -> None:
+        """Take over another configuration; the next snapshot follows at once. Call it on the loop."""
+        self._config = config
+        self._builder = Builder(config, self._host)
+        if wanted(config) != self._udev.wanted:
+            self._udev.wanted = wanted(config)
+            self._close()  # the filters of the sockets are the wanted subsystems
+            self._records.clear()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Enumerate everything again soon. Call it on the loop."""
+        self._stale = True
+        self._wake.set()
+
+    def resolve_nodes(self, device: Device) -> tuple[DeviceNode, ...]:
+        """The device's nodes as they are this moment: the kernel's name for it, then stat(2); no hardware is touched.
+
+        Raises HostError when the device or a node that it needs is not there.
+        """
+        known = self._builder.subject(device.name)
+        if known is None or not self._host.exists(device.syspath or "/"):
+            raise HostError(f"{device.name} is unplugged", hint="Plug it in again, or delete the pod that asks for it.")
+        resource, subject = known
+        path, number = self._host.own_node(subject.record.syspath)
+        record = replace(subject.record, devnode=path or subject.record.devnode, devnum=number)
+        found = nodes.resolve(resource.nodes, replace(subject, record=record), self._host)
+        if found.missing:
+            raise HostError(f"{device.name}: {'; '.join(found.missing)}", hint="Check the device and its driver.")
+        return found.found
+
+    async def run(self, on_snapshot: Callable[[Snapshot], None]) -> None:
+        """Watch until cancelled; ``on_snapshot`` gets every snapshot that differs from the one before, on the loop."""
+        try:
+            while True:
+                self._round(on_snapshot)
+                await self._pause()
+        finally:
+            self._close()
+
+    # --- waiting ----------------------------------------------------------------------------------------------------
+
+    async def _pause(self) -> None:
+        """Sleep until something is due or an event arrives; a burst of events is waited for a little."""
+        if not self._wake.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, self._next_due() - time.monotonic())):
+                    await self._wake.wait()
+        if self._failed:
+            await asyncio.sleep(RESTART_BACKOFF_SECONDS[min(self._failures, len(RESTART_BACKOFF_SECONDS) - 1)])
+        elif self._wake.is_set() and (delay := self._pacer.delay(time.monotonic())):
+            await asyncio.sleep(delay)
+
+    def _next_due(self) -> float:
+        dates = (self._resync_at, self._recheck_at, self._owed.next(), self._tracker.next_expiry(time.monotonic()))
+        return min(date for date in dates if date is not None)
+
+    # --- one round --------------------------------------------------------------------------------------------------
+
+    def _round(self, on_snapshot: Callable[[Snapshot], None]) -> None:
+        """Take in what happened, compute the list, hand it on when it changed."""
+        start = time.monotonic()
+        self._wake.clear()
+        self._pacer.spend(start)
+        full = self._prepare(start)
+        try:
+            snapshot = self._reconcile(start, full)
+        except OSError as error:  # sysfs or the node directory misbehaves as a whole: the last list stands
+            self._on_fact(ReconcileFailed(str(error)))
+            self._stale = True
+            self._resync_at = start + FAULTY_RECHECK_SECONDS
+            return
+        seconds = time.monotonic() - start
+        self._on_fact(Reconciled(seconds, full, len(self.current.devices), snapshot is not None))
+        if snapshot is not None:
+            on_snapshot(snapshot)
+
+    def _prepare(self, now: float) -> bool:
+        """Open or replace the event sockets; true when everything has to be enumerated."""
+        if self._failed:
+            self._on_fact(MonitorRestarted(self._failed))
+            self._failures += 1
+            self._close()
+            self._failed = ""
+            self._stale = True
+        if now >= self._resync_at:
+            self._stale = True
+            if self._monitors and self._detected_kind() is not self.status.kind:
+                self._close()
+        if not self._monitors:
+            self._open()
+            self._stale = True
+        return self._stale
+
+    def _reconcile(self, now: float, full: bool) -> Snapshot | None:
+        self._database = detect.has_database()
+        news = last_words(self._take_events())
+        full = full or len(news) > BULK_DEVICES
+        touched = self._enumerate() if full else set()
+        touched |= self._apply(news, now, enumerated=full)
+        touched |= self._check(self._owed.take(now))
+        if needs_nvidia(self._config) and (full or touched):
+            self._facts = nvidia.read(self._proc / "driver/nvidia")
+        if full:
+            self._stale = False
+            self._resync_at = now + self._config.resync_seconds
+        for syspath in self._records.keys() - self._first_seen.keys():
+            self._first_seen[syspath] = now
+        built = self._builder.build(
+            self._records,
+            self._facts,
+            given=self._given | self._tracker.given(),
+            held=self._held,
+            ready=lambda record: self._ready(record, now),
+            fresh=full,
+        )
+        for syspath in built.waiting:
+            self._owed.add(syspath, now + SETTLE_SECONDS[0])
+        faulty = any(device.presence is Presence.FAULTY for device in built.devices)
+        self._recheck_at = now + FAULTY_RECHECK_SECONDS if faulty else None
+        names = [resource.name for resource in self._config.resources]
+        return self._tracker.update(built.devices, built.collisions, names, now)
+
+    def _ready(self, record: Record, now: float) -> bool:
+        """Whether udevd has said all it will say about a device."""
+        if record.initialized or record.syspath in self._settled or not self._database:
+            return True
+        return now - self._first_seen[record.syspath] >= UNFINISHED_SECONDS
+
+    # --- records ----------------------------------------------------------------------------------------------------
+
+    def _enumerate(self) -> set[str]:
+        found = self._udev.enumerate()
+        gone = self._records.keys() - found.keys()
+        for syspath in gone:
+            self._forget(syspath)
+        changed = {syspath for syspath, record in found.items() if self._accept(record)}
+        self._records = {syspath: self._records[syspath] for syspath in found}
+        return changed | gone
+
+    def _apply(self, news: Mapping[str, Uevent], now: float, *, enumerated: bool) -> set[str]:
+        """Act on the last event of every device; what an event cannot be trusted for is looked at again later.
+
+        ``enumerated``: everything was looked at after these events had been taken, so only removals are news.
+        """
+        touched = set()
+        for syspath, event in news.items():
+            if event.group == "udev":
+                self._owed.answered(syspath, event.seqnum)
+                self._settled.add(syspath)
+            elif self.status.kind is EventKind.UDEV and event.action != "remove":
+                self._owed.add(syspath, now + UNANSWERED_SECONDS, event.seqnum)
+                continue
+            elif self._database:
+                for delay in SETTLE_SECONDS:
+                    self._owed.add(syspath, now + delay)
+            if event.action == "remove":
+                self._owed.add(syspath, now + SETTLE_SECONDS[0])  # a synthetic event removes nothing
+                for path in (syspath,) if enumerated else (syspath, *self._below(syspath)):
+                    self._forget(path)
+                    touched.add(path)
+            elif not enumerated:
+                touched |= self._check([syspath])
+        return touched
+
+    def _below(self, syspath: str) -> list[str]:
+        prefix = syspath + "/"
+        return sorted(path for path in self._records if path.startswith(prefix))
+
+    def _check(self, syspaths: Iterable[str]) -> set[str]:
+        """Look at these devices, and at the known ones below them, whose ancestors they are."""
+        touched = set()
+        shared: dict[str, Record | None] = {}
+        for syspath in dict.fromkeys(path for top in sorted(syspaths) for path in (top, *self._below(top))):
+            record = self._udev.read(syspath, shared)
+            if record is not None and self._is_wanted(record):
+                if self._accept(record):
+                    touched.add(syspath)
+            elif syspath in self._records:
+                self._forget(syspath)
+                touched.add(syspath)
+        return touched
+
+    def _is_wanted(self, record: Record) -> bool:
+        return not self._udev.wanted.subsystems or record.subsystem in self._udev.wanted.subsystems
+
+    def _accept(self, record: Record) -> bool:
+        """Keep a record unless it says what we know already: then the old object stays, and all that was made of it."""
+        old = self._records.get(record.syspath)
+        if old is not None and old.initialized and not record.initialized:
+            # udevd's database is gone (it restarted on an empty /run); what it said of this hardware is still true
+            record = replace(
+                record,
+                properties={**old.properties, **record.properties},
+                devlinks=old.devlinks,
+                tags=old.tags,
+                initialized=True,
+            )
+        if record == old:
+            return False
+        self._records[record.syspath] = record
+        return True
+
+    def _forget(self, syspath: str) -> None:
+        self._records.pop(syspath, None)
+        self._first_seen.pop(syspath, None)
+        self._settled.discard(syspath)
+
+    # --- event sockets ----------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """Listen, to both groups where both work, and say which one counts and why."""
+        before = self.status
+        self.status = self._listen()
+        loop = asyncio.get_running_loop()
+        for monitor in self._monitors:
+            loop.add_reader(monitor.fileno(), self._readable, monitor)
+        if self.status != before:
+            self._on_fact(SourceChanged(self.status))
+
+    def _listen(self) -> EventSource:
+        asked = self._config.udev_events
+        try:
+            kernel = self._udev.monitor("kernel")
+        except HostError as error:
+            return EventSource(EventKind.NONE, f"{error.message}; every {self._config.resync_seconds} s by timer")
+        self._monitors = [kernel]
+        if asked == "kernel":
+            return EventSource(EventKind.KERNEL, "the configuration says udevEvents: kernel")
+        try:
+            udev = self._udev.monitor("udev")
+        except HostError as error:
+            return EventSource(EventKind.KERNEL, error.message)
+        found = detect.udev_group_works(udev.fileno(), self._proc)
+        if found.kind is not EventKind.UDEV and asked == "auto":
+            udev.close()
+            return found
+        self._monitors.append(udev)
+        if found.kind is EventKind.UDEV:
+            return found
+        return EventSource(EventKind.UDEV, f"the configuration says udevEvents: udev, although {found.why}")
+
+    def _detected_kind(self) -> EventKind:
+        """Which kind would be chosen now, judged without opening anything."""
+        if self._config.udev_events != "auto" or self.status.kind is EventKind.NONE:
+            return self.status.kind
+        udev = next((monitor for monitor in self._monitors if monitor.group == "udev"), None)
+        if udev is not None:
+            return detect.udev_group_works(udev.fileno(), self._proc).kind
+        return EventKind.UDEV if detect.udevd_listens(self._proc) else EventKind.KERNEL
+
+    def _readable(self, monitor: Monitor) -> None:
+        try:
+            events = monitor.drain()
+        except OSError as error:
+            asyncio.get_running_loop().remove_reader(monitor.fileno())  # it would be readable for ever
+            self._failed = f"{monitor.group} events were lost: {error}"
+            self._wake.set()
+            return
+        self._failures = 0
+        self._inbox += events
+        if events:
+            self._wake.set()
+
+    def _take_events(self) -> list[Uevent]:
+        """What arrived so far, including what waits in the sockets this moment."""
+        for monitor in self._monitors:
+            if not self._failed:
+                self._readable(monitor)
+        events, self._inbox = self._inbox, []
+        for event in events:
+            self._on_fact(EventSeen(event.group, event.subsystem, event.action))
+        return events
+
+    def _close(self) -> None:
+        with contextlib.suppress(RuntimeError):  # no loop any more
+            loop = asyncio.get_running_loop()
+            for monitor in self._monitors:
+                loop.remove_reader(monitor.fileno())
+        for monitor in self._monitors:
+            monitor.close()
+        self._monitors = []

@@ -1,0 +1,74 @@
+"""The list of devices over time: what has gone stays for a while, and as long as somebody may hold it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from drabridge.inventory.identity import Key
+from drabridge.inventory.model import Collision, Device, Presence, Snapshot
+
+TOMBSTONE_SECONDS = 60.0
+"""How long a device that went stays listed as GONE although nobody holds it.
+
+Kubelet 1.36.2 dereferences its record of every id in a finished Allocate: an id that leaves the list while its Allocate
+is in flight makes it crash. A minute outlives any Allocate, and the poll that would show a pod that just got it.
+"""
+
+
+_GONE = "it is unplugged, or no rule matches it any more"
+
+
+class Tracker:
+    """Turns successive sets of devices into versioned snapshots. ``held(name)`` says whether somebody may hold it."""
+
+    def __init__(self, held: Callable[[str], bool], tombstone_seconds: float = TOMBSTONE_SECONDS) -> None:
+        self._held = held
+        self._tombstone_seconds = tombstone_seconds
+        self._gone_since: dict[str, float] = {}
+        self.current = Snapshot(version=0, complete=False)
+
+    def given(self) -> dict[Key, str]:
+        """The identities that are taken: of devices that are here, or gone and not forgotten."""
+        return {(device.resource, device.syspath): device.id for device in self.current.devices}
+
+    def update(
+        self, devices: Iterable[Device], collisions: Iterable[Collision], resources: Sequence[str], now: float
+    ) -> Snapshot | None:
+        """Take over what exists now; the new snapshot when anything differs from the last one, else None.
+
+        ``resources`` are the names of the configuration, in its order, which is the snapshot's order.
+        """
+        here = {device.name: device for device in devices}
+        collisions = tuple(collisions)
+        withheld = {(c.resource, path): str(c) for c in collisions for path in c.syspaths}
+        for name in here:
+            self._gone_since.pop(name, None)
+        kept = []
+        for device in self.current.devices:
+            if device.name in here:
+                continue
+            since = self._gone_since.setdefault(device.name, now)
+            if now - since < self._tombstone_seconds or self._held(device.name):
+                reason = withheld.get((device.resource, device.syspath), _GONE)
+                kept.append(replace(device, presence=Presence.GONE, reason=reason))
+            else:
+                del self._gone_since[device.name]
+        rank = {name: index for index, name in enumerate(resources)}
+        everything = sorted(
+            [*here.values(), *kept],
+            key=lambda device: (rank.get(device.resource, len(rank)), device.resource, device.syspath, device.name),
+        )
+        return self._publish(tuple(everything), collisions)
+
+    def next_expiry(self, now: float) -> float | None:
+        """When the next tombstone ends. What stays because it is held is not waited for: ask again when it is freed."""
+        ends = [since + self._tombstone_seconds for since in self._gone_since.values()]
+        return min((end for end in ends if end > now), default=None)
+
+    def _publish(self, devices: tuple[Device, ...], collisions: tuple[Collision, ...]) -> Snapshot | None:
+        last = self.current
+        if last.complete and (devices, collisions) == (last.devices, last.collisions):
+            return None
+        self.current = Snapshot(last.version + 1, devices, collisions)
+        return self.current

@@ -1,0 +1,85 @@
+"""Text from hardware as typed attributes and amounts, within the limits of the resource.k8s.io API. Pure.
+
+Whatever cannot be read as its type is left out: a wrong value would make the API refuse the whole slice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from drabridge.config import names
+from drabridge.config.facts import INT64, UNITS, parse_quantity
+from drabridge.config.problem import Problems
+from drabridge.inventory.model import Attribute, Semver
+
+_VERSION = re.compile(r"[vV]?(\d+(?:\.\d+)*)(.*)", re.DOTALL | re.ASCII)
+_NUMBER = re.compile(r"[+-]?\d{1,19}", re.ASCII)
+_HEX_NUMBER = re.compile(r"0[xX][0-9a-fA-F]{1,16}")
+
+_BOOLEANS = MappingProxyType(
+    dict.fromkeys(("1", "y", "yes", "true", "on", "enabled"), True)
+    | dict.fromkeys(("0", "n", "no", "false", "off", "disabled"), False)
+)
+
+
+def as_string(text: str) -> str | None:
+    """At most 64 bytes (the API server counts bytes), cut at a character. Empty is nothing."""
+    cut = text.encode()[: names.ATTRIBUTE_VALUE_MAX].decode(errors="ignore")
+    return cut or None
+
+
+def as_int(text: str) -> int | None:
+    """Decimal, or hexadecimal with 0x (sysfs writes both); within 64 bits."""
+    if _HEX_NUMBER.fullmatch(text):
+        value = int(text, 16)
+    elif _NUMBER.fullmatch(text):
+        value = int(text)
+    else:
+        return None
+    return value if -INT64 <= value < INT64 else None
+
+
+def as_bool(text: str) -> bool | None:
+    """The words that sysfs, udev and module parameters use."""
+    return _BOOLEANS.get(text.lower())
+
+
+def as_semver(text: str) -> Semver | None:
+    """A vendor's version as semantic version 2.0.0.
+
+    ``580.95`` -> ``580.95.0`` (missing parts are 0), ``535.054.03`` -> ``535.54.3`` (no leading zeros),
+    ``v1.2`` -> ``1.2.0``, ``1.2.3.4`` -> ``1.2.3+4`` (further parts become build metadata, which does not order),
+    ``1.2.3-rc1`` stays. Anything else is nothing.
+    """
+    if names.is_semver(text):
+        return Semver(text)
+    match = _VERSION.fullmatch(text)
+    if match is None:
+        return None
+    parts = [str(int(part)) for part in match.group(1).split(".")[: names.ATTRIBUTE_VALUE_MAX]]
+    core = ".".join([*parts, "0", "0"][:3])
+    extra = ".".join(parts[3:])
+    candidate = core + match.group(2) if not extra else f"{core}+{extra}{match.group(2)}"
+    return Semver(candidate) if names.is_semver(candidate) else None
+
+
+_CONVERT: Mapping[str, Callable[[str], Attribute | None]] = MappingProxyType(
+    {"string": as_string, "int": as_int, "bool": as_bool, "version": as_semver}
+)
+
+
+def attribute(text: str, kind: str) -> Attribute | None:
+    """``text`` as an attribute of that type (``string``, ``int``, ``bool``, ``version``); None when it is none."""
+    return _CONVERT[kind](text.strip())
+
+
+def amount(text: str, unit: str) -> int | None:
+    """A whole number of ``unit`` in base units (bytes, or plain counts); Kubernetes quantities (``40Gi``) as well."""
+    text = text.strip()
+    try:
+        value = int(text) * UNITS[unit] if text.isascii() and text.isdecimal() else parse_quantity(text)
+    except (Problems, ValueError):
+        return None
+    return value if value < INT64 else None

@@ -1,0 +1,209 @@
+"""The border to libudev: the only module that imports pyudev.
+
+Everything here belongs to one thread (libudev's contexts and monitors are not thread-safe): the event loop's.
+Nothing lazy leaves this module. A ``pyudev.Device`` reads sysfs when it is asked, so after an unplug it lies or raises;
+what the agent needs is copied into a :class:`~drabridge.inventory.records.Record` at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterable, Iterator
+from types import MappingProxyType
+from typing import Any
+
+import pyudev
+
+from drabridge.errors import HostError
+from drabridge.inventory.events import Uevent
+from drabridge.inventory.records import Record, clean
+from drabridge.inventory.wanted import Wanted
+
+BASE_ATTRIBUTES = frozenset({"numa_node"})
+"""Attributes that every record carries, whatever the configuration asks for: topology needs them."""
+
+BASE_LINKS = frozenset({"physfn", "iommu_group"})
+"""Links that every record carries: SR-IOV's parent and the IOMMU group."""
+
+DRAIN_LIMIT = 1024
+"""Events taken in one go, so that a flood cannot keep the loop from its other work (1024 events: about 30 ms)."""
+
+RECEIVE_BUFFER_BYTES = 16 << 20
+"""Asked for when libudev left less: 5000 unread events fit into 4 MiB (measured)."""
+
+
+class Monitor:
+    """A netlink socket in one of the two uevent groups, started."""
+
+    def __init__(self, context: pyudev.Context, group: str, subsystems: Iterable[str]) -> None:
+        try:
+            self._monitor: Any = pyudev.Monitor.from_netlink(context, source=group)
+            for subsystem in sorted(subsystems):
+                self._monitor.filter_by(subsystem)
+            self._monitor.start()
+        except OSError as error:
+            raise HostError(f"cannot listen to {group} uevents: {error}") from error
+        self.group = group
+        self._enlarge()
+
+    def _enlarge(self) -> None:
+        with socket.socket(fileno=os.dup(self.fileno())) as view:
+            if view.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= RECEIVE_BUFFER_BYTES:
+                return
+        with contextlib.suppress(OSError):  # EPERM without CAP_NET_ADMIN: the default has to do, resync heals the rest
+            self._monitor.set_receive_buffer_size(RECEIVE_BUFFER_BYTES)
+
+    def fileno(self) -> int:
+        return int(self._monitor.fileno())
+
+    def drain(self) -> list[Uevent]:
+        """All events that wait, at most ``DRAIN_LIMIT``.
+
+        Raises ``OSError`` when events were lost. It must then be closed and replaced: pyudev checks POLLERR before it
+        reads, so the pending ENOBUFS is never consumed and every later poll fails as well (pyudev issue 194).
+        """
+        events: list[Uevent] = []
+        while len(events) < DRAIN_LIMIT and (device := self._monitor.poll(0)) is not None:
+            with contextlib.suppress(UnicodeDecodeError):  # the timer's enumeration still finds such a device
+                events.append(
+                    Uevent(
+                        seqnum=device.sequence_number,
+                        action=device.action or "",
+                        syspath=device.sys_path,
+                        subsystem=device.subsystem or "",
+                        group=self.group,
+                    )
+                )
+        return events
+
+    def close(self) -> None:
+        """Close the socket. The caller has taken it off its loop before."""
+        self._monitor = None  # pyudev has no close(): the last reference closes
+
+
+class Udev:
+    """Reads devices. ``wanted`` may be replaced between two calls."""
+
+    def __init__(self, wanted: Wanted | None = None) -> None:
+        try:
+            self._context: Any = pyudev.Context()
+        except (ImportError, OSError) as error:
+            raise HostError(
+                f"libudev cannot be used: {error}", hint="Install libudev1 (it comes with udev)."
+            ) from error
+        self.wanted = wanted or Wanted()
+
+    def monitor(self, group: str) -> Monitor:
+        """A started monitor of ``group`` (``udev`` or ``kernel``), filtered by the wanted subsystems."""
+        return Monitor(self._context, group, self.wanted.subsystems)
+
+    def enumerate(self) -> dict[str, Record]:
+        """Every device of the wanted subsystems, by syspath, in the order of syspaths."""
+        shared: dict[str, Record | None] = {}
+        records = {}
+        for syspath in sorted(set(self._syspaths())):
+            if (record := self.read(syspath, shared)) is not None:
+                records[syspath] = record
+        return records
+
+    def _syspaths(self) -> Iterator[str]:
+        devices = self._context.list_devices()
+        for subsystem in sorted(self.wanted.subsystems):
+            devices.match_subsystem(subsystem)
+        return (device.sys_path for device in devices)
+
+    def read(self, syspath: str, shared: dict[str, Record | None] | None = None) -> Record | None:
+        """The device at ``syspath`` now, with its ancestors; ``None`` when it is not there (any more).
+
+        ``shared`` keeps what was read already in the same pass, so that siblings read their parents once.
+        """
+        try:
+            device = pyudev.Devices.from_sys_path(self._context, syspath)
+        except (pyudev.DeviceNotFoundError, OSError):
+            return None
+        return self._copy(device, {} if shared is None else shared)
+
+    def find(self, devnode: str) -> Record | None:
+        """The device behind a node under /dev."""
+        try:
+            device = pyudev.Devices.from_device_file(self._context, devnode)
+        except (pyudev.DeviceNotFoundError, OSError, ValueError):
+            return None
+        return self._copy(device, {})
+
+    def attribute_names(self, syspath: str) -> tuple[str, ...]:
+        """The names of all sysfs attributes of a device: for ``suggest`` and ``record``, never on the hot path."""
+        try:
+            device = pyudev.Devices.from_sys_path(self._context, syspath)
+            return tuple(sorted(device.attributes.available_attributes))
+        except (pyudev.DeviceNotFoundError, OSError, UnicodeDecodeError):
+            return ()
+
+    def attribute(self, syspath: str, name: str) -> bytes | None:
+        """The raw value of one attribute; ``None`` when it cannot be read."""
+        try:
+            value = pyudev.Devices.from_sys_path(self._context, syspath).attributes.get(name)
+        except (pyudev.DeviceNotFoundError, OSError):
+            return None
+        return None if value is None else bytes(value)
+
+    def _copy(self, device: Any, shared: dict[str, Record | None]) -> Record | None:
+        try:
+            syspath = device.sys_path
+            if syspath in shared:
+                return shared[syspath]
+            parent = device.parent
+            record = Record(
+                syspath=syspath,
+                sysname=clean(device.sys_name),
+                subsystem=clean(device.subsystem),
+                devtype=clean(device.device_type),
+                driver=clean(device.driver),
+                devnode=device.device_node or "",
+                devnum=_devnum(device),
+                devlinks=tuple(sorted(self._list(device, "devlinks"))),
+                tags=tuple(sorted(self._list(device, "tags"))),
+                properties=MappingProxyType(self._list(device, "properties")),
+                attributes=MappingProxyType(self._attributes(device)),
+                links=MappingProxyType(_links(syspath, BASE_LINKS | self.wanted.links)),
+                initialized=bool(device.is_initialized),
+                above=self._copy(parent, shared) if parent is not None else None,
+            )
+        except (OSError, UnicodeDecodeError, RecursionError):  # unplugged between two reads, or a name that is no text
+            return None
+        shared[syspath] = record
+        return record
+
+    def _list(self, device: Any, kind: str) -> dict[str, str]:
+        """One of libudev's lists, raw: pyudev's own properties decode strictly and raise on one bad byte."""
+        library = self._context._libudev
+        entry = getattr(library, f"udev_device_get_{kind}_list_entry")(device)
+        found = {}
+        while entry:
+            found[clean(library.udev_list_entry_get_name(entry))] = clean(library.udev_list_entry_get_value(entry))
+            entry = library.udev_list_entry_get_next(entry)
+        return found
+
+    def _attributes(self, device: Any) -> dict[str, str]:
+        found = {}
+        for name in BASE_ATTRIBUTES | self.wanted.attributes:
+            with contextlib.suppress(OSError):
+                if (value := device.attributes.get(name)) is not None:
+                    found[name] = clean(value)
+        return found
+
+
+def _devnum(device: Any) -> tuple[int, int] | None:
+    number = device.device_number
+    return (os.major(number), os.minor(number)) if number else None
+
+
+def _links(syspath: str, names: Iterable[str]) -> dict[str, str]:
+    found = {}
+    for name in names:
+        path = os.path.join(syspath, name)
+        with contextlib.suppress(OSError):
+            found[name] = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
+    return found
