@@ -1,4 +1,6 @@
-"""The device manager's checkpoint file, in the format observed on 1.36.2 (``cm/devicemanager/checkpoint/checkpoint.go``)."""
+"""The device manager's checkpoint file, in the format observed on 1.36.2
+(``cm/devicemanager/checkpoint/checkpoint.go``).
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,8 @@ def read(directory: Path) -> Checkpoint | None:
 def write(directory: Path, text: str, name: str = FILE_NAME) -> None:
     """Atomically, by a dot-file and rename (``pkg/kubelet/util/store/filestore.go``).
 
-    Raises OSError, for example when the directory is gone. No fsync, unlike the real one: this node does not lose power.
+    Raises OSError, for example when the directory is gone. No fsync, unlike the real one: this node does not lose
+    power.
     """
     temporary = directory / f".{name}{secrets.randbelow(10**9)}"
     temporary.write_text(text)

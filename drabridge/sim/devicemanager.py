@@ -16,7 +16,6 @@ from drabridge.sim.gorpc import PluginCallError
 from drabridge.sim.pods import Container, PodSpec
 from drabridge.sim.timings import Timings
 
-
 T = TypeVar("T")
 
 
@@ -25,7 +24,9 @@ class AllocationError(Exception):
 
 
 class DeviceManager:
-    """State plus RPCs. ``active_uids`` and ``already_running`` look at the node; ``sources_ready`` is set by the process."""
+    """State plus RPCs. ``active_uids`` and ``already_running`` look at the node; ``sources_ready`` is set by the
+    process.
+    """
 
     def __init__(
         self,
@@ -260,7 +261,8 @@ class DeviceManager:
     ) -> list[tuple[str, frozenset[str], pb.ContainerAllocateResponse]]:
         """GetDeviceRunContainerOptions: PreStartContainer if required, then the cached answers, in random order.
 
-        Returns (resource, ids, answer). Raises AllocationError. A resource of which no record exists (a lost checkpoint)
+        Returns (resource, ids, answer). Raises AllocationError. A resource of which no record exists (a lost
+        checkpoint)
         is allocated now.
         """
         reallocate = False

@@ -87,7 +87,9 @@ class DeviceState:
         endpoint.stopped_at = now
 
     def capacity(self, now: float, grace_seconds: float) -> tuple[dict[str, int], dict[str, int], set[str]]:
-        """GetCapacity: (capacity, allocatable, removed); forgets resources whose plugin is gone for longer than the grace."""
+        """GetCapacity: (capacity, allocatable, removed); forgets resources whose plugin is gone for longer than the
+        grace.
+        """
         removed = {
             resource
             for resource in self.healthy.keys() | self.unhealthy.keys()

@@ -1,4 +1,6 @@
-"""The kubelet's client of one device plugin (``pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go``, ``endpoint.go``)."""
+"""The kubelet's client of one device plugin (``pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go``,
+``endpoint.go``).
+"""
 
 from __future__ import annotations
 

@@ -13,8 +13,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from drabridge.sim import resourcehealth
 from drabridge.sim.calls import CallLog, Observer
+from drabridge.sim.clusterapi import ClusterApi
 from drabridge.sim.dra import DraManager
 from drabridge.sim.faults import Faults
 from drabridge.sim.node import Node
@@ -63,6 +66,7 @@ class SimKubelet:
         version: str = "1.36",
         timings: Timings | None = None,
         observer: Observer | None = None,
+        api: ClusterApi | None = None,
         runtime: Runtime | None = None,
         seed: int = 0,
     ) -> None:
@@ -81,6 +85,7 @@ class SimKubelet:
             numa_nodes=numa_nodes,
         )
         self.crashed: str | None = None
+        self._api = api
         self._process: KubeletProcess | None = None
         self._dying: asyncio.Task[None] | None = None
 
@@ -94,7 +99,7 @@ class SimKubelet:
             await self._dying
         self.crashed = None
         self.node.root.mkdir(parents=True, exist_ok=True)
-        process = KubeletProcess(self.node, DraManager(self.node), self._panic)
+        process = KubeletProcess(self.node, DraManager(self.node, self._api), self._panic)
         self._process = process
         await process.start()
 
@@ -160,7 +165,8 @@ class SimKubelet:
         """Bind a pod to the node and wait for its first outcome.
 
         Failed: rejected at admission. Running or Succeeded. Pending: its claims cannot be prepared or a container does
-        not start (``events``, ``waiting``), and the kubelet goes on trying; or the kubelet died meanwhile (``crashed``).
+        not start (``events``, ``waiting``), and the kubelet goes on trying; or the kubelet died meanwhile
+        (``crashed``).
         """
         process = self.process
         if pod.uid in self.node.pods:
@@ -253,6 +259,14 @@ class SimKubelet:
                 streams=registration.streams(name),
             )
         return views
+
+    def allocated_resources_status(self, uid: str) -> dict[str, list[dict[str, Any]]]:
+        """Container -> ``allocatedResourcesStatus`` as the pod's status would have it now."""
+        process = self.process
+        pod = self.node.pods[uid].spec
+        return resourcehealth.of_pod(
+            pod, process.manager.state, process.dra.cache, process.dra.plugins.health, time.monotonic()
+        )
 
     def node_status(self) -> NodeStatus:
         """What the kubelet would publish now; the last known values while it is down."""

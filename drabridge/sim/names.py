@@ -1,4 +1,6 @@
-"""Kubernetes' rule for the name of an extended resource (``pkg/apis/core/v1/helper/helpers.go``, IsExtendedResourceName)."""
+"""Kubernetes' rule for the name of an extended resource (``pkg/apis/core/v1/helper/helpers.go``,
+IsExtendedResourceName).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ _NAME = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
 
 
 def is_qualified_name(text: str) -> bool:
-    """``[subdomain/]name``: subdomain of at most 253 lower-case characters, name of at most 63 (apimachinery, validation.go)."""
+    """``[subdomain/]name``: subdomain of at most 253 lower-case characters, name of at most 63 (apimachinery,
+    validation.go).
+    """
     prefix, slash, name = text.rpartition("/")
     if slash and (len(prefix) > 253 or not _SUBDOMAIN.fullmatch(prefix)):
         return False

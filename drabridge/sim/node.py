@@ -36,6 +36,7 @@ class Node:
     numa_nodes: tuple[int, ...] = (0,)
     faults: Faults = field(default_factory=Faults)
     events: list[Event] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)  # errors that a kubelet only logs
     pods: dict[str, PodRecord] = field(default_factory=dict)
     live: NodeResources = field(default_factory=NodeResources)
     published: NodeResources = field(default_factory=NodeResources)

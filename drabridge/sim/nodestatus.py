@@ -1,4 +1,6 @@
-"""Capacity and allocatable of extended resources in a Node's status (``pkg/kubelet/nodestatus/setters.go``, MachineInfo)."""
+"""Capacity and allocatable of extended resources in a Node's status (``pkg/kubelet/nodestatus/setters.go``,
+MachineInfo).
+"""
 
 from __future__ import annotations
 

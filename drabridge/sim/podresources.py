@@ -154,7 +154,7 @@ class PodResourcesServer:
 
         behaviour: Callable[[Message, Context], Awaitable[bytes]] = handle
         return grpc.unary_unary_rpc_method_handler(
-            behaviour,  # type: ignore[arg-type]
+            behaviour,
             request_deserializer=request_type.FromString,
             response_serializer=bytes,
         )

@@ -61,7 +61,9 @@ class RequestMapping:
 
 @dataclass(frozen=True, slots=True)
 class ExtendedClaim:
-    """``status.extendedResourceClaimStatus``: the claim that serves the pod's extended resources through DRA (KEP-5004)."""
+    """``status.extendedResourceClaimStatus``: the claim that serves the pod's extended resources through DRA
+    (KEP-5004).
+    """
 
     claim_name: str
     mappings: tuple[RequestMapping, ...]
@@ -130,7 +132,9 @@ class Event:
 
 @dataclass(slots=True)
 class PodRecord:
-    """What the API server and the runtime know of a pod; it outlives the kubelet process. Written by the pod worker only."""
+    """What the API server and the runtime know of a pod; it outlives the kubelet process. Written by the pod worker
+    only.
+    """
 
     spec: PodSpec
     phase: Phase = Phase.PENDING

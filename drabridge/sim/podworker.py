@@ -145,7 +145,9 @@ class PodWorker:
             self.record.completed.add(name)
 
     async def _stop(self) -> None:
-        """Containers first, then claims, until the driver agrees; only then is the end final (kubelet.go, SyncTerminatedPod)."""
+        """Containers first, then claims, until the driver agrees; only then is the end final (kubelet.go,
+        SyncTerminatedPod).
+        """
         await asyncio.sleep(self._linger_seconds)
         for name in [c.name for c in self.record.spec.all_containers if c.name in self.record.running]:
             await self._container_stopped(name)

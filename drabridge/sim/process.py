@@ -13,12 +13,14 @@ from deviceplugin.wire import v1beta1_pb2_grpc as rpc
 from drabridge.sim import admission, sockets
 from drabridge.sim.devicemanager import AllocationError, DeviceManager
 from drabridge.sim.devices import KubeletPanicError
-from drabridge.sim.dra import DraManager
+from drabridge.sim.dra import DraHandler, DraManager
+from drabridge.sim.draplugins import PluginRefusedError
 from drabridge.sim.node import Node
-from drabridge.sim.pods import Phase, PodRecord
+from drabridge.sim.pluginwatcher import PluginWatcher
 from drabridge.sim.podresources import PodResources, PodResourcesServer
+from drabridge.sim.pods import Phase, PodRecord
 from drabridge.sim.podworker import PodWorker
-from drabridge.sim.registration import Registration
+from drabridge.sim.registration import DevicePluginHandler, RefusedRegistrationError, Registration
 from drabridge.sim.topology import TopologyAffinityError
 
 
@@ -67,7 +69,18 @@ class KubeletProcess:
         await self._serve_podresources()
         self.spawn(self._publish_status(), "node status")
         self.spawn(self._pods_arrive(), "pod source")
-        await self.dra.start(self.registration)
+        watcher = PluginWatcher(
+            node,
+            {
+                "DRAPlugin": DraHandler(node, self.dra.plugins),
+                "DevicePlugin": DevicePluginHandler(self.registration),
+            },
+            (PluginRefusedError, RefusedRegistrationError),
+        )
+        self.dra.restore()
+        self.spawn(self.dra.plugins.wipe_all(), "slice wipe")
+        self.spawn(self.dra.reconcile(), "claims")
+        self.spawn(watcher.run(), "plugin watcher")
 
     async def _serve_podresources(self) -> None:
         node = self._node
@@ -89,7 +102,7 @@ class KubeletProcess:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.registration.close()
-        await self.dra.stop()
+        await self.dra.close()
         for server in self._servers:
             await server.stop(None)
 

@@ -1,4 +1,6 @@
-"""The Registration service on ``kubelet.sock`` (``pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go``, ``handler.go``)."""
+"""The Registration service on ``kubelet.sock`` (``pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go``,
+``handler.go``).
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,10 @@ from drabridge.sim.endpoint import PluginClient
 from drabridge.sim.faults import Faults
 from drabridge.sim.gorpc import PluginCallError
 from drabridge.sim.names import is_extended_resource_name
+from drabridge.sim.pluginwatcher import Deregister
 from drabridge.sim.timings import Timings
 from drabridge.sim.versions import Behaviour
+from drabridge.wire import pluginregistration_pb2
 
 VERSION = "v1beta1"
 
@@ -38,7 +42,9 @@ def check_request(request: pb.RegisterRequest) -> None:
 
 
 def endpoint_path(directory: Path, endpoint: str) -> Path:
-    """Go's ``filepath.Join(dir, endpoint)``: cleaned; a sub-path or ``../x`` leaves the directory, an absolute one does not."""
+    """Go's ``filepath.Join(dir, endpoint)``: cleaned; a sub-path or ``../x`` leaves the directory, an absolute one does
+    not.
+    """
     return Path(os.path.normpath(f"{directory}/{endpoint}"))
 
 
@@ -63,7 +69,7 @@ class Registration(rpc.RegistrationServicer):
         self._clients: dict[str, PluginClient] = {}
         self._streams: dict[asyncio.Task[None], PluginClient] = {}
 
-    async def Register(  # noqa: N802 (the contract's name)
+    async def Register(
         self, request: pb.RegisterRequest, context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.Empty]
     ) -> pb.Empty:
         await self._faults.running.wait()
@@ -136,3 +142,27 @@ class Registration(rpc.RegistrationServicer):
         for client in {*tasks.values(), *self._clients.values()}:
             await client.close()
         self._clients.clear()
+
+
+class DevicePluginHandler:
+    """What the plugin watcher does with ``type: DevicePlugin``: the second, unloved way to register.
+
+    Its weakness is kept: when the stream ends later, the watcher still takes the socket for registered.
+    """
+
+    def __init__(self, registration: Registration) -> None:
+        self._registration = registration
+
+    def validate(self, info: pluginregistration_pb2.PluginInfo) -> None:
+        """Raises RefusedRegistrationError."""
+        if VERSION not in info.supported_versions:
+            raise RefusedRegistrationError(
+                f"requested API version {list(info.supported_versions)} is not supported by kubelet. "
+                f'Supported version is ["{VERSION}"]'
+            )
+        if not is_extended_resource_name(info.name):
+            raise RefusedRegistrationError(f'the ResourceName "{info.name}" is invalid')
+
+    async def register(self, info: pluginregistration_pb2.PluginInfo, endpoint: Path) -> Deregister:
+        await self._registration.connect(info.name, endpoint)
+        return lambda: self._registration.deregister(info.name)

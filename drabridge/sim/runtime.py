@@ -20,7 +20,8 @@ class ContainerStartError(Exception):
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """What a container is started with. ``devices``: (host path, container path, permissions); ``mounts``: (host path,
-    container path, read-only). ``device_ids``: (resource, id) from the device plugin; ``dra_devices``: (driver, pool, device)."""
+    container path, read-only). ``device_ids``: (resource, id) from the device plugin; ``dra_devices``: (driver, pool,
+    device)."""
 
     cdi_devices: tuple[str, ...] = ()
     envs: dict[str, str] = field(default_factory=dict)
@@ -76,9 +77,10 @@ class LockingRuntime(MemoryRuntime):
 
     async def start_container(self, pod: PodSpec, container: Container, options: RunOptions) -> None:
         files: list[int] = []
+        holder = f"{pod.namespace}/{pod.name}/{container.name}"
         try:
             for name in sorted(set(self._lock_names(options))):
-                files.append(self._lock(name, f"{pod.namespace}/{pod.name}/{container.name}"))
+                files += [self._lock(name, holder)]
         except ContainerStartError:
             _close(files)
             raise

@@ -8,7 +8,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Delays in seconds. Paths in the comments are below ``pkg/kubelet`` of Kubernetes 1.36.2 unless they say otherwise."""
+    """Delays in seconds. Paths in the comments are below ``pkg/kubelet`` of Kubernetes 1.36.2 unless they say
+    otherwise.
+    """
 
     # Device plugins
     dial_seconds: float = (
@@ -54,7 +56,9 @@ class Timings:
 
     @classmethod
     def fast(cls, **changes: Any) -> Timings:
-        """The same kubelet for tests: what a test would wait for is 20 to 300 times shorter, limits that peers see are not."""
+        """The same kubelet for tests: what a test would wait for is 20 to 300 times shorter, limits that peers see are
+        not.
+        """
         quick = cls(
             dial_seconds=2.0,
             endpoint_grace_seconds=1.0,

@@ -51,7 +51,7 @@ def demand(
         available = state.available(resource) - set(reusable)
         if len(available) + len(reusable) < needed:
             return Demand(frozenset(), False)
-    must = [frozenset(nodes) for id_ in reusable if (nodes := state.numa_nodes(resource, id_, function))]
+    must = [frozenset(numa) for id_ in reusable if (numa := state.numa_nodes(resource, id_, function))]
     free = [frozenset(state.numa_nodes(resource, id_, function)) for id_ in available]
     listed = [frozenset(device.numa or ()) for device in state.all.get(resource, {}).values()]
     bearing = {node for numa in listed for node in numa if node >= 0}

@@ -51,6 +51,11 @@ class Behaviour:
         return 34 <= self.minor <= 36
 
     @property
+    def prepare_appends(self) -> bool:
+        """Devices of a repeated prepare are added to those known: kubernetes#140274, fixed in 1.37."""
+        return self.minor <= 36
+
+    @property
     def dra_v1(self) -> bool:
         """Service ``v1.DRAPlugin``: 1.34."""
         return self.minor >= 34
