@@ -1,0 +1,372 @@
+"""The API server over HTTP: the only module that imports ``kubernetes``, and only when somebody connects.
+
+``DynamicClient`` with plain dicts and ready-made paths: no discovery requests, no predictable cache file in /tmp, no
+models that refuse fields newer than they are. Requests run in one worker thread, every watch in a thread of its own (a
+watch blocks for minutes); both are daemons, because a blocked read must not hold up the end of the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import drabridge
+from drabridge.clusterapi import (
+    ConflictError,
+    DeniedError,
+    ExpiredError,
+    InvalidError,
+    Json,
+    Kind,
+    Listing,
+    NotFoundError,
+    UnreachableError,
+    WatchEvent,
+    decode,
+)
+from drabridge.errors import ClusterError, ConfigError
+
+CONNECT_SECONDS = 3.0
+READ_SECONDS = 10.0
+"""One request. NodePrepareResources has 45 s (kubelet pkg/kubelet/cm/dra/plugin/dra_plugin.go) and may need several."""
+WATCH_SECONDS = 240
+"""After this the server ends a watch, and we begin another: connections move to new API servers in time."""
+WATCH_READ_SECONDS = 90.0
+"""Without a byte for this long a watch is dead: a server sends a bookmark about once a minute."""
+PAGE = 500  # objects of one list answer, as client-go's pager has it
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+T = TypeVar("T")
+
+
+class KubernetesCluster:
+    """The :class:`drabridge.clusterapi.Cluster` of a real API server."""
+
+    def __init__(
+        self,
+        load: Callable[[], Any],
+        *,
+        read_seconds: float = READ_SECONDS,
+        watch_read_seconds: float = WATCH_READ_SECONDS,
+    ) -> None:
+        """``load`` makes a kubernetes ``Configuration``; it runs in the worker thread, again after a 401."""
+        self._load = load
+        self._timeout = (CONNECT_SECONDS, read_seconds)
+        self._watch_timeout = (CONNECT_SECONDS, watch_read_seconds)
+        self._dynamic: Any = None
+        self._worker = _Worker("kubernetes")
+        self._streams: set[Any] = set()
+
+    @classmethod
+    def in_cluster(
+        cls, directory: Path = SERVICE_ACCOUNT, environ: Mapping[str, str] | None = None
+    ) -> KubernetesCluster:
+        """With the pod's service account; its token is read again when it is older than a minute."""
+
+        def load() -> Any:
+            from kubernetes import client, config
+            from kubernetes.config.incluster_config import InClusterConfigLoader
+
+            configuration = client.Configuration()
+            options = {} if environ is None else {"environ": dict(environ)}
+            try:
+                InClusterConfigLoader(
+                    token_filename=str(directory / "token"), cert_filename=str(directory / "ca.crt"), **options
+                ).load_and_set(configuration)
+            except config.ConfigException as error:
+                raise ConfigError(
+                    f"this is not a pod with a service account: {error}",
+                    hint="Outside a cluster give --kubeconfig, or switch DRA off (dra.enabled: false)",
+                ) from error
+            return configuration
+
+        return cls(load)
+
+    @classmethod
+    def from_kubeconfig(cls, path: Path, context: str | None = None) -> KubernetesCluster:
+        """With a kubeconfig file; ``context`` instead of its current one."""
+
+        def load() -> Any:
+            from kubernetes import client, config
+
+            configuration = client.Configuration()
+            try:
+                config.load_kube_config(
+                    config_file=str(path), context=context, client_configuration=configuration, persist_config=False
+                )
+            except (config.ConfigException, OSError, ValueError) as error:
+                raise ConfigError(f"{path} is not a kubeconfig that can be used: {error}") from error
+            return configuration
+
+        return cls(load)
+
+    async def read(self, path: str) -> Json:
+        return await self._call("get", path)
+
+    async def get(self, kind: Kind, name: str, *, namespace: str = "") -> Json:
+        return await self._call("get", kind.path(namespace, name))
+
+    async def list(
+        self, kind: Kind, *, namespace: str = "", field_selector: str = "", label_selector: str = ""
+    ) -> Listing:
+        items: list[Json] = []
+        following: str | None = None
+        while True:
+            page = await self._call(
+                "get",
+                kind.path(namespace),
+                field_selector=field_selector or None,
+                label_selector=label_selector or None,
+                limit=PAGE,
+                _continue=following,
+            )
+            items += page.get("items") or []
+            metadata = page.get("metadata") or {}
+            following = metadata.get("continue") or None
+            if following is None:
+                return Listing(tuple(items), str(metadata.get("resourceVersion", "")))
+
+    async def create(self, kind: Kind, body: Mapping[str, Any], *, namespace: str = "", dry_run: bool = False) -> Json:
+        return await self._call("post", kind.path(namespace), dict(body), dry_run="All" if dry_run else None)
+
+    async def replace(self, kind: Kind, body: Mapping[str, Any], *, namespace: str = "") -> Json:
+        return await self._call("put", kind.path(namespace, body["metadata"]["name"]), dict(body))
+
+    async def apply(
+        self, kind: Kind, body: Mapping[str, Any], *, manager: str, namespace: str = "", subresource: str = ""
+    ) -> Json:
+        return await self._call(
+            "patch",
+            kind.path(namespace, body["metadata"]["name"], subresource),
+            dict(body),
+            content_type="application/apply-patch+yaml",
+            field_manager=manager,
+            force_conflicts="true",
+        )
+
+    async def delete(
+        self, kind: Kind, name: str, *, namespace: str = "", uid: str = "", resource_version: str = ""
+    ) -> None:
+        conditions = {"uid": uid, "resourceVersion": resource_version}
+        options = {"preconditions": {key: value for key, value in conditions.items() if value}}
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", **(options if options["preconditions"] else {})}
+        with contextlib.suppress(NotFoundError):
+            await self._call("delete", kind.path(namespace, name), body)
+
+    async def watch(
+        self, kind: Kind, *, namespace: str = "", field_selector: str = "", resource_version: str
+    ) -> AsyncIterator[WatchEvent]:
+        path = kind.path(namespace)
+        options = {
+            "field_selector": field_selector or None,
+            "resource_version": resource_version,
+            "timeout_seconds": WATCH_SECONDS,
+            "allow_watch_bookmarks": "true",
+            "watch": "true",
+            "_request_timeout": self._watch_timeout,
+        }
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[WatchEvent | ClusterError | None] = asyncio.Queue()
+
+        def deliver(item: WatchEvent | ClusterError | None) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
+                loop.call_soon_threadsafe(events.put_nowait, item)
+
+        response = await self._worker.run(lambda: self._open(path, options))
+        self._streams.add(response)
+        threading.Thread(target=_pump, args=(response, path, deliver), name=f"watch-{kind}", daemon=True).start()
+        try:
+            while (item := await events.get()) is not None:
+                if isinstance(item, ClusterError):
+                    raise item
+                yield item
+        finally:
+            self._streams.discard(response)
+            _abort(response)
+
+    def close(self) -> None:
+        """End the worker and every watch; what is still blocked in a read is left to its timeout."""
+        for response in tuple(self._streams):
+            _abort(response)
+        self._worker.stop()
+
+    async def _call(self, method: str, path: str, body: Json | None = None, **options: Any) -> Json:
+        return await self._worker.run(lambda: self._request(method, path, body, options))
+
+    def _request(self, method: str, path: str, body: Json | None, options: Mapping[str, Any]) -> Json:
+        try:
+            return self._once(method, path, body, options)
+        except DeniedError as error:
+            if getattr(error.__cause__, "status", None) != 401:
+                raise
+            self._dynamic = None  # the token was rotated or revoked: read it again, once
+            return self._once(method, path, body, options)
+
+    def _once(self, method: str, path: str, body: Json | None, options: Mapping[str, Any]) -> Json:
+        with _cluster_errors(method, path):
+            client = self._client()
+            response = client.request(
+                method, path, body=body, serialize=False, _request_timeout=self._timeout, **_fresh(options)
+            )
+            answer = decode(response.data)
+        if not isinstance(answer, dict):
+            raise UnreachableError(f"{method.upper()} {path} answered {type(answer).__name__} instead of an object")
+        return answer
+
+    def _open(self, path: str, options: Mapping[str, Any]) -> Any:
+        with _cluster_errors("watch", path):
+            return self._client().request("get", path, serialize=False, **_fresh(options))
+
+    def _client(self) -> Any:
+        if self._dynamic is None:
+            from kubernetes import client, dynamic
+
+            configuration = self._load()
+            configuration.retries = False  # retries belong to the callers, which know their deadlines
+            api = client.ApiClient(configuration)
+            api.user_agent = f"drabridge/{drabridge.__version__}"
+            self._dynamic = dynamic.DynamicClient(api, discoverer=_NoDiscovery)
+        return self._dynamic
+
+
+class _NoDiscovery:
+    """The stock discoverer asks the server three times and trusts a file in /tmp; paths are known here."""
+
+    def __init__(self, client: Any, cache_file: str | None) -> None:
+        pass
+
+
+class _Worker:
+    """One daemon thread that runs blocking calls in order."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """The call's result. Cancelling the caller does not stop the call; its timeouts do."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def settle(result: T | None, error: BaseException | None) -> None:
+            if future.cancelled():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)  # type: ignore[arg-type]
+
+        def job() -> None:
+            result, error = None, None
+            try:
+                result = call()
+            except Exception as caught:
+                error = caught
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(settle, result, error)
+
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            self._thread.start()
+        self._calls.put(job)
+        return await future
+
+    def stop(self) -> None:
+        if self._thread is not None:
+            self._calls.put(None)
+            self._thread = None
+
+    def _work(self) -> None:
+        while (job := self._calls.get()) is not None:
+            job()
+
+
+def _pump(response: Any, path: str, deliver: Callable[[WatchEvent | ClusterError | None], None]) -> None:
+    """Read one watch to its end, in its own thread."""
+    try:
+        with _cluster_errors("watch", path):
+            for line in _lines(response):
+                event = json.loads(line)
+                if event.get("type") == "ERROR":
+                    status = event.get("object") or {}
+                    raise _error_of(int(status.get("code") or 500), f"watch {path}: {status.get('message', '')}")
+                deliver(WatchEvent(event["type"], event["object"]))
+        deliver(None)
+    except ClusterError as error:
+        deliver(error)
+    except Exception as error:  # whatever a server may send, the watch ends and is begun again
+        deliver(UnreachableError(f"watch {path}: {type(error).__name__}: {error}"))
+
+
+def _lines(response: Any) -> Iterator[bytes]:
+    rest = b""
+    for chunk in response.stream(amt=None, decode_content=False):
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from (line for line in whole if line.strip())
+    if rest.strip():
+        yield rest
+
+
+def _abort(response: Any) -> None:
+    """Wake a thread that is blocked in a read of this response: shut the socket down, then close it."""
+    with contextlib.suppress(Exception):
+        response.shutdown()
+    with contextlib.suppress(Exception):
+        response.close()
+
+
+def _fresh(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options for one request. The client appends to the lists it is given and to its own defaults: fresh ones."""
+    return {**options, "query_params": [], "header_params": {}}
+
+
+@contextlib.contextmanager
+def _cluster_errors(method: str, path: str) -> Iterator[None]:
+    """Everything that the client, HTTP or the network raises, once, as an error of ours."""
+    from kubernetes.client.exceptions import ApiException
+    from kubernetes.dynamic.exceptions import DynamicApiError
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield
+    except (ApiException, DynamicApiError) as error:
+        raise _error_of(int(error.status or 0), f"{method.upper()} {path}: {_message(error)}") from error
+    except (HTTPError, OSError) as error:
+        raise UnreachableError(
+            f"{method.upper()} {path}: no answer from the API server ({type(error).__name__}: {error})"
+        ) from error
+    except ValueError as error:
+        raise UnreachableError(f"{method.upper()} {path}: the answer is not JSON ({error})") from error
+
+
+def _message(error: Any) -> str:
+    """The ``message`` of a Status, which says more than the HTTP reason."""
+    with contextlib.suppress(ValueError, AttributeError, TypeError):
+        message = json.loads(error.body).get("message")
+        if message:
+            return str(message)
+    return f"{error.status} {error.reason}"
+
+
+_ERRORS: dict[int, type[ClusterError]] = {
+    400: InvalidError,
+    401: DeniedError,
+    403: DeniedError,
+    404: NotFoundError,
+    409: ConflictError,
+    410: ExpiredError,
+    413: InvalidError,
+    415: InvalidError,
+    422: InvalidError,
+}
+
+
+def _error_of(status: int, text: str) -> ClusterError:
+    return _ERRORS.get(status, UnreachableError)(text)

@@ -1,0 +1,188 @@
+"""What the agent asks of an API server: a narrow protocol over plain dicts, its errors, and the kinds that are used.
+
+No client library here: :mod:`drabridge.cluster` speaks HTTP, tests and the demo speak to the simulated server through
+it. Objects are dicts as JSON has them, so a field that is newer than any library survives.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from drabridge.errors import ClusterError
+
+Json = dict[str, Any]
+_NAME = re.compile(r"[A-Za-z0-9._:-]{1,253}")
+
+
+class AmbiguousObject(dict[str, Any]):
+    """A JSON object that gave some key twice. The last one counts, as everywhere; ``duplicates`` says which."""
+
+    duplicates: tuple[str, ...] = ()
+
+
+def decode(data: bytes | str) -> Any:
+    """JSON as an API server sends it. Duplicate keys inside opaque parameters pass the server unnoticed: keep word."""
+    return json.loads(data, object_pairs_hook=_object)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Json:
+    plain = dict(pairs)
+    if len(plain) == len(pairs):
+        return plain
+    ambiguous = AmbiguousObject(plain)
+    ambiguous.duplicates = tuple(sorted(key for key, n in Counter(key for key, _ in pairs).items() if n > 1))
+    return ambiguous
+
+
+class NotFoundError(ClusterError):
+    """404: the object, or the whole API, is not there."""
+
+    code = "NOT_FOUND"
+
+
+class ConflictError(ClusterError):
+    """409: it exists already, or it changed since it was read."""
+
+    code = "ABORTED"
+
+
+class ExpiredError(ClusterError):
+    """410: the watch asked for a version that the server no longer has. List again."""
+
+    code = "OUT_OF_RANGE"
+
+
+class DeniedError(ClusterError):
+    """401 or 403: who we are, or what we may do, is not accepted."""
+
+    code = "PERMISSION_DENIED"
+
+
+class InvalidError(ClusterError):
+    """400, 413, 415, 422: the request itself is wrong; the same request will be refused again."""
+
+    code = "INVALID_ARGUMENT"
+
+
+class UnreachableError(ClusterError):
+    """No answer, or one that says "later" (429, 5xx): trying again may help."""
+
+    code = "UNAVAILABLE"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A resource of the API: enough to write its URL."""
+
+    group: str  # "" for the core group
+    version: str
+    plural: str
+    namespaced: bool = True
+
+    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        """The URL path. Names come from kubelet and from objects: what is no object name is refused, not quoted."""
+        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        parts = [root]
+        if self.namespaced and namespace:
+            parts += ["namespaces", namespace]
+        parts.append(self.plural)
+        if name:
+            parts.append(name)
+        if subresource:
+            parts.append(subresource)
+        for part in parts[1:]:
+            if not _NAME.fullmatch(part) or part in (".", ".."):
+                raise InvalidError(f"{part!r} is not the name of an object")
+        return "/".join(parts)
+
+    def __str__(self) -> str:
+        return self.plural
+
+
+RESOURCE_GROUP = "resource.k8s.io"
+NODES = Kind("", "v1", "nodes", namespaced=False)
+
+
+def resource_slices(version: str) -> Kind:
+    return Kind(RESOURCE_GROUP, version, "resourceslices", namespaced=False)
+
+
+def resource_claims(version: str) -> Kind:
+    return Kind(RESOURCE_GROUP, version, "resourceclaims")
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A consistent list and the version to watch from."""
+
+    items: tuple[Json, ...]
+    resource_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    """ADDED, MODIFIED, DELETED or BOOKMARK."""
+
+    type: str
+    object: Json
+
+    @property
+    def resource_version(self) -> str:
+        return str(self.object.get("metadata", {}).get("resourceVersion", ""))
+
+
+class Cluster(Protocol):
+    """An API server. Every method raises a :class:`ClusterError` and has a timeout of its own."""
+
+    async def read(self, path: str) -> Json:
+        """GET a path that is no object: discovery, ``/version``."""
+        ...
+
+    async def get(self, kind: Kind, name: str, *, namespace: str = "") -> Json: ...
+
+    async def list(
+        self, kind: Kind, *, namespace: str = "", field_selector: str = "", label_selector: str = ""
+    ) -> Listing: ...
+
+    async def create(self, kind: Kind, body: Mapping[str, Any], *, namespace: str = "", dry_run: bool = False) -> Json:
+        """POST; the answer is the object as stored (or, for a dry run, as it would be)."""
+        ...
+
+    async def replace(self, kind: Kind, body: Mapping[str, Any], *, namespace: str = "") -> Json:
+        """PUT by ``metadata.name``; ``metadata.resourceVersion`` guards."""
+        ...
+
+    async def apply(
+        self, kind: Kind, body: Mapping[str, Any], *, manager: str, namespace: str = "", subresource: str = ""
+    ) -> Json:
+        """Server-side apply, forced: ``manager`` owns the fields of ``body`` afterwards."""
+        ...
+
+    async def delete(
+        self, kind: Kind, name: str, *, namespace: str = "", uid: str = "", resource_version: str = ""
+    ) -> None:
+        """DELETE with preconditions. An object that is not there any more is no error."""
+        ...
+
+    def watch(
+        self, kind: Kind, *, namespace: str = "", field_selector: str = "", resource_version: str
+    ) -> AsyncIterator[WatchEvent]:
+        """Events from ``resource_version`` on, with bookmarks, until the server ends it; ExpiredError on 410."""
+        ...
+
+
+def backoff(
+    first_seconds: float, most_seconds: float, *, rng: random.Random | None = None, factor: float = 2.0
+) -> Iterator[float]:
+    """Delays that grow to ``most_seconds``, each with full jitter in its upper half: thousands of nodes spread out."""
+    uniform = (rng or random.Random()).uniform
+    delay = first_seconds
+    while True:
+        yield uniform(delay / 2, delay)
+        delay = min(delay * factor, most_seconds)

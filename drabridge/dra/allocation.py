@@ -1,0 +1,99 @@
+"""A ResourceClaim as the API server has it, read with suspicion: the results that are for this driver on this node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from drabridge.errors import PeerError
+from drabridge.ledger.events import Use
+from drabridge.ledger.model import ClaimRef, Share
+from drabridge.offers.quantity import parse
+
+POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"  # annotation of claims made from templates, since 1.36
+_NOTHING: Mapping[str, int] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One device that the scheduler gave to one request of a claim."""
+
+    request: str
+    pool: str
+    device: str
+    share_id: str = ""
+    admin: bool = False
+    consumed: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
+    binding_conditions: tuple[str, ...] = ()
+
+    @property
+    def base_request(self) -> str:
+        """``gpu`` for ``gpu/large``: containers name the request, not the alternative that was taken."""
+        return self.request.partition("/")[0]
+
+    def use(self) -> Use:
+        """What the ledger is told."""
+        share = Share(self.share_id, tuple(sorted(self.consumed.items()))) if self.share_id else None
+        return Use(self.device, share, self.admin)
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """An allocated claim, as far as this driver is concerned."""
+
+    claim: ClaimRef
+    results: tuple[Result, ...]
+    config: tuple[Mapping[str, Any], ...] = ()  # allocation.devices.config, all drivers'
+    pod_claim_name: str = ""
+
+
+def allocation_of(claim: ClaimRef, obj: Mapping[str, Any], driver: str) -> Allocation:
+    """What ``obj`` allocates to ``driver``. Raises PeerError if it is another claim, unallocated, or not readable."""
+    metadata = obj.get("metadata") or {}
+    if metadata.get("uid") != claim.uid:
+        raise PeerError(
+            f"claim {claim.namespace}/{claim.name} was replaced: it has the UID {metadata.get('uid')}, not {claim.uid}",
+            hint="Delete the pod; a new one gets the new claim",
+        )
+    allocation = (obj.get("status") or {}).get("allocation")
+    if not allocation:
+        raise PeerError(
+            f"claim {claim.namespace}/{claim.name} is not allocated any more",
+            hint="Kubelet tries again; if it stays so, delete the pod",
+        )
+    try:
+        devices = allocation.get("devices") or {}
+        results = tuple(_result(entry) for entry in devices.get("results") or () if entry["driver"] == driver)
+        config = tuple(devices.get("config") or ())
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise PeerError(f"the allocation of claim {claim.namespace}/{claim.name} cannot be read: {error!r}") from error
+    annotations = metadata.get("annotations") or {}
+    return Allocation(claim, results, config, str(annotations.get(POD_CLAIM_NAME, "")))
+
+
+def is_allocated(claim: ClaimRef, obj: Mapping[str, Any] | None) -> bool:
+    """Whether ``obj`` (None: 404) is this very claim and still allocated."""
+    if obj is None or (obj.get("metadata") or {}).get("uid") != claim.uid:
+        return False
+    return bool((obj.get("status") or {}).get("allocation"))
+
+
+def _result(entry: Mapping[str, Any]) -> Result:
+    consumed = {str(name): _amount(value) for name, value in (entry.get("consumedCapacity") or {}).items()}
+    conditions: Sequence[Any] = entry.get("bindingConditions") or ()
+    return Result(
+        str(entry["request"]),
+        str(entry["pool"]),
+        str(entry["device"]),
+        str(entry.get("shareID") or ""),
+        bool(entry.get("adminAccess")),
+        consumed,
+        tuple(map(str, conditions)),
+    )
+
+
+def _amount(value: Any) -> int:
+    """Rounded up: a fraction of a unit still takes it."""
+    return -(-parse(str(value)) // 1)

@@ -1,0 +1,185 @@
+"""Device metadata inside the container (KEP-5304): which devices a request got, with their attributes.
+
+Layout and names as the Go library writes them in 1.36 (staging/src/k8s.io/dynamic-resource-allocation, devicemetadata),
+so that readers written for any driver find our files. The container sees a bind mount of the host's file: an update
+must write in place, because a rename would leave the container with the old inode.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from drabridge.cdi import CdiDevice, CdiStore, Edits, Spec
+from drabridge.errors import HostError
+from drabridge.files import write_atomically
+from drabridge.inventory.model import Mount
+from drabridge.ledger.model import ClaimRef
+
+API_VERSION = "metadata.resource.k8s.io/v1alpha1"
+KIND = "DeviceMetadata"
+CONTAINER_ROOT = "/var/run/kubernetes.io/dra-device-attributes"
+HOST_DIRECTORY = "dra-device-metadata"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """One allocated device. ``attributes`` in the API's form; ``request`` with its alternative: ``gpu/large``."""
+
+    request: str
+    pool: str
+    name: str
+    attributes: Mapping[str, Any]
+
+    @property
+    def base_request(self) -> str:
+        return self.request.partition("/")[0]
+
+
+class MetadataFiles:
+    """The metadata of this driver's claims: files on the host and the CDI files that mount them."""
+
+    def __init__(self, plugin_directory: Path, cdi: CdiStore, driver: str) -> None:
+        self._root = plugin_directory / HOST_DIRECTORY
+        self._cdi = cdi
+        self._driver = driver
+
+    def write(self, claim: ClaimRef, pod_claim_name: str, devices: Sequence[DeviceFacts]) -> dict[str, str]:
+        """Write one file and one CDI mount for each request; returns base request -> CDI id. Raises HostError.
+
+        Files of an earlier claim of the same name go first: the directory's name does not have the UID.
+        """
+        ids = {}
+        self._purge_namesake(claim)
+        for request in dict.fromkeys(device.base_request for device in devices):
+            mine = [device for device in devices if device.base_request == request]
+            path = self._file(claim, request)
+            document = self._document(claim, pod_claim_name, mine, generation=1)
+            try:
+                path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+                if _without_generation(_read(path)) != _without_generation(document):
+                    _write(path, document)
+            except OSError as error:
+                raise HostError(f"cannot write device metadata to {path}: {error.strerror}") from error
+            spec = self._spec(claim.uid, request, path, pod_claim_name or None, claim.name)
+            self._cdi.write(spec)
+            ids[request] = spec.names[0]
+        return ids
+
+    def update(self, claim: ClaimRef, pod_claim_name: str, devices: Sequence[DeviceFacts]) -> bool:
+        """Rewrite in place what changed, for containers that run; true if something did."""
+        changed = False
+        for request in dict.fromkeys(device.base_request for device in devices):
+            path = self._file(claim, request)
+            old = _read(path)
+            if old is None:
+                continue
+            generation = int(old.get("metadata", {}).get("generation", 0)) + 1
+            mine = [device for device in devices if device.base_request == request]
+            document = self._document(claim, pod_claim_name, mine, generation)
+            if _without_generation(old) != _without_generation(document):
+                _write(path, document)
+                changed = True
+        return changed
+
+    def remove(self, claim: ClaimRef) -> None:
+        """Remove the claim's files; what is not there is no error."""
+        for path in self._cdi.directory.glob(f"{self._driver}_metadata_{claim.uid}_*.json"):
+            self._cdi.remove_file(path.name)
+        directory = self._directory(claim)
+        if self._uid_in(directory) in (claim.uid, None):
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _purge_namesake(self, claim: ClaimRef) -> None:
+        directory = self._directory(claim)
+        if self._uid_in(directory) not in (claim.uid, None):
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _uid_in(self, directory: Path) -> str | None:
+        """The claim that the files of a directory are about; None when there are none."""
+        for path in sorted(directory.glob("*/metadata.json")):
+            uid = (_read(path) or {}).get("metadata", {}).get("uid")
+            return str(uid)
+        return None
+
+    def _directory(self, claim: ClaimRef) -> Path:
+        name = f"{claim.namespace}_{claim.name}"
+        if "/" in name or "\0" in name:
+            raise HostError(f"{name!r} cannot be the name of a directory")
+        return self._root / name
+
+    def _file(self, claim: ClaimRef, request: str) -> Path:
+        if "/" in request or request in ("", ".", ".."):
+            raise HostError(f"{request!r} cannot be the name of a directory")
+        return self._directory(claim) / request / "metadata.json"
+
+    def _spec(self, uid: str, request: str, path: Path, pod_claim_name: str | None, claim_name: str) -> Spec:
+        kind, name = ("resourceclaimtemplates", pod_claim_name) if pod_claim_name else ("resourceclaims", claim_name)
+        inside = f"{CONTAINER_ROOT}/{kind}/{name}/{request}/{self._driver}-metadata.json"
+        device = CdiDevice(f"{uid}_{request}", Edits(mounts=(Mount(str(path), inside),)))
+        return Spec(f"{self._driver}_metadata_{uid}_{request}.json", f"{self._driver}/metadata", (device,))
+
+    def _document(
+        self, claim: ClaimRef, pod_claim_name: str, devices: Sequence[DeviceFacts], generation: int
+    ) -> dict[str, Any]:
+        requests: dict[str, list[dict[str, Any]]] = {}
+        for device in devices:
+            entry: dict[str, Any] = {"driver": self._driver, "pool": device.pool, "name": device.name}
+            if device.attributes:
+                entry["attributes"] = dict(device.attributes)
+            requests.setdefault(device.request, []).append(entry)
+        document: dict[str, Any] = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {
+                "name": claim.name,
+                "namespace": claim.namespace,
+                "uid": claim.uid,
+                "generation": generation,
+            },
+        }
+        if pod_claim_name:
+            document["podClaimName"] = pod_claim_name
+        document["requests"] = [{"name": name, "devices": entries} for name, entries in requests.items()]
+        return document
+
+
+def _encode(document: Mapping[str, Any]) -> bytes:
+    """A stream of JSON objects, newest schema first; today there is one schema."""
+    return (json.dumps(document, indent=1) + "\n").encode()
+
+
+def _write(path: Path, document: Mapping[str, Any]) -> None:
+    """In place if the file exists: one write, then cut. A reader that sees a torn file tries again."""
+    data = _encode(document)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        write_atomically(path, data, mode=0o644)
+        return
+    try:
+        os.pwrite(descriptor, data, 0)
+        os.ftruncate(descriptor, len(data))
+    finally:
+        os.close(descriptor)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """The first object of the stream; None if there is none."""
+    try:
+        document, _ = json.JSONDecoder().raw_decode(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _without_generation(document: Mapping[str, Any] | None) -> dict[str, Any]:
+    if document is None:
+        return {}
+    metadata = {key: value for key, value in document.get("metadata", {}).items() if key != "generation"}
+    return {**document, "metadata": metadata}

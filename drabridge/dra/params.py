@@ -1,0 +1,148 @@
+"""Opaque parameters of claims and classes: what an unprivileged user may ask of an agent that is root.
+
+``{apiVersion: drabridge/v1alpha1, kind: DeviceConfig, profile: NAME, env: {NAME: value}}``. A profile is a name that
+the node's configuration gives a meaning; a variable must be on the configuration's list. There is no way to write a
+host path or a command. Everything is checked before anything is done.
+
+Precedence, lowest first: the resource's default profile, entries from the class in list order, entries from the claim
+in list order. The last entry that applies to a device wins as a whole; entries are not merged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from drabridge.clusterapi import AmbiguousObject
+from drabridge.config.claims import ClaimConfig
+from drabridge.dra.allocation import Result
+from drabridge.errors import ConfigError
+
+API_VERSION = "drabridge/v1alpha1"
+KIND = "DeviceConfig"
+_KEYS = frozenset({"apiVersion", "kind", "profile", "env"})
+_SOURCES = ("FromClass", "FromClaim")  # in ascending precedence
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_NO_ENV: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What was chosen for one device: a profile ("" for none) and variables."""
+
+    profile: str = ""
+    env: Mapping[str, str] = field(default_factory=lambda: _NO_ENV)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One decoded entry of this driver. ``requests`` empty: for every device that it can be applied to."""
+
+    where: str  # for people: "FromClaim, config[1]"
+    trusted: bool  # it came from the class
+    requests: tuple[str, ...]
+    choice: Choice
+
+    def names(self, result: Result) -> bool:
+        """Whether the entry asks for this result explicitly."""
+        return result.request in self.requests or result.base_request in self.requests
+
+
+def resolve(
+    config: Sequence[Mapping[str, Any]],
+    results: Sequence[Result],
+    claim_config: Callable[[Result], ClaimConfig],
+    driver: str,
+) -> tuple[Choice, ...]:
+    """What applies to each result, in order.
+
+    ``config`` is ``status.allocation.devices.config``, other drivers' entries included; ``claim_config`` gives the
+    rules of a result's resource. Raises ConfigError that names the entry, the field and the request.
+    """
+    choices = [Choice(claim_config(result).default_profile or "") for result in results]
+    for entry in sorted(decode(config, driver), key=lambda entry: not entry.trusted):
+        refusals = []
+        applied = False
+        for index, result in enumerate(results):
+            if entry.requests and not entry.names(result):
+                continue
+            refusal = _refusal(entry, claim_config(result))
+            if not refusal:
+                choices[index], applied = entry.choice, True
+            elif entry.requests:
+                raise _error(entry, f"{refusal} (request {result.request!r}, device {result.device})")
+            else:
+                refusals.append(refusal)
+        if refusals and not applied:
+            raise _error(entry, refusals[0])
+    return tuple(choices)
+
+
+def decode(config: Iterable[Mapping[str, Any]], driver: str) -> Iterator[Entry]:
+    """This driver's entries, strictly decoded: an unknown or repeated key is an error, not a surprise later."""
+    for index, raw in enumerate(config):
+        source = raw.get("source")
+        where = f"{source}, config[{index}]"
+        opaque = raw.get("opaque")
+        if not isinstance(opaque, Mapping) or source not in _SOURCES:
+            raise ConfigError(
+                f"claim configuration {where} is of a form that this agent does not know",
+                hint="Only opaque parameters from a claim or a class are understood; a newer agent may be needed",
+            )
+        if opaque.get("driver") != driver:
+            continue
+        requests = tuple(str(name) for name in raw.get("requests") or ())
+        yield Entry(where, source == "FromClass", requests, _choice(where, opaque.get("parameters")))
+
+
+def _choice(where: str, parameters: Any) -> Choice:
+    def wrong(path: str, problem: str) -> ConfigError:
+        return ConfigError(f"claim configuration {where}: parameters{path}: {problem}")
+
+    if not isinstance(parameters, Mapping):
+        raise wrong("", "an object was expected")
+    for path, value in (("", parameters), (".env", parameters.get("env"))):
+        if isinstance(value, AmbiguousObject):
+            raise wrong(path, f"the key {value.duplicates[0]!r} is given twice")
+    kind = (parameters.get("apiVersion"), parameters.get("kind"))
+    if kind != (API_VERSION, KIND):
+        raise wrong("", f"apiVersion {API_VERSION} and kind {KIND} were expected, found {kind[0]!r} and {kind[1]!r}")
+    unknown = sorted(set(map(str, parameters)) - _KEYS)
+    if unknown:
+        raise wrong(f".{unknown[0]}", f"an unknown key; known are {', '.join(sorted(_KEYS))}")
+    profile = parameters.get("profile", "")
+    if not isinstance(profile, str):
+        raise wrong(".profile", f"the name of a profile was expected, found {profile!r}")
+    env = parameters.get("env", {})
+    if not isinstance(env, Mapping):
+        raise wrong(".env", f"an object of text values was expected, found {env!r}")
+    for name, value in env.items():
+        if not isinstance(name, str) or not _ENV_NAME.fullmatch(name):
+            raise wrong(f".env[{name!r}]", "not the name of an environment variable")
+        if not isinstance(value, str) or "\0" in value:
+            raise wrong(f".env[{name!r}]", f"text was expected, found {value!r}; quote numbers")
+    return Choice(profile, dict(env))
+
+
+def _refusal(entry: Entry, rules: ClaimConfig) -> str:
+    """Why the configuration of the device's resource does not allow the entry; "" if it does."""
+    profile = entry.choice.profile
+    if profile and profile not in rules.profiles:
+        return f"parameters.profile: there is no profile {profile!r}; known are {_names(rules.profiles)}"
+    if entry.trusted and rules.trust_class_parameters:
+        return ""
+    forbidden = sorted(set(entry.choice.env) - set(rules.env))
+    if forbidden:
+        return f"parameters.env[{forbidden[0]!r}]: not a variable that may be set; allowed are {_names(rules.env)}"
+    return ""
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none (the node's configuration lists them under claimConfig)"
+
+
+def _error(entry: Entry, text: str) -> ConfigError:
+    return ConfigError(f"claim configuration {entry.where}: {text}")

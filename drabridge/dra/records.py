@@ -1,0 +1,216 @@
+"""What this node has prepared, on disk: one JSON file for each claim UID.
+
+Unprepare is told nothing but the UID, and a replayed prepare must give the same answer, so everything both need is
+here. A file that cannot be read is put aside, never believed and never a reason to stop. The envelope has a version,
+and fields of a newer agent survive being read and written by an older one. No checksum over re-serialised fields: that
+made other drivers refuse their own files after an upgrade.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from drabridge.errors import HostError
+from drabridge.files import sync_directory, write_atomically
+from drabridge.ledger.model import ClaimRef
+
+VERSION = 1
+_UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,126}")
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class State(StrEnum):
+    """How far a prepare has come. The names are those of NVIDIA's driver, which people know from its checkpoint."""
+
+    STARTED = "PrepareStarted"  # side effects may have happened
+    COMPLETED = "PrepareCompleted"  # kubelet was, or may have been, answered
+
+
+class CorruptRecordError(HostError):
+    """The file of a claim cannot be read; it was put aside under ``moved_to``."""
+
+    def __init__(self, message: str, moved_to: Path) -> None:
+        super().__init__(message, hint=f"It was moved to {moved_to}; it is only of use for finding out why")
+        self.moved_to = moved_to
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedDevice:
+    """One allocation result: what was chosen for it and what kubelet was told."""
+
+    request: str  # as allocated: "gpu", or "gpu/large" for an alternative of a prioritized list
+    pool: str
+    device: str
+    share_id: str = ""
+    admin: bool = False
+    profile: str = ""
+    env: Mapping[str, str] = field(default_factory=lambda: _NOTHING)  # from the claim's or class's parameters
+    cdi_ids: tuple[str, ...] = ()
+    unprepare: Mapping[str, Any] | None = None  # the hook as it was configured then: {command, timeoutSeconds}
+
+    @property
+    def base_request(self) -> str:
+        """The name that a container refers to."""
+        return self.request.partition("/")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRecord:
+    """A claim on this node. ``boot_id`` is of the boot in which its side effects were made."""
+
+    claim: ClaimRef
+    state: State
+    boot_id: str
+    devices: tuple[PreparedDevice, ...]
+    created_at: float = 0.0
+    unknown: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+
+    def encode(self) -> bytes:
+        """The file's content."""
+        document = {
+            **self.unknown,
+            "version": VERSION,
+            "state": self.state.value,
+            "bootID": self.boot_id,
+            "createdAt": self.created_at,
+            "claim": {"namespace": self.claim.namespace, "name": self.claim.name, "uid": self.claim.uid},
+            "devices": [_encode(device) for device in self.devices],
+        }
+        return (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> ClaimRecord:
+        """Raises ValueError, KeyError or TypeError for what is no record."""
+        document = json.loads(data)
+        if not isinstance(document, dict) or not isinstance(document["version"], int):
+            raise ValueError("not a record of a prepared claim")
+        claim = document["claim"]
+        return cls(
+            ClaimRef(_text(claim["uid"]), _text(claim["namespace"]), _text(claim["name"])),
+            State(document["state"]),
+            _text(document["bootID"]),
+            tuple(_decode(device) for device in document["devices"]),
+            float(document.get("createdAt", 0.0)),
+            {key: value for key, value in document.items() if key not in _KNOWN},
+        )
+
+
+_KNOWN = frozenset({"version", "state", "bootID", "createdAt", "claim", "devices"})
+
+
+class RecordStore:
+    """The files of one directory. Everything is read from disk each time: two instances of the agent may be at work."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def path(self, uid: str) -> Path:
+        """Raises HostError for a UID that could not be a file's name."""
+        if not _UID.fullmatch(uid):
+            raise HostError(f"{uid!r} is not a claim UID")
+        return self.directory / f"{uid}.json"
+
+    def load(self, uid: str) -> ClaimRecord | None:
+        """The claim's record; None if there is none. Raises CorruptRecordError after putting a damaged file aside."""
+        path = self.path(uid)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise HostError(f"cannot read {path}: {error.strerror}") from error
+        try:
+            record = ClaimRecord.decode(data)
+            if record.claim.uid != uid:
+                raise ValueError(f"it is about the claim {record.claim.uid}")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise self._quarantine(path, error) from error
+        return record
+
+    def save(self, record: ClaimRecord) -> None:
+        """Durable when this returns. Raises HostError."""
+        path = self.path(record.claim.uid)
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomically(path, record.encode())
+        except OSError as error:
+            raise HostError(
+                f"cannot record the claim in {self.directory}: {error.strerror}",
+                hint="The state directory must be writable and have room",
+            ) from error
+
+    def delete(self, uid: str) -> None:
+        """Durable when this returns; a missing record is no error."""
+        path = self.path(uid)
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise HostError(f"cannot remove {path}: {error.strerror}") from error
+        sync_directory(self.directory)
+
+    def all(self) -> tuple[tuple[ClaimRecord, ...], tuple[CorruptRecordError, ...]]:
+        """Every record, by UID, and what had to be put aside."""
+        records, broken = [], []
+        for path in sorted(self.directory.glob("*.json")) if self.directory.is_dir() else ():
+            if not _UID.fullmatch(path.stem):
+                continue
+            try:
+                record = self.load(path.stem)
+            except CorruptRecordError as error:
+                broken.append(error)
+            else:
+                records += [record] if record else []
+        return tuple(records), tuple(broken)
+
+    def _quarantine(self, path: Path, error: Exception) -> CorruptRecordError:
+        aside = path.with_name(f"{path.name}.corrupt-{time.time_ns()}")
+        try:
+            path.rename(aside)
+            sync_directory(self.directory)
+        except OSError as rename_error:
+            raise HostError(f"{path} is damaged and cannot be moved aside: {rename_error.strerror}") from rename_error
+        return CorruptRecordError(f"the record {path.name} of a prepared claim is damaged ({error})", aside)
+
+
+def _encode(device: PreparedDevice) -> dict[str, Any]:
+    entry: dict[str, Any] = {"request": device.request, "pool": device.pool, "device": device.device}
+    optional = {
+        "shareID": device.share_id,
+        "adminAccess": device.admin,
+        "profile": device.profile,
+        "env": dict(device.env),
+        "cdiDeviceIDs": list(device.cdi_ids),
+        "unprepare": dict(device.unprepare) if device.unprepare else None,
+    }
+    return {**entry, **{key: value for key, value in optional.items() if value}}
+
+
+def _decode(entry: Mapping[str, Any]) -> PreparedDevice:
+    hook = entry.get("unprepare")
+    return PreparedDevice(
+        _text(entry["request"]),
+        _text(entry["pool"]),
+        _text(entry["device"]),
+        _text(entry.get("shareID", "")),
+        bool(entry.get("adminAccess", False)),
+        _text(entry.get("profile", "")),
+        {_text(name): _text(value) for name, value in dict(entry.get("env", {})).items()},
+        tuple(_text(name) for name in entry.get("cdiDeviceIDs", ())),
+        dict(hook) if hook else None,
+    )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not text")
+    return value
