@@ -24,6 +24,7 @@ _FOUR_DIGITS = frozenset({"idVendor", "idProduct", "ID_VENDOR_ID", "ID_MODEL_ID"
                           "ID_USB_MODEL_ID"})  # fmt: skip
 _HEX_PREFIX = re.compile(r"^0[xX]")
 _HEX = re.compile(r"[0-9a-fA-F]+")
+_UNCLEAR_BRACKET = re.compile(r"\[[!^]?\]?[^\]]*\|[^\]]*\]|\[[^\]]*\[[.:=]")  # [a|b], [[:digit:]], [[.x.]]
 _MAGIC = re.compile(r"[*?\[\\|]")
 
 
@@ -41,8 +42,8 @@ class Glob:
     """``*``, ``?``, ``[a-z]``, ``[!a-z]``, backslash quotes, ``|`` separates alternatives; the whole value must match.
 
     As udevd does it (udev-rules.c token_match_string, fnmatch(3) without flags): ``*`` also matches slashes and
-    leading dots. Two things are refused where udevd would silently read something else: ``|`` inside brackets and
-    POSIX classes.
+    leading dots. Refused, because udevd silently reads something else than what is written: ``|`` and POSIX classes
+    inside brackets, and brackets that never close.
     """
 
     text: str
@@ -117,11 +118,8 @@ def check_id_width(key: str, pattern: Glob | Regex) -> None:
 
 
 def _split(text: str) -> list[str]:
-    for bracket in re.finditer(r"\[[!^]?\]?[^\]]*\]", text):
-        if "|" in bracket.group() or "[:" in bracket.group():
-            raise unmet(
-                "brackets with single characters and ranges", "use {regex: ...} for more", found=bracket.group()
-            )
+    if found := _UNCLEAR_BRACKET.search(text):
+        raise unmet("brackets with single characters and ranges", "use {regex: ...} for more", found=found.group())
     if "\\|" in text:
         raise unmet("no escaped |", "| always separates alternatives; use {regex: ...} to match one", found=text)
     return text.split("|")
@@ -159,7 +157,8 @@ def _pieces(glob: str) -> Iterator[str]:
         elif char == "\\" and at + 1 < len(glob):
             at += 1
             yield re.escape(glob[at])
-        elif char == "[" and (end := _bracket_end(glob, at)) is not None:
+        elif char == "[":
+            end = _bracket_end(glob, at)
             yield _bracket(glob[at + 1 : end])
             at = end
         elif char == "\\":
@@ -169,16 +168,13 @@ def _pieces(glob: str) -> Iterator[str]:
         at += 1
 
 
-def _bracket_end(glob: str, at: int) -> int | None:
-    """Where the bracket that opens at ``at`` closes; None when it never does and ``[`` stands for itself."""
-    inside = at + 1
-    if glob[inside : inside + 1] in {"!", "^"}:
-        inside += 1
-    inside += 1  # a ] in first place is a member
-    while inside <= len(glob):
-        found = glob.find("]", inside)
-        return found if found != -1 else None
-    return None
+def _bracket_end(glob: str, at: int) -> int:
+    """Where the bracket that opens at ``at`` closes; a ``]`` in first place is a member."""
+    first = at + 2 if glob[at + 1 : at + 2] in {"!", "^"} else at + 1
+    end = glob.find("]", first + 1)
+    if end == -1:
+        raise unmet("a bracket that closes", "write \\[ for a bracket that is meant literally", found=glob)
+    return end
 
 
 def _bracket(members: str) -> str:

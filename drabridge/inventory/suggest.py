@@ -1,0 +1,139 @@
+"""A resource entry for a device that somebody points at: minimal, stable over replugging, ready to paste."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+
+from drabridge.config.names import DNS_LABEL_MAX
+from drabridge.inventory.match import ANCESTORS_MAX, UdevView
+
+_UNSAFE = re.compile(r"[*?\[\]\\|]")
+_LITERAL_MAX = 200  # characters of a value that are worth writing into a rule
+_ID_FIELDS = ("property:ID_SERIAL_SHORT", "attr:serial", "property:ID_PATH")
+
+
+def suggest(view: UdevView) -> str:
+    """YAML of one item of ``resources:`` that matches this device, with comments on what to widen.
+
+    What identifies hardware comes first: USB vendor, product and serial of the device or the ancestor it hangs on,
+    else the ids of its PCI function, else the kernel's name. The text loads, and matches ``view``.
+    """
+    usb = _nearest(view, lambda node: node.subsystem == "usb" and node.devtype == "usb_device")
+    pci = _nearest(view, lambda node: node.subsystem == "pci")
+    anchor = usb or pci
+    lines = [f"- name: example.com/{_resource_name(view, anchor)}", "  match:"]
+    lines += _indented("  - ", "    ", list(_matcher(view, usb, pci)))
+    identities = [f"{{{field}}}" for field in _ID_FIELDS if _has(view, field)]
+    identities += ["{pci}"] if pci is not None and usb is None else []
+    lines.append(f"  id: {_flow([*identities, '{sysname}'])}")
+    lines += _nodes(view)
+    return "\n".join(lines) + "\n"
+
+
+def _matcher(view: UdevView, usb: UdevView | None, pci: UdevView | None) -> Iterator[str]:
+    if view is usb:
+        yield from _usb(view)
+    elif view is pci:
+        yield from _pci(view)
+    else:
+        if view.subsystem:
+            yield f"subsystem: {_literal(view.subsystem)}"
+        if usb is None and pci is None:
+            yield f"sysname: {_literal(view.sysname)}"
+            return
+        yield f"sysname: {_numberless(view.sysname)}"
+        if (interface := view.property("ID_USB_INTERFACE_NUM")) and usb is not None:
+            yield f"property: {{ID_USB_INTERFACE_NUM: {_literal(interface)}}}  # of several interfaces of one device"
+        yield "parent:"
+        for line in _usb(usb) if usb is not None else _pci(pci) if pci is not None else ():
+            yield "  " + line
+
+
+def _usb(node: UdevView) -> Iterator[str]:
+    yield "subsystem: usb"
+    if node.devtype:
+        yield f"devtype: {_literal(node.devtype)}"
+    yield from _attributes(node, ("idVendor", "idProduct", "serial"))
+
+
+def _pci(node: UdevView) -> Iterator[str]:
+    yield "subsystem: pci"
+    yield from _attributes(node, ("vendor", "device", "class"))
+
+
+def _attributes(node: UdevView, names: tuple[str, ...]) -> Iterator[str]:
+    found = {name: value.rstrip() for name in names if (value := node.attr(name)) is not None and value.rstrip()}
+    if found:
+        yield "attr:"
+    for name, value in found.items():
+        note = "  # remove this line to match every device of this kind" if name == "serial" else ""
+        yield f"  {name}: {_literal(value)}{note}"
+    if not found:
+        yield f"sysname: {_literal(node.sysname)}"
+
+
+def _nodes(view: UdevView) -> Iterator[str]:
+    if view.devnode:
+        yield "  nodes: [{from: devnode}]"
+    elif view.subsystem == "pci":
+        yield "  nodes:"
+        yield '  - {path: "/dev/vfio/{iommu_group}", optional: true}  # when it is bound to vfio-pci'
+        yield "  - {path: /dev/vfio/vfio, optional: true}"
+    else:
+        yield "  nodes: []  # it has no node under /dev"
+
+
+# --- names and values, whatever the hardware says --------------------------------------------------------------------
+
+
+def _literal(value: str) -> str:
+    """A quoted pattern that matches this very value; signs that no pattern can hold become ``?``."""
+    cut = len(value) > _LITERAL_MAX
+    out = ""
+    for char in value[:_LITERAL_MAX]:
+        if char == "|" or not char.isprintable() or char in "[]":
+            out += "?"
+        else:
+            out += "\\" + char if _UNSAFE.match(char) else char
+    return json.dumps(out + ("*" if cut else ""))
+
+
+def _numberless(sysname: str) -> str:
+    """``ttyUSB0`` -> ``"ttyUSB*"``: the number is given anew at every plugging."""
+    stem = sysname.rstrip("0123456789")
+    return _literal(sysname) if stem == sysname or not stem else json.dumps(json.loads(_literal(stem)) + "*")
+
+
+def _resource_name(view: UdevView, anchor: UdevView | None) -> str:
+    candidates = [view.property("ID_MODEL"), anchor.attr("product") if anchor else None, view.sysname, view.subsystem]
+    for candidate in candidates:
+        words = re.sub(r"[^a-z0-9]+", "-", (candidate or "")[:DNS_LABEL_MAX].lower()).strip("-")
+        stem = words.rstrip("0123456789").rstrip("-") if candidate == view.sysname else words
+        if stem and not stem.isdecimal():
+            return stem
+    return "device"
+
+
+def _flow(items: list[str]) -> str:
+    return "[" + ", ".join(json.dumps(item) for item in dict.fromkeys(items)) + "]"
+
+
+def _has(view: UdevView, field: str) -> bool:
+    source, _, key = field.partition(":")
+    value = view.attr(key) if source == "attr" else view.property(key)
+    return bool(value and value.strip())
+
+
+def _nearest(view: UdevView, wanted: Callable[[UdevView], bool]) -> UdevView | None:
+    node: UdevView | None = view
+    for _ in range(ANCESTORS_MAX):
+        if node is None or wanted(node):
+            return node
+        node = node.parent()
+    return None
+
+
+def _indented(first: str, rest: str, lines: list[str]) -> list[str]:
+    return [(rest if index else first) + line for index, line in enumerate(lines)]
