@@ -35,6 +35,7 @@ from deviceplugin.observer import (
     StreamEnded,
     StreamOpened,
 )
+from deviceplugin.preference import Policy, Unit, prefer
 from deviceplugin.registration import Phase
 from deviceplugin.sockets import remove_stale
 from deviceplugin.timeouts import Timeouts
@@ -71,6 +72,7 @@ __all__ = [
     "PhaseChanged",
     "Plugin",
     "PluginServer",
+    "Policy",
     "PreStarted",
     "PreStarter",
     "Preferred",
@@ -82,8 +84,10 @@ __all__ = [
     "StreamEnded",
     "StreamOpened",
     "Timeouts",
+    "Unit",
     "Versioned",
     "Watcher",
+    "prefer",
     "remove_stale",
     "require_healthy",
 ]

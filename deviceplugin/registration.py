@@ -161,6 +161,7 @@ TABLE: dict[tuple[Phase, Event], Phase | Choice] = {
     (P.BINDING, E.BIND_FAILED): P.IDLE,
     #
     (P.SERVING, E.KUBELET_NEW): P.REGISTERING,
+    (P.SERVING, E.STREAM_OPENED): P.ACTIVE,  # kubelet.sock was removed under a kubelet that lives and took our call
     (P.SERVING, E.OWN_SOCKET_LOST): P.BINDING,
     #
     (P.REGISTERING, E.STREAM_OPENED): READ,

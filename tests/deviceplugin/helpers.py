@@ -203,8 +203,9 @@ class MiniKubelet(pb_grpc.RegistrationServicer):
                     self.lose -= 1
                     break
         current = self.clients.pop(resource, None)  # by name: it may be another, newer one
-        for ended in {client, current} - {None}:
-            await ended.channel.close()
+        await client.channel.close()
+        if current is not None and current is not client:
+            await current.channel.close()
 
     def client(self, resource: str = RESOURCE) -> Client:
         return self.clients[resource]

@@ -1,0 +1,275 @@
+"""The registration table, walked: every reachable state, and a simulated kubelet that does what it likes."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from deviceplugin.registration import (
+    ENTRY,
+    STREAMING,
+    TABLE,
+    Action,
+    Event,
+    Kubelet,
+    Phase,
+    State,
+    Timer,
+    delay_seconds,
+    step,
+)
+from deviceplugin.timeouts import Timeouts
+
+ZERO = random.Random(0)
+
+
+def reachable() -> list[State]:
+    """Every state that some order of events leads to (events may come at any time; counters up to 2)."""
+    found, left = {State()}, [State()]
+    while left:
+        state = left.pop()
+        for event in Event:
+            new = step(state, event).state
+            new = replace(new, attempt=min(new.attempt, 2), refusals=min(new.refusals, 2))
+            if new not in found:
+                found.add(new)
+                left.append(new)
+    return sorted(found, key=repr)
+
+
+ALL_STATES = reachable()
+
+
+@pytest.mark.parametrize("state", ALL_STATES, ids=lambda s: f"{s.phase}-{s.kubelet}-{s.attempt}-{s.refusals}")
+def test_step_is_total_and_asks_only_a_kubelet_that_is_there(state: State) -> None:
+    for event in Event:
+        result = step(state, event)
+        if result.action is Action.REGISTER:
+            assert result.state.kubelet is Kubelet.ASKED
+            assert state.kubelet is not Kubelet.ABSENT or event is Event.KUBELET_NEW
+        if result.entered:
+            entry = ENTRY[result.state.phase]
+            assert (result.action, result.timer) == (entry.action, entry.timer)
+
+
+def test_registering_is_never_entered_while_kubelet_reads() -> None:
+    for phase in STREAMING:
+        for kubelet in Kubelet:
+            for event in set(Event) - {Event.STREAM_ENDED}:
+                assert step(State(phase, kubelet), event).action is not Action.REGISTER, (phase, kubelet, event)
+
+
+def test_the_same_kubelet_is_asked_again_only_after_a_wait() -> None:
+    """Every way into REGISTERING is a timer, or a kubelet that has not been asked."""
+    for state in ALL_STATES:
+        for event in Event:
+            if step(state, event).action is Action.REGISTER and event is not Event.TIMER:
+                assert step(State(Phase.IDLE, state.kubelet), event).state.kubelet is Kubelet.FRESH, (state, event)
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_every_phase_ends_by_itself_or_by_an_event(phase: Phase) -> None:
+    leaving = {event for (where, event), _ in TABLE.items() if where is phase}
+    assert leaving
+    if ENTRY[phase].timer is Timer.BACKOFF:
+        assert Event.TIMER in leaving
+
+
+def settle(state: State, timer_running: bool) -> tuple[State, float, int]:
+    """Drive ``state`` with a well-behaved world: our binds succeed, kubelet is there, answers, reads. Returns the last
+    state, the seconds that passed, and the number of Register calls."""
+    seconds, registers = 0.0, 0
+    events: deque[Event] = deque()
+    action = ENTRY[state.phase].action
+    timer = ENTRY[state.phase].timer if timer_running else None
+    if state.kubelet is Kubelet.ABSENT:
+        events.append(Event.KUBELET_NEW)
+    for _ in range(50):
+        if action is Action.BIND:
+            events.append(Event.BOUND)
+        elif action is Action.REGISTER:
+            registers += 1
+            events.extend([Event.REGISTERED, Event.STREAM_OPENED])
+        if not events:
+            if state.phase in STREAMING or timer is None:
+                break
+            seconds += delay_seconds(timer, state, Timeouts(), ZERO)
+            events.append(Event.TIMER)
+        result = step(state, events.popleft())
+        state, action = result.state, result.action
+        if result.entered:
+            timer = result.timer
+    return state, seconds, registers
+
+
+@pytest.mark.parametrize("start", ALL_STATES, ids=lambda s: f"{s.phase}-{s.kubelet}-{s.attempt}-{s.refusals}")
+def test_a_well_behaved_kubelet_is_registered_with_from_everywhere(start: State) -> None:
+    state, seconds, registers = settle(start, timer_running=True)
+    assert state.phase in STREAMING
+    assert seconds <= Timeouts().stream_seconds + 1.2 * 2**2  # no stream, then the third step of the back-off
+    assert registers <= 2
+
+
+def test_a_new_kubelet_is_asked_without_any_wait() -> None:
+    for phase in (Phase.SERVING, Phase.LOST, Phase.BACKOFF, Phase.REFUSED):
+        assert step(State(phase, Kubelet.ASKED, attempt=7), Event.KUBELET_NEW).action is Action.REGISTER
+    lost = step(State(Phase.ACTIVE, Kubelet.ASKED), Event.OWN_SOCKET_LOST).state
+    new = step(lost, Event.KUBELET_NEW).state
+    assert step(new, Event.BOUND).action is Action.REGISTER
+
+
+def test_our_lost_socket_under_the_same_kubelet_waits_a_second() -> None:
+    lost = step(State(Phase.ACTIVE, Kubelet.ASKED), Event.OWN_SOCKET_LOST)
+    assert lost.action is Action.BIND
+    bound = step(lost.state, Event.BOUND)
+    assert bound.state.phase is Phase.LOST
+    assert bound.timer is not None
+    assert delay_seconds(bound.timer, bound.state, Timeouts(), ZERO) >= 1.0
+
+
+def test_a_touched_kubelet_socket_changes_nothing() -> None:
+    touched = step(State(Phase.ACTIVE, Kubelet.ASKED), Event.KUBELET_NEW).state
+    assert touched.phase is Phase.SETTLING
+    back = step(touched, Event.TIMER).state
+    assert (back.phase, back.kubelet) == (Phase.ACTIVE, Kubelet.ASKED)
+
+
+def test_back_off_grows_to_its_limit_and_is_forgiven() -> None:
+    state, waits = State(Phase.REGISTERING, Kubelet.ASKED), []
+    for _ in range(8):
+        failed = step(state, Event.REGISTER_FAILED)
+        assert failed.timer is Timer.BACKOFF
+        waits.append(delay_seconds(Timer.BACKOFF, failed.state, Timeouts(), ZERO))
+        state = step(failed.state, Event.TIMER).state
+    assert all(1.0 <= wait <= 36.0 for wait in waits)
+    assert [round(wait / 1.1) for wait in waits[:5]] == pytest.approx([1, 2, 4, 8, 16], rel=0.15)
+    assert waits[-1] >= 30.0
+    active = step(state, Event.STREAM_OPENED).state
+    assert active.attempt == 8
+    assert step(active, Event.TIMER).state.attempt == 0
+
+
+def test_refused_is_quick_first_and_slow_later() -> None:
+    timeouts, state = Timeouts(), State(Phase.REGISTERING, Kubelet.ASKED)
+    waits = []
+    for _ in range(timeouts.refused_quick + 2):
+        refused = step(state, Event.REFUSED)
+        assert refused.timer is Timer.REFUSED
+        waits.append(delay_seconds(Timer.REFUSED, refused.state, timeouts, ZERO))
+        state = step(refused.state, Event.TIMER).state
+    assert set(waits[: timeouts.refused_quick]) == {timeouts.refused_seconds}
+    assert set(waits[timeouts.refused_quick :]) == {timeouts.refused_slow_seconds}
+
+
+@dataclass(frozen=True)
+class World:
+    """A node where anything may happen at any moment. What the driver does (timers, calls, arming) is modelled as is.
+
+    ``armed``: the next stream to open counts as kubelet's. ``broken``: what must never happen, and did.
+    """
+
+    state: State = field(default_factory=State)
+    timer: Timer | None = None
+    binding: bool = False
+    bound: bool = False
+    calling: bool = False
+    armed: bool = False
+    stream: bool = False
+    kubelet: bool = False
+    broken: str = ""
+
+    def moves(self) -> Iterator[tuple[str, World]]:
+        """Everything that may happen next."""
+        if self.binding:
+            yield "bound", replace(self, binding=False, bound=True).feed(Event.BOUND)
+            yield "bind failed", replace(self, binding=False).feed(Event.BIND_FAILED)
+        if self.calling:
+            for event in (Event.REGISTERED, Event.REFUSED, Event.REGISTER_FAILED):
+                yield event.value, replace(self, calling=False).feed(event)
+        if self.armed and not self.binding:  # however late: kubelet may act on a Register that we gave up
+            yield "stream opens", replace(self, armed=False, stream=True).feed(Event.STREAM_OPENED)
+        if self.stream:
+            yield "stream ends", replace(self, stream=False).feed(Event.STREAM_ENDED)
+        if self.bound and not self.binding:
+            yield "own socket lost", self.feed(Event.OWN_SOCKET_LOST)
+        if self.kubelet:
+            yield "kubelet.sock removed", replace(self, kubelet=False).feed(Event.KUBELET_GONE)
+        yield "new kubelet.sock", replace(self, kubelet=True).feed(Event.KUBELET_NEW)
+        yield "directory changed", self.feed(Event.DIRECTORY_CHANGED)
+        if self.timer is not None:
+            yield "timer", replace(self, timer=None).feed(Event.TIMER)
+
+    def feed(self, event: Event) -> World:
+        result = step(self.state, event)
+        state = replace(result.state, attempt=min(result.state.attempt, 2), refusals=min(result.state.refusals, 2))
+        new = replace(self, state=state)
+        if not result.entered:
+            return new
+        new = replace(new, timer=result.timer)
+        if result.action is Action.BIND:  # ends calls and streams, stops the server, starts a new one
+            return replace(new, binding=True, bound=False, calling=False, armed=False, stream=False)
+        if result.action is Action.REGISTER:
+            wrong = "registers while kubelet reads" * new.stream or "registers without kubelet.sock" * (not new.kubelet)
+            wrong = wrong or "registers an unbound socket" * (not new.bound)
+            return replace(new, calling=True, armed=True, broken=wrong)
+        return new
+
+    def defect(self) -> str:
+        """What is wrong with this world; empty if nothing is."""
+        if self.broken:
+            return self.broken
+        if (self.state.phase in STREAMING) != self.stream:
+            return "the phase does not tell whether kubelet reads"
+        waits_for_kubelet = self.state.phase is Phase.SERVING and not self.kubelet
+        if not (self.binding or self.calling or self.stream or self.timer is not None or waits_for_kubelet):
+            return "nothing will ever happen"
+        return ""
+
+
+def first_defect() -> tuple[str, list[str], int]:
+    """Walk every world that can be reached, nearest first: the defect, the way to it, how many worlds were seen."""
+    start = World().feed(Event.START)
+    ways: dict[World, list[str]] = {start: []}
+    left = deque([start])
+    while left:
+        world = left.popleft()
+        if world.defect():
+            return world.defect(), ways[world], len(ways)
+        for name, new in world.moves():
+            if new not in ways:
+                ways[new] = [*ways[world], name]
+                left.append(new)
+    return "", [], len(ways)
+
+
+def test_no_order_of_events_breaks_the_rules() -> None:
+    defect, way, seen = first_defect()
+    assert not defect, f"{defect}: {' > '.join(way)}"
+    assert seen > 150, "the walk covers next to nothing: the model is broken"
+
+
+@pytest.mark.parametrize(
+    ("row", "target"),
+    [
+        pytest.param((Phase.ACTIVE, Event.KUBELET_NEW), Phase.REGISTERING, id="registers while kubelet reads"),
+        pytest.param((Phase.WAIT_STREAM, Event.TIMER), Phase.SERVING, id="forgets to ask again"),
+        pytest.param((Phase.SERVING, Event.STREAM_OPENED), None, id="ignores a late stream"),
+        pytest.param((Phase.BINDING, Event.BIND_FAILED), Phase.SERVING, id="takes a failed bind for a socket"),
+        pytest.param((Phase.REGISTERING, Event.REGISTER_FAILED), None, id="ignores a failure"),
+        pytest.param((Phase.SERVING, Event.KUBELET_NEW), None, id="ignores a new kubelet"),
+        pytest.param((Phase.BINDING, Event.BOUND), Phase.REGISTERING, id="asks a kubelet that is not there"),
+        pytest.param((Phase.SETTLING, Event.STREAM_ENDED), None, id="ignores the end of the stream"),
+    ],
+)
+def test_the_walk_catches_a_broken_table(
+    row: tuple[Phase, Event], target: Phase | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if target is None:
+        monkeypatch.delitem(TABLE, row)
+    else:
+        monkeypatch.setitem(TABLE, row, target)
+    assert first_defect()[0]
