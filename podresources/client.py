@@ -19,7 +19,6 @@ from podresources.errors import (
     NotSupported,
     PodNotFound,
     PodResourcesError,
-    ProtocolViolation,
 )
 from podresources.facts import Facts, Support
 from podresources.model import Allocatable, Snapshot
@@ -140,16 +139,17 @@ class Client:
         try:
             ask: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(rpc.path)
             data = await ask(request, timeout=seconds)
+            self._session.require_same(identity, identify(self._endpoint.path))
             return read(data, identity)
-        except ProtocolViolation:
-            code = ProtocolViolation.code
+        except PodResourcesError as error:
+            code = error.code
             raise
         except grpc.aio.AioRpcError as failure:
-            error = self._endpoint.error(rpc, failure.code(), failure.details() or "")
-            code = error.code
-            if isinstance(error, KubeletUnavailable):
+            meaning = self._endpoint.error(rpc, failure.code(), failure.details() or "")
+            code = meaning.code
+            if isinstance(meaning, KubeletUnavailable):
                 await self._hang_up()
-            raise error from failure
+            raise meaning from failure
         except asyncio.CancelledError:
             code = "CANCELLED"
             if self._session.closed:

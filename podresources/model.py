@@ -28,6 +28,14 @@ class Api(StrEnum):
     DRA = "dra"
 
 
+class SocketIdentity(NamedTuple):
+    """Which socket file answered. Inode numbers are re-used at once, so the change time belongs to it."""
+
+    device: int
+    inode: int
+    ctime_ns: int
+
+
 class Holder(NamedTuple):
     """A container, as far as this API can name one (there is no pod UID)."""
 
@@ -54,6 +62,15 @@ class DeviceKey(NamedTuple):
 
     def __str__(self) -> str:
         return "/".join(part for part in self[1:] if part)
+
+
+class AllocationKey(NamedTuple):
+    """What makes an allocation one allocation; the claim's names are empty strings without a claim."""
+
+    holder: Holder
+    device: DeviceKey
+    claim_namespace: str
+    claim: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +168,9 @@ class Allocation:
         return DeviceKey(self.api, self.driver or "", self.pool or "", self.device or "", self.share_id or "")
 
     @property
-    def key(self) -> tuple[Holder, DeviceKey, str, str]:
+    def key(self) -> AllocationKey:
         """Identity: who holds which device by which claim. Stable between snapshots."""
-        return self.holder, self.device_key, self.claim_namespace or "", self.claim or ""
+        return AllocationKey(self.holder, self.device_key, self.claim_namespace or "", self.claim or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,21 +193,14 @@ class Allocatable:
     A device that its plugin reported with an empty topology is missing here (kubelet 1.36.2), though it can be held.
     """
 
-    devices: tuple[AllocatableDevice, ...] = ()
-    cpu_ids: tuple[int, ...] = ()
-    memory: tuple[Memory, ...] = ()
+    devices: tuple[AllocatableDevice, ...]
+    cpu_ids: tuple[int, ...]
+    memory: tuple[Memory, ...]
+    socket: SocketIdentity
 
     def count_by_resource(self) -> dict[str, int]:
         """How many healthy devices each resource has."""
         return dict(Counter(device.resource for device in self.devices))
-
-
-class SocketIdentity(NamedTuple):
-    """Which socket file answered. Inode numbers are re-used at once, so the change time belongs to it."""
-
-    device: int
-    inode: int
-    ctime_ns: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,13 +38,13 @@ def snapshot(response: v1_pb2.ListPodResourcesResponse, socket: SocketIdentity) 
     return Snapshot(pods, tuple(allocation for pod in pods for allocation in allocations_of(pod)), socket)
 
 
-def allocatable(response: v1_pb2.AllocatableResourcesResponse) -> Allocatable:
+def allocatable(response: v1_pb2.AllocatableResourcesResponse, socket: SocketIdentity) -> Allocatable:
     """All of ``GetAllocatableResources``' answer, one record per device."""
     devices = [
         AllocatableDevice(resource, device_id, nodes)
         for (resource, device_id), nodes in _merge_numa(map(_device_entry, response.devices)).items()
     ]
-    return Allocatable(tuple(devices), tuple(sorted(response.cpu_ids)), _memory(response.memory))
+    return Allocatable(tuple(devices), tuple(sorted(response.cpu_ids)), _memory(response.memory), socket)
 
 
 def pod_from_wire(pod: v1_pb2.PodResources) -> Pod:

@@ -7,7 +7,14 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from podresources.backoff import Backoff
-from podresources.errors import ClientClosed, NotSupported, PodNotFound, PodResourcesError, SocketMissing
+from podresources.errors import (
+    ClientClosed,
+    KubeletUnavailable,
+    NotSupported,
+    PodNotFound,
+    PodResourcesError,
+    SocketMissing,
+)
 from podresources.facts import Facts, Support
 from podresources.model import Allocatable, Pod, Snapshot, SocketIdentity
 from podresources.normalise import allocatable, allocations_of, pod_from_wire, snapshot
@@ -44,6 +51,11 @@ class Session:
         self.facts = Facts()
         return True
 
+    def require_same(self, asked: SocketIdentity, now: SocketIdentity) -> None:
+        """Refuse an answer while the socket was replaced: nobody can tell which kubelet gave it, so ask again."""
+        if asked != now:
+            raise KubeletUnavailable(f"Kubelet replaced {self.endpoint.path} during the call", hint="It restarted")
+
     def delay_after(self, error: PodResourcesError, attempt: int, remaining_seconds: float) -> float | None:
         """Seconds to wait before the next try, or None when ``error`` is final or there is no time left.
 
@@ -75,9 +87,9 @@ class Session:
         self.facts = self.facts.after_list(found.has_dynamic_resources)
         return found
 
-    def read_allocatable(self, data: bytes, _: SocketIdentity) -> Allocatable:
+    def read_allocatable(self, data: bytes, identity: SocketIdentity) -> Allocatable:
         """The answer of GetAllocatableResources."""
-        found = allocatable(decode(Rpc.ALLOCATABLE, v1_pb2.AllocatableResourcesResponse, data))
+        found = allocatable(decode(Rpc.ALLOCATABLE, v1_pb2.AllocatableResourcesResponse, data), identity)
         self.facts = self.facts.after_allocatable(served=True)
         return found
 

@@ -20,7 +20,6 @@ from podresources.errors import (
     NotSupported,
     PodNotFound,
     PodResourcesError,
-    ProtocolViolation,
 )
 from podresources.facts import Facts, Support
 from podresources.model import Allocatable, Snapshot
@@ -134,19 +133,20 @@ class SyncClient:
         try:
             ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(rpc.path)
             data = ask(request, timeout=seconds)
+            self._session.require_same(identity, identify(self._endpoint.path))
             return read(data, identity)
-        except ProtocolViolation:
-            code = ProtocolViolation.code
+        except PodResourcesError as error:
+            code = error.code
             raise
         except grpc.RpcError as failure:
             if self._session.closed:
                 code = ClientClosed.code
                 raise ClientClosed(f"The client was closed while {rpc} was under way") from failure
-            error = self._endpoint.error(rpc, failure.code(), failure.details() or "")
-            code = error.code
-            if isinstance(error, KubeletUnavailable):
+            meaning = self._endpoint.error(rpc, failure.code(), failure.details() or "")
+            code = meaning.code
+            if isinstance(meaning, KubeletUnavailable):
                 self._hang_up()
-            raise error from failure
+            raise meaning from failure
         finally:
             self._session.report(rpc, code, perf_counter() - started)
 

@@ -1,0 +1,36 @@
+"""The ``podresources`` command: who holds which device, CPU and memory on this node.
+
+Exit codes: 0 it worked, 1 the thing asked failed, 2 the command line makes no sense. Nothing heavy is imported before
+the command line is understood, so that ``--help`` and mistakes answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from podresources.cli.parser import parse
+from podresources.errors import PodResourcesError
+
+OK, FAILED, USAGE = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    try:
+        options = parse(arguments)
+    except SystemExit as done:  # argparse has said why
+        return done.code if isinstance(done.code, int) else USAGE
+    try:
+        code = options.command(options)
+        sys.stdout.flush()
+    except PodResourcesError as error:
+        print(f"podresources: {error}", file=sys.stderr)
+        return FAILED
+    except BrokenPipeError:  # `podresources list | head`: the reader has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except KeyboardInterrupt:
+        return OK if options.endless else FAILED
+    return int(code)

@@ -1,0 +1,74 @@
+"""``export``: metrics over HTTP, or as a file for node_exporter."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from argparse import Namespace
+from threading import Event
+
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+
+from podresources import textfile
+from podresources.errors import NodeError
+from podresources.exporter import MAX_AGE_SECONDS, SCRAPE_TIMEOUT_SECONDS, Exporter
+
+
+def run_export(options: Namespace) -> int:
+    stop = Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    exporter = Exporter(
+        options.socket,
+        max_age_seconds=0.0 if options.textfile else options.interval or MAX_AGE_SECONDS,
+        max_series=options.max_series,
+        timeout_seconds=min(options.timeout, SCRAPE_TIMEOUT_SECONDS),
+        receive_limit_bytes=options.receive_limit_mib * 1024 * 1024,
+    )
+    registry = CollectorRegistry()
+    registry.register(exporter)
+    try:
+        if options.textfile:
+            return _write(options, exporter, registry, stop)
+        return _serve(options.listen, registry, stop)
+    finally:
+        exporter.close()
+
+
+def _serve(address: tuple[str, int], registry: CollectorRegistry, stop: Event) -> int:
+    host, port = address
+    try:
+        server, thread = start_http_server(port, host or _any_address(), registry)
+    except OSError as error:
+        raise NodeError(
+            f"Cannot listen on {host}:{port}: {error.strerror or error}", hint="Choose another address with --listen"
+        ) from error
+    print(f"serving /metrics on port {server.server_port}", file=sys.stderr, flush=True)
+    stop.wait()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+    return 0
+
+
+def _write(options: Namespace, exporter: Exporter, registry: CollectorRegistry, stop: Event) -> int:
+    """The file is written in any case, ``podresources_up 0`` included; the exit code is that of the last try."""
+    while True:
+        text = generate_latest(registry).decode()
+        try:
+            textfile.replace(options.textfile, text)
+        except OSError as error:
+            raise NodeError(
+                f"Cannot write {options.textfile}: {error.strerror or error}",
+                hint="Its directory must exist, and this user must be allowed to create files there",
+            ) from error
+        if exporter.last_error is not None:
+            print(f"podresources: {exporter.last_error}", file=sys.stderr, flush=True)
+        if options.interval is None or stop.wait(options.interval):
+            return 0 if exporter.last_error is None else 1
+
+
+def _any_address() -> str:
+    """Every interface, IPv6 included where the kernel has it."""
+    return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"

@@ -1,0 +1,51 @@
+"""How the commands print: formats, notes on stderr, the terminal's width."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from podresources.facts import Facts
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+
+def width() -> int | None:
+    """Characters per line when a person looks; None in a pipe, where nothing may be cut."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def dump(document: dict[str, Any], output: str, *, one_line: bool = False) -> str:
+    """The document as ``json`` or ``yaml``; ``one_line`` is for streams."""
+    if output == "json":
+        return json.dumps(document, ensure_ascii=False, indent=None if one_line else 2)
+    import yaml
+
+    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip()
+
+
+def exposition(metrics: Iterable[Metric]) -> str:
+    """Prometheus' text format."""
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.registry import Collector
+
+    class Once(Collector):
+        def collect(self) -> Iterator[Metric]:
+            yield from metrics
+
+        def describe(self) -> Iterator[Metric]:
+            return iter(())
+
+    registry = CollectorRegistry()
+    registry.register(Once())
+    return generate_latest(registry).decode().rstrip()
+
+
+def tell_notes(facts: Facts) -> None:
+    """Say on stderr what this kubelet cannot tell, so that absence is not mistaken for emptiness."""
+    for note in facts.notes():
+        print(f"note: {note}", file=sys.stderr)

@@ -1,0 +1,213 @@
+"""Metric families of one snapshot: pure. Labels follow Kubernetes' instrumentation guidelines (KEP-1206).
+
+Cardinality: the three per-device families have one series per device, or per device and container that holds it, each
+family cut at ``max_series`` in sorted order, so that the same series survive every time. All others have one
+series per resource, pool, container with exclusive CPUs or pinned memory, or method and status code.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from podresources.facts import Facts, Support
+from podresources.model import Allocatable, Allocation, Api, DeviceKey, Snapshot
+
+MAX_SERIES = 10_000
+"""Of each per-device family. A node of 500 pods with 4,096 devices fits twice; more is a fault, or a plugin that
+advertises a device per megabyte, and would hurt Prometheus more than its absence hurts here."""
+
+T = TypeVar("T")
+
+HOLDER = ("namespace", "pod", "container")
+DEVICE = ("api", "resource", "driver", "pool", "device", "share_id")
+ALLOCATION = (*HOLDER, *DEVICE, "claim", "claim_namespace", "numa_node")
+
+Dropped = Callable[[str, int], None]
+"""Told the family's name and how many series were cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that the families are made of. ``known`` holds every device to show, held or not."""
+
+    snapshot: Snapshot
+    allocatable: Allocatable | None
+    known: Sequence[DeviceKey]
+    facts: Facts
+
+
+def families(view: View, dropped: Dropped, max_series: int = MAX_SERIES) -> Iterator[Metric]:
+    """Every family of the view, one at a time."""
+    allocations = {allocation.key: allocation for allocation in view.snapshot.allocations}
+    unique = [allocations[key] for key in sorted(allocations)]  # kubelets before 1.34 repeat pods of one name
+    known = sorted(view.known)
+    yield _pods(view.snapshot)
+    yield from _features(view.facts)
+    yield _allocated(unique, known)
+    if view.allocatable is not None:
+        yield _allocatable(view.allocatable, known)
+        yield _device_allocatable(view.allocatable, known, dropped, max_series)
+        yield from _machine(view.allocatable)
+    yield _device_holders(unique, known, dropped, max_series)
+    yield _allocation_info(unique, dropped, max_series)
+    yield from _pinned(view.snapshot)
+
+
+def snapshot_families(snapshot: Snapshot, facts: Facts) -> Iterator[Metric]:
+    """What a List alone tells, uncut: for a person who asked once."""
+    held = sorted({allocation.device_key for allocation in snapshot.allocations})
+    return families(View(snapshot, None, held, facts), lambda *_: None, sys.maxsize)
+
+
+def capacity_families(allocatable: Allocatable) -> Iterator[Metric]:
+    """What GetAllocatableResources alone tells, uncut."""
+    known = sorted(device.device_key for device in allocatable.devices)
+    yield _allocatable(allocatable, known)
+    yield _device_allocatable(allocatable, known, lambda *_: None, sys.maxsize)
+    yield from _machine(allocatable)
+
+
+def device_labels(key: DeviceKey) -> list[str]:
+    """Values of ``DEVICE``: a resource for device plugins, driver and pool for DRA, the rest empty."""
+    resource, driver = (key.source, "") if key.api is Api.DEVICE_PLUGIN else ("", key.source)
+    return [key.api, resource, driver, key.pool, key.device, key.share_id]
+
+
+def _pods(snapshot: Snapshot) -> Metric:
+    return GaugeMetricFamily("podresources_pods", "Pods in kubelet's list.", value=len(snapshot.pods))
+
+
+def _features(facts: Facts) -> Iterator[Metric]:
+    family = GaugeMetricFamily(
+        "podresources_kubelet_feature",
+        "Whether this kubelet has been seen to support a feature; absent while unknown.",
+        labels=["feature"],
+    )
+    for name in ("get", "allocatable", "dynamic_resources", "active_pods_only"):
+        support = getattr(facts, name)
+        if support is not Support.UNKNOWN:
+            family.add_metric([name], float(support is Support.YES))
+    if family.samples:
+        yield family
+
+
+def _allocated(allocations: Iterable[Allocation], known: Iterable[DeviceKey]) -> Metric:
+    family = GaugeMetricFamily(
+        "podresources_allocated_devices",
+        "Devices that at least one container holds; a shared device counts once.",
+        labels=["api", "resource", "driver", "pool"],
+    )
+    counts = Counter(tuple(device_labels(key)[:4]) for key in {allocation.device_key for allocation in allocations})
+    for labels in sorted({tuple(device_labels(key)[:4]) for key in known} | counts.keys()):
+        family.add_metric(labels, counts[labels])
+    return family
+
+
+def _allocatable(allocatable: Allocatable, known: Iterable[DeviceKey]) -> Metric:
+    family = GaugeMetricFamily(
+        "podresources_allocatable_devices",
+        "Healthy devices of a device-plugin resource, held or not; 0 once its plugin is gone.",
+        labels=["resource"],
+    )
+    counts = allocatable.count_by_resource()
+    for resource in sorted({key.source for key in known if key.api is Api.DEVICE_PLUGIN} | counts.keys()):
+        family.add_metric([resource], counts.get(resource, 0))
+    return family
+
+
+def _device_allocatable(
+    allocatable: Allocatable, known: Sequence[DeviceKey], dropped: Dropped, max_series: int
+) -> Metric:
+    family = GaugeMetricFamily(
+        "podresources_device_allocatable",
+        "1 while a device-plugin device is healthy and its plugin is there, 0 when it was seen before and is not now.",
+        labels=["resource", "device"],
+    )
+    healthy = {device.device_key for device in allocatable.devices}
+    mine = [key for key in known if key.api is Api.DEVICE_PLUGIN]
+    for key in _cut(mine, family.name, dropped, max_series):
+        family.add_metric([key.source, key.device], float(key in healthy))
+    return family
+
+
+def _device_holders(
+    allocations: Iterable[Allocation], known: Sequence[DeviceKey], dropped: Dropped, max_series: int
+) -> Metric:
+    family = GaugeMetricFamily(
+        "podresources_device_holders",
+        "Containers that hold the device; 0 for a device that nobody holds.",
+        labels=DEVICE,
+    )
+    counts = Counter(allocation.device_key for allocation in allocations)
+    for key in _cut(known, family.name, dropped, max_series):
+        family.add_metric(device_labels(key), counts[key])
+    return family
+
+
+def _allocation_info(allocations: Sequence[Allocation], dropped: Dropped, max_series: int) -> Metric:
+    family = GaugeMetricFamily(
+        "podresources_device_allocation_info",
+        "1 per device and container that holds it, over both device APIs: the series to join others with.",
+        labels=ALLOCATION,
+    )
+    for held in _cut(allocations, family.name, dropped, max_series):
+        nodes = ",".join(map(str, held.numa_nodes))
+        claim = [held.claim or "", held.claim_namespace or ""]
+        family.add_metric([*held.holder, *device_labels(held.device_key), *claim, nodes], 1)
+    return family
+
+
+def _pinned(snapshot: Snapshot) -> Iterator[Metric]:
+    cpus = GaugeMetricFamily("podresources_exclusive_cpus", "CPUs that a container has for itself.", labels=HOLDER)
+    memory = GaugeMetricFamily(
+        "podresources_pinned_memory_bytes",
+        "Memory and huge pages that the memory manager pinned for a container.",
+        labels=[*HOLDER, "memory_type", "numa_node"],
+    )
+    counts: dict[tuple[str, ...], int] = {}
+    sizes: defaultdict[tuple[str, ...], int] = defaultdict(int)
+    for pod in {(pod.namespace, pod.name): pod for pod in snapshot.pods}.values():
+        for container in pod.containers:
+            holder = (pod.namespace, pod.name, container.name)
+            if container.cpu_ids:
+                counts[holder] = len(container.cpu_ids)
+            for block in container.memory:
+                sizes[(*holder, block.memory_type, ",".join(map(str, block.numa_nodes)))] += block.size_bytes
+    for labels, count in sorted(counts.items()):
+        cpus.add_metric(labels, count)
+    for labels, size in sorted(sizes.items()):
+        memory.add_metric(labels, size)
+    yield cpus
+    yield memory
+
+
+def _machine(allocatable: Allocatable) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "podresources_allocatable_cpus",
+        "CPUs that kubelet may give out exclusively; 0 unless its CPU manager policy is static.",
+        value=len(allocatable.cpu_ids),
+    )
+    family = GaugeMetricFamily(
+        "podresources_allocatable_memory_bytes",
+        "Memory and huge pages that kubelet may pin; none unless its memory manager policy is Static.",
+        labels=["memory_type", "numa_node"],
+    )
+    sizes: defaultdict[tuple[str, str], int] = defaultdict(int)
+    for block in allocatable.memory:
+        sizes[(block.memory_type, ",".join(map(str, block.numa_nodes)))] += block.size_bytes
+    for labels, size in sorted(sizes.items()):
+        family.add_metric(labels, size)
+    yield family
+
+
+def _cut(items: Sequence[T], name: str, dropped: Dropped, max_series: int) -> Sequence[T]:
+    excess = len(items) - max_series
+    if excess > 0:
+        dropped(name, excess)
+    return items[:max_series]

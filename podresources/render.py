@@ -1,0 +1,201 @@
+"""What people and programs see of a snapshot: rows for tables, plain documents for JSON and YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from podresources import table
+from podresources.facts import Facts
+from podresources.model import Allocatable, Allocation, Api, Memory, Snapshot, shared_claims
+from podresources.select import Selection
+
+Document = dict[str, Any]
+
+TABLE = ("NAMESPACE", "POD", "CONTAINER", "API", "RESOURCE", "COUNT", "DEVICES", "NUMA", "CLAIM")
+WIDE = ("NAMESPACE", "POD", "CONTAINER", "API", "RESOURCE", "DEVICE", "POOL", "SHARE", "NUMA", "CLAIM", "CDI")
+
+
+class Pinned(NamedTuple):
+    """CPUs or memory that a container, or with an empty name the pod (1.37), has for itself."""
+
+    namespace: str
+    pod: str
+    container: str
+    cpu_ids: tuple[int, ...]
+    memory: tuple[Memory, ...]
+
+
+def pinned(snapshot: Snapshot, selection: Selection) -> Iterator[Pinned]:
+    """Exclusive CPUs and pinned memory of the snapshot's pods, as far as ``cpu`` or the memory type is selected."""
+    cpus = selection.of_resource("cpu")
+    for pod in snapshot.pods:
+        for name, cpu_ids, memory in [(c.name, c.cpu_ids, c.memory) for c in pod.containers] + [
+            ("", pod.cpu_ids, pod.memory)
+        ]:
+            blocks = tuple(block for block in memory if selection.of_resource(block.memory_type))
+            if blocks or (cpus and cpu_ids):
+                yield Pinned(pod.namespace, pod.name, name, cpu_ids if cpus else (), blocks)
+
+
+def list_table(snapshot: Snapshot, selection: Selection, width: int | None) -> str:
+    """One line per container and resource, or claim."""
+    shared = shared_claims(snapshot.allocations)
+    rows: list[tuple[str, ...]] = []
+    for _, group in groupby(sorted(snapshot.allocations, key=_group_key), key=_group_key):
+        held = list(group)
+        first = held[0]
+        devices = ",".join(_device(allocation) for allocation in held)
+        nodes = table.ranges([node for allocation in held for node in allocation.numa_nodes])
+        source = first.resource or first.driver or ""
+        rows.append((*first.holder, first.api, source, str(len(held)), devices, nodes, _claim(first, shared)))
+    rows += [(*row[:5], count, row[5], row[6], "") for row, count in _pinned_rows(snapshot, selection)]
+    return table.render(TABLE, sorted(rows), width)
+
+
+def list_wide(snapshot: Snapshot, selection: Selection) -> str:
+    """One line per container and device, with everything that is known, never cut."""
+    shared = shared_claims(snapshot.allocations)
+    rows: list[tuple[str, ...]] = [
+        (
+            *held.holder,
+            str(held.api),
+            held.resource or held.driver or "",
+            held.device_ids[0] if held.device_ids else held.device or "",
+            held.pool or "",
+            held.share_id or "",
+            table.ranges(held.numa_nodes),
+            _claim(held, shared),
+            ",".join(held.cdi_ids),
+        )
+        for held in snapshot.allocations
+    ]
+    rows += [(*row[:6], "", "", row[6], "", "") for row, _ in _pinned_rows(snapshot, selection)]
+    return table.render(WIDE, sorted(rows))
+
+
+def list_document(snapshot: Snapshot, selection: Selection, facts: Facts) -> Document:
+    """Everything, for programs. ``notes`` are sentences on what this kubelet cannot tell."""
+    found = list(pinned(snapshot, selection))
+    return {
+        "pods": len(snapshot.pods),
+        "allocations": [
+            allocation_document(allocation) for allocation in sorted(snapshot.allocations, key=lambda held: held.key)
+        ],
+        "cpus": [{**_holder(row), "cpu_ids": list(row.cpu_ids)} for row in found if row.cpu_ids],
+        "memory": [{**_holder(row), **memory_document(block)} for row in found for block in row.memory],
+        "facts": facts_document(facts),
+    }
+
+
+def allocatable_table(capacity: Allocatable, width: int | None) -> str:
+    """One line per resource."""
+    rows = []
+    for resource, group in groupby(sorted(capacity.devices, key=lambda d: d.device_key), key=lambda d: d.resource):
+        devices = list(group)
+        nodes = table.ranges([node for device in devices for node in device.numa_nodes])
+        rows.append((resource, str(len(devices)), ",".join(device.device_id for device in devices), nodes))
+    return table.render(("RESOURCE", "COUNT", "DEVICES", "NUMA"), rows + _machine_rows(capacity), width)
+
+
+def allocatable_wide(capacity: Allocatable) -> str:
+    """One line per device."""
+    rows = [(device.resource, device.device_id, table.ranges(device.numa_nodes)) for device in capacity.devices]
+    rows += [(name, ids, nodes) for name, _, ids, nodes in _machine_rows(capacity)]
+    return table.render(("RESOURCE", "DEVICE", "NUMA"), sorted(rows))
+
+
+def allocatable_document(capacity: Allocatable) -> Document:
+    """Everything, for programs."""
+    return {
+        "devices": [
+            {"resource": device.resource, "device_id": device.device_id, "numa_nodes": list(device.numa_nodes)}
+            for device in sorted(capacity.devices, key=lambda d: d.device_key)
+        ],
+        "cpu_ids": list(capacity.cpu_ids),
+        "memory": [memory_document(block) for block in capacity.memory],
+    }
+
+
+def allocation_document(held: Allocation) -> Document:
+    """One allocation, without the fields that its API does not have."""
+    named = {
+        "namespace": held.namespace,
+        "pod": held.pod,
+        "container": held.container,
+        "api": str(held.api),
+        "resource": held.resource,
+        "driver": held.driver,
+        "pool": held.pool,
+        "device": held.device,
+        "claim": held.claim,
+        "claim_namespace": held.claim_namespace,
+        "share_id": held.share_id,
+        "device_ids": list(held.device_ids),
+        "cdi_ids": list(held.cdi_ids),
+        "numa_nodes": list(held.numa_nodes),
+    }
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def memory_document(block: Memory) -> Document:
+    """One block of pinned or allocatable memory."""
+    return {"memory_type": block.memory_type, "size_bytes": block.size_bytes, "numa_nodes": list(block.numa_nodes)}
+
+
+def facts_document(facts: Facts) -> Document:
+    """What this kubelet supports: yes, no or unknown, and in words what that hides."""
+    return {
+        "get": str(facts.get),
+        "allocatable": str(facts.allocatable),
+        "dynamic_resources": str(facts.dynamic_resources),
+        "active_pods_only": str(facts.active_pods_only),
+        "notes": list(facts.notes()),
+    }
+
+
+def _group_key(held: Allocation) -> tuple[str, ...]:
+    claim = (held.claim_namespace or "", held.claim or "")
+    return (*held.holder, held.api, held.resource or held.driver or "", *claim)
+
+
+def _device(held: Allocation) -> str:
+    if held.api is Api.DEVICE_PLUGIN:
+        return held.device_ids[0]
+    share = f"#{held.share_id}" if held.share_id else ""
+    return f"{held.pool}/{held.device}{share}"
+
+
+def _claim(held: Allocation, shared: frozenset[tuple[str, str]]) -> str:
+    if held.claim is None:
+        return ""
+    elsewhere = f"{held.claim_namespace}/" if held.claim_namespace != held.namespace else ""
+    mark = " (shared)" if (held.claim_namespace or "", held.claim) in shared else ""
+    return f"{elsewhere}{held.claim}{mark}"
+
+
+def _pinned_rows(snapshot: Snapshot, selection: Selection) -> Iterator[tuple[tuple[str, ...], str]]:
+    """``(holder, API, resource, device, NUMA), count``; the API column names the part of kubelet that decided."""
+    for row in pinned(snapshot, selection):
+        holder = (row.namespace, row.pod, row.container)
+        if row.cpu_ids:
+            yield (*holder, "cpumanager", "cpu", table.ranges(row.cpu_ids), ""), str(len(row.cpu_ids))
+        for block in row.memory:
+            yield (
+                (*holder, "memorymanager", block.memory_type, table.size(block.size_bytes), _nodes(block)),
+                "",
+            )
+
+
+def _machine_rows(capacity: Allocatable) -> list[tuple[str, str, str, str]]:
+    cpus = [("cpu", str(len(capacity.cpu_ids)), table.ranges(capacity.cpu_ids), "")] if capacity.cpu_ids else []
+    return cpus + [(block.memory_type, "", table.size(block.size_bytes), _nodes(block)) for block in capacity.memory]
+
+
+def _nodes(block: Memory) -> str:
+    return table.ranges(block.numa_nodes)
+
+
+def _holder(row: Pinned) -> Document:
+    return {"namespace": row.namespace, "pod": row.pod, "container": row.container}

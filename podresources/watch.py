@@ -1,0 +1,107 @@
+"""A stream of changes: who was given a device, who let go of one, what capacity came or went.
+
+::
+
+    async with podresources.Client() as client:
+        async for event in watch(client):
+            match event:
+                case Started(snapshot): ...
+                case Assigned(allocation): ...
+                case Released(allocation): ...
+                case CapacityChanged(resource, before, after): ...
+                case Interrupted(error): ...   # what was said so far may be out of date
+                case Resumed(): ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from podresources.changes import SETTLE_SECONDS, Change, Tracker
+from podresources.client import Client
+from podresources.errors import ClientClosed, NotSupported, PodResourcesError
+from podresources.facts import Support
+from podresources.model import Allocatable, Snapshot
+
+POLL_FLOOR_SECONDS = 5.0
+"""Kubelet has no watch in this API, and one limiter for all clients of the node: pollers ask every 5 to 15 s."""
+
+JITTER = 0.2
+"""Share of the interval added at random, so that agents started together do not poll together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Always the first event: what everybody holds now. ``allocatable`` is None when this kubelet does not serve it."""
+
+    snapshot: Snapshot
+    allocatable: Allocatable | None
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """Polling began to fail; nothing is released meanwhile. Said once, until ``Resumed``."""
+
+    error: PodResourcesError
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Polling works again. Releases may still be held back while kubelet settles."""
+
+
+Event = Started | Change | Interrupted | Resumed
+
+
+async def watch(
+    client: Client,
+    *,
+    interval_seconds: float = POLL_FLOOR_SECONDS,
+    floor_seconds: float = POLL_FLOOR_SECONDS,
+    settle_seconds: float = SETTLE_SECONDS,
+) -> AsyncIterator[Event]:
+    """A snapshot to start from, then changes, for ever.
+
+    The first snapshot must succeed: its error is raised. Later failures are events, and polling goes on; only closing
+    the client ends the iteration. Raises ValueError for an interval below ``floor_seconds``; lower the floor only on
+    a socket of one's own.
+    """
+    if interval_seconds < floor_seconds:
+        raise ValueError(f"interval_seconds={interval_seconds} is below the floor of {floor_seconds} s")
+    now = asyncio.get_running_loop().time
+    jitter = random.Random()
+    snapshot, allocatable = await _poll(client)
+    tracker = Tracker(snapshot, allocatable, settle_seconds)
+    yield Started(snapshot, allocatable)
+    failing = False
+    while True:
+        await asyncio.sleep(interval_seconds * (1 + JITTER * jitter.random()))
+        try:
+            snapshot, allocatable = await _poll(client)
+        except ClientClosed:
+            return
+        except PodResourcesError as error:
+            tracker.failed(error, now())
+            if not failing:
+                failing = True
+                yield Interrupted(error)
+            continue
+        if failing:
+            failing = False
+            yield Resumed()
+        for change in tracker.step(snapshot, allocatable, now()):
+            yield change
+
+
+async def _poll(client: Client) -> tuple[Snapshot, Allocatable | None]:
+    """Both lists; they are two requests, so a change between them shows in one first."""
+    snapshot = await client.list()
+    if client.facts.allocatable is Support.NO:
+        return snapshot, None
+    try:
+        return snapshot, await client.allocatable()
+    except NotSupported:
+        return snapshot, None
