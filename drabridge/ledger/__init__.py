@@ -35,6 +35,7 @@ from drabridge.ledger.events import (
     Use,
     Withdrawn,
 )
+from drabridge.ledger.machine import step
 from drabridge.ledger.model import (
     DRA_OWNERS,
     MOVING,
@@ -72,7 +73,6 @@ from drabridge.ledger.outcome import (
     TransferAborted,
     Transferred,
 )
-from drabridge.ledger.machine import step
 
 __all__ = [
     "DRA_OWNERS",

@@ -211,9 +211,11 @@ def _restarted(draft: Draft, event: ev.Restarted) -> None:
                 _signal(draft, Signal.FOUND_PREPARED, use.device, Demand(found.claim, use))
     if event.allocated is not None:
         _claims_listed(draft, event.allocated)
+    draft.durable_node = bool(draft.node_now.lost)
     _set_node(
         draft,
         merged=True,
+        lost="",
         kubelet_seq=draft.seq,
         releases_suspended_until=max(draft.node_now.releases_suspended_until, event.at + draft.policy.settle_seconds),
     )
@@ -245,7 +247,8 @@ def _lost(draft: Draft, event: ev.Lost) -> None:
     if draft.touched:
         message = f"the record of who holds {', '.join(draft.touched)} was lost ({event.reason}); quarantined"
         draft.effects.append(Notify(Subject.NODE, "LedgerLost", message))
-    _set_node(draft, merged=False)
+    _set_node(draft, merged=False, lost=event.reason or "unreadable")
+    draft.durable_node = True
 
 
 # --- inventory ------------------------------------------------------------------------------------------------------
@@ -259,6 +262,8 @@ def _discovered(draft: Draft, event: ev.Discovered) -> None:
         if entry is None:
             lane = event.lanes.get(name, Lane.LEGACY)
             draft.touched[name] = Entry(facts, lane=lane, since=event.at, seq=draft.seq)
+            if draft.ledger.node.lost:
+                _signal(draft, Signal.LOST, name, draft.ledger.node.lost)
         elif entry.device != facts:
             _known(draft, entry, facts)
     for name, entry in entries.items():

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from drabridge.inventory.model import Device, Presence
 
+
 class Owner(StrEnum):
     """Who holds a device."""
 
@@ -216,6 +217,7 @@ class NodeState(NamedTuple):
     kubelet_seq: int = 0  # evidence gathered before this sequence number came from an earlier kubelet
     releases_suspended_until: float = 0.0
     denied: frozenset[str] = frozenset()  # claim UIDs whose lease was denied (G2)
+    lost: str = ""  # why the record was lost; until the merge, a device without an entry is quarantined, not free
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 Two rules. Nothing else changes ownership: every owner and every lane in the ledger comes out of a row of this table.
 It knows no clock, no socket and no file: what a row does follows from the entry, the signal and the policy alone.
 
-An event reaches a device as one or more signals (:mod:`drabridge.ledger.machine`); the signal, the owner and the lane of
-the device choose exactly one row. A combination without a row, or with two, is an error at import.
+An event reaches a device as one or more signals (:mod:`drabridge.ledger.machine`); the signal, the owner and the
+lane of the device choose exactly one row. A combination without a row, or with two, is an error at import.
 """
 
 from __future__ import annotations

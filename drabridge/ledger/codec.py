@@ -1,0 +1,198 @@
+"""Entries as JSON and back. Reading is strict about what it needs and silent about what it does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from drabridge.inventory.model import Presence
+from drabridge.ledger.model import (
+    ClaimHold,
+    ClaimRef,
+    Entry,
+    Facts,
+    HeldBecause,
+    Hold,
+    Lane,
+    Move,
+    MoveStep,
+    NodeState,
+    Owner,
+    Phase,
+    PodRef,
+    Share,
+)
+
+Json = dict[str, Any]
+
+ENTRY_FIELDS = frozenset(
+    {"name", "resource", "units", "root", "presence", "shareable", "capacity", "owner", "lane", "drain"}
+    | {"hold", "claims", "move", "since", "seq", "released_because"}
+)
+
+
+def entry_to_json(entry: Entry) -> Json:
+    """One device as a JSON object; what has its default is left out where that keeps the file readable."""
+    facts = entry.device
+    data: Json = {
+        "name": facts.name,
+        "resource": facts.resource,
+        "units": facts.units,
+        "presence": facts.presence,
+        "owner": entry.owner,
+        "lane": entry.lane,
+        "since": entry.since,
+        "seq": entry.seq,
+    }
+    if facts.root:
+        data["root"] = facts.root
+    if facts.shareable:
+        data["shareable"] = True
+        data["capacity"] = dict(facts.capacity)
+    if entry.drain:
+        data["drain"] = True
+    if entry.hold is not None:
+        data["hold"] = _hold_to_json(entry.hold)
+    if entry.claims:
+        data["claims"] = [_claim_to_json(held) for held in entry.claims]
+    if entry.move is not None:
+        move = entry.move
+        data["move"] = {
+            "source": move.source,
+            "target": move.target,
+            "step": move.step,
+            "since": move.since,
+            "step_since": move.step_since,
+            "reason": move.reason,
+        }
+    if entry.released_because:
+        data["released_because"] = entry.released_because
+    return data
+
+
+def entry_from_json(data: Mapping[str, Any]) -> Entry:
+    """The entry of a JSON object. :exc:`ValueError`, :exc:`KeyError` or :exc:`TypeError` if it is not one."""
+    facts = Facts(
+        _text(data["name"]),
+        _text(data.get("resource", "")),
+        _texts(data.get("units", ())),
+        _text(data.get("root", "")),
+        Presence(data.get("presence", Presence.PRESENT)),
+        bool(data.get("shareable", False)),
+        _amounts(data.get("capacity", {})),
+    )
+    hold = data.get("hold")
+    move = data.get("move")
+    return Entry(
+        facts,
+        Owner(data["owner"]),
+        Lane(data["lane"]),
+        bool(data.get("drain", False)),
+        None if hold is None else _hold_from_json(hold),
+        tuple(_claim_from_json(held) for held in data.get("claims", ())),
+        None
+        if move is None
+        else Move(
+            Lane(move["source"]),
+            Lane(move["target"]),
+            MoveStep(move["step"]),
+            float(move["since"]),
+            float(move["step_since"]),
+            _text(move.get("reason", "")),
+        ),
+        float(data.get("since", 0.0)),
+        int(data.get("seq", 0)),
+        _text(data.get("released_because", "")),
+    )
+
+
+def node_to_json(node: NodeState) -> Json:
+    """The node's state, without ``merged``: that is about a process, not about the node."""
+    return {
+        "boot_id": node.boot_id,
+        "kubelet_started_at": node.kubelet_started_at,
+        "releases_suspended_until": node.releases_suspended_until,
+        "denied": sorted(node.denied),
+        "lost": node.lost,
+    }
+
+
+def node_from_json(data: Mapping[str, Any]) -> NodeState:
+    """The node's state of a JSON object, not merged."""
+    return NodeState(
+        boot_id=_text(data.get("boot_id", "")),
+        kubelet_started_at=float(data.get("kubelet_started_at", 0.0)),
+        releases_suspended_until=float(data.get("releases_suspended_until", 0.0)),
+        denied=frozenset(_texts(data.get("denied", ()))),
+        lost=_text(data.get("lost", "")),
+    )
+
+
+def _hold_to_json(hold: Hold) -> Json:
+    return {
+        "units": hold.units,
+        "allocated_at": hold.allocated_at,
+        "confirmed": hold.confirmed,
+        "last_seen": hold.last_seen,
+        "pods": [
+            {"namespace": pod.namespace, "name": pod.name, "container": pod.container, "uid": pod.uid}
+            for pod in hold.pods
+        ],
+        "because": hold.because,
+    }
+
+
+def _hold_from_json(data: Mapping[str, Any]) -> Hold:
+    """Absences are not kept: a new agent counts from the start."""
+    return Hold(
+        _texts(data.get("units", ())),
+        float(data["allocated_at"]),
+        bool(data.get("confirmed", False)),
+        float(data.get("last_seen", 0.0)),
+        pods=tuple(
+            PodRef(*(_text(pod.get(key, "")) for key in ("namespace", "name", "container", "uid")))
+            for pod in data.get("pods", ())
+        ),
+        because=HeldBecause(data.get("because", HeldBecause.TOO_YOUNG)),
+    )
+
+
+def _claim_to_json(held: ClaimHold) -> Json:
+    data: Json = {
+        "uid": held.claim.uid,
+        "namespace": held.claim.namespace,
+        "name": held.claim.name,
+        "phase": held.phase,
+        "since": held.since,
+        "api_allocated": held.api_allocated,
+    }
+    if held.admin:
+        data["admin"] = True
+    if held.shares:
+        data["shares"] = [{"id": share.id, "consumed": dict(share.consumed)} for share in held.shares]
+    return data
+
+
+def _claim_from_json(data: Mapping[str, Any]) -> ClaimHold:
+    return ClaimHold(
+        ClaimRef(_text(data["uid"]), _text(data.get("namespace", "")), _text(data.get("name", ""))),
+        Phase(data["phase"]),
+        float(data.get("since", 0.0)),
+        tuple(Share(_text(share["id"]), _amounts(share.get("consumed", {}))) for share in data.get("shares", ())),
+        bool(data.get("admin", False)),
+        bool(data.get("api_allocated", True)),
+    )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, found {value!r}")
+    return value
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    return tuple(_text(value) for value in values)
+
+
+def _amounts(values: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted((_text(name), int(amount)) for name, amount in values.items()))

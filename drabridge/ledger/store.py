@@ -1,0 +1,400 @@
+"""The ledger on disk: one file, a snapshot followed by a journal, and never "free" for what cannot be read.
+
+``ledger.jsonl`` is text, one record a line, each with the CRC-32 of its own bytes in front (a checksum of re-serialised
+values breaks with every added field; NVIDIA/k8s-dra-driver-gpu#1080). The first line is the envelope: format, version,
+node, sequence number, number of entries; the entries follow; then one line for each commit, with the entries that it
+replaced. A commit is one ``write`` and one ``fsync``, whatever the number of devices. The file is rewritten when the
+journal outgrows the snapshot: temporary file, fsync, rename, fsync of the directory; the copy before stays as
+``ledger.jsonl.previous``.
+
+A last line without its end was never acknowledged and is dropped. Anything else that does not read as it was written
+ends the reading: what was read so far is kept, and every device that looks free there is quarantined.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import stat
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from drabridge.errors import HostError
+from drabridge.ledger.codec import ENTRY_FIELDS, Json, entry_from_json, entry_to_json, node_from_json, node_to_json
+from drabridge.ledger.model import Entry, Ledger, NodeState
+
+FORMAT = "drabridge-ledger"
+VERSION = 1
+FILE = "ledger.jsonl"
+_CRC_DIGITS = 8
+_COMPACT_BYTES = 1 << 20  # of journal; replaying one MiB takes about 50 ms, half of the budget of a start
+_KEPT_ASIDE = 5  # unreadable files that are kept for a person to look at
+
+
+class Loaded(StrEnum):
+    """How much of the ledger could be read."""
+
+    FRESH = "fresh"  # the agent never ran here
+    COMPLETE = "complete"
+    REPAIRED = "repaired"  # a commit that was never acknowledged was dropped
+    PARTIAL = "partial"  # read up to some point, or an older copy: what looks free may not be
+    LOST = "lost"  # nothing can be read
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """What a start found. ``message`` is for people; empty if all is well. ``aside``: where the unreadable file is."""
+
+    kind: Loaded
+    ledger: Ledger
+    message: str = ""
+    hint: str = ""
+    aside: Path | None = None
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether a device that looks free may be held."""
+        return self.kind in (Loaded.PARTIAL, Loaded.LOST)
+
+
+@dataclass(slots=True)
+class _Read:
+    """A file that was read: the entries, and what ended the reading before its end."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    node: NodeState = field(default_factory=NodeState)
+    seq: int = 0
+    envelope: Json = field(default_factory=dict)
+    unknown: dict[str, Json] = field(default_factory=dict)
+    torn: bool = False
+    fault: str = ""
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger.of(self.entries.values(), self.node, self.seq)
+
+
+class Unreadable(Exception):
+    """Not even the snapshot of a file can be read."""
+
+
+class Store:
+    """The one writer of the ledger of one node. :exc:`HostError` if another process is, or the disk refuses.
+
+    ``fsync`` is the only call that a test replaces: to lose what was not synced, or to fail.
+    """
+
+    def __init__(
+        self, directory: Path, *, node: str, node_uid: str = "", fsync: Callable[[int], None] = os.fsync
+    ) -> None:
+        self.path = directory / FILE
+        self.previous = directory / f"{FILE}.previous"
+        self.node = node
+        self.node_uid = node_uid
+        self._fsync = fsync
+        self._fd: int | None = None
+        self._journal_bytes = 0
+        self._envelope: Json = {}
+        self._unknown: dict[str, Json] = {}
+        self._lock: int | None
+        self._ran_before, self._lock = _lock(directory)
+
+    def close(self) -> None:
+        """Let another process have the ledger."""
+        self._drop()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    # --- reading ---
+
+    def load(self) -> LoadResult:
+        """Read what there is. Whatever the file, the result is defined; nothing unreadable ever comes out as free."""
+        try:
+            read = self._read(self.path)
+        except FileNotFoundError:
+            if not self._ran_before and not self.previous.exists():
+                return LoadResult(Loaded.FRESH, Ledger())
+            return self._from_previous(f"{self.path} is missing though the agent ran here before")
+        except (OSError, Unreadable) as error:
+            return self._from_previous(f"{self.path} cannot be read: {_reason(error)}")
+        self._envelope, self._unknown = read.envelope, read.unknown
+        if read.fault:
+            return LoadResult(
+                Loaded.PARTIAL,
+                read.ledger,
+                f"{self.path} is damaged: {read.fault}; kept what came before, quarantined what looked free there",
+                _HINT,
+                self._set_aside(),
+            )
+        notes = [note for note in (self._close_mode(), self._new_uid(read)) if note]
+        if read.torn:
+            notes.append("dropped an unfinished commit that nobody was told about")
+            return LoadResult(Loaded.REPAIRED, read.ledger, "; ".join(notes))
+        return LoadResult(Loaded.COMPLETE, read.ledger, "; ".join(notes))
+
+    def _from_previous(self, problem: str) -> LoadResult:
+        """The copy before the last rewrite is old: its holders are kept, what looks free in it is not believed."""
+        aside = self._set_aside()
+        try:
+            read = self._read(self.previous)
+        except (OSError, Unreadable):
+            message = f"{problem}; there is no older copy: every device is quarantined"
+            return LoadResult(Loaded.LOST, Ledger(), message, _HINT, aside)
+        self._envelope, self._unknown = read.envelope, read.unknown
+        message = f"{problem}; took {self.previous} instead and quarantined what looked free there"
+        return LoadResult(Loaded.PARTIAL, read.ledger, message, _HINT, aside)
+
+    def _read(self, path: Path) -> _Read:
+        lines = path.read_bytes().split(b"\n")
+        tail = lines.pop()  # empty if the file ends as it should
+        if not lines:
+            raise Unreadable("it is empty" if not tail else "it ends within its first line")
+        envelope = _decode(lines[0])
+        _check_envelope(envelope, self.node)
+        read = _Read(
+            node=node_from_json(envelope["node_state"]), seq=int(envelope["seq"]), envelope=envelope, torn=bool(tail)
+        )
+        count = int(envelope["entries"])
+        if len(lines) <= count:
+            raise Unreadable(f"it ends after {len(lines) - 1} of {count} entries")
+        try:
+            for line in lines[1 : count + 1]:
+                _enter(read, _decode(line))
+        except _NOT_OURS as error:
+            raise Unreadable(f"an entry of its snapshot is damaged ({error})") from error
+        for number, line in enumerate(lines[count + 1 :], count + 2):
+            try:
+                _replay(read, _decode(line))
+            except (*_NOT_OURS, Unreadable) as error:
+                read.fault = f"line {number} ({error})"
+                break
+        return read
+
+    def _new_uid(self, read: _Read) -> str:
+        before = str(read.envelope.get("node_uid", ""))
+        if not before or not self.node_uid or before == self.node_uid:
+            return ""
+        return (
+            f"node {self.node} was registered anew (uid {before} before, {self.node_uid} now); its containers are kept"
+        )
+
+    def _close_mode(self) -> str:
+        mode = stat.S_IMODE(self.path.stat().st_mode)
+        if not mode & 0o077:
+            return ""
+        self.path.chmod(0o600)
+        return f"{self.path} was open to others (mode {mode:04o}); now 0600"
+
+    def _set_aside(self) -> Path | None:
+        """Keep what cannot be read for a person to look at, out of the way."""
+        if not os.path.lexists(self.path):
+            return None
+        places = [self.path.with_name(f"{FILE}.unreadable-{n}") for n in range(1, _KEPT_ASIDE + 1)]
+        place = next((place for place in places if not os.path.lexists(place)), None)
+        if place is None:
+            return None  # a rewrite replaces it; the first ones tell more
+        try:
+            self.path.rename(place)
+        except OSError:
+            return None
+        return place
+
+    # --- writing ---
+
+    def append(self, ledger: Ledger, names: Iterable[str], removed: Iterable[str] = ()) -> None:
+        """Make ``names`` (and the node's state) of ``ledger`` durable; on return they are. :exc:`HostError` if not.
+
+        After a failure nothing more is appended to the file: the next call writes all of it anew, because what the
+        kernel kept of a failed fsync is unknown.
+        """
+        if self._fd is None or self._journal_bytes > _COMPACT_BYTES:
+            self.rewrite(ledger)
+            return
+        record: Json = {
+            "seq": ledger.seq,
+            "node_state": node_to_json(ledger.node),
+            "entries": [self._entry(ledger.entries[name]) for name in names if name in ledger.entries],
+        }
+        if gone := sorted(removed):
+            record["removed"] = gone
+        line = _encode(record)
+        try:
+            _write(self._fd, line)
+            self._fsync(self._fd)
+        except OSError as error:
+            self._drop()
+            raise self._failed(error) from error
+        self._journal_bytes += len(line)
+
+    def rewrite(self, ledger: Ledger) -> None:
+        """Replace the file by a snapshot of ``ledger``; the file before becomes the previous copy."""
+        self._drop()
+        envelope = self._envelope | {
+            "format": FORMAT,
+            "version": VERSION,
+            "node": self.node,
+            "node_uid": self.node_uid,
+            "seq": ledger.seq,
+            "entries": len(ledger.entries),
+            "node_state": node_to_json(ledger.node),
+        }
+        temporary = self.path.with_name(f"{FILE}.new")
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                temporary.unlink()
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            try:
+                _write(fd, b"".join(map(_encode, (envelope, *map(self._entry, ledger.entries.values())))))
+                self._fsync(fd)
+                if self.path.is_dir() and self._set_aside() is None:
+                    raise OSError(errno.EISDIR, "a directory is in the way", str(self.path))
+                self._keep_previous()
+                temporary.replace(self.path)
+                _sync_directory(self.path.parent, self._fsync)
+            except BaseException:
+                os.close(fd)
+                raise
+        except OSError as error:
+            raise self._failed(error) from error
+        self._fd = fd
+        self._journal_bytes = 0
+
+    def _keep_previous(self) -> None:
+        link = self.path.with_name(f"{FILE}.link")
+        with contextlib.suppress(FileNotFoundError):
+            link.unlink()
+        with contextlib.suppress(FileNotFoundError):
+            os.link(self.path, link)
+            link.replace(self.previous)
+
+    def _entry(self, entry: Entry) -> Json:
+        data = entry_to_json(entry)
+        unknown = self._unknown.get(entry.name)
+        return {**unknown, **data} if unknown else data
+
+    def _drop(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _failed(self, error: OSError) -> HostError:
+        return HostError(
+            f"the ledger cannot be written to {self.path}: {error.strerror or error}",
+            hint="nothing is granted until it can; check free space and the disk",
+        )
+
+
+_HINT = (
+    "devices leave quarantine when kubelet and the API server show that nobody uses them; "
+    "'drabridge status' says what is missing and 'drabridge resolve' ends it by hand"
+)
+_NOT_OURS = (ValueError, KeyError, TypeError, AttributeError)
+
+
+def _lock(directory: Path) -> tuple[bool, int]:
+    """Be the one writer. Returns whether an agent ran here before, and the lock."""
+    path = directory / "ledger.lock"
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        before = path.exists()
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise HostError(
+            f"the ledger's directory {directory} cannot be used: {error.strerror or error}",
+            hint="it must be a directory on the node's own disk that root may write to",
+        ) from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        other = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(fd)
+        raise HostError(
+            f"another agent (pid {other}) has the ledger in {directory}",
+            hint="two agents must not grant the same devices: stop that one first",
+        ) from error
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return before, fd
+
+
+def _encode(value: Json) -> bytes:
+    body = json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    return b"%08x %b\n" % (zlib.crc32(body), body)
+
+
+def _decode(line: bytes) -> Json:
+    """The record of a line. :exc:`Unreadable` if its bytes are not those that were written."""
+    body = line[_CRC_DIGITS + 1 :]
+    if line[_CRC_DIGITS : _CRC_DIGITS + 1] != b" " or line[:_CRC_DIGITS] != b"%08x" % zlib.crc32(body):
+        raise Unreadable("its checksum does not match")
+    try:
+        value: Any = json.loads(body)
+    except ValueError as error:
+        raise Unreadable(f"it is not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise Unreadable("it is not a JSON object")
+    return value
+
+
+def _check_envelope(envelope: Json, node: str) -> None:
+    if envelope.get("format") != FORMAT:
+        raise Unreadable(f"its format is {envelope.get('format')!r}, expected {FORMAT!r}")
+    version = envelope.get("version")
+    if not isinstance(version, int) or version < 1:
+        raise Unreadable(f"its version is {version!r}; versions begin with 1")
+    if version > VERSION:
+        raise Unreadable(
+            f"it was written by a newer agent (version {version}, this one reads {VERSION}): upgrade again"
+        )
+    if envelope.get("node") != node:
+        raise Unreadable(f"it belongs to node {envelope.get('node')!r}, this is {node!r}")
+    missing = {"seq", "entries", "node_state"} - envelope.keys()
+    if missing:
+        raise Unreadable(f"its envelope lacks {', '.join(sorted(missing))}")
+
+
+def _enter(read: _Read, data: Json) -> None:
+    entry = entry_from_json(data)
+    read.entries[entry.name] = entry
+    if unknown := {key: value for key, value in data.items() if key not in ENTRY_FIELDS}:
+        read.unknown[entry.name] = unknown
+
+
+def _replay(read: _Read, record: Json) -> None:
+    seq = int(record["seq"])
+    if seq < read.seq:
+        raise ValueError(f"its sequence number {seq} comes after {read.seq}")
+    for data in record["entries"]:
+        _enter(read, data)
+    for name in record.get("removed", ()):
+        read.entries.pop(name, None)
+    read.node = node_from_json(record["node_state"])
+    read.seq = seq
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _sync_directory(directory: Path, fsync: Callable[[int], None]) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return (error.strerror or str(error)).lower()
+    return str(error)

@@ -1,0 +1,107 @@
+"""Benchmarks of the ledger: the pure step, a start with a thousand devices, and a durable Allocate."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from drabridge.ledger import Allocate, ClaimRef, Entry, Facts, Lane, Ledger, NodeState, Policy, Prepare, Unprepare, Use, step
+from drabridge.ledger.keeper import Keeper
+from drabridge.ledger.store import Store
+from tests.bench.core import Benchmark
+
+_DEVICES = 1000
+_POLICY = Policy()
+
+
+def _ledger(lane: Lane = Lane.LEGACY) -> Ledger:
+    entries = [
+        Entry(Facts(f"gpu-{n:04}", "nvidia.com/gpu", (f"GPU-{n:08}-1111-2222-3333-444444444444",)), lane=lane)
+        for n in range(_DEVICES)
+    ]
+    return Ledger.of(entries, NodeState(merged=True))
+
+
+def _allocate(ledger: Ledger, n: int) -> Allocate:
+    name = f"gpu-{n:04}"
+    return Allocate({name: ledger.entries[name].device.units}, at=float(n))
+
+
+def steps_per_second() -> float:
+    """Allocate each of 1,000 devices, and prepare and unprepare a claim on each of 1,000 others; best of five rounds."""
+    legacy, dra = _ledger(), _ledger(Lane.DRA)
+    claims = [ClaimRef(f"uid-{n}", "team-a", f"claim-{n}") for n in range(_DEVICES)]
+    first = [_allocate(legacy, n) for n in range(_DEVICES)]
+    second = [Prepare(claims[n], (Use(f"gpu-{n:04}"),), float(n)) for n in range(_DEVICES)]
+    third = [Unprepare(f"uid-{n}", float(n)) for n in range(_DEVICES)]
+    best = 0.0
+    for _ in range(5):
+        at_legacy, at_dra = legacy, dra
+        begin = time.perf_counter()
+        for allocate in first:
+            at_legacy = step(at_legacy, allocate, _POLICY).of(at_legacy)
+        for event in (*second, *third):
+            at_dra = step(at_dra, event, _POLICY).of(at_dra)
+        best = max(best, 3 * _DEVICES / (time.perf_counter() - begin))
+    return best
+
+
+def load_1000_ms() -> float:
+    """Read a ledger of 1,000 held devices with a journal of 1,000 commits; median of five."""
+    with tempfile.TemporaryDirectory() as directory:
+        store = Store(Path(directory), node="bench", fsync=lambda fd: None)
+        ledger = _ledger()
+        store.rewrite(ledger)
+        for n in range(_DEVICES):
+            ledger = step(ledger, _allocate(ledger, n), _POLICY).of(ledger)
+            store.append(ledger, [f"gpu-{n:04}"])
+        times = []
+        for _ in range(5):
+            begin = time.perf_counter()
+            loaded = store.load()
+            times.append(time.perf_counter() - begin)
+        store.close()
+        assert loaded.ledger.entries == ledger.entries
+    return statistics.median(times) * 1000
+
+
+def durable_allocate_over_fsync_ms() -> float:
+    """Allocate through the keeper with 1,000 devices, p50, less one append and fsync of as many bytes beside it, p50."""
+    with tempfile.TemporaryDirectory(dir=".") as directory:
+        return asyncio.run(_durable_allocate(Path(directory)))
+
+
+async def _durable_allocate(directory: Path) -> float:
+    Store(directory, node="bench").rewrite(_ledger())
+    (directory / "ledger.lock").unlink()
+    store = Store(directory, node="bench")
+    keeper = Keeper(store, _POLICY)
+    keeper.ledger = keeper._head = keeper.ledger.replace((), node=NodeState(merged=True))
+    beside = os.open(directory / "beside", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    durable, plain = [], []
+    for n in range(200):
+        event = _allocate(keeper.ledger, n)
+        begin = time.perf_counter()
+        decision = await keeper.apply(event)
+        durable.append(time.perf_counter() - begin)
+        assert decision.accepted
+        begin = time.perf_counter()
+        os.write(beside, b"x" * 400)
+        os.fsync(beside)
+        plain.append(time.perf_counter() - begin)
+    os.close(beside)
+    await keeper.close()
+    return (statistics.median(durable) - statistics.median(plain)) * 1000
+
+
+def benchmarks() -> list[Benchmark]:
+    """The ledger's numbers and their budgets."""
+    return [
+        Benchmark("ledger_steps_per_second", "1/s", 50_000, steps_per_second, better="higher"),
+        Benchmark("ledger_1000_load_ms", "ms", 100, load_1000_ms),
+        Benchmark("durable_allocate_over_fsync_ms", "ms", 1.0, durable_allocate_over_fsync_ms),
+    ]
