@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable
 
 import deviceplugin
+from drabridge.inventory.facts import EventSeen, MonitorRestarted, Reconciled, ReconcileFailed, SourceChanged
+from drabridge.inventory.facts import Fact as InventoryFact
 from drabridge.ledger.outcome import Effect, Refused, Released, TransferAborted, Transferred
 from drabridge.metrics import Metrics
 from drabridge.status import RecentRefusal
@@ -27,6 +29,7 @@ class Sinks:
         self._metrics = metrics
         self._resource_of = resource_of
         self._now = now
+        self.reconciled_at = 0.0
         self.refusals: deque[RecentRefusal] = deque(maxlen=REFUSALS_KEPT)
 
     # The DevicePlugin side (deviceplugin.Observer).
@@ -71,6 +74,24 @@ class Sinks:
             case deviceplugin.PreStarted():
                 method = "PreStartContainer"
                 metrics.time("grpc_request_duration_seconds", fact.seconds, "deviceplugin", method, fact.code)
+
+    # The inventory (drabridge.inventory.facts).
+
+    def inventory(self, fact: InventoryFact) -> None:
+        match fact:
+            case EventSeen():
+                self._metrics.count("udev_events", fact.subsystem, fact.action)
+            case Reconciled():
+                self._metrics.time("inventory_reconcile_duration_seconds", fact.seconds)
+                if fact.full:
+                    self.reconciled_at = self._now()
+            case MonitorRestarted():
+                self._metrics.count("inventory_monitor_restarts")
+                log.warning("device events were lost, everything is enumerated again", extra={"reason": fact.why})
+            case SourceChanged():
+                log.info("device events", extra={"source": str(fact.source)})
+            case ReconcileFailed():
+                log.error("looking at the devices failed, the last list stays", extra={"reason": fact.why})
 
     # Our questions to kubelet (podresources.Observer).
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.ledger.advertise import dra_schedulable, legacy_healthy
-from drabridge.ledger.model import Entry, Hold, Lane, Ledger, Owner, Policy
+from drabridge.ledger.model import Entry, Hold, Lane, Ledger, Owner, PodRef, Policy
 
 API_VERSION = "drabridge/v1alpha1"
 Document = dict[str, Any]
@@ -211,3 +211,17 @@ def _resources(rows: Sequence[Mapping[str, Any]]) -> list[Document]:
             }
         )
     return found
+
+
+def allocation_labels(entry: Entry) -> list[tuple[str, ...]]:
+    """Label values of ``device_allocation_info``: one row for each container, claim or share that holds the device."""
+    device, resource = entry.name, entry.device.resource
+    rows: list[tuple[str, ...]] = []
+    if entry.hold is not None:
+        pods = entry.hold.pods or (PodRef(),)
+        rows += [(device, resource, "deviceplugin", pod.namespace, pod.name, pod.container, "", "") for pod in pods]
+    for held in entry.claims:
+        for share in held.shares or (None,):
+            share_id = share.id if share else ""
+            rows.append((device, resource, "dra", held.claim.namespace, "", "", held.claim.name, share_id))
+    return list(dict.fromkeys(rows))

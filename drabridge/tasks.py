@@ -14,14 +14,16 @@ MAX_SECONDS = 30.0
 STABLE_SECONDS = 60.0  # a task that lived this long has earned a fresh back-off
 
 
-async def forever(name: str, work: Callable[[], Awaitable[None]]) -> None:
-    """Run ``work`` until cancelled. It should never return; if it does, or raises, it is run again after a pause."""
+async def forever(name: str, work: Callable[[], Awaitable[None]], stopping: Callable[[], bool] = lambda: False) -> None:
+    """Run ``work`` until cancelled. It returns only when ``stopping``; else, or when it raises, it is run again."""
     loop = asyncio.get_running_loop()
     pause = FIRST_SECONDS
     while True:
         started = loop.time()
         try:
             await work()
+            if stopping():
+                return
             log.error("a task that should never end has ended", extra={"task": name})
         except Exception:
             log.exception("a task failed and is started again", extra={"task": name, "pause_seconds": pause})

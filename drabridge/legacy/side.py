@@ -27,10 +27,12 @@ def socket_name(driver: str, resource: str) -> str:
 class _Served:
     """One resource with its server and its task."""
 
-    def __init__(self, plugin: LegacyResource, server: PluginServer, task: asyncio.Task[None]) -> None:
+    def __init__(self, plugin: LegacyResource, server: PluginServer) -> None:
         self.plugin = plugin
         self.server = server
-        self.task = task
+        self.stopping = False
+        name = f"server of {plugin.resource}"
+        self.task = asyncio.create_task(forever(name, server.run, lambda: self.stopping), name=name)
 
 
 class LegacySide:
@@ -89,8 +91,7 @@ class LegacySide:
                     watcher=self._watcher,
                     observer=self._observer,
                 )
-                task = asyncio.create_task(forever(f"server of {name}", server.run), name=f"legacy {name}")
-                self._served[name] = _Served(plugin, server, task)
+                self._served[name] = _Served(plugin, server)
 
     def refresh(self) -> None:
         """Bring every list up to date; nothing is sent where nothing changed."""
@@ -142,6 +143,7 @@ class LegacySide:
 
     async def _stop(self, name: str, grace_seconds: float = 1.0) -> None:
         served = self._served.pop(name)
+        served.stopping = True
         await served.server.stop(grace_seconds)
         served.task.cancel()
         await asyncio.gather(served.task, return_exceptions=True)

@@ -1,0 +1,272 @@
+"""The agent: wires inventory, ledger and both sides together, and owns the life cycle.
+
+One process, one loop. What starts when: configuration; the ledger's lock; the inventory; the merge with what kubelet
+and the CDI directory say; the DevicePlugin side; and only when kubelet has taken its lists, the DRA side. Nothing is
+granted before the merge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import deviceplugin
+from drabridge.cdi import CdiStore, Family
+from drabridge.config.loader import load
+from drabridge.config.schema import Config
+from drabridge.errors import HostError
+from drabridge.evidence.loop import EvidenceLoop
+from drabridge.evidence.witness import Witness
+from drabridge.housekeeping import Housekeeping
+from drabridge.identities import Identities
+from drabridge.inventory.model import Device, Snapshot
+from drabridge.inventory.source import Inventory
+from drabridge.ledger import (
+    Booted,
+    Decision,
+    Discovered,
+    Effect,
+    Facts,
+    KubeletStarted,
+    Ledger,
+    Owner,
+    Refused,
+    Restarted,
+)
+from drabridge.ledger.keeper import Keeper
+from drabridge.ledger.store import LedgerLockedError, Store
+from drabridge.legacy.side import LegacySide
+from drabridge.metrics import Metrics
+from drabridge.observe import Sinks
+from drabridge.pages import Pages
+from drabridge.paths import Paths
+from drabridge.reload import ConfigFollower
+from drabridge.runtime import Options, Runtime
+from drabridge.tasks import Signal, forever
+from drabridge.transfers import Transfers
+from podresources import Client
+
+log = logging.getLogger(__name__)
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+FIRST_LIST_SECONDS = 0.5  # kubelet answers in milliseconds when it is there; registration must not wait when it is not
+STOP_GRACE_SECONDS = 1.5  # for calls in flight at SIGTERM; the whole stop is promised within 3 s
+LOCK_POLL_SECONDS = 0.5  # how soon after another agent's end this one takes over
+
+
+class Agent:
+    """One agent on one node. :meth:`run` returns after :meth:`stop` or SIGTERM."""
+
+    def __init__(self, options: Options, *, now: Callable[[], float] = time.time) -> None:
+        """Raises ConfigError (every fault at once) before anything of the node is touched."""
+        self._options = options
+        self._now = now
+        self._config = load(options.config)
+        self._paths = Paths.of(
+            self._config.driver,
+            kubelet=options.kubelet,
+            device_plugins=options.device_plugins,
+            state=options.state,
+            cdi=options.cdi,
+        )
+        self._stop = asyncio.Event()
+        self._snapshot = Signal()
+        self._background: set[asyncio.Task[Decision]] = set()
+
+    def stop(self) -> None:
+        """End gracefully: streams first, sockets removed, CDI files left, everything known on disk."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Serve until stopped. Raises DrabridgeError only for what an operator must mend before it can start."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        store = await self._own_ledger()
+        if store is None:
+            return
+        keeper = Keeper(store, now=self._now)
+        if keeper.loaded.message:
+            log.error("ledger", extra={"found": str(keeper.loaded.kind), "message_text": keeper.loaded.message})
+        try:
+            await self._serve(self._assemble(keeper))
+        finally:
+            await keeper.close()
+
+    async def _own_ledger(self) -> Store | None:
+        """Be the one agent of this node; another one is told of, waited for, and not disturbed."""
+        said = False
+        while not self._stop.is_set():
+            try:
+                return Store(self._paths.state, node=self._options.node_name)
+            except LedgerLockedError as error:
+                if not said:
+                    log.warning("waiting for another agent to end", extra={"reason": str(error)})
+                said = True
+                await asyncio.wait([asyncio.create_task(self._stop.wait())], timeout=LOCK_POLL_SECONDS)
+        return None
+
+    def _assemble(self, keeper: Keeper) -> Runtime:
+        paths, config = self._paths, self._config
+
+        def resource_of(device: str) -> str:
+            entry = keeper.ledger.entries.get(device)
+            return entry.device.resource if entry else ""
+
+        def held(device: str) -> bool:
+            entry = keeper.ledger.entries.get(device)
+            return entry is not None and entry.owner is not Owner.NONE
+
+        metrics = Metrics(lambda: self._pages.samples())
+        sinks = Sinks(metrics, resource_of, self._now)
+        self._identities = Identities(paths.state)
+        inventory = Inventory(config, held=held, given=self._identities.load(), on_fact=sinks.inventory)
+        cdi = CdiStore(paths.cdi, config.driver)
+        client = Client(paths.podresources_socket, observe=sinks.asked)
+        legacy = LegacySide(
+            directory=paths.device_plugins,
+            keeper=keeper,
+            cdi=cdi,
+            devices=lambda: runtime.devices,
+            resolve=lambda device: replace(device, nodes=inventory.resolve_nodes(device)),
+            observer=self,
+            now=self._now,
+        )
+        witness = Witness(client, paths.device_plugins, legacy.resend, self._now)
+        runtime = Runtime(
+            options=self._options,
+            paths=paths,
+            config=config,
+            keeper=keeper,
+            inventory=inventory,
+            cdi=cdi,
+            legacy=legacy,
+            podresources=client,
+            witness=witness,
+            evidence=EvidenceLoop(keeper, witness),
+            metrics=metrics,
+            sinks=sinks,
+            now=self._now,
+            started_at=self._now(),
+            beat=asyncio.get_running_loop().time(),
+        )
+        self._runtime = runtime
+        self._transfers = Transfers(runtime)
+        self._pages = Pages(runtime, self._transfers.set_lanes)
+        self._follower = ConfigFollower(self._options.config, config, self._reconfigure, self._refused_config)
+        return runtime
+
+    async def _serve(self, runtime: Runtime) -> None:
+        unsubscribe = runtime.keeper.subscribe(self._ledger_changed)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._follower.reload.set)
+        await self._pages.open()
+        work: dict[str, Callable[[], Awaitable[None]]] = {
+            "devices": self._follow_inventory,
+            "inventory": lambda: runtime.inventory.run(lambda _: self._snapshot.set()),
+            "configuration": self._follower.run,
+            "housekeeping": Housekeeping(runtime).run,
+        }
+        self._tasks = [asyncio.create_task(forever(name, start), name=name) for name, start in work.items()]
+        try:
+            await self._stop.wait()
+            log.info("stopping")
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            unsubscribe()
+            await runtime.legacy.close(STOP_GRACE_SECONDS)
+            await self._pages.close()
+            await runtime.podresources.close()
+            log.info("stopped")
+
+    # --- devices ----------------------------------------------------------------------------------------------------
+
+    async def _follow_inventory(self) -> None:
+        """Every snapshot into the ledger, and from there to kubelet; after the first one, the merge."""
+        merged = False
+        while True:
+            await self._snapshot.wait()
+            await self._take(self._runtime.inventory.current)
+            if not merged:
+                await self._merge()
+                await self._runtime.legacy.configure(self._runtime.config)
+                self._spawn("evidence", self._runtime.evidence.run)
+                self._spawn("lanes", self._transfers.run)
+                merged = True
+            self._runtime.legacy.refresh()
+
+    def _spawn(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        self._tasks.append(asyncio.create_task(forever(name, work), name=name))
+
+    async def _take(self, snapshot: Snapshot) -> None:
+        runtime = self._runtime
+        shareable = {r.name: r.sharing.allow_multiple_allocations for r in runtime.config.resources}
+        runtime.devices = snapshot.by_name()
+        facts = tuple(Facts.of(device, shareable=shareable.get(device.resource, False)) for device in snapshot.devices)
+        await runtime.keeper.apply(Discovered(facts, self._now(), self._transfers.first_lanes(snapshot)))
+        self._identities.save(snapshot)
+        for collision in snapshot.collisions:
+            log.error("devices with one identity are not offered", extra={"collision": str(collision)})
+
+    async def _merge(self) -> None:
+        """Ledger, kubelet's view and prepared claims, hold-biased. If kubelet is away the ledger alone counts."""
+        runtime = self._runtime
+        try:
+            listed = await asyncio.wait_for(runtime.witness.listed(), FIRST_LIST_SECONDS)
+        except TimeoutError:
+            listed = None
+        await runtime.keeper.apply(Booted(BOOT_ID.read_text().strip(), self._now()))
+        await runtime.keeper.apply(Restarted(self._now(), listed=listed, checkpoint=runtime.witness.checkpoint()))
+        self._write_cdi_files(runtime.devices)
+
+    def _write_cdi_files(self, devices: Mapping[str, Device]) -> None:
+        """CDI files of devices that pods hold: /var/run is empty after a boot, and kubelet replays the names."""
+        runtime = self._runtime
+        held = [
+            runtime.cdi.legacy_spec(devices[entry.name])
+            for entry in runtime.keeper.ledger.entries.values()
+            if entry.hold is not None and entry.name in devices
+        ]
+        try:
+            runtime.cdi.regenerate(Family.LEGACY, held)
+        except HostError as error:
+            log.error("CDI files could not be written", extra={"reason": str(error)})
+
+    # --- what others report -----------------------------------------------------------------------------------------
+
+    def _ledger_changed(self, ledger: Ledger, effects: tuple[Effect, ...]) -> None:
+        """After every step: offers follow from the ledger, facts go to their sinks."""
+        del ledger
+        for effect in effects:
+            self._runtime.sinks.effect(effect)
+        self._runtime.legacy.refresh()
+        self._transfers.wake.set()
+        if any(isinstance(effect, Refused) for effect in effects):
+            self._runtime.evidence.wake.set()
+
+    def observe(self, fact: deviceplugin.Fact) -> None:
+        """Facts of the DevicePlugin side."""
+        self._runtime.sinks.observe(fact)
+        if isinstance(fact, deviceplugin.KubeletSeen):
+            task = asyncio.create_task(self._runtime.keeper.apply(KubeletStarted(self._now())))
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
+
+    # --- configuration ----------------------------------------------------------------------------------------------
+
+    async def _reconfigure(self, config: Config) -> None:
+        runtime = self._runtime
+        runtime.config, runtime.config_error = config, ""
+        runtime.inventory.reconfigure(config)
+        await runtime.legacy.configure(config)
+        runtime.legacy.refresh()
+        self._transfers.wake.set()
+
+    def _refused_config(self, faults: str) -> None:
+        self._runtime.config_error = faults

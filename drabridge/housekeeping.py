@@ -1,0 +1,66 @@
+"""What is due by time alone: tombstones, CDI files that nothing refers to any more, the heartbeat."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from drabridge.cdi import Family
+from drabridge.errors import HostError
+from drabridge.inventory.model import Presence
+from drabridge.ledger import events
+from drabridge.ledger.advertise import must_list
+from drabridge.ledger.model import Owner
+from drabridge.runtime import Runtime
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 3.0
+
+
+class Housekeeping:
+    """A slow tick. Everything here may be late; nothing here may be wrong."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    async def run(self) -> None:
+        while True:
+            self._runtime.beat = asyncio.get_running_loop().time()
+            await self.tick()
+            await asyncio.sleep(TICK_SECONDS)
+
+    async def tick(self) -> None:
+        await self._forget()
+        self._runtime.legacy.refresh()  # a device may have left its lane long enough ago to leave the list as well
+        self._remove_cdi_files()
+
+    async def _forget(self) -> None:
+        """Drop devices that are gone for good: unheld, unknown to the inventory, and quiescent at kubelet."""
+        runtime = self._runtime
+        if not runtime.inventory.current.complete:
+            return
+        known = runtime.inventory.current.by_name()
+        recent = runtime.legacy.recent_ids
+        now = runtime.now()
+        gone = [
+            entry.name
+            for entry in runtime.keeper.ledger.entries.values()
+            if entry.device.presence is Presence.GONE
+            and entry.name not in known
+            and not must_list(entry, now, runtime.keeper.policy)
+            and recent.isdisjoint(entry.device.units)
+        ]
+        if gone:
+            await runtime.keeper.apply(events.Forgotten(tuple(gone), now))
+
+    def _remove_cdi_files(self) -> None:
+        """A device that no pod holds needs no file; kubelet replays a name only while its pod lives."""
+        runtime = self._runtime
+        try:
+            for name in runtime.cdi.keys(Family.LEGACY):
+                entry = runtime.keeper.ledger.entries.get(name)
+                if entry is None or (entry.hold is None and entry.owner is not Owner.QUARANTINE):
+                    runtime.cdi.remove(Family.LEGACY, name)
+        except HostError as error:
+            log.warning("CDI files could not be removed", extra={"reason": str(error)})

@@ -1,0 +1,183 @@
+"""What the agent shows: liveness, readiness, metrics; over a unix socket, for the operator, status and lanes too."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from http import HTTPStatus
+
+from deviceplugin import ServerState
+from drabridge import __version__
+from drabridge.errors import ConfigError
+from drabridge.http import HttpServer, Request, Response
+from drabridge.inventory.model import Presence
+from drabridge.ledger.model import Lane, Owner
+from drabridge.metrics import Sample
+from drabridge.runtime import Runtime
+from drabridge.status import Document, Endpoint, allocation_labels, document
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 30.0  # the loop's own tick is every few seconds; ten times late means it is stuck
+
+
+class Pages:
+    """Reads the agent's state; changes nothing but what ``set_lanes`` changes, and that only over the unix socket."""
+
+    def __init__(self, runtime: Runtime, set_lanes: Callable[[bytes], Awaitable[Document]]) -> None:
+        self._runtime = runtime
+        self._set_lanes = set_lanes
+        self._public: HttpServer | None = None
+        self._control: HttpServer | None = None
+        self.address = ""  # host:port in use
+
+    async def open(self) -> None:
+        """Bind both. A TCP port that is taken is the operator's error; the socket lies in our locked directory."""
+        routes = {
+            ("GET", "/healthz"): self._healthz,
+            ("GET", "/readyz"): self._readyz,
+            ("GET", "/metrics"): self._metrics,
+        }
+        self._control = HttpServer({**routes, ("GET", "/status"): self._status, ("POST", "/lanes"): self._lanes})
+        await self._control.listen_unix(self._runtime.paths.control_socket)
+        if self._runtime.options.listen:
+            host, port = parse_listen(self._runtime.options.listen)
+            self._public = HttpServer(routes)
+            try:
+                bound = await self._public.listen_tcp(host, port)
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot listen on {self._runtime.options.listen}: {error.strerror or error}",
+                    hint='Choose another --listen address, or --listen "" for none',
+                ) from error
+            self.address = f"{bound[0]}:{bound[1]}"
+            log.info("pages", extra={"address": self.address, "control": str(self._runtime.paths.control_socket)})
+
+    async def close(self) -> None:
+        for server in (self._public, self._control):
+            if server is not None:
+                await server.close()
+        self._runtime.paths.control_socket.unlink(missing_ok=True)
+
+    # --- readiness --------------------------------------------------------------------------------------------------
+
+    def not_ready(self) -> list[str]:
+        """Why not, in words; empty when ready: every resource registered and listened to, grants durable."""
+        runtime = self._runtime
+        reasons = [] if runtime.inventory.current.complete else ["the first enumeration of devices has not ended"]
+        if runtime.keeper.health.error:
+            reasons.append(f"ledger: {runtime.keeper.health.error}")
+        states = runtime.legacy.states
+        if not states:
+            reasons.append("no resource is served yet")
+        reasons += [
+            f"{state.resource}: {state.phase}{f' ({state.error})' if state.error else ''}"
+            for state in states
+            if not state.registered
+        ]
+        return reasons
+
+    def endpoints(self) -> list[Endpoint]:
+        """Both sides' connections with kubelet."""
+        loop_now = asyncio.get_running_loop().time()
+        return [self._endpoint(state, loop_now) for state in self._runtime.legacy.states]
+
+    def _endpoint(self, state: ServerState, loop_now: float) -> Endpoint:
+        since = self._runtime.now() - (loop_now - state.since)  # the server counts on the monotonic clock
+        return Endpoint("deviceplugin", state.resource, str(state.phase), state.registered, since, state.error)
+
+    def document(self) -> Document:
+        runtime = self._runtime
+        notes = [f"configuration on disk is refused: {runtime.config_error}"] if runtime.config_error else []
+        if runtime.witness.error:
+            notes.append(f"kubelet does not tell who holds devices: {runtime.witness.error}")
+        notes.append(f"device events: {runtime.inventory.status}")
+        return document(
+            node=runtime.options.node_name,
+            driver=runtime.config.driver,
+            version=__version__,
+            now=runtime.now(),
+            started_at=runtime.started_at,
+            ledger=runtime.keeper.ledger,
+            snapshot=runtime.inventory.current,
+            policy=runtime.keeper.policy,
+            endpoints=self.endpoints(),
+            not_ready=self.not_ready(),
+            refusals=tuple(runtime.sinks.refusals),
+            notes=notes,
+        )
+
+    # --- handlers ---------------------------------------------------------------------------------------------------
+
+    def _healthz(self, _: Request) -> Response:
+        late = asyncio.get_running_loop().time() - self._runtime.beat
+        if late > HEARTBEAT_SECONDS:
+            return Response(f"stuck: no heartbeat for {late:.0f} s\n", HTTPStatus.SERVICE_UNAVAILABLE)
+        return Response("ok\n")
+
+    def _readyz(self, _: Request) -> Response:
+        reasons = self.not_ready()
+        if reasons:
+            return Response("".join(f"not ready: {reason}\n" for reason in reasons), HTTPStatus.SERVICE_UNAVAILABLE)
+        return Response("ok\n")
+
+    def _metrics(self, _: Request) -> Response:
+        return Response(self._runtime.metrics.exposition(), content_type="text/plain; version=0.0.4; charset=utf-8")
+
+    def _status(self, _: Request) -> Response:
+        return Response.json(self.document())
+
+    async def _lanes(self, request: Request) -> Response:
+        try:
+            answer = await self._set_lanes(request.body)
+        except ConfigError as error:
+            return Response.json({"error": str(error)}, HTTPStatus.BAD_REQUEST)
+        return Response.json(answer)
+
+    # --- metrics ----------------------------------------------------------------------------------------------------
+
+    def samples(self) -> Iterator[Sample]:
+        """Every gauge, from the state of this moment."""
+        runtime = self._runtime
+        ledger, snapshot = runtime.keeper.ledger, runtime.inventory.current
+        counts: dict[tuple[str, tuple[str, ...]], float] = {}
+
+        def add(name: str, *labels: str) -> None:
+            counts[name, labels] = counts.get((name, labels), 0) + 1
+
+        for device in snapshot.devices:
+            add("devices", device.resource, str(device.presence))
+            numa = ",".join(map(str, device.numa_nodes))
+            yield "device_info", (device.name, device.id, device.resource, device.pci_bus_id, numa), 1
+            yield "device_healthy", (device.name, device.resource), float(device.presence is Presence.PRESENT)
+        for entry in ledger.entries.values():
+            resource = entry.device.resource
+            add("lane_devices", resource, str(entry.lane))
+            yield "device_lane", (entry.name, resource, str(entry.lane), str(entry.owner)), 1
+            for labels in allocation_labels(entry):
+                yield "device_allocation_info", labels, 1
+            if entry.hold is not None:
+                add("hold_reason", str(entry.hold.because))
+        for (name, labels), value in counts.items():
+            yield name, labels, value
+        for name in (resource.name for resource in runtime.config.resources):
+            for lane in (Lane.LEGACY, Lane.DRA):
+                if ("lane_devices", (name, str(lane))) not in counts:
+                    yield "lane_devices", (name, str(lane)), 0
+        for endpoint in self.endpoints():
+            yield "registered", (endpoint.api, endpoint.name), float(endpoint.ready)
+        quarantined = sum(entry.owner is Owner.QUARANTINE for entry in ledger.entries.values())
+        yield "quarantined_devices", (), quarantined
+        yield "inventory_collisions", (), len(snapshot.collisions)
+        yield "inventory_last_reconcile_timestamp_seconds", (), runtime.sinks.reconciled_at
+        yield "ledger_healthy", (), float(not runtime.keeper.health.error)
+        yield "config_last_reload_successful", (), float(not runtime.config_error)
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """``127.0.0.1:9400``, ``:9400`` (every address), ``[::1]:9400``. Raises ConfigError."""
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535 or (":" in host and not host.startswith("[")):
+        raise ConfigError(f"--listen {text!r} is not HOST:PORT", hint='For example 127.0.0.1:9400, or ":9400" for all')
+    return host.strip("[]"), int(port)

@@ -1,0 +1,57 @@
+"""The parts of one running agent that its pages, its slow tick and its lanes read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from drabridge.cdi import CdiStore
+from drabridge.config.schema import Config
+from drabridge.evidence.loop import EvidenceLoop
+from drabridge.evidence.witness import Witness
+from drabridge.inventory.model import Device
+from drabridge.inventory.source import Inventory
+from drabridge.ledger.keeper import Keeper
+from drabridge.legacy.side import LegacySide
+from drabridge.metrics import Metrics
+from drabridge.observe import Sinks
+from drabridge.paths import Paths
+from podresources import Client
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says; everything else is in the configuration file."""
+
+    config: Path
+    node_name: str
+    kubelet: Path = Path("/var/lib/kubelet")
+    device_plugins: Path | None = None
+    state: Path | None = None
+    cdi: Path = Path("/var/run/cdi")
+    listen: str = "127.0.0.1:9400"  # empty: none
+    kubeconfig: Path | None = None
+
+
+@dataclass(slots=True)
+class Runtime:
+    """Built once by the agent. ``config`` and ``devices`` are replaced as a whole when they change."""
+
+    options: Options
+    paths: Paths
+    config: Config
+    keeper: Keeper
+    inventory: Inventory
+    cdi: CdiStore
+    legacy: LegacySide
+    podresources: Client
+    witness: Witness
+    evidence: EvidenceLoop
+    metrics: Metrics
+    sinks: Sinks
+    now: Callable[[], float]
+    started_at: float
+    devices: Mapping[str, Device] = field(default_factory=dict)
+    config_error: str = ""  # why the file on disk is not the one in use
+    beat: float = 0.0  # the slow tick's last time on the loop's clock
