@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from typing import TypeGuard
 
 from drabridge.config.names import DNS_LABEL_MAX
+from drabridge.config.pattern import Glob, check_id_width
+from drabridge.config.problem import Problems
 from drabridge.inventory.match import ANCESTORS_MAX, UdevView
 
 _UNSAFE = re.compile(r"[*?\[\]\\|]")
@@ -64,7 +67,11 @@ def _pci(node: UdevView) -> Iterator[str]:
 
 
 def _attributes(node: UdevView, names: tuple[str, ...]) -> Iterator[str]:
-    found = {name: value.rstrip() for name in names if (value := node.attr(name)) is not None and value.rstrip()}
+    found: dict[str, str] = {}
+    for name in names:
+        value = node.attr(name)
+        if _can_be_matched(name, value):
+            found[name] = value.rstrip()
     if found:
         yield "attr:"
     for name, value in found.items():
@@ -97,13 +104,28 @@ def _literal(value: str) -> str:
             out += "?"
         else:
             out += "\\" + char if _UNSAFE.match(char) else char
-    return json.dumps(out + ("*" if cut else ""))
+    return _quoted(out + ("*" if cut else ""))
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)  # YAML has no surrogate pairs
 
 
 def _numberless(sysname: str) -> str:
     """``ttyUSB0`` -> ``"ttyUSB*"``: the number is given anew at every plugging."""
     stem = sysname.rstrip("0123456789")
-    return _literal(sysname) if stem == sysname or not stem else json.dumps(json.loads(_literal(stem)) + "*")
+    return _literal(sysname) if stem == sysname or not stem else _literal(stem)[:-1].removesuffix("*") + '*"'
+
+
+def _can_be_matched(name: str, value: str | None) -> TypeGuard[str]:
+    """Whether a rule with this value makes sense: it is there, and an id looks like one."""
+    if value is None or not value.rstrip():
+        return False
+    try:
+        check_id_width(name, Glob.compile(json.loads(_literal(value.rstrip()))))
+    except Problems:
+        return False
+    return True
 
 
 def _resource_name(view: UdevView, anchor: UdevView | None) -> str:
