@@ -70,7 +70,7 @@ def _attributes(node: UdevView, names: tuple[str, ...]) -> Iterator[str]:
     found: dict[str, str] = {}
     for name in names:
         value = node.attr(name)
-        if _can_be_matched(name, value):
+        if _can_be_matched(value, name):
             found[name] = value.rstrip()
     if found:
         yield "attr:"
@@ -117,7 +117,7 @@ def _numberless(sysname: str) -> str:
     return _literal(sysname) if stem == sysname or not stem else _literal(stem)[:-1].removesuffix("*") + '*"'
 
 
-def _can_be_matched(name: str, value: str | None) -> TypeGuard[str]:
+def _can_be_matched(value: str | None, name: str) -> TypeGuard[str]:
     """Whether a rule with this value makes sense: it is there, and an id looks like one."""
     if value is None or not value.rstrip():
         return False

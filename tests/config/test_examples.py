@@ -1,0 +1,118 @@
+"""The examples load, match the devices they are for, and nothing that is nearly one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from drabridge.config import load
+from drabridge.inventory.match import explain, matches
+from tests.config.views import View, pci, usb_device, usb_tty
+
+EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
+
+
+def _drm(name: str, function: View) -> View:
+    return View(name, "drm", "drm_minor", devnode=f"/dev/dri/{name}", above=function)
+
+
+AMD = pci("0000:03:00.0", "0x1002", "0x744c", "0x030000", "amdgpu")
+BACKED = {"loop/backing_file": "/tmp/disk.img\n", "size": "2048\n"}
+
+WANTED: dict[str, list[View]] = {
+    "nvidia-gpu": [
+        pci("0000:18:00.0", "0x10de", "0x2335", "0x030200", "nvidia"),  # H200: 3D controller
+        pci("0000:01:00.0", "0x10de", "0x2684", "0x030000", "nvidia"),  # RTX 4090: VGA
+    ],
+    "amd-gpu": [_drm("renderD128", AMD)],
+    "usb-serial": [
+        usb_tty("0403", "6001", serial="A50285BI"),
+        usb_tty("10c4", "ea60", serial="0001"),
+        usb_tty("1a86", "7523"),
+        usb_tty("0403", "6015", number=12),
+    ],
+    "rtl-sdr": [
+        usb_device("0bda", "2838", serial="00000001"),
+        usb_device("0bda", "2832", serial="00000001", port="1-3"),
+    ],
+    "fpga": [
+        pci("0000:3b:00.0", "0x8086", "0x0b30", "0x120000", "dfl-pci"),
+        pci("0000:3b:00.0", "0x10ee", "0x5000", "0x120000", "xclmgmt"),
+        pci("0000:3b:00.0", "0x10ee", "0x5001", "0x120000", "vfio-pci", iommu_group="12"),
+    ],
+    "sriov-vf": [
+        pci("0000:3b:00.2", "0x15b3", "0x101e", "0x020000", "vfio-pci", physfn="0000:3b:00.0", iommu_group="7")
+    ],
+    "kvm": [View("kvm", "misc", devnode="/dev/kvm")],
+    "loop": [View("loop900", "block", "disk", devnode="/dev/loop900", attrs=BACKED)],
+}
+
+NEAR_MISSES: dict[str, list[View]] = {
+    "nvidia-gpu": [
+        pci("0000:18:00.1", "0x10de", "0x22bc", "0x040300", "snd_hda_intel"),  # the card's audio function
+        pci("0000:18:00.0", "0x10de", "0x2335", "0x030200", "vfio-pci"),  # given to virtual machines
+        pci("0000:18:00.0", "0x10de", "0x2335", "0x030200", ""),  # no driver
+        pci("0000:05:00.0", "0x10de", "0x22a3", "0x068000", "nvidia-nvswitch"),
+    ],
+    "amd-gpu": [
+        _drm("card0", AMD),
+        _drm("renderD129", pci("0000:03:00.0", "0x10de", "0x2684", "0x030000", "nvidia")),
+        View("renderD130", "drm", "drm_minor", devnode="/dev/dri/renderD130"),  # virtual
+    ],
+    "usb-serial": [
+        usb_tty("0403", "6002"),
+        usb_tty("2341", "0043"),  # an Arduino
+        usb_device("0403", "6001"),  # the USB device itself
+        View("ttyS0", "tty", devnode="/dev/ttyS0"),
+    ],
+    "rtl-sdr": [
+        usb_device("0bda", "8153"),  # the same maker's network adapter
+        usb_device("1d6b", "2838"),
+        View("1-2:1.0", "usb", "usb_interface", above=usb_device("0bda", "2838")),
+    ],
+    "fpga": [
+        pci("0000:3b:00.0", "0x8086", "0x1533", "0x020000", "igb"),
+        pci("0000:3b:00.0", "0x10ee", "0x5000", "0x120000", ""),
+    ],
+    "sriov-vf": [
+        pci("0000:3b:00.0", "0x15b3", "0x101d", "0x020000", "mlx5_core"),  # the physical function: the uplink
+        pci("0000:3b:00.0", "0x15b3", "0x101d", "0x020000", "vfio-pci"),  # a whole card for a virtual machine
+        pci("0000:3b:00.2", "0x15b3", "0x101e", "0x020000", "mlx5_core", physfn="0000:3b:00.0"),
+        pci("0000:5e:00.2", "0x8086", "0x0d54", "0x010802", "vfio-pci", physfn="0000:5e:00.0"),  # NVMe
+    ],
+    "kvm": [View("vhost-net", "misc", devnode="/dev/vhost-net"), View("kvm", "module")],
+    "loop": [
+        View("loop7", "block", "disk", devnode="/dev/loop7", attrs=BACKED),
+        View("loop901", "block", "disk", devnode="/dev/loop901", attrs={"size": "0\n"}),  # nothing attached
+        View("loop900p1", "block", "partition", devnode="/dev/loop900p1", attrs=BACKED),
+    ],
+}
+
+
+def test_every_example_has_its_devices() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.yaml")} == set(WANTED) == set(NEAR_MISSES)
+
+
+@pytest.mark.parametrize("name", sorted(WANTED))
+def test_example(name: str) -> None:
+    path = EXAMPLES / f"{name}.yaml"
+    (resource,) = load(path).resources
+    assert path.read_text().startswith("# "), "an example opens with a comment that says what it does"
+    for view in WANTED[name]:
+        assert matches(view, resource.match), explain(view, resource.match)
+    for view in NEAR_MISSES[name]:
+        assert not matches(view, resource.match), explain(view, resource.match)
+
+
+def test_what_the_examples_promise() -> None:
+    gpu = load(EXAMPLES / "nvidia-gpu.yaml").resource("nvidia.com/gpu")
+    assert [str(template) for template in gpu.id] == ["{nvidia.uuid}"]  # the ids of NVIDIA's plugin
+    assert gpu.lanes.targets(8) == (8, 0)
+    assert not gpu.lanes.uses_dra
+    kvm = load(EXAMPLES / "kvm.yaml").resource("example.com/kvm")
+    assert (kvm.replicas.count, kvm.replicas.max_per_request) == (1000, 1)
+    sticks = load(EXAMPLES / "rtl-sdr.yaml").resource("example.com/rtl-sdr")
+    first, second = (stick.properties["ID_PATH"] for stick in WANTED["rtl-sdr"])
+    assert str(sticks.id[0]) == "{property:ID_PATH}"
+    assert first != second  # identical sticks are told apart by their ports
