@@ -22,6 +22,7 @@ from drabridge.sim.api.store import Key, Store, key_of
 from drabridge.sim.api.writes import (
     applicable,
     bare,
+    counted_spec,
     grace_period,
     kept_metadata,
     precondition_text,
@@ -307,7 +308,7 @@ class Objects:
         set_defaults(resource.plural, new, timestamp())
         drop_disabled(resource.plural, new, old, self.gates)
         admission.forget_deallocated(resource, new, old)
-        if resource.counts_generations and new.get("spec") != old.get("spec"):
+        if resource.counts_generations and counted_spec(resource, new) != counted_spec(resource, old):
             new["metadata"]["generation"] = old["metadata"].get("generation", 0) + 1
         self._check(resource, new, old, subresource, by)
         if managers is None:

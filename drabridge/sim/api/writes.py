@@ -86,3 +86,9 @@ def settled(entries: list[JSON], old: JSON, *, unchanged: bool) -> list[JSON]:
 
 def _identity(entry: JSON) -> tuple[Any, ...]:
     return entry["manager"], entry["operation"], entry["apiVersion"], entry.get("subresource", "")
+
+
+def counted_spec(resource: Resource, obj: JSON) -> JSON:
+    """The part of the spec whose changes count as generations: binding a pod to a node is not one (recorded)."""
+    spec: JSON = obj.get("spec", {})
+    return {name: value for name, value in spec.items() if not (resource.plural == "pods" and name == "nodeName")}

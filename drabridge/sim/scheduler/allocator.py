@@ -1,0 +1,289 @@
+"""Structured allocation: which devices of one node satisfy the requests of some claims. Pure; first fit, backtracking."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from drabridge.sim.api.quantity import Quantity
+from drabridge.sim.scheduler import consumable
+from drabridge.sim.scheduler.pools import Device, DeviceId, Pool
+from drabridge.sim.scheduler.selectors import Selectors
+from drabridge.sim.scheduler.taints import blocking
+
+JSON = dict[str, Any]
+MAX_RESULTS = 32
+"""AllocationResultsMaxSize (resource/v1 types.go)."""
+
+
+class Unsatisfiable(Exception):
+    """No allocation on this node; the text says why in a few words."""
+
+
+@dataclass(frozen=True, slots=True)
+class InUse:
+    """What claims hold already: whole devices, and amounts of shared ones."""
+
+    devices: frozenset[DeviceId] = frozenset()
+    capacity: Mapping[DeviceId, Mapping[str, Quantity]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, claims: Iterable[JSON]) -> InUse:
+        """From stored claims. Admin access does not hold a device."""
+        devices: set[DeviceId] = set()
+        capacity: dict[DeviceId, dict[str, Quantity]] = {}
+        for claim in claims:
+            for result in claim.get("status", {}).get("allocation", {}).get("devices", {}).get("results", []):
+                if result.get("adminAccess"):
+                    continue
+                key = (result["driver"], result["pool"], result["device"])
+                devices.add(key)
+                if "shareID" in result:
+                    used = capacity.setdefault(key, {})
+                    for name, amount in result.get("consumedCapacity", {}).items():
+                        used[name] = used.get(name, Quantity(Fraction(0))) + Quantity.parse(amount)
+        return cls(frozenset(devices), capacity)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One way to satisfy one request: the request itself, or one of its ``firstAvailable`` alternatives."""
+
+    claim: int
+    request: str
+    """``name`` or ``name/sub``: what the results will say."""
+    spec: JSON
+    device_class: JSON
+
+    @property
+    def base(self) -> str:
+        return self.request.partition("/")[0]
+
+    @property
+    def admin(self) -> bool:
+        return bool(self.spec.get("adminAccess"))
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """One device chosen for one request."""
+
+    wanted: Wanted
+    device: Device
+    consumed: Mapping[str, Quantity] | None = None
+
+    def result(self) -> JSON:
+        """The entry of ``allocation.devices.results``."""
+        device, spec = self.device, self.wanted.spec
+        out: JSON = {
+            "request": self.wanted.request,
+            "driver": device.driver,
+            "pool": device.pool,
+            "device": device.name,
+        }
+        if self.wanted.admin:
+            out["adminAccess"] = True
+        if spec.get("tolerations"):
+            out["tolerations"] = spec["tolerations"]
+        for name in ("bindingConditions", "bindingFailureConditions"):
+            if device.spec.get(name):
+                out[name] = device.spec[name]
+        if self.consumed is not None:
+            out["shareID"] = str(uuid.uuid4())
+            out["consumedCapacity"] = {name: str(amount) for name, amount in self.consumed.items()}
+        return out
+
+
+def allocate(
+    claims: Sequence[JSON], pools: Sequence[Pool], classes: Mapping[str, JSON], in_use: InUse, selectors: Selectors
+) -> list[list[Pick]]:
+    """Picks for each claim, in order. Raises Unsatisfiable, or SelectorError for a broken expression."""
+    steps = [
+        list(_alternatives(number, request, classes))
+        for number, claim in enumerate(claims)
+        for request in _requests(claim)
+    ]
+    search = _Search(claims, pools, in_use, selectors, steps)
+    if not search.solve(0):
+        raise Unsatisfiable("cannot allocate all claims")
+    return [[pick for pick in search.picks if pick.wanted.claim == number] for number in range(len(claims))]
+
+
+def _requests(claim: JSON) -> list[JSON]:
+    return list(claim["spec"].get("devices", {}).get("requests", []))
+
+
+def _alternatives(number: int, request: JSON, classes: Mapping[str, JSON]) -> Iterator[Wanted]:
+    subs = request.get("firstAvailable", [])
+    for name, spec in [(f"{request['name']}/{sub['name']}", sub) for sub in subs] or [
+        (request["name"], request["exactly"])
+    ]:
+        device_class = classes.get(spec["deviceClassName"])
+        if device_class is None:
+            raise Unsatisfiable(f"request {name}: device class {spec['deviceClassName']} does not exist")
+        yield Wanted(number, name, spec, device_class)
+
+
+class _Search:
+    """Depth first over requests, alternatives and devices; ``picks`` is the path taken so far."""
+
+    def __init__(
+        self,
+        claims: Sequence[JSON],
+        pools: Sequence[Pool],
+        in_use: InUse,
+        selectors: Selectors,
+        steps: Sequence[Sequence[Wanted]],
+    ) -> None:
+        self.picks: list[Pick] = []
+        self._claims = claims
+        self._pools = pools
+        self._in_use = in_use
+        self._selectors = selectors
+        self._steps = steps
+        self._pool_of = {(pool.driver, pool.name): pool for pool in pools}
+
+    def solve(self, step: int) -> bool:
+        if step == len(self._steps):
+            return True
+        for wanted in self._steps[step]:
+            found = self._candidates(wanted)
+            if wanted.spec.get("allocationMode") == "All":
+                done = self._all(wanted, found, step)
+            else:
+                done = self._some(wanted, found, wanted.spec["count"], step)
+            if done:
+                return True
+        return False
+
+    def _candidates(self, wanted: Wanted) -> list[Device]:
+        """Devices that the class and the request select, in order of preference."""
+        expressions = [
+            one["cel"]["expression"]
+            for one in [*wanted.device_class["spec"].get("selectors", []), *wanted.spec.get("selectors", [])]
+        ]
+        if wanted.spec.get("allocationMode") == "All":
+            for pool in self._pools:
+                if not pool.usable:
+                    state = pool.problem or "is currently being updated"
+                    raise Unsatisfiable(f"request {wanted.request} asks for all devices, but pool {pool.name} {state}")
+        return [
+            device
+            for pool in self._pools
+            if pool.usable
+            for device in pool.devices
+            if all(self._selectors.match(expression, device) for expression in expressions)
+        ]
+
+    def _all(self, wanted: Wanted, found: Sequence[Device], step: int) -> bool:
+        before = len(self.picks)
+        for device in found:
+            pick = self._try(wanted, device)
+            if pick is None:
+                break
+            self.picks.append(pick)
+        if found and len(self.picks) - before == len(found) and self.solve(step + 1):
+            return True
+        del self.picks[before:]
+        return False
+
+    def _some(self, wanted: Wanted, found: Sequence[Device], count: int, step: int) -> bool:
+        if count == 0:
+            return self.solve(step + 1)
+        if len(found) < count and not any(device.shareable for device in found):
+            return False
+        for index, device in enumerate(found):
+            pick = self._try(wanted, device)
+            if pick is None:
+                continue
+            self.picks.append(pick)
+            # Only later devices: another order of the same ones is no other solution. A shared one may come again.
+            if self._some(wanted, found[index if device.shareable else index + 1 :], count - 1, step):
+                return True
+            self.picks.pop()
+        return False
+
+    def _try(self, wanted: Wanted, device: Device) -> Pick | None:
+        """The pick, when nothing forbids it: results left, taints, holders, capacity, counters, constraints."""
+        if sum(pick.wanted.claim == wanted.claim for pick in self.picks) >= MAX_RESULTS:
+            return None
+        if blocking(device.spec.get("taints", []), wanted.spec.get("tolerations", [])) is not None:
+            return None
+        pick = self._share(wanted, device) if device.shareable else self._whole(wanted, device)
+        if pick is None or not self._constraints_allow(pick):
+            return None
+        if not wanted.admin and not self._counters_allow(device):
+            return None
+        return pick
+
+    def _whole(self, wanted: Wanted, device: Device) -> Pick | None:
+        requests = wanted.spec.get("capacity", {}).get("requests", {})
+        if not consumable.covers(device.spec.get("capacity", {}), requests):
+            return None
+        mine = any(pick.device.id == device.id and pick.wanted.request == wanted.request for pick in self.picks)
+        taken = device.id in self._in_use.devices or any(
+            pick.device.id == device.id and not pick.wanted.admin for pick in self.picks
+        )
+        return None if mine or (taken and not wanted.admin) else Pick(wanted, device)
+
+    def _share(self, wanted: Wanted, device: Device) -> Pick | None:
+        capacities = device.spec.get("capacity", {})
+        amounts = consumable.consumed(capacities, wanted.spec.get("capacity", {}).get("requests", {}))
+        if amounts is None:
+            return None
+        used = dict(self._in_use.capacity.get(device.id, {}))
+        for pick in self.picks:
+            if pick.device.id == device.id and pick.consumed is not None and not pick.wanted.admin:
+                for name, amount in pick.consumed.items():
+                    used[name] = used.get(name, Quantity(Fraction(0))) + amount
+        if not wanted.admin and not consumable.fits(capacities, used, amounts):
+            return None
+        return Pick(wanted, device, amounts)
+
+    def _counters_allow(self, device: Device) -> bool:
+        """Shared counters of the pool: the sum over every device in use, this one included, stays within the set."""
+        if not device.spec.get("consumesCounters"):
+            return True
+        pool = self._pool_of[device.driver, device.pool]
+        held = self._in_use.devices | {pick.device.id for pick in self.picks if not pick.wanted.admin}
+        using = [one for one in pool.devices if one.id in held and one.id != device.id]
+        for group in device.spec["consumesCounters"]:
+            available = pool.counters.get(group["counterSet"], {})
+            for name, value in group["counters"].items():
+                total = Quantity.parse(value["value"]).value + sum(
+                    _counter(one, group["counterSet"], name).value for one in using
+                )
+                if name not in available or total > available[name].value:
+                    return False
+        return True
+
+    def _constraints_allow(self, pick: Pick) -> bool:
+        claim = self._claims[pick.wanted.claim]
+        for constraint in claim["spec"].get("devices", {}).get("constraints", []):
+            names = constraint.get("requests", [])
+            if names and pick.wanted.request not in names and pick.wanted.base not in names:
+                continue
+            same = "matchAttribute" in constraint
+            attribute = constraint["matchAttribute"] if same else constraint["distinctAttribute"]
+            value = pick.device.attribute(attribute)
+            if value is None:
+                return False
+            others = [
+                one.device.attribute(attribute)
+                for one in self.picks
+                if one.wanted.claim == pick.wanted.claim
+                and (not names or one.wanted.request in names or one.wanted.base in names)
+            ]
+            if any((other == value) is not same for other in others):
+                return False
+        return True
+
+
+def _counter(device: Device, group: str, name: str) -> Quantity:
+    for one in device.spec.get("consumesCounters", []):
+        if one["counterSet"] == group and name in one["counters"]:
+            return Quantity.parse(one["counters"][name]["value"])
+    return Quantity(Fraction(0))

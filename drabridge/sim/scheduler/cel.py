@@ -1,0 +1,192 @@
+"""CEL selectors over devices: ``device.driver``, ``device.attributes``, ``device.capacity``, semver and quantities.
+
+The language comes from celpy; this module adds the device and Kubernetes' extension types. Not there: ``cel.bind`` and
+optional field syntax (``.?``), which celpy does not know.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache, total_ordering
+from typing import Any, Protocol
+
+from drabridge.errors import HostError
+from drabridge.sim.api.quantity import Quantity
+
+JSON = dict[str, Any]
+
+
+class SelectorError(ValueError):
+    """The expression does not compile, fails on this device, or does not give a bool: the pod cannot be scheduled."""
+
+
+class _Program(Protocol):
+    def evaluate(self, context: Mapping[str, Any]) -> Any: ...
+
+
+@total_ordering
+class Semver:
+    """semver.org 2.0.0 with its precedence; build metadata does not count."""
+
+    def __init__(self, text: str) -> None:
+        match = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)(?:-([0-9A-Za-z.-]+))?(?:\+[0-9A-Za-z.-]+)?", str(text), re.ASCII)
+        if match is None:
+            raise ValueError(f"not a semantic version: {text}")
+        self.text = str(text)
+        self.numbers = (int(match[1]), int(match[2]), int(match[3]))
+        self._pre = match[4]
+
+    @property
+    def _order(self) -> tuple[Any, ...]:
+        parts = tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in (self._pre or "").split("."))
+        return (self.numbers, self._pre is None, parts if self._pre is not None else ())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Semver) and self._order == other._order
+
+    def __lt__(self, other: Semver) -> bool:
+        return bool(self._order < other._order)
+
+    def __hash__(self) -> int:
+        return hash(self._order)
+
+
+def _celpy() -> Any:
+    """Imported at first use: only clusters whose classes or claims select pay for it."""
+    try:
+        import celpy
+    except ImportError as error:
+        raise HostError("CEL selectors need the cel-python package", hint="pip install 'cel-python>=0.5'") from error
+    return celpy
+
+
+@lru_cache(maxsize=1)
+def _functions() -> Mapping[str, Callable[..., Any]]:
+    """Kubernetes' CEL extensions (k8s.io/apiserver/pkg/cel/library), callable as functions and as methods."""
+    types = _celpy().celtypes
+    text, number, boolean, double = types.StringType, types.IntType, types.BoolType, types.DoubleType
+
+    def is_a(parse: Callable[[str], object]) -> Callable[[object], Any]:
+        def check(value: object) -> Any:
+            try:
+                parse(str(value))
+            except ValueError:
+                return boolean(False)
+            return boolean(True)
+
+        return check
+
+    def moved(sign: int) -> Callable[[Quantity, object], Quantity]:
+        def move(left: Quantity, right: object) -> Quantity:
+            other = right if isinstance(right, Quantity) else Quantity.parse(int(str(right)))
+            return left + other if sign > 0 else left - other
+
+        return move
+
+    def compare(left: Any, right: Any) -> Any:
+        return number((left > right) - (left < right))
+
+    return {
+        "semver": lambda value: Semver(str(value)),
+        "isSemver": is_a(Semver),
+        "major": lambda value: number(value.numbers[0]),
+        "minor": lambda value: number(value.numbers[1]),
+        "patch": lambda value: number(value.numbers[2]),
+        "quantity": lambda value: Quantity.parse(str(value)),
+        "isQuantity": is_a(Quantity.parse),
+        "sign": lambda value: number((value.value > 0) - (value.value < 0)),
+        "isInteger": lambda value: boolean(value.value.denominator == 1),
+        "asInteger": lambda value: number(value.value.numerator // value.value.denominator),
+        "asApproximateFloat": lambda value: double(float(value.value)),
+        "add": moved(1),
+        "sub": moved(-1),
+        "isGreaterThan": lambda left, right: boolean(left > right),
+        "isLessThan": lambda left, right: boolean(left < right),
+        "compareTo": compare,
+        "lowerAscii": lambda value: text(str(value).lower()),
+        "upperAscii": lambda value: text(str(value).upper()),
+        "trim": lambda value: text(str(value).strip()),
+        "replace": lambda value, old, new: text(str(value).replace(str(old), str(new))),
+        "split": lambda value, by: types.ListType([text(one) for one in str(value).split(str(by))]),
+        "indexOf": lambda value, part: number(str(value).find(str(part))),
+        "substring": lambda value, start, end=None: text(str(value)[int(start) : None if end is None else int(end)]),
+    }
+
+
+@lru_cache(maxsize=512)
+def compiled(expression: str) -> _Program:
+    """Raises SelectorError for what does not parse."""
+    celpy = _celpy()
+    try:
+        environment = celpy.Environment()
+        program: _Program = environment.program(environment.compile(expression), functions=dict(_functions()))
+    except celpy.CELParseError as error:
+        raise SelectorError(f"compile error in {expression!r}: {error.args[0]}") from error
+    return program
+
+
+def device_value(driver: str, device: JSON) -> Any:
+    """The ``device`` variable: attributes and capacities by domain, the driver's own where a name has none."""
+    types = _celpy().celtypes
+
+    class Domains(types.MapType):  # type: ignore[misc, name-defined]
+        """A domain that the device does not use is an empty map, as in Kubernetes."""
+
+        def __getitem__(self, key: Any) -> Any:
+            return super().__getitem__(key) if key in self else types.MapType()
+
+    def grouped(values: Mapping[str, Any], convert: Callable[[Any], Any]) -> Any:
+        domains = Domains()
+        for name, value in values.items():
+            domain, slash, short = name.rpartition("/")
+            inside = types.StringType(domain if slash else driver)
+            if inside not in domains:
+                domains[inside] = types.MapType()
+            dict.__getitem__(domains, inside)[types.StringType(short)] = convert(value)
+        return domains
+
+    return types.MapType(
+        {
+            types.StringType("driver"): types.StringType(driver),
+            types.StringType("attributes"): grouped(device.get("attributes", {}), _attribute),
+            types.StringType("capacity"): grouped(
+                device.get("capacity", {}), lambda value: Quantity.parse(value.get("value", "0"))
+            ),
+            types.StringType("allowMultipleAllocations"): types.BoolType(device.get("allowMultipleAllocations", False)),
+        }
+    )
+
+
+def _attribute(value: JSON) -> Any:
+    types = _celpy().celtypes
+    match value:
+        case {"int": number}:
+            return types.IntType(number)
+        case {"bool": flag}:
+            return types.BoolType(flag)
+        case {"version": version}:
+            return Semver(version)
+        case {"string": text}:
+            return types.StringType(text)
+    (listed,) = value.values()
+    return types.ListType([types.StringType(str(one)) for one in listed])
+
+
+def matches(expression: str, device: Any) -> bool:
+    """Evaluate on what :func:`device_value` made. Raises SelectorError, which stops the scheduling of the pod."""
+    celpy = _celpy()
+    try:
+        answer = compiled(expression).evaluate({"device": device})
+    except celpy.CELEvalError as error:
+        raise SelectorError(f"runtime error in {expression!r}: {_reason(error)}") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise SelectorError(f"runtime error in {expression!r}: {error}") from error
+    if not isinstance(answer, celpy.celtypes.BoolType | bool):
+        raise SelectorError(f"{expression!r} must evaluate to bool, got {type(answer).__name__}")
+    return bool(answer)
+
+
+def _reason(error: Exception) -> str:
+    missing = re.search(r"no such member in mapping: '([^']*)'", str(error.args[0]))
+    return f"no such key: {missing[1]}" if missing else str(error.args[0])

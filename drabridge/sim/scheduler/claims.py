@@ -1,0 +1,168 @@
+"""ResourceClaims around pods: made from templates, reserved, given back, deleted (the resourceclaim controller)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from drabridge.sim.api.objects import Objects
+from drabridge.sim.api.status import ApiError
+
+JSON = dict[str, Any]
+FINALIZER = "resource.kubernetes.io/delete-protection"
+POD_CLAIM_ANNOTATION = "resource.kubernetes.io/pod-claim-name"
+EXTENDED_ANNOTATION = "resource.kubernetes.io/extended-resource-claim"
+ENDED = ("Succeeded", "Failed")
+
+
+class NotReady(Exception):
+    """Something the pod needs is not there yet; the text goes into its PodScheduled condition."""
+
+
+def ended(pod: JSON) -> bool:
+    return pod.get("status", {}).get("phase") in ENDED
+
+
+def pod_owner(pod: JSON) -> JSON:
+    """The owner reference of generated claims (recorded: no blockOwnerDeletion)."""
+    meta = pod["metadata"]
+    return {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"], "controller": True}
+
+
+def sync_templates(objects: Objects) -> None:
+    """Create the missing claims of pods that name a template, and write their names into the pods' status."""
+    for pod in objects.peek("pods"):
+        if pod["metadata"].get("deletionTimestamp") or ended(pod):
+            continue
+        known = {one["name"] for one in pod.get("status", {}).get("resourceClaimStatuses", [])}
+        for entry in pod["spec"].get("resourceClaims", []):
+            template = entry.get("resourceClaimTemplateName")
+            if template and entry["name"] not in known:
+                _from_template(objects, pod, entry["name"], template)
+
+
+def _from_template(objects: Objects, pod: JSON, pod_claim: str, template_name: str) -> None:
+    meta = pod["metadata"]
+    template = objects.find("resourceclaimtemplates", template_name, meta["namespace"])
+    if template is None:
+        return
+    inner = template["spec"].get("metadata", {})
+    body = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {
+            "generateName": f"{meta['name']}-{pod_claim}-",
+            "namespace": meta["namespace"],
+            "annotations": {**inner.get("annotations", {}), POD_CLAIM_ANNOTATION: pod_claim},
+            "ownerReferences": [pod_owner(pod)],
+            **({"labels": inner["labels"]} if inner.get("labels") else {}),
+        },
+        "spec": template["spec"]["spec"],
+    }
+    try:
+        claim = objects.create(body)
+    except ApiError:
+        return  # refused, by the admin access rule for example: the pod waits, as it does on a real cluster
+    entry = {"name": pod_claim, "resourceClaimName": claim["metadata"]["name"]}
+
+    def note(obj: JSON) -> None:
+        obj["status"].setdefault("resourceClaimStatuses", []).append(entry)
+
+    objects.modify("pods", meta["name"], note, namespace=meta["namespace"], subresource="status")
+
+
+def of_pod(objects: Objects, pod: JSON) -> Sequence[JSON]:
+    """The claims that a pod names, in its order. Raises NotReady for one that is missing or on its way out."""
+    namespace = pod["metadata"]["namespace"]
+    generated = {one["name"]: one.get("resourceClaimName") for one in pod["status"].get("resourceClaimStatuses", [])}
+    found = []
+    for entry in pod["spec"].get("resourceClaims", []):
+        name = entry.get("resourceClaimName") or generated.get(entry["name"])
+        if not name:
+            why = f'resourceclaimtemplate "{entry.get("resourceClaimTemplateName")}" has produced no claim yet'
+            raise NotReady(why)
+        claim = objects.find("resourceclaims", name, namespace)
+        if claim is None:
+            raise NotReady(f'resourceclaim "{name}" not found')
+        if claim["metadata"].get("deletionTimestamp"):
+            raise NotReady(f'resourceclaim "{name}" is being deleted')
+        if entry.get("resourceClaimTemplateName") and not _owned_by(claim, pod):
+            raise NotReady(f"PodResourceClaim {entry['name']}: not owned by pod {pod['metadata']['name']}")
+        found.append(claim)
+    return found
+
+
+def _owned_by(claim: JSON, pod: JSON) -> bool:
+    return any(one["uid"] == pod["metadata"]["uid"] for one in claim["metadata"].get("ownerReferences", []))
+
+
+def reserve(objects: Objects, claim: JSON, pod: JSON, allocation: JSON | None) -> None:
+    """Write ``allocation`` (None keeps the present one) and the pod's reservation, behind the finalizer."""
+    meta = claim["metadata"]
+    where = {"namespace": meta["namespace"]}
+    if allocation is not None and FINALIZER not in meta.get("finalizers", []):
+        objects.modify("resourceclaims", meta["name"], lambda obj: _protect(obj), **where)
+    consumer = {"resource": "pods", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+
+    def write(obj: JSON) -> None:
+        if allocation is not None:
+            obj["status"]["allocation"] = allocation
+        reserved = obj["status"].setdefault("reservedFor", [])
+        if consumer["uid"] not in [one["uid"] for one in reserved]:
+            reserved.append(consumer)
+
+    objects.modify("resourceclaims", meta["name"], write, subresource="status", **where)
+
+
+def unreserve(objects: Objects, claim: JSON, pod_uid: str) -> None:
+    """Take a pod's reservation back; the allocation stays until :func:`release` or the next scheduling attempt."""
+    meta = claim["metadata"]
+
+    def write(obj: JSON) -> None:
+        kept = [one for one in obj["status"].get("reservedFor", []) if one["uid"] != pod_uid]
+        obj["status"]["reservedFor"] = kept
+
+    objects.modify("resourceclaims", meta["name"], write, namespace=meta["namespace"], subresource="status")
+
+
+def deallocate(objects: Objects, claim: JSON) -> None:
+    """Clear the allocation of a claim nobody uses, then its finalizer: a claim being deleted is gone after that."""
+    meta = claim["metadata"]
+    where = {"namespace": meta["namespace"]}
+
+    def clear(obj: JSON) -> None:
+        obj["status"].pop("allocation", None)
+        obj["status"].pop("reservedFor", None)
+
+    objects.modify("resourceclaims", meta["name"], clear, subresource="status", **where)
+    objects.modify("resourceclaims", meta["name"], lambda obj: _unprotect(obj), **where)
+
+
+def _protect(claim: JSON) -> None:
+    claim["metadata"].setdefault("finalizers", []).append(FINALIZER)
+
+
+def _unprotect(claim: JSON) -> None:
+    kept = [one for one in claim["metadata"].get("finalizers", []) if one != FINALIZER]
+    claim["metadata"]["finalizers"] = kept
+
+
+def release(objects: Objects) -> None:
+    """Drop reservations of pods that ended or are gone, deallocate what nobody reserves, delete generated claims."""
+    pods = {pod["metadata"]["uid"]: pod for pod in objects.peek("pods")}
+    for claim in objects.peek("resourceclaims"):
+        meta, status = claim["metadata"], claim.get("status", {})
+        reserved = status.get("reservedFor", [])
+        gone = [one["uid"] for one in reserved if one["uid"] not in pods or ended(pods[one["uid"]])]
+        for uid in gone:
+            unreserve(objects, claim, uid)
+        if "allocation" in status and len(gone) == len(reserved):
+            deallocate(objects, claim)
+        left = objects.find("resourceclaims", meta["name"], meta["namespace"])
+        if left is not None and _generated_for_nobody(claim, pods) and not meta.get("deletionTimestamp"):
+            objects.delete("resourceclaims", meta["name"], meta["namespace"])
+
+
+def _generated_for_nobody(claim: JSON, pods: dict[str, JSON]) -> bool:
+    owners = [one["uid"] for one in claim["metadata"].get("ownerReferences", []) if one.get("kind") == "Pod"]
+    return bool(owners) and all(uid not in pods or ended(pods[uid]) for uid in owners)

@@ -1,0 +1,151 @@
+"""Extended resources: from a device plugin's count, or through DRA by a class's ``extendedResourceName`` (KEP-5004)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from drabridge.sim.api.quantity import Quantity
+from drabridge.sim.scheduler.claims import EXTENDED_ANNOTATION, ended, pod_owner
+
+JSON = dict[str, Any]
+IMPLICIT_PREFIX = "deviceclass.resource.kubernetes.io/"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One container's number of one resource; ``request`` is the name its claim request would get."""
+
+    container: str
+    resource: str
+    count: int
+    request: str
+    plain_init: bool
+
+
+def is_extended(name: str) -> bool:
+    """Fully qualified and not Kubernetes' own, implicit class names excepted."""
+    domain, slash, _ = name.partition("/")
+    if name.startswith(IMPLICIT_PREFIX):
+        return True
+    return bool(slash) and domain != "kubernetes.io" and not domain.endswith(".kubernetes.io")
+
+
+def asks(pod: JSON) -> list[Ask]:
+    """Every extended resource of every container; quantity 0 does not count."""
+    spec = pod["spec"]
+    containers = [*spec.get("initContainers", []), *spec.get("containers", [])]
+    plain_inits = sum(one.get("restartPolicy") != "Always" for one in spec.get("initContainers", []))
+    found = []
+    for index, container in enumerate(containers):
+        is_init = index < len(spec.get("initContainers", []))
+        plain = is_init and container.get("restartPolicy") != "Always" and plain_inits > 0
+        requests = container.get("resources", {}).get("requests", {})
+        for number, name in enumerate(sorted(requests)):
+            count = int(Quantity.parse(requests[name]).value)
+            if is_extended(name) and count:
+                request = f"container-{index}-request-{number}"
+                found.append(Ask(container["name"], name, count, request, plain))
+    return found
+
+
+def total(pod_asks: Iterable[Ask], resource: str) -> int:
+    """What a pod needs of a resource at once: plain init containers run before the others, one at a time."""
+    mine = [ask for ask in pod_asks if ask.resource == resource]
+    running = sum(ask.count for ask in mine if not ask.plain_init)
+    return max([running, *(ask.count for ask in mine if ask.plain_init)])
+
+
+def class_for(resource: str, classes: Mapping[str, JSON]) -> str | None:
+    """The class that serves a resource: newest first, then by name (``extendedDeviceClass`` cache of the scheduler)."""
+    if resource.startswith(IMPLICIT_PREFIX):
+        name = resource.removeprefix(IMPLICIT_PREFIX)
+        return name if name in classes else None
+    serving = [name for name, one in classes.items() if one["spec"].get("extendedResourceName") == resource]
+    serving.sort()
+    serving.sort(key=lambda name: str(classes[name]["metadata"]["creationTimestamp"]), reverse=True)
+    return serving[0] if serving else None
+
+
+def used_on(node: str, pods: Iterable[JSON], resource: str) -> int:
+    """The scheduler's count for a node: pods served through DRA are in it as well (``NodeInfo.Requested``)."""
+    return sum(
+        total(wanted, resource)
+        for pod in pods
+        if pod["spec"].get("nodeName") == node and not ended(pod)
+        if (wanted := [ask for ask in asks(pod) if ask.resource == resource])
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How one node would serve a pod: ``refusal`` is set when it cannot; ``by_claim`` goes through DRA."""
+
+    refusal: str = ""
+    by_claim: Mapping[str, str] = field(default_factory=dict)
+    """resource -> device class."""
+
+
+def split(
+    pod: JSON,
+    node: str,
+    allocatable: Mapping[str, str],
+    classes: Mapping[str, JSON],
+    pods: Sequence[JSON],
+    *,
+    dra: bool,
+) -> Split:
+    """Per resource, never mixed: allocatable above 0 means device plugin, also when it is exhausted."""
+    wanted = asks(pod)
+    by_claim: dict[str, str] = {}
+    for resource in sorted({ask.resource for ask in wanted}):
+        count = int(Quantity.parse(allocatable.get(resource, "0")).value)
+        device_class = class_for(resource, classes) if dra else None
+        if count > 0 or device_class is None:
+            if used_on(node, pods, resource) + total(wanted, resource) > count:
+                return Split(f"Insufficient {resource}")
+        else:
+            by_claim[resource] = device_class
+    return Split("", by_claim)
+
+
+def special_claim(pod: JSON, by_claim: Mapping[str, str]) -> tuple[JSON, list[JSON]]:
+    """(the claim, ``requestMappings``) for the resources that go through DRA.
+
+    A plain init container shares the request of a later container of the same resource that is large enough, else
+    all plain init containers of a resource share one request of the largest count.
+    """
+    wanted = [ask for ask in asks(pod) if ask.resource in by_claim]
+    requests: list[JSON] = []
+    mappings: list[JSON] = []
+    init_request: dict[str, str] = {}
+    for ask in wanted:
+        if ask.plain_init:
+            later = [one for one in wanted if one.resource == ask.resource and not one.plain_init]
+            largest = max(one.count for one in wanted if one.resource == ask.resource and one.plain_init)
+            fitting = [one.request for one in later if one.count >= largest]
+            name = fitting[0] if fitting else init_request.setdefault(ask.resource, ask.request)
+            if not fitting and name == ask.request:
+                requests.append(_request(name, by_claim[ask.resource], largest))
+        else:
+            name = ask.request
+            requests.append(_request(name, by_claim[ask.resource], ask.count))
+        mappings.append({"containerName": ask.container, "resourceName": ask.resource, "requestName": name})
+    claim = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {
+            "generateName": f"{pod['metadata']['name']}-extended-resources-",
+            "namespace": pod["metadata"]["namespace"],
+            "annotations": {EXTENDED_ANNOTATION: "true"},
+            "ownerReferences": [pod_owner(pod)],
+        },
+        "spec": {"devices": {"requests": requests}},
+    }
+    return claim, mappings
+
+
+def _request(name: str, device_class: str, count: int) -> JSON:
+    exactly = {"deviceClassName": device_class, "allocationMode": "ExactCount", "count": count}
+    return {"name": name, "exactly": exactly}

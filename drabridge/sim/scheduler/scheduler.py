@@ -1,0 +1,295 @@
+"""The scheduler: binds pending pods to the first node that fits, after it has allocated their claims.
+
+Together with the controllers around claims, Jobs and device taints it is the control plane of the simulated cluster.
+Not imitated: scoring (the first node by name wins), preemption, affinity, CPU and memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from drabridge.sim.api.objects import Objects, timestamp
+from drabridge.sim.api.status import ApiError
+from drabridge.sim.api.store import Change
+from drabridge.sim.scheduler import claims as claimlife
+from drabridge.sim.scheduler import extended
+from drabridge.sim.scheduler.allocation import allocation
+from drabridge.sim.scheduler.allocator import InUse, Pick, Unsatisfiable, allocate
+from drabridge.sim.scheduler.binding import Readiness, readiness
+from drabridge.sim.scheduler.cel import SelectorError
+from drabridge.sim.scheduler.events import post
+from drabridge.sim.scheduler.eviction import evict
+from drabridge.sim.scheduler.jobs import sync_jobs
+from drabridge.sim.scheduler.nodecache import NodeCache
+from drabridge.sim.scheduler.pools import gather, selects
+from drabridge.sim.scheduler.selectors import Selectors
+
+JSON = dict[str, Any]
+_IGNORED = frozenset({"events", "leases", "configmaps"})
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerTimings:
+    """Delays in seconds; defaults are the real scheduler's where it has them."""
+
+    settle_seconds: float = 0.005
+    """Changes that arrive together are handled in one step."""
+    binding_poll_seconds: float = 5.0
+    """Hard-coded in 1.36.2's PreBind of the dynamicresources plugin; the first look is immediate."""
+    binding_timeout_seconds: float = 600.0
+    """``DynamicResourcesArgs.bindingTimeout``."""
+    node_cache_lag_seconds: float = 0.0
+    """The scheduler sees a node's allocatable this late (on top of kubelet's own reporting period)."""
+
+    @classmethod
+    def fast(cls, **changes: float) -> SchedulerTimings:
+        """For tests: binding conditions are polled 100 times as often."""
+        return replace(cls(binding_poll_seconds=0.05, binding_timeout_seconds=5.0), **changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where a pod goes, and what has to be written before it is bound."""
+
+    node: str
+    claims: Sequence[JSON]
+    """Everything the pod names, allocated or not; the special claim of extended resources comes last."""
+    picks: Mapping[int, Sequence[Pick]]
+    """By position in ``claims``; missing for those that are allocated already."""
+    mappings: Sequence[JSON] = ()
+    """``requestMappings`` of the special claim."""
+
+
+class Scheduler:
+    """Reacts to changes in the store until cancelled; :meth:`step` alone is one deterministic pass."""
+
+    def __init__(self, objects: Objects, gates: Mapping[str, bool], timings: SchedulerTimings | None = None) -> None:
+        self.objects = objects
+        self.timings = timings or SchedulerTimings()
+        self._gates = gates
+        self._selectors = Selectors()
+        self._nodes = NodeCache()
+        self._wake = asyncio.Event()
+        self._binding: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        unsubscribe = self.objects.store.subscribe(self._noticed)
+        loop = asyncio.get_running_loop()
+        for node in self.objects.peek("nodes"):
+            self._nodes.note(node, float("-inf"))
+        timer: asyncio.TimerHandle | None = None
+        self._wake.set()
+        try:
+            while True:
+                await self._wake.wait()
+                await asyncio.sleep(self.timings.settle_seconds)
+                self._wake.clear()
+                next_eviction = self.step()
+                if timer is not None:
+                    timer.cancel()
+                timer = loop.call_later(next_eviction, self._wake.set) if next_eviction is not None else None
+        finally:
+            unsubscribe()
+            if timer is not None:
+                timer.cancel()
+            for task in self._binding.values():
+                task.cancel()
+            await asyncio.gather(*self._binding.values(), return_exceptions=True)
+
+    def step(self) -> float | None:
+        """One pass over everything; returns the seconds until a toleration runs out, if one does."""
+        sync_jobs(self.objects)
+        claimlife.release(self.objects)
+        claimlife.sync_templates(self.objects)
+        for pod in self._pending():
+            self._attempt(pod)
+        return evict(self.objects)
+
+    def _noticed(self, change: Change) -> None:
+        if change.resource.plural in _IGNORED:
+            return
+        if change.resource.plural == "nodes":
+            loop = asyncio.get_running_loop()
+            self._nodes.note(change.object, loop.time())
+            loop.call_later(self.timings.node_cache_lag_seconds, self._wake.set)
+        self._wake.set()
+
+    def _pending(self) -> list[JSON]:
+        """Unbound pods in the order in which they came."""
+        waiting = [
+            pod
+            for pod in self.objects.peek("pods")
+            if not pod["spec"].get("nodeName")
+            and not pod["metadata"].get("deletionTimestamp")
+            and not claimlife.ended(pod)
+            and pod["metadata"]["uid"] not in self._binding
+            and pod["spec"].get("schedulerName") == "default-scheduler"
+        ]
+        return sorted(waiting, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]))
+
+    # -- one pod
+
+    def _attempt(self, pod: JSON) -> None:
+        try:
+            claims = claimlife.of_pod(self.objects, pod)
+            plan = self._plan(pod, claims)
+            self._commit(pod, plan)
+        except (claimlife.NotReady, Unsatisfiable, SelectorError) as error:
+            self._unschedulable(pod, str(error))
+        except ApiError as error:
+            post(self.objects, "Pod", pod, "FailedScheduling", str(error))
+
+    def _plan(self, pod: JSON, claims: Sequence[JSON]) -> Plan:
+        """The first node that fits. Raises Unsatisfiable with the reasons of all."""
+        nodes = self.objects.peek("nodes")
+        reasons: Counter[str] = Counter()
+        for node in nodes:
+            try:
+                return self._on_node(pod, node, claims)
+            except Unsatisfiable as error:
+                reasons[str(error)] += 1
+        listed = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+        raise Unsatisfiable(f"0/{len(nodes)} nodes are available: {listed or 'no nodes'}.")
+
+    def _on_node(self, pod: JSON, node: JSON, claims: Sequence[JSON]) -> Plan:
+        name = node["metadata"]["name"]
+        labels = node["metadata"].get("labels", {})
+        if node.get("spec", {}).get("unschedulable"):
+            raise Unsatisfiable("node(s) were unschedulable")
+        if any(labels.get(key) != value for key, value in pod["spec"].get("nodeSelector", {}).items()):
+            raise Unsatisfiable("node(s) didn't match Pod's node affinity/selector")
+        for claim in claims:
+            selector = claim["status"].get("allocation", {}).get("nodeSelector")
+            if selector is not None and not selects(selector, node):
+                raise Unsatisfiable("resourceclaim not available on the node")
+        classes = {one["metadata"]["name"]: one for one in self.objects.peek("deviceclasses")}
+        served = self._extended(pod, name, classes)
+        mappings: Sequence[JSON] = ()
+        wanted = list(claims)
+        if served:
+            special, mappings = extended.special_claim(pod, served)
+            wanted.append({**special, "status": {}})
+        todo = {index: claim for index, claim in enumerate(wanted) if "allocation" not in claim["status"]}
+        picks: dict[int, Sequence[Pick]] = {}
+        if todo:
+            pools = gather(self.objects.peek("resourceslices"), node)
+            in_use = InUse.of(self.objects.peek("resourceclaims"))
+            found = allocate(list(todo.values()), pools, classes, in_use, self._selectors)
+            picks = dict(zip(todo, found, strict=True))
+        return Plan(name, wanted, picks, mappings)
+
+    def _extended(self, pod: JSON, node: str, classes: Mapping[str, JSON]) -> Mapping[str, str]:
+        """Resources of the pod that DRA serves on this node, with their classes."""
+        if not extended.asks(pod):
+            return {}
+        now = asyncio.get_running_loop().time() - self.timings.node_cache_lag_seconds
+        allocatable = self._nodes.allocatable(node, now)
+        pods = [one for one in self.objects.peek("pods") if one["metadata"]["uid"] != pod["metadata"]["uid"]]
+        split = extended.split(pod, node, allocatable, classes, pods, dra=self._gates.get("DRAExtendedResource", False))
+        if split.refusal:
+            raise Unsatisfiable(split.refusal)
+        return split.by_claim
+
+    # -- writing it down
+
+    def _commit(self, pod: JSON, plan: Plan) -> None:
+        held = []
+        for index, claim in enumerate(plan.claims):
+            stored = claim
+            if "uid" not in claim["metadata"]:
+                stored = self.objects.create({key: value for key, value in claim.items() if key != "status"})
+                self._note_extended(pod, stored["metadata"]["name"], plan.mappings)
+            found = plan.picks.get(index)
+            made = allocation(stored, found, plan.node) if found is not None else None
+            claimlife.reserve(self.objects, stored, pod, made)
+            held.append(stored["metadata"]["name"])
+        uid = pod["metadata"]["uid"]
+        if self._readiness(pod, held) is Readiness.READY:
+            self._bind(pod, plan.node)
+            return
+        task = asyncio.get_running_loop().create_task(self._await_binding(pod, plan.node, held), name=f"bind {uid}")
+        self._binding[uid] = task
+
+    def _note_extended(self, pod: JSON, claim: str, mappings: Sequence[JSON]) -> None:
+        status = {"resourceClaimName": claim, "requestMappings": list(mappings)}
+        self._pod_status(pod, lambda obj: obj["status"].update(extendedResourceClaimStatus=status))
+
+    def _bind(self, pod: JSON, node: str) -> None:
+        meta = pod["metadata"]
+        where = {"namespace": meta["namespace"]}
+        self.objects.modify("pods", meta["name"], lambda obj: obj["spec"].update(nodeName=node), **where)
+        self._condition(pod, {"type": "PodScheduled", "status": "True"})
+        post(
+            self.objects,
+            "Pod",
+            pod,
+            "Scheduled",
+            f"Successfully assigned {meta['namespace']}/{meta['name']} to {node}",
+            "Normal",
+        )
+
+    def _unschedulable(self, pod: JSON, message: str) -> None:
+        known = [one for one in pod["status"].get("conditions", []) if one["type"] == "PodScheduled"]
+        if known and known[0].get("message") == message:
+            return
+        self._condition(pod, {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message})
+        post(self.objects, "Pod", pod, "FailedScheduling", message)
+
+    def _condition(self, pod: JSON, condition: JSON) -> None:
+        def write(obj: JSON) -> None:
+            others = [one for one in obj["status"].get("conditions", []) if one["type"] != condition["type"]]
+            obj["status"]["conditions"] = [*others, {**condition, "lastTransitionTime": timestamp()}]
+
+        self._pod_status(pod, write)
+
+    def _pod_status(self, pod: JSON, change: Any) -> None:
+        meta = pod["metadata"]
+        self.objects.modify("pods", meta["name"], change, namespace=meta["namespace"], subresource="status")
+
+    # -- binding conditions
+
+    def _claims(self, pod: JSON, names: Iterable[str]) -> list[JSON]:
+        found = (self.objects.find("resourceclaims", name, pod["metadata"]["namespace"]) for name in names)
+        return [claim for claim in found if claim is not None]
+
+    def _readiness(self, pod: JSON, names: Sequence[str]) -> Readiness:
+        answers = [readiness(claim) for claim in self._claims(pod, names)]
+        for worst in (Readiness.FAILED, Readiness.PENDING):
+            if worst in answers:
+                return worst
+        return Readiness.READY
+
+    async def _await_binding(self, pod: JSON, node: str, names: Sequence[str]) -> None:
+        """PreBind: look at once, then every poll; bind, or give the claims back so that the next pass starts anew."""
+        meta, loop = pod["metadata"], asyncio.get_running_loop()
+        deadline = loop.time() + self.timings.binding_timeout_seconds
+        post(self.objects, "Pod", pod, "BindingConditionsPending", "waiting for binding conditions", "Normal")
+        try:
+            while True:
+                await asyncio.sleep(self.timings.binding_poll_seconds)
+                current = self.objects.find("pods", meta["name"], meta["namespace"])
+                if current is None or current["metadata"]["uid"] != meta["uid"]:
+                    return
+                state = self._readiness(pod, names)
+                if state is Readiness.READY:
+                    self._bind(pod, node)
+                    return
+                if state is Readiness.FAILED or loop.time() >= deadline:
+                    why = "claim binding failed" if state is Readiness.FAILED else "claim binding timed out"
+                    post(self.objects, "Pod", pod, "FailedScheduling", why)
+                    for claim in self._claims(pod, names):
+                        claimlife.unreserve(self.objects, claim, meta["uid"])
+                        if claim["metadata"].get("annotations", {}).get(claimlife.EXTENDED_ANNOTATION):
+                            self.objects.delete("resourceclaims", claim["metadata"]["name"], meta["namespace"])
+                    return
+        except ApiError as error:
+            with contextlib.suppress(ApiError):
+                post(self.objects, "Pod", pod, "FailedScheduling", str(error))
+        finally:
+            self._binding.pop(meta["uid"], None)
+            self._wake.set()
