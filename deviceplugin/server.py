@@ -118,7 +118,7 @@ class PluginServer:
             error="" if self._machine.phase in STREAMING else self._error,
             socket=self._listener.path if self._listener else None,
             streams=len(self._streams),
-            registered=self._machine.phase in STREAMING,
+            registered=self._machine.phase in STREAMING and self._streams.read_by_kubelet,
             registrations=self._registrations,
             published_version=self._plugin.devices().version,
             sent_version=self._streams.sent_version,
@@ -202,6 +202,9 @@ class PluginServer:
         if self._listener is not None:
             listener, self._listener = self._listener, None
             await listener.stop(grace_seconds)
+        self._machine, self._since = State(), self._clock()
+        self._kubelet = self._place = None
+        self._events.clear()
 
     # What is true: the level check. Everything else only says when to look.
 

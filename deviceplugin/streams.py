@@ -48,6 +48,11 @@ class Streams:
         self._armed = True
 
     @property
+    def read_by_kubelet(self) -> bool:
+        """Whether the stream that answers our last Register is open."""
+        return any(stream.expected for stream in self._open)
+
+    @property
     def sent_version(self) -> int:
         """The newest list version that kubelet's live stream took; 0 without one."""
         return max((s.sent_version for s in self._open if s.expected), default=0)

@@ -37,7 +37,7 @@ class Watcher:
         watched = self._directories.setdefault(directory, _Watched(directory))
         subscription = Subscription(self, watched, asyncio.get_running_loop(), wake)
         watched.subscriptions.append(subscription)
-        self.refresh(watched)
+        subscription.refresh()
         return subscription
 
     def refresh(self, watched: _Watched) -> bool:

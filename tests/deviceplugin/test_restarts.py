@@ -1,32 +1,52 @@
-"""Registration survives what happens on a node: restarts, lost sockets and directories, in any order."""
+"""Registration survives what happens on a node: restarts, lost sockets and directories, in any order.
+
+Numbers are those of the upstream e2e_node cases (DP: device_plugin_test.go, DF: device_plugin_failures_test.go) as
+far as a plugin sees them.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import socket
+import time
 from pathlib import Path
 
-from deviceplugin import Device, Phase, PluginServer
-from tests.deviceplugin.helpers import QUICK, ListPlugin, MiniKubelet, eventually, running, sockets_in
+import pytest
+
+from deviceplugin import BindFailed, Device, Phase, PluginServer, Registered, RegisterFailed, Watcher
+from tests.deviceplugin.helpers import QUICK, RESOURCE, Facts, ListPlugin, MiniKubelet, eventually, running, sockets_in
 
 DEVICES = (Device("a"), Device("b"))
 BOTH = {"a": "Healthy", "b": "Healthy"}
 
 
-async def test_registers_and_sends_the_list(directory: Path, kubelet: MiniKubelet) -> None:
-    server = PluginServer(ListPlugin(*DEVICES), directory=directory, name="t", timeouts=QUICK)
+def make(directory: Path, facts: Facts | None = None, resource: str = RESOURCE) -> PluginServer:
+    return PluginServer(
+        ListPlugin(*DEVICES, resource=resource), directory=directory, name="t", timeouts=QUICK, observer=facts
+    )
+
+
+async def test_dp1_registers_by_itself_and_sends_the_list(directory: Path, kubelet: MiniKubelet) -> None:
+    server = make(directory)
     async with running(server):
         await eventually(lambda: kubelet.health() == BOTH)
-        assert server.state.phase is Phase.ACTIVE
-        assert server.state.registered
-        assert server.state.error == ""
         await server.wait_sent(1)
-        assert server.sent_version == 1
-        assert len(kubelet.requests) == 1
+        state = server.state
+        assert (state.phase, state.registered, state.error, state.streams) == (Phase.ACTIVE, True, "", 1)
+        assert (state.published_version, state.sent_version, state.registrations) == (1, 1, 1)
+        assert state.socket is not None
+        assert state.socket.stat().st_mode & 0o777 == 0o600
+        request = kubelet.requests[0]
+        assert (request.version, request.endpoint, request.resource_name) == ("v1beta1", state.socket.name, RESOURCE)
     assert sockets_in(directory) == []
+    await eventually(lambda: RESOURCE not in kubelet.clients)
+    assert not server.state.registered
 
 
-async def test_kubelet_restart(directory: Path, kubelet: MiniKubelet) -> None:
-    server = PluginServer(ListPlugin(*DEVICES), directory=directory, name="t", timeouts=QUICK)
+async def test_dp5_dp9_kubelet_restarts(directory: Path, kubelet: MiniKubelet) -> None:
+    server = make(directory)
     async with running(server):
         await eventually(lambda: kubelet.health() == BOTH)
         for round_ in range(2, 6):
@@ -35,3 +55,330 @@ async def test_kubelet_restart(directory: Path, kubelet: MiniKubelet) -> None:
             await asyncio.sleep(0.3)  # a late event, or a second registration, would come now
             assert len(kubelet.requests) == round_
         assert kubelet.most_streams == 1
+        assert len(sockets_in(directory)) == 1
+
+
+async def test_restart_is_seen_when_the_inode_number_is_used_again(directory: Path) -> None:
+    """As observed on 1.36.2; file systems hand the number out again when they like, so it is tried a few times."""
+    kubelet = MiniKubelet(directory)
+    await kubelet.start()
+    server = make(directory)
+    same = 0
+    async with running(server):
+        await eventually(lambda: kubelet.health() == BOTH)
+        for _ in range(10):
+            inode = kubelet.socket.stat().st_ino
+            await kubelet.restart()
+            same += kubelet.socket.stat().st_ino == inode
+            await eventually(lambda: kubelet.health() == BOTH)
+    await kubelet.stop()
+    if not same:
+        pytest.skip("this file system never used an inode number again")
+
+
+async def test_reregistration_is_quick(directory: Path, kubelet: MiniKubelet) -> None:
+    """From the start of a new kubelet to Register received, over 20 restarts: running pods can die of every 100 ms."""
+    server = make(directory)
+    taken = []
+    async with running(server):
+        await eventually(lambda: kubelet.health() == BOTH)
+        for _ in range(20):
+            await kubelet.stop()
+            await asyncio.sleep(0.02)
+            seen = len(kubelet.registered_at)
+            started = time.monotonic()
+            await kubelet.start()
+            await eventually(lambda: kubelet.health() == BOTH)
+            taken.append(kubelet.registered_at[seen] - started)
+    taken.sort()
+    assert taken[10] < 0.05, [round(seconds, 4) for seconds in taken]  # the worst of 20 is the benchmark's to hold
+
+
+async def test_two_quick_restarts_end_registered_once(directory: Path, kubelet: MiniKubelet) -> None:
+    server = make(directory)
+    async with running(server):
+        await eventually(lambda: kubelet.health() == BOTH)
+        await kubelet.restart()
+        await kubelet.restart()
+        await eventually(lambda: kubelet.health() == BOTH)
+        await asyncio.sleep(0.5)
+        assert kubelet.health() == BOTH
+        assert kubelet.most_streams == 1
+
+
+async def test_our_socket_deleted_under_a_living_kubelet(directory: Path, kubelet: MiniKubelet) -> None:
+    server = make(directory)
+    async with running(server):
+        await eventually(lambda: kubelet.health() == BOTH)
+        first = server.state.socket
+        assert first is not None
+        first.unlink()
+        await eventually(lambda: len(kubelet.requests) == 2 and kubelet.health() == BOTH)
+        assert server.state.socket != first
+        waited = kubelet.registered_at[1] - kubelet.registered_at[0]
+        assert waited >= QUICK.backoff_first_seconds
+        assert kubelet.most_streams == 1
+
+
+async def test_our_path_taken_by_something_else(directory: Path, kubelet: MiniKubelet) -> None:
+    server = make(directory)
+    async with running(server):
+        await eventually(lambda: kubelet.health() == BOTH)
+        stolen = server.state.socket
+        assert stolen is not None
+        stolen.unlink()
+        stolen.write_text("not a socket")
+        await eventually(lambda: len(kubelet.requests) == 2 and kubelet.health() == BOTH)
+
+
+async def test_the_whole_directory_deleted_and_made_again(directory: Path, kubelet: MiniKubelet) -> None:
+    facts = Facts()
+    server = make(directory, facts)
+    async with running(server):
+        await eventually(lambda: kubelet.health() == BOTH)
+        await kubelet.stop()
+        shutil.rmtree(directory)
+        await eventually(lambda: server.state.phase is Phase.IDLE)
+        assert "does not exist" in server.state.error
+        await kubelet.start()
+        await eventually(lambda: kubelet.health() == BOTH, 2)
+        # inotify works in the new directory too: no waiting for the poll
+        await kubelet.restart()
+        await eventually(lambda: kubelet.health() == BOTH, 2)
+
+
+async def test_kubelet_absent_at_start(directory: Path) -> None:
+    server = make(directory)
+    kubelet = MiniKubelet(directory)
+    async with running(server):
+        await eventually(lambda: server.state.phase is Phase.SERVING)
+        await kubelet.start()
+        await eventually(lambda: kubelet.health() == BOTH)
+        assert kubelet.most_streams == 1
+    await kubelet.stop()
+
+
+async def test_a_dead_kubelets_socket_file(directory: Path) -> None:
+    """kubelet leaves kubelet.sock behind: refused until the next one binds; neither an error nor a busy loop."""
+    facts = Facts()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(directory / "kubelet.sock"))
+    server = make(directory, facts)
+    kubelet = MiniKubelet(directory)
+    async with running(server):
+        await eventually(lambda: server.state.phase is Phase.REFUSED)
+        assert "Connection refused" in server.state.error
+        started = time.monotonic()
+        await asyncio.sleep(0.5)
+        attempts = len(facts.of(RegisterFailed))
+        assert attempts <= 1 + (time.monotonic() - started) / QUICK.refused_seconds * 1.5
+        await kubelet.start()
+        await eventually(lambda: kubelet.health() == BOTH)
+    await kubelet.stop()
+
+
+async def test_kubelet_socket_that_listens_a_little_later(directory: Path) -> None:
+    """CREATE is seen at bind(), the socket accepts from listen()."""
+    server = make(directory)
+    async with running(server):
+        await eventually(lambda: server.state.phase is Phase.SERVING)
+        with socket.socket(socket.AF_UNIX) as kubelet:
+            kubelet.bind(str(directory / "kubelet.sock"))
+            await eventually(lambda: server.state.phase is Phase.REFUSED)
+            kubelet.listen()
+            kubelet.setblocking(False)
+            started = time.monotonic()
+            connection, _ = await asyncio.wait_for(asyncio.get_running_loop().sock_accept(kubelet), 1)
+            connection.close()
+            assert time.monotonic() - started < 0.2
+
+
+async def test_a_refused_registration_is_tried_again_with_back_off(directory: Path, kubelet: MiniKubelet) -> None:
+    facts = Facts()
+    kubelet.refuse = 'the ResourceName "radio" is invalid'
+    server = make(directory, facts)
+    async with running(server):
+        await eventually(lambda: len(kubelet.requests) >= 3)
+        assert server.state.phase in (Phase.BACKOFF, Phase.REGISTERING)
+        assert 'the ResourceName "radio" is invalid' in server.state.error
+        assert facts.of(RegisterFailed)[0].code == "UNKNOWN"
+        first, second, third = kubelet.registered_at[:3]
+        assert second - first >= QUICK.backoff_first_seconds
+        assert third - second >= 1.5 * QUICK.backoff_first_seconds
+        kubelet.refuse = ""
+        await eventually(lambda: kubelet.health() == BOTH)
+        assert server.state.error == ""
+
+
+async def test_df5_no_stream_after_register(directory: Path, kubelet: MiniKubelet) -> None:
+    kubelet.ignore = True
+    server = make(directory)
+    async with running(server):
+        await eventually(lambda: server.state.phase is Phase.WAIT_STREAM)
+        assert not server.state.registered
+        await eventually(lambda: len(kubelet.requests) >= 2)
+        kubelet.ignore = False
+        await eventually(lambda: kubelet.health() == BOTH)
+
+
+async def test_df6_stream_lost_after_the_list(directory: Path, kubelet: MiniKubelet) -> None:
+    kubelet.lose = 3
+    server = make(directory)
+    async with running(server):
+        await eventually(lambda: len(kubelet.requests) == 4 and kubelet.health() == BOTH)
+        gaps = [b - a for a, b in zip(kubelet.registered_at, kubelet.registered_at[1:], strict=False)]
+        assert min(gaps) >= QUICK.backoff_first_seconds
+        assert kubelet.most_streams == 1
+
+
+async def test_df7_stopping_ends_the_stream_and_leaves_nothing(directory: Path, kubelet: MiniKubelet) -> None:
+    server = make(directory)
+    task = asyncio.create_task(server.run())
+    await eventually(lambda: kubelet.health() == BOTH)
+    started = time.monotonic()
+    await server.stop(grace_seconds=2.0)
+    assert time.monotonic() - started < 0.5, "the stream used up the grace"
+    await task
+    assert sockets_in(directory) == []
+    assert len(kubelet.requests) == 1  # DP13: nothing registers again
+
+
+async def test_cancelling_cleans_up(directory: Path, kubelet: MiniKubelet) -> None:
+    task = asyncio.create_task(make(directory).run())
+    await eventually(lambda: kubelet.health() == BOTH)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert sockets_in(directory) == []
+
+
+async def test_dp8_a_new_instance_after_a_kill(directory: Path, kubelet: MiniKubelet) -> None:
+    """What the killed one left behind goes; what belongs to others stays."""
+    for name in (
+        "t-example.com_radio-0123abcd.sock",
+        "u-example.com_radio-0123abcd.sock",
+        "t-other.com_x-0123abcd.sock",
+    ):
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(directory / name))
+    (directory / "t-example.com_radio-89abcdef.sock").write_text("a regular file")
+    (directory / "kubelet_internal_checkpoint").write_text("{}")
+    with socket.socket(socket.AF_UNIX) as alive:
+        alive.bind(str(directory / "t-example.com_radio-00000000.sock"))
+        alive.listen()
+        server = make(directory)
+        async with running(server):
+            await eventually(lambda: kubelet.health() == BOTH)
+            assert server.state.socket is not None
+            assert {e.name for e in os.scandir(directory)} == {
+                "kubelet.sock",
+                "kubelet_internal_checkpoint",
+                "u-example.com_radio-0123abcd.sock",
+                "t-other.com_x-0123abcd.sock",
+                "t-example.com_radio-89abcdef.sock",
+                "t-example.com_radio-00000000.sock",
+                server.state.socket.name,
+            }
+
+
+async def test_a_regular_file_where_the_directory_should_be(directory: Path) -> None:
+    facts = Facts()
+    directory.rmdir()
+    directory.write_text("oops")
+    server = make(directory, facts)
+    kubelet = MiniKubelet(directory)
+    async with running(server):
+        await eventually(lambda: facts.of(BindFailed))
+        assert server.state.phase is Phase.IDLE
+        assert "is not a directory" in server.state.error
+        directory.unlink()
+        await kubelet.start()
+        await eventually(lambda: kubelet.health() == BOTH)
+    await kubelet.stop()
+
+
+async def test_a_path_too_long_says_so(directory: Path) -> None:
+    deep = directory / ("d" * 80)
+    deep.mkdir()
+    facts = Facts()
+    server = make(deep, facts)
+    async with running(server):
+        await eventually(lambda: facts.of(BindFailed))
+        assert "107" in server.state.error
+        assert str(deep) in server.state.error
+
+
+async def test_a_touched_kubelet_socket_keeps_the_stream(directory: Path, kubelet: MiniKubelet) -> None:
+    server = make(directory)
+    async with running(server):
+        await eventually(lambda: kubelet.health() == BOTH)
+        kubelet.socket.chmod(0o700)  # another ctime, the same kubelet
+        await eventually(lambda: server.state.phase is Phase.SETTLING)
+        await eventually(lambda: server.state.phase is Phase.ACTIVE)
+        assert len(kubelet.requests) == 1
+
+
+async def test_without_inotify_polling_does(
+    directory: Path, kubelet: MiniKubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*_: object, **__: object) -> None:
+        raise OSError(24, "inotify instance limit reached")
+
+    monkeypatch.setattr("watchdog.observers.inotify.InotifyEmitter.on_thread_start", exhausted)
+    server = make(directory)
+    async with running(server):
+        await eventually(lambda: kubelet.health() == BOTH)
+        await kubelet.restart()
+        await eventually(lambda: kubelet.health() == BOTH, 3)
+
+
+async def test_many_resources_share_a_watcher(directory: Path, kubelet: MiniKubelet) -> None:
+    watcher = Watcher()
+    servers = [
+        PluginServer(
+            ListPlugin(*DEVICES, resource=f"example.com/r{i}"),
+            directory=directory,
+            name="t",
+            timeouts=QUICK,
+            watcher=watcher,
+        )
+        for i in range(5)
+    ]
+    tasks = [asyncio.create_task(server.run()) for server in servers]
+    await eventually(lambda: len(kubelet.clients) == 5)
+    await kubelet.restart()
+    await eventually(lambda: len(kubelet.clients) == 5)
+    await asyncio.gather(*(server.stop() for server in servers))
+    await asyncio.gather(*tasks)
+    assert sockets_in(directory) == []
+
+
+async def test_no_list_no_registration(directory: Path, kubelet: MiniKubelet) -> None:
+    """Before the inventory knows anything, kubelet must not count zero devices."""
+    plugin = ListPlugin()
+    plugin.list = type(plugin.list)()
+    server = PluginServer(plugin, directory=directory, name="t", timeouts=QUICK)
+    async with running(server):
+        await asyncio.sleep(0.2)
+        assert kubelet.requests == []
+        plugin.list.publish(DEVICES)
+        await eventually(lambda: kubelet.health() == BOTH)
+
+
+async def test_an_observer_that_fails_harms_nothing(directory: Path, kubelet: MiniKubelet) -> None:
+    class Broken(Facts):
+        def observe(self, fact: object) -> None:
+            raise RuntimeError("boom")
+
+    server = make(directory, Broken())
+    async with running(server):
+        await eventually(lambda: kubelet.health() == BOTH)
+
+
+async def test_facts_tell_the_story(directory: Path, kubelet: MiniKubelet) -> None:
+    facts = Facts()
+    async with running(make(directory, facts)):
+        await eventually(lambda: kubelet.health() == BOTH)
+    names = [type(fact).__name__ for fact in facts.seen if type(fact).__name__ != "PhaseChanged"]
+    assert sorted(names) == sorted(["KubeletSeen", "Bound", "Registered", "StreamOpened", "ListSent", "StreamEnded"])
+    assert facts.of(Registered)[0].resource == RESOURCE

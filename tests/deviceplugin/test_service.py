@@ -1,0 +1,475 @@
+"""The five methods as kubelet's client sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from deviceplugin import (
+    Allocated,
+    Allocation,
+    AllocationError,
+    Device,
+    DeviceSpec,
+    Health,
+    ListSent,
+    Mount,
+    PluginServer,
+    Preferred,
+    PreStarted,
+    codec,
+    require_healthy,
+)
+from deviceplugin.broadcast import Versioned
+from deviceplugin.wire import v1beta1_pb2 as pb
+from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
+from tests.deviceplugin.helpers import (
+    QUICK,
+    RESOURCE,
+    AllocatingPlugin,
+    Facts,
+    ListPlugin,
+    MiniKubelet,
+    eventually,
+    running,
+)
+
+HEALTHY, UNHEALTHY = Health.HEALTHY, Health.UNHEALTHY
+
+
+class Served:
+    """A plugin, its server and kubelet, registered with each other."""
+
+    def __init__(self, plugin: ListPlugin, server: PluginServer, kubelet: MiniKubelet, facts: Facts) -> None:
+        self.plugin = plugin
+        self.server = server
+        self.kubelet = kubelet
+        self.facts = facts
+
+    @property
+    def stub(self) -> pb_grpc.DevicePluginAsyncStub:
+        return self.kubelet.client().stub
+
+    async def believes(self, health: dict[str, str]) -> None:
+        await eventually(lambda: self.kubelet.health() == health)
+
+    async def refused(self, *ids: str) -> grpc.aio.AioRpcError:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await self.kubelet.allocate(ids)
+        return caught.value
+
+
+@pytest.fixture
+async def serve(directory: Path, kubelet: MiniKubelet) -> AsyncIterator[Any]:
+    """``await serve(plugin)`` registers a plugin; all are stopped at the end."""
+    stack = []
+
+    async def start(plugin: ListPlugin) -> Served:
+        facts = Facts()
+        server = PluginServer(plugin, directory=directory, name="t", timeouts=QUICK, observer=facts)
+        context = running(server)
+        await context.__aenter__()
+        stack.append(context)
+        await eventually(lambda: plugin.resource in kubelet.clients and kubelet.client(plugin.resource).lists)
+        return Served(plugin, server, kubelet, facts)
+
+    yield start
+    for context in stack:
+        await context.__aexit__(None, None, None)
+
+
+class Preferring(ListPlugin):
+    """Prefers what it is told to, or raises."""
+
+    answer: list[str] | Exception | None = None
+
+    def prefer(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer or [*must_include, *(i for i in available if i not in must_include)][:size]
+
+
+class PreStarting(ListPlugin):
+    pre_start_required = True
+    started: list[str]
+    error: BaseException | None = None
+
+    async def pre_start(self, ids: Sequence[str]) -> None:
+        if self.error:
+            raise self.error
+        self.started = list(ids)
+
+
+# ListAndWatch
+
+
+async def test_df2_df4_health_flips_send_the_whole_list(serve: Any) -> None:
+    served = await serve(ListPlugin(*(Device(f"d{i}") for i in range(4))))
+    for bad in ({0}, set(), {1, 2}, {2}, set()):
+        served.plugin.list.publish(tuple(Device(f"d{i}", UNHEALTHY if i in bad else HEALTHY) for i in range(4)))
+        expected = {f"d{i}": "Unhealthy" if i in bad else "Healthy" for i in range(4)}
+        await served.believes(expected)
+    assert len(served.kubelet.client().lists) == 6
+
+
+async def test_unchanged_lists_are_not_sent_but_on_demand(serve: Any) -> None:
+    served = await serve(ListPlugin(Device("a")))
+    served.plugin.list.publish((Device("a"),))
+    await asyncio.sleep(0.1)
+    assert len(served.kubelet.client().lists) == 1
+    version = served.plugin.list.resend()
+    await asyncio.wait_for(served.server.wait_sent(version), 1)
+    await eventually(lambda: len(served.kubelet.client().lists) == 2)
+
+
+async def test_every_stream_sees_the_present_and_the_newest(serve: Any) -> None:
+    """NVIDIA's defect 2: one stream eats the event of another. A stranger's stream changes nothing for kubelet's."""
+    served = await serve(ListPlugin(Device("a")))
+    strangers = [served.stub.ListAndWatch(pb.Empty()) for _ in range(3)]
+    for call in strangers:
+        assert (await call.read()).devices[0].health == "Healthy"
+    served.plugin.list.publish((Device("a", UNHEALTHY),))
+    for call in strangers:
+        assert (await call.read()).devices[0].health == "Unhealthy"
+    await eventually(lambda: served.kubelet.health() == {"a": "Unhealthy"})
+    assert served.server.state.streams == 4
+    for call in strangers:
+        call.cancel()
+    await eventually(lambda: served.server.state.streams == 1)
+    assert served.server.state.registered
+    assert len(served.kubelet.requests) == 1
+
+
+async def test_a_slow_reader_skips_to_the_newest(serve: Any) -> None:
+    served = await serve(ListPlugin(*(Device("x" * 50 + str(i)) for i in range(4096))))
+    call = served.stub.ListAndWatch(pb.Empty())
+    await call.read()
+    for round_ in range(50):  # 50 lists of 300 KB do not fit into the connection's window
+        devices = tuple(Device("x" * 50 + str(i), UNHEALTHY if i <= round_ else HEALTHY) for i in range(4096))
+        served.plugin.list.publish(devices)
+        await asyncio.sleep(0.002)
+    await asyncio.sleep(0.2)
+    seen = 0
+    while True:
+        seen += 1
+        message = await asyncio.wait_for(call.read(), 2)
+        if sum(d.health == "Unhealthy" for d in message.devices) == 50:
+            break
+    assert seen < 50
+    call.cancel()
+
+
+async def test_a_frozen_kubelet_does_not_block_the_stop(serve: Any) -> None:
+    served = await serve(ListPlugin(*(Device("x" * 50 + str(i)) for i in range(4096))))
+    call = served.stub.ListAndWatch(pb.Empty())  # never read: the window fills, the write waits
+    for round_ in range(30):
+        served.plugin.list.publish(tuple(Device("x" * 50 + str(i + round_)) for i in range(4096)))
+        await asyncio.sleep(0.005)
+    started = time.monotonic()
+    await asyncio.wait_for(served.server.stop(), 3)
+    assert time.monotonic() - started < 2
+    call.cancel()
+
+
+async def test_numa_on_the_wire(serve: Any) -> None:
+    devices = (
+        Device("none"),
+        Device("unknown", HEALTHY, (-1,)),
+        Device("zero", HEALTHY, (0,)),
+        Device("both", HEALTHY, (1, 0, 1, -1)),
+        Device("beyond", HEALTHY, (64,)),
+    )
+    served = await serve(ListPlugin(*devices))
+    sent = {d.ID: [n.ID for n in d.topology.nodes] for d in served.kubelet.client().lists[-1].devices}
+    assert sent == {"none": [], "unknown": [], "zero": [0], "both": [0, 1], "beyond": []}
+    present = {d.ID for d in served.kubelet.client().lists[-1].devices if d.HasField("topology")}
+    assert present == {"zero", "both"}
+
+
+def test_the_list_leaves_out_what_kubelet_cannot_keep_apart() -> None:
+    message = codec.encode_list((Device("a"), Device("a", UNHEALTHY), Device("")))
+    assert [(d.ID, d.health) for d in message.devices] == [("a", "Healthy")]
+
+
+def test_streams_share_one_message_per_version() -> None:
+    cache = codec.ListCache()
+    first = cache.message(Versioned(1, (Device("a"),)))
+    assert cache.message(Versioned(1, (Device("a"),))) is first
+    assert cache.message(Versioned(2, (Device("b"),))) is not first
+
+
+async def test_a_list_too_large_for_kubelet_keeps_the_stream(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
+    served = await serve(ListPlugin(Device("a")))
+    served.plugin.list.publish(tuple(Device("x" * 200 + str(i)) for i in range(25000)))
+    await eventually(lambda: "kubelet takes" in caplog.text)
+    assert served.kubelet.health() == {"a": "Healthy"}
+    assert served.server.state.registered
+    assert served.server.sent_version == 1
+
+
+async def test_4096_devices_are_sent_in_time(serve: Any) -> None:
+    served = await serve(ListPlugin(Device("a")))
+    taken = []
+    for round_ in range(5):
+        devices = tuple(Device(f"device-{round_}-{i}" + "x" * 40, HEALTHY, (i % 2,)) for i in range(4096))
+        started = time.perf_counter()
+        version = served.plugin.list.publish(devices)
+        await asyncio.wait_for(served.server.wait_sent(version), 5)
+        taken.append(time.perf_counter() - started)
+    assert min(taken) < 0.06, [round(seconds * 1000, 1) for seconds in taken]
+    assert served.facts.of(ListSent)[-1].devices == 4096
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("plugin", "pre_start", "preferred"),
+    [
+        pytest.param(ListPlugin(Device("a")), False, False, id="the list only"),
+        pytest.param(AllocatingPlugin(Device("a")), False, False, id="allocator"),
+        pytest.param(Preferring(Device("a")), False, True, id="preferrer"),
+        pytest.param(PreStarting(Device("a")), True, False, id="pre-starter"),
+    ],
+)
+async def test_options_follow_from_what_is_implemented(
+    serve: Any, plugin: ListPlugin, pre_start: bool, preferred: bool
+) -> None:
+    served = await serve(plugin)
+    options = served.kubelet.client().options
+    assert (options.pre_start_required, options.get_preferred_allocation_available) == (pre_start, preferred)
+    assert served.kubelet.requests[0].options == options
+
+
+async def test_pre_start_can_be_served_without_being_required(serve: Any) -> None:
+    plugin = PreStarting(Device("a"))
+    plugin.pre_start_required = False
+    served = await serve(plugin)
+    assert not served.kubelet.client().options.pre_start_required
+    await served.stub.PreStartContainer(pb.PreStartContainerRequest(devices_ids=["a"]))
+    assert plugin.started == ["a"]
+
+
+# Allocate
+
+
+async def test_dp2_dp11_allocate_answers_each_container_in_order_and_again(serve: Any) -> None:
+    served = await serve(AllocatingPlugin(Device("a"), Device("b"), Device("c")))
+    for _ in range(2):  # an init container's device is allocated once more for the next container
+        answer = await served.kubelet.allocate(["c", "a"], ["b", "b"], [])
+        assert [dict(c.envs) for c in answer.container_responses] == [{"IDS": "a,c"}, {"IDS": "b"}, {"IDS": ""}]
+    fact = served.facts.of(Allocated)[0]
+    assert (fact.code, fact.ids) == ("OK", ("a", "c", "b"))
+
+
+async def test_every_field_of_an_allocation_arrives(serve: Any) -> None:
+    class Full(AllocatingPlugin):
+        async def allocate(self, ids: Sequence[str]) -> Allocation:
+            return Allocation(
+                envs={"A": "1"},
+                mounts=(Mount("/in", "/on", read_only=True),),
+                devices=(DeviceSpec("/dev/in", "/dev/on", "r"),),
+                annotations={"k": "v"},
+                cdi_devices=("vendor/class=a", "vendor/class=b"),
+            )
+
+    served = await serve(Full(Device("a")))
+    (answer,) = (await served.kubelet.allocate(["a"])).container_responses
+    assert answer == pb.ContainerAllocateResponse(
+        envs={"A": "1"},
+        mounts=[pb.Mount(container_path="/in", host_path="/on", read_only=True)],
+        devices=[pb.DeviceSpec(container_path="/dev/in", host_path="/dev/on", permissions="r")],
+        annotations={"k": "v"},
+        cdi_devices=[pb.CDIDevice(name="vendor/class=a"), pb.CDIDevice(name="vendor/class=b")],
+    )
+
+
+async def test_without_an_allocator_only_healthy_devices_are_accepted(serve: Any) -> None:
+    served = await serve(ListPlugin(Device("a"), Device("sick", UNHEALTHY)))
+    answer = await served.kubelet.allocate(["a"])
+    assert list(answer.container_responses) == [pb.ContainerAllocateResponse()]
+    unknown = await served.refused("a", "ghost")
+    assert unknown.code() is grpc.StatusCode.NOT_FOUND
+    assert "example.com/radio has no device ghost on this node" in (unknown.details() or "")
+    sick = await served.refused("sick")
+    assert sick.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "device sick of example.com/radio is unhealthy" in (sick.details() or "")
+
+
+async def test_the_allocator_decides_about_its_own_pods_unhealthy_device(serve: Any) -> None:
+    served = await serve(AllocatingPlugin(Device("a", UNHEALTHY)))
+    assert (await served.kubelet.allocate(["a"])).container_responses[0].envs["IDS"] == "a"
+
+
+async def raising(error: BaseException) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        pytest.param(
+            AllocationError("FAILED_PRECONDITION", "held by claim default/c1", hint="wait"),
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "held by claim default/c1. wait",
+            id="a refusal reaches the person",
+        ),
+        pytest.param(
+            ValueError("secret"),
+            grpc.StatusCode.INTERNAL,
+            "Allocate of a failed inside the plugin (ValueError); see its log",
+            id="a defect does not leak",
+        ),
+        pytest.param(AllocationError("OK", "no"), grpc.StatusCode.UNKNOWN, "no", id="an error is never OK"),
+        pytest.param(AllocationError("BOGUS", "no"), grpc.StatusCode.UNKNOWN, "no", id="an invented code"),
+        pytest.param(
+            asyncio.CancelledError(),
+            grpc.StatusCode.CANCELLED,
+            "Allocate of a was cancelled: the plugin is stopping",
+            id="cancelled inside",
+        ),
+    ],
+)
+async def test_errors_become_codes(serve: Any, error: BaseException, code: grpc.StatusCode, text: str) -> None:
+    plugin = AllocatingPlugin(Device("a"))
+    plugin.before = lambda ids: raising(error)
+    served = await serve(plugin)
+    refused = await served.refused("a")
+    assert (refused.code(), refused.details()) == (code, text)
+    assert served.facts.of(Allocated)[0].code == code.name
+    plugin.before = None
+    await served.kubelet.allocate(["a"])
+    assert served.server.inflight_ids == frozenset()
+
+
+async def test_a_hung_allocator_is_given_up(serve: Any) -> None:
+    """It even ignores being cancelled: kubelet gets its answer, and the id stays in flight until it is over."""
+    release = asyncio.Event()
+
+    async def stubborn(ids: Sequence[str]) -> None:
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+
+    plugin = AllocatingPlugin(Device("a"))
+    plugin.before = stubborn
+    served = await serve(plugin)
+    started = time.monotonic()
+    refused = await served.refused("a")
+    assert refused.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert time.monotonic() - started < 2 * QUICK.allocate_seconds
+    assert served.server.inflight_ids == {"a"}
+    release.set()
+    await eventually(lambda: not served.server.inflight_ids)
+    assert "a" in served.server.recent_ids
+
+
+async def test_a_kubelet_that_goes_away_does_not_cut_an_allocation(serve: Any) -> None:
+    entered, release = asyncio.Event(), asyncio.Event()
+
+    async def slow(ids: Sequence[str]) -> None:
+        entered.set()
+        await release.wait()
+
+    plugin = AllocatingPlugin(Device("a"))
+    plugin.before = slow
+    served = await serve(plugin)
+    call = served.stub.Allocate(pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=["a"])]))
+    await entered.wait()
+    call.cancel()
+    await asyncio.sleep(0.05)
+    assert served.server.inflight_ids == {"a"}
+    release.set()
+    await eventually(lambda: plugin.allocated == [("a",)])
+    await eventually(lambda: not served.server.inflight_ids)
+
+
+def test_require_healthy_before_any_list() -> None:
+    plugin = ListPlugin()
+    plugin.list = type(plugin.list)()
+    with pytest.raises(AllocationError, match="has no device a"):
+        require_healthy(plugin, ["a"])
+
+
+# GetPreferredAllocation
+
+
+def preference(available: Sequence[str], must: Sequence[str], size: int) -> pb.PreferredAllocationRequest:
+    return pb.PreferredAllocationRequest(
+        container_requests=[
+            pb.ContainerPreferredAllocationRequest(
+                available_deviceIDs=available, must_include_deviceIDs=must, allocation_size=size
+            )
+        ]
+    )
+
+
+async def test_preference_is_asked(serve: Any) -> None:
+    served = await serve(Preferring(Device("a"), Device("b"), Device("c")))
+    answer = await served.stub.GetPreferredAllocation(preference(["c", "b", "a"], ["b"], 2))
+    assert list(answer.container_responses[0].deviceIDs) == ["b", "a"]
+    assert {"a", "b", "c"} <= served.server.recent_ids
+    assert served.facts.of(Preferred)[0].answered
+
+
+async def test_preference_never_fails(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
+    plugin = Preferring(Device("a"))
+    plugin.answer = RuntimeError("no NVML")
+    served = await serve(plugin)
+    for _ in range(3):
+        answer = await served.stub.GetPreferredAllocation(preference(["a"], [], 1))
+        assert [list(c.deviceIDs) for c in answer.container_responses] == [[]]
+    assert caplog.text.count("no NVML") == 1
+    none = await served.stub.GetPreferredAllocation(pb.PreferredAllocationRequest())
+    assert not none.container_responses
+
+
+async def test_preference_without_an_opinion(serve: Any) -> None:
+    served = await serve(ListPlugin(Device("a")))
+    answer = await served.stub.GetPreferredAllocation(preference(["a"], [], 1))
+    assert [list(c.deviceIDs) for c in answer.container_responses] == [[]]
+
+
+# PreStartContainer
+
+
+async def test_pre_start(serve: Any) -> None:
+    plugin = PreStarting(Device("a"), Device("b"))
+    served = await serve(plugin)
+    await served.stub.PreStartContainer(pb.PreStartContainerRequest(devices_ids=["b", "a", "b"]))
+    assert plugin.started == ["a", "b"]
+    plugin.error = AllocationError("UNAVAILABLE", "the reset hook exited with 3")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await served.stub.PreStartContainer(pb.PreStartContainerRequest(devices_ids=["a"]))
+    assert (caught.value.code(), caught.value.details()) == (
+        grpc.StatusCode.UNAVAILABLE,
+        "the reset hook exited with 3",
+    )
+    assert [fact.code for fact in served.facts.of(PreStarted)] == ["OK", "UNAVAILABLE"]
+
+
+async def test_pre_start_is_served_without_a_pre_starter(serve: Any) -> None:
+    served = await serve(ListPlugin(Device("a")))
+    answer = await served.stub.PreStartContainer(pb.PreStartContainerRequest(devices_ids=["a"]))
+    assert answer == pb.PreStartContainerResponse()
+
+
+async def test_calls_are_answered_while_streams_are_open(serve: Any) -> None:
+    """A server with a pool of threads starves here."""
+    served = await serve(AllocatingPlugin(Device("a"), resource=RESOURCE))
+    calls = [served.stub.ListAndWatch(pb.Empty()) for _ in range(20)]
+    for call in calls:
+        await call.read()
+    answers = await asyncio.wait_for(asyncio.gather(*(served.kubelet.allocate(["a"]) for _ in range(50))), 5)
+    assert len(answers) == 50
+    for call in calls:
+        call.cancel()
