@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, WithJsonSchema
@@ -33,6 +34,11 @@ class Model(BaseModel):
         validate_by_alias=True,
         arbitrary_types_allowed=True,
     )
+
+    @classmethod
+    def whole_file_problems(cls, data: object) -> Iterator[Problem]:
+        """What can be said about a file although parts of it are wrong: checks between its parts, on plain data."""
+        yield from ()
 
 
 def exactly_one_of(*keys: str) -> ConfigDict:

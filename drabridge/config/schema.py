@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -168,15 +168,6 @@ class Resource(Model):
 RESERVED_ATTRIBUTES = 5
 
 
-def duplicate_names(found: Sequence[object]) -> Iterator[Problem]:
-    """Resources that repeat a name; entries that are not text are another check's business."""
-    first: dict[str, int] = {}
-    for index, name in enumerate(found):
-        if isinstance(name, str) and first.setdefault(name, index) != index:
-            hint = f"resources[{first[name]}] has the same name: put both matchers into one resource"
-            yield Problem("a name of its own", hint, ("resources", index, "name"))
-
-
 class Config(Model):
     """The whole file."""
 
@@ -204,7 +195,7 @@ class Config(Model):
 
     def _problems(self) -> Iterator[Problem]:
         known = {resource.name for resource in self.resources}
-        yield from duplicate_names([resource.name for resource in self.resources])
+        yield from self.whole_file_problems({"resources": [{"name": resource.name} for resource in self.resources]})
         for index, resource in enumerate(self.resources):
             if resource.partition is not None and resource.partition.of not in known:
                 yield Problem(
@@ -218,6 +209,17 @@ class Config(Model):
                     "remove the lane or enable DRA",
                     ("resources", index, "lanes", "dra"),
                 )
+
+    @classmethod
+    def whole_file_problems(cls, data: object) -> Iterator[Problem]:
+        """Resources that repeat a name."""
+        resources = data.get("resources") if isinstance(data, dict) else None
+        first: dict[str, int] = {}
+        for index, resource in enumerate(resources if isinstance(resources, list) else ()):
+            name = resource.get("name") if isinstance(resource, dict) else None
+            if isinstance(name, str) and first.setdefault(name, index) != index:
+                hint = f"resources[{first[name]}] has the same name: put both matchers into one resource"
+                yield Problem("a name of its own", hint, ("resources", index, "name"))
 
     def resource(self, name: str) -> Resource:
         """The resource of that name; KeyError when there is none."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from drabridge.config.problem import Problem, unmet
+from drabridge.config.problem import Problem, Problems, unmet
 
 DOCUMENT_MAX = 1024 * 1024  # bytes: the most that a ConfigMap can hold
 DEPTH_MAX = 50  # our own schema needs 12
@@ -16,6 +16,8 @@ NODES_MAX = 100_000  # with aliases written out: ten aliases of ten aliases of .
 
 # Keys whose whole subtree is udev's text: 0403, 1e10, on and 0x10de stay what the operator wrote.
 RAW_KEYS = frozenset({"match", "attr", "property", "link", "driverBound", "file"})
+
+QUOTE_IT = "quote it: "
 
 _INT = re.compile(r"-?(0|[1-9]\d*)", re.ASCII)
 _FLOAT = re.compile(r"-?(0|[1-9]\d*)\.\d+", re.ASCII)
@@ -69,7 +71,7 @@ class Scalar:
         if _FLOAT.fullmatch(text) and len(text) <= 20:
             return float(text)
         if (reading := self.reading) is not None:
-            raise unmet("text in quotes", f"quote it: YAML reads {text} as {reading}", found=text)
+            raise unmet("text in quotes", f"{QUOTE_IT}YAML reads {text} as {reading}", found=text)
         return text
 
 
@@ -275,19 +277,43 @@ def _place_of(text: str, position: int) -> Place:
     return before.count("\n") + 1, position - before.rfind("\n")
 
 
-def plain(node: Node, complaints: list[Complaint], path: Path = (), *, raw: bool = False) -> object:
-    """The tree as dicts, lists and scalars. Below a RAW_KEYS key every scalar stays text."""
+def node_at(root: Node | None, path: Path) -> Node | None:
+    """The node at a path, if the file has one there."""
+    node = root
+    for part in path:
+        if isinstance(node, Mapping) and part in node.entries:
+            node = node.entries[str(part)]
+        elif isinstance(node, Sequence) and isinstance(part, int) and part < len(node.items):
+            node = node.items[part]
+        else:
+            return None
+    return node
+
+
+class Bare(str):
+    """Raw text that stood without quotes: what another reader of YAML made of it may have been a number."""
+
+    __slots__ = ()
+
+
+def plain(
+    node: Node, complaints: list[Complaint], path: Path = (), *, raw_keys: frozenset[str] = RAW_KEYS, raw: bool = False
+) -> object:
+    """The tree as dicts, lists and scalars. Below a key of ``raw_keys`` every scalar stays text."""
     if isinstance(node, Mapping):
         return {
-            key: plain(child, complaints, (*path, key), raw=raw or key in RAW_KEYS)
+            key: plain(child, complaints, (*path, key), raw_keys=raw_keys, raw=raw or key in raw_keys)
             for key, child in node.entries.items()
         }
     if isinstance(node, Sequence):
-        return [plain(child, complaints, (*path, index), raw=raw) for index, child in enumerate(node.items)]
+        return [
+            plain(child, complaints, (*path, index), raw_keys=raw_keys, raw=raw)
+            for index, child in enumerate(node.items)
+        ]
     if raw:
-        return None if node.plain and node.text == "" else node.text
+        return (Bare(node.text) if node.text else None) if node.plain else node.text
     try:
         return node.value()
-    except ValueError as error:
-        complaints += [Complaint(node.place, path, problem) for problem in getattr(error, "items", ())]
+    except Problems as error:
+        complaints += [Complaint(node.place, path, problem) for problem in error.items]
         return node.text
