@@ -1,0 +1,69 @@
+"""``drabridge check-config``"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from drabridge.cli.output import OUTPUTS, show
+from drabridge.config.loader import load
+from drabridge.config.messages import ConfigErrors, Fault
+
+FORMATS = ("drabridge", "generic-device-plugin")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
+    parser.add_argument("--from", dest="source", choices=FORMATS, default="drabridge", help="convert FILE from this")
+    parser.add_argument("--json-schema", action="store_true", help="print the schema of the configuration, and no more")
+    parser.add_argument("-o", "--output", choices=OUTPUTS, default="table")
+    parser.epilog = (
+        "examples:\n"
+        "  drabridge check-config config.yaml\n"
+        "  drabridge check-config --from generic-device-plugin old.yaml > config.yaml\n"
+        "  drabridge check-config --json-schema > drabridge.schema.json"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.json_schema:
+        from drabridge.config.jsonschema import json_schema
+
+        print(json.dumps(json_schema(), indent=2))
+        return 0
+    if not arguments.files:
+        print("drabridge check-config: name a FILE, or --json-schema", file=sys.stderr)
+        return 2
+    if arguments.source == "generic-device-plugin":
+        return _convert(arguments.files)
+    faults: list[Fault] = []
+    for path in arguments.files:
+        try:
+            config = load(path)
+        except ConfigErrors as errors:
+            faults += errors.faults
+        else:
+            if arguments.output in ("table", "wide"):
+                names = ", ".join(resource.name for resource in config.resources)
+                print(f"{path}: fine ({len(config.resources)} resources: {names})")
+    if arguments.output in ("table", "wide"):
+        for fault in faults:
+            print(fault, file=sys.stderr)
+        if faults:
+            print(f"{len(faults)} errors", file=sys.stderr)
+    else:
+        show([asdict(fault) for fault in faults], arguments.output, columns=("file", "line", "path", "found"))
+    return 2 if faults else 0
+
+
+def _convert(files: list[Path]) -> int:
+    from drabridge.config.generic_device_plugin import convert
+
+    for path in files:
+        text = convert(path)
+        load(text, name=f"the conversion of {path}")  # what we print must be right
+        print(text, end="")
+    return 0

@@ -1,0 +1,50 @@
+"""``drabridge record``"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from drabridge.cli.hardware import add_config, configuration
+from drabridge.errors import HostError
+from drabridge.inventory.dump import dump
+from drabridge.inventory.match import matches
+from drabridge.inventory.udev import Udev
+from drabridge.inventory.wanted import wanted
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_config(parser)
+    parser.add_argument("--output", "-o", type=Path, metavar="FILE", help="default: standard output")
+    parser.add_argument("--keep-serials", action="store_true", help="do not replace serial numbers")
+    parser.add_argument("device", nargs="*", metavar="DEVICE", help="these instead of what the configuration matches")
+    parser.epilog = (
+        "The dump holds the devices with their parents as udev shows them; umockdev-run plays it back on any machine.\n"
+        "Serial numbers are replaced unless you keep them. Read it before you attach it to a bug report.\n\n"
+        "examples:\n"
+        "  drabridge record -c radios.yaml -o radios.umockdev\n"
+        "  umockdev-run --device radios.umockdev -- drabridge devices -c radios.yaml"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.device:
+        udev = Udev()
+        records = [udev.find(name) or udev.read(name) for name in arguments.device]
+        missing = [name for name, record in zip(arguments.device, records, strict=True) if record is None]
+        if missing:
+            raise HostError(f"udev knows no device {', '.join(missing)}")
+        chosen = [record for record in records if record is not None]
+    else:
+        config = configuration(arguments)
+        udev = Udev(wanted(config))
+        everything = udev.enumerate().values()
+        chosen = [record for record in everything if any(matches(record, r.match) for r in config.resources)]
+    text = dump(udev, chosen, anonymous=not arguments.keep_serials)
+    if arguments.output:
+        arguments.output.write_text(text)
+    else:
+        print(text, end="")
+    print(f"recorded {len(chosen)} devices and their parents", file=sys.stderr)
+    return 0 if chosen else 1

@@ -1,0 +1,48 @@
+"""``drabridge suggest``"""
+
+from __future__ import annotations
+
+import argparse
+
+from drabridge.errors import HostError
+from drabridge.inventory.suggest import suggest
+from drabridge.inventory.udev import Udev
+from drabridge.inventory.wanted import Wanted
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("device", metavar="DEVICE", help="a node under /dev, or a path under /sys/devices")
+    parser.add_argument("--entry", action="store_true", help="only the item of resources:, without a head")
+    parser.epilog = (
+        "The entry matches this device by what does not change when it is plugged in elsewhere, or renumbered.\n\n"
+        "example: drabridge suggest /dev/ttyUSB0 > radio.yaml && drabridge match -c radio.yaml"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    udev = Udev(Wanted())
+    device: str = arguments.device
+    record = udev.read(device) if device.startswith("/sys/") else udev.find(device)
+    if record is None:
+        raise HostError(
+            f"udev knows no device {device}",
+            hint="Give a node under /dev or a path under /sys/devices; NVIDIA's /dev/nvidia* are none of udev's: "
+            "see the example nvidia-gpu.yaml",
+        )
+    udev.wanted = Wanted(attributes=frozenset(udev.attribute_names(record.syspath)) | SUGGESTED)
+    if not arguments.entry:
+        print(HEAD, end="")
+    print(suggest(udev.read(record.syspath) or record), end="")
+    return 0
+
+
+HEAD = """\
+apiVersion: drabridge/v1alpha1
+kind: AgentConfig
+driver: devices.example.com  # a domain of yours
+resources:
+"""
+
+
+# What a rule may rest on, for the device or an ancestor.
+SUGGESTED = frozenset({"idVendor", "idProduct", "serial", "product", "vendor", "device", "class", "subsystem_vendor"})
