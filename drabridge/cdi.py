@@ -204,16 +204,18 @@ class CdiStore:
         prefix = f"{self._prefix}{family}-"
         return tuple(sorted(path.name[len(prefix) : -len(".json")] for path in self._ours(prefix)))
 
-    def regenerate(self, family: Family, specs: Iterable[Spec]) -> tuple[str, ...]:
+    def regenerate(self, family: Family, specs: Iterable[Spec], *, keep: Collection[str] = ()) -> tuple[str, ...]:
         """At start: write every spec that something may still refer to, remove the family's others.
 
-        Returns the names of the files that were removed. What a crash left half written goes as well.
+        Files of the keys in ``keep`` stay as they are: something may refer to them, and nobody can say what they should
+        hold. Returns the names of the files that were removed. What a crash left half written goes as well.
         """
         wanted = {spec.file_name: spec for spec in specs}
+        kept = {self.file_name(family, key) for key in keep}
         for spec in wanted.values():
             self.write(spec)
         prefix = f"{self._prefix}{family}-"
-        stale = [path.name for path in self._ours(prefix) if path.name not in wanted]
+        stale = [path.name for path in self._ours(prefix) if path.name not in wanted and path.name not in kept]
         for name in stale:
             self.remove_file(name)
         with _host_errors(self.directory):

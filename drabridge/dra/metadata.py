@@ -71,7 +71,7 @@ class MetadataFiles:
             ids[request] = spec.names[0]
         return ids
 
-    def update(self, claim: ClaimRef, pod_claim_name: str, devices: Sequence[DeviceFacts]) -> bool:
+    def update(self, claim: ClaimRef, devices: Sequence[DeviceFacts]) -> bool:
         """Rewrite in place what changed, for containers that run; true if something did."""
         changed = False
         for request in dict.fromkeys(device.base_request for device in devices):
@@ -81,7 +81,7 @@ class MetadataFiles:
                 continue
             generation = int(old.get("metadata", {}).get("generation", 0)) + 1
             mine = [device for device in devices if device.base_request == request]
-            document = self._document(claim, pod_claim_name, mine, generation)
+            document = self._document(claim, str(old.get("podClaimName", "")), mine, generation)
             if _without_generation(old) != _without_generation(document):
                 _write(path, document)
                 changed = True

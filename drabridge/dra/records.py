@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -20,7 +20,8 @@ from typing import Any
 
 from drabridge.errors import HostError
 from drabridge.files import sync_directory, write_atomically
-from drabridge.ledger.model import ClaimRef
+from drabridge.ledger.events import Allocation, Use
+from drabridge.ledger.model import ClaimRef, Share
 
 VERSION = 1
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,126}")
@@ -104,6 +105,17 @@ class ClaimRecord:
 
 
 _KNOWN = frozenset({"version", "state", "bootID", "createdAt", "claim", "devices"})
+
+
+def allocations(records: Iterable[ClaimRecord]) -> tuple[Allocation, ...]:
+    """What the ledger is told at start: the claims that this node began to prepare, and has not unprepared."""
+    return tuple(
+        Allocation(
+            record.claim,
+            tuple(Use(d.device, Share(d.share_id) if d.share_id else None, d.admin) for d in record.devices),
+        )
+        for record in records
+    )
 
 
 class RecordStore:

@@ -1,0 +1,267 @@
+"""The DRA side as one object: what the agent starts, wakes and asks for its state."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from drabridge.cdi import CdiStore
+from drabridge.clusterapi import RESOURCE_GROUP, Cluster, NotFoundError, backoff, resource_claims
+from drabridge.config.schema import Config
+from drabridge.dra.facts import ClaimHandled, Fact, Observer, Outcome
+from drabridge.dra.health import HealthBoard
+from drabridge.dra.locks import ClaimLocks
+from drabridge.dra.metadata import MetadataFiles
+from drabridge.dra.planning import LookupOf, Planner, device_lookup
+from drabridge.dra.ports import Inventory, Keeper
+from drabridge.dra.prepare import Preparer
+from drabridge.dra.publisher import Publisher, PublisherState
+from drabridge.dra.records import RecordStore
+from drabridge.dra.registration import RegistrationService, RegistrationState
+from drabridge.dra.releases import Releases
+from drabridge.dra.server import PluginServer
+from drabridge.dra.service import ClaimService
+from drabridge.dra.sockets import PluginSockets
+from drabridge.dra.status import StatusWriter
+from drabridge.dra.upkeep import Upkeep
+from drabridge.errors import ClusterError, DrabridgeError
+from drabridge.ledger.model import DRA_OWNERS, Policy
+from drabridge.offers.health import health_of
+from drabridge.offers.pool import pool_of
+from drabridge.offers.slices import Desired, Feature, desired
+from drabridge.offers.sliceversions import VERSIONS, choose_version
+
+log = logging.getLogger(__name__)
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+CLAIMS_DIRECTORY = "claims"
+STOP_GRACE_SECONDS = 1.0  # for calls in flight; what has not committed by then is rolled back
+DISCOVERY_FIRST_SECONDS, DISCOVERY_MOST_SECONDS = 0.5, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class DraPaths:
+    """``kubelet``: its root directory. ``state``: ours, with the records of claims."""
+
+    kubelet: Path
+    state: Path
+    boot_id: Path = BOOT_ID
+
+    @property
+    def claims(self) -> Path:
+        return self.state / CLAIMS_DIRECTORY
+
+
+@dataclass(frozen=True, slots=True)
+class DraState:
+    """For readiness, status and metrics."""
+
+    serving: bool
+    registration: RegistrationState
+    publisher: PublisherState
+    api_version: str = ""  # of resource.k8s.io; "" until the server has answered
+    error: str = ""
+
+    @property
+    def ready(self) -> bool:
+        """Kubelet accepts the plugin, and the API server has our slices."""
+        return self.serving and self.registration.registered and self.publisher.published
+
+
+class DraDriver:
+    """Runs beside the DevicePlugin side, on the same loop."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        inventory: Inventory,
+        keeper: Keeper,
+        cluster: Cluster,
+        cdi: CdiStore,
+        paths: DraPaths,
+        node_name: str,
+        instance_uid: str = "",
+        observer: Observer = lambda fact: None,
+        policy: Callable[[], Policy] = Policy,
+        lookup: LookupOf = device_lookup,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``inventory`` gives the current snapshot, ``policy`` the ledger's current rules. Raises HostError when a
+        socket's path would be too long."""
+        self._config = config
+        self._inventory = inventory
+        self._keeper = keeper
+        self._cluster = cluster
+        self._node = node_name
+        self._pool = config.dra.pool or node_name
+        self._observer = observer
+        self._policy = policy
+        self._clock = clock
+        self._serving = False
+        self._version = ""
+        self._error = ""
+        sockets = PluginSockets.of(paths.kubelet, config.driver, instance_uid)
+        boot_id = paths.boot_id.read_text().strip()
+        claims = resource_claims(VERSIONS[0])
+        records = RecordStore(paths.claims)
+        locks = ClaimLocks(paths.state / "claims.lock")
+        metadata = MetadataFiles(sockets.service.parent, cdi, config.driver) if config.dra.metadata else None
+        planner = Planner(config, self._pool, lookup)
+        self._preparer = Preparer(
+            planner=planner,
+            inventory=inventory,
+            keeper=keeper,
+            cluster=cluster,
+            claims=claims,
+            records=records,
+            locks=locks,
+            cdi=cdi,
+            metadata=metadata,
+            boot_id=boot_id,
+            observer=self._observe,
+            clock=clock,
+        )
+        self._upkeep = Upkeep(
+            planner=planner,
+            inventory=inventory,
+            records=records,
+            locks=locks,
+            cdi=cdi,
+            metadata=metadata,
+            boot_id=boot_id,
+            observer=observer,
+        )
+        self._health = HealthBoard(self._pool, observer)
+        self._registration = RegistrationService(config.driver, sockets.service, observer)
+        service = ClaimService(self._preparer, observer)
+        self._server = PluginServer(sockets, config.driver, service, self._health, self._registration)
+        self._status = StatusWriter(cluster, claims, config.driver, records, observer)
+        self._releases = Releases(keeper, self._preparer.release_if_deallocated)
+        self._publisher: Publisher | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def state(self) -> DraState:
+        """A value; ask again for a newer one."""
+        published = self._publisher.state if self._publisher else PublisherState(error=self._error or "not started")
+        return DraState(self._serving, self._registration.state, published, self._version, self._error)
+
+    def publish(self) -> None:
+        """The inventory, the ledger or the configuration changed: look again. Cheap, never blocks."""
+        self._changed.set()
+        self._releases.wake()
+
+    def reconfigure(self, config: Config) -> None:
+        """Take over a configuration whose driver, pool and metadata setting are the same as before."""
+        self._config = config
+        planner = Planner(config, self._pool, self._preparer.planner.lookup)
+        self._preparer.planner = self._upkeep.planner = planner
+        self.publish()
+
+    async def run(self) -> None:
+        """Serve until cancelled. The sockets open once the inventory is complete; slices follow when the API answers.
+
+        Unprepare works without an API server, so kubelet may call before there is one. Raises HostError when the
+        sockets cannot be bound.
+        """
+        try:
+            while not self._inventory().complete:
+                await self._changed.wait()
+                self._changed.clear()
+            self._upkeep.restore()
+            self._look()
+            await self._server.start()
+            self._serving = True
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._follow(), name="dra-follow")
+                group.create_task(self._server.watch(), name="dra-sockets")
+                group.create_task(self._releases.run(), name="dra-releases")
+                group.create_task(self._publish_slices(), name="dra-slices")
+                if self._config.dra.claim_status:
+                    group.create_task(self._status.run(), name="dra-status")
+        finally:
+            self._serving = False
+            await asyncio.shield(self._stop())
+
+    async def _stop(self) -> None:
+        """Slices stay: a successor that comes within kubelet's 30 s finds them unchanged."""
+        await self._server.stop(STOP_GRACE_SECONDS)
+        await self._preparer.stop()
+
+    async def _follow(self) -> None:
+        """What depends on the inventory, after every change of it."""
+        version = self._inventory().version
+        self._changed.set()
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            self._look()
+            snapshot = self._inventory()
+            if snapshot.version != version:
+                version = snapshot.version
+                try:
+                    await self._upkeep.refresh()
+                except DrabridgeError as error:
+                    log.error("files of prepared claims not brought up to date", extra={"error": str(error)})
+
+    def _look(self) -> None:
+        snapshot, ledger = self._inventory(), self._keeper.ledger
+        resources = {resource.name for resource in self._config.resources if resource.lanes.uses_dra}
+        held = [entry.name for entry in ledger.entries.values() if entry.owner in DRA_OWNERS]
+        ours = [device for device in snapshot.devices if device.resource in resources or device.name in held]
+        self._health.update(health_of(ours, held))
+        self._status.inventory_changed(snapshot)
+        if self._publisher is not None:
+            self._publisher.wake()
+
+    async def _publish_slices(self) -> None:
+        self._version = await self._discover()
+        claims = resource_claims(self._version)
+        self._preparer.claims = self._status.claims = claims
+        self._publisher = Publisher(
+            cluster=self._cluster,
+            version=self._version,
+            driver=self._config.driver,
+            node=self._node,
+            pool=self._pool,
+            desired=self._desired,
+            observer=self._observer,
+        )
+        await self._publisher.run()
+
+    async def _discover(self) -> str:
+        """The version of the API to speak; waits for a server that has one."""
+        for delay in backoff(DISCOVERY_FIRST_SECONDS, DISCOVERY_MOST_SECONDS):
+            try:
+                group = await self._cluster.read(f"/apis/{RESOURCE_GROUP}")
+                version = choose_version([entry["version"] for entry in group.get("versions") or ()])
+                self._error = "the API server serves no version of resource.k8s.io that is known (1.32 to 1.37 do)"
+            except NotFoundError:
+                version, self._error = None, "the API server does not serve resource.k8s.io: DRA is switched off"
+            except ClusterError as error:
+                version, self._error = None, str(error)
+            if version is not None:
+                self._error = ""
+                return version
+            log.warning("no slices can be published", extra={"error": self._error, "retry_seconds": round(delay, 1)})
+            await asyncio.sleep(delay)
+        raise AssertionError("backoff() does not end")
+
+    def _desired(self, features: frozenset[Feature]) -> Desired | None:
+        snapshot = self._inventory()
+        if not snapshot.complete:
+            return None
+        pool = pool_of(snapshot, self._keeper.ledger, self._policy(), self._config, self._node, self._clock())
+        return desired(pool, features)
+
+    def _observe(self, fact: Fact) -> None:
+        if isinstance(fact, ClaimHandled) and fact.outcome is Outcome.OK:
+            if fact.method == "prepare" and self._config.dra.claim_status:
+                self._status.claim_prepared(fact.claim.uid)
+            self._releases.wake()
+        self._observer(fact)

@@ -1,0 +1,114 @@
+"""What happened on the DRA side, as frozen facts for a hook: metrics, logs and Events are made of them elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from drabridge.ledger.model import ClaimRef
+
+
+class Outcome(StrEnum):
+    """How a prepare or unprepare of one claim ended; a bounded label."""
+
+    OK = "ok"
+    REPLAYED = "replayed"  # prepared before: the same answer again
+    REFUSED = "refused"  # the ledger says that somebody else holds a device
+    INVALID = "invalid"  # the claim's parameters, or the claim itself
+    FAILED = "failed"  # the node or the API server
+    CANCELLED = "cancelled"  # rolled back because kubelet unprepared the claim meanwhile, or the agent stopped
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimHandled:
+    """One claim of a NodePrepareResources or NodeUnprepareResources call. ``error`` is what kubelet was told."""
+
+    method: str  # "prepare" or "unprepare"
+    claim: ClaimRef
+    outcome: Outcome
+    seconds: float
+    devices: tuple[str, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """One gRPC call that was answered. ``code`` is the name of the gRPC status."""
+
+    method: str
+    code: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationChanged:
+    """Kubelet said whether it accepts the plugin."""
+
+    registered: bool
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthStreams:
+    """How many health streams kubelet has open."""
+
+    open: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlicesPublished:
+    """A plan was carried out. All zero: the server had what it should have."""
+
+    created: int
+    updated: int
+    deleted: int
+    slices: int
+    devices: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PublishFailed:
+    """Slices could not be brought up to date; tried again in ``retry_seconds``."""
+
+    error: str
+    retry_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class FeaturesMissing:
+    """The API server drops fields because these gates are off; ``notes`` say what that means for which device."""
+
+    gates: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordQuarantined:
+    """A damaged record of a prepared claim was moved aside."""
+
+    path: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatusFailed:
+    """A claim's status could not be written; the claim works all the same."""
+
+    claim: ClaimRef
+    error: str
+
+
+Fact = (
+    ClaimHandled
+    | Requested
+    | RegistrationChanged
+    | HealthStreams
+    | SlicesPublished
+    | PublishFailed
+    | FeaturesMissing
+    | RecordQuarantined
+    | StatusFailed
+)
+Observer = Callable[[Fact], None]

@@ -1,0 +1,206 @@
+"""What preparing an allocation would do, worked out in full before anything is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from drabridge.cdi import CdiDevice, CdiStore, Edits
+from drabridge.config.claims import ClaimConfig, Profile
+from drabridge.config.container import Hook
+from drabridge.config.schema import Config
+from drabridge.config.template import Field, Lookup, Template
+from drabridge.dra.allocation import Allocation, Result
+from drabridge.dra.hooks import decode_hook, encode_hook
+from drabridge.dra.metadata import DeviceFacts
+from drabridge.dra.params import Choice, resolve
+from drabridge.dra.records import PreparedDevice
+from drabridge.errors import ConfigError, HostError, PeerError
+from drabridge.inventory.model import Device, Mount, Presence, Snapshot
+from drabridge.offers.attributes import describe
+
+LookupOf = Callable[[Device], Lookup]
+_NO_RULES = ClaimConfig()
+
+
+class NotReadyError(HostError):
+    """The device is not there (yet): udev may be behind, or it is being reset. Worth waiting a little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One allocation result with everything that preparing it takes."""
+
+    result: Result
+    device: Device
+    choice: Choice
+    cdi: CdiDevice
+    prepare: Hook | None = None
+    unprepare: Hook | None = None
+
+    def record(self, cdi_ids: Sequence[str] = ()) -> PreparedDevice:
+        """What is remembered about it."""
+        return PreparedDevice(
+            self.result.request,
+            self.result.pool,
+            self.result.device,
+            self.result.share_id,
+            self.result.admin,
+            self.choice.profile,
+            self.choice.env,
+            tuple(cdi_ids),
+            encode_hook(self.unprepare),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """``lookup`` gives the value of template fields for a device."""
+
+    config: Config
+    pool: str
+    lookup: LookupOf
+
+    def plan(self, allocation: Allocation, snapshot: Snapshot) -> tuple[Planned, ...]:
+        """Raises NotReadyError, PeerError or ConfigError; nothing has been done then."""
+        devices = [self._device(result, snapshot) for result in allocation.results]
+        rules = {device.name: self._rules(device) for device in devices}
+        choices = resolve(
+            allocation.config, allocation.results, lambda result: rules[result.device], self.config.driver
+        )
+        return tuple(
+            self._planned(allocation.claim.uid, result, device, choice)
+            for result, device, choice in zip(allocation.results, devices, choices, strict=True)
+        )
+
+    def again(self, uid: str, prepared: PreparedDevice, snapshot: Snapshot) -> Planned:
+        """A device that was prepared before, as it is now: its nodes may have other numbers."""
+        result = Result(prepared.request, prepared.pool, prepared.device, prepared.share_id, prepared.admin)
+        device = snapshot.by_name().get(prepared.device)
+        if device is None:
+            raise NotReadyError(f"device {prepared.device}, which this claim was given, is gone", hint=_GONE)
+        profile = prepared.profile if prepared.profile in self._rules(device).profiles else ""
+        planned = self._planned(uid, result, device, Choice(profile, prepared.env))
+        hook = decode_hook(prepared.unprepare)
+        return replace(planned, choice=Choice(prepared.profile, prepared.env), unprepare=hook)
+
+    def _device(self, result: Result, snapshot: Snapshot) -> Device:
+        if result.pool != self.pool:
+            raise PeerError(f"device {result.device} is in the pool {result.pool!r}; this node's pool is {self.pool!r}")
+        device = snapshot.by_name().get(result.device)
+        if device is None:
+            raise NotReadyError(f"there is no device {result.device} on this node", hint=_GONE)
+        if device.presence is not Presence.PRESENT:
+            raise NotReadyError(
+                f"device {device.name} is {device.presence}: {device.reason or 'no reason is known'}", hint=_GONE
+            )
+        return device
+
+    def _rules(self, device: Device) -> ClaimConfig:
+        try:
+            return self.config.resource(device.resource).claim_config
+        except KeyError:
+            return _NO_RULES
+
+    def _planned(self, uid: str, result: Result, device: Device, choice: Choice) -> Planned:
+        profile = self._rules(device).profiles.get(choice.profile)
+        edits = Edits.of(device)
+        prepare = unprepare = None
+        if profile is not None:
+            edits = _with_profile(edits, profile, choice.profile, self.lookup(device))
+            # Admin access looks at a device that somebody else may be using: it must not reset it.
+            if not result.admin:
+                prepare = profile.prepare
+                unprepare = profile.unprepare
+        edits |= Edits(env=choice.env)
+        name = CdiStore.claim_device_name(uid, result.base_request, device.name, result.share_id)
+        return Planned(result, device, choice, CdiDevice(name, edits), prepare, unprepare)
+
+
+_GONE = "Plug it in or repair it; delete the pod if another device will do"
+
+
+def _with_profile(edits: Edits, profile: Profile, name: str, lookup: Lookup) -> Edits:
+    nodes = edits.nodes
+    if profile.permissions is not None:
+        nodes = tuple(replace(node, permissions=profile.permissions) for node in nodes)
+
+    def text(template: Template) -> str:
+        return _filled(template, template.render(lookup), name)
+
+    mounts = []
+    for mount in profile.mounts:
+        host = mount.host_path.render_path(lookup)
+        if mount.optional and (host is None or not Path(host).exists()):
+            continue
+        host = _filled(mount.host_path, host, name)
+        inside = host
+        if mount.container_path is not None:
+            inside = _filled(mount.container_path, mount.container_path.render_path(lookup), name)
+        mounts.append(Mount(host, inside, mount.read_only))
+    env = {key: text(template) for key, template in profile.env.items()}
+    return replace(edits, nodes=nodes) | Edits(env=env, mounts=tuple(mounts))
+
+
+def _filled(template: Template, value: str | None, profile: str) -> str:
+    if value is None:
+        raise ConfigError(
+            f"profile {profile}: {template} has no value for this device",
+            hint="Correct the profile in the node's configuration",
+        )
+    return value
+
+
+def cdi_devices(plans: Iterable[Planned]) -> list[CdiDevice]:
+    """The entries of the claim's CDI file; each name once."""
+    return list({plan.cdi.name: plan.cdi for plan in plans}.values())
+
+
+def metadata_facts(plans: Iterable[Planned]) -> list[DeviceFacts]:
+    """What a container is told about its devices."""
+    return [
+        DeviceFacts(plan.result.request, plan.result.pool, plan.device.name, describe(plan.device)[0]) for plan in plans
+    ]
+
+
+def device_lookup(device: Device) -> Lookup:
+    """Template fields from a device's record, and from sysfs for ``attr:``, ``link:`` and ``file:``."""
+    node = device.nodes[0] if device.nodes else None
+    plain: Mapping[str, str] = {
+        "id": device.id,
+        "name": device.name,
+        "resource": device.resource,
+        "sysname": Path(device.syspath).name,
+        "devnode": node.path if node else "",
+        "devname": Path(node.path).name if node else "",
+        "major": str(node.major) if node else "",
+        "minor": str(node.minor) if node else "",
+        "pci": device.pci_bus_id,
+        "pcie_root": device.pcie_root,
+        "numa": str(device.numa_nodes[0]) if len(device.numa_nodes) == 1 else "",
+        "nvidia.uuid": str(device.attributes.get("uuid", "")),
+        "nvidia.model": str(device.attributes.get("productName", "")),
+    }
+
+    def lookup(field: Field) -> str | None:
+        if field.source in plain and not field.of_parent:
+            return plain[field.source] or None
+        if field.source == "file":
+            return _first_line(Path(field.key))
+        if not device.syspath or field.of_parent:
+            return None
+        path = Path(device.syspath, field.key)
+        if field.source == "attr":
+            return _first_line(path)
+        return path.resolve().name if field.source == "link" and path.is_symlink() else None
+
+    return lookup
+
+
+def _first_line(path: Path) -> str | None:
+    try:
+        lines = path.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return None
+    return lines[0].strip() if lines else None

@@ -1,0 +1,351 @@
+"""Prepare and unprepare of one claim: a transaction whose every step can be the last one before a crash.
+
+Prepare: ask the API server, plan, record the intent, ask the ledger, run hooks, write CDI and metadata files, record
+completion, answer. Unprepare goes the other way. Whatever is interrupted is either finished or undone by the next call,
+because the intent is on disk before the first side effect and completion after the last.
+
+Kubelet gives a call 45 s and after a failure comes back 60 to 90 s later (pkg/kubelet/cm/dra/plugin/dra_plugin.go and
+the pod resync), so what may pass by itself is waited for inside the call. The work is done by a task of ours, one for
+each claim: a client that gives up does not cut it short, and its repetition joins it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from drabridge.cdi import CdiStore, Family
+from drabridge.clusterapi import Cluster, Kind, NotFoundError, UnreachableError, backoff
+from drabridge.dra.allocation import Allocation, allocation_of, is_allocated
+from drabridge.dra.facts import ClaimHandled, Observer, Outcome
+from drabridge.dra.hooks import HookRunner, decode_hook
+from drabridge.dra.locks import ClaimLocks
+from drabridge.dra.metadata import MetadataFiles
+from drabridge.dra.planning import NotReadyError, Planned, Planner, cdi_devices, metadata_facts
+from drabridge.dra.ports import Inventory, Keeper
+from drabridge.dra.records import ClaimRecord, CorruptRecordError, PreparedDevice, RecordStore, State
+from drabridge.dra.tasks import join
+from drabridge.dra.upkeep import report_damage
+from drabridge.errors import ConfigError, DrabridgeError, HostError, PeerError, RefusedError
+from drabridge.inventory.model import Presence
+from drabridge.ledger import events
+from drabridge.ledger.model import ClaimRef, Phase
+from drabridge.ledger.outcome import Decision, RefusalCode
+
+log = logging.getLogger(__name__)
+
+BUDGET_SECONDS = 40.0  # of kubelet's 45
+SETTLE_SECONDS = 10.0  # how long a device that is not there may take to come (USB re-enumeration, a reset)
+RETRY_FIRST_SECONDS, RETRY_MOST_SECONDS = 0.1, 2.0
+
+# Refusals that pass by themselves within seconds.
+_PASSING = frozenset({RefusalCode.STARTING, RefusalCode.PENDING, RefusalCode.NOT_DURABLE, RefusalCode.STALE})
+
+
+class PassingRefusalError(RefusedError):
+    """The ledger says no for now."""
+
+
+class Preparer:
+    """Prepares and unprepares claims. Every method may be called again at any time, and after any crash."""
+
+    def __init__(
+        self,
+        *,
+        planner: Planner,
+        inventory: Inventory,
+        keeper: Keeper,
+        cluster: Cluster,
+        claims: Kind,
+        records: RecordStore,
+        locks: ClaimLocks,
+        cdi: CdiStore,
+        metadata: MetadataFiles | None,
+        boot_id: str,
+        observer: Observer,
+        budget_seconds: float = BUDGET_SECONDS,
+        settle_seconds: float = SETTLE_SECONDS,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.planner = planner
+        self.claims = claims
+        self._inventory = inventory
+        self._keeper = keeper
+        self._cluster = cluster
+        self._records = records
+        self._locks = locks
+        self._cdi = cdi
+        self._metadata = metadata
+        self._boot_id = boot_id
+        self._observer = observer
+        self._budget_seconds = budget_seconds
+        self._settle_seconds = settle_seconds
+        self._clock = clock
+        self._hooks = HookRunner()
+        self._preparing: dict[str, asyncio.Task[tuple[PreparedDevice, ...]]] = {}
+        self._unpreparing: dict[str, asyncio.Task[None]] = {}
+
+    # --- prepare
+
+    async def prepare(self, claim: ClaimRef) -> tuple[PreparedDevice, ...]:
+        """The claim's devices with their CDI ids, in the order of its allocation. Raises a DrabridgeError."""
+        return await join(self._preparing, claim.uid, lambda: self._prepare(claim))
+
+    async def _prepare(self, claim: ClaimRef) -> tuple[PreparedDevice, ...]:
+        started = time.monotonic()
+        outcome, error_text = Outcome.FAILED, ""
+        devices: tuple[PreparedDevice, ...] = ()
+        try:
+            devices, replayed = await self._prepare_within_budget(claim, started)
+            outcome = Outcome.REPLAYED if replayed else Outcome.OK
+            return devices
+        except asyncio.CancelledError:
+            outcome = Outcome.CANCELLED
+            raise
+        except DrabridgeError as error:
+            outcome, error_text = _outcome_of(error), str(error)
+            raise
+        finally:
+            names = tuple(device.device for device in devices)
+            seconds = time.monotonic() - started
+            self._observer(ClaimHandled("prepare", claim, outcome, seconds, names, error_text))
+
+    async def _prepare_within_budget(self, claim: ClaimRef, started: float) -> tuple[tuple[PreparedDevice, ...], bool]:
+        reason: DrabridgeError = HostError(f"preparing took longer than {self._budget_seconds:g} s")
+        try:
+            async with asyncio.timeout(self._budget_seconds), self._locks.hold(claim.uid):
+                for delay in backoff(RETRY_FIRST_SECONDS, RETRY_MOST_SECONDS):
+                    try:
+                        return await self._attempt(claim)
+                    except NotReadyError as error:
+                        if time.monotonic() - started > self._settle_seconds:
+                            raise
+                        reason = error
+                    except (UnreachableError, PassingRefusalError) as error:
+                        reason = error
+                    await asyncio.sleep(delay)
+        except TimeoutError:
+            raise reason from None
+        raise AssertionError("backoff() does not end")
+
+    async def _attempt(self, claim: ClaimRef) -> tuple[tuple[PreparedDevice, ...], bool]:
+        """One try. Returns the answer and whether the claim had been prepared before."""
+        record = self._load(claim.uid)
+        allocation = await self._allocation(claim, record)
+        if record is not None and record.state is State.COMPLETED and _still_fits(record, allocation):
+            return await self._replay(record, allocation), True
+        if record is not None:
+            await self._undo(record)  # a crash, or another allocation: begin from nothing
+            if record.state is State.COMPLETED:
+                await self._told(events.Unprepare(claim.uid, self._clock()))
+        assert allocation is not None
+        plans = self.planner.plan(allocation, self._inventory())
+        return await self._fresh(allocation, plans), False
+
+    async def _allocation(self, claim: ClaimRef, record: ClaimRecord | None) -> Allocation | None:
+        """The claim as the API server has it now. None: it does not answer, and the record says all that is needed."""
+        try:
+            obj = await self._cluster.get(self.claims, claim.name, namespace=claim.namespace)
+        except NotFoundError as error:
+            raise PeerError(f"claim {claim.namespace}/{claim.name} does not exist any more") from error
+        except UnreachableError:
+            if record is not None and record.state is State.COMPLETED:
+                return None
+            raise
+        return allocation_of(claim, obj, self.planner.config.driver)
+
+    async def _fresh(self, allocation: Allocation, plans: Sequence[Planned]) -> tuple[PreparedDevice, ...]:
+        claim = allocation.claim
+        uses = tuple(plan.result.use() for plan in plans)
+        record = ClaimRecord(claim, State.STARTED, self._boot_id, tuple(plan.record() for plan in plans), self._clock())
+        self._records.save(record)
+        try:
+            decision = await self._grant(events.Prepare(claim, uses, self._clock()))
+            if not decision.accepted:
+                raise _refused(decision)
+            devices = await self._effects(allocation.claim, allocation.pod_claim_name, plans, hooks=True)
+            self._records.save(replace(record, state=State.COMPLETED, devices=devices))
+        except BaseException as error:
+            await asyncio.shield(self._roll_back(record, error))
+            raise
+        return devices
+
+    async def _replay(self, record: ClaimRecord, allocation: Allocation | None) -> tuple[PreparedDevice, ...]:
+        """Prepared before: the same answer, with files and ledger made sure of; hooks again after a reboot."""
+        claim, snapshot = record.claim, self._inventory()
+        plans = [self.planner.again(claim.uid, device, snapshot) for device in record.devices]
+        uses = tuple(result.use() for result in allocation.results) if allocation else ()
+        if uses:
+            decision = await self._grant(events.Prepare(claim, uses, self._clock()))
+            if not decision.accepted:
+                raise _refused(decision)
+        rebooted = record.boot_id != self._boot_id
+        pod_claim_name = allocation.pod_claim_name if allocation else ""
+        await self._effects(claim, pod_claim_name, plans, hooks=rebooted)
+        if rebooted:
+            self._records.save(replace(record, boot_id=self._boot_id))
+        return record.devices
+
+    async def _effects(
+        self, claim: ClaimRef, pod_claim_name: str, plans: Sequence[Planned], *, hooks: bool
+    ) -> tuple[PreparedDevice, ...]:
+        for plan in plans:
+            if hooks and plan.prepare is not None:
+                await self._hooks.run(plan.prepare, plan.device, claim, "prepare")
+        spec = self._cdi.claim_spec(claim.uid, cdi_devices(plans))
+        self._cdi.write(spec)
+        extra = self._write_metadata(claim, pod_claim_name, plans)
+        devices = []
+        for plan in plans:
+            ids = [spec.qualified(plan.cdi.name), extra.pop(plan.result.base_request, None)]
+            devices.append(plan.record([id_ for id_ in ids if id_]))
+        return tuple(devices)
+
+    def _write_metadata(self, claim: ClaimRef, pod_claim_name: str, plans: Sequence[Planned]) -> dict[str, str]:
+        """Metadata is a service to the container, not a condition for it: a failure is logged (KEP-5304)."""
+        if self._metadata is None:
+            return {}
+        try:
+            return self._metadata.write(claim, pod_claim_name, metadata_facts(plans))
+        except HostError as error:
+            log.error("device metadata not written", extra={"claim": claim.uid, "error": str(error)})
+            return {}
+
+    async def _grant(self, event: events.Prepare) -> Decision:
+        """Ask the ledger; where it names claims that no container uses, ask the API server whether they still exist."""
+        decision = await self._keeper.apply(event)
+        if decision.accepted or all(refusal.code is not RefusalCode.CLAIM_HELD for refusal in decision.refusals):
+            return decision
+        ledger = self._keeper.ledger
+        idle = {
+            held.claim
+            for refusal in decision.refusals
+            if (entry := ledger.entries.get(refusal.device)) is not None
+            for held in entry.holders
+            if held.phase is not Phase.PREPARED and held.claim.uid != event.claim.uid
+        }
+        released = [await self.release_if_deallocated(claim) for claim in sorted(idle, key=lambda claim: claim.uid)]
+        return await self._keeper.apply(event) if any(released) else decision
+
+    async def release_if_deallocated(self, claim: ClaimRef) -> bool:
+        """Ask the API server about a claim that is not prepared here; tell the ledger if it let go of its devices.
+
+        Raises ClusterError when it cannot be asked: then the claim keeps what it has.
+        """
+        try:
+            obj = await self._cluster.get(self.claims, claim.name, namespace=claim.namespace)
+        except NotFoundError:
+            obj = None
+        if is_allocated(claim, obj):
+            return False
+        await self._keeper.apply(events.ClaimDeallocated(claim.uid, self._clock()))
+        return True
+
+    async def _roll_back(self, record: ClaimRecord, error: BaseException) -> None:
+        """Undo this attempt. What cannot be undone stays recorded as started: the next call begins with it."""
+        try:
+            if not isinstance(error, RefusedError):
+                await self._undo(record)
+                await self._told(events.PrepareFailed(record.claim.uid, self._clock()))
+            self._records.delete(record.claim.uid)
+        except DrabridgeError as problem:
+            log.error("prepare not rolled back", extra={"claim": record.claim.uid, "error": str(problem)})
+
+    # --- unprepare
+
+    async def unprepare(self, claim: ClaimRef) -> None:
+        """Undo everything; success for a claim that is not known. Raises a DrabridgeError if a device is not clean."""
+        await join(self._unpreparing, claim.uid, lambda: self._unprepare(claim))
+
+    async def _unprepare(self, claim: ClaimRef) -> None:
+        started = time.monotonic()
+        outcome, error_text = Outcome.FAILED, ""
+        try:
+            late = self._preparing.get(claim.uid)
+            if late is not None:  # kubelet gave up waiting for it and would never know what it did
+                late.cancel()
+                await asyncio.wait([late])
+            async with asyncio.timeout(self._budget_seconds), self._locks.hold(claim.uid):
+                await self._unprepare_locked(claim)
+            outcome = Outcome.OK
+        except TimeoutError:
+            error_text = f"unpreparing took longer than {self._budget_seconds:g} s"
+            raise HostError(error_text) from None
+        except DrabridgeError as error:
+            outcome, error_text = _outcome_of(error), str(error)
+            raise
+        finally:
+            self._observer(ClaimHandled("unprepare", claim, outcome, time.monotonic() - started, error=error_text))
+
+    async def _unprepare_locked(self, claim: ClaimRef) -> None:
+        record = self._load(claim.uid)
+        if record is not None:
+            await self._undo(record)
+        else:  # unknown, or its record was damaged: what has the UID in its name goes all the same
+            self._remove_files(claim)
+        decision = await self._told(events.Unprepare(claim.uid, self._clock()))
+        if not decision.accepted and decision.refusals:
+            raise _refused(decision)
+        self._records.delete(claim.uid)
+
+    async def _undo(self, record: ClaimRecord) -> None:
+        """Clean-up hooks, then files. No hook for a device that is gone, nor for what was done before a reboot."""
+        devices = self._inventory().by_name()
+        for prepared in reversed(record.devices):
+            device = devices.get(prepared.device)
+            there = device is not None and device.presence is not Presence.GONE
+            hook = decode_hook(prepared.unprepare)
+            if hook is None or prepared.admin or record.boot_id != self._boot_id:
+                continue
+            if device is None or not there:
+                log.warning("clean-up hook skipped: the device is gone", extra={"device": prepared.device})
+                continue
+            await self._hooks.run(hook, device, record.claim, "unprepare")
+        self._remove_files(record.claim)
+
+    def _remove_files(self, claim: ClaimRef) -> None:
+        self._cdi.remove(Family.CLAIM, claim.uid)
+        if self._metadata is not None:
+            self._metadata.remove(claim)
+
+    # --- around
+
+    async def stop(self) -> None:
+        """Roll back what has not committed."""
+        tasks = [*self._preparing.values(), *self._unpreparing.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._locks.close()
+
+    def _load(self, uid: str) -> ClaimRecord | None:
+        try:
+            return self._records.load(uid)
+        except CorruptRecordError as error:
+            report_damage(error, self._observer)
+            return None
+
+    async def _told(self, event: events.Event) -> Decision:
+        return await self._keeper.apply(event)
+
+
+def _still_fits(record: ClaimRecord, allocation: Allocation | None) -> bool:
+    """Whether the record is about the devices that are allocated now."""
+    if allocation is None:
+        return True
+    recorded = [(d.request, d.pool, d.device, d.share_id, d.admin) for d in record.devices]
+    return recorded == [(r.request, r.pool, r.device, r.share_id, r.admin) for r in allocation.results]
+
+
+def _refused(decision: Decision) -> RefusedError:
+    passing = decision.refusals and all(refusal.code in _PASSING for refusal in decision.refusals)
+    return (PassingRefusalError if passing else RefusedError)(str(decision))
+
+
+def _outcome_of(error: DrabridgeError) -> Outcome:
+    if isinstance(error, RefusedError):
+        return Outcome.REFUSED
+    return Outcome.INVALID if isinstance(error, ConfigError | PeerError) else Outcome.FAILED

@@ -1,0 +1,289 @@
+"""Keeps the node's ResourceSlices as they should be: level-triggered, from what the server really has.
+
+Kubelet deletes all slices of a node when it starts, and a driver's when the plugin was away for 30 s; people edit and
+delete objects; Nodes are recreated. None of that is an event to handle: whatever the cause, the difference between
+desired and actual is written, and no difference writes nothing. Nothing is deleted at shutdown: a successor that comes
+within 30 s finds its slices as they were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from drabridge.clusterapi import (
+    NODES,
+    Cluster,
+    ConflictError,
+    ExpiredError,
+    InvalidError,
+    Json,
+    NotFoundError,
+    WatchEvent,
+    backoff,
+    resource_slices,
+)
+from drabridge.dra.facts import FeaturesMissing, Observer, PublishFailed, SlicesPublished
+from drabridge.errors import ClusterError
+from drabridge.offers.sliceplan import Accepted, Owner, Verb, Write, accept, dropped, plan
+from drabridge.offers.slices import ALL_FEATURES, Desired, Feature
+from drabridge.offers.sliceversions import slice_from_v1, slice_to_v1
+
+log = logging.getLogger(__name__)
+
+SETTLE_SECONDS = (0.05, 0.4)
+"""After somebody deleted a slice: kubelet deletes one after the other, and 5,000 nodes may do so at once."""
+LOOK_SECONDS = 5.0  # desired slices are worked out anew without being asked: taints that depend on time (no request)
+RELIST_SECONDS = 600.0  # a list even if the watch says nothing, in case an event was lost
+RETRY_FIRST_SECONDS, RETRY_MOST_SECONDS = 0.5, 60.0
+INVALID_RETRY_SECONDS = 300.0  # the server will say the same again, unless somebody changes the server
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherState:
+    """For readiness and status. ``published``: the server had everything at the last look."""
+
+    published: bool = False
+    slices: int = 0
+    error: str = "no slices have been published yet"
+    missing_gates: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Publisher:
+    """``desired`` gives the slices for the features that the server keeps; None until discovery is complete."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        version: str,
+        driver: str,
+        node: str,
+        pool: str,
+        desired: Callable[[frozenset[Feature]], Desired | None],
+        observer: Observer,
+        on_synced: Callable[[], None] = lambda: None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.state = PublisherState()
+        self._cluster = cluster
+        self._version = version
+        self._kind = resource_slices(version)
+        self._node = node
+        self._pool = pool
+        self._desired = desired
+        self._observer = observer
+        self._on_synced = on_synced
+        self._rng = rng or random.Random()
+        self._selector = f"spec.nodeName={node},spec.driver={driver}"
+        self._features = ALL_FEATURES
+        self._actual: dict[str, Json] = {}
+        self._listed = False
+        self._accepted: dict[str, Accepted] = {}
+        self._owner: Owner | None = None
+        self._dirty = asyncio.Event()
+        self._relist = asyncio.Event()
+        self._settle = False
+        self._writes = asyncio.Lock()
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """What the server keeps, as far as it is known."""
+        return self._features
+
+    def wake(self) -> None:
+        """The inventory or the ledger changed."""
+        self._dirty.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow(), name="slices-watch")
+            group.create_task(self._write(), name="slices-write")
+
+    # --- what the server has
+
+    async def _follow(self) -> None:
+        delays = self._delays()
+        while True:
+            try:
+                version = await self._list()
+                delays = self._delays()
+                await self._watch(version)
+            except ExpiredError:
+                continue
+            except ClusterError as error:
+                delay = next(delays)
+                log.warning("slices cannot be watched", extra={"error": str(error), "retry_seconds": round(delay, 1)})
+                self.state = PublisherState(False, len(self._actual), str(error), *self._known())
+                await asyncio.sleep(delay)
+
+    async def _list(self) -> str:
+        self._relist.clear()
+        async with self._writes:
+            listing = await self._cluster.list(self._kind, field_selector=self._selector)
+            self._actual = {item["metadata"]["name"]: slice_to_v1(item) for item in listing.items}
+            self._listed = True
+        self._dirty.set()
+        return listing.resource_version
+
+    async def _watch(self, version: str) -> None:
+        """Watch after watch, until a list is due."""
+        deadline = time.monotonic() + RELIST_SECONDS * self._rng.uniform(0.8, 1.2)
+        while not self._relist.is_set() and (left := deadline - time.monotonic()) > 0:
+            events = self._cluster.watch(self._kind, field_selector=self._selector, resource_version=version)
+            began = time.monotonic()
+            due = asyncio.ensure_future(self._relist.wait())
+            try:
+                while True:
+                    following = asyncio.ensure_future(anext(events, None))
+                    await asyncio.wait({following, due}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                    if not following.done():
+                        following.cancel()
+                        await asyncio.gather(following, return_exceptions=True)
+                        return
+                    event = following.result()
+                    if event is None:
+                        break
+                    version = event.resource_version or version
+                    self._seen(event)
+                    left = deadline - time.monotonic()
+            finally:
+                due.cancel()
+                await events.aclose()  # type: ignore[attr-defined]
+            if time.monotonic() - began < 1.0:  # a server that ends every watch at once is not asked in a tight loop
+                await asyncio.sleep(self._rng.uniform(0.5, 1.5))
+
+    def _seen(self, event: WatchEvent) -> None:
+        if event.type == "BOOKMARK":
+            return
+        obj = slice_to_v1(event.object)
+        name = obj["metadata"]["name"]
+        held = self._actual.get(name)
+        if held is not None and _number(held) > _number(obj):
+            return  # older than what our own write was answered
+        if event.type == "DELETED":
+            if held is not None:
+                del self._actual[name]
+                self._owner = None  # the Node may have been recreated: garbage collection took its slices
+                self._settle = True
+        elif held == obj:
+            return
+        else:
+            self._actual[name] = obj
+        self._dirty.set()
+
+    # --- what it should have
+
+    async def _write(self) -> None:
+        delays = self._delays()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._dirty.wait(), LOOK_SECONDS)
+            if self._settle:
+                await asyncio.sleep(self._rng.uniform(*SETTLE_SECONDS))
+            self._dirty.clear()
+            self._settle = False
+            if not self._listed:
+                continue
+            try:
+                async with self._writes:
+                    await self._sync()
+                delays = self._delays()
+            except ClusterError as error:
+                await self._failed(error, INVALID_RETRY_SECONDS if isinstance(error, InvalidError) else next(delays))
+
+    async def _failed(self, error: ClusterError, delay: float) -> None:
+        if isinstance(error, ConflictError | NotFoundError):
+            self._relist.set()  # somebody else wrote: look again before writing
+        log.error("slices cannot be published", extra={"error": str(error), "retry_seconds": round(delay, 1)})
+        self.state = PublisherState(False, len(self._actual), str(error), *self._known())
+        self._observer(PublishFailed(str(error), delay))
+        if isinstance(error, InvalidError):  # unless what we want changes
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._dirty.wait(), delay)
+        else:
+            await asyncio.sleep(delay)
+        self._dirty.set()
+
+    async def _sync(self) -> None:
+        """One look, and the writes that follow from it. A second one if the server dropped fields of the first."""
+        started = time.monotonic()
+        done: list[Verb] = []
+        while True:
+            wanted = self._desired(self._features)
+            if wanted is None:
+                return
+            before = self._features
+            for write in await self._plan(wanted):
+                await self._carry_out(write)
+                done.append(write.verb)
+            if self._features == before:
+                break
+            gone = tuple(sorted(ALL_FEATURES - self._features))
+            log.warning("the API server drops fields of our slices", extra={"gates": gone})
+            again = self._desired(self._features)
+            self._observer(FeaturesMissing(gone, again.notes if again else ()))
+        self._synced(wanted, done, time.monotonic() - started)
+
+    async def _plan(self, wanted: Desired) -> tuple[Write, ...]:
+        """The writes that are due; the Node is asked for only when there are some."""
+        for _ in range(2):
+            writes = plan(
+                wanted.slices, self._actual.values(), pool=self._pool, owner=self._owner, accepted=self._accepted
+            )
+            if not writes or self._owner is not None:
+                break
+            self._owner = await self._node_owner()
+        return writes
+
+    def _synced(self, wanted: Desired, done: list[Verb], seconds: float) -> None:
+        gates = tuple(str(feature) for feature in sorted(ALL_FEATURES - self._features))
+        if wanted.notes != self.state.notes:
+            for note in wanted.notes:
+                log.warning("%s", note)
+        fresh = not self.state.published
+        self.state = PublisherState(True, len(self._actual), "", gates, wanted.notes)
+        if done or fresh:
+            devices = sum(len(spec.get("devices") or ()) for spec in wanted.slices.values())
+            created, updated, deleted = (done.count(verb) for verb in (Verb.CREATE, Verb.UPDATE, Verb.DELETE))
+            self._observer(SlicesPublished(created, updated, deleted, len(self._actual), devices, seconds))
+            log.info("slices published", extra={"slices": len(self._actual), "devices": devices, "writes": len(done)})
+        self._on_synced()
+
+    async def _carry_out(self, write: Write) -> None:
+        """One request; what the server answered is what it has."""
+        if write.verb is Verb.DELETE:
+            await self._cluster.delete(self._kind, write.name, uid=write.uid, resource_version=write.resource_version)
+            self._actual.pop(write.name, None)
+            return
+        assert write.body is not None
+        body = slice_from_v1(write.body, self._version)
+        send = self._cluster.create if write.verb is Verb.CREATE else self._cluster.replace
+        stored = slice_to_v1(await send(self._kind, body))
+        self._actual[write.name] = stored
+        self._features -= dropped(write.body, stored)
+        self._accepted[write.name] = accept(write.body, stored)
+
+    async def _node_owner(self) -> Owner:
+        """The Node as it is now; its UID changes when somebody deletes and re-creates it."""
+        node = await self._cluster.get(NODES, self._node)
+        return Owner(self._node, node["metadata"]["uid"])
+
+    def _delays(self) -> Iterator[float]:
+        return backoff(RETRY_FIRST_SECONDS, RETRY_MOST_SECONDS, rng=self._rng)
+
+    def _known(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return self.state.missing_gates, self.state.notes
+
+
+def _number(obj: Json) -> int:
+    """Resource versions are numbers that grow (KEP-5504); if they are not, every event counts."""
+    text = str(obj["metadata"].get("resourceVersion", ""))
+    return int(text) if text.isdecimal() else 0

@@ -1,0 +1,72 @@
+"""Learns that a claim which no container uses has been deallocated, so that its devices become free.
+
+A claim's devices are free when kubelet has unprepared it *and* the API server has taken the allocation back, which
+happens a moment later and is announced to nobody on the node. Watching all claims of a cluster from every node would
+cost an API server more than asking about the few claims that this node waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator
+
+from drabridge.clusterapi import backoff
+from drabridge.dra.ports import Keeper
+from drabridge.errors import ClusterError
+from drabridge.ledger.model import ClaimRef, Ledger, Phase
+
+log = logging.getLogger(__name__)
+
+FIRST_SECONDS = 0.5  # the resourceclaim controller deallocates within a second of the pod's end
+MOST_SECONDS = 60.0  # a claim that stays allocated waits for a pod; there is no hurry
+
+
+class Releases:
+    """Asks about idle claims, each with its own back-off."""
+
+    def __init__(self, keeper: Keeper, ask: Callable[[ClaimRef], Awaitable[bool]]) -> None:
+        """``ask`` returns whether the claim turned out to be deallocated; it tells the ledger itself."""
+        self._keeper = keeper
+        self._ask = ask
+        self._due: dict[ClaimRef, tuple[float, Iterator[float]]] = {}
+        self._wake = asyncio.Event()
+
+    def wake(self) -> None:
+        """The ledger changed."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            now = time.monotonic()
+            idle = idle_claims(self._keeper.ledger)
+            for claim in idle - self._due.keys():
+                delays = backoff(FIRST_SECONDS, MOST_SECONDS)
+                self._due[claim] = (now + next(delays), delays)
+            for claim in self._due.keys() - idle:
+                del self._due[claim]
+            for claim, (at, delays) in sorted(self._due.items(), key=lambda item: item[1][0]):
+                if at > now:
+                    break
+                try:
+                    await self._ask(claim)
+                except ClusterError as error:
+                    log.warning("cannot ask about a claim", extra={"claim": claim.uid, "error": str(error)})
+                self._due[claim] = (time.monotonic() + next(delays), delays)
+            pause = min((at for at, _ in self._due.values()), default=now + MOST_SECONDS) - time.monotonic()
+            self._wake.clear()
+            try:
+                await asyncio.wait_for(self._wake.wait(), max(pause, 0.01))
+            except TimeoutError:
+                continue
+
+
+def idle_claims(ledger: Ledger) -> frozenset[ClaimRef]:
+    """Claims that hold devices here and are not prepared; those without a name cannot be asked about."""
+    held: dict[ClaimRef, bool] = {}
+    for entry in ledger.entries.values():
+        for claim in entry.claims:
+            held[claim.claim] = held.get(claim.claim, False) or claim.phase is Phase.PREPARED
+    return frozenset(claim for claim, prepared in held.items() if not prepared and claim.name)

@@ -1,0 +1,107 @@
+"""Where the plugin's two sockets are, and what earlier instances left there.
+
+Kubelet finds a plugin by the registration socket in plugins_registry/ and then dials the service socket that it names.
+Unique names let two instances overlap during a rolling update (kubelet >= 1.33 keeps a list of them).
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import re
+import socket
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from drabridge.errors import HostError
+
+SUN_PATH_BYTES = 107  # linux/un.h: 108 with the NUL
+
+
+@dataclass(frozen=True, slots=True)
+class PluginSockets:
+    """Absolute paths of one instance."""
+
+    registration: Path
+    service: Path
+
+    @classmethod
+    def of(cls, kubelet: Path, driver: str, instance_uid: str = "") -> PluginSockets:
+        """Fixed names without ``instance_uid`` (the pod's UID), unique ones with it; shortened to what a socket can be.
+
+        Raises HostError if even the shortest is too long.
+        """
+        registry, plugin = kubelet / "plugins_registry", kubelet / "plugins" / driver
+        if not instance_uid:
+            return cls(_fit(registry / f"{driver}-reg.sock"), _fit(plugin / "dra.sock"))
+        digest = hashlib.sha256(f"{driver}\0{instance_uid}".encode()).hexdigest()[:16]
+        return cls(
+            _fit(
+                registry / f"{driver}-{instance_uid}-reg.sock",
+                registry / f"{driver}-{digest}-reg.sock",
+                registry / f"{driver[:20]}-{digest}-reg.sock",
+            ),
+            _fit(plugin / f"dra-{instance_uid}.sock", plugin / f"dra-{digest}.sock"),
+        )
+
+    def prepare(self, driver: str) -> tuple[Path, ...]:
+        """Create our directory and remove dead sockets of earlier instances; returns what was removed.
+
+        Kubelet does not create plugins/<driver>/ (seen on 1.36.2), and dials a dead registration socket for ever.
+        Raises HostError when a directory is missing or something that is no socket is in the way.
+        """
+        registry, plugin = self.registration.parent, self.service.parent
+        try:
+            plugin.mkdir(mode=0o750, parents=True, exist_ok=True)
+        except OSError as error:
+            raise HostError(f"cannot create {plugin}: {error.strerror}", hint=_MOUNT) from error
+        if not registry.is_dir():
+            raise HostError(f"{registry} is not there", hint=f"Kubelet creates it when it starts. {_MOUNT}")
+        for path in (self.registration, self.service):
+            if path.exists() and not stat.S_ISSOCK(path.lstat().st_mode):
+                raise HostError(f"{path} is in the way: a socket belongs there", hint="Move it away")
+        ours = re.compile(
+            rf"{re.escape(driver)}(-[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}|-[0-9a-f]{{16}})?-reg\.sock"
+            rf"|{re.escape(driver[:20])}-[0-9a-f]{{16}}-reg\.sock"
+        )
+        found = [path for path in registry.glob("*-reg.sock") if ours.fullmatch(path.name)]
+        found += plugin.glob("dra*.sock")
+        dead = tuple(path for path in found if is_dead(path))
+        for path in dead:
+            path.unlink(missing_ok=True)
+        return dead
+
+
+_MOUNT = "In a pod, kubelet's directories must be mounted read-write at the same path as on the host"
+
+
+def _fit(*candidates: Path) -> Path:
+    for path in candidates:
+        if len(str(path).encode()) <= SUN_PATH_BYTES:
+            return path
+    raise HostError(
+        f"{candidates[-1]} has {len(str(candidates[-1]).encode())} bytes, and a socket's path {SUN_PATH_BYTES} at most",
+        hint="Choose a shorter driver name, or a shorter kubelet root directory",
+    )
+
+
+def is_dead(path: Path) -> bool:
+    """Whether nobody listens on the socket: connect(2) is refused. Anything else counts as alive, a busy one too."""
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            return False
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+            probe.connect(str(path))
+    except OSError as error:
+        return error.errno == errno.ECONNREFUSED
+    return False
+
+
+def identity(path: Path) -> tuple[int, int, int] | None:
+    """What tells a socket file from its successor of the same name; None if it is not there."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_ctime_ns

@@ -1,0 +1,96 @@
+"""The files of prepared claims, kept right: at start, after a reboot, and when a device's nodes change.
+
+Kubelet replays CDI names for as long as a pod lives, without asking us again; the files behind them must say what the
+names mean now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+
+from drabridge.cdi import CdiStore, Family, Spec
+from drabridge.dra.facts import Observer, RecordQuarantined
+from drabridge.dra.locks import ClaimLocks
+from drabridge.dra.metadata import MetadataFiles
+from drabridge.dra.planning import NotReadyError, Planner, cdi_devices, metadata_facts
+from drabridge.dra.ports import Inventory
+from drabridge.dra.records import ClaimRecord, CorruptRecordError, RecordStore, State
+
+log = logging.getLogger(__name__)
+
+
+def report_damage(error: CorruptRecordError, observer: Observer) -> None:
+    """A record was put aside: say so loudly, and go on."""
+    log.error("claim record quarantined", extra={"error": str(error), "path": str(error.moved_to)})
+    observer(RecordQuarantined(str(error.moved_to), error.message))
+
+
+class Upkeep:
+    """Everything that is done to prepared claims outside a call of kubelet."""
+
+    def __init__(
+        self,
+        *,
+        planner: Planner,
+        inventory: Inventory,
+        records: RecordStore,
+        locks: ClaimLocks,
+        cdi: CdiStore,
+        metadata: MetadataFiles | None,
+        boot_id: str,
+        observer: Observer,
+    ) -> None:
+        self.planner = planner
+        self._inventory = inventory
+        self._records = records
+        self._locks = locks
+        self._cdi = cdi
+        self._metadata = metadata
+        self._boot_id = boot_id
+        self._observer = observer
+
+    def restore(self) -> tuple[ClaimRecord, ...]:
+        """At start: write the CDI files of claims that are prepared in this boot, remove other claims' files.
+
+        Returns the completed records. A claim whose device is not there yet keeps its file, if it has one.
+        """
+        records, broken = self._records.all()
+        for damage in broken:
+            report_damage(damage, self._observer)
+        live = [record for record in records if record.boot_id == self._boot_id]
+        specs: list[Spec] = []
+        keep: set[str] = set()
+        for record in live:
+            try:
+                plans = [self.planner.again(record.claim.uid, d, self._inventory()) for d in record.devices]
+            except NotReadyError:
+                keep.add(record.claim.uid)
+                continue
+            if record.state is State.COMPLETED:
+                specs.append(self._cdi.claim_spec(record.claim.uid, cdi_devices(plans)))
+        keep |= {uid.name.partition(".json")[0] for uid in self._records.directory.glob("*.corrupt-*")}
+        self._cdi.regenerate(Family.CLAIM, specs, keep=keep)
+        return tuple(record for record in records if record.state is State.COMPLETED)
+
+    async def refresh(self) -> None:
+        """The inventory changed: bring the CDI and metadata files of prepared claims up to date."""
+        for record in self._records.all()[0]:
+            if record.state is not State.COMPLETED or record.boot_id != self._boot_id:
+                continue
+            async with self._locks.hold(record.claim.uid):
+                now = self._load(record.claim.uid)
+                if now is None or now.state is not State.COMPLETED:
+                    continue
+                with contextlib.suppress(NotReadyError):
+                    plans = [self.planner.again(now.claim.uid, d, self._inventory()) for d in now.devices]
+                    self._cdi.write(self._cdi.claim_spec(now.claim.uid, cdi_devices(plans)))
+                    if self._metadata is not None:
+                        self._metadata.update(now.claim, metadata_facts(plans))
+
+    def _load(self, uid: str) -> ClaimRecord | None:
+        try:
+            return self._records.load(uid)
+        except CorruptRecordError as error:
+            report_damage(error, self._observer)
+            return None

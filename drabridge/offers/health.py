@@ -1,0 +1,31 @@
+"""The health of every device that a claim can hold, as kubelet's health stream and people want it: a pure function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from drabridge.inventory.model import Device, Presence
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHealth:
+    """One device. ``message`` is shown in the pod's status; kubelet cuts it at 1024 bytes."""
+
+    name: str
+    healthy: bool
+    message: str = ""
+
+
+def health_of(devices: Iterable[Device], held: Iterable[str] = ()) -> tuple[DeviceHealth, ...]:
+    """A complete list, by name. ``held``: devices that claims hold; one that vanished is unhealthy."""
+    known = {device.name: _judge(device) for device in devices}
+    for name in held:
+        known.setdefault(name, DeviceHealth(name, False, "the device is gone"))
+    return tuple(known[name] for name in sorted(known))
+
+
+def _judge(device: Device) -> DeviceHealth:
+    if device.presence is Presence.PRESENT:
+        return DeviceHealth(device.name, True)
+    return DeviceHealth(device.name, False, device.reason or f"the device is {device.presence}")

@@ -1,0 +1,129 @@
+"""Which devices this node's ResourceSlices offer, and how: the ledger's decisions in the API's words. Pure.
+
+A device of the legacy lane is left out, not tainted: a claim that tolerates everything walks through a taint. A device
+that claims may hold, and that cannot be had now, stays and is tainted, so that people see why.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Iterator, Mapping
+
+from drabridge.config.claims import Partition
+from drabridge.config.facts import RequestPolicy, quantity_value
+from drabridge.config.schema import Config, Resource
+from drabridge.inventory.model import Device, Presence, Snapshot
+from drabridge.ledger import advertise
+from drabridge.ledger.model import DRA_OWNERS, Entry, Lane, Ledger, Owner, Policy
+from drabridge.offers.slices import CapacityPolicy, Effect, Offer, Pool, Taint
+
+PARTS = "parts"  # the counter of wholes whose parts have no counters of their own in the configuration
+
+_OFFERED_LANES = frozenset({Lane.DRA, Lane.SHARED})
+
+
+def pool_of(snapshot: Snapshot, ledger: Ledger, policy: Policy, config: Config, node: str, at: float) -> Pool:
+    """The pool as it is to be published. ``at``: wall-clock seconds, for devices that may yet come back."""
+    resources = {resource.name: resource for resource in config.resources}
+    counters = _counters(snapshot, resources)
+    offers = [
+        _offer(device, entry, resources[device.resource], ledger, policy, config, counters, at)
+        for device in snapshot.devices
+        if (entry := ledger.entries.get(device.name)) is not None
+        and device.resource in resources
+        and is_published(entry)
+    ]
+    offered = {name for offer in offers for name in offer.consumes}
+    return Pool(config.driver, node, tuple(offers), {name: c for name, c in counters.items() if name in offered})
+
+
+def is_published(entry: Entry) -> bool:
+    """Whether the device stands in a slice at all, tainted or not."""
+    return entry.owner in DRA_OWNERS or (entry.lane in _OFFERED_LANES and not _leaving(entry))
+
+
+def _leaving(entry: Entry) -> bool:
+    """A free device on its way to the legacy lane is withdrawn; that is what the move waits for."""
+    return entry.move is not None and entry.move.target is Lane.LEGACY and entry.owner is Owner.NONE
+
+
+def _offer(
+    device: Device,
+    entry: Entry,
+    resource: Resource,
+    ledger: Ledger,
+    policy: Policy,
+    config: Config,
+    counters: Mapping[str, Mapping[str, int]],
+    at: float,
+) -> Offer:
+    taints = tuple(_taints(device, entry, ledger, policy, config, at))
+    policies = None
+    if resource.sharing.allow_multiple_allocations:
+        policies = {
+            name: _policy(capacity.request_policy)
+            for name, capacity in resource.capacity.items()
+            if capacity.request_policy is not None
+        }
+    consumes: dict[str, Mapping[str, int]] = {}
+    if device.name in counters:  # a whole takes all that there is
+        consumes[device.name] = counters[device.name]
+    elif device.root in counters and resource.partition is not None:
+        each = {name: counter.each for name, counter in resource.partition.counters.items()} or {PARTS: 1}
+        consumes[device.root] = each
+    return Offer(device, taints, advertise.guarded(entry, policy), policies, consumes)
+
+
+def _taints(device: Device, entry: Entry, ledger: Ledger, policy: Policy, config: Config, at: float) -> Iterator[Taint]:
+    prefix, settings = config.driver, config.dra.taints
+    if device.presence is Presence.FAULTY:
+        yield Taint(f"{prefix}/faulty", "", Effect(settings.faulty))
+    elif device.presence is Presence.GONE:
+        # A USB device that re-enumerates is away for a moment: nobody is evicted for that.
+        lasting = at - entry.since >= settings.gone_after_seconds
+        yield Taint(f"{prefix}/gone", "", Effect(settings.gone) if lasting else Effect.NO_SCHEDULE)
+    elif not advertise.dra_schedulable(ledger, entry, policy):
+        yield Taint(f"{prefix}/unavailable", _reason(entry))
+
+
+def _reason(entry: Entry) -> str:
+    """Why a device that is present is not to be had; a label's value."""
+    if entry.owner is not Owner.NONE:
+        return str(entry.owner)
+    return "draining" if entry.drain else "overlaps"
+
+
+def _policy(policy: RequestPolicy) -> CapacityPolicy:
+    def number(value: int | str | None) -> int | None:
+        return None if value is None else quantity_value(value)
+
+    limits = policy.valid_range
+    return CapacityPolicy(
+        quantity_value(policy.default),
+        number(limits.min) if limits else None,
+        number(limits.max) if limits else None,
+        number(limits.step) if limits else None,
+        tuple(quantity_value(value) for value in policy.valid_values),
+    )
+
+
+def _counters(snapshot: Snapshot, resources: Mapping[str, Resource]) -> dict[str, dict[str, int]]:
+    """Counter set (named after the whole device) -> counter -> total, for every whole that has parts here."""
+    sets: dict[str, dict[str, int]] = {}
+    parts: Tally[str] = Tally()
+    for device in snapshot.devices:
+        partition = _partition(resources, device)
+        if partition is None or not device.root:
+            continue
+        parts[device.root] += 1
+        totals = sets.setdefault(device.root, {})
+        for name, counter in partition.counters.items():
+            totals[name] = max(counter.total, totals.get(name, 0))
+        if not partition.counters:
+            totals[PARTS] = parts[device.root]
+    return sets
+
+
+def _partition(resources: Mapping[str, Resource], device: Device) -> Partition | None:
+    resource = resources.get(device.resource)
+    return None if resource is None else resource.partition
