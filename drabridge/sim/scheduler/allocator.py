@@ -1,4 +1,4 @@
-"""Structured allocation: which devices of one node satisfy the requests of some claims. Pure; first fit, backtracking."""
+"""Structured allocation: which devices of one node satisfy the requests of some claims; first fit with backtracking."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from drabridge.sim.scheduler.taints import blocking
 JSON = dict[str, Any]
 MAX_RESULTS = 32
 """AllocationResultsMaxSize (resource/v1 types.go)."""
+
+MAX_TRIES = 50_000
+"""Devices looked at per node and pod; stands for the scheduler's ten seconds (DRASchedulerFilterTimeout)."""
 
 
 class Unsatisfiable(Exception):
@@ -144,6 +147,7 @@ class _Search:
         self._in_use = in_use
         self._selectors = selectors
         self._steps = steps
+        self._tries = 0
         self._pool_of = {(pool.driver, pool.name): pool for pool in pools}
 
     def solve(self, step: int) -> bool:
@@ -170,13 +174,21 @@ class _Search:
                 if not pool.usable:
                     state = pool.problem or "is currently being updated"
                     raise Unsatisfiable(f"request {wanted.request} asks for all devices, but pool {pool.name} {state}")
-        return [
+        found = [
             device
             for pool in self._pools
             if pool.usable
             for device in pool.devices
             if all(self._selectors.match(expression, device) for expression in expressions)
         ]
+        if wanted.spec.get("allocationMode") == "All":
+            return found
+        # What can never be picked would only make the search longer: held as a whole, or tainted.
+        return [device for device in found if self._conceivable(wanted, device)]
+
+    def _conceivable(self, wanted: Wanted, device: Device) -> bool:
+        held = device.id in self._in_use.devices and not device.shareable and not wanted.admin
+        return not held and blocking(device.spec.get("taints", []), wanted.spec.get("tolerations", [])) is None
 
     def _all(self, wanted: Wanted, found: Sequence[Device], step: int) -> bool:
         before = len(self.picks)
@@ -193,7 +205,8 @@ class _Search:
     def _some(self, wanted: Wanted, found: Sequence[Device], count: int, step: int) -> bool:
         if count == 0:
             return self.solve(step + 1)
-        if len(found) < count and not any(device.shareable for device in found):
+        room = MAX_RESULTS - sum(pick.wanted.claim == wanted.claim for pick in self.picks)
+        if count > room or (len(found) < count and not any(device.shareable for device in found)):
             return False
         for index, device in enumerate(found):
             pick = self._try(wanted, device)
@@ -208,6 +221,9 @@ class _Search:
 
     def _try(self, wanted: Wanted, device: Device) -> Pick | None:
         """The pick, when nothing forbids it: results left, taints, holders, capacity, counters, constraints."""
+        self._tries += 1
+        if self._tries > MAX_TRIES:
+            raise Unsatisfiable("timed out trying to allocate devices")
         if sum(pick.wanted.claim == wanted.claim for pick in self.picks) >= MAX_RESULTS:
             return None
         if blocking(device.spec.get("taints", []), wanted.spec.get("tolerations", [])) is not None:

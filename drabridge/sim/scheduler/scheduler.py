@@ -76,6 +76,7 @@ class Scheduler:
         self._nodes = NodeCache()
         self._wake = asyncio.Event()
         self._binding: dict[str, asyncio.Task[None]] = {}
+        self._queue: list[str] = []
 
     async def run(self) -> None:
         unsubscribe = self.objects.store.subscribe(self._noticed)
@@ -120,7 +121,7 @@ class Scheduler:
         self._wake.set()
 
     def _pending(self) -> list[JSON]:
-        """Unbound pods in the order in which they came."""
+        """Unbound pods in the order in which they were first seen (times have a precision of one second only)."""
         waiting = [
             pod
             for pod in self.objects.peek("pods")
@@ -130,7 +131,12 @@ class Scheduler:
             and pod["metadata"]["uid"] not in self._binding
             and pod["spec"].get("schedulerName") == "default-scheduler"
         ]
-        return sorted(waiting, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]))
+        waiting.sort(key=lambda pod: int(pod["metadata"]["resourceVersion"]))
+        fresh = [pod["metadata"]["uid"] for pod in waiting if pod["metadata"]["uid"] not in self._queue]
+        self._queue = [*self._queue, *fresh]
+        here = {pod["metadata"]["uid"]: pod for pod in waiting}
+        self._queue = [uid for uid in self._queue if uid in here or uid in self._binding]
+        return [here[uid] for uid in self._queue if uid in here]
 
     # -- one pod
 
