@@ -71,11 +71,11 @@ class Owed:
         """udevd has reported this event, or a later one of the same device: nothing is owed for it."""
         self.debts -= {debt for debt in self.debts if debt.syspath == syspath and 0 < debt.seqnum <= seqnum}
 
-    def take(self, now: float) -> set[str]:
-        """The syspaths whose time has come; they are owed no longer."""
+    def take(self, now: float) -> set[Debt]:
+        """What is due; it is owed no longer."""
         due = {debt for debt in self.debts if debt.when <= now}
         self.debts -= due
-        return {debt.syspath for debt in due}
+        return due
 
     def next(self) -> float | None:
         """When the next one is due."""

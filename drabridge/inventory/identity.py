@@ -33,6 +33,7 @@ DIGEST_CHARS = 8
 _PLAIN_ID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:+@=-]*[A-Za-z0-9])?")
 _NOT_ID = re.compile(r"[^A-Za-z0-9._:+@=-]+|:{2,}")
 _LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
+_PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _NOT_LABEL = re.compile(r"[^a-z0-9]+")
 
 Key = tuple[str, str]  # (resource, syspath)
@@ -53,13 +54,15 @@ def id_of(value: str) -> str:
 def name_of(device_id: str) -> str:
     """The DNS label that goes with an id, at most 63 characters, beginning with a letter.
 
-    Two ids that differ only in case share a name (and then collide, visibly); every other conversion that loses
-    something adds a digest of the id. The letter is for CDI: a device name that begins with a digit needs cdiVersion
-    0.5.0 (containerd rejects the whole file otherwise).
+    A PCI address ``0000:3b:00.0`` becomes ``pci-0000-3b-00-0``. Two ids that differ only in case share a name (and then
+    collide, visibly); every other conversion that loses something adds a digest of the id. The letter is for CDI: a
+    device name that begins with a digit needs cdiVersion 0.5.0 (containerd rejects the whole file otherwise).
     """
     lowered = device_id.lower() if device_id.isascii() else device_id
     if len(lowered) <= NAME_MAX and _LABEL.fullmatch(lowered):
         return lowered
+    if _PCI_ADDRESS.fullmatch(device_id):
+        return "pci-" + device_id.replace(":", "-").replace(".", "-")
     readable = _NOT_LABEL.sub("-", device_id.lower()).strip("-")
     if not readable[:1].isalpha():
         readable = f"d-{readable}".rstrip("-")

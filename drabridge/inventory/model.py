@@ -94,7 +94,11 @@ def device_id_of(unit: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Collision:
-    """Two or more devices that resolve to one name or id: none of them is offered until the operator decides."""
+    """Devices that resolve to one name or id: none of them is offered until the operator decides.
+
+    One that has held the name since before the others came keeps it; it is named here all the same. A single syspath
+    with an empty ``identity`` is a device that no identity template has a value for.
+    """
 
     identity: str
     resource: str
@@ -102,6 +106,8 @@ class Collision:
     hint: str
 
     def __str__(self) -> str:
+        if not self.identity:
+            return f"{self.resource}: {', '.join(self.syspaths)} has no identity. {self.hint}"
         return f"{self.resource}: {', '.join(self.syspaths)} all resolve to the identity {self.identity!r}. {self.hint}"
 
 

@@ -94,6 +94,7 @@ class Inventory:
         self._settled: set[str] = set()  # syspaths that udevd has reported
         self._first_seen: dict[str, float] = {}
         self._facts = nvidia.NOTHING
+        self._doubt = False  # whether udevd still answers has to be looked at
         self._database = False  # whether udevd's database is readable here
         self._stale = True  # everything must be enumerated again
         self._resync_at = 0.0
@@ -191,10 +192,10 @@ class Inventory:
             self._close()
             self._failed = ""
             self._stale = True
-        if now >= self._resync_at:
-            self._stale = True
-            if self._monitors and self._detected_kind() is not self.status.kind:
-                self._close()
+        self._stale |= now >= self._resync_at
+        if (self._stale or self._doubt) and self._monitors and self._detected_kind() is not self.status.kind:
+            self._close()
+        self._doubt = False
         if not self._monitors:
             self._open()
             self._stale = True
@@ -206,7 +207,7 @@ class Inventory:
         full = full or len(news) > BULK_DEVICES
         touched = self._enumerate() if full else set()
         touched |= self._apply(news, now, enumerated=full)
-        touched |= self._check(self._owed.take(now))
+        touched |= self._pay(now)
         if needs_nvidia(self._config) and (full or touched):
             self._facts = nvidia.read(self._proc / "driver/nvidia")
         if full:
@@ -270,6 +271,14 @@ class Inventory:
             elif not enumerated:
                 touched |= self._check([syspath])
         return touched
+
+    def _pay(self, now: float) -> set[str]:
+        """Look at what is due. An event that udevd has not answered casts doubt on udevd."""
+        due = self._owed.take(now)
+        if any(debt.seqnum for debt in due):
+            self._doubt = True
+            self._wake.set()
+        return self._check({debt.syspath for debt in due})
 
     def _below(self, syspath: str) -> list[str]:
         prefix = syspath + "/"

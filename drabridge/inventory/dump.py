@@ -1,0 +1,98 @@
+"""Devices and their ancestors as a umockdev description, for ``drabridge record``: a bug report to be plugged in.
+
+The format is that of ``umockdev-record(1)``: ``P:`` path, ``N:`` node, ``S:`` link to it, ``E:`` property, ``A:``
+attribute, ``H:`` binary attribute, ``L:`` symbolic link; a blank line ends a device. ``umockdev-run --device`` loads
+it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+
+from drabridge.inventory.records import Record
+from drabridge.inventory.udev import Udev
+
+ATTRIBUTE_LIMIT_BYTES = 4096
+"""One page, the most that a text attribute of sysfs holds."""
+
+SECRET_ATTRIBUTES = frozenset(
+    {"serial", "serial_number", "unique_id", "uuid", "wwid", "wwn", "eui", "nguid", "address"}
+)
+SECRET_PROPERTIES = frozenset({
+    "ID_SERIAL", "ID_SERIAL_SHORT", "ID_USB_SERIAL", "ID_USB_SERIAL_SHORT", "ID_SCSI_SERIAL", "ID_ATA_SERIAL",
+    "ID_WWN", "ID_WWN_WITH_EXTENSION", "ID_NET_NAME_MAC", "ID_FS_UUID", "ID_PART_ENTRY_UUID", "ID_PART_TABLE_UUID",
+})  # fmt: skip
+SECRET_MIN_CHARS = 4
+"""Shorter values are counters and flags; replacing them everywhere would destroy the description."""
+
+# Left out: reading them is slow or does something, or umockdev makes them itself out of other lines.
+_SKIPPED = frozenset({"uevent", "vpd", "rom", "config", "remove", "rescan", "reset", "descriptors_raw", "subsystem"})
+_SKIPPED_PREFIXES = ("power/", "resource", "trace/", "msi_irqs/")
+_LINKS = ("driver", "physfn", "iommu_group", "module")
+
+
+def dump(udev: Udev, records: Iterable[Record], *, anonymous: bool = True) -> str:
+    """The devices and all their ancestors, ancestors first.
+
+    ``anonymous`` replaces serial numbers, UUIDs and hardware addresses everywhere in the text, in order of appearance:
+    equal ones stay equal, which is what bugs about twins are made of.
+    """
+    everything = {node.syspath: node for record in records for node in record.lineage() if node.subsystem}
+    ordered = [everything[syspath] for syspath in sorted(everything)]
+    attributes = {record.syspath: dict(_attributes(udev, record)) for record in ordered}
+    text = "\n".join("".join(f"{line}\n" for line in _lines(record, attributes[record.syspath])) for record in ordered)
+    if anonymous:
+        for number, secret in enumerate(_secrets(ordered, attributes), start=1):
+            text = text.replace(secret, f"ANON{number:04}")
+    return text
+
+
+def _attributes(udev: Udev, record: Record) -> Iterator[tuple[str, bytes]]:
+    for name in udev.attribute_names(record.syspath):
+        if name in _SKIPPED or name.startswith(_SKIPPED_PREFIXES) or name in _LINKS:
+            continue
+        value = udev.attribute(record.syspath, name)
+        if value is not None and len(value) <= ATTRIBUTE_LIMIT_BYTES:
+            yield name, value
+
+
+def _lines(record: Record, attributes: dict[str, bytes]) -> Iterator[str]:
+    yield f"P: {record.devpath}"
+    if record.devnode:
+        yield f"N: {record.devnode.removeprefix('/dev/')}"
+        for link in record.devlinks:
+            yield f"S: {link.removeprefix('/dev/')}"
+    for name, text in sorted(record.properties.items()):
+        if name != "DEVPATH":
+            yield f"E: {name}={text}"
+    for name, value in sorted(attributes.items()):
+        yield _attribute(name, value)
+    for name in _LINKS:
+        try:
+            yield f"L: {name}={os.readlink(os.path.join(record.syspath, name))}"
+        except OSError:
+            continue
+
+
+def _attribute(name: str, value: bytes) -> str:
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return f"H: {name}={value.hex().upper()}"
+    if any(not char.isprintable() and char != "\n" for char in text):
+        return f"H: {name}={value.hex().upper()}"
+    escaped = text.replace("\\", "\\\\").replace("\n", "\\n")
+    return f"A: {name}={escaped}"
+
+
+def _secrets(records: Iterable[Record], attributes: dict[str, dict[str, bytes]]) -> list[str]:
+    """Values to hide, longest first where one contains another (ID_SERIAL ends in ID_SERIAL_SHORT)."""
+    found: dict[str, None] = {}
+    for record in records:
+        for name, value in attributes[record.syspath].items():
+            if name in SECRET_ATTRIBUTES:
+                found[value.decode(errors="ignore").strip()] = None
+        for name in SECRET_PROPERTIES & record.properties.keys():
+            found[record.properties[name]] = None
+    return sorted((text for text in found if len(text) >= SECRET_MIN_CHARS), key=len, reverse=True)

@@ -1,0 +1,95 @@
+"""Fixtures that need a real udevd, or its absence: one test of the machine at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from drabridge.inventory import detect
+from tests.inventory.helpers import Loops, loop_devices
+
+UDEVD = next(
+    (path for path in ("/lib/systemd/systemd-udevd", "/usr/lib/systemd/systemd-udevd") if os.path.exists(path)), ""
+)
+RUN_UDEV = Path("/run/udev")
+LOCK = "/tmp/dra-udevd.lock"  # taken by every test run of this machine around a test about udevd
+
+
+@contextlib.contextmanager
+def machine_lock(seconds: float = 120) -> Iterator[None]:
+    with open(LOCK, "w") as file:
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    pytest.fail(f"another test run holds {LOCK} for more than {seconds:g} s")
+                time.sleep(0.1)
+        yield
+
+
+class Udevd:
+    """A systemd-udevd of our own."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        RUN_UDEV.mkdir(exist_ok=True)
+        self._process = subprocess.Popen([UDEVD], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        end = time.monotonic() + 15
+        while not detect.udevd_listens():
+            assert self._process.poll() is None, "systemd-udevd ended at once"
+            assert time.monotonic() < end, "systemd-udevd does not listen after 15 s"
+            time.sleep(0.02)
+
+    def send(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """As a crash would do it: its socket file stays, and so does its database."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.kill()
+            self._process.wait(10)
+            self._process = None
+
+
+@pytest.fixture
+def no_udevd() -> Iterator[None]:
+    with machine_lock():
+        if detect.udevd_listens() or RUN_UDEV.exists():
+            pytest.skip("a udevd runs on this machine, and this test is about its absence")
+        yield
+
+
+@pytest.fixture
+def udevd(no_udevd: None) -> Iterator[Udevd]:
+    if os.geteuid() != 0:
+        pytest.skip("starting udevd needs root")
+    if not UDEVD:
+        pytest.skip("there is no systemd-udevd: apt-get install udev")
+    daemon = Udevd()
+    try:
+        yield daemon
+    finally:
+        daemon.kill()
+        shutil.rmtree(RUN_UDEV, ignore_errors=True)
+
+
+@pytest.fixture
+def loop() -> Iterator[Loops]:
+    with loop_devices() as made:
+        yield made

@@ -1,0 +1,318 @@
+"""Cases that run inside a umockdev test bed: ``umockdev-wrapper python -m tests.inventory.umock CASE``.
+
+One test bed per process, and the preload library must be there from the start: so every case is a process of its own,
+started by test_umockdev.py. At most ten events may wait unread (net.unix.max_dgram_qlen), so cases go step by step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from drabridge.errors import HostError
+from drabridge.inventory.dump import dump
+from drabridge.inventory.facts import EventSeen
+from drabridge.inventory.model import Presence, Semver
+from drabridge.inventory.udev import Udev
+from drabridge.inventory.wanted import Wanted
+from tests.inventory import trees
+from tests.inventory.helpers import config, watching
+
+CASES: dict[str, Callable[[], Awaitable[None]]] = {}
+
+
+def case(function: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+    CASES[function.__name__] = function
+    return function
+
+
+class Testbed:
+    """libumockdev, as far as it is needed."""
+
+    def __init__(self, *descriptions: str) -> None:
+        self._library = ctypes.CDLL("libumockdev.so.0")
+        self._library.umockdev_testbed_new.restype = ctypes.c_void_p
+        self._library.umockdev_testbed_get_root_dir.restype = ctypes.c_char_p
+        self._bed = ctypes.c_void_p(self._library.umockdev_testbed_new())
+        for description in descriptions:
+            self.add(description)
+
+    @property
+    def root(self) -> Path:
+        return Path(self._library.umockdev_testbed_get_root_dir(self._bed).decode())
+
+    def add(self, description: str) -> None:
+        """New devices; libumockdev sends ``add`` for each of them."""
+        error = ctypes.c_void_p()
+        done = self._library.umockdev_testbed_add_from_string(
+            self._bed, ctypes.c_char_p(description.encode()), ctypes.byref(error)
+        )
+        assert done, f"umockdev does not accept this:\n{description}"
+
+    def uevent(self, path: str, action: str) -> None:
+        self._library.umockdev_testbed_uevent(
+            self._bed, ctypes.c_char_p(f"/sys{path}".encode()), ctypes.c_char_p(action.encode())
+        )
+
+    def attribute(self, path: str, name: str, value: str) -> None:
+        self._library.umockdev_testbed_set_attribute(
+            self._bed, *(ctypes.c_char_p(text.encode()) for text in (f"/sys{path}", name, value))
+        )
+
+    def remove(self, path: str) -> None:
+        """Unplug: the event first (libumockdev sends none), then the device."""
+        self.uevent(path, "remove")
+        self._library.umockdev_testbed_remove_device(self._bed, ctypes.c_char_p(f"/sys{path}".encode()))
+
+
+@case
+async def eight_gpus_on_two_sockets() -> None:
+    Testbed(trees.eight_gpus())
+    proc = trees.nvidia_proc(Path(tempfile.mkdtemp(prefix="dra")))
+    async with watching(config(trees.GPU_RESOURCE), proc=proc) as watched:
+        devices = {device.id: device for device in watched.inventory.current.devices}
+        assert set(devices) == {trees.GPU_UUID.format(index) for index in range(8)}
+        for index in range(8):
+            gpu = devices[trees.GPU_UUID.format(index)]
+            assert gpu.name == gpu.id.lower()
+            assert gpu.presence is Presence.PRESENT, gpu.reason
+            assert gpu.numa_nodes == (index // 4,), "every second GPU has it from its bridge only"
+            assert gpu.pci_bus_id == trees.gpu_address(index)
+            assert gpu.pcie_root == f"pci0000:{trees.GPU_BUSES[index]}"
+            assert [(node.path, node.major, node.minor) for node in gpu.nodes] == [
+                (f"/dev/nvidia{index}", 195, index),
+                ("/dev/nvidiactl", 195, 255),
+            ]
+            assert gpu.attributes == {
+                "model": "NVIDIA H100 80GB HBM3",
+                "driverVersion": Semver("580.95.5"),
+                "index": index,
+            }
+
+
+@case
+async def a_driver_that_loads_late_heals() -> None:
+    bed = Testbed(trees.gpu(0, driver=""), trees.gpu_node("nvidia0", 0), trees.gpu_node("nvidiactl", 255))
+    proc = Path(tempfile.mkdtemp(prefix="dra"))
+    async with watching(config(trees.GPU_RESOURCE), proc=proc) as watched:
+        assert watched.states() == {}
+        assert watched.inventory.current.complete, "no device is a normal state"
+        trees.nvidia_proc(proc, 1)
+        driver = bed.root / f"sys{trees.gpu_path(0)}/driver"
+        driver.symlink_to("../../../../bus/pci/drivers/nvidia")
+        (bed.root / "sys/bus/pci/drivers/nvidia").mkdir(parents=True, exist_ok=True)
+        bed.uevent(trees.gpu_path(0), "bind")
+        await watched.until(lambda snapshot: len(snapshot.devices) == 1)
+        assert watched.states() == {trees.GPU_UUID.format(0).lower(): "present"}
+
+
+@case
+async def facts_that_come_later_heal_by_the_timer() -> None:
+    Testbed(trees.gpu(0), trees.gpu_node("nvidia0", 0), trees.gpu_node("nvidiactl", 255))
+    proc = Path(tempfile.mkdtemp(prefix="dra"))
+    async with watching(config(trees.GPU_RESOURCE, resyncSeconds=5), proc=proc) as watched:
+        assert not watched.inventory.current.devices
+        (collision,) = watched.inventory.current.collisions
+        assert "has no identity" in str(collision)
+        trees.nvidia_proc(proc, 1)
+        snapshot = await watched.until(lambda snapshot: bool(snapshot.devices), timeout=8)
+        assert not snapshot.collisions
+
+
+@case
+async def an_excluded_gpu_is_faulty() -> None:
+    Testbed(trees.eight_gpus())
+    proc = trees.nvidia_proc(Path(tempfile.mkdtemp(prefix="dra")), excluded=[3])
+    async with watching(config(trees.GPU_RESOURCE), proc=proc) as watched:
+        faulty = [device for device in watched.inventory.current.devices if device.presence is Presence.FAULTY]
+        assert [device.pci_bus_id for device in faulty] == [trees.gpu_address(3)]
+        assert "excludes" in faulty[0].reason
+
+
+@case
+async def identical_sticks_go_by_their_ports() -> None:
+    bed = Testbed(trees.usb_host(), trees.stick(1), trees.stick(2))
+    async with watching(config(trees.STICK_RESOURCE)) as watched:
+        before = {device.id: device for device in watched.inventory.current.devices}
+        assert sorted(before) == ["pci-0000:00:14.0-usb-0:1", "pci-0000:00:14.0-usb-0:2"]
+        names = {device.name for device in before.values()}
+        assert all(name.startswith("pci-0000-00-14-0-usb-0-") for name in names)
+
+        bed.remove(trees.stick_path(2))
+        await watched.until(lambda s: "gone" in {str(d.presence) for d in s.devices})
+        assert watched.states()[before["pci-0000:00:14.0-usb-0:1"].name] == "present", "the other keeps its name"
+
+        bed.add(trees.stick(2, number=9))  # the same stick again, under another number
+        snapshot = await watched.until(lambda s: {str(d.presence) for d in s.devices} == {"present"})
+        assert {device.name for device in snapshot.devices} == names
+        again = next(device for device in snapshot.devices if device.id.endswith(":2"))
+        (node,) = again.nodes
+        assert (node.path, node.minor, node.container_path) == ("/dev/bus/usb/001/009", 8, "/dev/rtlsdr")
+        assert watched.inventory.resolve_nodes(again) == again.nodes
+
+
+@case
+async def a_held_stick_keeps_its_name_when_its_twin_comes() -> None:
+    bed = Testbed(trees.usb_host(), trees.stick(1))
+    async with watching(config(trees.STICK_RESOURCE)) as watched:
+        (first,) = watched.inventory.current.devices
+        assert first.id == "00000001"
+        bed.add(trees.stick(2))
+        snapshot = await watched.until(lambda s: len(s.devices) == 2)
+        assert {device.id for device in snapshot.devices} == {"00000001", "pci-0000:00:14.0-usb-0:2"}
+        assert snapshot.by_name()[first.name].syspath == first.syspath
+    # The agent starts again: nothing is remembered, and the name is held by one of them.
+    async with watching(config(trees.STICK_RESOURCE), held=lambda name: name == first.name) as watched:
+        assert watched.states() == {}
+        (collision,) = watched.inventory.current.collisions
+        assert set(collision.syspaths) == {f"/sys{trees.stick_path(1)}", f"/sys{trees.stick_path(2)}"}
+    # Or the agent remembered.
+    memory = {(first.resource, first.syspath): first.id}
+    async with watching(config(trees.STICK_RESOURCE), held=lambda name: name == first.name, given=memory) as watched:
+        assert watched.states()[first.name] == "present"
+        assert not watched.inventory.current.collisions
+
+
+@case
+async def an_unplugged_stick_stays_listed_while_it_is_held() -> None:
+    bed = Testbed(trees.usb_host(), trees.stick(1, serial="abc"))
+    held = {"abc"}
+    async with watching(config(trees.STICK_RESOURCE), held=held.__contains__, tombstone_seconds=0.3) as watched:
+        (stick,) = watched.inventory.current.devices
+        bed.remove(trees.stick_path(1))
+        await watched.until(lambda s: s.devices[0].presence is Presence.GONE)
+        await asyncio.sleep(0.8)
+        assert watched.states() == {"abc": "gone"}
+        with pytest.raises(HostError, match="abc is unplugged"):
+            watched.inventory.resolve_nodes(stick)
+        held.clear()
+        watched.inventory.refresh()
+        await watched.until(lambda s: not s.devices)
+
+
+@case
+async def virtual_functions_know_their_card() -> None:
+    bed = Testbed(trees.nic(2))
+    async with watching(config(trees.VF_RESOURCE)) as watched:
+        first, second = watched.inventory.current.devices
+        assert (first.id, second.id) == ("0000:af:00.2", "0000:af:00.3")
+        assert (first.name, first.root, second.root) == ("pci-0000-af-00-2", "pci-0000-af-00-0", "pci-0000-af-00-0")
+        assert first.attributes == {"pf": trees.PF, "driver": "vfio-pci"}
+        assert [(node.path, node.minor) for node in second.nodes] == [("/dev/vfio/41", 1)]
+        assert first.numa_nodes == (1,)
+
+        bed.remove(trees.vf_path(1))
+        await watched.until(lambda s: s.devices[1].presence is Presence.GONE)
+        bed.add(trees.vf(1))
+        await watched.until(lambda s: s.devices[1].presence is Presence.PRESENT)
+
+
+@case
+async def parts_of_a_listed_whole_name_it() -> None:
+    Testbed(trees.nic(2))
+    card = {
+        "name": "example.com/nic",
+        "match": [{"subsystem": "pci", "sysname": trees.PF}],
+        "id": ["nic-a"],
+        "nodes": [],
+    }
+    part = trees.VF_RESOURCE | {"partition": {"of": "example.com/nic", "by": "link:physfn"}}
+    async with watching(config(card, part)) as watched:
+        assert [device.root for device in watched.inventory.current.devices] == ["", "nic-a", "nic-a"]
+
+
+@case
+async def attributes_and_health_follow_change_events() -> None:
+    bed = Testbed(trees.nic(1))
+    resource = trees.VF_RESOURCE | {
+        "health": [{"attr": {"vendor": "0x15b3"}}, {"driverBound": "vfio-pci"}],
+        "match": [{"subsystem": "pci", "exists": ["link:physfn"]}],
+    }
+    async with watching(config(resource)) as watched:
+        bed.attribute(trees.vf_path(0), "vendor", "0xffff")  # what a card that fell off the bus answers
+        bed.uevent(trees.vf_path(0), "change")
+        snapshot = await watched.until(lambda s: s.devices[0].presence is Presence.FAULTY)
+        assert snapshot.devices[0].reason == 'the attribute vendor is "0xffff", expected "0x15b3"'
+        bed.attribute(trees.vf_path(0), "vendor", "0x15b3")
+        bed.uevent(trees.vf_path(0), "change")
+        await watched.until(lambda s: s.devices[0].presence is Presence.PRESENT)
+
+
+@case
+async def hostile_values_do_no_harm() -> None:
+    """What a USB device says of itself is anything: it must not take the others down with it."""
+    bed = Testbed(
+        trees.usb_host(), trees.stick(1, serial="good"), trees.stick(2, serial="x"), trees.stick(3, serial="y")
+    )
+    serial = bed.root / f"sys{trees.stick_path(2)}/serial"
+    serial.write_bytes(b"\xff\xfe\x1b[2J bad, id/../..\nsecond::7\n")
+    (bed.root / f"sys{trees.stick_path(3)}/serial").write_bytes(b"A" * (1 << 20))
+    uevent = bed.root / f"sys{trees.stick_path(2)}/uevent"
+    uevent.write_bytes(uevent.read_bytes() + b"ID_MODEL=\xff\xfe\n")
+    resource = trees.STICK_RESOURCE | {"attributes": {"serial": {"from": "attr:serial"}}}
+    async with watching(config(resource)) as watched:
+        devices = watched.inventory.current.devices
+        assert len(devices) == 3, watched.inventory.current.collisions
+        assert all(device.presence is Presence.PRESENT for device in devices)
+        for device in devices:
+            assert device.id.isprintable()
+            assert device.id.isascii()
+            assert len(device.id) <= 63
+            assert len(str(device.attributes["serial"]).encode()) <= 64
+        assert {device.id for device in devices if device.id == "good"}
+        first = [device.id for device in devices]
+    async with watching(config(resource)) as watched:
+        assert [device.id for device in watched.inventory.current.devices] == first, "escaped the same way every time"
+
+
+@case
+async def a_record_can_be_plugged_in_elsewhere() -> None:
+    """The dump of this machine, loaded by umockdev, lists the same devices; serial numbers are gone from it."""
+    text = Path(os.environ["DRABRIDGE_DUMP"]).read_text() if "DRABRIDGE_DUMP" in os.environ else ""
+    if not text:  # first half: write it
+        Testbed(trees.usb_host(), trees.stick(1, "SECRET123"), trees.stick(2, "SECRET123"), trees.stick(3, "OTHER9876"))
+        udev = Udev(Wanted(frozenset({"usb"})))
+        sticks = [record for record in udev.enumerate().values() if record.properties.get("ID_SERIAL_SHORT")]
+        assert len(sticks) == 3
+        sys.stdout.write(dump(udev, sticks))
+        return
+    assert "SECRET123" not in text
+    assert "OTHER9876" not in text
+    Testbed(text)
+    async with watching(config(trees.STICK_RESOURCE)) as watched:
+        devices = watched.inventory.current.devices
+        assert len(devices) == 3
+        assert all(device.presence is Presence.PRESENT for device in devices), devices
+        assert sum(device.id.startswith("pci-") for device in devices) == 2, "the twins are still twins"
+        assert {device.pci_bus_id for device in devices} == {"0000:00:14.0"}
+
+
+@case
+async def events_come_from_the_test_bed_and_are_counted() -> None:
+    bed = Testbed(trees.usb_host(), trees.stick(1, serial="abc"))
+    async with watching(config(trees.STICK_RESOURCE)) as watched:
+        assert str(watched.inventory.status.kind) == "udev"
+        assert "emulated" in watched.inventory.status.why
+        bed.uevent(trees.stick_path(1), "change")
+        async with asyncio.timeout(5):
+            while not watched.told(EventSeen):
+                await asyncio.sleep(0.01)
+        assert {fact.action for fact in watched.told(EventSeen)} == {"change"}
+        assert {fact.subsystem for fact in watched.told(EventSeen)} == {"usb"}
+
+
+def main() -> None:
+    if "umockdev" not in os.environ.get("LD_PRELOAD", ""):
+        raise SystemExit("run this under umockdev-wrapper")
+    asyncio.run(CASES[sys.argv[1]]())  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main()
