@@ -15,6 +15,7 @@ import grpc
 from podresources.backoff import Backoff
 from podresources.errors import (
     ClientClosed,
+    KubeletTimeout,
     KubeletUnavailable,
     NotSupported,
     PodNotFound,
@@ -108,20 +109,27 @@ class Client:
         deadline = asyncio.get_running_loop().time() + (timeout_seconds or self.timeout_seconds)
         try:
             async with asyncio.timeout_at(deadline):
-                async with self._turn:
-                    return await self._until_answered(rpc, request, read, deadline)
+                await self._turn.acquire()
         except TimeoutError:
             raise self._endpoint.timeout(rpc) from None
+        try:
+            return await self._until_answered(rpc, request, read, deadline)
         except PodResourcesError as error:
             self._session.note_refusal(error)
             raise
+        finally:
+            self._turn.release()
 
     async def _until_answered(self, rpc: Rpc, request: bytes, read: Reader[T], deadline: float) -> T:
         now = asyncio.get_running_loop().time
+        reason: PodResourcesError | None = None
         for attempt in itertools.count():
             try:
                 return await self._once(rpc, request, read, deadline - now())
             except PodResourcesError as error:
+                if isinstance(error, KubeletTimeout) and reason is not None:
+                    raise reason from error  # why it was asked again says more than that time ran out meanwhile
+                reason = error
                 delay = self._session.delay_after(error, attempt, deadline - now())
                 if delay is None:
                     raise

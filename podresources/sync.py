@@ -16,6 +16,7 @@ import grpc
 from podresources.backoff import Backoff
 from podresources.errors import (
     ClientClosed,
+    KubeletTimeout,
     KubeletUnavailable,
     NotSupported,
     PodNotFound,
@@ -112,10 +113,14 @@ class SyncClient:
             self._turn.release()
 
     def _until_answered(self, rpc: Rpc, request: bytes, read: Reader[T], deadline: float) -> T:
+        reason: PodResourcesError | None = None
         for attempt in itertools.count():
             try:
                 return self._once(rpc, request, read, deadline - monotonic())
             except PodResourcesError as error:
+                if isinstance(error, KubeletTimeout) and reason is not None:
+                    raise reason from error  # why it was asked again says more than that time ran out meanwhile
+                reason = error
                 delay = self._session.delay_after(error, attempt, deadline - monotonic())
                 if delay is None:
                     raise

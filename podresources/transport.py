@@ -121,9 +121,10 @@ class Endpoint:
                 hint="kubelet is down or restarting. If that lasts while kubelet runs, this socket is an earlier "
                 "kubelet's. " + mount_hint(self.path),
             )
+        if "Failed parsing HTTP/2" in details:  # the peer's first bytes are no HTTP/2 preface: it never will be kubelet
+            return ProtocolViolation(f"What serves {self.path} does not speak gRPC: {details}", hint=_WHO_SERVES)
         return KubeletUnavailable(
-            f"The connection to {self.path} broke: {details}",
-            hint="kubelet restarted, or what serves the socket does not speak gRPC",
+            f"The connection to {self.path} broke: {details}", hint="This is normal for seconds while kubelet restarts"
         )
 
     def _exhausted(self, rpc: Rpc, details: str) -> PodResourcesError:

@@ -156,3 +156,53 @@ def large_listing(
         ]
         response.pod_resources.append(pod(f"train-{number}", container("main", *mine), namespace=f"team-{number % 7}"))
     return response
+
+
+@asynccontextmanager
+async def raw_server(path: Path, answer: bytes | None) -> AsyncIterator[bytearray]:
+    """A socket that reads a first piece, says ``answer`` and hangs up; None says nothing and keeps the line open.
+
+    Yields all bytes that clients sent.
+    """
+    seen = bytearray()
+    done = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if answer is None:
+                await done.wait()
+                return
+            writer.write(SETTINGS if answer.startswith(SETTINGS) or not answer else answer)
+            for _ in range(2):  # the preface and settings, then, once settings came, the request
+                seen.extend(await asyncio.wait_for(reader.read(65536), 0.1))
+            writer.write(answer.removeprefix(SETTINGS))
+            await writer.drain()
+        except (TimeoutError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_unix_server(serve, str(path))
+    try:
+        yield seen
+    finally:
+        done.set()
+        server.close()
+        await server.wait_closed()
+        await asyncio.sleep(0.01)
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """One HTTP/2 frame (RFC 9113, 4.1)."""
+    return len(payload).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + payload
+
+
+SETTINGS = _frame(4, 0, 0, b"")
+
+
+def truncated_answer() -> bytes:
+    """Headers of a good answer, a message said to have 1,000 bytes, ten of them, then nothing."""
+    content_type = b"application/grpc"
+    headers = b"\x88" + b"\x0f\x10" + bytes([len(content_type)]) + content_type  # :status 200, content-type literal
+    message = b"\x00" + (1000).to_bytes(4) + b"0123456789"
+    return SETTINGS + _frame(1, 4, 1, headers) + _frame(0, 0, 1, message)

@@ -1,0 +1,70 @@
+"""Both clients behind one shape, so that every behaviour is tested on each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+import podresources
+from podresources import Allocatable, Client, Facts, Snapshot, SyncClient
+
+
+class AnyClient(Protocol):
+    """What the two clients have in common, as seen from a test."""
+
+    @property
+    def facts(self) -> Facts: ...
+    async def list(self, *, timeout_seconds: float | None = None) -> Snapshot: ...
+    async def allocatable(self, *, timeout_seconds: float | None = None) -> Allocatable: ...
+    async def get(self, namespace: str, pod: str, *, timeout_seconds: float | None = None) -> Snapshot: ...
+    async def probe(self, *, timeout_seconds: float | None = None) -> Facts: ...
+    async def close(self) -> None: ...
+
+
+class InThread:
+    """The synchronous client, called from threads so that the test's servers go on serving."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        self._client = SyncClient(path, **options)
+
+    @property
+    def facts(self) -> Facts:
+        return self._client.facts
+
+    async def list(self, *, timeout_seconds: float | None = None) -> Snapshot:
+        return await asyncio.to_thread(self._client.list, timeout_seconds=timeout_seconds)
+
+    async def allocatable(self, *, timeout_seconds: float | None = None) -> Allocatable:
+        return await asyncio.to_thread(self._client.allocatable, timeout_seconds=timeout_seconds)
+
+    async def get(self, namespace: str, pod: str, *, timeout_seconds: float | None = None) -> Snapshot:
+        return await asyncio.to_thread(self._client.get, namespace, pod, timeout_seconds=timeout_seconds)
+
+    async def probe(self, *, timeout_seconds: float | None = None) -> Facts:
+        return await asyncio.to_thread(self._client.probe, timeout_seconds=timeout_seconds)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._client.close)
+
+
+MakeClient = Callable[..., AnyClient]
+
+
+@pytest.fixture(params=[Client, InThread], ids=["async", "sync"])
+async def connect(request: pytest.FixtureRequest) -> AsyncIterator[MakeClient]:
+    """Makes clients of one kind, and closes them. Their waits are short: a test must not take kubelet's time."""
+    made: list[AnyClient] = []
+
+    def make(path: Path, **options: Any) -> AnyClient:
+        options.setdefault("backoff", podresources.Backoff(initial_seconds=0.02, maximum_seconds=0.1))
+        client: AnyClient = request.param(path, **options)
+        made.append(client)
+        return client
+
+    yield make
+    for client in made:
+        await client.close()
