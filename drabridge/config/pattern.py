@@ -11,6 +11,8 @@ from drabridge.config.regex import Regex
 
 GLOB_MAX = 1024  # characters; udevd's own limit for a whole rule line is 16 KiB, no single value needs more than this
 
+WHITESPACE = " \t\r\n"  # systemd's, not Python's, which knows many more
+
 # Ids that the kernel and hwdb write in hexadecimal, some with 0x and some without, in either case.
 HEX_ATTRIBUTES = frozenset({
     "idVendor", "idProduct", "bcdDevice", "bDeviceClass", "bDeviceSubClass", "bDeviceProtocol",
@@ -34,7 +36,7 @@ def is_hex_id(kind: str, key: str) -> bool:
 
 
 def _canonical_hex(text: str) -> str:
-    return _HEX_PREFIX.sub("", text.strip()).lower()
+    return _HEX_PREFIX.sub("", text.rstrip(WHITESPACE)).lower()
 
 
 @dataclass(frozen=True)

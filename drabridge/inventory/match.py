@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from drabridge.config.matcher import Matcher
-from drabridge.config.pattern import is_hex_id
+from drabridge.config.pattern import WHITESPACE, is_hex_id
 from drabridge.config.predicate import All, Ancestor, Any, Exists, Not, Predicate, Source, Test
 
 SHOWN_MAX = 80  # characters of a value in an explanation
@@ -159,7 +159,7 @@ def _test(test: Test, view: UdevView) -> bool:
     # sysfs ends its values with a newline, some with padding; as udev does it, that counts only if a pattern has it too
     if test.source is not Source.ATTR:
         return False
-    return any(test.patterns.matches(value.rstrip(), hex_id=hex_id) for value in values)
+    return any(test.patterns.matches(value.rstrip(WHITESPACE), hex_id=hex_id) for value in values)
 
 
 _PLAIN = {

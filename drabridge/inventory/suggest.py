@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeGuard
 
 from drabridge.config.names import DNS_LABEL_MAX
-from drabridge.config.pattern import Glob, check_id_width
+from drabridge.config.pattern import WHITESPACE, Glob, check_id_width
 from drabridge.config.problem import Problems
 from drabridge.inventory.match import ANCESTORS_MAX, UdevView
 
@@ -71,7 +71,7 @@ def _attributes(node: UdevView, names: tuple[str, ...]) -> Iterator[str]:
     for name in names:
         value = node.attr(name)
         if _can_be_matched(value, name):
-            found[name] = value.rstrip()
+            found[name] = value.rstrip(WHITESPACE)
     if found:
         yield "attr:"
     for name, value in found.items():
@@ -119,10 +119,10 @@ def _numberless(sysname: str) -> str:
 
 def _can_be_matched(value: str | None, name: str) -> TypeGuard[str]:
     """Whether a rule with this value makes sense: it is there, and an id looks like one."""
-    if value is None or not value.rstrip():
+    if value is None or not value.rstrip(WHITESPACE):
         return False
     try:
-        check_id_width(name, Glob.compile(json.loads(_literal(value.rstrip()))))
+        check_id_width(name, Glob.compile(json.loads(_literal(value.rstrip(WHITESPACE)))))
     except Problems:
         return False
     return True
