@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -19,9 +19,9 @@ from drabridge.tasks import forever
 log = logging.getLogger(__name__)
 
 
-def socket_name(driver: str, resource: str) -> str:
-    """What a socket file of this resource begins with: readable, ours alone, short enough for a long directory."""
-    return "-".join(re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")[:24] for text in ("drabridge", driver, resource))
+def socket_prefix(driver: str) -> str:
+    """What our socket files begin with: short, since a path has 107 bytes, and another for another driver's agent."""
+    return f"drabridge-{hashlib.sha256(driver.encode()).hexdigest()[:4]}"
 
 
 class _Served:
@@ -86,7 +86,7 @@ class LegacySide:
                 server = PluginServer(
                     plugin,
                     directory=self._directory,
-                    name=socket_name(config.driver, name),
+                    name=socket_prefix(config.driver),
                     timeouts=self._timeouts,
                     watcher=self._watcher,
                     observer=self._observer,
