@@ -1,4 +1,4 @@
-"""``drabridge demo``"""
+"""``drabridge demo``: a real agent on this machine's devices beside a simulated cluster, step by step."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from drabridge.demo.hardware import choose
-    from drabridge.demo.narrator import Narrator
-    from drabridge.demo.story import Story
+    from drabridge.cli.demo.hardware import choose
+    from drabridge.cli.demo.narrator import Narrator
+    from drabridge.cli.demo.story import Story
 
     asyncio.run(Story(choose(), Narrator(pause_seconds=arguments.pause)).run())
     return 0

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from drabridge.cli.agent_client import ask
+from drabridge.cli.demo.hardware import DRIVER, RESOURCE, Hardware
+from drabridge.cli.demo.narrator import Narrator
 from drabridge.cli.status import render
-from drabridge.demo.hardware import DRIVER, RESOURCE, Hardware
-from drabridge.demo.narrator import Narrator
 from drabridge.errors import DrabridgeError, HostError
 from drabridge.sim.kubelet import SimKubelet
 from drabridge.sim.pods import Container, PodSpec
@@ -173,7 +173,7 @@ class Story:
                 *("--listen", ""),
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+                env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])},
             )
 
     def _healthy(self) -> int:
