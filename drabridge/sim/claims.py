@@ -31,7 +31,9 @@ class PreparedDevice:
 
 @dataclass(slots=True)
 class ClaimInfo:
-    """A claim in use on this node. ``prepared`` is in memory only: a new kubelet calls the driver again for new pods."""
+    """A claim in use on this node. ``prepared`` is in memory only: a new kubelet calls the driver again for
+    new pods.
+    """
 
     namespace: str
     name: str

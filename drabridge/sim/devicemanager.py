@@ -121,6 +121,10 @@ class DeviceManager:
                 self._affinity[pod.uid, container.name] = affinity
         await self._allocate(pod, container)
 
+    def admission_over(self) -> None:
+        """The pod is no longer protected by being under admission: observed, a finished pod's entries go at once."""
+        self._pending_admission = ""
+
     def _admit_topology(self, pod: PodSpec, container: Container) -> frozenset[int] | None:
         reusable = self._reusable_of(pod.uid)
         demands: dict[str, topology.Demand] = {}
@@ -242,7 +246,9 @@ class DeviceManager:
         return topology.split_by_affinity(self.state, resource, available, affinity)
 
     async def _preferred(self, resource: str, available: Iterable[str], must: Iterable[str], size: int) -> set[str]:
-        """callGetPreferredAllocationIfAvailable. An error rejects the pod and leaks the ids taken so far, as in 1.36.2."""
+        """callGetPreferredAllocationIfAvailable. An error rejects the pod and leaks the ids taken so far, as
+        in 1.36.2.
+        """
         endpoint = self.state.endpoints.get(resource)
         if endpoint is None:
             raise AllocationError(f"endpoint not found in cache for a registered resource: {resource}")

@@ -1,4 +1,6 @@
-"""The device manager's accounting, without sockets (``pkg/kubelet/cm/devicemanager/manager.go``, ``pod_devices.go``)."""
+"""The device manager's accounting, without sockets (``pkg/kubelet/cm/devicemanager/manager.go``,
+``pod_devices.go``).
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What one container holds of one resource: device ids by NUMA node (-1: none), and the plugin's serialised answer."""
+    """What one container holds of one resource: device ids by NUMA node (-1: none), and the plugin's
+    serialised answer.
+    """
 
     by_numa: Mapping[int, tuple[str, ...]]
     response: bytes
@@ -145,7 +149,7 @@ class DeviceState:
         return allocation
 
     def numa_nodes(self, resource: str, id_: str, function: str) -> tuple[int, ...]:
-        """NUMA nodes of a device, empty without any. Raises KubeletPanicError for an id that is not in the newest list."""
+        """NUMA nodes of a device, empty without any; KubeletPanicError for an id that is not in the newest list."""
         device = self.all.get(resource, {}).get(id_)
         if device is None:
             raise KubeletPanicError(

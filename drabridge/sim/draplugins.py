@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 from drabridge.errors import ClusterError
 from drabridge.sim.clusterapi import ClusterApi
@@ -61,13 +62,16 @@ class DraPlugins:
         client = DraClient(self._node, driver, endpoint, service, health or HEALTH_V1ALPHA1)
         self._clients.setdefault(driver, []).append(client)
         changed = self._changed.setdefault(driver, asyncio.Event())
-        tasks = [asyncio.create_task(client.monitor(changed))]
+        tasks = [self._watched(client.monitor(changed), f"connection of {driver}")]
         if health is not None:
-            tasks.append(asyncio.create_task(client.watch_health(self.health)))
+            tasks.append(self._watched(client.watch_health(self.health), f"health of {driver}"))
         self._tasks[client] = tasks
         if driver not in self._wipers:
-            self._wipers[driver] = asyncio.create_task(self._wipe_when_gone(driver))
+            self._wipers[driver] = self._watched(self._wipe_when_gone(driver), f"wiping of {driver}")
         return client
+
+    def _watched(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        return self._node.watch(asyncio.create_task(work, name=name))
 
     async def deregister(self, client: DraClient) -> None:
         """DeRegisterPlugin: the connection closes; the driver's slices follow unless it is back in time."""

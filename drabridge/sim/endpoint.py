@@ -64,6 +64,8 @@ class PluginClient:
                 stream = self._stub().ListAndWatch(request)
                 async for response in stream:
                     await self._faults.running.wait()
+                    if self.stopped:  # a message that was read before the connection closed
+                        break
                     self._calls.note(Call("in", "ListAndWatchResponse", self.resource, response))
                     self._handler.plugin_list(self.resource, response)
                     if self._faults.list_delay_seconds:
@@ -143,6 +145,8 @@ class PluginClient:
 
 
 def _cancelled_from_outside() -> bool:
-    """grpc.aio raises CancelledError also when our own channel was closed; only a real request to cancel is passed on."""
+    """grpc.aio raises CancelledError also when our own channel was closed; only a real request to cancel is
+    passed on.
+    """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -29,7 +29,9 @@ def code_name(code: grpc.StatusCode) -> str:
 
 def error_text(error: grpc.aio.AioRpcError) -> str:
     """``rpc error: code = FailedPrecondition desc = ...`` (google.golang.org/grpc/internal/status/status.go)."""
-    return f"rpc error: code = {code_name(error.code())} desc = {error.details() or ''}"
+    late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    text = "context deadline exceeded" if late else error.details() or ""
+    return f"rpc error: code = {code_name(error.code())} desc = {text}"
 
 
 def unix_channel(path: Path) -> grpc.aio.Channel:
@@ -47,7 +49,9 @@ def unix_channel(path: Path) -> grpc.aio.Channel:
 
 
 async def dial(path: Path, timeout: float) -> grpc.aio.Channel:
-    """A blocking dial: a connected channel, or PluginCallError ``context deadline exceeded`` after ``timeout`` seconds."""
+    """A blocking dial: a connected channel, or PluginCallError ``context deadline exceeded`` after ``timeout``
+    seconds.
+    """
     channel = unix_channel(path)
     try:
         await asyncio.wait_for(channel.channel_ready(), timeout)

@@ -9,11 +9,12 @@ import asyncio
 import random
 import shutil
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from drabridge.sim import resourcehealth
 from drabridge.sim.calls import CallLog, Observer
@@ -85,6 +86,7 @@ class SimKubelet:
             numa_nodes=numa_nodes,
         )
         self.crashed: str | None = None
+        self.boot_id = str(uuid.uuid4())
         self._api = api
         self._process: KubeletProcess | None = None
         self._dying: asyncio.Task[None] | None = None
@@ -117,12 +119,13 @@ class SimKubelet:
         await asyncio.sleep(downtime_seconds)
         await self.start()
 
-    async def reboot(self, *, downtime_seconds: float = 0.0) -> None:
+    async def reboot(self, *, boot_id: str = "", downtime_seconds: float = 0.0) -> None:
         """The machine restarts: no container runs, the checkpoint is kept, every pod is admitted again.
 
-        CDI files and the boot id belong to the caller: both are the host's, not the kubelet's.
+        CDI files belong to the caller: they are the host's, not the kubelet's. ``boot_id`` is kept for whoever asks.
         """
         await self.stop()
+        self.boot_id = boot_id or str(uuid.uuid4())
         for uid, container in list(self.node.running_containers()):
             await self.node.runtime.stop_container(uid, container)
         for record in self.node.pods.values():
@@ -132,6 +135,14 @@ class SimKubelet:
                 record.phase = Phase.PENDING
         await asyncio.sleep(downtime_seconds)
         await self.start()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.thaw()
+        await self.stop()
 
     @property
     def is_running(self) -> bool:
@@ -168,23 +179,20 @@ class SimKubelet:
         not start (``events``, ``waiting``), and the kubelet goes on trying; or the kubelet died meanwhile
         (``crashed``).
         """
-        process = self.process
         if pod.uid in self.node.pods:
             raise ValueError(f"pod uid {pod.uid} exists already")
-        await process.sources_ready.wait()
         record = PodRecord(pod)
-        self.node.pods[pod.uid] = record
-        worker = await process.admit(record)
-        if worker is not None:
-            await worker.settled.wait()
+        await self.process.run_pod(record)
         return record.status()
 
     async def finish_pod(self, uid: str, *, failed: bool = False) -> PodStatus:
-        """Every container of the pod exits by itself; returns when its claims are unprepared and the pod is terminal."""
-        worker = self.process.workers[uid]
+        """Every container of the pod exits by itself; returns when its claims are unprepared and the pod is
+        terminal.
+        """
+        record, worker = self.node.pods[uid], self.process.workers[uid]
         worker.finish(Phase.FAILED if failed else Phase.SUCCEEDED)
-        await worker.ended.wait()
-        return self.node.pods[uid].status()
+        await self.process.outlive(worker.ended.wait(), f"end of {record.spec.name}")
+        return record.status()
 
     async def delete_pod(self, uid: str, *, force: bool = False, linger_seconds: float = 0.0) -> None:
         """Delete a pod; its containers go on for ``linger_seconds``.
@@ -198,17 +206,14 @@ class SimKubelet:
         process, record = self._process, self.node.pods[uid]
         record.terminating = True
         if force:
-            process.known.pop(uid, None)
-            self.node.pods.pop(uid, None)
+            process.forget(uid)
         worker = process.workers.get(uid)
-        if worker is not None and not worker.ended.is_set():
-            worker.finish(linger_seconds=linger_seconds)
-            if force:
-                return
-            await worker.ended.wait()
-        process.known.pop(uid, None)
-        self.node.pods.pop(uid, None)
-        process.workers.pop(uid, None)
+        if worker is None or worker.ended.is_set():
+            process.forget(uid)
+            return
+        worker.finish(linger_seconds=linger_seconds)
+        if not force:
+            await process.outlive(worker.ended.wait(), f"end of {record.spec.name}")
 
     async def _delete_while_down(self, uid: str) -> None:
         """The API server forgets the pod; the next kubelet kills the containers it does not know (housekeeping)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -52,6 +53,16 @@ class Node:
     @property
     def plugins_registry(self) -> Path:
         return self.root / "plugins_registry"
+
+    def watch(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+        """Whatever a background task raises is seen in the log."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self.log.append(f"{task.get_name()} ended: {error!r}")
+
+        task.add_done_callback(ended)
+        return task
 
     def event(self, record: PodRecord, reason: str, message: str) -> None:
         self.events.append(Event(reason, message, record.spec.name))

@@ -78,6 +78,8 @@ def record_to_json(record: PodRecord) -> dict[str, Any]:
         "running": sorted(record.running),
         "completed": sorted(record.completed),
         "restarts": record.restarts,
+        "terminating": record.terminating,
+        "ending": record.ending,
     }
 
 
@@ -100,4 +102,6 @@ def record_from_json(document: Mapping[str, Any]) -> PodRecord:
         set(document["running"]),
         set(document["completed"]),
         restarts=dict(document["restarts"]),
+        terminating=document["terminating"],
+        ending=document["ending"] and Phase(document["ending"]),
     )

@@ -144,7 +144,8 @@ class PodRecord:
     completed: set[str] = field(default_factory=set)
     waiting: dict[str, str] = field(default_factory=dict)
     restarts: dict[str, int] = field(default_factory=dict)
-    terminating: bool = False
+    terminating: bool = False  # deleted, and its containers are still stopping
+    ending: Phase | None = None  # its containers have exited or are told to; what it becomes when its claims are free
 
     @property
     def active(self) -> bool:

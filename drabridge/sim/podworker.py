@@ -41,13 +41,12 @@ class PodWorker:
         self._claims = claims
         self._end = asyncio.Event()
         self._linger_seconds = 0.0
-        self._end_phase = Phase.SUCCEEDED
         self._timers: set[asyncio.Task[None]] = set()
         self._starting = asyncio.Lock()
 
     def finish(self, phase: Phase = Phase.SUCCEEDED, linger_seconds: float = 0.0) -> None:
         """Ask for the end: containers stop after ``linger_seconds``, then claims are unprepared."""
-        self._end_phase, self._linger_seconds = phase, linger_seconds
+        self.record.ending, self._linger_seconds = phase, linger_seconds
         self._end.set()
 
     async def run(self) -> None:
@@ -82,13 +81,14 @@ class PodWorker:
                 await asyncio.sleep(container.run_seconds or 0.0)
                 await self._container_stopped(container.name, completed=True)
         for container in pod.containers:
-            await self._start(container)
+            if container.name not in self.record.completed:
+                await self._start(container)
         self.record.phase = Phase.RUNNING
         self.settled.set()
-        timed = [c for c in pod.containers if c.run_seconds is not None]
+        timed = [c for c in pod.containers if c.run_seconds is not None and c.name in self.record.running]
         self._timers = {asyncio.create_task(self._run_out(c, c.run_seconds or 0.0)) for c in timed}
         await asyncio.gather(*self._timers)
-        if len(timed) < len(pod.containers):
+        if not self.record.completed.issuperset(c.name for c in pod.containers):
             await asyncio.Event().wait()
 
     async def _run_out(self, container: Container, seconds: float) -> None:
@@ -154,7 +154,7 @@ class PodWorker:
         while not await self._claims.unprepare(self.record.spec):
             await asyncio.sleep(self._node.rng.uniform(*self._node.timings.dra_unprepare_retry_seconds))
         if self.record.phase is not Phase.FAILED:
-            self.record.phase = self._end_phase
+            self.record.phase = self.record.ending or Phase.SUCCEEDED
         self.record.waiting.clear()
         self.settled.set()
         self.ended.set()

@@ -25,7 +25,9 @@ from drabridge.sim.topology import TopologyAffinityError
 
 
 class KubeletProcess:
-    """Servers, managers and workers. ``on_panic`` is called once with the reason when the real process would have died."""
+    """Servers, managers and workers. ``on_panic`` is called once with the reason when the real process would
+    have died.
+    """
 
     def __init__(self, node: Node, dra: DraManager, on_panic: Callable[[str], None]) -> None:
         self.manager = DeviceManager(
@@ -46,7 +48,7 @@ class KubeletProcess:
         self._node = node
         self._on_panic = on_panic
         self._sync_loop = asyncio.Lock()  # one pod is admitted at a time (kubelet.go, syncLoopIteration)
-        self._sockets = sockets.LeakySockets()
+        self._sockets = sockets.LeakySockets(node.root)
         self._servers: list[grpc.aio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -106,7 +108,7 @@ class KubeletProcess:
         for server in self._servers:
             await server.stop(None)
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[None]:
         """Run something until it is done or the process ends."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
@@ -126,7 +128,9 @@ class KubeletProcess:
         for record in list(self._node.pods.values()):
             await self._node.faults.running.wait()
             if record.spec.uid in self._node.pods:
-                if record.active and not record.terminating:
+                if record.ending is not None and record.active:
+                    self._work(record).finish(record.ending)
+                elif record.active:
                     await self.admit(record)
                 else:
                     self.known[record.spec.uid] = record
@@ -156,10 +160,43 @@ class KubeletProcess:
             except admission.RejectedError as error:
                 await self._reject(record, error)
                 return None
+            finally:
+                self.manager.admission_over()
+        return self._work(record)
+
+    def _work(self, record: PodRecord) -> PodWorker:
         worker = PodWorker(record, self._node, self.manager, self.dra)
-        self.workers[pod.uid] = worker
-        self.spawn(worker.run(), f"pod {pod.namespace}/{pod.name}")
+        self.known[record.spec.uid] = record
+        self.workers[record.spec.uid] = worker
+        self.spawn(self._see_through(worker), f"pod {record.spec.namespace}/{record.spec.name}")
         return worker
+
+    async def _see_through(self, worker: PodWorker) -> None:
+        """Run a pod to its end; a deleted one leaves the API server only then."""
+        await worker.run()
+        if worker.record.terminating:
+            self.forget(worker.record.spec.uid)
+            self.workers.pop(worker.record.spec.uid, None)
+
+    def forget(self, uid: str) -> None:
+        """The pod is gone from the API server, whatever still runs."""
+        self.known.pop(uid, None)
+        self._node.pods.pop(uid, None)
+
+    async def run_pod(self, record: PodRecord) -> None:
+        """Admit and wait for the first outcome; returns early, with the pod pending, when this process ends."""
+        await self.outlive(self._run_pod(record), f"admit {record.spec.name}")
+
+    async def _run_pod(self, record: PodRecord) -> None:
+        await self.sources_ready.wait()
+        self._node.pods[record.spec.uid] = record
+        worker = await self.admit(record)
+        if worker is not None:
+            await worker.settled.wait()
+
+    async def outlive(self, work: Coroutine[Any, Any, Any], name: str) -> None:
+        """Wait for work that belongs to this process: cancelled with the process, not with whoever waits."""
+        await asyncio.wait({self.spawn(work, name)})
 
     def _check_node_fits(self, record: PodRecord) -> None:
         others = [r.spec for r in self.known.values() if r is not record and r.active]

@@ -104,7 +104,7 @@ class Registration(rpc.RegistrationServicer):
             raise
         task = asyncio.create_task(self._run(key, client), name=f"ListAndWatch {resource}")
         self._streams[task] = client
-        task.add_done_callback(lambda done: self._streams.pop(done, None))
+        task.add_done_callback(self._stream_ended)
 
     async def _run(self, key: str, client: PluginClient) -> None:
         """runClient: when the stream ends, disconnect whoever is in the slot now, which may be somebody else."""
@@ -117,6 +117,11 @@ class Registration(rpc.RegistrationServicer):
         if self._version.clients_keyed_by_socket and endpoint is not None and endpoint.client is not client:
             return
         self._manager.plugin_disconnected(client.resource, current)
+
+    def _stream_ended(self, task: asyncio.Task[None]) -> None:
+        del self._streams[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error  # to the loop's exception handler: a fault of the simulation itself
 
     def streams(self, resource: str) -> int:
         """How many ListAndWatch streams of a resource are being read."""

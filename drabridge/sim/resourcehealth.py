@@ -1,4 +1,6 @@
-"""``status.containerStatuses[].allocatedResourcesStatus`` of a pod (KEP-4680, gate ResourceHealthStatus, on in 1.36)."""
+"""``status.containerStatuses[].allocatedResourcesStatus`` of a pod (KEP-4680, gate ResourceHealthStatus, on in
+1.36).
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ import os
 import secrets
 import shutil
 import stat
-import tempfile
 from pathlib import Path
 
 import grpc.aio
@@ -19,12 +18,15 @@ class LeakySockets:
     unlink finds no file. Watchers of the directory see one plain creation and nothing at the end.
     """
 
-    def __init__(self) -> None:
-        self._links = Path(tempfile.mkdtemp(prefix="kl", dir="/tmp"))
+    def __init__(self, root: Path) -> None:
+        """Links live in ``<root>/.s``: a name short enough not to lengthen the path of any socket."""
+        self._links = root / ".s"
+        self.forget()  # what a killed process left
+        self._links.mkdir(parents=True)
 
     def bind(self, server: grpc.aio.Server, path: Path) -> None:
         """Plain bind: one IN_CREATE of the name. Raises OSError or RuntimeError."""
-        link = self._links / secrets.token_hex(4)
+        link = self._links / secrets.token_hex(2)
         link.symlink_to(path.parent.resolve(), target_is_directory=True)
         if server.add_insecure_port(f"unix:{link / path.name}") == 0:
             raise OSError(f"cannot bind {path}")

@@ -1,0 +1,420 @@
+"""What a pod gets, what the plugin is asked, and the texts of a refusal: every row of the observed table."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+
+from deviceplugin.wire import v1beta1_pb2 as pb
+from drabridge.sim.checkpoint import FILE_NAME
+from drabridge.sim.pods import Container, Phase, PodSpec
+from drabridge.sim.runtime import LockingRuntime, MemoryRuntime
+from drabridge.sim.timings import Timings
+from tests.sim.kubelet_peers import GPU, Plugin, PodResourcesClient, device, running, serving, shape, short_dir
+
+import grpc  # isort: skip
+
+NUMA = [device("d0", numa=[0]), device("d1", numa=[0, 1]), device("d2"), device("d3", numa=[])]
+REJECTED = "Pod was rejected: Allocate failed due to {}, which is unexpected"
+
+
+def pod(name: str, *numbers: int, init: int = 0, **options: object) -> PodSpec:
+    """Containers a, b, … asking for ``numbers`` devices each."""
+    containers = tuple(Container(chr(97 + i), {GPU: n}) for i, n in enumerate(numbers))
+    inits = (Container("init", {GPU: init}),) if init else ()
+    return PodSpec("default", name, containers=containers, init_containers=inits, **options)  # type: ignore[arg-type]
+
+
+async def test_the_observed_pod_with_an_init_container() -> None:
+    """Three Allocate calls, a re-uses init's device; checkpoint and PodResources have the observed shapes."""
+    async with short_dir() as root, running(root, seed=1) as kubelet:
+        plugin = Plugin(root, "p.sock", NUMA)
+        plugin.preferred = ["d0"]
+        async with serving(plugin):
+            await plugin.register()
+            await kubelet.wait_for_resource(GPU, healthy=4)
+            spec = pod("p", 1, 2, init=1)
+            plugin.preferred = ["d0", "d1", "d2"]
+            # init: preferred ∩ available leaves d0, d1, d2 of which one is taken; make it d0 as observed
+            plugin.preferred = ["d0"]
+            status = await kubelet.run_pod(spec)
+            assert status.phase is Phase.RUNNING
+            assert status.running == ("a", "b")
+            (first, second, third) = [ids for method, ids in plugin.calls if method == "Allocate"]
+            assert (first, second) == (["d0"], ["d0"])
+            assert len(third) == 2
+            assert "d0" not in third
+            asked = plugin.preferred_requests
+            assert [(len(r.available_deviceIDs), r.allocation_size) for r in asked] == [(4, 1), (3, 2)], "not for a"
+            assert all(not r.must_include_deviceIDs for r in asked)
+
+            document = json.loads((root / "device-plugins" / FILE_NAME).read_text())
+            assert list(document) == ["Data", "Checksum"]
+            assert list(document["Data"]) == ["PodDeviceEntries", "RegisteredDevices"]
+            entries = document["Data"]["PodDeviceEntries"]
+            assert [e["ContainerName"] for e in entries] == ["init", "a", "b"]
+            assert list(entries[0]) == ["PodUID", "ContainerName", "ResourceName", "DeviceIDs", "AllocResp"]
+            assert entries[0]["DeviceIDs"] == {"0": ["d0"]}
+            cached = pb.ContainerAllocateResponse.FromString(base64.b64decode(entries[0]["AllocResp"]))
+            assert cached.envs["IDS"] == "d0"
+            assert {r: sorted(ids) for r, ids in document["Data"]["RegisteredDevices"].items()} == {
+                GPU: ["d0", "d1", "d2", "d3"]
+            }
+
+            listed = (await PodResourcesClient(root).list()).pod_resources
+            assert [c.name for c in listed[0].containers] == ["a", "b"], "plain init containers do not appear"
+            assert shape(listed[0].containers[0].devices) == [(GPU, "d0", 0)]
+            assert {row[1] for row in shape(listed[0].containers[1].devices)} == set(third)
+
+
+async def test_devices_by_numa_node_in_checkpoint_list_and_allocatable() -> None:
+    async with short_dir() as root, running(root) as kubelet:
+        plugin = Plugin(root, "p.sock", NUMA)
+        plugin.preferred = ["d1", "d2"]
+        async with serving(plugin):
+            await plugin.register()
+            await kubelet.wait_for_resource(GPU, healthy=4)
+            await kubelet.run_pod(pod("p", 2))
+            (entry,) = json.loads((root / "device-plugins" / FILE_NAME).read_text())["Data"]["PodDeviceEntries"]
+            assert entry["DeviceIDs"] == {"-1": ["d2"], "0": ["d1"], "1": ["d1"]}
+            assert list(entry["DeviceIDs"]) == ["-1", "0", "1"]
+            client = PodResourcesClient(root)
+            (container,) = (await client.list()).pod_resources[0].containers
+            assert shape(container.devices) == [(GPU, "d1", 0), (GPU, "d1", 1), (GPU, "d2", None)]
+            assert shape((await client.allocatable()).devices) == [
+                (GPU, "d0", 0),
+                (GPU, "d1", 0),
+                (GPU, "d1", 1),
+                (GPU, "d2", None),
+            ], "d3 was sent with an empty TopologyInfo: counted, allocatable, and not listed"
+            assert kubelet.node_status()["capacity"] == {GPU: 4}
+
+
+async def test_the_checkpoint_is_null_when_nobody_holds_anything() -> None:
+    async with short_dir() as root, running(root) as kubelet:
+        plugin = Plugin(root, "p.sock", NUMA)
+        async with serving(plugin):
+            await plugin.register()
+            await kubelet.wait_for_resource(GPU, healthy=4)
+            path = root / "device-plugins" / FILE_NAME
+            assert '"PodDeviceEntries":null' in path.read_text()
+            before = path.stat().st_ino
+            await plugin.send(NUMA)
+            await kubelet.wait_for(lambda: path.stat().st_ino != before, what="a rewrite after an equal list")
+            spec = pod("p", 1)
+            await kubelet.run_pod(spec)
+            await kubelet.finish_pod(spec.uid)
+            assert '"PodDeviceEntries":[{' in path.read_text(), "freed lazily"
+            await PodResourcesClient(root).list()
+            await plugin.send(NUMA)
+            await kubelet.wait_for(lambda: '"PodDeviceEntries":null' in path.read_text(), what="the entries to go")
+
+
+async def test_a_refused_allocate_reaches_the_person_word_for_word() -> None:
+    async with short_dir() as root, running(root) as kubelet:
+        plugin = Plugin(root, "p.sock", NUMA)
+        plugin.refuse = (grpc.StatusCode.FAILED_PRECONDITION, "d0 is held by claim default/c; delete it first")
+        async with serving(plugin):
+            await plugin.register()
+            await kubelet.wait_for_resource(GPU, healthy=4)
+            status = await kubelet.run_pod(pod("p", 1))
+            bare = (
+                "Allocate failed due to rpc error: code = FailedPrecondition desc = "
+                "d0 is held by claim default/c; delete it first, which is unexpected"
+            )
+            assert (status.phase, status.reason) == (Phase.FAILED, "UnexpectedAdmissionError")
+            assert status.message == f"Pod was rejected: {bare}"
+            assert [(e.reason, e.message) for e in kubelet.events] == [("UnexpectedAdmissionError", bare)]
+            assert kubelet.resources[GPU].allocated == frozenset(), "recounted"
+
+
+async def test_more_asked_than_healthy() -> None:
+    async with short_dir() as root, running(root) as kubelet:
+        plugin = Plugin(root, "p.sock", [device("d0"), *(device(f"d{i}", "Unhealthy") for i in (1, 2, 3))])
+        async with serving(plugin):
+            await plugin.register()
+            await kubelet.wait_for_resource(GPU, healthy=1)
+            assert kubelet.node_status() == {"capacity": {GPU: 4}, "allocatable": {GPU: 1}}
+            status = await kubelet.run_pod(pod("p", 2))
+            text = f"requested number of devices unavailable for {GPU}. Requested: 2, Available: 1"
+            assert status.message == REJECTED.format(text)
+
+
+async def test_no_healthy_device_even_for_a_request_of_zero() -> None:
+    async with short_dir() as root, running(root) as kubelet:
+        plugin = Plugin(root, "p.sock", [device("d0", "broken")])
+        async with serving(plugin):
+            await plugin.register()
+            await kubelet.wait_for_resource(GPU, healthy=0)
+            status = await kubelet.run_pod(pod("p", 0))
+            text = f"no healthy devices present; cannot allocate unhealthy devices {GPU}"
+            assert status.message == REJECTED.format(text)
+
+
+async def test_an_answer_without_containers_rejects() -> None:
+    async with short_dir() as root, running(root) as kubelet:
+        plugin = Plugin(root, "p.sock", NUMA)
+        plugin.response = pb.AllocateResponse()
+        async with serving(plugin):
+            await plugin.register()
+            await kubelet.wait_for_resource(GPU, healthy=4)
+            assert "no containers return in allocation response" in (await kubelet.run_pod(pod("p", 1))).message
+
+
+async def test_a_pod_for_a_plugin_that_stopped() -> None:
+    async with short_dir() as root, running(root) as kubelet:
+        plugin = Plugin(root, "p.sock", NUMA)
+        async with serving(plugin):
+            await plugin.register()
+            await kubelet.wait_for_resource(GPU, healthy=4)
+        await kubelet.wait_for(lambda: not kubelet.resources[GPU].healthy, what="the devices to go")
+        text = f"no healthy devices present; cannot allocate unhealthy devices {GPU}"
+        assert (await kubelet.run_pod(pod("p", 1))).message == REJECTED.format(text)
+
+
+async def test_a_resource_that_the_node_once_had_is_out_of() -> None:
+    timings = Timings.fast(endpoint_grace_seconds=0.1, node_status_seconds=0.05)
+    async with short_dir() as root, running(root, timings=timings) as kubelet:
+        plugin = Plugin(root, "p.sock", NUMA)
+        async with serving(plugin):
+            await plugin.register()
+            await kubelet.wait_for_resource(GPU, healthy=4)
+            await kubelet.wait_for(lambda: GPU in kubelet.published_node_status["capacity"], what="an update")
+        await kubelet.wait_for(lambda: kubelet.published_node_status["capacity"] == {GPU: 0}, what="the grace")
+        status = await kubelet.run_pod(pod("p", 1))
+        assert status.reason == f"OutOf{GPU}"
+        assert status.message == (
+            f"Pod was rejected: Node didn't have enough resource: {GPU}, requested: 1, used: 0, capacity: 0"
+        )
+
+
+async def test_an_unknown_resource_is_ignored_and_the_container_starts_without() -> None:
+    async with short_dir() as root, running(root) as kubelet:
+        assert (await kubelet.run_pod(pod("p", 1))).phase is Phase.RUNNING
+        runtime = kubelet.node.runtime
+        assert isinstance(runtime, MemoryRuntime)
+        assert runtime.started[0][2].device_ids == ()
+
+
+async def test_preferences_are_intersected_cut_and_filled_up() -> None:
+    async with short_dir() as root, running(root) as kubelet:
+        plugin = Plugin(root, "p.sock", [device(f"d{i}") for i in range(6)])
+        async with serving(plugin):
+            await plugin.register()
+            await kubelet.wait_for_resource(GPU, healthy=6)
+            plugin.preferred = ["d5", "nonsense"]
+            await kubelet.run_pod(pod("p", 1))
+            assert plugin.calls[-1] == ("Allocate", ["d5"])
+            plugin.preferred = ["d5", "d4"]  # d5 is taken: one preferred, one filled up
+            await kubelet.run_pod(pod("q", 2))
+            ids = plugin.calls[-1][1]
+            assert "d4" in ids
+            assert "d5" not in ids
+            assert len(ids) == 2
+
+
+async def test_available_ids_come_in_an_order_that_the_seed_decides() -> None:
+    orders = []
+    for seed in (1, 1, 2):
+        async with short_dir() as root, running(root, seed=seed) as kubelet:
+            plugin = Plugin(root, "p.sock", [device(f"d{i}") for i in range(20)])
+            async with serving(plugin):
+                await plugin.register()
+                await kubelet.wait_for_resource(GPU, healthy=20)
+                await kubelet.run_pod(pod("p", 1))
+                orders.append(list(plugin.preferred_requests[0].available_deviceIDs))
+    assert orders[0] == orders[1] != orders[2]
+    assert orders[0] != sorted(orders[0])
+
+
+async def test_an_error_of_preferred_allocation_rejects_and_leaks() -> None:
+    async with short_dir() as root, running(root) as kubelet:
+        plugin = Plugin(root, "p.sock", NUMA)
+        async with serving(plugin):
+            await plugin.register()
+            await kubelet.wait_for_resource(GPU, healthy=4)
+            await plugin.stop()
+            # the stream is gone; bring the record back to life to reach the call itself
+            state = kubelet.process.manager.state
+            await kubelet.wait_for(lambda: not state.healthy[GPU], what="the end")
+            state.healthy[GPU] = {"d0", "d1"}
+            message = (await kubelet.run_pod(pod("p", 1))).message
+            assert "device plugin GetPreferredAllocation rpc failed with err: endpoint" in message
+            assert "has been stopped" in message
+
+
+async def test_sidecars_keep_their_device_plain_init_containers_do_not() -> None:  # DP11
+    async with short_dir() as root, running(root) as kubelet:
+        plugin = Plugin(root, "p.sock", [device("d0"), device("d1")])
+        async with serving(plugin):
+            await plugin.register()
+            await kubelet.wait_for_resource(GPU, healthy=2)
+            spec = PodSpec(
+                "default",
+                "p",
+                init_containers=(Container("i", {GPU: 1}), Container("s", {GPU: 1}, restart_policy="Always")),
+                containers=(Container("m", {GPU: 1}),),
+            )
+            assert (await kubelet.run_pod(spec)).running == ("s", "m")
+            init, sidecar, main = (ids for method, ids in plugin.calls if method == "Allocate")
+            assert init == sidecar != main
+            (listed,) = (await PodResourcesClient(root).list()).pod_resources
+            assert [(c.name, [d.device_ids[0] for d in c.devices]) for c in listed.containers] == [
+                ("s", sidecar),
+                ("m", main),
+            ]
+
+
+async def test_a_held_device_that_turns_unhealthy_shows_in_the_pod_status() -> None:  # PS1, DF3
+    async with short_dir() as root, running(root) as kubelet:
+        plugin = Plugin(root, "p.sock", [device("d3")])
+        async with serving(plugin):
+            await plugin.register()
+            await kubelet.wait_for_resource(GPU, healthy=1)
+            spec = pod("p", 1)
+            await kubelet.run_pod(spec)
+            await plugin.send([device("d3", "Unhealthy")])
+            await kubelet.wait_for_resource(GPU, healthy=0)
+            assert kubelet.pod_status(spec.uid).phase is Phase.RUNNING
+            assert kubelet.allocated_resources_status(spec.uid)["a"] == [
+                {"name": GPU, "resources": [{"health": "Unhealthy", "resourceID": "d3"}]}
+            ]
+            await plugin.send([])
+            await kubelet.wait_for(lambda: not kubelet.resources[GPU].devices, what="the empty list")
+            (entry,) = kubelet.allocated_resources_status(spec.uid)["a"]
+            assert entry["resources"][0]["health"] == "Healthy", "a device that is dropped counts as healthy"
+
+
+async def test_dropping_an_id_of_an_allocate_in_flight_kills_the_kubelet() -> None:
+    async with short_dir() as root, running(root) as kubelet:
+        plugin = Plugin(root, "p.sock", [device("d0")])
+        async with serving(plugin):
+            await plugin.register()
+            await kubelet.wait_for_resource(GPU, healthy=1)
+            plugin.allocate_gate.clear()
+            spec = pod("p", 1)
+            running_pod = asyncio.create_task(kubelet.run_pod(spec))
+            await kubelet.wait_for(lambda: plugin.calls[-1][0] == "Allocate", what="Allocate")
+            await plugin.send([device("d9")])
+            await kubelet.wait_for(lambda: kubelet.resources[GPU].devices == {"d9"}, what="the new list")
+            plugin.allocate_gate.set()
+            assert (await running_pod).phase is Phase.PENDING
+            assert kubelet.crashed is not None
+            assert "nil pointer dereference" in kubelet.crashed
+            assert "allocateContainerResources" in kubelet.crashed
+            assert not kubelet.is_running
+            await kubelet.start()
+            await plugin.stop()
+            await plugin.serve()
+            await plugin.register()
+            await kubelet.wait_for(lambda: kubelet.pods[spec.uid].phase is Phase.RUNNING, what="re-admission")
+
+
+async def test_marking_it_unhealthy_instead_does_no_harm() -> None:
+    async with short_dir() as root, running(root) as kubelet:
+        plugin = Plugin(root, "p.sock", [device("d0")])
+        async with serving(plugin):
+            await plugin.register()
+            await kubelet.wait_for_resource(GPU, healthy=1)
+            plugin.allocate_gate.clear()
+            running_pod = asyncio.create_task(kubelet.run_pod(pod("p", 1)))
+            await kubelet.wait_for(lambda: plugin.calls[-1][0] == "Allocate", what="Allocate")
+            await plugin.send([device("d0", "Unhealthy")])
+            await kubelet.wait_for_resource(GPU, healthy=0)
+            plugin.allocate_gate.set()
+            assert (await running_pod).phase is Phase.RUNNING
+            assert kubelet.crashed is None
+
+
+async def test_a_hung_allocate_stops_every_admission_on_the_node() -> None:
+    async with short_dir() as root, running(root) as kubelet:
+        plugin = Plugin(root, "p.sock", [device("d0")])
+        async with serving(plugin):
+            await plugin.register()
+            await kubelet.wait_for_resource(GPU, healthy=1)
+            plugin.allocate_gate.clear()
+            hung = asyncio.create_task(kubelet.run_pod(pod("p", 1)))
+            await kubelet.wait_for(lambda: plugin.calls[-1][0] == "Allocate", what="Allocate")
+            other = asyncio.create_task(kubelet.run_pod(PodSpec("default", "plain", containers=(Container("c"),))))
+            await asyncio.sleep(0.2)
+            assert not other.done()
+            plugin.allocate_gate.set()
+            assert {(await hung).phase, (await other).phase} == {Phase.RUNNING}
+
+
+async def test_a_container_restart_replays_the_cached_answer() -> None:
+    async with short_dir() as root, running(root) as kubelet:
+        plugin = Plugin(root, "p.sock", [device("d0")])
+        async with serving(plugin):
+            await plugin.register()
+            await kubelet.wait_for_resource(GPU, healthy=1)
+            spec = pod("p", 1)
+            await kubelet.run_pod(spec)
+            await kubelet.restart_container(spec.uid, "a")
+            runtime = kubelet.node.runtime
+            assert isinstance(runtime, MemoryRuntime)
+            first, second = (options for _, _, options in runtime.started)
+            assert first == second
+            assert second.cdi_devices == ("y.example.com/gpu=d0",)
+            assert second.envs == {"IDS": "d0"}
+            assert sum(method == "Allocate" for method, _ in plugin.calls) == 1
+            assert kubelet.pod_status(spec.uid).restarts == {"a": 1}
+
+
+async def test_pre_start_is_called_before_every_start_and_retried() -> None:
+    async with short_dir() as root, running(root) as kubelet:
+        plugin = Plugin(root, "p.sock", [device("d0")])
+        plugin.options = pb.DevicePluginOptions(pre_start_required=True)
+        plugin.pre_start_error = "reset failed"
+        async with serving(plugin):
+            await plugin.register()
+            await kubelet.wait_for_resource(GPU, healthy=1)
+            spec = pod("p", 1)
+            status = await kubelet.run_pod(spec)
+            assert status.phase is Phase.PENDING
+            text = "device plugin PreStartContainer rpc failed with err: rpc error: code = Internal desc = reset failed"
+            assert status.waiting == {"a": f"CreateContainerConfigError: {text}"}
+            (call, *_) = kubelet.calls.of("PreStartContainer")
+            assert call.deadline_seconds == 30.0
+            plugin.pre_start_error = ""
+            await kubelet.wait_for(lambda: kubelet.pods[spec.uid].phase is Phase.RUNNING, what="the retry")
+            assert plugin.calls[-1] == ("PreStartContainer", ["d0"])
+            assert ("GetPreferredAllocation", ["d0"]) not in plugin.calls, "the option was not set"
+
+
+async def test_a_force_deleted_pod_gives_its_device_away_while_it_is_in_use() -> None:
+    async with short_dir() as root:
+        (root / "locks").mkdir()
+        runtime = LockingRuntime(root / "locks")
+        async with running(root, runtime=runtime) as kubelet:
+            plugin = Plugin(root, "p.sock", [device("d0")])
+            async with serving(plugin):
+                await plugin.register()
+                await kubelet.wait_for_resource(GPU, healthy=1)
+                first, second = pod("first", 1), pod("second", 1)
+                await kubelet.run_pod(first)
+                await kubelet.delete_pod(first.uid, force=True, linger_seconds=0.4)
+                listed = (await PodResourcesClient(root).list()).pod_resources
+                assert list(listed) == [], "not shown, though its container runs"
+                assert (first.uid, "a") in runtime.running
+                status = await kubelet.run_pod(second)
+                assert "is used by default/first/a" in status.waiting["a"]
+                assert len(runtime.conflicts) == 1
+                await kubelet.wait_for(lambda: kubelet.pods[second.uid].phase is Phase.RUNNING, what="the lock to go")
+
+
+async def test_a_pod_that_is_deleted_gracefully_holds_its_device_to_the_end() -> None:
+    async with short_dir() as root, running(root) as kubelet:
+        plugin = Plugin(root, "p.sock", [device("d0")])
+        async with serving(plugin):
+            await plugin.register()
+            await kubelet.wait_for_resource(GPU, healthy=1)
+            first = pod("first", 1)
+            await kubelet.run_pod(first)
+            deletion = asyncio.create_task(kubelet.delete_pod(first.uid, linger_seconds=0.3))
+            await asyncio.sleep(0.05)
+            assert len((await PodResourcesClient(root).list()).pod_resources) == 1
+            assert "Available: 0" in (await kubelet.run_pod(pod("second", 1))).message
+            await deletion
+            assert (await kubelet.run_pod(pod("third", 1))).phase is Phase.RUNNING
