@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from drabridge.config.base import Model
 from drabridge.config.complaints import complaints_of, join
-from drabridge.config.messages import ConfigErrors, Fault, path_text, shorten
+from drabridge.config.messages import ConfigErrors, Fault, path_text, printable, shorten
 from drabridge.config.problem import Problem
 from drabridge.config.schema import Config
 from drabridge.config.yamltree import (
@@ -106,7 +106,7 @@ def _fault(name: str, root: Node | None, complaint: Complaint) -> Fault:
     if not hint and text_wanted and isinstance(node, Scalar) and (reading := node.reading) is not None:
         hint = f"{QUOTE_IT}YAML reads {shorten(node.text)} as {reading}"
     found = _kind(node) if problem.found is None else shorten(problem.found)
-    return Fault(name, *complaint.place, path_text(complaint.path), found, problem.expected, hint)
+    return Fault(name, *complaint.place, path_text(complaint.path), found, printable(problem.expected), printable(hint))
 
 
 def _kind(node: Node | None) -> str:

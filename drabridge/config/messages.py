@@ -47,11 +47,12 @@ def path_text(path: tuple[str | int, ...]) -> str:
     return out
 
 
+def printable(text: str) -> str:
+    """In one line that a terminal shows as it is."""
+    return text if text.isprintable() else text.encode("unicode_escape", "backslashreplace").decode("ascii")
+
+
 def shorten(text: str) -> str:
-    """Hostile or long text in one printable line."""
-    shown = (
-        text[:SHOWN_MAX].encode("unicode_escape", "backslashreplace").decode("ascii")
-        if not text.isprintable()
-        else text
-    )
+    """Hostile or long text in one printable line of bounded length."""
+    shown = printable(text[: SHOWN_MAX + 1])
     return shown if len(shown) <= SHOWN_MAX else f"{shown[:SHOWN_MAX]}… ({len(text)} characters)"

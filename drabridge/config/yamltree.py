@@ -45,17 +45,18 @@ class Scalar:
             return None
         if _YAML_1_2_NUMBER.fullmatch(self.text):
             return f"the number {_number(self.text)}"
+        resolvers = yaml.SafeLoader.yaml_implicit_resolvers.get(self.text[:1], [])
+        if not any(pattern.match(self.text) for _, pattern in resolvers):
+            return None
         try:
             value = yaml.safe_load(self.text)
-        except (yaml.YAMLError, ValueError, RecursionError):
+        except (yaml.YAMLError, ValueError):  # "=", or the 31st of February
             return "something else than text"
         if isinstance(value, bool):
             return f"the boolean {str(value).lower()}"
         if isinstance(value, int | float):
             return f"the number {value}"
-        if value is None:
-            return "nothing"
-        return None if isinstance(value, str) else f"the date {value}"
+        return "nothing" if value is None else f"the date {value}"
 
     def value(self) -> str | int | float | bool | None:
         """The value where only one reading is possible; raises Problems where readers of YAML disagree."""
