@@ -191,7 +191,11 @@ class _Composer:
     def _add(self, node: Node, anchor: str | None, size: int = 1) -> None:
         self.count += size
         if self.count > NODES_MAX:
-            raise Abort(Complaint(node.place, (), Problem(f"at most {NODES_MAX} values, aliases written out")))
+            raise Abort(
+                Complaint(
+                    node.place, (), Problem(f"at most {NODES_MAX} values, aliases written out", "", (), "more of them")
+                )
+            )
         if anchor:
             self.anchors[anchor] = (node, size)
         if not self.stack:

@@ -16,12 +16,12 @@ HEAD = "apiVersion: drabridge/v1alpha1\nkind: AgentConfig\n"
 def document(resource: str, *, head: str = "") -> str:
     """A file with one resource; ``resource`` is the YAML below its name and match."""
     body = textwrap.indent(textwrap.dedent(resource), "  ")
-    return f"{HEAD}{head}resources:\n- name: example.com/thing\n{body}"
+    return f"{HEAD}{head}resources:\n- name: example.com/thing\n{body}\n"
 
 
 def loaded(resource: str) -> Config:
     """The configuration with one resource; a match rule is added when there is none."""
-    if "match:" not in resource:
+    if not resource.lstrip().startswith("match:"):
         resource = "match: [{subsystem: usb}]\n" + textwrap.dedent(resource)
     return load(document(resource))
 

@@ -1,0 +1,34 @@
+"""The reference is made from the model and leaves nothing out."""
+
+from __future__ import annotations
+
+from drabridge.config.jsonschema import all_models
+from drabridge.config.reference import reference
+from drabridge.config.schema import Config
+from drabridge.config.template import IDENTITY_FIELDS, PLAIN_FIELDS
+
+
+def test_every_key_and_field_is_in_it() -> None:
+    text = reference()
+    for model in all_models(Config):
+        section = text.split(f"#### {model.__name__}\n")[1].split("####")[0]
+        for name, field in model.model_fields.items():
+            assert f"| `{field.alias or name}` |" in section
+    for name in (*PLAIN_FIELDS, *IDENTITY_FIELDS):
+        assert f"`{{{name}}}`" in text
+
+
+def test_tables_are_tables() -> None:
+    for line in reference().splitlines():
+        if line.startswith("|"):
+            columns = line.replace("\\|", "").count("|") - 1
+            assert columns in {2, 4}, line
+    assert reference() == reference()
+
+
+def test_types_and_defaults_in_words() -> None:
+    text = reference()
+    assert "| `resyncSeconds` | 5 to 3600 | `60` |" in text
+    assert '| `permissions` | "r", "w" or "rw" | `rw` |' in text
+    assert "| `match` | list of [Matcher](#matcher) | required |" in text
+    assert "| `enabled` | `true`, `false` or `auto` | `auto` |" in text
