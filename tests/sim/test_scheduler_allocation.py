@@ -1,4 +1,4 @@
-"""Which devices the scheduler takes: order, modes, alternatives, constraints, taints, counters, shares, admin access."""
+"""Which devices the scheduler takes: order, modes, alternatives, constraints, taints, counters, shares, admins."""
 
 from __future__ import annotations
 
