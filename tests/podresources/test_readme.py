@@ -1,0 +1,122 @@
+"""What README.md tells people to copy works as it stands there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from asyncio.subprocess import PIPE
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from podresources.cli.parser import parse as parse_command
+from podresources.socket_path import DEFAULT_SOCKET
+from tests.podresources.helpers import Answer, claim, claim_device, container, device, kubelet, listing, pod, says
+from tests.podresources.test_cli import fetch, free_port, interrupt, run, start
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SHARED = claim("both", claim_device("gpu-0"), claim_device("gpu-1"))
+GPUS = (device("nvidia.com/gpu", "GPU-1", numa=(0,)), device("nvidia.com/gpu", "GPU-2", numa=(1,)))
+NODE: dict[str, Answer] = {
+    "List": says(
+        listing(
+            pod("infer-0", container("a", claims=(SHARED,)), container("b", claims=(SHARED,))),
+            pod("train-0", container("main", *GPUS), namespace="training"),
+        )
+    )
+}
+
+
+def snippet(language: str) -> str:
+    """The only code block of that language under the README's heading."""
+    text = (ROOT / "README.md").read_text()
+    _, heading, rest = text.partition("\n## podresources\n")
+    assert heading, "README.md has no section '## podresources'"
+    section = re.split(r"^## ", rest, maxsplit=1, flags=re.MULTILINE)[0]
+    blocks: list[str] = re.findall(rf"^```{language}\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 1, f"{len(blocks)} blocks of {language} in README.md's section on podresources"
+    return blocks[0]
+
+
+async def test_the_console_shows_what_the_command_prints() -> None:
+    command, _, output = snippet("console").partition("\n")
+    async with kubelet(NODE) as server:
+        done = await run(*command.removeprefix("$ podresources ").split(), "--socket", server.path)
+    assert done.out == output
+
+
+async def test_the_program_has_ten_lines_and_prints_who_holds_what() -> None:
+    program = snippet("python")
+    assert len(program.splitlines()) <= 10
+    async with kubelet(NODE) as server:
+        mine = program.replace("SyncClient()", f"SyncClient({str(server.path)!r})")
+        assert mine != program
+        done = await python(mine)
+    assert done == (
+        0,
+        "default/infer-0/a gpu.example.com/node1/gpu-0\n"
+        "default/infer-0/a gpu.example.com/node1/gpu-1\n"
+        "default/infer-0/b gpu.example.com/node1/gpu-0\n"
+        "default/infer-0/b gpu.example.com/node1/gpu-1\n"
+        "training/train-0/main nvidia.com/gpu/GPU-1 0\n"
+        "training/train-0/main nvidia.com/gpu/GPU-2 1\n",
+        "",
+    )
+
+
+async def test_the_program_says_whose_fault_it_is_without_a_kubelet(tmp_path: Path) -> None:
+    program = snippet("python").replace("SyncClient()", f"SyncClient({str(tmp_path / 'kubelet.sock')!r})")
+    code, out, err = await python(program)
+    assert (code, out) == (1, "")
+    assert err.startswith("node: There is no kubelet.sock")
+
+
+async def python(program: str) -> tuple[int | None, str, str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-W", "error", "-c", program, stdout=PIPE, stderr=PIPE, env=environment
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 20)
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_the_daemonset_mounts_the_directory_and_its_command_serves_metrics() -> None:
+    manifest: dict[str, Any] = yaml.safe_load(snippet("yaml"))
+    assert (manifest["apiVersion"], manifest["kind"]) == ("apps/v1", "DaemonSet")
+    template = manifest["spec"]["template"]
+    assert manifest["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    (box,) = template["spec"]["containers"]
+    (volume,) = template["spec"]["volumes"]
+    (mount,) = box["volumeMounts"]
+    assert mount == {"name": volume["name"], "mountPath": str(DEFAULT_SOCKET.parent), "readOnly": True}
+    assert volume["hostPath"] == {"path": str(DEFAULT_SOCKET.parent), "type": "Directory"}
+    assert box["securityContext"]["runAsUser"] == 0
+
+    program, *arguments = box["command"]
+    assert program == "podresources"
+    options = parse_command(arguments)
+    assert options.listen[1] == box["ports"][0]["containerPort"]
+    assert options.socket == DEFAULT_SOCKET
+    async with kubelet(NODE) as server:
+        port = free_port()
+        mine = [argument.replace(":9401", f"127.0.0.1:{port}") for argument in arguments]
+        process = await start(*mine, "--socket", server.path)
+        assert process.stderr is not None
+        assert b"serving" in await asyncio.wait_for(process.stderr.readline(), 10)
+        assert "\npodresources_device_allocation_info{" in await asyncio.to_thread(fetch, port)
+        assert (await interrupt(process)).code == 0
+
+
+def test_the_promql_joins_containers_with_dcgm() -> None:
+    from tests.podresources.test_dashboards import DCGM, GPU0, GPU1, held, joined
+
+    samples = held("solo", GPU1) | held("half-a", f"{GPU0}::0") | held("half-b", f"{GPU0}::1") | DCGM
+    assert joined(snippet("promql"), samples) == {
+        ("solo", GPU1, "1"): 15,
+        ("half-a", f"{GPU0}::0", "0"): 80,
+        ("half-b", f"{GPU0}::1", "0"): 80,
+    }
