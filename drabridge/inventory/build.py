@@ -7,6 +7,7 @@ of hardware is never counted twice.
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from drabridge.inventory.identity import Candidate, Identity, Key, assign, name_
 from drabridge.inventory.match import holds
 from drabridge.inventory.model import Attribute, Collision, Device, Mount, Presence
 from drabridge.inventory.nodes import Subject
-from drabridge.inventory.nvidia import Facts
+from drabridge.inventory.nvidia import NOTHING, Facts
 from drabridge.inventory.records import Record
 from drabridge.inventory.wanted import needs_database, partition_link
 
@@ -38,6 +39,17 @@ class Built:
     waiting: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What follows from one matched record alone; kept as long as the record is the same object."""
+
+    record: Record
+    resource: Resource
+    needs_database: bool
+    nvidia: Mapping[str, str]
+    candidate: Candidate
+
+
 class Builder:
     """Builds devices for one configuration, and remembers those whose records have not changed."""
 
@@ -47,7 +59,8 @@ class Builder:
         self._rules: list[tuple[Resource, Predicate, bool]] = [
             (resource, any_of(resource.match), needs_database(resource)) for resource in config.resources
         ]
-        self._matched: dict[str, tuple[Record, int | None]] = {}  # syspath -> record, index of its rule
+        self._matched: dict[str, tuple[Record, _Seen | None]] = {}  # by syspath; None: no resource matches
+        self._facts = NOTHING
         self._made: dict[Key, tuple[tuple[object, ...], Device]] = {}
         self._subjects: dict[str, tuple[Resource, Subject]] = {}  # device name -> what it was made of
 
@@ -64,25 +77,23 @@ class Builder:
         """All devices. ``ready`` says whether udevd is done with a record; ``fresh`` looks at every node again."""
         world = _World(records)
         chosen, waiting = [], []
-        for record, rule in self._match(records):
-            resource, _, database = self._rules[rule]
-            if database and not ready(record):
-                waiting.append(record.syspath)
+        for seen in self._match(records, facts, fresh):
+            if seen.needs_database and not ready(seen.record):
+                waiting.append(seen.record.syspath)
             else:
-                chosen.append((resource, record))
-        identities, collisions = assign(
-            (self._candidate(resource, record, facts) for resource, record in chosen), given, held
-        )
+                chosen.append(seen)
+        identities, collisions = assign((seen.candidate for seen in chosen), given, held)
         wholes = {(resource, syspath): identity.name for (resource, syspath), identity in identities.items()}
         made, subjects, devices = {}, {}, []
-        for resource, record in chosen:
-            key = (resource.name, record.syspath)
+        for seen in chosen:
+            key = seen.candidate.key
             if (identity := identities.get(key)) is None:
                 continue
+            record, resource = seen.record, seen.resource
             subject = Subject(
                 record,
                 tuple(world.companions(resource, record)),
-                dict(facts.of(topology.pci_bus_id(record))),
+                seen.nvidia,
                 {"id": identity.id, "name": identity.name, "resource": resource.name},
             )
             root = _root(resource, record, wholes)
@@ -99,23 +110,26 @@ class Builder:
         """What the device of that name was last made of; None when it is not there."""
         return self._subjects.get(name)
 
-    def _match(self, records: Mapping[str, Record]) -> Iterator[tuple[Record, int]]:
-        """Every matched record with the index of the first rule that matches it."""
+    def _match(self, records: Mapping[str, Record], facts: Facts, fresh: bool) -> Iterator[_Seen]:
+        """Every record that a resource matches; what is known of an unchanged one is not worked out again."""
         matched = {}
         for syspath, record in records.items():
             known = self._matched.get(syspath)
-            if known is None or known[0] is not record:
-                known = (record, next((i for i, rule in enumerate(self._rules) if holds(rule[1], record)), None))
+            if known is None or known[0] is not record or (known[1] and (fresh or self._facts is not facts)):
+                known = (record, self._see(record, facts))
             matched[syspath] = known
             if known[1] is not None:
-                yield record, known[1]
-        self._matched = matched
+                yield known[1]
+        self._matched, self._facts = matched, facts
 
-    def _candidate(self, resource: Resource, record: Record, facts: Facts) -> Candidate:
-        values = Subject(record, nvidia=dict(facts.of(topology.pci_bus_id(record)))).lookup(self._host)
-        return Candidate(
-            resource.name, record.syspath, tuple(template.render(values) or "" for template in resource.id)
-        )
+    def _see(self, record: Record, facts: Facts) -> _Seen | None:
+        for resource, rule, database in self._rules:
+            if holds(rule, record):
+                nvidia = facts.of(topology.pci_bus_id(record)) if facts.gpus else {}
+                values = Subject(record, nvidia=nvidia).lookup(self._host)
+                ids = tuple(template.render(values) or "" for template in resource.id)
+                return _Seen(record, resource, database, nvidia, Candidate(resource.name, record.syspath, ids))
+        return None
 
     def _remembered(self, key: Key, basis: tuple[object, ...]) -> Device | None:
         """The device as it was made, when nothing it is made of changed. A faulty one is always looked at again."""
@@ -215,12 +229,11 @@ def _root(resource: Resource, record: Record, names: Mapping[Key, str]) -> str:
             return names.get((resource.partition.of, record.links.get(link, "")), "")
         wholes = (names.get((resource.partition.of, node.syspath)) for node in record.ancestors())
         return next((name for name in wholes if name), "")
-    function = topology.pci_function(record)
-    target = function.links.get("physfn", "") if function else ""
+    target = next((node.links["physfn"] for node in record.lineage() if "physfn" in node.links), "")
     if not target:
         return ""
     listed = (name for (_, syspath), name in names.items() if syspath == target)
-    return next(listed, name_of(topology.physical_function(record)))
+    return next(listed, name_of(os.path.basename(target)))
 
 
 class _World:

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from drabridge.inventory.model import Collision
 
@@ -30,6 +31,9 @@ NAME_MAX = 63
 
 DIGEST_CHARS = 8
 
+CACHED = 8192
+"""Ids and names that are not worked out again: a node with thousands of devices does it at every event."""
+
 _PLAIN_ID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:+@=-]*[A-Za-z0-9])?")
 _NOT_ID = re.compile(r"[^A-Za-z0-9._:+@=-]+|:{2,}")
 _LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
@@ -39,6 +43,7 @@ _NOT_LABEL = re.compile(r"[^a-z0-9]+")
 Key = tuple[str, str]  # (resource, syspath)
 
 
+@lru_cache(CACHED)
 def id_of(value: str) -> str:
     """A value as a device id: itself when it is short and harmless, else its readable part and a digest.
 
@@ -51,6 +56,7 @@ def id_of(value: str) -> str:
     return _with_digest(readable, value, "_", ID_MAX, fallback="device")
 
 
+@lru_cache(CACHED)
 def name_of(device_id: str) -> str:
     """The DNS label that goes with an id, at most 63 characters, beginning with a letter.
 
@@ -130,9 +136,10 @@ class _Assignment:
         self.owner = {identity.name: key for key, identity in kept.items()}
         self.remembered = remembered
         self.held = held
-        self.shared = Counter(
-            (key[0], level, name_of(value)) for key, own in ids.items() for level, value in enumerate(own) if value
-        )
+        self.sharers: dict[tuple[str, int, str], set[Key]] = defaultdict(set)
+        for key, own in ids.items():
+            for level, value in enumerate(own):
+                self.sharers[key[0], level, name_of(value) if value else ""].add(key)
 
     def result(self) -> tuple[dict[Key, Identity], tuple[Collision, ...]]:
         wishes: dict[str, list[tuple[Key, str]]] = defaultdict(list)
@@ -147,13 +154,13 @@ class _Assignment:
         identities = dict(self.kept)
         collisions = []
         for name, claims in wishes.items():
-            rivals = [key for key, _ in claims]
+            rivals = {key for key, _ in claims} | {rival for claim in claims for rival in self._twins(*claim)}
             if name in self.owner:
-                rivals.append(self.owner[name])
-            if len(rivals) > 1 or self._contested(claims[0]):
+                rivals.add(self.owner[name])
+            if len(rivals) > 1:
                 collisions.append(self._collision(claims[0][1], rivals))
             else:
-                identities[rivals[0]] = Identity(claims[0][1], name)
+                identities[claims[0][0]] = Identity(claims[0][1], name)
         return identities, tuple(sorted([*collisions, *nameless], key=lambda c: (c.resource, c.identity, c.syspaths)))
 
     def _wish(self, key: Key) -> str:
@@ -164,7 +171,7 @@ class _Assignment:
                 continue
             first = first or value
             name = name_of(value)
-            alone = self.shared[key[0], level, name] == 1
+            alone = len(self.sharers[key[0], level, name]) == 1
             if (alone and name not in self.owner) or (not alone and self._uncertain(name)):
                 return value
         return first
@@ -173,14 +180,13 @@ class _Assignment:
         """Somebody holds this name, and it is not known which of those that share it."""
         return name not in self.remembered and self.held(name)
 
-    def _contested(self, claim: tuple[Key, str]) -> bool:
-        """A single newcomer that shares its only candidate with a device that goes by another name."""
-        key, value = claim
-        return any(
-            own == value and self.shared[key[0], level, name_of(value)] > 1 for level, own in enumerate(self.ids[key])
-        )
+    def _twins(self, key: Key, value: str) -> set[Key]:
+        """The devices that have the same value in the same place, whatever they are called; itself is among them."""
+        name = name_of(value)
+        levels = (level for level, own in enumerate(self.ids[key]) if own == value)
+        return set().union(*(self.sharers[key[0], level, name] for level in levels))
 
-    def _collision(self, value: str, rivals: list[Key]) -> Collision:
+    def _collision(self, value: str, rivals: set[Key]) -> Collision:
         resources = sorted({resource for resource, _ in rivals})
         if self._uncertain(name_of(value)):
             hint = "It is held, and nobody can tell by which of them: unplug one, or wait until the holder ends"

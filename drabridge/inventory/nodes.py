@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from drabridge.config.container import Node
@@ -20,8 +20,8 @@ class Subject:
 
     record: Record
     companions: tuple[Record, ...] = ()
-    nvidia: dict[str, str] = field(default_factory=dict)
-    identity: dict[str, str] = field(default_factory=dict)  # id, name, resource; empty before there is one
+    nvidia: Mapping[str, str] = field(default_factory=dict)
+    identity: Mapping[str, str] = field(default_factory=dict)  # id, name, resource; empty before there is one
 
     def lookup(self, host: Host, **more: str) -> Lookup:
         """Values of template fields of this device."""

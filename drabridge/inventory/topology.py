@@ -1,4 +1,4 @@
-"""Where a device sits: NUMA node, PCI address, PCIe root, IOMMU group, and the whole device behind a part. Pure."""
+"""Where a device sits: NUMA node, PCI address, PCIe root, IOMMU group. Pure."""
 
 from __future__ import annotations
 
@@ -59,10 +59,3 @@ def iommu_group(record: Record) -> str:
         if target := node.links.get("iommu_group"):
             return PurePosixPath(target).name
     return ""
-
-
-def physical_function(record: Record) -> str:
-    """The PCI address of the physical function behind an SR-IOV virtual function; empty for everything else."""
-    function = pci_function(record)
-    target = function.links.get("physfn", "") if function else ""
-    return PurePosixPath(target).name if target else ""

@@ -113,7 +113,7 @@ def test_order_does_not_matter_and_nothing_is_shared(
     named = {syspath for _, syspath in identities}
     accused = {syspath for collision in collisions for syspath in collision.syspaths}
     assert named | accused == {candidate.syspath for candidate in world}, "every device is named or accused"
-    assert not named & accused, "at the first look nobody is both"
+    assert all(set(collision.syspaths) - named for collision in collisions), "nobody is accused without being withheld"
 
 
 @settings(max_examples=400)
@@ -205,3 +205,17 @@ def test_a_held_device_returns_to_its_port_next_to_its_twin() -> None:
 def test_an_identity_that_is_no_candidate_any_more_is_given_up() -> None:
     """Another stick in the same port is another device."""
     assert names(stick("/p1", "new"), given={("x/stick", "/p1"): "old"}) == {"/p1": "new"}
+
+
+def test_twins_of_a_held_device_that_is_away_are_not_taken_for_it() -> None:
+    """What is remembered at its port and is not there was unplugged: nobody has it in hand any more."""
+    memory = {("x/stick", "/p1"): "s"}
+    twins = [stick("/p2", "s", "port-2"), stick("/p3", "s", "port-3")]
+    assert names(*twins, given=memory, held=lambda name: name == "s") == {"/p2": "port-2", "/p3": "port-3"}
+
+
+def test_a_newcomer_may_not_take_the_value_that_its_twins_fell_through() -> None:
+    old, new = stick("/p1", "s", "port-1"), stick("/p2", "s", "")
+    identities, (collision,) = assign([old, new], {old.key: "port-1"})
+    assert list(identities) == [old.key]
+    assert (collision.identity, collision.syspaths) == ("s", ("/p1", "/p2")), "both are named"

@@ -245,7 +245,7 @@ def test_back_again_is_present_and_the_next_tombstone_is_new() -> None:
     tracker.update([device("a")], [], ["x/a"], 0)
     tracker.update([], [], ["x/a"], 1)
     assert states(tracker.update([device("a")], [], ["x/a"], 50)) == {"a": "present"}
-    tracker.update([], [], ["x/a"], 100)
+    assert states(tracker.update([], [], ["x/a"], 100)) == {"a": "gone"}
     assert tracker.update([], [], ["x/a"], 150) is None
 
 
