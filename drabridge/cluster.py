@@ -12,7 +12,7 @@ import contextlib
 import json
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -161,7 +161,7 @@ class KubernetesCluster:
 
     async def watch(
         self, kind: Kind, *, namespace: str = "", field_selector: str = "", resource_version: str
-    ) -> AsyncIterator[WatchEvent]:
+    ) -> AsyncGenerator[WatchEvent, None]:
         path = kind.path(namespace)
         options = {
             "field_selector": field_selector or None,

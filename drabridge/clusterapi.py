@@ -10,7 +10,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -172,7 +172,7 @@ class Cluster(Protocol):
 
     def watch(
         self, kind: Kind, *, namespace: str = "", field_selector: str = "", resource_version: str
-    ) -> AsyncIterator[WatchEvent]:
+    ) -> AsyncGenerator[WatchEvent, None]:
         """Events from ``resource_version`` on, with bookmarks, until the server ends it; ExpiredError on 410."""
         ...
 

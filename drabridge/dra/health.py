@@ -8,6 +8,7 @@ stream for every plugin, whatever it says it supports, and retries every 5 s whe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -60,10 +61,10 @@ class HealthBoard:
             while not self._closed:
                 changed = self._changed
                 yield self._message(wire)
-                try:
-                    await asyncio.wait_for(changed.wait(), self._heartbeat_seconds)
-                except TimeoutError:
-                    continue
+                # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that comes with the event.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._heartbeat_seconds):
+                        await changed.wait()
         finally:
             self._streams -= 1
             self._observer(HealthStreams(self._streams))

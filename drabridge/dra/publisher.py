@@ -33,6 +33,7 @@ from drabridge.errors import ClusterError
 from drabridge.offers.sliceplan import Accepted, Owner, Verb, Write, accept, dropped, plan
 from drabridge.offers.slices import ALL_FEATURES, Desired, Feature
 from drabridge.offers.sliceversions import slice_from_v1, slice_to_v1
+from drabridge.tasks import Signal
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class Publisher:
         self._listed = False
         self._accepted: dict[str, Accepted] = {}
         self._owner: Owner | None = None
-        self._dirty = asyncio.Event()
+        self._dirty = Signal()
         self._relist = asyncio.Event()
         self._settle = False
         self._writes = asyncio.Lock()
@@ -134,29 +135,28 @@ class Publisher:
         return listing.resource_version
 
     async def _watch(self, version: str) -> None:
-        """Watch after watch, until a list is due."""
-        deadline = time.monotonic() + RELIST_SECONDS * self._rng.uniform(0.8, 1.2)
-        while not self._relist.is_set() and (left := deadline - time.monotonic()) > 0:
-            events = self._cluster.watch(self._kind, field_selector=self._selector, resource_version=version)
+        """Until a list is due: after a while, or because a write met something unexpected."""
+        stream = asyncio.create_task(self._stream(version))
+        due = asyncio.create_task(self._relist.wait())
+        try:
+            seconds = RELIST_SECONDS * self._rng.uniform(0.8, 1.2)
+            await asyncio.wait({stream, due}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if stream.done():
+                await stream  # it ends with an error only
+        finally:
+            stream.cancel()
+            due.cancel()
+            await asyncio.gather(stream, due, return_exceptions=True)
+
+    async def _stream(self, version: str) -> None:
+        """Watch after watch: a server ends each after some minutes."""
+        while True:
             began = time.monotonic()
-            due = asyncio.ensure_future(self._relist.wait())
-            try:
-                while True:
-                    following = asyncio.ensure_future(anext(events, None))
-                    await asyncio.wait({following, due}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-                    if not following.done():
-                        following.cancel()
-                        await asyncio.gather(following, return_exceptions=True)
-                        return
-                    event = following.result()
-                    if event is None:
-                        break
+            events = self._cluster.watch(self._kind, field_selector=self._selector, resource_version=version)
+            async with contextlib.aclosing(events):
+                async for event in events:
                     version = event.resource_version or version
                     self._seen(event)
-                    left = deadline - time.monotonic()
-            finally:
-                due.cancel()
-                await events.aclose()  # type: ignore[attr-defined]
             if time.monotonic() - began < 1.0:  # a server that ends every watch at once is not asked in a tight loop
                 await asyncio.sleep(self._rng.uniform(0.5, 1.5))
 
@@ -184,11 +184,9 @@ class Publisher:
     async def _write(self) -> None:
         delays = self._delays()
         while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._dirty.wait(), LOOK_SECONDS)
+            await self._dirty.wait(LOOK_SECONDS)
             if self._settle:
                 await asyncio.sleep(self._rng.uniform(*SETTLE_SECONDS))
-            self._dirty.clear()
             self._settle = False
             if not self._listed:
                 continue
@@ -206,8 +204,7 @@ class Publisher:
         self.state = PublisherState(False, len(self._actual), str(error), *self._known())
         self._observer(PublishFailed(str(error), delay))
         if isinstance(error, InvalidError):  # unless what we want changes
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._dirty.wait(), delay)
+            await self._dirty.wait(delay)
         else:
             await asyncio.sleep(delay)
         self._dirty.set()

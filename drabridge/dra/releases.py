@@ -7,7 +7,6 @@ cost an API server more than asking about the few claims that this node waits fo
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -16,6 +15,7 @@ from drabridge.clusterapi import backoff
 from drabridge.dra.ports import Keeper
 from drabridge.errors import ClusterError
 from drabridge.ledger.model import ClaimRef, Ledger, Phase
+from drabridge.tasks import Signal
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Releases:
         self._keeper = keeper
         self._ask = ask
         self._due: dict[ClaimRef, tuple[float, Iterator[float]]] = {}
-        self._wake = asyncio.Event()
+        self._wake = Signal()
 
     def wake(self) -> None:
         """The ledger changed."""
@@ -56,11 +56,7 @@ class Releases:
                     log.warning("cannot ask about a claim", extra={"claim": claim.uid, "error": str(error)})
                 self._due[claim] = (time.monotonic() + next(delays), delays)
             pause = min((at for at, _ in self._due.values()), default=now + MOST_SECONDS) - time.monotonic()
-            self._wake.clear()
-            try:
-                await asyncio.wait_for(self._wake.wait(), max(pause, 0.01))
-            except TimeoutError:
-                continue
+            await self._wake.wait(max(pause, 0.01))
 
 
 def idle_claims(ledger: Ledger) -> frozenset[ClaimRef]:
