@@ -162,7 +162,11 @@ class _Composer:
         self._tag(tag, node.place)
         path = self.path()
         if len(self.stack) >= DEPTH_MAX:
-            raise Abort(Complaint(node.place, path[:8], Problem(f"at most {DEPTH_MAX} levels of nesting")))
+            raise Abort(
+                Complaint(
+                    node.place, path[:8], Problem(f"at most {DEPTH_MAX} levels of nesting", "", (), "a deeper one")
+                )
+            )
         pending = self.key
         self._add(node, None)
         if isinstance(self.stack[-1][0] if self.stack else None, Mapping) and pending is None:

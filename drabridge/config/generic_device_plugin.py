@@ -1,0 +1,292 @@
+"""Importer of generic-device-plugin's configuration: our YAML, with a comment wherever the meaning differs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PlainValidator, model_validator
+
+from drabridge.config import names
+from drabridge.config.base import AbsolutePath, Many, Model, text_of
+from drabridge.config.loader import load, read
+from drabridge.config.messages import printable
+from drabridge.config.problem import Problem, Problems, refuse_if_any, unmet
+from drabridge.config.schema import API_VERSION, KIND, REPLICAS_MAX
+from drabridge.config.yamltree import Bare
+
+DEFAULT_DOMAIN = "squat.ai"  # generic-device-plugin's own default, config.go
+RAW_KEYS = frozenset({"usb"})  # ids stay what was written, so that it can be told what their reader makes of them
+
+_MAGIC = re.compile(r"[*?\[]")
+_UDEV_LINK = re.compile(r"/dev/(.+/)?by-[a-z-]+/.+")  # /dev/serial/by-id/..., /dev/v4l/by-path/...
+_USB_ID = re.compile(r"(0[xX])?([0-9a-fA-F]{1,4})")
+
+
+# --- their file ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _UsbId:
+    """Four hexadecimal digits, and what is to be said about how they were written."""
+
+    digits: str
+    note: str = ""
+
+
+def _usb_id(value: Any) -> _UsbId:
+    text = text_of(value, "four hexadecimal digits").strip()
+    bare_number = isinstance(value, Bare) and text.isascii() and text.isdecimal()
+    if bare_number and len(text) == 5 and int(text) <= 0xFFFF:
+        digits = f"{int(text):04x}"
+        return _UsbId(digits, f"{text} is too long for a hexadecimal id: taken as decimal, {digits}.")
+    found = _USB_ID.fullmatch(text)
+    if not found:
+        raise unmet("four hexadecimal digits")
+    digits = found[2].lower().rjust(4, "0")
+    if not bare_number:
+        return _UsbId(digits)
+    octal = text.startswith("0") and not set(text) & set("89")
+    theirs = f"{int(text, 8 if octal else 10):04x}"
+    if theirs == digits:
+        return _UsbId(digits)
+    note = (
+        f"{text} stood without quotes: generic-device-plugin reads a number and looks for {theirs}. Taken as {digits}."
+    )
+    return _UsbId(digits, note)
+
+
+class _Path(Model):
+    path: AbsolutePath
+    mount_path: AbsolutePath | None = None
+    permissions: str = "mrw"
+    read_only: bool = False
+    type: Literal["Device", "Mount"] = "Device"
+    limit: int = Field(default=1, ge=0)
+    optional: bool = False
+
+    @property
+    def is_pattern(self) -> bool:
+        return _MAGIC.search(self.path) is not None
+
+
+class _Usb(Model):
+    vendor: Annotated[_UsbId, PlainValidator(_usb_id)]
+    product: Annotated[_UsbId, PlainValidator(_usb_id)]
+    serial: str | None = None
+
+
+class _Group(Model):
+    count: int = Field(default=1, ge=1, le=REPLICAS_MAX)
+    paths: Many[_Path] = ()
+    usb: Many[_Usb] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> _Group:
+        refuse_if_any(self._problems())
+        return self
+
+    def _problems(self) -> Iterator[Problem]:
+        if bool(self.paths) == bool(self.usb):
+            yield Problem("either paths or usb", "generic-device-plugin refuses this as well")
+        elif self.paths and all(path.type == "Mount" for path in self.paths):
+            yield Problem(
+                "a device among the paths", "this agent offers hardware that udev knows, not files", ("paths",)
+            )
+        for index, path in enumerate(self.paths):
+            if path.type == "Mount" and path.is_pattern:
+                yield Problem("one path for a mount", "write an item for each file", ("paths", index, "path"))
+            if set(path.permissions) - set("rwm"):
+                yield Problem("some of r, w and m", path=("paths", index, "permissions"))
+
+
+class _Device(Model):
+    name: str
+    groups: Annotated[Many[_Group], Field(min_length=1)]
+
+
+class _File(Model):
+    """``devices`` and ``device`` are the same to generic-device-plugin; the rest are its flags, which are not ours."""
+
+    domain: str = DEFAULT_DOMAIN
+    devices: Many[_Device] = ()
+    device: Many[_Device] = ()
+    listen: str | None = None
+    log_level: str | None = Field(default=None, alias="log-level")
+    plugin_directory: str | None = Field(default=None, alias="plugin-directory")
+
+    @model_validator(mode="after")
+    def _check(self) -> _File:
+        refuse_if_any(self._problems())
+        return self
+
+    def _problems(self) -> Iterator[Problem]:
+        if not self.devices and not self.device:
+            yield Problem("a device under devices:")
+        for key, devices in (("devices", self.devices), ("device", self.device)):
+            for index, device in enumerate(devices):
+                try:
+                    names.extended_resource_name(f"{self.domain}/{device.name}")
+                except Problems as error:
+                    yield from (problem.under(key, index, "name") for problem in error.items)
+
+
+# --- our file ------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Entry:
+    """One resource of ours, and what is to be said above it. All lists hold lines of YAML."""
+
+    name: str
+    matchers: list[str] = field(default_factory=list)
+    nodes: list[str] = field(default_factory=list)
+    mounts: list[str] = field(default_factory=list)
+    rest: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def same_shape(self, other: _Entry) -> bool:
+        """Whether two groups can be one resource: only their matchers differ."""
+        return (self.nodes, self.mounts, self.rest) == (other.nodes, other.mounts, other.rest)
+
+    def lines(self) -> Iterator[str]:
+        yield from (f"# {printable(note)}" for note in dict.fromkeys(self.notes))
+        yield f"- name: {self.name}"
+        for key, items in (("match", self.matchers), ("nodes", self.nodes), ("mounts", self.mounts)):
+            if items:
+                yield f"  {key}:"
+                yield from (f"  - {item}" for item in items)
+        yield from (f"  {line}" for line in self.rest)
+
+
+def convert(source: FilePath | str | bytes, *, name: str = "generic-device-plugin configuration") -> str:
+    """Our YAML for a configuration of generic-device-plugin, which may be YAML or JSON.
+
+    Raises ConfigErrors with the places in their file when it is not one, or when something has no counterpart here.
+    """
+    file = read(_File, source, name=name, raw_keys=RAW_KEYS, hint="generic-device-plugin's file begins with devices:")
+    lines = [
+        "# Made from a configuration of generic-device-plugin. What differs is said above each resource.",
+        "# Device ids differ (generic-device-plugin's are hashes of paths): drain the node before changing over.",
+        f"apiVersion: {API_VERSION}",
+        f"kind: {KIND}",
+    ]
+    try:
+        lines.append(f"driver: {names.driver_name(file.domain)}")
+    except Problems:
+        lines.append(f"# The domain {file.domain} cannot be a DRA driver's name; add driver: with one that can.")
+    lines.append("resources:")
+    for device in (*file.devices, *file.device):
+        for entry in _entries(f"{file.domain}/{device.name}", device.groups):
+            lines += entry.lines()
+    text = "\n".join(lines) + "\n"
+    load(text, name=f"{name}, converted")  # what is printed is what loads
+    return text
+
+
+def _entries(name: str, groups: tuple[_Group, ...]) -> list[_Entry]:
+    """One entry when the groups of a device differ only in what they match, else one for each kind of group."""
+    entries: list[_Entry] = []
+    for group in groups:
+        entry = _usb_entry(name, group) if group.usb else _path_entry(name, group)
+        twin = next((known for known in entries if known.same_shape(entry)), None)
+        if twin is not None:
+            twin.matchers += entry.matchers
+            twin.notes += entry.notes
+            continue
+        if entries:
+            entry.name = f"{name}-{len(entries) + 1}"
+            entry.notes.append(
+                f"Another group of {name} with other nodes: it needs a name of its own, pods must use it."
+            )
+        entries.append(entry)
+    return entries
+
+
+def _usb_entry(name: str, group: _Group) -> _Entry:
+    entry = _Entry(name, nodes=["from: devnode"], rest=_replicas(group.count))
+    for usb in group.usb:
+        attributes = {"idVendor": usb.vendor.digits, "idProduct": usb.product.digits}
+        if usb.serial:
+            attributes["serial"] = _escaped(usb.serial)
+        pairs = ", ".join(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in attributes.items())
+        entry.matchers.append(f"{{subsystem: usb, devtype: usb_device, attr: {{{pairs}}}}}")
+        entry.notes += [note for note in (usb.vendor.note, usb.product.note) if note]
+    entry.notes.append(
+        "Each USB device counts for itself; generic-device-plugin bundles all matches of a group into one."
+    )
+    return entry
+
+
+def _path_entry(name: str, group: _Group) -> _Entry:
+    devices = [path for path in group.paths if path.type == "Device"]
+    anchor = next((path for path in devices if path.is_pattern), devices[0])
+    entry = _Entry(name, rest=_replicas(group.count))
+    is_link = _UDEV_LINK.fullmatch(anchor.path) is not None
+    entry.matchers.append(f"{'devlink' if is_link else 'devnode'}: {json.dumps(anchor.path, ensure_ascii=False)}")
+    alias = anchor.mount_path or (anchor.path if is_link and not anchor.is_pattern else None)
+    entry.nodes.append(_node("from: devnode", alias, anchor, entry.notes, optional=False))
+    if anchor.is_pattern:
+        entry.notes.append("Each device that matches counts for itself, in the order of its identity, not of its path.")
+        if anchor.mount_path:
+            entry.notes.append(f"A container can hold one of these only: all of them appear at {anchor.mount_path}.")
+    if anchor.optional:
+        entry.notes.append(f"optional was dropped from {anchor.path}: without it there is no device.")
+    companions = [path for path in devices if path is not anchor and path.is_pattern]
+    for path in devices:
+        if path is not anchor and not path.is_pattern:
+            entry.nodes.append(
+                _node(f"path: {_template(path.path)}", path.mount_path, path, entry.notes, optional=path.optional)
+            )
+            if anchor.is_pattern and path.limit == 1:
+                entry.notes.append(
+                    f"Every device comes with {path.path}; generic-device-plugin stops after one (limit)."
+                )
+    if companions:
+        path = companions[0]
+        entry.nodes.append(_node("from: group", None, path, entry.notes, optional=any(c.optional for c in companions)))
+        found = ", ".join(f"{{devnode: {json.dumps(c.path, ensure_ascii=False)}}}" for c in companions)
+        entry.rest.append(f"group: {{with: siblings, match: [{found}]}}")
+        entry.notes.append(
+            "Companions are those of the same parent device; generic-device-plugin pairs them by sorted order."
+        )
+        if any(c.mount_path for c in companions):
+            entry.notes.append("mountPath was dropped from companions with wildcards: they keep their own names.")
+    for path in group.paths:
+        if path.type == "Mount":
+            target = f", containerPath: {_template(path.mount_path)}" if path.mount_path else ""
+            optional = ", optional: true" if path.optional else ""
+            read_only = str(path.read_only).lower()
+            entry.mounts.append(f"{{hostPath: {_template(path.path)}{target}, readOnly: {read_only}{optional}}}")
+    return entry
+
+
+def _node(what: str, alias: str | None, path: _Path, notes: list[str], *, optional: bool) -> str:
+    parts = [what]
+    if alias is not None:
+        parts.append(f"as: {_template(alias)}")
+    if "m" in path.permissions:
+        notes.append("permissions mrw became rw: m lets a container create any device node.")
+    allowed = "".join(letter for letter in "rw" if letter in path.permissions) or "rw"
+    if allowed != "rw":
+        parts.append(f"permissions: {allowed}")
+    if optional:
+        parts.append("optional: true")
+    return f"{{{', '.join(parts)}}}"
+
+
+def _replicas(count: int) -> list[str]:
+    return [f"replicas: {{count: {count}}}"] if count > 1 else []
+
+
+def _template(path: str) -> str:
+    return json.dumps(path.replace("{", "{{").replace("}", "}}"), ensure_ascii=False)
+
+
+def _escaped(text: str) -> str:
+    """A pattern for this very text."""
+    return re.sub(r"[*?\[\\]", r"\\\g<0>", text)
