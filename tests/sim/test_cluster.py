@@ -196,7 +196,7 @@ async def test_allocated_devices_reach_the_container() -> None:
 
 
 async def test_extended_resource_is_dra_until_a_device_plugin_has_the_name() -> None:
-    async with with_driver("gpu-0", "gpu-1") as (cluster, driver):
+    async with with_driver("gpu-0", "gpu-1") as (cluster, _):
         await cluster.apply(CLASS.replace("spec:", "spec:\n  extendedResourceName: obs.example.com/gpu"))
         await cluster.apply(limits_pod("dra", 1))
         running = await cluster.wait_pod("dra")

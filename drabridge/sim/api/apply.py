@@ -104,7 +104,8 @@ def apply(
         raise _conflict(conflicts)
     others = [replace(manager, fields=manager.fields - taken) for manager in others]
     held = frozenset[Path]().union(*(manager.fields for manager in others)) | mine
-    for path in sorted(before - held, key=len, reverse=True):
+    # Whole items before their fields: an item that has lost its key fields would no longer be found.
+    for path in sorted(before - held, key=len):
         if not any(one[: len(path)] == path for one in held):
             _remove(schema, merged, path)
     return merged, [*others, replace(writer, fields=mine)]

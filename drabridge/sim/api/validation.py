@@ -63,8 +63,6 @@ def named(path: str, text: str, problems: NameFormat) -> Errors:
 
 def driver_name(path: str, text: str) -> Errors:
     yield from named(path, text, lambda name: subdomain_problems(name, MAX_DRIVER_BYTES))
-    if text != text.lower():
-        yield invalid(path, text, "driver names must be lowercase")
 
 
 def qualified_name(path: str, text: str) -> Errors:
