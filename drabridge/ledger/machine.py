@@ -224,8 +224,8 @@ def _restarted(draft: Draft, event: ev.Restarted) -> None:
 def _claims_listed(draft: Draft, allocated: tuple[ev.Allocation, ...]) -> None:
     """Bring the recorded claims in line with a complete list of allocations; a refused one is reported, not fatal."""
     shown = {allocation.claim.uid: allocation for allocation in allocated}
-    for uid, names in draft.ledger.by_claim.items():
-        for name in names:
+    for name, before in draft.ledger.entries.items():
+        for uid in {held.claim.uid for held in draft.touched.get(name, before).claims}:
             if uid not in shown or all(use.device != name for use in shown[uid].uses):
                 _signal(draft, Signal.CLAIM_DEALLOCATED, name, uid)
     for allocation in allocated:

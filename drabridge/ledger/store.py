@@ -81,6 +81,10 @@ class _Read:
         return Ledger.of(self.entries.values(), self.node, self.seq)
 
 
+class LedgerLockedError(HostError):
+    """Another process is the ledger's writer."""
+
+
 class Unreadable(Exception):
     """Not even the snapshot of a file can be read."""
 
@@ -316,7 +320,7 @@ def _lock(directory: Path) -> tuple[bool, int]:
     except OSError as error:
         other = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
         os.close(fd)
-        raise HostError(
+        raise LedgerLockedError(
             f"another agent (pid {other}) has the ledger in {directory}",
             hint="two agents must not grant the same devices: stop that one first",
         ) from error

@@ -1,0 +1,231 @@
+"""What must always hold, as predicates over a ledger and what is really the case outside.
+
+The search of small worlds, the stateful tests and the soak runs all check these. I7 (no leak) is about runs, not about
+states: the search proves it by finding, from every state, a way to one where :func:`drained` is true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from drabridge.inventory.model import Presence
+from drabridge.ledger import advertise
+from drabridge.ledger import events as ev
+from drabridge.ledger.machine import step
+from drabridge.ledger.model import MOVING, ClaimHold, Entry, Ledger, Owner, Phase, Policy
+from drabridge.ledger.transitions import owner_of
+
+_NONE: Collection[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What is really the case, seen from outside: by device name, or by claim UID."""
+
+    pods: Mapping[str, Collection[str]] = field(default_factory=dict)  # device -> pods whose processes may use it
+    claims: Mapping[str, Collection[str]] = field(default_factory=dict)  # device -> claims whose processes may use it
+    promised_pods: Mapping[str, Collection[str]] = field(
+        default_factory=dict
+    )  # device -> pods told "yes" and not ended
+    promised_claims: Mapping[str, Collection[str]] = field(default_factory=dict)  # the same for prepared claims
+    healthy: Collection[str] = _NONE  # devices that kubelet believes Healthy
+    schedulable: Collection[str] = _NONE  # devices that a scheduler may still choose
+    in_allocate: Collection[str] = _NONE  # devices that kubelet is allocating, or has given to a pod
+    uses: Mapping[str, Collection[str]] = field(default_factory=dict)  # claim -> its devices, in the API
+    shared: Collection[str] = _NONE  # devices that claims may share
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """An invariant that does not hold."""
+
+    invariant: str
+    device: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.invariant} {self.device}: {self.what}"
+
+
+def check(ledger: Ledger, truth: Truth, policy: Policy) -> tuple[Violation, ...]:
+    """Every violated invariant about states."""
+    return check_ledger(ledger, policy) + check_truth(ledger, truth, policy)
+
+
+def check_ledger(ledger: Ledger, policy: Policy) -> tuple[Violation, ...]:
+    """The part of :func:`check` that needs nothing but the ledger."""
+    nothing = Truth()
+    return tuple(violation for rule in _LEDGER_RULES for violation in rule(ledger, nothing, policy))
+
+
+def check_truth(ledger: Ledger, truth: Truth, policy: Policy) -> tuple[Violation, ...]:
+    """The part of :func:`check` that compares the ledger with the world."""
+    return tuple(violation for rule in _TRUTH_RULES for violation in rule(ledger, truth, policy))
+
+
+def check_step(before: Ledger, event: ev.Event, after: Ledger, policy: Policy) -> tuple[Violation, ...]:
+    """Every violated invariant about steps."""
+    return tuple(violation for rule in _STEP_RULES for violation in rule(before, event, after, policy))
+
+
+def drained(ledger: Ledger) -> bool:
+    """Nobody holds anything, and no move is under way."""
+    return all(entry.owner is Owner.NONE and entry.lane not in MOVING for entry in ledger.entries.values())
+
+
+Found = Iterator[Violation]
+
+
+def one_holder(ledger: Ledger, truth: Truth, policy: Policy) -> Found:
+    """I1: never a pod and a claim, never two claims, on one device or on overlapping ones."""
+    for name in {*truth.pods, *truth.claims}:
+        pods, claims = truth.pods.get(name, ()), truth.claims.get(name, ())
+        if pods and claims:
+            yield Violation("I1", name, f"used by pods {sorted(pods)} and by claims {sorted(claims)}")
+        if len(claims) > 1 and name not in truth.shared:
+            yield Violation("I1", name, f"used by claims {sorted(claims)}")
+        entry = ledger.entries.get(name)
+        for relative in ledger.relatives(entry.device) if entry else ():
+            if (pods or claims) and (truth.pods.get(relative.name) or truth.claims.get(relative.name)):
+                yield Violation("I1", name, f"used while {relative.name}, a part of the same hardware, is used")
+
+
+def durable_promise(ledger: Ledger, truth: Truth, policy: Policy) -> Found:
+    """I2: who was told "yes" is in the durable ledger."""
+    for name, pods in truth.promised_pods.items():
+        entry = ledger.entries.get(name)
+        if pods and (entry is None or (entry.hold is None and entry.owner is not Owner.QUARANTINE)):
+            yield Violation("I2", name, f"pods {sorted(pods)} were promised it, the ledger says {_owner(entry)}")
+    for name, uids in truth.promised_claims.items():
+        entry = ledger.entries.get(name)
+        for uid in uids:
+            held = entry.claim(uid) if entry else None
+            if not (held and held.phase is Phase.PREPARED) and not (entry and entry.owner is Owner.QUARANTINE):
+                yield Violation("I2", name, f"claim {uid} was promised it, the ledger says {_owner(entry)}")
+
+
+def one_side(ledger: Ledger, truth: Truth, policy: Policy) -> Found:
+    """I3: without the lease, a free device is offered on at most one side, what others still believe included."""
+    if policy.g2:
+        return
+    for name in set(truth.healthy) & set(truth.schedulable):
+        entry = ledger.entries.get(name)
+        if entry and entry.owner is Owner.NONE:
+            yield Violation("I3", name, "free, and both kubelet and a scheduler may choose it")
+
+
+def none_means_none(ledger: Ledger, truth: Truth, policy: Policy) -> Found:
+    """I4: no process uses a device that nobody owns."""
+    for name, entry in ledger.entries.items():
+        if entry.owner is Owner.NONE and (truth.pods.get(name) or truth.claims.get(name)):
+            yield Violation("I4", name, "the ledger says free, and it is used")
+
+
+def no_arbitration_by_health(ledger: Ledger, truth: Truth, policy: Policy) -> Found:
+    """I5: what a pod holds stays Healthy while the hardware is; what kubelet would be refused is not Healthy."""
+    for name, entry in ledger.entries.items():
+        healthy = advertise.legacy_healthy(ledger, entry, policy)
+        present = entry.device.presence is Presence.PRESENT
+        if entry.owner is Owner.LEGACY and present and not healthy:
+            yield Violation("I5", name, "held by a pod and Unhealthy")
+        allocate = ev.Allocate({name: entry.device.units}, entry.since)
+        if healthy and ledger.node.merged and not step(ledger, allocate, policy).decision.accepted:
+            yield Violation("I5", name, "Healthy, and an Allocate would be refused")
+
+
+def whole_claims(ledger: Ledger, truth: Truth, policy: Policy) -> Found:
+    """I6: a claim has all of its devices or none."""
+    for uid, devices in truth.uses.items():
+        mine = set(ledger.by_claim.get(uid, ()))
+        if mine and not set(devices) <= mine:
+            missing = sorted(set(devices) - mine)
+            yield Violation("I6", missing[0], f"claim {uid} has {sorted(mine)} and lacks {missing}")
+
+
+def ids_stay_listed(ledger: Ledger, truth: Truth, policy: Policy) -> Found:
+    """An id that may be in an Allocate, or that a pod has, stays in the list: kubelet 1.36.2 crashes otherwise."""
+    for name in truth.in_allocate:
+        if name not in ledger.entries:
+            yield Violation("listed", name, "its id is gone from the list while kubelet has it")
+
+
+def consistent(ledger: Ledger, truth: Truth, policy: Policy) -> Found:
+    """The owner follows from the holders; a moving device is free; an index is what it indexes."""
+    for name, entry in ledger.entries.items():
+        if entry.owner is not Owner.QUARANTINE and entry.owner is not owner_of(entry.hold, entry.claims):
+            yield Violation("form", name, f"owner {entry.owner} does not follow from its holders")
+        if entry.lane in MOVING and (entry.owner is not Owner.NONE or entry.move is None):
+            yield Violation("form", name, f"moving ({entry.lane}) while {entry.owner}")
+        if any(name not in ledger.by_claim.get(held.claim.uid, ()) for held in entry.claims):
+            yield Violation("form", name, "missing in the index of claims")
+
+
+def idempotent(before: Ledger, event: ev.Event, after: Ledger, policy: Policy) -> Found:
+    """I8: a request that is repeated gets the same answer and changes no owner."""
+    if isinstance(event, ev.Allocate | ev.Prepare | ev.Unprepare | ev.ClaimAllocated | ev.ClaimDeallocated):
+        again = step(after, event, policy)
+        if step(before, event, policy).decision.accepted != again.decision.accepted:
+            yield Violation("I8", "", f"{event} is answered otherwise when it is repeated")
+        for entry in again.changes:
+            if entry.owner is not after.entries[entry.name].owner:
+                yield Violation("I8", entry.name, f"{event}, repeated, changes the owner")
+
+
+_ENDS_PREPARED = ev.Unprepare | ev.PrepareFailed | ev.Booted | ev.Resolve
+_ENDS_GRANTED = ev.ClaimDeallocated | ev.ClaimAllocated | ev.Restarted | ev.LeaseDenied | ev.Allocate | ev.Resolve
+
+
+def claims_end_twice(before: Ledger, event: ev.Event, after: Ledger, policy: Policy) -> Found:
+    """I9: a prepared claim's hold ends only when it is deallocated in the API *and* unprepared."""
+    for name, old, new in _changed(before, after):
+        for held in old.holders:
+            if new is not None and new.claim(held.claim.uid) is not None:
+                continue
+            if not _may_end(held, event):
+                yield Violation(
+                    "I9", name, f"claim {held.claim.uid} ({held.phase}) was dropped by {type(event).__name__}"
+                )
+
+
+def _may_end(held: ClaimHold, event: ev.Event) -> bool:
+    if held.phase is Phase.PREPARED:
+        return isinstance(event, _ENDS_PREPARED) and not held.api_allocated
+    return isinstance(event, _ENDS_GRANTED)
+
+
+def doubt_holds(before: Ledger, event: ev.Event, after: Ledger, policy: Policy) -> Found:
+    """I10: a legacy hold ends by evidence (or the operator), QUARANTINE by evidence, nothing by time alone."""
+    for name, old, new in _changed(before, after):
+        hold_ended = old.hold is not None and (new is None or new.hold is None)
+        if hold_ended and not isinstance(event, ev.Observed | ev.Resolve | ev.Restarted):
+            yield Violation("I10", name, f"the legacy hold was ended by {type(event).__name__}")
+        if old.owner is Owner.QUARANTINE and new and new.owner is Owner.NONE and isinstance(event, ev.Restarted):
+            yield Violation("I10", name, "quarantine ended without evidence")
+
+
+def _changed(before: Ledger, after: Ledger) -> Iterator[tuple[str, Entry, Entry | None]]:
+    for name, old in before.entries.items():
+        new = after.entries.get(name)
+        if new is not old:
+            yield name, old, new
+
+
+def _owner(entry: Entry | None) -> str:
+    return "nothing" if entry is None else str(entry.owner)
+
+
+_LEDGER_RULES: tuple[Callable[[Ledger, Truth, Policy], Found], ...] = (no_arbitration_by_health, consistent)
+_TRUTH_RULES: tuple[Callable[[Ledger, Truth, Policy], Found], ...] = (
+    one_holder,
+    durable_promise,
+    one_side,
+    none_means_none,
+    whole_claims,
+    ids_stay_listed,
+)
+_STEP_RULES: tuple[Callable[[Ledger, ev.Event, Ledger, Policy], Found], ...] = (
+    idempotent,
+    claims_end_twice,
+    doubt_holds,
+)

@@ -1,0 +1,787 @@
+"""A small world around the real ledger: kubelet, a scheduler, the API server, pods and claims, and what can go wrong.
+
+Every message may be late by any time: kubelet acts on the last list that reached it, the scheduler on the last slices
+that it saw, the agent on evidence gathered earlier. Time is one bit for each memory of it, "now" or "long ago":
+:meth:`World.tick` makes everything long ago, and may happen only when the timing assumptions that the policy's numbers
+stand for are met (an Allocate's reply is recorded by kubelet, a new kubelet has re-synced, a force-deleted pod's
+processes are dead, schedulers have seen withdrawn slices). The ledger's part is the real ``step``, memoised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from itertools import product
+from typing import Any, NamedTuple
+
+from drabridge.inventory.model import Presence
+from drabridge.ledger import advertise, invariants
+from drabridge.ledger import events as ev
+from drabridge.ledger.machine import step
+from drabridge.ledger.model import (
+    DRA_OWNERS,
+    ClaimRef,
+    Entry,
+    Facts,
+    HeldBecause,
+    Lane,
+    Ledger,
+    NodeState,
+    Owner,
+    PodRef,
+    Policy,
+)
+from drabridge.ledger.outcome import Step
+
+NOW = 1.0  # the time of every event; what happened "long ago" happened at 0
+POLICY = Policy(
+    min_hold_seconds=1,
+    unconfirmed_seconds=1,
+    absent_lists=2,
+    absent_seconds=1,
+    settle_seconds=1,
+    quiesce_seconds=1,
+    tombstone_seconds=1,
+)
+
+
+class P(IntEnum):
+    """A legacy pod's life."""
+
+    IDLE = 0  # bound to the node
+    CHOSEN = 1  # kubelet has chosen a device; its Allocate is on the way
+    REPLIED = 2  # Allocate was answered with yes; kubelet has not recorded it yet
+    INIT = 3  # runs a plain init container: in kubelet's checkpoint, not in PodResources
+    RUN = 4
+    ZOMBIE = 5  # force-deleted: kubelet and the API have forgotten it, its processes run
+    DONE = 6
+
+
+class K(IntEnum):
+    """What kubelet has done with a claim."""
+
+    NEW = 0
+    TRIED = 1  # Prepare failed, or its answer was lost
+    RUNNING = 2
+    STOPPED = 3  # no container; Unprepare is due
+    DONE = 4
+
+
+class Claim(NamedTuple):
+    """A claim: its life in the API (0 new, 1 allocated, 2 deallocated), what the agent's watch has shown, kubelet."""
+
+    api: int = 0
+    seen: int = 0
+    devices: int = 0  # bit mask
+    kubelet: int = K.NEW
+    cdi: bool = False  # its CDI file is on the node
+
+
+Pod = tuple[int, int]  # phase, device (-1: none)
+
+
+class Gathered(NamedTuple):
+    """One round of evidence as it was when the gathering began; bit masks over the devices."""
+
+    listed: int
+    checkpoint: int
+    opened: int
+    healthy: int
+    api: int
+    claimed: int
+    unaccounted: bool
+
+
+class State(NamedTuple):
+    """Everything. ``ledger`` is the number of an interned ledger."""
+
+    ledger: int
+    healthy: int  # what kubelet believes Healthy
+    api: int  # what the slices in the API offer
+    scheduler: int  # what a scheduler may still choose: never less than ``api``
+    up: bool  # the agent runs
+    known: bool  # kubelet has re-synced all of its pods since its start
+    noticed: bool  # kubelet's stream to the agent is open
+    gathered: Gathered | None
+    pods: tuple[Pod, ...]
+    claims: tuple[Claim, ...]
+    faults: int  # how many more may happen
+    moves: int  # how many more changes of lane the operator asks for
+
+
+Stepper = Callable[[Ledger, ev.Event, Policy], Step]
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Which world."""
+
+    devices: int = 2
+    pods: int = 2
+    claims: int = 2
+    faults: int = 1
+    kinds: frozenset[str] = frozenset({"crash", "kubelet", "force", "reboot", "lost"})
+    whole_claims: bool = True  # a claim may want both devices
+    late_evidence: bool = True  # evidence may be applied long after it was gathered
+    checkpoint: bool = True  # kubelet's checkpoint can be read; otherwise the API server is the second witness
+    probe: bool = False  # open file descriptors are looked at, so force-deleted pods may live for any time
+    lanes: tuple[Lane, Lane] = (Lane.LEGACY, Lane.DRA)  # of the devices at the start
+    moves: int = 1  # changes of lane that the operator asks for
+    policy: Policy = POLICY
+    """What follows breaks the agent around the ledger, or the ledger itself: for the mutants."""
+    step: Stepper = step
+    reply_before_durable: bool = False
+    restart_as_free: bool = False
+    drop_ids: bool = False
+    offer: Callable[[Ledger, Entry, Policy], bool] = advertise.legacy_healthy
+
+    @property
+    def alike(self) -> bool:
+        """Whether the devices are exchangeable."""
+        return self.devices == 2 and self.lanes[0] is self.lanes[1]
+
+
+class Broken(Exception):
+    """An invariant does not hold."""
+
+    def __init__(self, violations: tuple[invariants.Violation, ...]) -> None:
+        super().__init__("; ".join(map(str, violations)))
+        self.violations = violations
+
+
+DEVICES = ("d0", "d1")
+UIDS = ("c0", "c1")
+BOTH = 0b11
+SWAPPED = (0b00, 0b10, 0b01, 0b11)  # a mask with the two devices exchanged
+_POD = (PodRef("ns", "pod"),)
+
+
+def bits(mask: int) -> tuple[int, ...]:
+    """The devices of a mask."""
+    return ((), (0,), (1,), (0, 1))[mask]
+
+
+@dataclass(slots=True)
+class World:
+    """The transition relation. ``successors`` yields (label, state, whether it helps to drain)."""
+
+    config: Config
+    ledgers: list[Ledger] = field(default_factory=list)
+    steps: int = 0  # calls of the real step
+    _ids: dict[Any, int] = field(default_factory=dict)
+    _memo: dict[Any, Any] = field(default_factory=dict)
+    _bad: set[int] = field(default_factory=set)
+
+    # --- ledgers as small numbers ---
+
+    def intern(self, ledger: Ledger) -> int:
+        """The number of a ledger, forgetting everything that no transition looks at."""
+        entries = tuple(_normal(entry) for _, entry in sorted(ledger.entries.items()))
+        node = NodeState(
+            boot_id=ledger.node.boot_id and "boot",
+            merged=ledger.node.merged,
+            kubelet_seq=ledger.node.kubelet_seq,
+            releases_suspended_until=2.0 if ledger.node.releases_suspended_until > NOW else 0.0,
+            lost=ledger.node.lost and "lost",
+        )
+        key = (entries, node)
+        number = self._ids.get(key)
+        if number is None:
+            number = self._ids[key] = len(self.ledgers)
+            normal = Ledger.of(entries, node, seq=0)
+            self.ledgers.append(normal)
+            if violations := invariants.check_ledger(normal, self.config.policy):
+                raise Broken(violations)
+        return number
+
+    def memo(self, what: str, number: int, make: Callable[[Ledger], Ledger]) -> int:
+        """The number of ``make(ledger)``."""
+        key = (what, number)
+        result: int | None = self._memo.get(key)
+        if result is None:
+            result = self._memo[key] = self.intern(make(self.ledgers[number]))
+        return result
+
+    def apply(self, number: int, key: tuple[Any, ...], event: Callable[[], ev.Event]) -> tuple[int, bool]:
+        """Let the real step act; ``key`` names the event. Checks the invariants about steps."""
+        memo_key = (number, key)
+        known: tuple[int, bool] | None = self._memo.get(memo_key)
+        if known is None:
+            self.steps += 1
+            before, happened = self.ledgers[number], event()
+            done = self.config.step(before, happened, self.config.policy)
+            after = done.of(before)
+            checked = self.config.step is step  # a mutant is to be caught by its consequences
+            if checked and (violations := invariants.check_step(before, happened, after, self.config.policy)):
+                raise Broken(violations)
+            known = self._memo[memo_key] = (self.intern(after), done.decision.accepted)
+        return known
+
+    def offers(self, number: int) -> tuple[int, int]:
+        """What the agent offers to kubelet and to the scheduler: two masks."""
+        key = ("offers", number)
+        known: tuple[int, int] | None = self._memo.get(key)
+        if known is None:
+            ledger, policy = self.ledgers[number], self.config.policy
+            legacy = dra = 0
+            for bit, name in enumerate(DEVICES):
+                if entry := ledger.entries.get(name):
+                    legacy |= self.config.offer(ledger, entry, policy) << bit
+                    dra |= advertise.dra_schedulable(ledger, entry, policy) << bit
+            known = self._memo[key] = (legacy, dra)
+        return known
+
+    # --- the beginning ---
+
+    def initial(self) -> State:
+        """Two free devices in the legacy lane, an agent that has just merged, nothing offered yet."""
+        entries = [
+            Entry(Facts(name, "r", (name,)), lane=lane)
+            for name, lane in zip(DEVICES[: self.config.devices], self.config.lanes, strict=False)
+        ]
+        ledger = Ledger.of(entries, NodeState(boot_id="boot", merged=True))
+        state = State(
+            self.intern(ledger),
+            0,
+            0,
+            0,
+            True,
+            True,
+            True,
+            None,
+            ((P.IDLE, -1),) * self.config.pods,
+            (Claim(),) * self.config.claims,
+            self.config.faults,
+            self.config.moves,
+        )
+        return self.canonical(state)
+
+    # --- symmetry ---
+
+    def canonical(self, state: State) -> State:
+        """One of the states that differ only in the names of pods, claims and (if they began alike) devices."""
+        number = state.ledger
+        if state.gathered is None:
+            number = self.memo("settled", number, _unsequenced)
+        plain = self._sorted(state._replace(ledger=number, pods=tuple(sorted(state.pods))))
+        if not self.config.alike:
+            return plain
+        other = self._sorted(self._swapped(plain))
+        return min(plain, other, key=_order)
+
+    def _sorted(self, state: State) -> State:
+        if len(state.claims) < 2 or state.claims[0] < state.claims[1]:
+            return state
+        number = self.memo("claims", state.ledger, _swap_claims)
+        if state.claims[0] == state.claims[1]:
+            return state if state.ledger <= number else state._replace(ledger=number)
+        return state._replace(ledger=number, claims=state.claims[::-1])
+
+    def _swapped(self, state: State) -> State:
+        seen = state.gathered
+        return state._replace(
+            ledger=self.memo("devices", state.ledger, _swap_devices),
+            healthy=SWAPPED[state.healthy],
+            api=SWAPPED[state.api],
+            scheduler=SWAPPED[state.scheduler],
+            pods=tuple(sorted((phase, device if device < 0 else 1 - device) for phase, device in state.pods)),
+            claims=tuple(claim._replace(devices=SWAPPED[claim.devices]) for claim in state.claims),
+            gathered=seen and Gathered(*(SWAPPED[mask] for mask in seen[:6]), unaccounted=seen.unaccounted),
+        )
+
+    # --- what is really the case ---
+
+    def check(self, state: State) -> None:
+        """Raise :class:`Broken` if an invariant does not hold."""
+        pods: dict[str, set[str]] = {}
+        promised_pods: dict[str, set[str]] = {}
+        in_allocate: set[str] = set()
+        for index, (phase, device) in enumerate(state.pods):
+            if phase in (P.INIT, P.RUN, P.ZOMBIE):
+                pods.setdefault(DEVICES[device], set()).add(f"p{index}")
+            if phase in (P.REPLIED, P.INIT, P.RUN, P.ZOMBIE):
+                promised_pods.setdefault(DEVICES[device], set()).add(f"p{index}")
+            if phase in (P.CHOSEN, P.REPLIED, P.INIT, P.RUN):
+                in_allocate.add(DEVICES[device])
+        claims: dict[str, set[str]] = {}
+        uses: dict[str, set[str]] = {}
+        for uid, claim in zip(UIDS, state.claims, strict=False):
+            names = {DEVICES[device] for device in bits(claim.devices)}
+            if claim.api == 1:
+                uses[uid] = names
+            if claim.kubelet == K.RUNNING:
+                for name in names:
+                    claims.setdefault(name, set()).add(uid)
+        truth = invariants.Truth(
+            pods,
+            claims,
+            promised_pods,
+            claims,
+            {DEVICES[device] for device in bits(state.healthy)},
+            {DEVICES[device] for device in bits(state.scheduler)},
+            in_allocate,
+            uses,
+        )
+        if violations := invariants.check_truth(self.ledgers[state.ledger], truth, self.config.policy):
+            raise Broken(violations)
+
+    def drained(self, state: State) -> bool:
+        """Nobody holds anything."""
+        key = ("drained", state.ledger)
+        known: bool | None = self._memo.get(key)
+        if known is None:
+            known = self._memo[key] = invariants.drained(self.ledgers[state.ledger])
+        return known
+
+    # --- what can happen ---
+
+    def successors(self, state: State) -> Iterator[tuple[str, State, bool]]:
+        """Everything that can happen next."""
+        yield from self._pods(state)
+        yield from self._claims(state)
+        yield from self._messages(state)
+        if state.up:
+            yield from self._evidence(state)
+            yield from self._operator(state)
+        else:
+            yield from self._restart(state)
+        if self._may_tick(state):
+            yield "time passes", state._replace(ledger=self.memo("tick", state.ledger, _aged)), True
+        if state.faults:
+            yield from self._faults(state._replace(faults=state.faults - 1))
+
+    def _pods(self, state: State) -> Iterator[tuple[str, State, bool]]:
+        taken = {device for phase, device in state.pods if P.CHOSEN <= phase <= P.RUN}
+        for index, (phase, device) in enumerate(state.pods):
+            if index and state.pods[index - 1] == (phase, device):
+                continue  # its twin does the same
+
+            def at(phase: P, device: int, index: int = index) -> tuple[Pod, ...]:
+                return (*state.pods[:index], (phase, device), *state.pods[index + 1 :])
+
+            if phase == P.IDLE:
+                for free in bits(state.healthy):
+                    if free not in taken:
+                        yield f"kubelet chooses d{free} for p{index}", state._replace(pods=at(P.CHOSEN, free)), False
+            elif phase == P.CHOSEN:
+                yield from self._allocate(state, index, device, at)
+            elif phase == P.REPLIED:
+                for then in (P.INIT, P.RUN, P.DONE):
+                    yield (
+                        f"p{index} becomes {then.name}",
+                        state._replace(pods=at(then, -1 if then == P.DONE else device)),
+                        True,
+                    )
+            elif phase == P.INIT:
+                yield f"p{index} becomes RUN", state._replace(pods=at(P.RUN, device)), True
+                yield f"p{index} ends", state._replace(pods=at(P.DONE, -1)), True
+            elif phase in (P.RUN, P.ZOMBIE):
+                yield f"p{index} ends", state._replace(pods=at(P.DONE, -1)), True
+            if phase in (P.INIT, P.RUN) and state.faults and "force" in self.config.kinds:
+                zombie = state._replace(pods=at(P.ZOMBIE, device), faults=state.faults - 1)
+                yield f"FAULT p{index} is force-deleted", zombie, False
+
+    def _allocate(
+        self, state: State, index: int, device: int, at: Callable[[P, int], tuple[Pod, ...]]
+    ) -> Iterator[tuple[str, State, bool]]:
+        failed = at(P.DONE, -1)
+        if not state.up:
+            yield f"p{index}: no agent for Allocate", state._replace(pods=failed), True
+            return
+        name = DEVICES[device]
+        number, accepted = self.apply(state.ledger, ("allocate", device), lambda: ev.Allocate({name: (name,)}, NOW))
+        pods = at(P.REPLIED, device) if accepted else failed
+        answer = "yes" if accepted else "no"
+        yield f"Allocate d{device} for p{index}: {answer}", state._replace(ledger=number, pods=pods), True
+        if state.faults and "crash" in self.config.kinds:
+            early = self._down(state, state.ledger)
+            if self.config.reply_before_durable and accepted:
+                yield f"Allocate d{device}: yes, FAULT crash before it is durable", early._replace(pods=pods), False
+            yield f"Allocate d{device}: FAULT crash before it is durable", early._replace(pods=failed), False
+            late = self._down(state, number)._replace(pods=failed)
+            yield f"Allocate d{device}: FAULT crash before the reply", late, False
+
+    def _claims(self, state: State) -> Iterator[tuple[str, State, bool]]:
+        allocated = 0
+        for claim in state.claims:
+            if claim.api == 1:
+                allocated |= claim.devices
+        for index, claim in enumerate(state.claims):
+            uid = UIDS[index]
+
+            def at(changed: Claim, index: int = index) -> tuple[Claim, ...]:
+                return (*state.claims[:index], changed, *state.claims[index + 1 :])
+
+            if claim.api == 0:
+                for mask in (1, 2, 3) if self.config.whole_claims else (1, 2):
+                    if mask & state.scheduler == mask and not mask & allocated:
+                        chosen = state._replace(claims=at(claim._replace(api=1, devices=mask)))
+                        yield f"the scheduler gives {_names(mask)} to {uid}", chosen, False
+                continue
+            if state.up:
+                yield from self._watch(state, uid, claim, at)
+            if claim.kubelet <= K.TRIED and claim.api == 1 and state.up:
+                yield from self._prepare(state, uid, claim, at)
+            if claim.kubelet in (K.TRIED, K.RUNNING):
+                yield f"{uid}'s pod stops", state._replace(claims=at(claim._replace(kubelet=K.STOPPED))), True
+            if claim.kubelet == K.STOPPED and state.up:
+                yield from self._unprepare(state, uid, claim, at)
+            if claim.api == 1:
+                gone = state._replace(claims=at(claim._replace(api=2)))
+                if claim.kubelet in (K.NEW, K.STOPPED, K.DONE):
+                    yield f"{uid} is deallocated", gone, True
+                elif claim.kubelet == K.RUNNING and state.faults and "force" in self.config.kinds:
+                    forced = gone._replace(faults=state.faults - 1)
+                    yield f"FAULT {uid}'s pod is force-deleted and {uid} deallocated", forced, False
+
+    def _watch(
+        self, state: State, uid: str, claim: Claim, at: Callable[[Claim], tuple[Claim, ...]]
+    ) -> Iterator[tuple[str, State, bool]]:
+        """The watch is in order, may be late by any time, and may be lost and listed again (it then skips)."""
+        recorded = uid in self.ledgers[state.ledger].by_claim
+        if claim.seen == 0 or (claim.seen == 1 and claim.api == 1 and not recorded):
+            number, accepted = self.apply(
+                state.ledger, ("allocated", uid, claim.devices), lambda: _allocated(uid, claim)
+            )
+            after = state._replace(ledger=number, claims=at(claim._replace(seen=1)))
+            if after != state:
+                yield f"the watch shows {uid} allocated: {'granted' if accepted else 'not granted'}", after, True
+        if claim.seen < 2 and claim.api == 2:
+            number, _ = self.apply(state.ledger, ("deallocated", uid), lambda: ev.ClaimDeallocated(uid, NOW))
+            after = state._replace(ledger=number, claims=at(claim._replace(seen=2)))
+            yield f"the watch shows {uid} deallocated", after, True
+
+    def _prepare(
+        self, state: State, uid: str, claim: Claim, at: Callable[[Claim], tuple[Claim, ...]]
+    ) -> Iterator[tuple[str, State, bool]]:
+        number, accepted = self.apply(
+            state.ledger,
+            ("prepare", uid, claim.devices),
+            lambda: ev.Prepare(ClaimRef(uid), _uses(claim.devices), NOW),
+        )
+        tried = claim._replace(kubelet=K.TRIED)
+        done = claim._replace(kubelet=K.RUNNING, cdi=True) if accepted else tried
+        answer = "yes" if accepted else "no"
+        yield f"Prepare {uid}: {answer}", state._replace(ledger=number, claims=at(done)), True
+        if state.faults and "crash" in self.config.kinds and accepted:
+            before = self._down(state, state.ledger)
+            if self.config.reply_before_durable:
+                yield f"Prepare {uid}: yes, FAULT crash before it is durable", before._replace(claims=at(done)), False
+            yield f"Prepare {uid}: FAULT crash before it is durable", before._replace(claims=at(tried)), False
+            after = self._down(state, number)
+            yield f"Prepare {uid}: FAULT crash before the CDI file", after._replace(claims=at(tried)), False
+            written = tried._replace(cdi=True)
+            yield f"Prepare {uid}: FAULT crash before the reply", after._replace(claims=at(written)), False
+
+    def _unprepare(
+        self, state: State, uid: str, claim: Claim, at: Callable[[Claim], tuple[Claim, ...]]
+    ) -> Iterator[tuple[str, State, bool]]:
+        number, _ = self.apply(state.ledger, ("unprepare", uid), lambda: ev.Unprepare(uid, NOW))
+        done = claim._replace(kubelet=K.DONE, cdi=False)
+        yield f"Unprepare {uid}", state._replace(ledger=number, claims=at(done)), True
+        if state.faults and "crash" in self.config.kinds:
+            again = at(claim._replace(cdi=False))
+            before = self._down(state, state.ledger)._replace(claims=again)
+            yield f"Unprepare {uid}: FAULT crash before it is durable", before, False
+            after = self._down(state, number)._replace(claims=again)
+            yield f"Unprepare {uid}: FAULT crash before the reply", after, False
+
+    def _messages(self, state: State) -> Iterator[tuple[str, State, bool]]:
+        if not state.known:
+            yield "kubelet has re-synced its pods", state._replace(known=True), True
+        if state.scheduler != state.api:
+            yield "the scheduler sees the slices", state._replace(scheduler=state.api), True
+        if not state.up:
+            return
+        if not state.noticed:
+            number, _ = self.apply(state.ledger, ("subscribed",), lambda: ev.Subscribed(NOW))
+            yield "kubelet subscribes", state._replace(ledger=number, noticed=True), True
+        legacy, dra = self.offers(state.ledger)
+        if state.noticed and state.healthy != legacy:
+            yield f"kubelet gets the list: {_names(legacy)}", state._replace(healthy=legacy), True
+        if state.api != dra:
+            after = state._replace(api=dra, scheduler=state.scheduler | dra)
+            yield f"the slices are published: {_names(dra)}", after, True
+
+    def _evidence(self, state: State) -> Iterator[tuple[str, State, bool]]:
+        if state.gathered is None:
+            gathered = self.look(state)
+            if self.config.late_evidence:
+                yield f"the agent gathers evidence ({gathered})", state._replace(gathered=gathered), True
+                return
+        else:
+            gathered = state.gathered
+        yield "the agent applies its evidence", self._judge(state, gathered), True
+
+    def look(self, state: State) -> Gathered:
+        """What kubelet, the disk, the processes and the API server would show now."""
+        listed = checkpoint = opened = claimed = 0
+        unaccounted = False
+        for phase, device in state.pods:
+            if phase == P.RUN and state.known:
+                listed |= 1 << device
+            if phase in (P.INIT, P.RUN):
+                checkpoint |= 1 << device
+            if phase in (P.INIT, P.RUN, P.ZOMBIE):
+                opened |= 1 << device
+            if phase in (P.CHOSEN, P.REPLIED, P.INIT) or (phase == P.RUN and not state.known):
+                unaccounted = True
+        for claim in state.claims:
+            if claim.api == 1:
+                claimed |= claim.devices
+        if self.config.checkpoint:
+            unaccounted = any(P.CHOSEN <= phase <= P.REPLIED for phase, _ in state.pods)
+        return Gathered(
+            listed,
+            checkpoint if self.config.checkpoint else 0,
+            opened if self.config.probe else 0,
+            state.healthy,
+            state.api,
+            claimed,
+            unaccounted,
+        )
+
+    def _judge(self, state: State, seen: Gathered) -> State:
+        number, _ = self.apply(
+            state.ledger,
+            ("observed", seen.listed, seen.checkpoint, seen.opened, seen.unaccounted),
+            lambda: self._observed(seen),
+        )
+        for bit, name in enumerate(DEVICES):
+            entry = self.ledgers[number].entries.get(name)
+            if entry is None:
+                continue
+            if entry.lane is Lane.LEGACY_TO_DRA and not seen.healthy >> bit & 1:
+                number, _ = self.apply(number, ("withdrawn", bit), lambda name=name: ev.Withdrawn(name, 0, NOW))
+            elif entry.lane is Lane.DRA_TO_LEGACY and not seen.api >> bit & 1:
+                number, _ = self.apply(number, ("slice", bit), lambda name=name: ev.SliceWithdrawn(name, 0, NOW))
+                if not seen.claimed >> bit & 1:
+                    number, _ = self.apply(number, ("clear", bit), lambda name=name: ev.QuorumClear(name, 0, NOW))
+        return state._replace(ledger=number, gathered=None)
+
+    def _observed(self, seen: Gathered) -> ev.Observed:
+        return ev.Observed(
+            NOW,
+            0,
+            _shown(seen.listed),
+            ev.Checkpoint(_shown(seen.checkpoint)) if self.config.checkpoint else None,
+            {"r": ("ns/pod",)} if seen.unaccounted else {},
+            {name: bool(seen.opened >> bit & 1) for bit, name in enumerate(DEVICES)} if self.config.probe else None,
+        )
+
+    def _operator(self, state: State) -> Iterator[tuple[str, State, bool]]:
+        for bit, name in enumerate(DEVICES):
+            for lane in (Lane.LEGACY, Lane.DRA) if state.moves else ():
+                if name in self.ledgers[state.ledger].entries:
+                    number, _ = self.apply(
+                        state.ledger, ("lane", bit, lane), lambda name=name, lane=lane: ev.SetLane(name, lane, NOW)
+                    )
+                    if number != state.ledger:
+                        moved = state._replace(ledger=number, moves=state.moves - 1)
+                        yield f"the operator moves {name} to {lane}", moved, False
+            if "unplug" in self.config.kinds:
+                number, done = self.apply(state.ledger, ("forget", bit), lambda name=name: ev.Forgotten((name,), NOW))
+                if done and number != state.ledger:
+                    yield f"the agent drops the id of {name}", state._replace(ledger=number), True
+
+    def _may_tick(self, state: State) -> bool:
+        """Whether every timing assumption is met; see the head of the file."""
+        phases = {phase for phase, _ in state.pods}
+        if phases & {P.CHOSEN, P.REPLIED} or (P.ZOMBIE in phases and not self.config.probe):
+            return False
+        if not (state.known and state.noticed and state.up) or state.scheduler != state.api:
+            return False
+        return state.api == self.offers(state.ledger)[1] or not self._quarantined(state.ledger)
+
+    def _quarantined(self, number: int) -> bool:
+        return any(entry.owner is Owner.QUARANTINE for entry in self.ledgers[number].entries.values())
+
+    # --- faults, and getting up again ---
+
+    def _down(self, state: State, number: int) -> State:
+        """The agent is killed (that costs a fault): kubelet's stream breaks, unwritten evidence is gone."""
+        return state._replace(
+            ledger=self.memo("crashed", number, _crashed),
+            up=False,
+            noticed=False,
+            healthy=0,
+            gathered=None,
+            faults=state.faults - 1,
+        )
+
+    def _faults(self, state: State) -> Iterator[tuple[str, State, bool]]:
+        kinds = self.config.kinds
+        idle = state._replace(faults=state.faults + 1)
+        if state.up and "crash" in kinds:
+            yield "FAULT the agent is killed", self._down(idle, state.ledger), False
+        pods = tuple(
+            (P.DONE, -1) if P.CHOSEN <= phase <= P.REPLIED else (phase, device) for phase, device in state.pods
+        )
+        if "kubelet" in kinds:
+            yield "FAULT kubelet restarts", state._replace(healthy=0, known=False, noticed=False, pods=pods), False
+        if "reboot" in kinds:
+            down = self._down(idle, state.ledger)
+            number, _ = self.apply(down.ledger, ("boot",), lambda: ev.Booted("another boot", NOW))
+            yield (
+                "FAULT the node reboots",
+                down._replace(
+                    ledger=number,
+                    known=False,
+                    pods=tuple((P.DONE, -1) if phase == P.ZOMBIE else (phase, device) for phase, device in pods),
+                    claims=tuple(
+                        claim._replace(cdi=False, kubelet=K.TRIED if claim.kubelet == K.RUNNING else claim.kubelet)
+                        for claim in state.claims
+                    ),
+                ),
+                False,
+            )
+        if "lost" in kinds:
+            down = self._down(idle, state.ledger)
+            lost = self.memo("free" if self.config.restart_as_free else "lost", 0, self._lost)
+            yield "FAULT the agent is killed and its ledger is lost", down._replace(ledger=lost), False
+        if "unplug" in kinds and state.up:
+            for bit, name in enumerate(DEVICES):
+                entry = self.ledgers[state.ledger].entries.get(name)
+                if entry and entry.device.presence is Presence.PRESENT:
+                    number, _ = self.apply(
+                        state.ledger, ("unplug", bit), lambda bit=bit: self._without(state.ledger, bit)
+                    )
+                    if self.config.drop_ids:
+                        number = self.memo(
+                            f"dropped {bit}", number, lambda ledger, name=name: ledger.replace((), (name,))
+                        )
+                    yield f"FAULT {name} is unplugged", state._replace(ledger=number), False
+
+    def _without(self, number: int, bit: int) -> ev.Discovered:
+        rest = [entry.device for name, entry in self.ledgers[number].entries.items() if name != DEVICES[bit]]
+        return ev.Discovered(tuple(rest), NOW)
+
+    def _lost(self, ledger: Ledger) -> Ledger:
+        fresh = Ledger.of(
+            [Entry(Facts(name, "r", (name,))) for name in DEVICES[: self.config.devices]], NodeState(boot_id="boot")
+        )
+        if self.config.restart_as_free:
+            return fresh
+        return step(fresh, ev.Lost(NOW, reason="lost"), self.config.policy).of(fresh)
+
+    def _restart(self, state: State) -> Iterator[tuple[str, State, bool]]:
+        """The agent starts. Kubelet, its checkpoint and the API server answer now, or not at all."""
+        cdi = tuple(
+            ev.Allocation(ClaimRef(uid), _uses(claim.devices))
+            for uid, claim in zip(UIDS, state.claims, strict=False)
+            if claim.cdi
+        )
+        api = tuple(
+            ev.Allocation(ClaimRef(uid), _uses(claim.devices))
+            for uid, claim in zip(UIDS, state.claims, strict=False)
+            if claim.api == 1
+        )
+        look = self.look(state)
+        for kubelet, cluster in product((True, False), repeat=2):
+            listed = look.listed if kubelet else None
+            event = ev.Restarted(
+                NOW,
+                cdi,
+                None if listed is None else _shown(listed),
+                ev.Checkpoint(_shown(look.checkpoint)) if self.config.checkpoint else None,
+                api if cluster else None,
+            )
+            key = ("restarted", cdi, listed, look.checkpoint, api if cluster else None)
+            number, _ = self.apply(state.ledger, key, lambda event=event: event)
+            claims = tuple(claim._replace(seen=claim.api if cluster else 0) for claim in state.claims)
+            asked = " and ".join(name for name, on in (("kubelet", kubelet), ("the API server", cluster)) if on)
+            yield (
+                f"the agent starts (answered by {asked or 'nobody'})",
+                state._replace(ledger=number, up=True, noticed=True, claims=claims),
+                True,
+            )
+
+
+def _order(state: State) -> tuple[Any, ...]:
+    return (*state[:7], state.gathered or (), *state[8:])
+
+
+def _names(mask: int) -> str:
+    return ",".join(DEVICES[device] for device in bits(mask)) or "nothing"
+
+
+def _uses(mask: int) -> tuple[ev.Use, ...]:
+    return tuple(ev.Use(DEVICES[device]) for device in bits(mask))
+
+
+def _allocated(uid: str, claim: Claim) -> ev.ClaimAllocated:
+    return ev.ClaimAllocated(ClaimRef(uid), _uses(claim.devices), NOW)
+
+
+def _shown(mask: int) -> Mapping[str, tuple[PodRef, ...]]:
+    return {DEVICES[device]: _POD for device in bits(mask)}
+
+
+def _normal(entry: Entry) -> Entry:
+    hold, move = entry.hold, entry.move
+    if hold is not None:
+        hold = replace(hold, absences=min(hold.absences, 2), last_seen=0.0, pods=(), because=HeldBecause.TOO_YOUNG)
+    if move is not None:
+        move = replace(move, since=0.0, reason="")
+    return replace(
+        entry,
+        hold=hold,
+        move=move,
+        claims=tuple(sorted((replace(held, since=0.0) for held in entry.claims), key=lambda held: held.claim.uid)),
+        since=entry.since if entry.device.presence is Presence.GONE else 0.0,
+        released_because="",
+    )
+
+
+def _unsequenced(ledger: Ledger) -> Ledger:
+    """Nobody gathers evidence: it does not matter what changed since when."""
+    entries = [replace(entry, seq=0) for entry in ledger.entries.values()]
+    return Ledger.of(entries, ledger.node._replace(kubelet_seq=0), seq=0)
+
+
+def _aged(ledger: Ledger) -> Ledger:
+    """Everything that happened just now happened long ago."""
+    entries = []
+    for entry in ledger.entries.values():
+        hold = entry.hold and replace(entry.hold, allocated_at=0.0, absent_since=0.0)
+        move = entry.move and replace(entry.move, step_since=0.0)
+        entries.append(replace(entry, hold=hold, move=move, since=0.0))
+    return Ledger.of(entries, ledger.node._replace(releases_suspended_until=0.0), ledger.seq)
+
+
+def _crashed(ledger: Ledger) -> Ledger:
+    """What another process reads from the disk."""
+    entries = [
+        replace(entry, hold=entry.hold and replace(entry.hold, confirmed=False, absences=0, absent_since=0.0))
+        for entry in ledger.entries.values()
+    ]
+    return Ledger.of(entries, ledger.node._replace(merged=False), ledger.seq)
+
+
+def _swap_devices(ledger: Ledger) -> Ledger:
+    other = {DEVICES[0]: DEVICES[1], DEVICES[1]: DEVICES[0]}
+    entries = [
+        replace(
+            entry,
+            device=replace(entry.device, name=other[name], units=(other[name],)),
+            hold=entry.hold and replace(entry.hold, units=tuple(other[unit] for unit in entry.hold.units)),
+        )
+        for name, entry in ledger.entries.items()
+    ]
+    return Ledger.of(entries, ledger.node, ledger.seq)
+
+
+def _swap_claims(ledger: Ledger) -> Ledger:
+    other = {UIDS[0]: UIDS[1], UIDS[1]: UIDS[0]}
+    entries = [
+        replace(
+            entry,
+            claims=tuple(replace(held, claim=ClaimRef(other[held.claim.uid])) for held in entry.claims),
+        )
+        for entry in ledger.entries.values()
+    ]
+    return Ledger.of(entries, ledger.node, ledger.seq)
+
+
+__all__ = ["DEVICES", "DRA_OWNERS", "POLICY", "Broken", "Config", "State", "World"]
