@@ -13,8 +13,6 @@ from deviceplugin.service import DevicePluginService
 from deviceplugin.sockets import Identity, check_directory, fresh_path, identify_socket, probe
 from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
 
-_SERVER_OPTIONS = [("grpc.so_reuseport", 0)]
-
 
 class Listener:
     """Made by ``start``; ``path`` is bound, accepting and private (0600) from then on."""
@@ -29,7 +27,7 @@ class Listener:
         """Bind and serve. Raises SocketError with what a person can do about it."""
         check_directory(directory)
         path = fresh_path(directory, name, resource)
-        server = grpc.aio.server(options=_SERVER_OPTIONS)
+        server = grpc.aio.server()
         pb_grpc.add_DevicePluginServicer_to_server(service, server)
         try:
             if server.add_insecure_port(f"unix:{path}") == 0:  # grpcio before 1.60 says it so, later ones raise

@@ -115,7 +115,7 @@ class PluginServer:
             resource=self._plugin.resource,
             phase=self._machine.phase,
             since=self._since,
-            error="" if self._machine.phase in STREAMING else self._error,
+            error=self._error,
             socket=self._listener.path if self._listener else None,
             streams=len(self._streams),
             registered=self._machine.phase in STREAMING and self._streams.read_by_kubelet,
@@ -189,10 +189,12 @@ class PluginServer:
 
     async def _first_list(self) -> bool:
         """Wait for it; False if stopped meanwhile."""
+        self._error = "the plugin has published no list of devices yet"
         with self._plugin.devices().subscribe(self._awake.set):
             while not self._stopping and self._plugin.devices().current is None:
                 await self._awake.wait()
                 self._awake.clear()
+        self._error = ""
         return not self._stopping
 
     async def _close(self, grace_seconds: float) -> None:
@@ -234,8 +236,7 @@ class PluginServer:
         self._machine = result.state
         if not result.entered:
             return
-        if event is Event.STREAM_OPENED:
-            self._error = ""
+        self._explain(old.phase, event, result.state.phase)
         self._cancel_timer()
         if result.state.phase is not old.phase:
             self._since = self._clock()
@@ -250,6 +251,20 @@ class PluginServer:
                 self._cancel_call()
                 await self._streams.end_all(self._timeouts.end_streams_seconds)
                 self._call = asyncio.create_task(self._register())
+
+    def _explain(self, old: Phase, event: Event, new: Phase) -> None:
+        """Keep ``error`` true: what stands between us and a registration, in words."""
+        if new in STREAMING:
+            self._error = ""
+        elif new is Phase.SERVING:
+            self._error = f"{self._directory / KUBELET_SOCKET} does not exist: kubelet is not running, or elsewhere"
+        elif event is Event.OWN_SOCKET_LOST:
+            self._error = "our socket was removed from the plugin directory; registering again on a new one"
+        elif event is Event.STREAM_ENDED:
+            self._error = "kubelet closed the ListAndWatch stream; registering again"
+        elif event is Event.TIMER and old is Phase.WAIT_STREAM:
+            seconds = self._timeouts.stream_seconds
+            self._error = f"kubelet accepted the registration but read no list within {seconds:g} s; registering again"
 
     def _post(self, event: Event) -> None:
         self._events.append(event)
@@ -303,9 +318,10 @@ class PluginServer:
                 self._timeouts.register_seconds,
             )
         except DevicePluginError as error:
-            self._error = str(error)
+            if self._machine.phase not in STREAMING:  # a stream that opened meanwhile says more than a late answer
+                self._error = str(error)
             code = error.code if isinstance(error, KubeletError) else "INTERNAL"
-            self._notify(RegisterFailed(resource, code, self._error, self._clock() - started))
+            self._notify(RegisterFailed(resource, code, str(error), self._clock() - started))
             self._post(Event.REFUSED if isinstance(error, KubeletDownError) else Event.REGISTER_FAILED)
         except Exception as error:  # a defect of ours or of gRPC must not end the registration for good
             log.exception("registering %s failed unexpectedly", resource)

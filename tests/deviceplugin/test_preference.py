@@ -89,22 +89,30 @@ def test_no_input_order_changes_the_answer() -> None:
         assert prefer(units, available, ["gpu5"], 3) == expected
 
 
+PLACES = st.tuples(
+    st.sampled_from([(), (0,), (1,), (2,), (0, 1), (1, 2)]),
+    st.sampled_from(["", "r0", "r1", "r2"]),
+    st.sampled_from(["", "g0", "g1", "g2"]),
+)
+
+
 @st.composite
 def requests(draw: st.DrawFn, most: int = 8) -> tuple[list[Unit], list[str], list[str], int, Policy]:
     count = draw(st.integers(1, most))
     shared = draw(st.booleans())
     units = []
+    places: dict[str, tuple[tuple[int, ...], str, str]] = {}
     for index in range(count):
         device = f"d{draw(st.integers(0, 2))}" if shared else ""
-        # What shares a device shares its place.
-        place = random.Random(device) if device else draw(st.randoms(use_true_random=False))
-        numa = place.choice([(), (0,), (1,), (2,), (0, 1), (1, 2)])
+        if device not in places:
+            places[device] = draw(PLACES)
+        numa, root, group = places[device] if device else draw(PLACES)  # what shares a device shares its place
         units.append(
             Unit(
                 id=f"u{index}",
                 numa=numa,
-                root=place.choice(["", "r0", "r1", "r2"]),
-                group=place.choice(["", "g0", "g1", "g2"]),
+                root=root,
+                group=group,
                 rank=draw(st.integers(0, 3)),
                 device=device,
             )
@@ -183,9 +191,9 @@ def test_4096_ids_are_quick(units: list[Unit], size: int, policy: Policy) -> Non
     available = ids(units)
     random.Random(1).shuffle(available)
     taken = []
-    for _ in range(3):
-        started = time.perf_counter()
+    for _ in range(5):
+        started = time.thread_time()  # of the processor, not of the wall: others use this machine too
         chosen = prefer(units, available, available[:1], size, policy)
-        taken.append(time.perf_counter() - started)
+        taken.append(time.thread_time() - started)
     check_valid(chosen, available, available[:1], size)
-    assert min(taken) < 0.05, f"{min(taken) * 1000:.1f} ms"  # the budget; the least of three, on a busy machine
+    assert min(taken) < 0.05, f"{min(taken) * 1000:.1f} ms"

@@ -11,21 +11,23 @@ import os
 import shutil
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import grpc.aio
 import pytest
 
-from deviceplugin import BindFailed, Device, Phase, PluginServer, Registered, RegisterFailed, Watcher
+from deviceplugin import BindFailed, Device, Phase, PluginServer, Registered, RegisterFailed, Timeouts, Watcher
+from deviceplugin.wire import v1beta1_pb2 as pb
+from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
 from tests.deviceplugin.helpers import QUICK, RESOURCE, Facts, ListPlugin, MiniKubelet, eventually, running, sockets_in
 
 DEVICES = (Device("a"), Device("b"))
 BOTH = {"a": "Healthy", "b": "Healthy"}
 
 
-def make(directory: Path, facts: Facts | None = None, resource: str = RESOURCE) -> PluginServer:
-    return PluginServer(
-        ListPlugin(*DEVICES, resource=resource), directory=directory, name="t", timeouts=QUICK, observer=facts
-    )
+def make(directory: Path, facts: Facts | None = None, timeouts: Timeouts = QUICK) -> PluginServer:
+    return PluginServer(ListPlugin(*DEVICES), directory=directory, name="t", timeouts=timeouts, observer=facts)
 
 
 async def test_dp1_registers_by_itself_and_sends_the_list(directory: Path, kubelet: MiniKubelet) -> None:
@@ -113,6 +115,7 @@ async def test_our_socket_deleted_under_a_living_kubelet(directory: Path, kubele
         first = server.state.socket
         assert first is not None
         first.unlink()
+        await eventually(lambda: "our socket was removed" in server.state.error)
         await eventually(lambda: len(kubelet.requests) == 2 and kubelet.health() == BOTH)
         assert server.state.socket != first
         waited = kubelet.registered_at[1] - kubelet.registered_at[0]
@@ -152,6 +155,7 @@ async def test_kubelet_absent_at_start(directory: Path) -> None:
     kubelet = MiniKubelet(directory)
     async with running(server):
         await eventually(lambda: server.state.phase is Phase.SERVING)
+        assert "kubelet.sock does not exist" in server.state.error
         await kubelet.start()
         await eventually(lambda: kubelet.health() == BOTH)
         assert kubelet.most_streams == 1
@@ -216,6 +220,8 @@ async def test_df5_no_stream_after_register(directory: Path, kubelet: MiniKubele
     async with running(server):
         await eventually(lambda: server.state.phase is Phase.WAIT_STREAM)
         assert not server.state.registered
+        await eventually(lambda: server.state.phase is Phase.BACKOFF)
+        assert "read no list within 0.3 s" in server.state.error
         await eventually(lambda: len(kubelet.requests) >= 2)
         kubelet.ignore = False
         await eventually(lambda: kubelet.health() == BOTH)
@@ -229,6 +235,27 @@ async def test_df6_stream_lost_after_the_list(directory: Path, kubelet: MiniKube
         gaps = [b - a for a, b in zip(kubelet.registered_at, kubelet.registered_at[1:], strict=False)]
         assert min(gaps) >= QUICK.backoff_first_seconds
         assert kubelet.most_streams == 1
+
+
+async def test_a_strangers_stream_is_ended_before_registering(directory: Path) -> None:
+    """Somebody with a gRPC shell reads the list before kubelet is there: it must not be taken for kubelet's."""
+    server = make(directory)
+    kubelet = MiniKubelet(directory)
+    async with running(server):
+        await eventually(lambda: server.state.phase is Phase.SERVING)
+        async with grpc.aio.insecure_channel(f"unix:{server.state.socket}") as channel:
+            stub: pb_grpc.DevicePluginAsyncStub = pb_grpc.DevicePluginStub(channel)
+            call = stub.ListAndWatch(pb.Empty())
+            first = await call.read()
+            assert isinstance(first, pb.ListAndWatchResponse)
+            assert len(first.devices) == 2
+            assert not server.state.registered
+            assert server.sent_version == 0
+            await kubelet.start()
+            await eventually(lambda: kubelet.health() == BOTH)
+            assert await asyncio.wait_for(call.read(), 1) is grpc.aio.EOF
+            assert server.state.streams == 1
+    await kubelet.stop()
 
 
 async def test_df7_stopping_ends_the_stream_and_leaves_nothing(directory: Path, kubelet: MiniKubelet) -> None:
@@ -308,8 +335,19 @@ async def test_a_path_too_long_says_so(directory: Path) -> None:
         assert str(deep) in server.state.error
 
 
-async def test_a_touched_kubelet_socket_keeps_the_stream(directory: Path, kubelet: MiniKubelet) -> None:
+async def test_grpc_cannot_bind(directory: Path, kubelet: MiniKubelet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the checks before cannot foresee: the directory vanishes, the disk is full."""
+    monkeypatch.setattr("deviceplugin.listener.check_directory", lambda path: None)
+    shutil.rmtree(directory)
     server = make(directory)
+    async with running(server):
+        await eventually(lambda: f"cannot serve on {directory}" in server.state.error)
+        directory.mkdir()
+        await eventually(lambda: server.state.phase is Phase.SERVING)
+
+
+async def test_a_touched_kubelet_socket_keeps_the_stream(directory: Path, kubelet: MiniKubelet) -> None:
+    server = make(directory, timeouts=replace(QUICK, poll_seconds=0.05))  # inotify is not asked about attributes
     async with running(server):
         await eventually(lambda: kubelet.health() == BOTH)
         kubelet.socket.chmod(0o700)  # another ctime, the same kubelet
@@ -361,6 +399,7 @@ async def test_no_list_no_registration(directory: Path, kubelet: MiniKubelet) ->
     async with running(server):
         await asyncio.sleep(0.2)
         assert kubelet.requests == []
+        assert "no list" in server.state.error
         plugin.list.publish(DEVICES)
         await eventually(lambda: kubelet.health() == BOTH)
 

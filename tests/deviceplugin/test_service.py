@@ -173,7 +173,7 @@ async def test_a_frozen_kubelet_does_not_block_the_stop(serve: Any) -> None:
         served.plugin.list.publish(tuple(Device("x" * 50 + str(i + round_)) for i in range(4096)))
         await asyncio.sleep(0.005)
     started = time.monotonic()
-    await asyncio.wait_for(served.server.stop(), 3)
+    await asyncio.wait_for(served.server.stop(grace_seconds=5), 8)
     assert time.monotonic() - started < 2
     call.cancel()
 
