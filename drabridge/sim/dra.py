@@ -167,6 +167,7 @@ class DraManager:
                 info.pods.discard(pod_uid)
                 continue
             last.append(info)
+            info.prepared = False  # a pod that comes while the driver is busy asks it again
             for driver in info.drivers:
                 batches.setdefault(driver, []).append(info)
         self._save()
@@ -177,7 +178,8 @@ class DraManager:
                 self._node.log.append(f"failed to unprepare dynamic resources: {error}")
                 return False
         for info in last:
-            if info.pods == {pod_uid}:
+            info.pods.discard(pod_uid)
+            if not info.pods:
                 self.cache.pop((info.namespace, info.name), None)
         self._save()
         return True

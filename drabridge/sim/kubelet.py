@@ -1,6 +1,24 @@
 """A simulated kubelet over real sockets: the node's facade for tests, soak runs and the demo.
 
+    async with SimKubelet(Path("/tmp/kl"), timings=Timings.fast()) as kubelet:
+        await kubelet.wait_for_resource("example.com/gpu", healthy=4)
+        status = await kubelet.run_pod(PodSpec("default", "p", containers=(Container("c", {"example.com/gpu": 1}),)))
+
 ``python -m drabridge.sim.kubelet --root DIR`` runs it as a process of its own; see :mod:`drabridge.sim.control`.
+
+What it copies, and where each quirk is kept with its source:
+
+==================  ====================================================================================================
+registration        dial-back and options before the answer; texts; two streams of one resource; the orphan; no retry
+devicemanager       order of checks and their texts; reuse of init containers' devices; preferences; leaks; pre-start
+devices             full lists; capacity's life cycle; the nil dereference for an id that left the list
+checkpoint          the file's format; the checksum is a stand-in
+topology            single-numa-node; what ``-1`` and an empty TopologyInfo do
+process             order of the start; wiped sockets; re-admission before sources are ready; one pod at a time
+podresources        rate limit; one entry per device and NUMA node; who is not listed; other releases
+pluginwatcher       GetInfo, Notify, back-off; draplugins: slices wiped at start and after 30 s; dra: prepare, unprepare
+runtime             containers in memory, or with a lock per device that finds double use
+==================  ====================================================================================================
 """
 
 from __future__ import annotations
@@ -94,7 +112,11 @@ class SimKubelet:
     # -- the process
 
     async def start(self) -> None:
-        """Start the kubelet: wipe the sockets of device-plugins/, bind, then let the node's pods arrive."""
+        """Start the kubelet: wipe the sockets of device-plugins/, bind, then let the node's pods arrive.
+
+        Raises OSError or RuntimeError when a directory cannot be made or a socket cannot be bound, ValueError for a DRA
+        state file that cannot be read: the real kubelet exits then.
+        """
         if self._process is not None:
             raise RuntimeError("this kubelet runs already")
         if self._dying is not None:
@@ -103,7 +125,11 @@ class SimKubelet:
         self.node.root.mkdir(parents=True, exist_ok=True)
         process = KubeletProcess(self.node, DraManager(self.node, self._api), self._panic)
         self._process = process
-        await process.start()
+        try:
+            await process.start()
+        except BaseException:
+            await self.stop()
+            raise
 
     async def stop(self) -> None:
         """End the process: containers go on, ``kubelet.sock`` stays as a file that nobody answers."""
@@ -186,9 +212,7 @@ class SimKubelet:
         return record.status()
 
     async def finish_pod(self, uid: str, *, failed: bool = False) -> PodStatus:
-        """Every container of the pod exits by itself; returns when its claims are unprepared and the pod is
-        terminal.
-        """
+        """Every container exits by itself; returns when the pod's claims are unprepared and it is terminal."""
         record, worker = self.node.pods[uid], self.process.workers[uid]
         worker.finish(Phase.FAILED if failed else Phase.SUCCEEDED)
         await self.process.outlive(worker.ended.wait(), f"end of {record.spec.name}")

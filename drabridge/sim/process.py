@@ -188,9 +188,11 @@ class KubeletProcess:
         await self.outlive(self._run_pod(record), f"admit {record.spec.name}")
 
     async def _run_pod(self, record: PodRecord) -> None:
+        """A pod that is bound before the sources are ready may arrive with them; it is admitted once either way."""
+        uid = record.spec.uid
+        self._node.pods[uid] = record
         await self.sources_ready.wait()
-        self._node.pods[record.spec.uid] = record
-        worker = await self.admit(record)
+        worker = self.workers.get(uid) if uid in self.known else await self.admit(record)
         if worker is not None:
             await worker.settled.wait()
 

@@ -289,10 +289,11 @@ async def test_slices_go_at_every_start_and_after_thirty_seconds_without_a_drive
     assert Timings().slice_wipe_seconds == 30.0
     async with short_dir() as root:
         api = FakeApi()
-        api.failures = 0
+        api.failures = 1  # asked again a second later
         async with running(root, api=api, timings=Timings.fast(slice_wipe_seconds=0.4)) as kubelet:
             await kubelet.wait_for(lambda: api.deleted, what="the wipe at start")
             assert api.deleted[0][:2] == ("node-a", None)
+            assert "failed to delete ResourceSlices" in kubelet.node.log[0]
             driver = Driver(root)
             async with serving(driver):
                 await registered(driver)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from drabridge.sim.timings import Timings
-from tests.sim.kubelet_peers import GPU, Plugin, device, running, serving, short_dir
+from tests.sim.kubelet_peers import GPU, Plugin, WatchedPlugin, device, running, serving, short_dir
 
 import grpc  # isort: skip
 import grpc.aio  # isort: skip
@@ -189,6 +189,33 @@ async def test_the_published_node_status_lags() -> None:
             await kubelet.wait_for_resource(GPU, healthy=4)
             assert kubelet.published_node_status["capacity"] == {}
             await kubelet.wait_for(lambda: kubelet.published_node_status["capacity"] == {GPU: 4}, what="an update")
+
+
+async def test_a_device_plugin_may_register_through_the_watcher_and_is_then_forgotten() -> None:
+    async with short_dir() as root, running(root) as kubelet:
+        plugin = WatchedPlugin(root, "w.sock", FOUR)
+        async with serving(plugin):
+            await kubelet.wait_for_resource(GPU, healthy=4)
+            await kubelet.wait_for(lambda: plugin.statuses, what="the status")
+            assert plugin.statuses[0].plugin_registered
+            await plugin.end_streams()
+            await kubelet.wait_for(lambda: not kubelet.resources[GPU].healthy, what="the devices to go")
+            await asyncio.sleep(0.3)
+            assert len(kubelet.calls.of("GetInfo")) == 1, "the watcher still takes it for registered"
+
+
+@pytest.mark.parametrize(
+    ("resource", "versions", "text"),
+    [("gpu", ["v1beta1"], 'the ResourceName "gpu" is invalid'), (GPU, ["v1alpha"], "is not supported by kubelet")],
+)
+async def test_the_watcher_tells_a_bad_device_plugin_why(resource: str, versions: list[str], text: str) -> None:
+    async with short_dir() as root, running(root) as kubelet:
+        plugin = WatchedPlugin(root, "w.sock", FOUR, resource)
+        plugin.versions = versions
+        async with serving(plugin):
+            await kubelet.wait_for(lambda: plugin.statuses, what="the status")
+            assert not plugin.statuses[0].plugin_registered
+            assert text in plugin.statuses[0].error
 
 
 async def test_registration_faults_on_demand() -> None:

@@ -320,6 +320,36 @@ async def test_a_kubelet_that_ends_during_admission_rejects_nobody() -> None:
             await kubelet.wait_for(lambda: kubelet.pod_status(spec.uid).phase is Phase.RUNNING, what="re-admission")
 
 
+async def test_a_pod_bound_while_the_sources_are_not_ready_is_admitted_once() -> None:
+    async with short_dir() as root, running(root, timings=Timings.fast(pod_source_seconds=0.2)) as kubelet:
+        plugin = Plugin(root, "p.sock", FOUR)
+        async with serving(plugin):
+            await plugin.register()
+            early, late = pod("early", 1), pod("late", 1)
+            bound = asyncio.create_task(kubelet.run_pod(early))
+            await asyncio.sleep(0.05)
+            await kubelet.restart()
+            assert (await bound).phase is Phase.PENDING, "that kubelet ended, the pod stays bound"
+            await plugin.stop()
+            await plugin.serve()
+            await plugin.register()
+            assert (await kubelet.run_pod(late)).phase is Phase.RUNNING
+            assert kubelet.pod_status(early.uid).phase is Phase.RUNNING
+            assert sum(method == "Allocate" for method, _ in plugin.calls) == 2
+
+
+async def test_a_kubelet_that_cannot_bind_says_so_and_may_be_started_again() -> None:
+    async with short_dir() as root, running(root) as kubelet:
+        await kubelet.stop()
+        kubelet.node.kubelet_socket.unlink()
+        kubelet.node.kubelet_socket.write_text("in the way")
+        with pytest.raises(RuntimeError):
+            await kubelet.start()
+        assert not kubelet.is_running
+        kubelet.node.kubelet_socket.unlink()
+        await kubelet.start()
+
+
 async def test_a_pod_that_was_ending_when_the_kubelet_stopped_ends_with_the_next() -> None:
     async with short_dir() as root, running(root) as kubelet:
         deleted, finished = (PodSpec("default", name, containers=(Container("c"),)) for name in ("d", "f"))
