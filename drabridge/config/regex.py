@@ -18,6 +18,7 @@ from drabridge.config.problem import unmet
 REGEX_MAX = 512  # characters of a pattern
 STATES_MAX = 2000  # of the automaton; x{1000} alone makes 1000
 DEPTH_MAX = 50  # groups inside groups
+VALUE_MAX = 16_384  # udevd's UDEV_LINE_SIZE, the longest property; sysfs attributes are a page
 
 _CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 _BOUNDS = re.compile(r"\{(\d{1,4})(?:(,)(\d{1,4})?)?\}")
@@ -53,7 +54,9 @@ class Regex:
         return cls(text, _Compiler(text).compile())
 
     def matches(self, value: str) -> bool:
-        """Whether the pattern matches the whole value."""
+        """Whether the pattern matches the whole value. Values longer than VALUE_MAX match no pattern."""
+        if len(value) > VALUE_MAX:
+            return False
         states = _closure([self._start])
         for char in value:
             states = _closure([s for state in states if state.test and state.test(char) for s in state.next])

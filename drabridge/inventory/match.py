@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,10 +36,10 @@ class UdevView(Protocol):
     def devnode(self) -> str: ...
 
     @property
-    def devlinks(self) -> Sequence[str]: ...
+    def devlinks(self) -> Iterable[str]: ...
 
     @property
-    def tags(self) -> Sequence[str]: ...
+    def tags(self) -> Iterable[str]: ...
 
     def attr(self, name: str) -> str | None:
         """A sysfs attribute, as read; None when there is none or it cannot be read."""
@@ -187,7 +187,7 @@ def _values(source: Source, key: str, view: UdevView) -> tuple[str, ...]:
         value = _KEYED[source](view, key)
         return () if value is None else (value,)
     if source in _SEVERAL:
-        return tuple(_SEVERAL[source](view))
+        return tuple(sorted(_SEVERAL[source](view)))
     value = _PLAIN[source](view)
     return (value,) if value else ()
 

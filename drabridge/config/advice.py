@@ -1,0 +1,58 @@
+"""What is allowed in a configuration, but will surprise its author: for ``check-config`` and the log at start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from drabridge.config.lanes import Share
+from drabridge.config.predicate import All, Predicate, Source, Test
+from drabridge.config.predicate import Any as AnyOf
+from drabridge.config.schema import Config, Resource
+
+# Numbers that the kernel gives in the order of arrival: another device may have them after the next boot.
+_NUMBERED = frozenset({"sysnum", "devnode", "devname", "minor", "major", "nvidia.minor"})
+
+
+def advice(config: Config) -> tuple[str, ...]:
+    """One sentence for each surprise, with its path; empty when there is none."""
+    return tuple(_advice(config))
+
+
+def _advice(config: Config) -> Iterator[str]:
+    if config.driver == Config.model_fields["driver"].default:
+        yield f"driver {config.driver} is a placeholder: choose a domain of yours; changing it later means draining"
+    for index, resource in enumerate(config.resources):
+        for text in _of_resource(resource):
+            yield f"resources[{index}] ({resource.name}): {text}"
+
+
+def _of_resource(resource: Resource) -> Iterator[str]:
+    if resource.pre_start is not None and resource.lanes.uses_dra:
+        # kubelet-side: the device manager looks for its own allocation of a container that DRA serves
+        yield (
+            "preStart with a dra lane: kubelet 1.36.2 and older cannot start containers that get this resource through "
+            "an extendedResourceName while PreStartContainer is required; use prepare of a profile instead"
+        )
+    if resource.pre_start is not None:
+        yield "preStart is skipped for containers that start between a kubelet restart and the next registration"
+    fields = {field.source for field in resource.id[0].fields}
+    if fields and fields <= _NUMBERED:
+        yield f"id {resource.id[0]} follows the kernel's numbering: another device may have it after the next boot"
+    if not all(_has_subsystem(matcher.predicate()) for matcher in resource.match):
+        yield "match without subsystem: every device of the node is looked at; add one to make discovery faster"
+    legacy, dra = resource.lanes.resolved
+    if isinstance(legacy, Share) and isinstance(dra, Share) and legacy.count is not None and dra.count is not None:
+        total = legacy.count + dra.count
+        yield f'both lanes are numbers: devices beyond {total} go to legacy; write "*" in one lane to say so'
+
+
+def _has_subsystem(predicate: Predicate) -> bool:
+    match predicate:
+        case Test(source=Source.SUBSYSTEM):
+            return True
+        case All(parts):
+            return any(map(_has_subsystem, parts))
+        case AnyOf(parts):
+            return all(map(_has_subsystem, parts))
+        case _:
+            return False

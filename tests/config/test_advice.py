@@ -1,0 +1,56 @@
+"""Surprises are told, and only surprises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from drabridge.config import load
+from drabridge.config.advice import advice
+from tests.config.helpers import document
+
+HEAD = "driver: a.example.com\n"
+
+
+@pytest.mark.parametrize(
+    ("resource", "expected"),
+    [
+        ("", []),
+        ("preStart: {command: [/bin/x]}", ["preStart is skipped"]),
+        ("preStart: {command: [/bin/x]}\nlanes: {dra: 1}", ["preStart with a dra lane", "preStart is skipped"]),
+        ("id: ['{minor}']", ["follows the kernel's numbering"]),
+        ("id: ['{sysname}']", []),
+        ("lanes: {legacy: 6, dra: 2}", ["devices beyond 8 go to legacy"]),
+        ("lanes: {legacy: 6, dra: '*'}", []),
+    ],
+)
+def test_advice(resource: str, expected: list[str]) -> None:
+    found = advice(load(document(f"match: [{{subsystem: usb}}]\n{resource}", head=HEAD)))
+    assert len(found) == len(expected)
+    for text, part in zip(found, expected, strict=True):
+        assert text.startswith("resources[0] (example.com/thing): ")
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("match", "count"),
+    [
+        ("[{devnode: /dev/x}]", 1),
+        ("[{subsystem: usb}, {devnode: /dev/x}]", 1),
+        ("[{parent: {subsystem: usb}}]", 1),
+        ("[{rule: 'SUBSYSTEM==\"tty\"'}]", 0),
+        ("[{rule: 'SUBSYSTEM!=\"tty\"'}]", 1),
+    ],
+)
+def test_subsystem(match: str, count: int) -> None:
+    assert len(advice(load(document(f"match: {match}", head=HEAD)))) == count
+
+
+def test_the_placeholder_driver() -> None:
+    assert "placeholder" in advice(load(document("match: [{subsystem: usb}]")))[0]
+
+
+def test_examples_hold_no_surprise() -> None:
+    for path in (Path(__file__).parents[2] / "deploy" / "examples").glob("*.yaml"):
+        assert advice(load(path)) == (), path.stem
