@@ -75,7 +75,7 @@ class ClaimService:
 
 async def _answer(work: Awaitable[Any], claim: ClaimRef, method: str) -> tuple[Any, str]:
     """``(result, "")`` or ``(None, what to tell the person)``; nothing that a claim can do fails the whole call."""
-    facts = {"claim": claim.uid, "namespace": claim.namespace, "name": claim.name}
+    facts = {"claim": claim.uid, "namespace": claim.namespace, "claim_name": claim.name}
     try:
         return await work, ""
     except DrabridgeError as error:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
+from dataclasses import replace
+from typing import Any
 
+import grpc
+import pytest
+
+from drabridge.dra.facts import RecordQuarantined
+from drabridge.inventory.model import Device, DeviceNode, Presence
 from drabridge.ledger.model import Owner
-from drabridge.wire import dra_v1_pb2
-from tests.dra.helpers import DRIVER, NODE, a_node
+from drabridge.wire import dra_v1_pb2, dra_v1beta1_pb2, dra_v1beta1_pb2_grpc
+from tests.dra.helpers import CONFIG, DRIVER, NODE, RESOURCE, DraNode, a_node, gpu
 
 
 async def test_a_claim_gets_exactly_its_devices_and_gives_them_back() -> None:
@@ -58,3 +67,329 @@ async def test_unprepare_of_the_unknown_is_a_success() -> None:
     async with a_node() as node:
         stranger = dra_v1_pb2.Claim(namespace="default", name="x", uid="34553fd1-cf06-469c-b877-c1432ff67333")
         assert await node.unprepare(stranger) == {stranger.uid: ""}
+
+
+def params(**fields: Any) -> dict[str, Any]:
+    """An entry of allocation.devices.config from the claim."""
+    parameters = {"apiVersion": "drabridge/v1alpha1", "kind": "DeviceConfig", **fields}
+    return {"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": parameters}}
+
+
+def edits(node: DraNode, claim: dra_v1_pb2.Claim) -> dict[str, Any]:
+    """containerEdits of the claim's first device."""
+    path = node.root / "cdi" / f"{DRIVER}-device-claim-{claim.uid}.json"
+    document: dict[str, Any] = json.loads(path.read_text())["devices"][0]["containerEdits"]
+    return document
+
+
+async def test_a_device_of_another_claim_is_refused_with_its_holder_named() -> None:
+    async with a_node() as node:
+        first, second = node.claims.add("first", "gpu-1"), node.claims.add("second", "gpu-0", "gpu-1")
+        await node.prepared(first)
+
+        error = await node.refused(second)
+
+        assert "gpu-1 is held by claim default/first" in error
+        assert node.owner("gpu-0") is Owner.NONE  # all or nothing
+        assert len(node.records()) == 1
+        assert len(node.cdi_files()) == 2
+        await node.unprepare(first)
+        node.claims.delete("first")
+        assert [device.device_name for device in await node.prepared(second)] == ["gpu-0", "gpu-1"]
+
+
+async def test_a_device_that_was_freed_in_the_api_is_taken_over_inside_the_call() -> None:
+    """Force-deleted pod: the claim is deallocated, and the next claim comes before anybody told the ledger."""
+    async with a_node() as node:
+        first = node.claims.add("first", "gpu-1")
+        await node.prepared(first)
+        await node.unprepare(first)
+        node.claims.deallocate("first")
+
+        assert await node.prepared(node.claims.add("second", "gpu-1"))
+
+
+async def test_a_claim_that_is_still_prepared_keeps_its_device_though_the_api_freed_it() -> None:
+    async with a_node() as node:
+        first = node.claims.add("first", "gpu-1")
+        await node.prepared(first)
+        node.claims.deallocate("first")
+
+        assert "held by claim default/first" in await node.refused(node.claims.add("second", "gpu-1"))
+
+
+async def test_results_of_other_drivers_are_skipped_and_alternatives_name_their_request() -> None:
+    async with a_node() as node:
+        claim = node.claims.add(
+            "cl",
+            {"device": "nic-0", "driver": "other.example.com", "request": "nic"},
+            {"device": "gpu-3", "request": "any/small"},
+        )
+        (device,) = await node.prepared(claim)
+        assert (list(device.request_names), device.device_name) == (["any"], "gpu-3")
+        metadata = node.state / "dra-device-metadata" / "default_cl" / "any" / "metadata.json"
+        assert json.loads(metadata.read_text())["requests"][0]["name"] == "any/small"
+
+
+async def test_admin_access_holds_nothing_and_sees_a_held_device() -> None:
+    async with a_node() as node:
+        owner = node.claims.add("owner", "gpu-1")
+        await node.prepared(owner)
+        admin = node.claims.add("admin", {"device": "gpu-1", "adminAccess": True})
+
+        assert await node.prepared(admin)
+
+        assert node.holders("gpu-1") == ["owner"]
+        assert await node.unprepare(admin) == {admin.uid: ""}
+        assert node.owner("gpu-1") is Owner.DRA_PREPARED
+
+
+def shared_device() -> Device:
+    return replace(gpu(0), name="shared-0", id="S0", resource="example.com/shared", capacity={"memory": 8 * 2**30})
+
+
+def share(share_id: str, memory: str) -> dict[str, Any]:
+    return {"device": "shared-0", "shareID": share_id, "consumedCapacity": {"memory": memory}}
+
+
+SHARES = [f"11111111-1111-4111-8111-11111111111{n}" for n in range(4)]
+
+
+async def test_shares_of_one_device_go_to_several_claims_and_twice_to_one() -> None:
+    """DR26: the same device twice in one claim, told apart by the share id, down to the CDI name."""
+    async with a_node(devices=(shared_device(),)) as node:
+        one = node.claims.add("one", share(SHARES[0], "2Gi"), share(SHARES[1], "2Gi"))
+        two = node.claims.add("two", share(SHARES[2], "4Gi"))
+
+        first, second = await node.prepared(one)
+        (third,) = await node.prepared(two)
+
+        assert [d.share_id for d in (first, second, third)] == SHARES[:3]
+        assert first.cdi_device_ids[0] == f"{DRIVER}/device=claim-{one.uid}-gpu-shared-0-{SHARES[0]}"
+        assert len({d.cdi_device_ids[0] for d in (first, second, third)}) == 3
+        three = node.claims.add("three", share(SHARES[3], "1Gi"))
+        assert "shared-0 has 0 of memory left" in await node.refused(three)
+        assert await node.unprepare(one) == {one.uid: ""}
+
+
+async def test_v1beta1_gives_the_same_answer_without_share_ids() -> None:
+    async with a_node(devices=(shared_device(),)) as node:
+        claim = node.claims.add("one", share(SHARES[0], "2Gi"))
+        stub = dra_v1beta1_pb2_grpc.DRAPluginStub(node._channel)
+        request = dra_v1beta1_pb2.NodePrepareResourcesRequest(
+            claims=[dra_v1beta1_pb2.Claim(namespace="default", name="one", uid=claim.uid)]
+        )
+        old = (await stub.NodePrepareResources(request)).claims[claim.uid]
+        (new,) = await node.prepared(claim)
+        assert list(old.devices[0].cdi_device_ids) == list(new.cdi_device_ids)
+        assert old.devices[0].device_name == new.device_name
+        gone = dra_v1beta1_pb2.NodeUnprepareResourcesRequest(claims=request.claims)
+        assert (await stub.NodeUnprepareResources(gone)).claims[claim.uid].error == ""
+        assert node.records() == []
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        ("gpu-9", "there is no device gpu-9 on this node"),
+        ({"device": "gpu-1", "pool": "node-b"}, "is in the pool 'node-b'; this node's pool is 'node-a'"),
+    ],
+)
+async def test_a_device_that_cannot_be_prepared_is_named(device: Any, expected: str) -> None:
+    async with a_node(start=False) as node:
+        await node.start()
+        node.driver._preparer._settle_seconds = 0.1
+        assert expected in await node.refused(node.claims.add("cl", device))
+        assert node.records() == []
+        assert node.keeper.ledger.by_claim == {}
+
+
+async def test_a_device_that_comes_back_within_the_call_is_waited_for() -> None:
+    async with a_node() as node:
+        await node.change(gpu_1=(Presence.FAULTY, "its node is missing"))
+        answer = asyncio.ensure_future(node.prepared(node.claims.add("cl", "gpu-1")))
+        await asyncio.sleep(0.3)
+        assert not answer.done()
+        await node.change(gpu_1=(Presence.PRESENT, ""))
+        assert await answer
+
+
+async def test_a_replaced_missing_or_unallocated_claim_is_refused() -> None:
+    async with a_node() as node:
+        claim = node.claims.add("cl", "gpu-1")
+        other = dra_v1_pb2.Claim(namespace="default", name="cl", uid="34553fd1-cf06-469c-b877-c1432ff67333")
+        assert "was replaced" in await node.refused(other)
+        gone = dra_v1_pb2.Claim(namespace="default", name="gone", uid=other.uid)
+        assert "does not exist any more" in await node.refused(gone)
+        node.claims.deallocate("cl")
+        assert "not allocated any more" in await node.refused(claim)
+        assert node.records() == []
+
+
+async def test_a_claim_that_was_allocated_anew_gives_up_the_old_devices() -> None:
+    async with a_node() as node:
+        claim = node.claims.add("cl", "gpu-1")
+        await node.prepared(claim)
+        node.claims.deallocate("cl")
+        node.claims.allocate("cl", "gpu-2")
+
+        (device,) = await node.prepared(claim)
+
+        assert device.device_name == "gpu-2"
+        assert node.owner("gpu-2") is Owner.DRA_PREPARED
+        spec = (node.root / "cdi" / f"{DRIVER}-device-claim-{claim.uid}.json").read_text()
+        assert "gpu-1" not in spec
+
+
+async def test_one_bad_claim_of_a_request_does_not_spoil_the_others() -> None:
+    async with a_node() as node:
+        good, bad = node.claims.add("good", "gpu-1"), node.claims.add("bad", "gpu-2", config=(params(nonsense=1),))
+        answers = await node.prepare(good, bad)
+        assert answers[good.uid].devices
+        assert "parameters.nonsense: an unknown key" in answers[bad.uid].error
+        assert node.owner("gpu-2") is Owner.NONE
+
+
+async def test_a_claim_chooses_a_profile_and_sets_an_allowed_variable() -> None:
+    async with a_node() as node:
+        claim = node.claims.add("cl", "gpu-1", config=(params(profile="fast", env={"MODE": "turbo"}),))
+        await node.prepared(claim)
+        assert edits(node, claim)["env"] == ["GPU=1", "MODE=turbo", "PROFILE=fast-gpu-1"]
+        for wrong, text in (
+            (params(profile="root"), "there is no profile 'root'; known are fast"),
+            (params(env={"LD_PRELOAD": "/x"}), "not a variable that may be set; allowed are MODE"),
+        ):
+            error = await node.refused(node.claims.add(f"wrong-{len(text)}", "gpu-2", config=(wrong,)))
+            assert text in error
+            assert "FromClaim, config[0]" in error
+
+
+async def test_transient_trouble_of_the_api_server_is_absorbed_inside_the_call() -> None:
+    async with a_node() as node:
+        claim = node.claims.add("cl", "gpu-1")
+        node.api.faults.fail(2, 503, verb="get", resource="resourceclaims")
+        assert await node.prepared(claim)
+
+
+async def test_without_the_api_server_a_replay_and_unprepare_work_and_a_new_claim_waits() -> None:
+    async with a_node() as node:
+        claim, new = node.claims.add("cl", "gpu-1"), node.claims.add("new", "gpu-2")
+        first = await node.prepared(claim)
+        node.api.faults.partition()
+        assert await node.prepared(claim) == first
+        node.driver._preparer._budget_seconds = 0.5
+        assert "no answer from the API server" in await node.refused(new)
+        assert await node.unprepare(claim) == {claim.uid: ""}
+        assert node.owner("gpu-1") is Owner.DRA_GRANTED  # nobody said that it is free
+        assert node.cdi_files() == []
+        node.api.faults.heal()
+
+
+async def test_unprepare_works_when_the_claim_is_deleted_and_when_its_record_is_damaged() -> None:
+    async with a_node() as node:
+        first, second = node.claims.add("first", "gpu-1"), node.claims.add("second", "gpu-2")
+        await node.prepared(first)
+        await node.prepared(second)
+        node.claims.delete("first")
+        (node.state / "claims" / f"{second.uid}.json").write_text('{"version": 1, "state": "Prep')
+
+        assert await node.unprepare(first, second) == {first.uid: "", second.uid: ""}
+
+        await node.wait_for(lambda: node.owner("gpu-1") is Owner.NONE, "the release")
+        assert node.cdi_files() == []
+        (aside,) = node.records()
+        assert aside.startswith(f"{second.uid}.json.corrupt-")
+        assert node.owner("gpu-2") is Owner.DRA_GRANTED
+        assert any(isinstance(fact, RecordQuarantined) for fact in node.facts)
+
+
+async def test_a_damaged_record_does_not_free_its_device_at_a_restart() -> None:
+    async with a_node() as node:
+        claim = node.claims.add("cl", "gpu-1")
+        answer = await node.prepared(claim)
+        (node.state / "claims" / f"{claim.uid}.json").write_bytes(b"\0" * 4096)
+        files = node.cdi_files()
+        await node.restart()
+        assert node.cdi_files() == files  # a container may be using them
+        assert "held by claim" in await node.refused(node.claims.add("other", "gpu-1"))
+        assert await node.prepared(claim) == answer
+
+
+async def test_a_client_that_gives_up_does_not_cut_the_work_short() -> None:
+    async with a_node() as node:
+        claim = node.claims.add("cl", "gpu-1")
+        fault = node.api.faults.fail(3, 503, verb="get", resource="resourceclaims")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await node.prepare(claim, timeout=0.1)
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await node.wait_for(lambda: node.handled("prepare"), "the end of the work")
+        assert node.handled("prepare")[0].outcome == "ok"
+        assert fault is not None
+        assert await node.prepared(claim)
+        assert node.handled("prepare")[1].outcome == "replayed"
+
+
+async def test_two_calls_at_once_are_one_prepare() -> None:
+    async with a_node() as node:
+        claim = node.claims.add("cl", "gpu-1")
+        first, second = await asyncio.gather(node.prepared(claim), node.prepared(claim))
+        assert first == second
+        assert len(node.handled("prepare")) == 1
+
+
+async def test_unprepare_while_a_prepare_is_running_leaves_nothing_behind() -> None:
+    """kubelet gave up on the prepare, its pod was deleted: what the late prepare did must not stay."""
+    async with a_node() as node:
+        claim = node.claims.add("cl", "gpu-1")
+        node.api.faults.fail(50, 503, verb="get", resource="resourceclaims")
+        late = asyncio.ensure_future(node.prepare(claim))
+        await node.wait_for(lambda: claim.uid in node.driver._preparer._preparing, "the prepare")
+
+        assert await node.unprepare(claim) == {claim.uid: ""}
+
+        assert "kubelet unprepared the claim meanwhile" in (await late)[claim.uid].error
+        assert node.records() == []
+        assert node.cdi_files() == []
+        assert node.owner("gpu-1") is Owner.NONE
+
+
+async def test_the_agent_may_stop_in_the_middle_of_a_prepare() -> None:
+    async with a_node() as node:
+        claim = node.claims.add("cl", "gpu-1")
+        node.api.faults.fail(3, 503, verb="get", resource="resourceclaims")
+        late = asyncio.ensure_future(node.prepare(claim))
+        await asyncio.sleep(0.05)
+        await node.restart()
+        await asyncio.gather(late, return_exceptions=True)
+        assert node.owner("gpu-1") in (Owner.NONE, Owner.DRA_PREPARED)
+        assert await node.prepared(claim)
+
+
+async def test_a_cdi_directory_that_cannot_be_written_rolls_everything_back() -> None:
+    async with a_node() as node:
+        shutil.rmtree(node.root / "cdi", ignore_errors=True)
+        (node.root / "cdi").write_text("in the way")
+        claim = node.claims.add("cl", "gpu-1")
+        assert "cannot keep CDI files in" in await node.refused(claim)
+        assert node.owner("gpu-1") is Owner.DRA_GRANTED  # the scheduler still means it for this claim
+        assert node.records() == []
+        (node.root / "cdi").unlink()
+        assert await node.prepared(claim)
+
+
+async def test_a_device_with_nothing_to_inject_gets_no_cdi_id() -> None:
+    config = CONFIG.replace("kind: AgentConfig", "kind: AgentConfig\ndra: {metadata: false}")
+    async with a_node(config, (Device("gpu-0", "g", RESOURCE),)) as node:
+        (device,) = await node.prepared(node.claims.add("cl", "gpu-0"))
+        assert list(device.cdi_device_ids) == []
+        assert node.cdi_files() == []
+
+
+async def test_a_device_whose_node_was_renumbered_keeps_its_name_and_gets_its_new_node() -> None:
+    async with a_node() as node:
+        claim = node.claims.add("cl", "gpu-1")
+        (before,) = await node.prepared(claim)
+        moved = replace(gpu(1), nodes=(DeviceNode("/dev/zero", "/dev/gpu1", "rw", "c", 1, 5),))
+        await node.set_devices(gpu(0), moved, gpu(2), gpu(3))
+        await node.wait_for(lambda: edits(node, claim)["deviceNodes"][0]["minor"] == 5, "the new node")
+        assert (await node.prepared(claim))[0] == before

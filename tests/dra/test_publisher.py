@@ -1,0 +1,197 @@
+"""Slices in an API server: written when they differ, restored when somebody takes them away, silent otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from drabridge.dra.facts import FeaturesMissing, PublishFailed, SlicesPublished
+from drabridge.inventory.model import Presence, Snapshot
+from drabridge.ledger.events import SetLane
+from drabridge.ledger.model import Lane
+from tests.dra.helpers import CONFIG, DRIVER, NODE, DraNode, a_node, add_node, gpu
+
+ALL = [f"gpu-{n}" for n in range(4)]
+
+
+async def published(node: DraNode, names: list[str] = ALL) -> None:
+    await node.wait_for(
+        lambda: node.published() == names and node.driver.state.publisher.published, f"slices with {names}"
+    )
+
+
+async def test_the_inventory_is_published_once_and_then_there_is_silence() -> None:
+    async with a_node() as node:
+        await published(node)
+        (slice_,) = node.slices()
+        assert slice_["spec"]["pool"] == {"name": NODE, "generation": 1, "resourceSliceCount": 1}
+        assert slice_["spec"]["nodeName"] == NODE
+        assert slice_["metadata"]["ownerReferences"][0]["kind"] == "Node"
+        assert slice_["spec"]["devices"][0]["attributes"]["type"] == {"string": "gpu"}
+        writes, requests = node.writes(), len(node.api.requests)
+
+        for _ in range(20):
+            node.driver.publish()
+            await asyncio.sleep(0.01)
+
+        assert node.writes() == writes == 1
+        assert len(node.api.requests) == requests
+        assert all(r.user_agent.startswith("drabridge/") for r in node.api.requests)
+
+
+async def test_nothing_is_published_before_discovery_is_complete() -> None:
+    async with a_node(start=False) as node:
+        complete, node.snapshot = node.snapshot, Snapshot(0, complete=False)
+        starting = asyncio.ensure_future(node.start())
+        await asyncio.sleep(0.3)
+        assert node.slices() == []
+        assert list((node.root / "plugins_registry").iterdir()) == []
+        node.snapshot = complete
+        await node.discover()
+        node.driver.publish()
+        await starting
+        await published(node)
+
+
+async def test_a_wipe_is_undone_at_once() -> None:
+    """DR20: a kubelet that starts deletes the node's slices under a healthy plugin."""
+    async with a_node() as node:
+        await published(node)
+        wiped = time.monotonic()
+        for slice_ in node.slices():
+            node.api.objects.delete("resourceslices", slice_["metadata"]["name"])
+        assert node.published() == []
+        await published(node)
+        assert time.monotonic() - wiped < 1.0
+
+
+async def test_an_edited_slice_is_restored() -> None:
+    async with a_node() as node:
+        await published(node)
+        (slice_,) = node.slices()
+        slice_["spec"]["devices"] = slice_["spec"]["devices"][:1]
+        node.api.objects.update(slice_)
+        assert node.published() == ["gpu-0"]
+        await published(node)
+        assert node.slices()[0]["spec"]["pool"]["generation"] == 1
+
+
+async def test_a_restart_changes_nothing_and_nothing_is_deleted_at_shutdown() -> None:
+    """DR21: a driver that is back soon finds its slices unchanged, and leaves them so."""
+    async with a_node() as node:
+        await published(node)
+        before = node.slices()
+        await node.stop()
+        assert node.slices() == before
+        await node.start()
+        await published(node)
+        await asyncio.sleep(0.3)
+        assert node.slices() == before
+
+
+async def test_a_faulty_device_is_tainted_and_cleared_when_it_is_well() -> None:
+    async with a_node() as node:
+        await published(node)
+        await node.change(gpu_1=(Presence.FAULTY, "its node is missing"))
+
+        def taints() -> object:
+            return node.slices()[0]["spec"]["devices"][1].get("taints")
+
+        await node.wait_for(taints, "the taint")
+        (taint,) = node.slices()[0]["spec"]["devices"][1]["taints"]
+        assert (taint["key"], taint["effect"]) == (f"{DRIVER}/faulty", "NoSchedule")
+        await node.change(gpu_1=(Presence.PRESENT, ""))
+        await node.wait_for(lambda: not taints(), "the end of the taint")
+        assert node.published() == ALL
+
+
+async def test_where_the_server_drops_taints_the_device_is_removed() -> None:
+    async with a_node(gates={"DRADeviceTaints": False}) as node:
+        await published(node)
+        await node.change(gpu_1=(Presence.FAULTY, "its node is missing"))
+        await published(node, ["gpu-0", "gpu-2", "gpu-3"])
+        assert node.driver.state.publisher.missing_gates == ("DRADeviceTaints",)
+        assert any(isinstance(fact, FeaturesMissing) for fact in node.facts)
+        writes = node.writes()
+        await asyncio.sleep(0.3)
+        assert node.writes() == writes  # no hot loop
+        await node.change(gpu_1=(Presence.PRESENT, ""))
+        await published(node)
+
+
+async def test_devices_of_the_legacy_lane_are_in_no_slice() -> None:
+    async with a_node() as node:
+        await published(node)
+        await node.keeper.apply(SetLane("gpu-0", Lane.LEGACY, time.time()))
+        await published(node, ALL[1:])
+
+
+@pytest.mark.parametrize("versions", [("v1",), ("v1beta2",), ("v1beta1",)])
+async def test_every_version_of_the_api_is_spoken(versions: tuple[str, ...]) -> None:
+    async with a_node(versions=versions) as node:
+        await published(node)
+        assert node.driver.state.api_version == versions[0]
+        await asyncio.sleep(0.1)
+        assert node.writes() == 1
+        claim = node.claims.add("cl", "gpu-0")
+        assert await node.prepared(claim)
+
+
+async def test_a_recreated_node_owns_the_slices_again() -> None:
+    async with a_node() as node:
+        await published(node)
+        node.api.objects.delete("nodes", NODE)
+        await node.wait_for(lambda: node.slices() == [], "garbage collection")
+        uid = add_node(node.api)
+        await node.wait_for(
+            lambda: [s["metadata"]["ownerReferences"][0]["uid"] for s in node.slices()] == [uid], "new owners", 8.0
+        )
+
+
+async def test_an_api_server_that_fails_is_retried_and_one_that_is_away_is_waited_for() -> None:
+    async with a_node(start=False) as node:
+        node.api.faults.fail(2, 500, verb="create", resource="resourceslices")
+        await node.start()
+        await published(node)
+        assert any(isinstance(fact, PublishFailed) for fact in node.facts)
+        node.api.faults.partition()
+        await node.set_devices(gpu(0))
+        await node.wait_for(lambda: not node.driver.state.publisher.published, "an error")
+        assert "no answer" in node.driver.state.publisher.error
+        node.api.faults.heal()
+        await published(node, ["gpu-0"])
+
+
+async def test_watches_that_end_are_begun_again_and_a_list_follows_410() -> None:
+    async with a_node() as node:
+        await published(node)
+        for _ in range(3):
+            node.api.faults.drop_watches()
+            await asyncio.sleep(0.05)
+            node.api.objects.delete("resourceslices", node.slices()[0]["metadata"]["name"])
+            await published(node)
+
+
+async def test_without_devices_there_is_one_empty_slice() -> None:
+    async with a_node() as node:
+        await published(node)
+        await node.set_devices()
+        await published(node, [])
+        assert len(node.slices()) == 1
+
+
+async def test_many_devices_fill_slices_of_64() -> None:
+    async with a_node(devices=tuple(map(gpu, range(130)))) as node:
+        await published(node, [f"gpu-{n}" for n in range(130)])
+        assert [len(s["spec"]["devices"]) for s in node.slices()] == [64, 64, 2]
+        assert next(f for f in node.facts if isinstance(f, SlicesPublished)).created == 3
+
+
+async def test_a_cluster_without_dra_is_said_and_the_sockets_serve_all_the_same() -> None:
+    async with a_node(CONFIG, versions=()) as node:
+        await node.wait_for(lambda: node.driver.state.error, "the reason")
+        assert "does not serve" in node.driver.state.error or "no version" in node.driver.state.error
+        assert node.driver.state.serving
+        assert not node.driver.state.ready
