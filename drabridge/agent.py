@@ -41,6 +41,7 @@ from drabridge.ledger import (
 from drabridge.ledger.keeper import Keeper
 from drabridge.ledger.store import LedgerLockedError, Store
 from drabridge.legacy.side import LegacySide
+from drabridge.memory import settle
 from drabridge.metrics import Metrics
 from drabridge.observe import Sinks
 from drabridge.pages import Pages
@@ -56,6 +57,7 @@ log = logging.getLogger(__name__)
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 FIRST_LIST_SECONDS = 0.5  # kubelet answers in milliseconds when it is there; registration must not wait when it is not
 STOP_GRACE_SECONDS = 1.5  # for calls in flight at SIGTERM; the whole stop is promised within 3 s
+SETTLE_SECONDS = 1.0  # after the first list: registration is over by then, or waits for kubelet
 LOCK_POLL_SECONDS = 0.5  # how soon after another agent's end this one takes over
 
 
@@ -199,6 +201,7 @@ class Agent:
                 self._spawn("evidence", self._runtime.evidence.run)
                 self._spawn("lanes", self._transfers.run)
                 merged = True
+                asyncio.get_running_loop().call_later(SETTLE_SECONDS, settle)
             self._runtime.legacy.refresh()
 
     def _spawn(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
