@@ -16,7 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 
 CONTROL = "/run/udev/control"
-DATABASE = "/run/udev/data"
+DATABASE = Path("/run/udev/data")
 
 UDEV_GROUP = 2  # systemd sd-device/device-monitor-private.h MONITOR_GROUP_UDEV; bit mask as /proc/net/netlink prints it
 ACCEPTING = 0x10000  # include/uapi/linux/net.h __SO_ACCEPTCON, the Flags column of /proc/net/unix
@@ -62,11 +62,6 @@ def udevd_listens(proc: Path = Path("/proc")) -> bool:
     except OSError:
         return False
     return any(int(columns[3], 16) & ACCEPTING for columns in mine)
-
-
-def has_database() -> bool:
-    """Whether udev's database is readable here: then properties come after the kernel's event, not with it."""
-    return os.path.isdir(DATABASE)
 
 
 def udev_group_works(fd: int, proc: Path = Path("/proc")) -> EventSource:

@@ -5,34 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-BURST = 4
+BURST = 8
 """Wake-ups that are acted on at once. Plugging one device in makes two to four events (the device, its children)."""
 
-WINDOW_SECONDS = 0.05
-"""Within a longer burst, at most one round each window: kubelet rewrites a checkpoint file for every list it gets."""
+INTERVAL_SECONDS = 0.02
+"""In a longer burst, one round each interval: kubelet rewrites a checkpoint file for every list that it gets."""
 
-REFILL_SECONDS = 0.25
-"""Quiet time after which one more wake-up may be acted on at once."""
+SHARE = 4
+"""A round that took long is followed by a pause of so many times as long: a flood may not fill the loop."""
 
 
 @dataclass(slots=True)
 class Pacer:
-    """Immediate leading edge, then coalescing: a leaky bucket of ``BURST`` immediate rounds."""
+    """Immediate leading edge, then coalescing: a bucket of ``BURST`` tokens, refilled one each interval."""
 
     tokens: float = BURST
     last: float = float("-inf")
+    interval_seconds: float = INTERVAL_SECONDS
 
     def delay(self, now: float) -> float:
-        """Seconds to wait before the next round; 0 when it may run at once. ``spend`` follows when it runs."""
-        return 0.0 if self._tokens(now) >= 1 else max(0.0, self.last + WINDOW_SECONDS - now)
+        """Seconds to wait before the next round; 0 when it may run at once."""
+        return max(0.0, 1 - self._tokens(now)) * self.interval_seconds
 
-    def spend(self, now: float) -> None:
-        """A round runs now."""
+    def spend(self, now: float, seconds: float = 0.0) -> None:
+        """A round began ``now`` and took ``seconds``."""
         self.tokens = max(0.0, self._tokens(now) - 1)
         self.last = now
+        self.interval_seconds = max(INTERVAL_SECONDS, SHARE * seconds)
 
     def _tokens(self, now: float) -> float:
-        return min(float(BURST), self.tokens + max(0.0, now - self.last) / REFILL_SECONDS)
+        return min(float(BURST), self.tokens + max(0.0, now - self.last) / self.interval_seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,8 @@ class Inventory:
     """What exists on this node, for one configuration. Everything runs on the loop that ``run`` runs on.
 
     ``held(name)`` says whether somebody may hold the device of that name; ``given`` are identities remembered from an
-    earlier run, by (resource, syspath); ``on_fact`` is told what happens.
+    earlier run, by (resource, syspath); ``on_fact`` is told what happens. ``proc`` and ``database`` (udevd's) are where
+    the host's are mounted.
     """
 
     def __init__(
@@ -72,12 +73,14 @@ class Inventory:
         given: Mapping[Key, str] | None = None,
         host: Host | None = None,
         proc: Path = Path("/proc"),
+        database: Path = detect.DATABASE,
         tombstone_seconds: float = TOMBSTONE_SECONDS,
         on_fact: OnFact = lambda fact: None,
     ) -> None:
         self._config = config
         self._host = host or RealHost()
         self._proc = proc
+        self._database_path = database
         self._held = held
         self._given = dict(given or {})
         self._on_fact = on_fact
@@ -95,7 +98,7 @@ class Inventory:
         self._first_seen: dict[str, float] = {}
         self._facts = nvidia.NOTHING
         self._doubt = False  # whether udevd still answers has to be looked at
-        self._database = False  # whether udevd's database is readable here
+        self._database = False  # whether udevd's database is readable here: it fills after the kernel's event
         self._stale = True  # everything must be enumerated again
         self._resync_at = 0.0
         self._recheck_at: float | None = None
@@ -170,7 +173,6 @@ class Inventory:
         """Take in what happened, compute the list, hand it on when it changed."""
         start = time.monotonic()
         self._wake.clear()
-        self._pacer.spend(start)
         full = self._prepare(start)
         try:
             snapshot = self._reconcile(start, full)
@@ -180,6 +182,7 @@ class Inventory:
             self._resync_at = start + FAULTY_RECHECK_SECONDS
             return
         seconds = time.monotonic() - start
+        self._pacer.spend(start, seconds)
         self._on_fact(Reconciled(seconds, full, len(self.current.devices), snapshot is not None))
         if snapshot is not None:
             on_snapshot(snapshot)
@@ -202,7 +205,7 @@ class Inventory:
         return self._stale
 
     def _reconcile(self, now: float, full: bool) -> Snapshot | None:
-        self._database = detect.has_database()
+        self._database = self._database_path.is_dir()
         news = last_words(self._take_events())
         full = full or len(news) > BULK_DEVICES
         touched = self._enumerate() if full else set()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from types import MappingProxyType
 from typing import Any
 
@@ -101,18 +101,12 @@ class Udev:
 
     def enumerate(self) -> dict[str, Record]:
         """Every device of the wanted subsystems, by syspath, in the order of syspaths."""
-        shared: dict[str, Record | None] = {}
-        records = {}
-        for syspath in sorted(set(self._syspaths())):
-            if (record := self.read(syspath, shared)) is not None:
-                records[syspath] = record
-        return records
-
-    def _syspaths(self) -> Iterator[str]:
         devices = self._context.list_devices()
         for subsystem in sorted(self.wanted.subsystems):
             devices.match_subsystem(subsystem)
-        return (device.sys_path for device in devices)
+        shared: dict[str, Record | None] = {}
+        records = (self._copy(device, shared) for device in devices)
+        return {record.syspath: record for record in sorted(filter(None, records), key=lambda record: record.syspath)}
 
     def read(self, syspath: str, shared: dict[str, Record | None] | None = None) -> Record | None:
         """The device at ``syspath`` now, with its ancestors; ``None`` when it is not there (any more).
@@ -171,7 +165,7 @@ class Udev:
                 initialized=bool(device.is_initialized),
                 above=self._copy(parent, shared) if parent is not None else None,
             )
-        except (OSError, UnicodeDecodeError, RecursionError):  # unplugged between two reads, or a name that is no text
+        except (OSError, UnicodeDecodeError):  # unplugged between two reads, or a name that is no text
             return None
         shared[syspath] = record
         return record

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import functools
 import os
 import sys
 import tempfile
@@ -23,7 +24,11 @@ from drabridge.inventory.model import Presence, Semver
 from drabridge.inventory.udev import Udev
 from drabridge.inventory.wanted import Wanted
 from tests.inventory import trees
-from tests.inventory.helpers import config, watching
+from tests.inventory.helpers import config
+from tests.inventory.helpers import watching as watching_here
+
+# Nothing in a test bed is ever entered into a database of udevd; the machine below may have one all the same.
+watching = functools.partial(watching_here, database=Path("/nonexistent"))
 
 CASES: dict[str, Callable[[], Awaitable[None]]] = {}
 
@@ -195,6 +200,23 @@ async def an_unplugged_stick_stays_listed_while_it_is_held() -> None:
         held.clear()
         watched.inventory.refresh()
         await watched.until(lambda s: not s.devices)
+
+
+@case
+async def nodes_are_resolved_again_at_the_last_moment() -> None:
+    """The stick was renumbered, its event is still under way: an Allocate gets the node that is there now."""
+    bed = Testbed(trees.usb_host(), trees.stick(1, serial="abc"))
+    async with watching(config(trees.STICK_RESOURCE)) as watched:
+        (stick,) = watched.inventory.current.devices
+        attributes = {"dev": "189:8"}
+        bed.add(
+            trees.device("/devices/virtual/fakenodes/x", "fakenodes", node="bus/usb/001/009", attributes=attributes)
+        )
+        uevent = bed.root / f"sys{trees.stick_path(1)}/uevent"
+        text = uevent.read_text().replace("001/002", "001/009").replace("MINOR=1\n", "MINOR=8\n")
+        uevent.write_text(text)
+        (node,) = watched.inventory.resolve_nodes(stick)
+        assert (node.path, node.minor, node.container_path) == ("/dev/bus/usb/001/009", 8, "/dev/rtlsdr")
 
 
 @case
