@@ -57,6 +57,7 @@ log = logging.getLogger(__name__)
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 FIRST_LIST_SECONDS = 0.5  # kubelet answers in milliseconds when it is there; registration must not wait when it is not
 STOP_GRACE_SECONDS = 1.5  # for calls in flight at SIGTERM; the whole stop is promised within 3 s
+REFRESH_SECONDS = 0.002  # an Allocate is answered first; several that come together make one list
 SETTLE_SECONDS = 1.0  # after the first list: registration is over by then, or waits for kubelet
 LOCK_POLL_SECONDS = 0.5  # how soon after another agent's end this one takes over
 
@@ -78,6 +79,7 @@ class Agent:
         )
         self._stop = asyncio.Event()
         self._snapshot = Signal()
+        self._refresh: asyncio.TimerHandle | None = None
         self._background: set[asyncio.Task[Decision]] = set()
 
     def stop(self) -> None:
@@ -202,7 +204,7 @@ class Agent:
                 self._spawn("lanes", self._transfers.run)
                 merged = True
                 asyncio.get_running_loop().call_later(SETTLE_SECONDS, settle)
-            self._runtime.legacy.refresh()
+            self._runtime.legacy.learn()
 
     def _spawn(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         self._tasks.append(asyncio.create_task(forever(name, work), name=name))
@@ -248,10 +250,15 @@ class Agent:
         del ledger
         for effect in effects:
             self._runtime.sinks.effect(effect)
-        self._runtime.legacy.refresh()
+        if self._refresh is None:
+            self._refresh = asyncio.get_running_loop().call_later(REFRESH_SECONDS, self._send_lists)
         self._transfers.wake.set()
         if any(isinstance(effect, Refused) for effect in effects):
             self._runtime.evidence.wake.set()
+
+    def _send_lists(self) -> None:
+        self._refresh = None
+        self._runtime.legacy.refresh()
 
     def observe(self, fact: deviceplugin.Fact) -> None:
         """Facts of the DevicePlugin side."""
@@ -268,7 +275,7 @@ class Agent:
         runtime.config, runtime.config_error = config, ""
         runtime.inventory.reconfigure(config)
         await runtime.legacy.configure(config)
-        runtime.legacy.refresh()
+        runtime.legacy.learn()
         self._transfers.wake.set()
 
     def _refused_config(self, faults: str) -> None:

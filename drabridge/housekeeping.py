@@ -32,7 +32,7 @@ class Housekeeping:
 
     async def tick(self) -> None:
         await self._forget()
-        self._runtime.legacy.refresh()  # a device may have left its lane long enough ago to leave the list as well
+        self._runtime.legacy.learn()  # a device may have left its lane long enough ago to leave the list as well
         self._remove_cdi_files()
 
     async def _forget(self) -> None:

@@ -81,12 +81,19 @@ class LegacyResource:
     def devices(self) -> DeviceList:
         return self._list
 
+    def learn(self) -> None:
+        """Take over which devices there are; :meth:`refresh` follows. Not needed when only owners have changed."""
+        devices = self._devices()
+        entries = of_resource(self._keeper.ledger, self.resource)
+        self._owner = {unit: entry.name for entry in entries for unit in entry.device.units}
+        self._units = tuple(self._describe(devices))
+        self.refresh()
+
     def refresh(self) -> None:
         """Bring the list up to date with inventory and ledger. An unchanged list is not sent."""
-        ledger, devices, now = self._keeper.ledger, self._devices(), self._now()
-        listed = legacy_list(ledger, devices, self.resource, at=now, policy=self._keeper.policy)
-        self._owner = {unit: entry.name for entry in of_resource(ledger, self.resource) for unit in entry.device.units}
-        self._units = tuple(self._describe(devices))
+        listed = legacy_list(
+            self._keeper.ledger, self._devices(), self.resource, at=self._now(), policy=self._keeper.policy
+        )
         self._list.publish(
             tuple(
                 deviceplugin.Device(entry.id, Health.HEALTHY if entry.healthy else Health.UNHEALTHY, entry.numa_nodes)

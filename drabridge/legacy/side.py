@@ -93,8 +93,13 @@ class LegacySide:
                 )
                 self._served[name] = _Served(plugin, server)
 
+    def learn(self) -> None:
+        """Take over which devices there are, and bring every list up to date."""
+        for served in self._served.values():
+            served.plugin.learn()
+
     def refresh(self) -> None:
-        """Bring every list up to date; nothing is sent where nothing changed."""
+        """Bring every list up to date with the ledger; nothing is sent where nothing changed."""
         for served in self._served.values():
             served.plugin.refresh()
 
