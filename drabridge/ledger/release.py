@@ -49,7 +49,7 @@ def seen(hold: Hold, witness: Witness, at: float) -> Hold:
 def weigh(
     hold: Hold, witness: Witness, *, at: float, suspended_until: float, policy: Policy, strict: bool = False
 ) -> Hold | Free:
-    """Judge a hold that fresh evidence does not show. ``strict`` (quarantine) wants every witness, not two."""
+    """Judge a hold that fresh evidence does not show. ``strict`` (quarantine) wants every witness that there is."""
     if witness.listed is None:
         return _held(hold, HeldBecause.NO_LIST)
     if witness.checkpointed:
@@ -62,7 +62,8 @@ def weigh(
         return _held(hold, HeldBecause.POD_UNACCOUNTED)
     by_checkpoint = witness.checkpointed is not None and witness.barrier
     by_api = witness.unaccounted is not None
-    if not (by_checkpoint and by_api if strict else by_checkpoint or by_api):
+    enough = by_api and (by_checkpoint or witness.checkpointed is None) if strict else by_checkpoint or by_api
+    if not enough:
         return _held(hold, HeldBecause.NO_SECOND_WITNESS)
     if at - hold.allocated_at < (policy.min_hold_seconds if hold.confirmed else policy.unconfirmed_seconds):
         return _held(hold, HeldBecause.TOO_YOUNG)

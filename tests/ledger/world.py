@@ -4,7 +4,7 @@ Every message may be late by any time: kubelet acts on the last list that reache
 that it saw, the agent on evidence gathered earlier. Time is one bit for each memory of it, "now" or "long ago":
 :meth:`World.tick` makes everything long ago, and may happen only when the timing assumptions that the policy's numbers
 stand for are met (an Allocate's reply is recorded by kubelet, a new kubelet has re-synced, a force-deleted pod's
-processes are dead, schedulers have seen withdrawn slices). The ledger's part is the real ``step``, memoised.
+processes are dead, schedulers have seen withdrawn slices, kubelet has read that a device is gone). The ledger's part is the real ``step``, memoised.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -287,7 +288,7 @@ class World:
             scheduler=SWAPPED[state.scheduler],
             pods=tuple(sorted((phase, device if device < 0 else 1 - device) for phase, device in state.pods)),
             claims=tuple(claim._replace(devices=SWAPPED[claim.devices]) for claim in state.claims),
-            gathered=seen and Gathered(*(SWAPPED[mask] for mask in seen[:6]), unaccounted=seen.unaccounted),
+            gathered=seen and _swap_gathered(seen),
         )
 
     # --- what is really the case ---
@@ -553,11 +554,11 @@ class World:
             if entry is None:
                 continue
             if entry.lane is Lane.LEGACY_TO_DRA and not seen.healthy >> bit & 1:
-                number, _ = self.apply(number, ("withdrawn", bit), lambda name=name: ev.Withdrawn(name, 0, NOW))
+                number, _ = self.apply(number, ("withdrawn", bit), partial(ev.Withdrawn, name, 0, NOW))
             elif entry.lane is Lane.DRA_TO_LEGACY and not seen.api >> bit & 1:
-                number, _ = self.apply(number, ("slice", bit), lambda name=name: ev.SliceWithdrawn(name, 0, NOW))
+                number, _ = self.apply(number, ("slice", bit), partial(ev.SliceWithdrawn, name, 0, NOW))
                 if not seen.claimed >> bit & 1:
-                    number, _ = self.apply(number, ("clear", bit), lambda name=name: ev.QuorumClear(name, 0, NOW))
+                    number, _ = self.apply(number, ("clear", bit), partial(ev.QuorumClear, name, 0, NOW))
         return state._replace(ledger=number, gathered=None)
 
     def _observed(self, seen: Gathered) -> ev.Observed:
@@ -574,14 +575,12 @@ class World:
         for bit, name in enumerate(DEVICES):
             for lane in (Lane.LEGACY, Lane.DRA) if state.moves else ():
                 if name in self.ledgers[state.ledger].entries:
-                    number, _ = self.apply(
-                        state.ledger, ("lane", bit, lane), lambda name=name, lane=lane: ev.SetLane(name, lane, NOW)
-                    )
+                    number, _ = self.apply(state.ledger, ("lane", bit, lane), partial(ev.SetLane, name, lane, NOW))
                     if number != state.ledger:
                         moved = state._replace(ledger=number, moves=state.moves - 1)
                         yield f"the operator moves {name} to {lane}", moved, False
             if "unplug" in self.config.kinds:
-                number, done = self.apply(state.ledger, ("forget", bit), lambda name=name: ev.Forgotten((name,), NOW))
+                number, done = self.apply(state.ledger, ("forget", bit), partial(ev.Forgotten, (name,), NOW))
                 if done and number != state.ledger:
                     yield f"the agent drops the id of {name}", state._replace(ledger=number), True
 
@@ -592,10 +591,13 @@ class World:
             return False
         if not (state.known and state.noticed and state.up) or state.scheduler != state.api:
             return False
-        return state.api == self.offers(state.ledger)[1] or not self._quarantined(state.ledger)
-
-    def _quarantined(self, number: int) -> bool:
-        return any(entry.owner is Owner.QUARANTINE for entry in self.ledgers[number].entries.values())
+        entries = self.ledgers[state.ledger].entries
+        for bit, name in enumerate(DEVICES):
+            if name in entries and entries[name].device.presence is Presence.GONE and state.healthy >> bit & 1:
+                return False  # kubelet reads a list within a minute
+        if any(entry.owner is Owner.QUARANTINE for entry in entries.values()):
+            return state.api == self.offers(state.ledger)[1]  # the slices of a lost ledger are replaced by then
+        return True
 
     # --- faults, and getting up again ---
 
@@ -644,13 +646,9 @@ class World:
             for bit, name in enumerate(DEVICES):
                 entry = self.ledgers[state.ledger].entries.get(name)
                 if entry and entry.device.presence is Presence.PRESENT:
-                    number, _ = self.apply(
-                        state.ledger, ("unplug", bit), lambda bit=bit: self._without(state.ledger, bit)
-                    )
+                    number, _ = self.apply(state.ledger, ("unplug", bit), partial(self._without, state.ledger, bit))
                     if self.config.drop_ids:
-                        number = self.memo(
-                            f"dropped {bit}", number, lambda ledger, name=name: ledger.replace((), (name,))
-                        )
+                        number = self.memo(f"dropped {bit}", number, partial(_without_id, name))
                     yield f"FAULT {name} is unplugged", state._replace(ledger=number), False
 
     def _without(self, number: int, bit: int) -> ev.Discovered:
@@ -688,7 +686,7 @@ class World:
                 api if cluster else None,
             )
             key = ("restarted", cdi, listed, look.checkpoint, api if cluster else None)
-            number, _ = self.apply(state.ledger, key, lambda event=event: event)
+            number, _ = self.apply(state.ledger, key, partial(_same, event))
             claims = tuple(claim._replace(seen=claim.api if cluster else 0) for claim in state.claims)
             asked = " and ".join(name for name, on in (("kubelet", kubelet), ("the API server", cluster)) if on)
             yield (
@@ -696,6 +694,14 @@ class World:
                 state._replace(ledger=number, up=True, noticed=True, claims=claims),
                 True,
             )
+
+
+def _same(event: ev.Event) -> ev.Event:
+    return event
+
+
+def _without_id(name: str, ledger: Ledger) -> Ledger:
+    return ledger.replace((), (name,))
 
 
 def _order(state: State) -> tuple[Any, ...]:
@@ -757,6 +763,12 @@ def _crashed(ledger: Ledger) -> Ledger:
         for entry in ledger.entries.values()
     ]
     return Ledger.of(entries, ledger.node._replace(merged=False), ledger.seq)
+
+
+def _swap_gathered(seen: Gathered) -> Gathered:
+    listed, checkpoint, opened, healthy, api, claimed, unaccounted = seen
+    masks = (SWAPPED[mask] for mask in (listed, checkpoint, opened, healthy, api, claimed))
+    return Gathered(*masks, unaccounted)  # type: ignore[misc, arg-type]
 
 
 def _swap_devices(ledger: Ledger) -> Ledger:

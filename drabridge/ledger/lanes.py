@@ -1,0 +1,215 @@
+"""Which devices change lanes so that each lane gets its number: a pure plan, the same for the same input.
+
+Claims are served from the front of the order, pods from its end (opposite-end packing), so the lanes rarely want the
+same device. Devices on one PCIe root and NUMA node stay together where the numbers allow it, and parts of one device
+always do. Free devices move before held ones; a held device is only marked, and moves when it is let go. What is on
+its way counts as arrived, so a plan that is carried out is never taken back, and one that is under way is not repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import groupby
+
+from drabridge.inventory.model import Device, Presence
+from drabridge.ledger.model import Entry, Lane, Ledger, Owner
+
+HYSTERESIS_SECONDS = 60.0  # a device that flaps (USB, a driver reload) must not make others move to and fro
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How one resource's devices are to be divided.
+
+    ``dra`` of ``total`` devices in the dra lane, the rest in the legacy lane; floors and percentages are already in it
+    (``drabridge.config.lanes.Lanes.targets``). Pinned devices stay where the operator says, whatever the numbers.
+    """
+
+    dra: int
+    pinned: Mapping[str, Lane] | None = None
+
+    def lane_of(self, name: str) -> Lane | None:
+        """Where a pinned device must be."""
+        return self.pinned.get(name) if self.pinned else None
+
+
+class Urgency(IntEnum):
+    """The order in which changes are made."""
+
+    TAKE_BACK = 0  # ends a move that is no longer wanted
+    FREE = 1
+    HELD = 2  # marks it; it moves when it is let go
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One ``SetLane`` to apply."""
+
+    device: str
+    lane: Lane
+    urgency: Urgency
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Devices that move together: a whole device, or all parts of one."""
+
+    names: tuple[str, ...]
+    position: int
+    cell: tuple[object, ...]  # PCIe root and NUMA nodes
+    lane: Lane  # where it is, or is on its way to
+    held: bool
+    on_its_way: bool
+    pinned: bool
+
+    @property
+    def size(self) -> int:
+        return len(self.names)
+
+
+def order(devices: Iterable[Device]) -> list[Device]:
+    """Front to back: by NUMA node, PCIe root and address, name. Claims start at the front, pods at the end."""
+    return sorted(devices, key=lambda d: (d.numa_nodes, d.pcie_root, d.pci_bus_id, d.root or d.name, d.name))
+
+
+def counted(ledger: Ledger, resource: str, at: float) -> tuple[str, ...]:
+    """The devices of a resource that the numbers are about: those that are there, or were until just now."""
+    return tuple(
+        entry.name
+        for entry in ledger.entries.values()
+        if entry.device.resource == resource
+        and (entry.device.presence is not Presence.GONE or at - entry.since < HYSTERESIS_SECONDS)
+    )
+
+
+def plan(ledger: Ledger, devices: Sequence[Device], wanted: Wanted) -> tuple[Change, ...]:
+    """The changes that bring ``devices`` (one resource's, all counted) to what is wanted; () if they are there."""
+    units = _units(ledger, devices, wanted)
+    changes = [
+        change
+        for unit in units
+        if unit.pinned
+        for change in _change(unit, wanted.lane_of(unit.names[0]) or unit.lane, "chosen by the operator")
+    ]
+    loose = [unit for unit in units if not unit.pinned]
+    in_dra = sum(_in_dra(unit.names, ledger, wanted) for unit in units)
+    missing = wanted.dra - in_dra
+    target, source = (Lane.DRA, Lane.LEGACY) if missing > 0 else (Lane.LEGACY, Lane.DRA)
+    chosen = _choose([unit for unit in loose if unit.lane is source], loose, abs(missing), target)
+    taken = {unit.names for unit in chosen}
+    chosen += _overtake([unit for unit in loose if unit.names not in taken])
+    for unit in chosen:
+        goal = Lane.LEGACY if unit.lane is Lane.DRA else Lane.DRA
+        changes += _change(unit, goal, f"{wanted.dra} of {len(devices)} are wanted in the dra lane")
+    return tuple(sorted(changes, key=lambda change: change.urgency))
+
+
+def place(ledger: Ledger, devices: Sequence[Device], wanted: Wanted) -> dict[str, Lane]:
+    """Where devices start that the ledger has never seen: first the lane that lacks some, the rest legacy."""
+    new = [device for device in devices if device.name not in ledger.entries]
+    if not new:
+        return {}
+    known = [device for device in devices if device.name in ledger.entries]
+    in_dra = sum(_in_dra((device.name,), ledger, wanted) for device in known)
+    lanes = {device.name: wanted.lane_of(device.name) or Lane.LEGACY for device in new}
+    in_dra += sum(lane is Lane.DRA for lane in lanes.values())
+    units = [unit for unit in _units(ledger, new, wanted) if not unit.pinned]
+    for unit in _choose(units, units, max(0, wanted.dra - in_dra), Lane.DRA):
+        lanes.update(dict.fromkeys(unit.names, Lane.DRA))
+    return lanes
+
+
+def destined(entry: Entry) -> Lane:
+    """Where a device is, or is on its way to: LEGACY or DRA (a shared device counts as legacy)."""
+    lane = entry.move.target if entry.move else entry.lane
+    return Lane.DRA if lane in (Lane.DRA, Lane.LEGACY_TO_DRA) else Lane.LEGACY
+
+
+def _in_dra(names: Collection[str], ledger: Ledger, wanted: Wanted) -> int:
+    return sum((wanted.lane_of(name) or destined(ledger.entries[name])) is Lane.DRA for name in names)
+
+
+def _units(ledger: Ledger, devices: Sequence[Device], wanted: Wanted) -> list[_Unit]:
+    units = []
+    ordered = sorted(enumerate(order(devices)), key=lambda item: (item[1].root or item[1].name, item[0]))
+    for _, group in groupby(ordered, key=lambda item: item[1].root or item[1].name):
+        members = list(group)
+        entries = [entry for _, device in members if (entry := ledger.entries.get(device.name))]
+        first = members[0][1]
+        units.append(
+            _Unit(
+                tuple(device.name for _, device in members),
+                members[0][0],
+                (first.numa_nodes, first.pcie_root),
+                destined(entries[0]) if entries else Lane.LEGACY,
+                any(entry.owner is not Owner.NONE for entry in entries),
+                any(entry.move is not None for entry in entries),
+                any(wanted.lane_of(device.name) for _, device in members),
+            )
+        )
+    return sorted(units, key=lambda unit: unit.position)
+
+
+def _choose(candidates: list[_Unit], everybody: list[_Unit], missing: int, target: Lane) -> list[_Unit]:
+    """Up to ``missing`` devices for ``target``: cell by cell, those first that complete a cell, then whole cells."""
+    front = 1 if target is Lane.DRA else -1
+    chosen: list[_Unit] = []
+    for wave in (
+        [unit for unit in candidates if unit.on_its_way],
+        [unit for unit in candidates if not unit.on_its_way and not unit.held],
+        [unit for unit in candidates if not unit.on_its_way and unit.held],
+    ):
+        left = list(wave)
+        while missing and left:
+            cell = min(
+                {unit.cell for unit in left},
+                key=lambda cell: _cell_rank(cell, left, everybody, chosen, missing, target, front),
+            )
+            for unit in sorted((unit for unit in left if unit.cell == cell), key=lambda unit: front * unit.position):
+                left.remove(unit)
+                if unit.size <= missing:
+                    chosen.append(unit)
+                    missing -= unit.size
+    return chosen
+
+
+def _cell_rank(
+    cell: tuple[object, ...],
+    left: list[_Unit],
+    everybody: list[_Unit],
+    chosen: list[_Unit],
+    missing: int,
+    target: Lane,
+    front: int,
+) -> tuple[int, int]:
+    """Better cells first: already split, then one that can go whole, then by position."""
+    members = [unit for unit in everybody if unit.cell == cell]
+    there = sum(unit.size for unit in members if unit.lane is target or unit in chosen)
+    ready = sum(unit.size for unit in left if unit.cell == cell)
+    whole = there + ready == sum(unit.size for unit in members) and ready <= missing
+    rank = 0 if there else 1 if whole else 2
+    return rank, min(front * unit.position for unit in members)
+
+
+def _overtake(units: list[_Unit]) -> Iterable[_Unit]:
+    """A held device that waits to leave a lane is replaced by a free one of that lane: nobody needs to wait."""
+    for target, front in ((Lane.DRA, 1), (Lane.LEGACY, -1)):
+        waiting = [unit for unit in units if unit.lane is target and unit.held and unit.on_its_way]
+        free = [unit for unit in units if unit.lane is not target and not unit.held and not unit.on_its_way]
+        free.sort(key=lambda unit: front * unit.position)
+        for unit in waiting:
+            other = next((one for one in free if one.size == unit.size), None)
+            if other is not None:
+                free.remove(other)
+                yield unit
+                yield other
+
+
+def _change(unit: _Unit, lane: Lane, reason: str) -> list[Change]:
+    if unit.lane is lane:
+        return []
+    urgency = Urgency.TAKE_BACK if unit.on_its_way else Urgency.HELD if unit.held else Urgency.FREE
+    return [Change(name, lane, urgency, reason) for name in unit.names]

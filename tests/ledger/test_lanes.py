@@ -1,0 +1,180 @@
+"""The planner: reaches the numbers, packs from opposite ends, keeps cells whole, never to and fro."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drabridge.inventory.model import Device
+from drabridge.ledger import (
+    Allocate,
+    Discovered,
+    Entry,
+    Facts,
+    Lane,
+    Ledger,
+    NodeState,
+    Owner,
+    PodRef,
+    SetLane,
+    Withdrawn,
+    step,
+)
+from drabridge.ledger.events import Observed, QuorumClear, SliceWithdrawn
+from drabridge.ledger.lanes import Urgency, Wanted, counted, destined, order, place, plan
+from drabridge.ledger.model import Policy
+
+POLICY = Policy()
+
+
+def devices(count: int, per_root: int = 1000) -> list[Device]:
+    return [
+        Device(f"gpu-{n:02}", f"GPU-{n}", "r", pcie_root=f"pci{n // per_root}", numa_nodes=(n // per_root,))
+        for n in range(count)
+    ]
+
+
+def ledger_of(found: list[Device], lanes: dict[int, Lane] | None = None, held: Collection[int] = ()) -> Ledger:
+    lanes = lanes or {}
+    ledger = Ledger.of(
+        [Entry(Facts.of(device), lane=lanes.get(n, Lane.LEGACY)) for n, device in enumerate(found)],
+        NodeState(merged=True),
+    )
+    for n in held:
+        done = step(ledger, Allocate({found[n].name: found[n].units}, 0.0), POLICY)
+        assert done.decision.accepted
+        ledger = done.of(ledger)
+    return ledger
+
+
+def carry_out(ledger: Ledger, found: list[Device], wanted: Wanted, at: float = 1000.0) -> Ledger:
+    """Apply the plan and every acknowledgement that free devices need."""
+    for change in plan(ledger, found, wanted):
+        ledger = step(ledger, SetLane(change.device, change.lane, at), POLICY).of(ledger)
+    return acknowledge(ledger, at)
+
+
+def acknowledge(ledger: Ledger, at: float) -> Ledger:
+    for name in ledger.entries:
+        for event in (
+            Withdrawn(name, ledger.seq, at),
+            SliceWithdrawn(name, ledger.seq, at),
+            QuorumClear(name, ledger.seq + 1, at + 100),
+        ):
+            ledger = step(ledger, event, POLICY).of(ledger)
+    return ledger
+
+
+def lanes_of(ledger: Ledger) -> str:
+    return "".join("D" if destined(ledger.entries[name]) is Lane.DRA else "L" for name in sorted(ledger.entries))
+
+
+def test_claims_get_the_front_and_pods_the_end() -> None:
+    found = devices(8)
+    ledger = carry_out(ledger_of(found), found, Wanted(3))
+    assert lanes_of(ledger) == "DDDLLLLL"
+    assert lanes_of(carry_out(ledger, found, Wanted(6))) == "DDDDDDLL"
+    assert lanes_of(carry_out(ledger, found, Wanted(1))) == "DLLLLLLL"  # back from the end of the dra part
+
+
+def test_free_devices_move_before_held_ones() -> None:
+    found = devices(4)
+    changes = plan(ledger_of(found, held={0, 1}), found, Wanted(3))
+    assert [(change.device, change.urgency) for change in changes] == [
+        ("gpu-02", Urgency.FREE),
+        ("gpu-03", Urgency.FREE),
+        ("gpu-00", Urgency.HELD),
+    ]
+
+
+def test_a_held_device_is_overtaken_by_one_that_becomes_free() -> None:
+    found = devices(2)
+    ledger = carry_out(ledger_of(found, held={0, 1}), found, Wanted(1))
+    assert ledger.entries["gpu-00"].move is not None
+    for at in (500.0, 600.0):
+        shown = {found[0].id: (PodRef("ns", "p", "c"),)}
+        ledger = step(ledger, Observed(at, ledger.seq, shown, None, {}), POLICY).of(ledger)
+    assert ledger.entries["gpu-01"].owner is Owner.NONE
+    ledger = carry_out(ledger, found, Wanted(1))
+    assert ledger.entries["gpu-00"].move is None
+    assert ledger.entries["gpu-01"].lane is Lane.DRA
+
+
+def test_a_pcie_root_is_kept_whole() -> None:
+    found = devices(8, per_root=4)
+    ledger = ledger_of(found, held={0})
+    assert lanes_of(carry_out(ledger, found, Wanted(4))) == "LLLLDDDD"  # the second root can go whole, the first not
+    assert lanes_of(carry_out(ledger_of(found), found, Wanted(4))) == "DDDDLLLL"
+    split = ledger_of(found, {4: Lane.DRA})
+    assert lanes_of(carry_out(split, found, Wanted(3))) == "LLLLDDDL"  # completes the root that is split already
+
+
+def test_parts_of_one_device_move_together() -> None:
+    found = [Device(f"mig-{n}", f"M-{n}", "r", root=f"gpu-{n // 3}") for n in range(6)]
+    assert lanes_of(carry_out(ledger_of(found), found, Wanted(4))) == "DDDLLL"  # four is not to be had; three is
+
+
+def test_pinned_devices_stay_where_the_operator_says() -> None:
+    found = devices(4)
+    wanted = Wanted(2, {"gpu-03": Lane.DRA, "gpu-00": Lane.LEGACY})
+    assert lanes_of(carry_out(ledger_of(found), found, wanted)) == "LDLD"
+
+
+def test_new_devices_start_where_some_are_missing() -> None:
+    found = devices(4)
+    assert place(Ledger(), found, Wanted(1)) == {
+        "gpu-00": Lane.DRA,
+        "gpu-01": Lane.LEGACY,
+        "gpu-02": Lane.LEGACY,
+        "gpu-03": Lane.LEGACY,
+    }
+    known = ledger_of(found[:3], {0: Lane.DRA})
+    assert place(known, found, Wanted(1)) == {"gpu-03": Lane.LEGACY}
+    assert place(known, found, Wanted(2)) == {"gpu-03": Lane.DRA}
+    assert place(known, found[:3], Wanted(2)) == {}
+
+
+def test_a_device_that_flaps_is_still_counted() -> None:
+    found = devices(3)
+    ledger = ledger_of(found)
+    ledger = step(ledger, Discovered(tuple(map(Facts.of, found[:2])), 1000.0), POLICY).of(ledger)
+    assert counted(ledger, "r", 1030.0) == ("gpu-00", "gpu-01", "gpu-02")
+    assert counted(ledger, "r", 1060.0) == ("gpu-00", "gpu-01")
+
+
+def test_the_order_does_not_depend_on_the_input() -> None:
+    found = devices(6, per_root=2)
+    assert order(reversed(found)) == found
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[list[Device], Ledger]:
+    count = draw(st.integers(1, 12))
+    found = devices(count, draw(st.sampled_from([1, 2, 4, 1000])))
+    lanes = {n: draw(st.sampled_from([Lane.LEGACY, Lane.DRA])) for n in range(count)}
+    held = {n for n in range(count) if lanes[n] is Lane.LEGACY and draw(st.booleans())}
+    return found, ledger_of(found, lanes, held)
+
+
+@given(situations(), st.data())
+def test_any_numbers_are_reached_and_left_alone(situation: tuple[list[Device], Ledger], data: st.DataObject) -> None:
+    found, ledger = situation
+    for _ in range(3):
+        dra = data.draw(st.integers(0, len(found)))
+        before = ledger
+        changes = plan(ledger, found, Wanted(dra))
+        assert changes == plan(ledger, list(reversed(found)), Wanted(dra))
+        had = lanes_of(before).count("D")
+        for change in changes:
+            ledger = step(ledger, SetLane(change.device, change.lane, 1.0), POLICY).of(ledger)
+            now = lanes_of(ledger).count("D")
+            assert min(had, dra) - 1 <= now <= max(had, dra) + 1  # a floor that both numbers keep is kept on the way
+        assert lanes_of(ledger).count("D") == dra
+        for name, entry in before.entries.items():
+            if entry.owner is not Owner.NONE:
+                assert ledger.entries[name].lane is entry.lane  # held devices are marked, not moved
+        assert plan(ledger, found, Wanted(dra)) == ()
+        ledger = acknowledge(ledger, 2.0)
+        assert plan(ledger, found, Wanted(dra)) == ()
