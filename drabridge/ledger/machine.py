@@ -229,12 +229,12 @@ def _claims_listed(draft: Draft, allocated: tuple[ev.Allocation, ...]) -> None:
             if uid not in shown or all(use.device != name for use in shown[uid].uses):
                 _signal(draft, Signal.CLAIM_DEALLOCATED, name, uid)
     for allocation in allocated:
-        before, effects = dict(draft.touched), len(draft.effects)
+        touched, effects = dict(draft.touched), len(draft.effects)
         for use in allocation.uses:
             if not use.admin:
                 _signal(draft, Signal.CLAIM_ALLOCATED, use.device, Demand(allocation.claim, use))
         if draft.refusals:
-            draft.touched = before
+            draft.touched = touched
             del draft.effects[effects:]
             draft.effects += _about_claim(allocation.claim, draft.refusals)
             draft.refusals.clear()

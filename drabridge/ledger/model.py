@@ -6,12 +6,13 @@ All times are wall-clock seconds since the epoch and come with the events; this 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
 from drabridge.inventory.model import Device, Presence
+from drabridge.ledger.shards import Shards
 
 
 class Owner(StrEnum):
@@ -69,7 +70,7 @@ class PodRef:
     uid: str = ""
 
     def __str__(self) -> str:
-        pod = f"{self.namespace}/{self.name}" if self.name else f"pod uid {self.uid}"
+        pod = f"{self.namespace}/{self.name}" if self.name else f"uid {self.uid}"
         return f"{pod} (container {self.container})" if self.container else pod
 
 
@@ -224,16 +225,16 @@ class NodeState(NamedTuple):
 class Ledger:
     """All entries at one moment. The two indexes are derived; build ledgers with :meth:`of` and :meth:`replace`."""
 
-    entries: Mapping[str, Entry] = field(default_factory=dict)
+    entries: Shards[Entry] = field(default_factory=Shards)
     node: NodeState = field(default_factory=NodeState)
     seq: int = 0
-    by_root: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # whole device -> its parts
-    by_claim: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # claim UID -> devices
+    by_root: Shards[tuple[str, ...]] = field(default_factory=Shards)  # whole device -> its parts
+    by_claim: Shards[tuple[str, ...]] = field(default_factory=Shards)  # claim UID -> devices
 
     @classmethod
     def of(cls, entries: Iterable[Entry], node: NodeState | None = None, seq: int = 0) -> Ledger:
         """A ledger from entries alone."""
-        return cls(node=node or NodeState(), seq=seq).replace(tuple(entries), seq=seq)
+        return cls(node=node or NodeState()).replace(entries, seq=seq)
 
     def replace(
         self,
@@ -243,20 +244,20 @@ class Ledger:
         seq: int | None = None,
     ) -> Ledger:
         """This ledger with some entries replaced or removed, as a new value; ``seq`` is one more unless given."""
-        entries = dict(self.entries)
-        by_root, by_claim = self.by_root, self.by_claim
+        entries, by_root, by_claim = self.entries, self.by_root, self.by_claim
         for entry in changes:
             name = entry.device.name
             before = entries.get(name)
-            entries[name] = entry
-            if before is None or before.claims != entry.claims:
-                by_claim = _reindex(by_claim, name, _uids(before), _uids(entry))
-            if before is None or before.device.root != entry.device.root:
-                by_root = _reindex(by_root, name, _roots(before), _roots(entry))
+            entries = entries.put(name, entry)
+            if before is None or before.claims is not entry.claims:
+                by_claim = _refile(by_claim, name, _uids(before), _uids(entry))
+            if before is None or before.device is not entry.device:
+                by_root = _refile(by_root, name, _roots(before), _roots(entry))
         for name in removed:
-            before = entries.pop(name, None)
-            by_claim = _reindex(by_claim, name, _uids(before), ())
-            by_root = _reindex(by_root, name, _roots(before), ())
+            before = entries.get(name)
+            entries = entries.drop(name)
+            by_claim = _refile(by_claim, name, _uids(before), ())
+            by_root = _refile(by_root, name, _roots(before), ())
         return Ledger(
             entries, self.node if node is None else node, self.seq + 1 if seq is None else seq, by_root, by_claim
         )
@@ -271,31 +272,31 @@ class Ledger:
 
 
 def _uids(entry: Entry | None) -> tuple[str, ...]:
-    return tuple(held.claim.uid for held in entry.claims) if entry else ()
+    if entry is None or not entry.claims:
+        return ()
+    if len(entry.claims) == 1:
+        return (entry.claims[0].claim.uid,)
+    return tuple(dict.fromkeys(held.claim.uid for held in entry.claims))
 
 
 def _roots(entry: Entry | None) -> tuple[str, ...]:
     return (entry.device.root,) if entry and entry.device.root else ()
 
 
-def _reindex(
-    index: Mapping[str, tuple[str, ...]], name: str, old: tuple[str, ...], new: tuple[str, ...]
-) -> Mapping[str, tuple[str, ...]]:
+def _refile(
+    index: Shards[tuple[str, ...]], name: str, old: tuple[str, ...], new: tuple[str, ...]
+) -> Shards[tuple[str, ...]]:
     """``index`` with ``name`` filed under the keys ``new`` instead of ``old``."""
     if old == new:
         return index
-    result = dict(index)
     for key in old:
         if key not in new:
-            left = tuple(other for other in result[key] if other != name)
-            if left:
-                result[key] = left
-            else:
-                del result[key]
+            left = tuple(other for other in index[key] if other != name)
+            index = index.put(key, left) if left else index.drop(key)
     for key in new:
         if key not in old:
-            result[key] = (*result.get(key, ()), name)
-    return result
+            index = index.put(key, (*index.get(key, ()), name))
+    return index
 
 
 @dataclass(frozen=True, slots=True)

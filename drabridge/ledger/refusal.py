@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from drabridge.ledger.model import DRA_OWNERS, ClaimHold, Entry, Lane, Owner, Phase
+from drabridge.ledger.model import DRA_OWNERS, ClaimHold, Entry, Hold, Lane, Owner, Phase
 from drabridge.ledger.outcome import Refusal, RefusalCode, Side
 
 _DAY_SECONDS = 86_400.0
@@ -29,15 +29,17 @@ def clock(then: float, now: float) -> str:
     return moment.strftime("%H:%M UTC" if 0 <= now - then < _DAY_SECONDS else "%Y-%m-%d %H:%M UTC")
 
 
-def holder(entry: Entry) -> str:
-    """Who holds the device, without times; "" if nobody does."""
-    if entry.owner is Owner.QUARANTINE:
-        return "an unknown holder"
-    names = [str(pod) for pod in entry.hold.pods] if entry.hold else []
-    if entry.hold and not names:
-        names = ["a pod that kubelet has not shown yet"]
-    names += [f"claim {held.claim}" for held in entry.holders]
-    return " and ".join(f"pod {name}" if "/" in name and not name.startswith("claim ") else name for name in names)
+def holder(entry: Entry, but: Hold | None = None, nor: tuple[ClaimHold, ...] = ()) -> str:
+    """Who holds the device, without times; "" if nobody does. ``but`` and ``nor`` are holders to leave out."""
+    names = []
+    if entry.hold and but is None:
+        if entry.owner is Owner.QUARANTINE:
+            names = ["an unknown holder"]
+        else:
+            names = [f"pod {pod}" for pod in entry.hold.pods] or ["a pod that kubelet has not shown yet"]
+    staying = {held.claim.uid for held in nor}
+    names += [f"claim {held.claim}" for held in entry.holders if held.claim.uid not in staying]
+    return " and ".join(names)
 
 
 def held(entry: Entry, at: float) -> Refusal:

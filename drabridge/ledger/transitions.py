@@ -136,12 +136,12 @@ def settle(
             lane, move = _lane_when_free(draft, before)
         elif lane in MOVING or lane is (Lane.DRA if owner is Owner.LEGACY else Lane.LEGACY):
             lane, move = _lane_when_held(draft, before, owner)
-        if because:
-            released = because
-            who = refusal.holder(before)
-            draft.effects.append(Released(before.name, who, because, draft.at - before.since))
         if owner is Owner.CONFLICT:
             _alarm(draft, before, hold, claims)
+    if (hold is None and before.hold is not None) or len(claims) < len(before.claims):
+        released = because
+        who = refusal.holder(before, hold, claims)
+        draft.effects.append(Released(before.name, who, because, draft.at - before.since))
     return Entry(before.device, owner, lane, before.drain, hold, claims, move, since, draft.seq, released)
 
 

