@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from drabridge.sim.api import ApiError
+from drabridge.sim.scheduler.pools import gather
 from tests.sim.world import DRIVER, World, device
 
 
@@ -336,3 +337,18 @@ async def test_several_claims_of_one_pod_are_all_or_nothing(world: World) -> Non
     world.pod("p", "c1", "c2")
     world.step()
     assert world.devices("c1") == world.devices("c2") == []
+
+
+def test_pools_do_not_depend_on_the_order_in_which_slices_come() -> None:
+    def one(name: str, pool: str, *devices: str) -> Any:
+        spec = {
+            "driver": DRIVER,
+            "pool": {"name": pool, "generation": 1, "resourceSliceCount": 2},
+            "nodeName": "node-a",
+        }
+        listed = [{"name": device_name} for device_name in devices]
+        return {"metadata": {"name": name, "uid": name, "resourceVersion": "1"}, "spec": {**spec, "devices": listed}}
+
+    slices = [one("s1", "q", "c"), one("s3", "p", "b"), one("s0", "q", "d"), one("s2", "p", "a")]
+    pools = gather(slices, {"metadata": {"name": "node-a"}})
+    assert [(pool.name, [one.name for one in pool.devices]) for pool in pools] == [("p", ["a", "b"]), ("q", ["d", "c"])]

@@ -99,6 +99,14 @@ class Objects:
             if (namespace is None or obj["metadata"].get("namespace", "") == namespace) and wanted(obj)
         ]
 
+    def count(self, plural: str) -> int:
+        """How many objects there are of a kind, in all namespaces."""
+        return self.store.count(BY_PLURAL[plural])
+
+    def oldest(self, plural: str) -> JSON | None:
+        """The stored object that was created first, for reading only."""
+        return self.store.oldest(BY_PLURAL[plural])
+
     # -- writing
 
     def create(self, body: JSON, *, namespace: str = "", by: Writer = SIMULATOR) -> JSON:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from drabridge.sim.api.kinds import Resource
-from drabridge.sim.api.selectors import Predicate
+from drabridge.sim.api.selectors import Predicate, everything
 from drabridge.sim.api.status import JSON, ApiError, bad_request, expired
 from drabridge.sim.api.store import Store, key_of
 
@@ -56,11 +56,14 @@ def list_page(
     metadata: JSON = {"resourceVersion": str(at)}
     if len(page) < len(rest):
         metadata["continue"] = _token(at, _path(page[-1], namespace) + "\0")
-        metadata["remainingItemCount"] = len(rest) - len(page)
+        if wanted is everything:  # with a selector the real server does not know how many match
+            metadata["remainingItemCount"] = len(rest) - len(page)
     return Page(page, metadata)
 
 
 def _revision(store: Store, given: str, match: str, stale_revisions: int) -> int:
+    if given and not given.isdecimal():
+        raise bad_request(f'resourceVersion: Invalid value: "{given}": strconv.ParseUint: invalid syntax')
     if match == "Exact":
         return int(given)
     wanted = int(given or 0)

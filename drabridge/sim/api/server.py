@@ -27,13 +27,15 @@ from drabridge.sim.api.requests import Request
 from drabridge.sim.api.routes import Target, parse
 from drabridge.sim.api.status import JSON, ApiError, bad_request, path_not_found, unauthorized
 from drabridge.sim.api.store import Store
-from drabridge.sim.api.verbs import VERBS, Call
+from drabridge.sim.api.verbs import VERBS, Call, number
 from drabridge.sim.api.watch import DEFAULT_TIMEOUT_SECONDS, WatchOptions, watch
 
 _log = logging.getLogger(__name__)
 
 HANG_SECONDS = 3600.0
 """A request that is never answered waits this long for its client to give up."""
+REQUESTS_KEPT = 200_000
+"""A soak run asks for ever; then the older half of the log goes."""
 _TRUE = ("1", "true", "True", "t", "T")
 
 
@@ -208,6 +210,8 @@ class SimApiServer:
             len(request.body),
         )
         self.requests.append(entry)
+        if len(self.requests) > REQUESTS_KEPT:
+            del self.requests[: REQUESTS_KEPT // 2]
         return entry
 
     async def _answer(
@@ -292,7 +296,7 @@ class SimApiServer:
             target.resource,
             wanted,
             revision,
-            float(query.get("timeoutSeconds") or DEFAULT_TIMEOUT_SECONDS),
+            float(number(query, "timeoutSeconds")) or DEFAULT_TIMEOUT_SECONDS,
             query.get("allowWatchBookmarks", "") in _TRUE,
             initial,
         )

@@ -66,6 +66,13 @@ class Store:
             for obj in list(self._objects[resource.plural].values()):
                 yield resource, obj
 
+    def count(self, resource: Resource) -> int:
+        return len(self._objects[resource.plural])
+
+    def oldest(self, resource: Resource) -> JSON | None:
+        """The object that was created first (a dict keeps the order of insertion, updates do not move a key)."""
+        return next(iter(self._objects[resource.plural].values()), None)
+
     def listed(self, resource: Resource, *, revision: int | None = None) -> list[JSON]:
         """All objects in key order, now or as they were at ``revision`` (which must not be compacted)."""
         objects = self._objects[resource.plural]

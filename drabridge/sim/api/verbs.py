@@ -107,7 +107,7 @@ def _page(objects: Objects, faults: Faults, call: Call) -> paging.Page:
         call.target.resource,
         call.target.namespace,
         call.wanted(),
-        limit=_number(query, "limit"),
+        limit=number(query, "limit"),
         token=query.get("continue", ""),
         revision=query.get("resourceVersion", ""),
         match=query.get("resourceVersionMatch", ""),
@@ -219,7 +219,7 @@ def _delete_options(call: Call) -> dict[str, Any]:
     given = body.get("preconditions") or {}
     grace = body.get("gracePeriodSeconds")
     if grace is None and call.query.get("gracePeriodSeconds"):
-        grace = _number(call.query, "gracePeriodSeconds")
+        grace = number(call.query, "gracePeriodSeconds")
     return {
         "uid": given.get("uid") or "",
         "resource_version": given.get("resourceVersion") or "",
@@ -237,7 +237,8 @@ def deletecollection(objects: Objects, faults: Faults, call: Call) -> Answer:
     return 200, _as_list(call, page)
 
 
-def _number(query: Mapping[str, str], name: str) -> int:
+def number(query: Mapping[str, str], name: str) -> int:
+    """A parameter that counts something, 0 when it is absent. Raises ApiError 400."""
     text = query.get(name, "") or "0"
     if not text.isdecimal():
         raise bad_request(f'strconv.ParseInt: parsing "{text}": invalid syntax')

@@ -82,6 +82,8 @@ async def watch(
             item = await _next(queue, due - now)
             if item is None:
                 if options.bookmarks and loop.time() < deadline:
+                    # Nothing is under way: whatever has happened to other resources is behind this watch as well.
+                    seen = max(seen, store.revision)
                     yield bookmark(options.resource, seen)
                 marks = [mark for mark in marks if mark > loop.time()]
                 heartbeat = loop.time() + BOOKMARK_SECONDS

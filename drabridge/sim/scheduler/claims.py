@@ -7,6 +7,7 @@ from typing import Any
 
 from drabridge.sim.api.objects import Objects
 from drabridge.sim.api.status import ApiError
+from drabridge.sim.scheduler.events import post
 
 JSON = dict[str, Any]
 FINALIZER = "resource.kubernetes.io/delete-protection"
@@ -61,14 +62,22 @@ def _from_template(objects: Objects, pod: JSON, pod_claim: str, template_name: s
     }
     try:
         claim = objects.create(body)
-    except ApiError:
-        return  # refused, by the admin access rule for example: the pod waits, as it does on a real cluster
+    except ApiError as error:
+        why = f"PodResourceClaim {pod_claim}: failed to create ResourceClaim: {_reasons(error)}"
+        post(objects, "Pod", pod, "FailedResourceClaimCreation", why)
+        return
     entry = {"name": pod_claim, "resourceClaimName": claim["metadata"]["name"]}
 
     def note(obj: JSON) -> None:
         obj["status"].setdefault("resourceClaimStatuses", []).append(entry)
 
     objects.modify("pods", meta["name"], note, namespace=meta["namespace"], subresource="status")
+
+
+def _reasons(error: ApiError) -> str:
+    """Without the generated name, which would make every attempt a new event."""
+    causes = [f"{one['field']}: {one['message']}" for one in error.details.get("causes", [])]
+    return ", ".join(causes) or error.message
 
 
 def of_pod(objects: Objects, pod: JSON) -> Sequence[JSON]:

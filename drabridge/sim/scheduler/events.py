@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from drabridge.sim.api.objects import Objects, timestamp
 
 JSON = dict[str, Any]
+KEPT = 1000
+"""Events in the store; the oldest go first. Stands for their one hour to live (apiserver ``--event-ttl``)."""
 
 
 def post(objects: Objects, kind: str, obj: JSON, reason: str, message: str, severity: str = "Warning") -> None:
-    """Create an Event, or count it up when the last one about this object says the same."""
+    """Create an Event, or count it up when the same was said about this object before."""
     meta = obj["metadata"]
     namespace, now = meta.get("namespace", "default"), timestamp()
-    fields = f"involvedObject.uid={meta['uid']},reason={reason}"
-    for known in objects.peek("events", namespace, fields=fields):
-        if known["message"] == message:
+    digest = hashlib.sha256("\0".join((meta["uid"], reason, message)).encode()).hexdigest()[:16]
+    name = f"{meta['name']}.{digest}"
+    if objects.find("events", name, namespace) is not None:
 
-            def again(event: JSON) -> None:
-                event["count"] += 1
-                event["lastTimestamp"] = now
+        def again(event: JSON) -> None:
+            event["count"] += 1
+            event["lastTimestamp"] = now
 
-            objects.modify("events", known["metadata"]["name"], again, namespace=namespace)
-            return
+        objects.modify("events", name, again, namespace=namespace)
+        return
+    oldest = objects.oldest("events") if objects.count("events") >= KEPT else None
+    if oldest is not None:
+        objects.delete("events", oldest["metadata"]["name"], oldest["metadata"]["namespace"])
     involved = {"kind": kind, "name": meta["name"], "uid": meta["uid"]}
     involved |= {"namespace": meta["namespace"]} if "namespace" in meta else {}
     objects.create(
         {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"generateName": f"{meta['name']}.", "namespace": namespace},
+            "metadata": {"name": name, "namespace": namespace},
             "involvedObject": involved,
             "reason": reason,
             "message": message,

@@ -6,7 +6,9 @@ import copy
 from typing import Any
 
 from drabridge.sim.api.objects import Objects, timestamp
+from drabridge.sim.api.status import ApiError
 from drabridge.sim.scheduler.claims import ended
+from drabridge.sim.scheduler.events import post
 
 JSON = dict[str, Any]
 
@@ -32,7 +34,11 @@ def _sync(objects: Objects, job: JSON) -> None:
     over = failed > spec["backoffLimit"]
     if not over:
         for _ in range(min(spec["parallelism"], completions - succeeded) - active):
-            objects.create(_pod(job))
+            try:
+                objects.create(_pod(job))
+            except ApiError as error:
+                post(objects, "Job", job, "FailedCreate", f"Error creating: {error.message}")
+                break
             active += 1
     status: JSON = {"active": active, "succeeded": succeeded, "failed": failed}
     status = {name: count for name, count in status.items() if count}
