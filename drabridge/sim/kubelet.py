@@ -152,8 +152,9 @@ class SimKubelet:
         """
         await self.stop()
         self.boot_id = boot_id or str(uuid.uuid4())
-        for uid, container in list(self.node.running_containers()):
+        for uid, container in list(self.node.running_containers(orphans=True)):
             await self.node.runtime.stop_container(uid, container)
+        self.node.orphans.clear()
         for record in self.node.pods.values():
             record.running.clear()
             record.completed.clear()
@@ -225,7 +226,7 @@ class SimKubelet:
         at once: PodResources no longer shows it and the kubelet gives its devices to others while they are in use.
         """
         if self._process is None:
-            await self._delete_while_down(uid)
+            self.node.orphans.append(self.node.pods.pop(uid))  # the next kubelet kills what it does not know
             return
         process, record = self._process, self.node.pods[uid]
         record.terminating = True
@@ -238,12 +239,6 @@ class SimKubelet:
         worker.finish(linger_seconds=linger_seconds)
         if not force:
             await process.outlive(worker.ended.wait(), f"end of {record.spec.name}")
-
-    async def _delete_while_down(self, uid: str) -> None:
-        """The API server forgets the pod; the next kubelet kills the containers it does not know (housekeeping)."""
-        record = self.node.pods.pop(uid)
-        for container in sorted(record.running):
-            await self.node.runtime.stop_container(uid, container)
 
     async def restart_container(self, uid: str, container: str) -> None:
         """A container crashed and is started again from the cached answers, without Allocate."""

@@ -39,6 +39,7 @@ class Node:
     events: list[Event] = field(default_factory=list)
     log: list[str] = field(default_factory=list)  # errors that a kubelet only logs
     pods: dict[str, PodRecord] = field(default_factory=dict)
+    orphans: list[PodRecord] = field(default_factory=list)  # force-deleted, and their containers may still run
     live: NodeResources = field(default_factory=NodeResources)
     published: NodeResources = field(default_factory=NodeResources)
 
@@ -67,8 +68,8 @@ class Node:
     def event(self, record: PodRecord, reason: str, message: str) -> None:
         self.events.append(Event(reason, message, record.spec.name))
 
-    def running_containers(self) -> Iterator[tuple[str, str]]:
-        """(pod uid, container)."""
-        for uid, record in self.pods.items():
+    def running_containers(self, *, orphans: bool = False) -> Iterator[tuple[str, str]]:
+        """(pod uid, container); with ``orphans`` also what runs of pods that are gone."""
+        for record in (*self.pods.values(), *(self.orphans if orphans else ())):
             for container in record.running:
-                yield uid, container
+                yield record.spec.uid, container

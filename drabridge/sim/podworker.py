@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from collections.abc import Coroutine
+from typing import Any, Protocol
 
 from deviceplugin.wire import v1beta1_pb2 as pb
 from drabridge.sim.devicemanager import AllocationError, DeviceManager
@@ -41,7 +42,7 @@ class PodWorker:
         self._claims = claims
         self._end = asyncio.Event()
         self._linger_seconds = 0.0
-        self._timers: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._starting = asyncio.Lock()
 
     def finish(self, phase: Phase = Phase.SUCCEEDED, linger_seconds: float = 0.0) -> None:
@@ -51,20 +52,33 @@ class PodWorker:
 
     async def run(self) -> None:
         """Until the pod has ended; a cancelled worker (the kubelet's end) leaves the containers running."""
-        life = asyncio.create_task(self._live())
-        end = asyncio.create_task(self._end.wait())
+        life = self._spawn(self._live())
+        end = self._spawn(self._end.wait())
         try:
             await asyncio.wait((life, end), return_when=asyncio.FIRST_COMPLETED)
+            self._end.set()
             if life.done():
                 life.result()
         finally:
-            for task in (life, end, *self._timers):
+            tasks = list(self._tasks)
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(life, end, *self._timers, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
         await self._stop()
 
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[None]:
+        """Work that ends with the pod's life, or with the kubelet."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
     async def restart_container(self, name: str) -> None:
-        """A container crashed: start it again from the cached answers."""
+        """A container crashed: start it again from the cached answers. Nothing happens to a pod that is ending."""
+        if not self._end.is_set():
+            await asyncio.wait({self._spawn(self._restart(name))})
+
+    async def _restart(self, name: str) -> None:
         await self._container_stopped(name)
         self.record.restarts[name] = self.record.restarts.get(name, 0) + 1
         await self._start(self.record.spec.container(name))
@@ -86,8 +100,7 @@ class PodWorker:
         self.record.phase = Phase.RUNNING
         self.settled.set()
         timed = [c for c in pod.containers if c.run_seconds is not None and c.name in self.record.running]
-        self._timers = {asyncio.create_task(self._run_out(c, c.run_seconds or 0.0)) for c in timed}
-        await asyncio.gather(*self._timers)
+        await asyncio.gather(*(self._run_out(c, c.run_seconds or 0.0) for c in timed))
         if not self.record.completed.issuperset(c.name for c in pod.containers):
             await asyncio.Event().wait()
 
@@ -116,9 +129,13 @@ class PodWorker:
         while container.name not in self.record.running:
             try:
                 async with self._starting:
+                    if container.name in self.record.running:
+                        return
                     options = await self._run_options(container)
+                    self.record.running.add(container.name)  # also if we are cancelled while it starts
                     await self._node.runtime.start_container(self.record.spec, container, options)
             except (AllocationError, ContainerStartError) as error:
+                self.record.running.discard(container.name)
                 config = isinstance(error, AllocationError)
                 reason = "CreateContainerConfigError" if config else "CreateContainerError"
                 self.record.waiting[container.name] = f"{reason}: {error}"
@@ -128,7 +145,6 @@ class PodWorker:
                 backoff = min(backoff * 2, timings.restart_backoff_max_seconds)
             else:
                 self.record.waiting.pop(container.name, None)
-                self.record.running.add(container.name)
 
     async def _run_options(self, container: Container) -> RunOptions:
         pod = self.record.spec

@@ -135,14 +135,25 @@ class KubeletProcess:
                 else:
                     self.known[record.spec.uid] = record
                 await asyncio.sleep(self._node.timings.pod_spacing_seconds)
+        await self._kill_orphans()
         self.manager.sources_ready = True
         self.dra.sources_ready(self.known)
         self.sources_ready.set()
 
+    async def _kill_orphans(self) -> None:
+        """HandlePodCleanups (kubelet_pods.go): containers that an earlier kubelet left of pods nobody knows."""
+        for record in [record for record in self._node.orphans if record.spec.uid not in self.workers]:
+            for name in sorted(record.running):
+                await self._node.runtime.stop_container(record.spec.uid, name)
+            record.running.clear()
+        self._node.orphans[:] = [record for record in self._node.orphans if record.running]
+
     async def admit(self, record: PodRecord) -> PodWorker | None:
-        """Admission, then a worker that runs the pod; None if it was rejected, or the kubelet died."""
+        """Admission, then a worker that runs the pod; None if it was rejected or deleted, or the kubelet died."""
         pod = record.spec
         async with self._sync_loop:
+            if pod.uid not in self._node.pods:
+                return None  # deleted while others were admitted
             self.known[pod.uid] = record
             try:
                 for container in pod.all_containers:
@@ -162,7 +173,7 @@ class KubeletProcess:
                 return None
             finally:
                 self.manager.admission_over()
-        return self._work(record)
+        return self._work(record) if pod.uid in self._node.pods else None
 
     def _work(self, record: PodRecord) -> PodWorker:
         worker = PodWorker(record, self._node, self.manager, self.dra)
@@ -181,7 +192,9 @@ class KubeletProcess:
     def forget(self, uid: str) -> None:
         """The pod is gone from the API server, whatever still runs."""
         self.known.pop(uid, None)
-        self._node.pods.pop(uid, None)
+        record = self._node.pods.pop(uid, None)
+        if record is not None and record.running:
+            self._node.orphans.append(record)
 
     async def run_pod(self, record: PodRecord) -> None:
         """Admit and wait for the first outcome; returns early, with the pod pending, when this process ends."""

@@ -54,7 +54,7 @@ def demand(
     must = [frozenset(numa) for id_ in reusable if (numa := state.numa_nodes(resource, id_, function))]
     free = [frozenset(state.numa_nodes(resource, id_, function)) for id_ in available]
     listed = [frozenset(device.numa or ()) for device in state.all.get(resource, {}).values()]
-    bearing = {node for numa in listed for node in numa if node >= 0}
+    bearing = {node for numa in listed for node in numa}
     nodes = frozenset(
         node
         for node in bearing

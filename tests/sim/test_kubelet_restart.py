@@ -275,12 +275,16 @@ async def test_a_pod_deleted_while_the_kubelet_is_down_frees_its_device() -> Non
             await kubelet.run_pod(spec)
             await kubelet.stop()
             await kubelet.delete_pod(spec.uid, force=True)
+            runtime = kubelet.node.runtime
+            assert isinstance(runtime, MemoryRuntime)
+            assert list(runtime.running) == [(spec.uid, "a")], "nobody is there to stop it"
             await plugin.stop()
             await kubelet.start()
             await plugin.serve()
             await plugin.register()
             await kubelet.wait_for_resource(GPU, healthy=1)
             await kubelet.process.sources_ready.wait()
+            assert runtime.running == {}, "killed by the new kubelet"
             assert list((await PodResourcesClient(root).list()).pod_resources) == []
             assert (await kubelet.run_pod(pod("q", 1))).phase is Phase.RUNNING
 
