@@ -7,7 +7,7 @@ import fnmatch
 import time
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from drabridge.config.pattern import Glob, Patterns, check_id_width
@@ -30,6 +30,12 @@ def test_globs_are_fnmatch_of_libc(pattern: str, value: str) -> None:
     except Problems:
         assume(False)
     assert glob.matches(value) == libc_fnmatch(pattern, value)
+
+
+@given(st.text("ab*", max_size=8), st.text("ab", max_size=8))
+@settings(max_examples=400)
+def test_stars_take_the_fit_that_leaves_most(pattern: str, value: str) -> None:
+    assert Glob.compile(pattern).matches(value) == libc_fnmatch(pattern, value)
 
 
 @given(st.text("abc/*?.", max_size=10), st.text("abc/.\n", max_size=12))
@@ -58,6 +64,8 @@ def test_alternatives_are_a_union(parts: list[str], value: str) -> None:
         (r"a\*", "ab", False),
         (r"\[", "[", True),
         ("ttyS*", "TTYS0", False),  # case matters, except in ids
+        ("*a*b*", "aba", True),
+        ("*ab*c", "abcabc", True),
         ("x", "x\n", False),
         ("a*b", "a\n\nb", True),
     ],

@@ -56,6 +56,9 @@ LINKED = View("ttyUSB0", devlinks=("/dev/serial/by-id/a", "/dev/serial/by-path/b
         (FTDI, "{attr: {NOPE: '?*|'}}", True),
         (View(attrs={"empty": "\n"}), "{attr: {empty: ''}}", True),
         (View(attrs={"empty": "\n"}), "{exists: ['attr:empty']}", True),
+        (View(attrs={"empty": ""}), "{exists: ['attr:empty']}", True),
+        (View(attrs={"empty": ""}), "{attr: {empty: '*'}}", True),
+        (View(), "{attr: {empty: '*'}}", False),
         (pci("0000:3b:00.2", "0x15b3", "0x101e", "0x020000", "mlx5_core", physfn="0000:3b:00.0"),
          "{exists: ['link:physfn'], link: {physfn: '0000:3b:*'}}", True),
         # any link, any tag
