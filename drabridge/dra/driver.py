@@ -89,16 +89,20 @@ class DraDriver:
         observer: Observer = lambda fact: None,
         policy: Callable[[], Policy] = Policy,
         lookup: LookupOf = device_lookup,
+        on_synced: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """``inventory`` gives the current snapshot, ``policy`` the ledger's current rules. Raises HostError when a
-        socket's path would be too long."""
+        """``inventory`` gives the current snapshot, ``policy`` the ledger's current rules; ``on_synced`` is called
+        when the API server has what it should have. Raises HostError when a socket's path would be too long."""
         self._config = config
         self._inventory = inventory
         self._keeper = keeper
         self._cluster = cluster
         self._node = node_name
-        self._pool = config.dra.pool or node_name
+        self.pool = config.dra.pool or node_name
+        self.synced_seq = -1  # the API server has the slices that follow from the ledger as it was then
+        self._desired_seq = -1
+        self._on_synced = on_synced
         self._observer = observer
         self._policy = policy
         self._clock = clock
@@ -111,7 +115,7 @@ class DraDriver:
         records = RecordStore(paths.claims)
         locks = ClaimLocks(paths.state / "claims.lock")
         metadata = MetadataFiles(sockets.service.parent, cdi, config.driver) if config.dra.metadata else None
-        planner = Planner(config, self._pool, lookup)
+        planner = Planner(config, self.pool, lookup)
         self._preparer = Preparer(
             planner=planner,
             inventory=inventory,
@@ -136,7 +140,7 @@ class DraDriver:
             boot_id=boot_id,
             observer=observer,
         )
-        self._health = HealthBoard(self._pool, observer)
+        self._health = HealthBoard(self.pool, observer)
         self._registration = RegistrationService(config.driver, sockets.service, observer)
         service = ClaimService(self._preparer, observer)
         self._server = PluginServer(sockets, config.driver, service, self._health, self._registration)
@@ -159,7 +163,7 @@ class DraDriver:
     def reconfigure(self, config: Config) -> None:
         """Take over a configuration whose driver, pool and metadata setting are the same as before."""
         self._config = config
-        planner = Planner(config, self._pool, self._preparer.planner.lookup)
+        planner = Planner(config, self.pool, self._preparer.planner.lookup)
         self._preparer.planner = self._upkeep.planner = planner
         self.publish()
 
@@ -173,7 +177,10 @@ class DraDriver:
             while not self._inventory().complete:
                 await self._changed.wait()
                 self._changed.clear()
-            self._upkeep.restore()
+            try:
+                self._upkeep.restore()
+            except DrabridgeError as error:  # unprepare must work all the same
+                log.error("files of prepared claims not restored", extra={"error": str(error)})
             self._look()
             await self._server.start()
             self._serving = True
@@ -228,9 +235,10 @@ class DraDriver:
             version=self._version,
             driver=self._config.driver,
             node=self._node,
-            pool=self._pool,
+            pool=self.pool,
             desired=self._desired,
             observer=self._observer,
+            on_synced=self._synced,
         )
         await self._publisher.run()
 
@@ -252,10 +260,15 @@ class DraDriver:
             await asyncio.sleep(delay)
         raise AssertionError("backoff() does not end")
 
+    def _synced(self) -> None:
+        self.synced_seq = self._desired_seq
+        self._on_synced()
+
     def _desired(self, features: frozenset[Feature]) -> Desired | None:
         snapshot = self._inventory()
         if not snapshot.complete:
             return None
+        self._desired_seq = self._keeper.ledger.seq
         pool = pool_of(snapshot, self._keeper.ledger, self._policy(), self._config, self._node, self._clock())
         return desired(pool, features)
 

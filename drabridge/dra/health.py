@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import grpc
@@ -53,7 +53,7 @@ class HealthBoard:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def watch(self, wire: Any) -> AsyncIterator[Any]:
+    async def watch(self, wire: Any) -> AsyncGenerator[Any, None]:
         """Messages of ``wire``, which is one of the two generated modules."""
         self._streams += 1
         self._observer(HealthStreams(self._streams))
@@ -90,10 +90,12 @@ class HealthV1(health_v1_pb2_grpc.DRAResourceHealthServicer):
     def __init__(self, board: HealthBoard) -> None:
         self._board = board
 
-    def NodeWatchResources(
+    async def NodeWatchResources(
         self, request: health_v1_pb2.NodeWatchResourcesRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[health_v1_pb2.NodeWatchResourcesResponse]:
-        return self._board.watch(health_v1_pb2)
+        async with contextlib.aclosing(self._board.watch(health_v1_pb2)) as messages:
+            async for message in messages:
+                yield message
 
 
 class HealthV1Alpha1(health_v1alpha1_pb2_grpc.DRAResourceHealthServicer):
@@ -102,7 +104,9 @@ class HealthV1Alpha1(health_v1alpha1_pb2_grpc.DRAResourceHealthServicer):
     def __init__(self, board: HealthBoard) -> None:
         self._board = board
 
-    def NodeWatchResources(
+    async def NodeWatchResources(
         self, request: health_v1alpha1_pb2.NodeWatchResourcesRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[health_v1alpha1_pb2.NodeWatchResourcesResponse]:
-        return self._board.watch(health_v1alpha1_pb2)
+        async with contextlib.aclosing(self._board.watch(health_v1alpha1_pb2)) as messages:
+            async for message in messages:
+                yield message

@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from drabridge.cdi import CdiDevice, CdiStore, Edits, Spec
 from drabridge.errors import HostError
-from drabridge.files import write_atomically
+from drabridge.files import TEMPORARY_SUFFIX, write_atomically
 from drabridge.inventory.model import Mount
 from drabridge.ledger.model import ClaimRef
 
@@ -94,6 +94,17 @@ class MetadataFiles:
         directory = self._directory(claim)
         if self._uid_in(directory) in (claim.uid, None):
             shutil.rmtree(directory, ignore_errors=True)
+
+    def sweep(self, keep: Collection[str]) -> None:
+        """At start: remove the CDI files of claims that are not in ``keep``, and what a crash left half written."""
+        prefix = f"{self._driver}_metadata_"
+        for path in self._cdi.directory.glob(f"{prefix}*.json"):
+            if path.name.removeprefix(prefix).partition("_")[0] not in keep:
+                self._cdi.remove_file(path.name)
+        for path in self._cdi.directory.glob(f".{prefix}*{TEMPORARY_SUFFIX}"):
+            self._cdi.remove_file(path.name)
+        for path in self._root.glob(f"*/*/.*{TEMPORARY_SUFFIX}"):
+            path.unlink(missing_ok=True)
 
     def _purge_namesake(self, claim: ClaimRef) -> None:
         directory = self._directory(claim)

@@ -160,7 +160,14 @@ class Preparer:
     async def _fresh(self, allocation: Allocation, plans: Sequence[Planned]) -> tuple[PreparedDevice, ...]:
         claim = allocation.claim
         uses = tuple(plan.result.use() for plan in plans)
-        record = ClaimRecord(claim, State.STARTED, self._boot_id, tuple(plan.record() for plan in plans), self._clock())
+        record = ClaimRecord(
+            claim,
+            State.STARTED,
+            self._boot_id,
+            tuple(plan.record() for plan in plans),
+            self._clock(),
+            allocation.pod_claim_name,
+        )
         self._records.save(record)
         try:
             decision = await self._grant(events.Prepare(claim, uses, self._clock()))
@@ -183,8 +190,7 @@ class Preparer:
             if not decision.accepted:
                 raise _refused(decision)
         rebooted = record.boot_id != self._boot_id
-        pod_claim_name = allocation.pod_claim_name if allocation else ""
-        await self._effects(claim, pod_claim_name, plans, hooks=rebooted)
+        await self._effects(claim, record.pod_claim_name, plans, hooks=rebooted)
         if rebooted:
             self._records.save(replace(record, boot_id=self._boot_id))
         return record.devices

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from drabridge.errors import HostError
-from drabridge.files import sync_directory, write_atomically
+from drabridge.files import TEMPORARY_SUFFIX, sync_directory, write_atomically
 from drabridge.ledger.events import Allocation, Use
 from drabridge.ledger.model import ClaimRef, Share
 
@@ -72,6 +72,7 @@ class ClaimRecord:
     boot_id: str
     devices: tuple[PreparedDevice, ...]
     created_at: float = 0.0
+    pod_claim_name: str = ""  # what pods made from a template call the claim
     unknown: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
 
     def encode(self) -> bytes:
@@ -82,6 +83,7 @@ class ClaimRecord:
             "state": self.state.value,
             "bootID": self.boot_id,
             "createdAt": self.created_at,
+            "podClaimName": self.pod_claim_name,
             "claim": {"namespace": self.claim.namespace, "name": self.claim.name, "uid": self.claim.uid},
             "devices": [_encode(device) for device in self.devices],
         }
@@ -100,11 +102,12 @@ class ClaimRecord:
             _text(document["bootID"]),
             tuple(_decode(device) for device in document["devices"]),
             float(document.get("createdAt", 0.0)),
+            _text(document.get("podClaimName", "")),
             {key: value for key, value in document.items() if key not in _KNOWN},
         )
 
 
-_KNOWN = frozenset({"version", "state", "bootID", "createdAt", "claim", "devices"})
+_KNOWN = frozenset({"version", "state", "bootID", "createdAt", "podClaimName", "claim", "devices"})
 
 
 def allocations(records: Iterable[ClaimRecord]) -> tuple[Allocation, ...]:
@@ -183,6 +186,11 @@ class RecordStore:
             else:
                 records += [record] if record else []
         return tuple(records), tuple(broken)
+
+    def sweep(self) -> None:
+        """At start: remove what a crash left half written."""
+        for leftover in self.directory.glob(f".*{TEMPORARY_SUFFIX}"):
+            leftover.unlink(missing_ok=True)
 
     def _quarantine(self, path: Path, error: Exception) -> CorruptRecordError:
         aside = path.with_name(f"{path.name}.corrupt-{time.time_ns()}")

@@ -42,7 +42,11 @@ class PluginSockets:
                 registry / f"{driver}-{digest}-reg.sock",
                 registry / f"{driver[:20]}-{digest}-reg.sock",
             ),
-            _fit(plugin / f"dra-{instance_uid}.sock", plugin / f"dra-{digest}.sock"),
+            _fit(
+                plugin / f"dra-{instance_uid}.sock",
+                plugin / f"dra-{digest}.sock",
+                plugin / f"dra-{digest[:8]}.sock",
+            ),
         )
 
     def prepare(self, driver: str) -> tuple[Path, ...]:

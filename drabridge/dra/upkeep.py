@@ -55,6 +55,7 @@ class Upkeep:
 
         Returns the completed records. A claim whose device is not there yet keeps its file, if it has one.
         """
+        self._records.sweep()
         records, broken = self._records.all()
         for damage in broken:
             report_damage(damage, self._observer)
@@ -69,8 +70,12 @@ class Upkeep:
                 continue
             if record.state is State.COMPLETED:
                 specs.append(self._cdi.claim_spec(record.claim.uid, cdi_devices(plans)))
+                if self._metadata is not None:
+                    self._metadata.write(record.claim, record.pod_claim_name, metadata_facts(plans))
         keep |= {uid.name.partition(".json")[0] for uid in self._records.directory.glob("*.corrupt-*")}
         self._cdi.regenerate(Family.CLAIM, specs, keep=keep)
+        if self._metadata is not None:
+            self._metadata.sweep({record.claim.uid for record in records} | keep)
         return tuple(record for record in records if record.state is State.COMPLETED)
 
     async def refresh(self) -> None:

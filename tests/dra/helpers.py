@@ -54,6 +54,12 @@ resources:
 """
 
 
+def with_profile(hooks: str) -> str:
+    """The configuration with a profile ``hooked`` that every claim gets; ``hooks`` are its YAML lines."""
+    profile = f"    defaultProfile: hooked\n    profiles:\n      hooked: {{{hooks}}}\n"
+    return CONFIG.replace("    profiles:\n", profile)
+
+
 def gpu(index: int, **changes: Any) -> Device:
     """A device whose node is a real one of every machine."""
     node = DeviceNode("/dev/null", f"/dev/gpu{index}", "rw", "c", 1, 3)
@@ -102,6 +108,12 @@ class Claims:
         }
         self._store(obj)
 
+    def reserve(self, name: str, pod: str, uid: str) -> None:
+        obj = self._objects.get("resourceclaims", name, "default")
+        users = [*obj["status"].get("reservedFor", ()), {"resource": "pods", "name": pod, "uid": uid}]
+        obj["status"]["reservedFor"] = users
+        self._store(obj)
+
     def deallocate(self, name: str) -> None:
         obj = self._objects.get("resourceclaims", name, "default")
         obj["status"] = {}
@@ -122,19 +134,24 @@ class Claims:
 class DraNode:
     """One node's directories and parts; :meth:`start` and :meth:`stop` may be called again and again."""
 
-    def __init__(self, root: Path, api: SimApiServer, config: str = CONFIG, devices: tuple[Device, ...] = ()) -> None:
+    def __init__(self, root: Path, api: Any, config: str = CONFIG, devices: tuple[Device, ...] = ()) -> None:
+        """``api`` is a SimApiServer; None in a process of its own, which is given a ``cluster`` at start."""
         self.root = root
         self.api = api
-        self.claims = Claims(api)
         self.facts: list[Fact] = []
         (root / "plugins_registry").mkdir(exist_ok=True)
         (root / "config.yaml").write_text(config)
-        (root / "boot_id").write_text(str(uuid.uuid4()))
+        if not (root / "boot_id").exists():
+            (root / "boot_id").write_text(str(uuid.uuid4()))
         self.config: Config = load(root / "config.yaml")
         self.snapshot = Snapshot(1, devices or tuple(map(gpu, range(4))))
         self.cdi = CdiStore(root / "cdi", DRIVER)
         self.state = root / "plugins" / DRIVER
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def claims(self) -> Claims:
+        return Claims(self.api)
 
     async def start(self, *, instance_uid: str = "", cluster: Any = None, **options: Any) -> None:
         self.keeper = Keeper(Store(self.state, node=NODE))
@@ -157,7 +174,7 @@ class DraNode:
         self._unsubscribe = self.keeper.subscribe(lambda ledger, effects: self.driver.publish())
         self._task = asyncio.create_task(self.driver.run())
         await self.wait_for(lambda: self.driver.state.serving, "the sockets")
-        service = self.driver._server.sockets.service
+        service = self.service = self.driver._server.sockets.service
         self._channel = grpc.aio.insecure_channel(f"unix://{service}", [("grpc.default_authority", "localhost")])
         self.stub = dra_v1_pb2_grpc.DRAPluginStub(self._channel)
 

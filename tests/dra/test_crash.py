@@ -1,0 +1,154 @@
+"""Death (as by SIGKILL) before every step of prepare, unprepare and publishing, and what the successor makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from drabridge.dra.sockets import PluginSockets, is_dead
+from drabridge.ledger.model import Owner
+from drabridge.sim.api import SimApiServer
+from drabridge.wire import dra_v1_pb2, dra_v1_pb2_grpc
+from tests.dra.crash_child import CONFIG, EXIT_STATUS, FEW, MANY
+from tests.dra.helpers import DRIVER, Claims, DraNode, add_node, short_directory
+
+
+@contextlib.asynccontextmanager
+async def child(root: Path, kubeconfig: Path, phase: str, at: int) -> AsyncIterator[asyncio.subprocess.Process]:
+    log = os.open(root / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.dra.crash_child", str(root), str(kubeconfig), phase, str(at)),
+        cwd=Path(__file__).resolve().parents[2],
+        stderr=log,
+    )
+    os.close(log)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def call(root: Path, method: str, claim: dra_v1_pb2.Claim) -> Any:
+    """One call to the child; None if it dies over it."""
+    service = PluginSockets.of(root, DRIVER).service
+    for _ in range(1000):
+        if service.exists() and not is_dead(service):
+            break
+        await asyncio.sleep(0.01)
+    async with grpc.aio.insecure_channel(f"unix://{service}") as channel:
+        stub = dra_v1_pb2_grpc.DRAPluginStub(channel)
+        request = getattr(dra_v1_pb2, f"{method}Request")(claims=[claim])
+        try:
+            answer = await getattr(stub, method)(request, timeout=20)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise AssertionError((root / "log").read_text()) from error
+            return None
+        return answer.claims[claim.uid]
+
+
+@contextlib.asynccontextmanager
+async def world() -> AsyncIterator[tuple[Path, SimApiServer, Path]]:
+    with short_directory() as root:
+        async with SimApiServer() as api:
+            add_node(api)
+            yield root, api, api.kubeconfig(root / "kubeconfig")
+
+
+def clear(root: Path) -> None:
+    """A node on which the agent never ran."""
+    for name in ("plugins", "plugins_registry", "cdi", "boot_id", "steps"):
+        path = root / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+async def test_death_at_every_step_of_prepare_loses_and_doubles_nothing() -> None:
+    async with world() as (root, api, kubeconfig):
+        claims = Claims(api)
+        claim = claims.add("cl", "gpu-0", "gpu-1")
+        async with child(root, kubeconfig, "prepare", 0):
+            expected = await call(root, "NodePrepareResources", claim)
+        assert expected.devices
+        total = int((root / "steps").read_text())
+        assert total >= 10
+        for at in range(1, total + 1):
+            clear(root)
+            async with child(root, kubeconfig, "prepare", at) as process:
+                assert await call(root, "NodePrepareResources", claim) is None, f"step {at}"
+                assert await process.wait() == EXIT_STATUS
+            rival = claims.add(f"rival-{at}", "gpu-1")
+            await recovers(DraNode(root, api, CONFIG, FEW), claim, expected, rival)
+
+
+async def recovers(node: DraNode, claim: dra_v1_pb2.Claim, expected: Any, rival: dra_v1_pb2.Claim) -> None:
+    """The successor gives the same answer, keeps rivals out, and ends clean."""
+    await node.start()
+    try:
+        assert (await node.prepare(claim))[claim.uid] == expected
+        assert "held by claim default/cl" in await node.refused(rival)
+        assert await node.unprepare(claim) == {claim.uid: ""}
+        await ends_clean(node)
+    finally:
+        await node.stop()
+
+
+async def ends_clean(node: DraNode) -> None:
+    assert node.records() == []
+    assert node.cdi_files() == []
+    assert not list((node.state / "dra-device-metadata").glob("*"))
+    assert node.owner("gpu-0") in (Owner.NONE, Owner.DRA_GRANTED)  # the claim is still allocated
+    assert not any(held.phase == "prepared" for held in node.keeper.ledger.entries["gpu-0"].claims)
+
+
+async def test_death_at_every_step_of_unprepare_ends_clean() -> None:
+    async with world() as (root, api, kubeconfig):
+        claim = Claims(api).add("cl", "gpu-0", "gpu-1")
+        async with child(root, kubeconfig, "unprepare", 0):
+            await call(root, "NodePrepareResources", claim)
+            assert (await call(root, "NodeUnprepareResources", claim)).error == ""
+        total = int((root / "steps").read_text())
+        assert total >= 6
+        for at in range(1, total + 1):
+            clear(root)
+            async with child(root, kubeconfig, "unprepare", at) as process:
+                assert await call(root, "NodePrepareResources", claim)
+                assert await call(root, "NodeUnprepareResources", claim) is None, f"step {at}"
+                assert await process.wait() == EXIT_STATUS
+            node = DraNode(root, api, CONFIG, FEW)
+            await node.start()
+            try:
+                assert await node.unprepare(claim) == {claim.uid: ""}
+                await ends_clean(node)
+            finally:
+                await node.stop()
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+async def test_death_in_the_middle_of_publishing_is_made_good(at: int) -> None:
+    """Three slices; the fourth step never comes."""
+    async with world() as (root, api, kubeconfig):
+        async with child(root, kubeconfig, "publish", at) as process:
+            if at < 4:
+                assert await process.wait() == EXIT_STATUS
+                assert len(list(api.objects.list("resourceslices"))) == at - 1
+            else:
+                await DraNode.wait_for(lambda: len(api.objects.list("resourceslices")) == 3, "slices", 10)
+        node = DraNode(root, api, CONFIG, MANY)
+        await node.start()
+        try:
+            await node.wait_for(lambda: node.driver.state.publisher.published, "slices")
+            assert node.published() == [device.name for device in MANY]
+            assert {s["spec"]["pool"]["resourceSliceCount"] for s in node.slices()} == {3}
+        finally:
+            await node.stop()

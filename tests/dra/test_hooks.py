@@ -1,0 +1,99 @@
+"""Profile hooks: initialisation at prepare, clean-up at unprepare, what happens when they fail."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from drabridge.inventory.model import Presence
+from drabridge.ledger.model import Owner
+from tests.dra.helpers import a_node, with_profile
+
+
+def script(text: str) -> str:
+    return f"{{command: [/bin/sh, -c, '{text}'], timeoutSeconds: 1}}"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "log"
+    path.touch()
+    return path
+
+
+async def test_hooks_run_around_a_claim_and_know_their_device(log: Path) -> None:
+    line = f"echo $DRABRIDGE_PHASE $DRABRIDGE_DEVICE $DRABRIDGE_CLAIM $DRABRIDGE_NODES >> {log}"
+    async with a_node(with_profile(f"prepare: {script(line)}, unprepare: {script(line)}")) as node:
+        claim = node.claims.add("cl", "gpu-1", "gpu-2")
+        await node.prepared(claim)
+        await node.prepared(claim)  # a replay does nothing twice
+        await node.unprepare(claim)
+    assert log.read_text().splitlines() == [
+        "prepare gpu-1 default/cl /dev/null",
+        "prepare gpu-2 default/cl /dev/null",
+        "unprepare gpu-2 default/cl /dev/null",
+        "unprepare gpu-1 default/cl /dev/null",
+    ]
+
+
+async def test_a_failed_prepare_hook_is_undone_and_its_output_reaches_the_person(log: Path) -> None:
+    prepare = script('[ "$DRABRIDGE_DEVICE" = gpu-1 ] || { echo no firmware; exit 7; }')
+    undo = script(f"echo undone $DRABRIDGE_DEVICE >> {log}")
+    quoted = with_profile(f"prepare: {prepare}, unprepare: {undo}").replace("'[ ", '"[ ').replace("; }'", '; }"')
+    quoted = quoted.replace('"$DRABRIDGE_DEVICE"', "$DRABRIDGE_DEVICE")
+    async with a_node(quoted) as node:
+        error = await node.refused(node.claims.add("cl", "gpu-1", "gpu-2"))
+        assert "failed for gpu-2 with status 7: no firmware" in error
+        assert log.read_text().splitlines() == ["undone gpu-2", "undone gpu-1"]
+        assert node.records() == []
+        assert node.cdi_files() == []
+        assert node.owner("gpu-1") is Owner.DRA_GRANTED
+
+
+async def test_a_hook_that_does_not_end_is_killed() -> None:
+    async with a_node(with_profile(f"prepare: {script('sleep 60')}")) as node:
+        assert "did not end for gpu-1 within 1 s; it was killed" in await node.refused(node.claims.add("cl", "gpu-1"))
+
+
+async def test_hooks_of_one_device_never_overlap(log: Path) -> None:
+    body = f"echo begin >> {log}; sleep 0.1; echo end >> {log}"
+    async with a_node(with_profile(f"prepare: {script(body)}, unprepare: {script(body)}")) as node:
+        claims = [node.claims.add(f"cl{n}", "gpu-1") for n in range(2)]
+        await node.prepared(claims[0])
+        node.claims.delete("cl0")
+        await asyncio.gather(node.unprepare(claims[0]), node.prepare(claims[1]))
+        await node.wait_for(lambda: node.handled("prepare")[1:], "the second prepare")
+    lines = log.read_text().splitlines()
+    assert lines == ["begin", "end"] * (len(lines) // 2)
+
+
+async def test_admin_access_runs_no_hooks(log: Path) -> None:
+    body = script(f"echo ran >> {log}")
+    async with a_node(with_profile(f"prepare: {body}, unprepare: {body}")) as node:
+        claim = node.claims.add("cl", {"device": "gpu-1", "adminAccess": True})
+        await node.prepared(claim)
+        await node.unprepare(claim)
+    assert log.read_text() == ""
+
+
+async def test_a_device_that_was_unplugged_needs_no_cleaning() -> None:
+    async with a_node(with_profile(f"unprepare: {script('exit 1')}")) as node:
+        claim = node.claims.add("cl", "gpu-1")
+        await node.prepared(claim)
+        await node.change(gpu_1=(Presence.GONE, "unplugged"))
+        assert await node.unprepare(claim) == {claim.uid: ""}
+
+
+async def test_after_a_reboot_a_replay_initialises_again_and_unprepare_does_not_clean(log: Path) -> None:
+    body = f"echo $DRABRIDGE_PHASE >> {log}"
+    async with a_node(with_profile(f"prepare: {script(body)}, unprepare: {script(body)}")) as node:
+        claim, other = node.claims.add("cl", "gpu-1"), node.claims.add("other", "gpu-2")
+        await node.prepared(claim)
+        await node.prepared(other)
+        await node.reboot()
+        await node.prepared(claim)
+        await node.unprepare(other)
+        await node.unprepare(claim)
+    assert log.read_text().split() == ["prepare", "prepare", "prepare", "unprepare"]
