@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 from pathlib import Path
 
@@ -12,6 +14,13 @@ from deviceplugin.errors import SocketError
 from deviceplugin.service import DevicePluginService
 from deviceplugin.sockets import Identity, check_directory, fresh_path, identify_socket, probe
 from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
+
+log = logging.getLogger("deviceplugin")
+
+STOP_SLACK_SECONDS = 0.5
+"""How long gRPC may take to stop beyond the grace; with peers that live it needs milliseconds."""
+
+_lingering: set[asyncio.Task[None]] = set()  # the loop keeps only weak references to tasks
 
 
 class Listener:
@@ -54,6 +63,15 @@ class Listener:
     async def stop(self, grace_seconds: float) -> None:
         """Stop serving; calls in flight get ``grace_seconds``. End the streams first: they would use up all of it.
 
-        gRPC removes the path; the name is ours alone, so nobody else's file can be meant.
+        gRPC removes the path; the name is ours alone, so nobody else's file can be meant. A frozen peer (SIGSTOP) that
+        left a list unread keeps gRPC's stop waiting for as long as it lives (measured on 1.85.1): that is left to
+        itself, with the listening socket closed and the path removed.
         """
-        await self._server.stop(grace_seconds or None)
+        stopping = asyncio.create_task(self._server.stop(grace_seconds or None))
+        _lingering.add(stopping)
+        stopping.add_done_callback(_lingering.discard)
+        done, _ = await asyncio.wait({stopping}, timeout=grace_seconds + STOP_SLACK_SECONDS)
+        if not done:
+            log.warning("%s: a peer neither reads nor hangs up; its connection is left behind", self.path)
+            if self.in_place():
+                self.path.unlink(missing_ok=True)

@@ -137,11 +137,11 @@ class MiniKubelet(pb_grpc.RegistrationServicer):
         self._server: grpc.aio.Server | None = None
         self._streams: set[asyncio.Task[None]] = set()
 
-    async def start(self) -> None:
+    async def start(self, *, wipe: bool = True) -> None:
         """Like kubelet: remove every visible socket of the directory, then bind kubelet.sock."""
         self.directory.mkdir(parents=True, exist_ok=True)
         for path in self.directory.iterdir():
-            if not path.name.startswith(".") and stat.S_ISSOCK(path.lstat().st_mode):
+            if wipe and not path.name.startswith(".") and stat.S_ISSOCK(path.lstat().st_mode):
                 path.unlink()
         self._server = grpc.aio.server()
         pb_grpc.add_RegistrationServicer_to_server(self, self._server)

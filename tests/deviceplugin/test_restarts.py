@@ -251,7 +251,7 @@ async def test_a_strangers_stream_is_ended_before_registering(directory: Path) -
             assert len(first.devices) == 2
             assert not server.state.registered
             assert server.sent_version == 0
-            await kubelet.start()
+            await kubelet.start(wipe=False)
             await eventually(lambda: kubelet.health() == BOTH)
             assert await asyncio.wait_for(call.read(), 1) is grpc.aio.EOF
             assert server.state.streams == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -166,16 +167,38 @@ async def test_a_slow_reader_skips_to_the_newest(serve: Any) -> None:
     call.cancel()
 
 
-async def test_a_frozen_kubelet_does_not_block_the_stop(serve: Any) -> None:
+FREEZES = """
+import os, signal, sys, grpc
+from deviceplugin.wire import v1beta1_pb2 as pb, v1beta1_pb2_grpc as pb_grpc
+stream = pb_grpc.DevicePluginStub(grpc.insecure_channel("unix:" + sys.argv[1])).ListAndWatch(pb.Empty())
+next(stream)
+print("frozen", flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+async def test_a_frozen_reader_does_not_block_the_stop(serve: Any) -> None:
+    """A process under SIGSTOP: the connection's window fills, the write waits for good, nothing tells."""
     served = await serve(ListPlugin(*(Device("x" * 50 + str(i)) for i in range(4096))))
-    call = served.stub.ListAndWatch(pb.Empty())  # never read: the window fills, the write waits
-    for round_ in range(30):
-        served.plugin.list.publish(tuple(Device("x" * 50 + str(i + round_)) for i in range(4096)))
-        await asyncio.sleep(0.005)
-    started = time.monotonic()
-    await asyncio.wait_for(served.server.stop(grace_seconds=5), 8)
-    assert time.monotonic() - started < 2
-    call.cancel()
+    reader = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", FREEZES, str(served.server.state.socket), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert reader.stdout is not None
+        assert await asyncio.wait_for(reader.stdout.readline(), 10) == b"frozen\n"
+        for round_ in range(30):
+            devices = tuple(Device("x" * 50 + str(i + round_ + 1)) for i in range(4096))
+            version = served.plugin.list.publish(devices)
+            await asyncio.wait_for(served.server.wait_sent(version), 5)  # nor does it hold up the other stream
+        started = time.monotonic()
+        path = served.server.state.socket
+        await asyncio.wait_for(served.server.stop(grace_seconds=5), 8)
+        assert time.monotonic() - started < 2
+        assert path is not None
+        assert not path.exists()
+    finally:
+        reader.kill()
+        await reader.wait()
 
 
 async def test_numa_on_the_wire(serve: Any) -> None:
@@ -473,3 +496,23 @@ async def test_calls_are_answered_while_streams_are_open(serve: Any) -> None:
     assert len(answers) == 50
     for call in calls:
         call.cancel()
+
+
+async def test_stopping_waits_for_an_allocation_in_flight(serve: Any) -> None:
+    entered = asyncio.Event()
+
+    async def slow(ids: Sequence[str]) -> None:
+        entered.set()
+        await asyncio.sleep(0.2)
+
+    plugin = AllocatingPlugin(Device("a"))
+    plugin.before = slow
+    served = await serve(plugin)
+    channel = grpc.aio.insecure_channel(f"unix:{served.server.state.socket}")
+    stub: pb_grpc.DevicePluginAsyncStub = pb_grpc.DevicePluginStub(channel)
+    request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=["a"])])
+    call = asyncio.ensure_future(stub.Allocate(request))
+    await entered.wait()
+    await served.server.stop(grace_seconds=2)
+    assert (await call).container_responses[0].envs["IDS"] == "a"
+    await channel.close()
