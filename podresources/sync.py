@@ -131,22 +131,25 @@ class SyncClient:
         identity = identify(self._endpoint.path)
         if self._session.meet(identity):
             self._hang_up()
-        if self._channel is None:
-            self._channel = grpc.insecure_channel(self._endpoint.target, options=self._endpoint.options)
+        channel = self._channel  # close() in another thread takes it away
+        if channel is None:
+            channel = self._channel = grpc.insecure_channel(self._endpoint.target, options=self._endpoint.options)
         started = perf_counter()
         code = "OK"
         try:
-            ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(rpc.path)
+            ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(rpc.path)
             data = ask(request, timeout=seconds)
             self._session.require_same(identity, identify(self._endpoint.path))
             return read(data, identity)
         except PodResourcesError as error:
             code = error.code
             raise
-        except grpc.RpcError as failure:
+        except (grpc.RpcError, ValueError) as failure:  # ValueError: the channel was closed before the call began
             if self._session.closed:
                 code = ClientClosed.code
                 raise ClientClosed(f"The client was closed while {rpc} was under way") from failure
+            if isinstance(failure, ValueError):
+                raise
             meaning = self._endpoint.error(rpc, failure.code(), failure.details() or "")
             code = meaning.code
             if isinstance(meaning, KubeletUnavailable):

@@ -61,6 +61,10 @@ Observer = Callable[[Attempt], None]
 _TOO_LARGE = re.compile(r"larger than max(?: \((?P<size>\d+) vs\.? (?P<limit>\d+)\))?")
 
 
+_NO_HTTP2 = ("Failed parsing HTTP/2", "Trying to connect an http1.x server")
+"""gRPC's words (1.85, 1.80) for a peer whose first bytes are no HTTP/2 settings: it is not kubelet, and never will be."""
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """Where kubelet answers, and how much it may answer."""
@@ -121,7 +125,7 @@ class Endpoint:
                 hint="kubelet is down or restarting. If that lasts while kubelet runs, this socket is an earlier "
                 "kubelet's. " + mount_hint(self.path),
             )
-        if "Failed parsing HTTP/2" in details:  # the peer's first bytes are no HTTP/2 preface: it never will be kubelet
+        if any(text in details for text in _NO_HTTP2):
             return ProtocolViolation(f"What serves {self.path} does not speak gRPC: {details}", hint=_WHO_SERVES)
         return KubeletUnavailable(
             f"The connection to {self.path} broke: {details}", hint="This is normal for seconds while kubelet restarts"

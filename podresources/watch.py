@@ -78,7 +78,7 @@ async def watch(
     yield Started(snapshot, allocatable)
     failing = False
     while True:
-        await asyncio.sleep(interval_seconds * (1 + JITTER * jitter.random()))
+        await asyncio.sleep(pause(interval_seconds, jitter))
         try:
             snapshot, allocatable = await _poll(client)
         except ClientClosed:
@@ -94,6 +94,11 @@ async def watch(
             yield Resumed()
         for change in tracker.step(snapshot, allocatable, now()):
             yield change
+
+
+def pause(interval_seconds: float, jitter: random.Random) -> float:
+    """Seconds until the next poll: never less than the interval."""
+    return interval_seconds * (1 + JITTER * jitter.random())
 
 
 async def _poll(client: Client) -> tuple[Snapshot, Allocatable | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from itertools import pairwise
@@ -13,7 +14,7 @@ import pytest
 
 from podresources import Backoff, Client, errors
 from podresources.changes import Assigned, CapacityChanged, Released
-from podresources.watch import Event, Interrupted, Resumed, Started, watch
+from podresources.watch import Event, Interrupted, Resumed, Started, pause, watch
 from podresources.wire import v1_pb2 as wire
 from tests.podresources.helpers import Kubelet, capacity, container, device, fails, kubelet, listing, pod, says
 
@@ -165,7 +166,7 @@ async def test_an_interval_below_the_floor_is_refused() -> None:
         assert server.requests == []
 
 
-async def test_polls_keep_the_interval_with_jitter_above_it() -> None:
+async def test_polls_keep_the_interval() -> None:
     times: list[float] = []
 
     async def answer(request: bytes, context: object) -> bytes:
@@ -178,4 +179,10 @@ async def test_polls_keep_the_interval_with_jitter_above_it() -> None:
         await silence_to_the_end(events, 1.2)
     waits = [after - before for before, after in pairwise(times)]
     assert min(waits) >= 0.095
-    assert max(waits) > 0.108, "of ten waits, none jittered by 8 of up to 20 ms: once in 10,000 runs"
+
+
+def test_pauses_are_spread_above_the_interval() -> None:
+    pauses = [pause(10.0, random.Random(seed)) for seed in range(200)]
+    assert min(pauses) >= 10.0
+    assert max(pauses) <= 12.0
+    assert max(pauses) - min(pauses) > 1.5
