@@ -203,6 +203,28 @@ async def an_unplugged_stick_stays_listed_while_it_is_held() -> None:
 
 
 @case
+async def what_hangs_on_a_device_shares_its_fate() -> None:
+    """Only the stick itself has events; the serial port below it is matched by the stick's attribute."""
+    port = f"{trees.stick_path(1)}/ttyUSB0"
+    tty = trees.device(port, "tty", node="ttyUSB0", attributes={"dev": "188:0"})
+    bed = Testbed(trees.usb_host(), trees.stick(1, serial="abc"), tty)
+    resource = {
+        "name": "example.com/serial",
+        "match": [{"subsystem": "tty", "parent": {"subsystem": "usb", "attr": {"idVendor": "0bda"}}}],
+        "id": ["{parent.attr:serial}"],
+    }
+    stick = trees.STICK_RESOURCE | {"nodes": []}
+    async with watching(config(resource, stick | {"id": ["stick-{sysname}"]})) as watched:
+        assert watched.states() == {"abc": "present", "stick-1-1": "present"}
+        bed.attribute(trees.stick_path(1), "serial", "def")
+        bed.uevent(trees.stick_path(1), "change")
+        await watched.until(lambda s: {d.name for d in s.devices if d.presence is Presence.PRESENT} >= {"def"})
+        assert watched.states() == {"abc": "gone", "def": "present", "stick-1-1": "present"}
+        bed.uevent(trees.stick_path(1), "remove")  # and the directory is still there for a moment, as with the kernel
+        await watched.until(lambda s: {d.presence for d in s.devices} == {Presence.GONE}, timeout=0.09)
+
+
+@case
 async def nodes_are_resolved_again_at_the_last_moment() -> None:
     """The stick was renumbered, its event is still under way: an Allocate gets the node that is there now."""
     bed = Testbed(trees.usb_host(), trees.stick(1, serial="abc"))
