@@ -55,6 +55,9 @@ class Plugin(rpc.DevicePluginServicer):
         self.calls: list[tuple[str, list[str]]] = []
         self.options: pb.DevicePluginOptions | None = pb.DevicePluginOptions(get_preferred_allocation_available=True)
         self.preferred: list[str] = []
+        self.preferred_error = ""
+        self.preferred_gate = asyncio.Event()
+        self.preferred_gate.set()
         self.preferred_requests: list[pb.ContainerPreferredAllocationRequest] = []
         self.response: pb.AllocateResponse | None = None
         self.refuse: tuple[grpc.StatusCode, str] | None = None
@@ -126,6 +129,9 @@ class Plugin(rpc.DevicePluginServicer):
         (wanted,) = request.container_requests
         self.calls.append(("GetPreferredAllocation", sorted(wanted.available_deviceIDs)))
         self.preferred_requests.append(wanted)
+        await self.preferred_gate.wait()
+        if self.preferred_error:
+            await context.abort(grpc.StatusCode.INTERNAL, self.preferred_error)
         return pb.PreferredAllocationResponse(
             container_responses=[pb.ContainerPreferredAllocationResponse(deviceIDs=self.preferred)]
         )

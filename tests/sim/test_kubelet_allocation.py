@@ -35,9 +35,6 @@ async def test_the_observed_pod_with_an_init_container() -> None:
             await plugin.register()
             await kubelet.wait_for_resource(GPU, healthy=4)
             spec = pod("p", 1, 2, init=1)
-            plugin.preferred = ["d0", "d1", "d2"]
-            # init: preferred ∩ available leaves d0, d1, d2 of which one is taken; make it d0 as observed
-            plugin.preferred = ["d0"]
             status = await kubelet.run_pod(spec)
             assert status.phase is Phase.RUNNING
             assert status.running == ("a", "b")
@@ -228,20 +225,46 @@ async def test_available_ids_come_in_an_order_that_the_seed_decides() -> None:
     assert orders[0] != sorted(orders[0])
 
 
-async def test_an_error_of_preferred_allocation_rejects_and_leaks() -> None:
+async def test_an_error_of_preferred_allocation_rejects_the_pod() -> None:
     async with short_dir() as root, running(root) as kubelet:
         plugin = Plugin(root, "p.sock", NUMA)
+        plugin.preferred_error = "no opinion"
         async with serving(plugin):
             await plugin.register()
             await kubelet.wait_for_resource(GPU, healthy=4)
-            await plugin.stop()
-            # the stream is gone; bring the record back to life to reach the call itself
-            state = kubelet.process.manager.state
-            await kubelet.wait_for(lambda: not state.healthy[GPU], what="the end")
-            state.healthy[GPU] = {"d0", "d1"}
-            message = (await kubelet.run_pod(pod("p", 1))).message
-            assert "device plugin GetPreferredAllocation rpc failed with err: endpoint" in message
-            assert "has been stopped" in message
+            assert (await kubelet.run_pod(pod("p", 1))).message == REJECTED.format(
+                "device plugin GetPreferredAllocation rpc failed with err: rpc error: code = Internal desc = no opinion"
+            )
+            assert "Allocate" not in dict(plugin.calls)
+
+
+async def test_every_list_replaces_the_one_before() -> None:  # DF2, DF4
+    async with short_dir() as root, running(root) as kubelet:
+        plugin = Plugin(root, "p.sock", [device(f"d{i}") for i in range(4)])
+        async with serving(plugin):
+            await plugin.register()
+            await kubelet.wait_for_resource(GPU, healthy=4)
+            for sick in ({0}, set(), {1, 2}, {2}, set()):
+                await plugin.send(device(f"d{i}", "Unhealthy" if i in sick else "Healthy") for i in range(4))
+                await kubelet.wait_for_resource(GPU, healthy=4 - len(sick))
+                assert kubelet.node_status() == {"capacity": {GPU: 4}, "allocatable": {GPU: 4 - len(sick)}}
+
+
+async def test_a_list_may_change_while_the_plugin_is_asked_for_its_preference() -> None:
+    """The kubelet's lock is open then: what it allocates afterwards may just have become unhealthy."""
+    async with short_dir() as root, running(root) as kubelet:
+        plugin = Plugin(root, "p.sock", [device("d0")])
+        async with serving(plugin):
+            await plugin.register()
+            await kubelet.wait_for_resource(GPU, healthy=1)
+            plugin.preferred_gate.clear()
+            admission = asyncio.create_task(kubelet.run_pod(pod("p", 1)))
+            await kubelet.wait_for(lambda: plugin.preferred_requests, what="the question")
+            await plugin.send([device("d0", "Unhealthy")])
+            await kubelet.wait_for_resource(GPU, healthy=0)
+            plugin.preferred_gate.set()
+            assert (await admission).phase is Phase.RUNNING
+            assert plugin.calls[-1] == ("Allocate", ["d0"])
 
 
 async def test_sidecars_keep_their_device_plain_init_containers_do_not() -> None:  # DP11

@@ -359,6 +359,29 @@ async def test_health_reaches_the_pod_status_and_expires() -> None:  # DR23, DR2
                 await kubelet.wait_for(lambda: health() == unknown, what="the report to be too old")
 
 
+async def test_the_end_of_the_health_stream_clears_what_it_said() -> None:
+    async with short_dir() as root:
+        api = FakeApi()
+        async with running(root, api=api, timings=Timings.fast(health_default_timeout_seconds=30)) as kubelet:
+            driver = Driver(root)
+            driver.devices = {"cl1": [gpu("gpu-0", "gpu")]}
+            async with serving(driver):
+                await registered(driver)
+                spec = claim_pod("p", "cl1")
+                grant(api, [spec])
+                await kubelet.run_pod(spec)
+
+                def health() -> str:
+                    return str(kubelet.allocated_resources_status(spec.uid)["c0"][0]["resources"][0]["health"])
+
+                report = health_v1alpha1_pb2.NodeWatchResourcesResponse()
+                entry = report.devices.add(health=health_v1alpha1_pb2.HEALTHY)
+                entry.device.pool_name, entry.device.device_name = "node-a", "gpu-0"
+                await driver.health.put(report)
+                await kubelet.wait_for(lambda: health() == "Healthy", what="the report")
+            await kubelet.wait_for(lambda: health() == "Unknown", what="the end of the stream")
+
+
 async def test_podresources_shows_whole_claims_and_accumulates_cdi_names() -> None:
     async with short_dir() as root:
         api = FakeApi()
