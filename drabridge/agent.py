@@ -17,6 +17,7 @@ from pathlib import Path
 
 import deviceplugin
 from drabridge.cdi import CdiStore, Family
+from drabridge.claims import ClaimSide, connect, prepared
 from drabridge.config.loader import load
 from drabridge.config.schema import Config
 from drabridge.errors import HostError
@@ -50,6 +51,7 @@ from drabridge.reload import ConfigFollower
 from drabridge.runtime import Options, Runtime
 from drabridge.tasks import Signal, forever
 from drabridge.transfers import Transfers
+from drabridge.wishes import Wishes
 from podresources import Client
 
 log = logging.getLogger(__name__)
@@ -149,6 +151,7 @@ class Agent:
             keeper=keeper,
             inventory=inventory,
             cdi=cdi,
+            cluster=connect(self._options, config),
             legacy=legacy,
             podresources=client,
             witness=witness,
@@ -160,8 +163,10 @@ class Agent:
             beat=asyncio.get_running_loop().time(),
         )
         self._runtime = runtime
-        self._transfers = Transfers(runtime)
-        self._pages = Pages(runtime, self._transfers.set_lanes)
+        self._wishes = Wishes(paths.state, lambda: runtime.config, runtime.changed.set)
+        self._claims = ClaimSide(runtime)
+        self._transfers = Transfers(runtime, self._claims, self._wishes)
+        self._pages = Pages(runtime, self._claims, self._wishes)
         self._follower = ConfigFollower(self._options.config, config, self._reconfigure, self._refused_config)
         return runtime
 
@@ -202,9 +207,12 @@ class Agent:
                 await self._runtime.legacy.configure(self._runtime.config)
                 self._spawn("evidence", self._runtime.evidence.run)
                 self._spawn("lanes", self._transfers.run)
+                self._spawn("claims", self._claims.run)
                 merged = True
                 asyncio.get_running_loop().call_later(SETTLE_SECONDS, settle)
             self._runtime.legacy.learn()
+            self._claims.wake()
+            self._runtime.changed.set()
 
     def _spawn(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         self._tasks.append(asyncio.create_task(forever(name, work), name=name))
@@ -227,7 +235,9 @@ class Agent:
         except TimeoutError:
             listed = None
         await runtime.keeper.apply(Booted(BOOT_ID.read_text().strip(), self._now()))
-        await runtime.keeper.apply(Restarted(self._now(), listed=listed, checkpoint=runtime.witness.checkpoint()))
+        await runtime.keeper.apply(
+            Restarted(self._now(), prepared(runtime.paths.state), listed, runtime.witness.checkpoint())
+        )
         self._write_cdi_files(runtime.devices)
 
     def _write_cdi_files(self, devices: Mapping[str, Device]) -> None:
@@ -252,7 +262,8 @@ class Agent:
             self._runtime.sinks.effect(effect)
         if self._refresh is None:
             self._refresh = asyncio.get_running_loop().call_later(REFRESH_SECONDS, self._send_lists)
-        self._transfers.wake.set()
+        self._runtime.changed.set()
+        self._claims.wake()
         if any(isinstance(effect, Refused) for effect in effects):
             self._runtime.evidence.wake.set()
 
@@ -276,7 +287,8 @@ class Agent:
         runtime.inventory.reconfigure(config)
         await runtime.legacy.configure(config)
         runtime.legacy.learn()
-        self._transfers.wake.set()
+        self._claims.reconfigure(config)
+        runtime.changed.set()
 
     def _refused_config(self, faults: str) -> None:
         self._runtime.config_error = faults

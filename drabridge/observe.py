@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import deviceplugin
 from drabridge.inventory.facts import EventSeen, MonitorRestarted, Reconciled, ReconcileFailed, SourceChanged
@@ -14,6 +15,8 @@ from drabridge.ledger.outcome import Effect, Refused, Released, TransferAborted,
 from drabridge.metrics import Metrics
 from drabridge.status import RecentRefusal
 from podresources.transport import Attempt
+
+DraFact = Any  # drabridge.dra.facts.Fact
 
 log = logging.getLogger("drabridge")
 
@@ -92,6 +95,37 @@ class Sinks:
                 log.info("device events", extra={"source": str(fact.source)})
             case ReconcileFailed():
                 log.error("looking at the devices failed, the last list stays", extra={"reason": fact.why})
+
+    # The DRA side (drabridge.dra.facts), by its attributes: this module must not import it for the other side alone.
+
+    def dra(self, fact: DraFact) -> None:
+        match type(fact).__name__, fact:
+            case "ClaimHandled", _:
+                self._claim(fact)
+            case "Requested", _:
+                self._metrics.time("grpc_request_duration_seconds", fact.seconds, "dra", fact.method, fact.code)
+            case "SlicesPublished", _:
+                self._metrics.count("resourceslice_publish", "OK")
+            case "PublishFailed", _:
+                self._metrics.count("resourceslice_publish", "failed")
+            case "RegistrationChanged", _:
+                self._metrics.count("registrations", "dra", "", "OK" if fact.registered else "refused")
+                log.info("kubelet and the DRA plugin", extra={"registered": fact.registered, "reason": fact.error})
+
+    def _claim(self, fact: DraFact) -> None:
+        self._metrics.count("allocations", "dra", fact.method, str(fact.outcome))
+        log.log(
+            logging.WARNING if fact.error else logging.INFO,
+            f"claim {fact.method}d" if not fact.error else f"claim not {fact.method}d",
+            extra={
+                "claim": str(fact.claim),
+                "uid": fact.claim.uid,
+                "outcome": str(fact.outcome),
+                "devices": list(fact.devices),
+                "seconds": round(fact.seconds, 4),
+                "reason": fact.error,
+            },
+        )
 
     # Our questions to kubelet (podresources.Observer).
 

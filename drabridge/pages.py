@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from http import HTTPStatus
 
 from deviceplugin import ServerState
 from drabridge import __version__
+from drabridge.claims import ClaimSide
 from drabridge.errors import ConfigError
 from drabridge.http import HttpServer, Request, Response
 from drabridge.inventory.model import Presence
@@ -16,6 +17,7 @@ from drabridge.ledger.model import Lane, Owner
 from drabridge.metrics import Sample
 from drabridge.runtime import Runtime
 from drabridge.status import Document, Endpoint, allocation_labels, document
+from drabridge.wishes import Wishes
 
 log = logging.getLogger(__name__)
 
@@ -25,9 +27,10 @@ HEARTBEAT_SECONDS = 30.0  # the loop's own tick is every few seconds; ten times 
 class Pages:
     """Reads the agent's state; changes nothing but what ``set_lanes`` changes, and that only over the unix socket."""
 
-    def __init__(self, runtime: Runtime, set_lanes: Callable[[bytes], Awaitable[Document]]) -> None:
+    def __init__(self, runtime: Runtime, claims: ClaimSide, wishes: Wishes) -> None:
         self._runtime = runtime
-        self._set_lanes = set_lanes
+        self._claims = claims
+        self._wishes = wishes
         self._public: HttpServer | None = None
         self._control: HttpServer | None = None
         self.address = ""  # host:port in use
@@ -76,12 +79,30 @@ class Pages:
             for state in states
             if not state.registered
         ]
+        state = self._claims.state
+        if self._claims.wanted and not (state and state.ready):
+            reasons.append(f"claims: {self._claim_trouble()}")
         return reasons
+
+    def _claim_trouble(self) -> str:
+        """What the DRA side waits for, in words."""
+        state = self._claims.state
+        if state is None or not state.serving:
+            return "not served yet"
+        if not state.registration.registered:
+            return f"kubelet has not taken the plugin {state.registration.error}".rstrip()
+        return state.publisher.error or state.error
 
     def endpoints(self) -> list[Endpoint]:
         """Both sides' connections with kubelet."""
         loop_now = asyncio.get_running_loop().time()
-        return [self._endpoint(state, loop_now) for state in self._runtime.legacy.states]
+        found = [self._endpoint(state, loop_now) for state in self._runtime.legacy.states]
+        state = self._claims.state
+        if self._claims.wanted:
+            ready = state is not None and state.ready
+            error = "" if ready else self._claim_trouble()
+            found.append(Endpoint("dra", self._runtime.config.driver, "ready" if ready else "waiting", ready, 0, error))
+        return found
 
     def _endpoint(self, state: ServerState, loop_now: float) -> Endpoint:
         since = self._runtime.now() - (loop_now - state.since)  # the server counts on the monotonic clock
@@ -92,6 +113,10 @@ class Pages:
         notes = [f"configuration on disk is refused: {runtime.config_error}"] if runtime.config_error else []
         if runtime.witness.error:
             notes.append(f"kubelet does not tell who holds devices: {runtime.witness.error}")
+        if self._wishes.annotation_error:
+            notes.append(f"the Node's annotation for lanes is not followed: {self._wishes.annotation_error}")
+        if (state := self._claims.state) is not None:
+            notes += state.publisher.notes
         notes.append(f"device events: {runtime.inventory.status}")
         return document(
             node=runtime.options.node_name,
@@ -106,6 +131,7 @@ class Pages:
             not_ready=self.not_ready(),
             refusals=tuple(runtime.sinks.refusals),
             notes=notes,
+            wanted={resource.name: self._wishes.describe(resource) for resource in runtime.config.resources},
         )
 
     # --- handlers ---------------------------------------------------------------------------------------------------
@@ -128,12 +154,11 @@ class Pages:
     def _status(self, _: Request) -> Response:
         return Response.json(self.document())
 
-    async def _lanes(self, request: Request) -> Response:
+    def _lanes(self, request: Request) -> Response:
         try:
-            answer = await self._set_lanes(request.body)
+            return Response.json(self._wishes.set(request.body))
         except ConfigError as error:
             return Response.json({"error": str(error)}, HTTPStatus.BAD_REQUEST)
-        return Response.json(answer)
 
     # --- metrics ----------------------------------------------------------------------------------------------------
 

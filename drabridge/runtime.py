@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from drabridge.cdi import CdiStore
+from drabridge.clusterapi import Cluster
 from drabridge.config.schema import Config
 from drabridge.evidence.loop import EvidenceLoop
 from drabridge.evidence.witness import Witness
@@ -17,6 +18,7 @@ from drabridge.legacy.side import LegacySide
 from drabridge.metrics import Metrics
 from drabridge.observe import Sinks
 from drabridge.paths import Paths
+from drabridge.tasks import Signal
 from podresources import Client
 
 
@@ -52,6 +54,8 @@ class Runtime:
     sinks: Sinks
     now: Callable[[], float]
     started_at: float
+    cluster: Cluster | None = None  # None: no DRA side
+    changed: Signal = field(default_factory=Signal)  # ledger, inventory or wishes: lanes are looked at again
     devices: Mapping[str, Device] = field(default_factory=dict)
     config_error: str = ""  # why the file on disk is not the one in use
     beat: float = 0.0  # the slow tick's last time on the loop's clock

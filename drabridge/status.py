@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
 from drabridge.inventory.model import Device, Presence, Snapshot
@@ -61,8 +62,11 @@ def document(
     not_ready: Sequence[str],
     refusals: Iterable[RecentRefusal] = (),
     notes: Sequence[str] = (),
+    wanted: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> Document:
-    """The whole. ``not_ready`` are the reasons why ``/readyz`` says no; ``notes`` what a person should know besides."""
+    """The whole. ``not_ready`` are the reasons why ``/readyz`` says no; ``notes`` what a person should know besides;
+    ``wanted`` the lanes of each resource as ``{legacy, dra, source}``.
+    """
     devices = snapshot.by_name()
     rows = [_device(ledger, entry, devices.get(entry.name), policy) for entry in _ordered(ledger, snapshot)]
     return {
@@ -87,7 +91,7 @@ def document(
             }
             for endpoint in endpoints
         ],
-        "resources": _resources(rows),
+        "resources": _resources(rows, wanted),
         "devices": rows,
         "refusals": [
             {"at": stamp(r.at), "api": r.api, "device": r.device, "reason": r.reason, "message": r.message}
@@ -189,9 +193,9 @@ def _seen(hold: Hold) -> str:
     return ", not yet confirmed by kubelet" if not hold.confirmed else ""
 
 
-def _resources(rows: Sequence[Mapping[str, Any]]) -> list[Document]:
+def _resources(rows: Sequence[Mapping[str, Any]], wanted: Mapping[str, Mapping[str, str]]) -> list[Document]:
     found = []
-    for name in dict.fromkeys(row["resource"] for row in rows):
+    for name in dict.fromkeys([*wanted, *(row["resource"] for row in rows)]):
         ours = [row for row in rows if row["resource"] == name]
         lanes = Counter(row["lane"] for row in ours)
         owners = Counter(row["owner"] for row in ours)
@@ -205,6 +209,7 @@ def _resources(rows: Sequence[Mapping[str, Any]]) -> list[Document]:
                 "inDoubt": owners[Owner.CONFLICT] + owners[Owner.QUARANTINE],
                 "unusable": sum(row["presence"] != Presence.PRESENT for row in ours),
                 "lanes": {str(lane): lanes[lane] for lane in Lane if lanes[lane]},
+                "wanted": dict(wanted.get(name, {"legacy": "", "dra": "", "source": "none"})),
                 "moving": sum(row["move"] is not None for row in ours),
                 "offeredToPods": sum("legacy" in row["offered"] and row["owner"] == Owner.NONE for row in ours),
                 "offeredToClaims": sum("dra" in row["offered"] and row["owner"] == Owner.NONE for row in ours),

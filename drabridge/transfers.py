@@ -1,56 +1,125 @@
-"""Moving free devices between the lanes of a running node: what is wanted, and the acknowledgements it needs."""
+"""Moving free devices between the lanes of a running node: what is wanted, and the acknowledgements a move waits for.
+
+The ledger decides; this fetches what it waits for. Legacy to DRA: kubelet's word that it no longer offers the device.
+DRA to legacy: the API server's word that no slice shows it, a quiet time, and a LIST of claims in which none has it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from drabridge.errors import ConfigError
-from drabridge.inventory.model import Snapshot
-from drabridge.ledger import Lane, MoveStep, Withdrawn
-from drabridge.ledger.model import Entry
+from drabridge.claims import ClaimSide
+from drabridge.clusterapi import resource_claims
+from drabridge.config.lanes import Lanes, Selection, Share
+from drabridge.errors import ClusterError
+from drabridge.inventory.match import matches
+from drabridge.inventory.model import Device, Snapshot
+from drabridge.ledger import (
+    ClaimAllocated,
+    ClaimRef,
+    Entry,
+    Lane,
+    Ledger,
+    MoveStep,
+    QuorumClear,
+    SetLane,
+    SliceWithdrawn,
+    Use,
+    Withdrawn,
+)
+from drabridge.ledger.lanes import Wanted, counted, place, plan
 from drabridge.runtime import Runtime
-from drabridge.status import Document
-from drabridge.tasks import Signal
+from drabridge.wishes import Wishes
 
 log = logging.getLogger(__name__)
 
 DELIVERY_SECONDS = 2.0  # kubelet reads a list within milliseconds; if not, it restarts
 RETRY_SECONDS = 0.05  # between questions to kubelet while a move waits for its answer (its limiter: 100 a second)
+CLAIMS_RETRY_SECONDS = 5.0  # between LISTs of claims, which cost the API server more
 
 
 class Transfers:
-    """Drives moves that the ledger has begun; the ledger decides, this only fetches what it waits for."""
+    """Plans, begins and accompanies moves."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, claims: ClaimSide, wishes: Wishes) -> None:
         self._runtime = runtime
-        self.wake = Signal()
+        self._claims = claims
+        self._wishes = wishes
 
     def first_lanes(self, snapshot: Snapshot) -> Mapping[str, Lane]:
         """Where devices start that the ledger has never seen."""
-        return {}
-
-    async def set_lanes(self, body: bytes) -> Document:
-        """The operator's wish, as ``drabridge lanes set`` sends it."""
-        raise ConfigError("not yet")
+        ledger = self._runtime.keeper.ledger
+        found: dict[str, Lane] = {}
+        for resource in self._runtime.config.resources:
+            devices = snapshot.of(resource.name)
+            found |= place(ledger, devices, self._wanted(self._wishes.lanes(resource), devices))
+        return found
 
     async def run(self) -> None:
         while True:
-            waiting = self._revoking()
-            await self.wake.wait(RETRY_SECONDS if waiting else None)
-            if waiting := self._revoking():
-                await self._acknowledge(waiting)
+            await self._begin()
+            pause = await self._accompany()
+            await self._runtime.changed.wait(pause)
 
-    def _revoking(self) -> list[Entry]:
-        """Devices that kubelet may still give out, and should not."""
-        return [
-            entry
-            for entry in self._runtime.keeper.ledger.entries.values()
-            if entry.lane is Lane.LEGACY_TO_DRA and entry.move is not None and entry.move.step is MoveStep.REVOKING
-        ]
+    # --- what is wanted ---------------------------------------------------------------------------------------------
 
-    async def _acknowledge(self, waiting: list[Entry]) -> None:
-        """Ask kubelet what it would still give out. No Allocate may be open before, during or after the question."""
+    async def _begin(self) -> None:
+        """Ask the ledger for every change that the plan wants; what cannot be now waits there, visibly."""
+        runtime = self._runtime
+        if not runtime.inventory.current.complete:
+            return
+        for resource in runtime.config.resources:
+            ledger = runtime.keeper.ledger
+            devices = self._counted(ledger, resource.name)
+            for change in plan(ledger, devices, self._wanted(self._wishes.lanes(resource), devices)):
+                await runtime.keeper.apply(SetLane(change.device, change.lane, runtime.now(), change.reason))
+
+    def _counted(self, ledger: Ledger, resource: str) -> list[Device]:
+        names = counted(ledger, resource, self._runtime.now())
+        devices = self._runtime.devices
+        return [devices[name] for name in names if name in devices]
+
+    def _wanted(self, lanes: Lanes, devices: Sequence[Device]) -> Wanted:
+        legacy, dra = lanes.resolved
+        pinned: dict[str, Lane] = {}
+        if isinstance(dra, Selection):
+            pinned |= dict.fromkeys(self._selected(dra, devices), Lane.DRA)
+        if isinstance(legacy, Selection):
+            pinned |= dict.fromkeys(self._selected(legacy, devices), Lane.LEGACY)
+        if pinned and not (isinstance(legacy, Share) and isinstance(dra, Share)):
+            chosen = sum(lane is Lane.DRA for lane in pinned.values())
+            rest = len(devices) - len(pinned)
+            # A lane given by selection has exactly those devices; the other one has the rest.
+            in_dra = chosen if isinstance(dra, Selection) else chosen + rest
+            return Wanted(in_dra, pinned)
+        return Wanted(lanes.targets(len(devices))[1], pinned or None)
+
+    def _selected(self, selection: Selection, devices: Sequence[Device]) -> Iterator[str]:
+        for device in devices:
+            record = self._runtime.inventory.record(device.name)
+            if record is not None and matches(record, selection.match):
+                yield device.name
+
+    # --- what moves wait for ----------------------------------------------------------------------------------------
+
+    async def _accompany(self) -> float | None:
+        """Fetch acknowledgements; returns how long until the next attempt, None when nothing waits for one."""
+        pauses: list[float] = []
+        entries = self._runtime.keeper.ledger.entries.values()
+        if leaving := [e for e in entries if e.lane is Lane.LEGACY_TO_DRA and _at(e, MoveStep.REVOKING)]:
+            await self._ask_kubelet(leaving)
+            pauses.append(RETRY_SECONDS)
+        if returning := [e for e in entries if e.lane is Lane.DRA_TO_LEGACY and _at(e, MoveStep.REVOKING)]:
+            await self._look_at_slices(returning)
+            pauses.append(CLAIMS_RETRY_SECONDS)
+        if quiet := [e for e in entries if e.lane is Lane.DRA_TO_LEGACY and _at(e, MoveStep.QUIESCING)]:
+            pauses.append(await self._ask_for_claims(quiet))
+        return min(pauses, default=None)
+
+    async def _ask_kubelet(self, waiting: list[Entry]) -> None:
+        """What would kubelet still give out? No Allocate may be open before, during or after the question."""
         runtime = self._runtime
         since = runtime.keeper.ledger.seq
         if not await runtime.legacy.delivered({entry.device.resource for entry in waiting}, DELIVERY_SECONDS):
@@ -64,3 +133,57 @@ class Transfers:
             units = set(entry.device.units)
             if units.isdisjoint(offered) and units.isdisjoint(busy):
                 await runtime.keeper.apply(Withdrawn(entry.name, since, runtime.now()))
+
+    async def _look_at_slices(self, waiting: list[Entry]) -> None:
+        driver = self._claims.driver
+        if driver is None:
+            return
+        for entry in waiting:
+            if driver.synced_seq >= entry.seq:
+                await self._runtime.keeper.apply(SliceWithdrawn(entry.name, driver.synced_seq, self._runtime.now()))
+
+    async def _ask_for_claims(self, waiting: list[Entry]) -> float:
+        """After the quiet time: does any claim have one of these devices? Returns seconds until the next look."""
+        runtime, cluster = self._runtime, self._runtime.cluster
+        due = min(entry.move.step_since for entry in waiting if entry.move) + runtime.keeper.policy.quiesce_seconds
+        if (left := due - runtime.now()) > 0:
+            return left + 0.01
+        driver = self._claims.driver
+        if cluster is None or driver is None or not driver.state.api_version:
+            return CLAIMS_RETRY_SECONDS
+        since = runtime.keeper.ledger.seq
+        try:
+            listing = await cluster.list(resource_claims(driver.state.api_version))
+        except ClusterError as error:
+            log.warning("a lane move waits for the API server", extra={"reason": str(error)})
+            return CLAIMS_RETRY_SECONDS
+        takers = {
+            result["device"]: _claim_ref(claim)
+            for claim in listing.items
+            for result in _results(claim)
+            if result.get("driver") == runtime.config.driver and result.get("pool") == driver.pool
+        }
+        for entry in waiting:
+            if taker := takers.get(entry.name):
+                await runtime.keeper.apply(ClaimAllocated(taker, (Use(entry.name),), runtime.now()))
+            else:
+                await runtime.keeper.apply(QuorumClear(entry.name, since, runtime.now()))
+        await asyncio.sleep(0)
+        return CLAIMS_RETRY_SECONDS
+
+
+def _at(entry: Entry, step: MoveStep) -> bool:
+    return entry.move is not None and entry.move.step is step
+
+
+def _results(claim: Mapping[str, object]) -> list[dict[str, str]]:
+    found: object = claim
+    for key in ("status", "allocation", "devices", "results"):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found if isinstance(found, list) else []
+
+
+def _claim_ref(claim: Mapping[str, object]) -> ClaimRef:
+    metadata = claim.get("metadata")
+    assert isinstance(metadata, Mapping)
+    return ClaimRef(str(metadata["uid"]), str(metadata.get("namespace", "")), str(metadata.get("name", "")))

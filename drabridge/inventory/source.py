@@ -125,6 +125,11 @@ class Inventory:
         self._stale = True
         self._wake.set()
 
+    def record(self, name: str) -> Record | None:
+        """What udev says of the device of that name; None when it is not there."""
+        known = self._builder.subject(name)
+        return known[1].record if known else None
+
     def resolve_nodes(self, device: Device) -> tuple[DeviceNode, ...]:
         """The device's nodes as they are this moment: the kernel's name for it, then stat(2); no hardware is touched.
 

@@ -116,16 +116,16 @@ async def test_kubelet_comes_later_and_readiness_says_so() -> None:
         await agent.start()
         try:
             await agent.up()
-            await until(lambda: _page(agent, "/readyz", 503), 10)
-            assert RESOURCE.encode() in (await agent.ask("/readyz"))[1]
+            await until(lambda: _says(agent, "/readyz", 503, RESOURCE), 10)
             assert (await agent.ask("/healthz"))[0] == 200
         finally:
             assert await agent.stop() == 0
         assert not list((root / "plugins" / agent.driver).glob("*.sock"))
 
 
-async def _page(agent: AgentProcess, path: str, code: int) -> bool:
-    return (await agent.ask(path))[0] == code
+async def _says(agent: AgentProcess, path: str, code: int, word: str) -> bool:
+    status, body = await agent.ask(path)
+    return status == code and word.encode() in body
 
 
 async def test_the_second_agent_waits_and_the_first_is_unharmed() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +18,7 @@ from drabridge.sim.api.fields import (
     to_fields_v1,
 )
 from drabridge.sim.api.schema import ANY, Schema
-from drabridge.sim.api.status import JSON, ApiError
+from drabridge.sim.api.status import JSON, ApiError, clone
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +113,16 @@ def apply(
 def merge(schema: Schema, live: Any, config: Any) -> Any:
     """``config`` laid over ``live``; lists with keys merge by key, keeping live order, new items at the end."""
     if live is None or entries(schema, live) is None or entries(schema, config) is None:
-        return copy.deepcopy(config)
+        return clone(config)
     if schema.is_list:
         assert schema.items is not None
         wanted = {item_key(schema, item): item for item in config}
         merged = []
         for item in live:
             key = item_key(schema, item)
-            merged.append(merge(schema.items, item, wanted.pop(key)) if key in wanted else copy.deepcopy(item))
-        return merged + [copy.deepcopy(item) for item in wanted.values()]
-    out = {name: copy.deepcopy(item) for name, item in live.items() if name not in config}
+            merged.append(merge(schema.items, item, wanted.pop(key)) if key in wanted else clone(item))
+        return merged + [clone(item) for item in wanted.values()]
+    out = {name: clone(item) for name, item in live.items() if name not in config}
     for name, item in config.items():
         out[name] = merge(schema.child(name) or ANY, live.get(name), item)
     return out

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from drabridge.sim.api.quantity import canonical
 from drabridge.sim.api.schema import Schema
-from drabridge.sim.api.status import JSON, ApiError, bad_request
+from drabridge.sim.api.status import JSON, ApiError, bad_request, clone
 
 _PYTHON: dict[str, Callable[[object], bool]] = {
     "string": lambda value: isinstance(value, str),
@@ -44,7 +43,7 @@ class Decoder:
     def decode(self, schema: Schema, value: Any, path: str = "") -> Any:
         """The value as Go would store it: undeclared fields gone, ``omitempty`` applied, quantities canonical."""
         if schema.open and (schema.atomic or not isinstance(value, dict)):
-            return copy.deepcopy(value)
+            return clone(value)
         if schema.type:
             return self._scalar(schema, value, path)
         if schema.is_list and isinstance(value, list):

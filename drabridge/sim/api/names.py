@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
@@ -39,31 +40,32 @@ SEMVER = re.compile(
 )
 
 
-def _problems(text: str, pattern: str, limit: int, complaint: str) -> list[str]:
+@lru_cache(maxsize=8192)
+def _problems(text: str, pattern: str, limit: int, complaint: str) -> tuple[str, ...]:
     found = [] if len(text) <= limit else [f"must be no more than {limit} bytes"]
-    return found + ([] if re.fullmatch(pattern, text) else [complaint])
+    return (*found, *([] if re.fullmatch(pattern, text) else [complaint]))
 
 
-def label_problems(text: str) -> list[str]:
+def label_problems(text: str) -> Sequence[str]:
     """RFC 1123 label, 63 bytes."""
     return _problems(text, _LABEL, 63, LABEL_TEXT)
 
 
-def subdomain_problems(text: str, limit: int = 253) -> list[str]:
+def subdomain_problems(text: str, limit: int = 253) -> Sequence[str]:
     """RFC 1123 subdomain."""
     return _problems(text, _SUBDOMAIN, limit, SUBDOMAIN_TEXT)
 
 
-def identifier_problems(text: str, limit: int = 32) -> list[str]:
+def identifier_problems(text: str, limit: int = 32) -> Sequence[str]:
     """C identifier; 32 bytes in names of attributes and capacities."""
     return _problems(text, _IDENTIFIER, limit, IDENTIFIER_TEXT)
 
 
-def label_key_problems(text: str) -> list[str]:
+def label_key_problems(text: str) -> Sequence[str]:
     """``[subdomain/]name``, as for labels and taints."""
     prefix, slash, name = text.rpartition("/")
     found = _problems(name, _QUALIFIED, 63, QUALIFIED_TEXT)
-    return found + (subdomain_problems(prefix) if slash else [])
+    return [*found, *(subdomain_problems(prefix) if slash else ())]
 
 
-NameFormat = Callable[[str], list[str]]
+NameFormat = Callable[[str], Sequence[str]]

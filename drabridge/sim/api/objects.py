@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import secrets
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from drabridge.sim.api.convert import from_version
 from drabridge.sim.api.defaults import set_defaults
 from drabridge.sim.api.gates import drop_disabled
 from drabridge.sim.api.kinds import BY_PLURAL, DRA_GROUP, Resource
-from drabridge.sim.api.status import JSON, bad_request
+from drabridge.sim.api.status import JSON, bad_request, clone
 from drabridge.sim.api.store import Key, Store, key_of
 from drabridge.sim.api.writes import (
     applicable,
@@ -244,7 +243,7 @@ class Objects:
             return self._shown(resource, self.store.remove(resource, (namespace, name)))
         if meta.get("deletionTimestamp") and meta.get("deletionGracePeriodSeconds", 0) <= grace:
             return self._shown(resource, old)
-        marked = copy.deepcopy(old)
+        marked = clone(old)
         marked["metadata"] |= {"deletionTimestamp": timestamp(grace), "deletionGracePeriodSeconds": grace}
         if resource.counts_generations:
             marked["metadata"]["generation"] = meta.get("generation", 0) + 1
@@ -372,4 +371,4 @@ class Objects:
 
     @staticmethod
     def _shown(resource: Resource, obj: JSON) -> JSON:
-        return {"kind": resource.kind, "apiVersion": resource.api_version, **copy.deepcopy(obj)}
+        return {"kind": resource.kind, "apiVersion": resource.api_version, **clone(obj)}

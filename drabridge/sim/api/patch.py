@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from drabridge.sim.api.fields import item_key
 from drabridge.sim.api.schema import ANY, Schema
-from drabridge.sim.api.status import JSON, ApiError, bad_request
+from drabridge.sim.api.status import JSON, ApiError, bad_request, clone
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
     """RFC 7386: null deletes, objects merge, everything else (lists included) replaces."""
     if not isinstance(patch, dict):
-        return copy.deepcopy(patch)
+        return clone(patch)
     out = dict(target) if isinstance(target, dict) else {}
     for name, value in patch.items():
         if value is None:
@@ -28,7 +27,7 @@ def strategic_patch(schema: Schema, target: Any, patch: Any) -> Any:
     if schema.keys and isinstance(patch, list):
         return _strategic_list(schema, target if isinstance(target, list) else [], patch)
     if not isinstance(patch, dict):
-        return copy.deepcopy(patch)
+        return clone(patch)
     out = dict(target) if isinstance(target, dict) else {}
     for name, value in patch.items():
         if name.startswith("$"):
@@ -50,7 +49,7 @@ def _strategic_list(schema: Schema, target: list[Any], patch: list[Any]) -> list
             if found is not None:
                 del out[found]
         elif found is None:
-            out.append(copy.deepcopy(item))
+            out.append(clone(item))
         else:
             out[found] = strategic_patch(schema.items, out[found], item)
     return out
@@ -60,7 +59,7 @@ def json_patch(target: JSON, operations: Any) -> JSON:
     """RFC 6902 ``add``, ``remove``, ``replace``, ``test``. Raises ApiError 400 or 422."""
     if not isinstance(operations, list):
         raise bad_request("json patch must be a list of operations")
-    out: Any = copy.deepcopy(target)
+    out: Any = clone(target)
     for step in operations:
         try:
             _json_step(out, step)

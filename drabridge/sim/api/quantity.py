@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
-from functools import total_ordering
+from functools import lru_cache, total_ordering
 
 
 class Format(StrEnum):
@@ -105,6 +105,7 @@ class Quantity:
         return f"{number}{_DECIMAL_SUFFIX[power]}"
 
 
+@lru_cache(maxsize=4096)
 def canonical(text: str | int) -> str:
     """``"65536Mi"`` is stored as ``"64Gi"`` (recorded from 1.36.2). Raises ValueError."""
     return str(Quantity.parse(text))

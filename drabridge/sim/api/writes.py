@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from drabridge.sim.api.kinds import BY_KIND, Resource
-from drabridge.sim.api.status import JSON, bad_request
+from drabridge.sim.api.status import JSON, bad_request, clone
 
 
 def resource_of(body: JSON) -> Resource:
@@ -40,9 +39,9 @@ def bare(obj: JSON) -> JSON:
 def sections(resource: Resource, old: JSON, body: JSON, subresource: str) -> JSON:
     """Which top-level parts a write may change: the status alone through /status, everything but it otherwise."""
     if subresource == "status":
-        return {**copy.deepcopy(old), "status": body.get("status", {})}
+        return {**clone(old), "status": body.get("status", {})}
     if resource.has_status:
-        kept = {"status": copy.deepcopy(old["status"])} if "status" in old else {}
+        kept = {"status": clone(old["status"])} if "status" in old else {}
         return {name: value for name, value in body.items() if name != "status"} | kept
     return dict(body)
 
@@ -58,7 +57,7 @@ def kept_metadata(old: JSON, new: JSON, *, frozen: bool) -> JSON:
         "resourceVersion",
     )
     if frozen:
-        return copy.deepcopy(old)
+        return clone(old)
     meta = {name: value for name, value in new.items() if name not in (*mine, "managedFields")}
     meta |= {name: old[name] for name in (*mine, "name", "namespace", "generateName") if name in old}
     return meta

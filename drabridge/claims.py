@@ -1,0 +1,108 @@
+"""The DRA side within the agent: its API server, when it starts, what the ledger learns from its records."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drabridge.clusterapi import Cluster
+from drabridge.config.schema import Config
+from drabridge.ledger import Allocation
+from drabridge.runtime import Options, Runtime
+
+if TYPE_CHECKING:
+    from drabridge.dra.driver import DraDriver, DraState
+
+log = logging.getLogger(__name__)
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+DELIVERED_SECONDS = 5.0  # how long one wait for kubelet's acknowledgement takes before it is said in the log
+
+
+def connect(options: Options, config: Config) -> Cluster | None:
+    """The API server to talk to, or None: DRA is off, or there is none. Imports the client only when it is needed."""
+    if not config.wants_dra:
+        return None
+    from drabridge.cluster import KubernetesCluster  # 0.4 s and 20 MiB: never for the DevicePlugin side alone
+
+    if options.kubeconfig is not None:
+        return KubernetesCluster.from_kubeconfig(options.kubeconfig)
+    if SERVICE_ACCOUNT.exists() or "KUBERNETES_SERVICE_HOST" in os.environ:
+        return KubernetesCluster.in_cluster()
+    log.warning(
+        "no API server: not in a pod and no --kubeconfig; the DevicePlugin side works, claims are not served",
+        extra={"driver": config.driver},
+    )
+    return None
+
+
+def prepared(state: Path) -> tuple[Allocation, ...]:
+    """Claims that have records on this node: they hold their devices, whoever else says what."""
+    directory = state / "claims"
+    if not directory.exists():  # DRA was never on here
+        return ()
+    from drabridge.dra.records import RecordStore, allocations
+
+    return allocations(RecordStore(directory).all()[0])
+
+
+class ClaimSide:
+    """Starts the DRA driver once kubelet has taken the DevicePlugin lists, and keeps it at hand."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.driver: DraDriver | None = None
+
+    @property
+    def wanted(self) -> bool:
+        return self._runtime.cluster is not None
+
+    @property
+    def state(self) -> DraState | None:
+        return self.driver.state if self.driver else None
+
+    def wake(self) -> None:
+        """Inventory or ledger changed."""
+        if self.driver is not None:
+            self.driver.publish()
+
+    def reconfigure(self, config: Config) -> None:
+        if self.driver is not None:
+            self.driver.reconfigure(config)
+
+    async def run(self) -> None:
+        """Until cancelled. Does nothing where DRA is off."""
+        runtime = self._runtime
+        if runtime.cluster is None:
+            await asyncio.Event().wait()
+        assert runtime.cluster is not None
+        await self._acknowledged()
+        from drabridge.dra.driver import DraDriver, DraPaths
+
+        self.driver = DraDriver(
+            config=runtime.config,
+            inventory=lambda: runtime.inventory.current,
+            keeper=runtime.keeper,
+            cluster=runtime.cluster,
+            cdi=runtime.cdi,
+            paths=DraPaths(kubelet=runtime.paths.kubelet, state=runtime.paths.state),
+            node_name=runtime.options.node_name,
+            observer=runtime.sinks.dra,
+            policy=lambda: runtime.keeper.policy,
+            on_synced=runtime.changed.set,
+            clock=runtime.now,
+        )
+        try:
+            await self.driver.run()
+        finally:
+            self.driver = None
+
+    async def _acknowledged(self) -> None:
+        """A kubelet that ran before us may still believe that devices of the DRA lane are its own to give."""
+        names = [resource.name for resource in self._runtime.config.resources]
+        while not await self._runtime.legacy.delivered(names, DELIVERED_SECONDS):
+            log.info("claims wait until kubelet has taken the lists of devices")
+            await asyncio.sleep(0.2)

@@ -1,0 +1,81 @@
+"""``drabridge lanes``"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from drabridge.cli.agent_client import add_socket, ask, find_socket
+from drabridge.cli.output import OUTPUTS, show
+from drabridge.errors import ConfigError
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_socket(parser)
+    parser.add_argument("-o", "--output", choices=OUTPUTS, default="table")
+    parser.add_argument("action", nargs="?", choices=("show", "set", "reset"), default="show")
+    parser.add_argument("resource", nargs="?", metavar="RESOURCE")
+    parser.add_argument("shares", nargs="*", metavar="LANE=SHARE", help="legacy=6, dra=2, dra=50%%, legacy='*'")
+    parser.epilog = (
+        "Free devices move at once: each is revoked, acknowledged, then offered on the other side. A held device is\n"
+        "marked and moves when it is let go. The Node's annotation <driver>/lanes wins over what is set here.\n\n"
+        "examples:\n"
+        "  drabridge lanes                                     # where devices are, what still moves, and why\n"
+        "  drabridge lanes set nvidia.com/gpu legacy=2 dra=6\n"
+        "  drabridge lanes set nvidia.com/gpu legacy=0         # the rest, all, goes to claims\n"
+        "  drabridge lanes reset nvidia.com/gpu                # as the configuration says"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    path = find_socket(arguments.socket)
+    if arguments.action != "show":
+        answer = ask(path, "/lanes", _wish(arguments))
+        show([answer], arguments.output, columns=("resource", "legacy", "dra", "source"))
+        return 0
+    document = ask(path, "/status")
+    rows: list[dict[str, Any]] = [
+        {
+            "resource": row["name"],
+            "legacy": row["lanes"].get("legacy", 0),
+            "dra": row["lanes"].get("dra", 0),
+            "wanted": f"legacy={row['wanted']['legacy']} dra={row['wanted']['dra']}",
+            "by": row["wanted"]["source"],
+            "moving": row["moving"],
+        }
+        for row in document["resources"]
+        if arguments.resource in (None, row["name"])
+    ]
+    show(rows, arguments.output, columns=("resource", "legacy", "dra", "moving", "wanted", "by"))
+    moves = [
+        {
+            "device": row["name"],
+            "to": row["move"]["to"],
+            "step": row["move"]["step"],
+            "since": row["move"]["since"],
+            "because": row["move"]["reason"],
+            "owner": row["owner"],
+        }
+        for row in document["devices"]
+        if row["move"] and arguments.resource in (None, row["resource"])
+    ]
+    if moves and arguments.output in ("table", "wide"):
+        print()
+        show(moves, arguments.output, columns=("device", "to", "step", "owner", "since", "because"))
+    return 0
+
+
+def _wish(arguments: argparse.Namespace) -> dict[str, Any]:
+    if arguments.resource is None:
+        raise ConfigError(f"drabridge lanes {arguments.action} needs a RESOURCE", hint="drabridge lanes lists them")
+    if arguments.action == "reset":
+        return {"resource": arguments.resource, "reset": True}
+    wish: dict[str, Any] = {"resource": arguments.resource}
+    for share in arguments.shares:
+        lane, equals, value = share.partition("=")
+        if not equals or lane not in ("legacy", "dra"):
+            raise ConfigError(f"{share!r} is not LANE=SHARE", hint="For example legacy=6 or dra=50%")
+        wish[lane] = int(value) if value.isdecimal() else value
+    if len(wish) == 1:
+        raise ConfigError("no share was given", hint="For example: drabridge lanes set nvidia.com/gpu legacy=2 dra=6")
+    return wish

@@ -1,0 +1,146 @@
+"""How many devices each lane is to have, from three places: the configuration, ``drabridge lanes set``, the Node.
+
+The Node's annotation ``<driver>/lanes`` wins, because it is what a cluster's administrator sees; then what was set on
+the node itself, which survives restarts in ``lanes.json``; then the configuration. The floors are always its.
+Both overrides have one form: ``{"<resource>": {"legacy": 6, "dra": "*"}}``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from drabridge.config.lanes import Lanes, Share
+from drabridge.config.schema import Config, Resource
+from drabridge.errors import ConfigError
+from drabridge.files import write_atomically
+
+log = logging.getLogger(__name__)
+
+FILE_NAME = "lanes.json"
+Overrides = dict[str, dict[str, Any]]
+
+
+class Wishes:
+    """The three places. ``changed`` is called when a wish changed."""
+
+    def __init__(self, state: Path, config: Callable[[], Config], changed: Callable[[], None]) -> None:
+        self._path = state / FILE_NAME
+        self._config = config
+        self._changed = changed
+        self._local: Overrides = self._load()
+        self._annotation: Overrides = {}
+        self.annotation_error = ""  # why the annotation is not followed, for people
+
+    def lanes(self, resource: Resource) -> Lanes:
+        """What is wanted of one resource."""
+        for overrides in (self._annotation, self._local):
+            if resource.name in overrides:
+                try:
+                    return _merge(resource, overrides[resource.name])
+                except ConfigError as error:
+                    log.error("lanes cannot be followed", extra={"resource": resource.name, "reason": str(error)})
+        return resource.lanes
+
+    def source(self, resource: str) -> str:
+        """Which place decides about a resource."""
+        if resource in self._annotation:
+            return "annotation"
+        return "lanes set" if resource in self._local else "configuration"
+
+    def set(self, body: bytes) -> dict[str, Any]:
+        """The operator's command: ``{"resource": ..., "legacy": ..., "dra": ...}``, or with ``"reset": true`` instead.
+
+        Raises ConfigError for what cannot be meant. Returns what is wanted now.
+        """
+        try:
+            wish = json.loads(body)
+            name = wish.pop("resource")
+            resource = self._config().resource(name)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            known = ", ".join(resource.name for resource in self._config().resources)
+            raise ConfigError("a resource of the configuration was expected", hint=f"It has {known}") from None
+        if name in self._annotation:
+            raise ConfigError(
+                f"the Node's annotation {self._config().driver}/lanes decides about {name}",
+                hint="Change it there, or remove it: kubectl annotate node NODE "
+                f"{self._config().driver}/lanes- and set the lanes again",
+            )
+        if wish.pop("reset", False):
+            self._local.pop(name, None)
+        else:
+            _merge(resource, wish)
+            self._local[name] = wish
+        self._save()
+        self._changed()
+        return {"resource": name, **self.describe(resource)}
+
+    def describe(self, resource: Resource) -> dict[str, str]:
+        """``{legacy, dra, source}`` of one resource, for people."""
+        legacy, dra = (share if isinstance(share, Share) else "selected" for share in self.lanes(resource).resolved)
+        return {"legacy": str(legacy), "dra": str(dra), "source": self.source(resource.name)}
+
+    def annotate(self, text: str | None) -> None:
+        """The annotation's value as it is now; None when there is none. A bad one is reported, and not followed."""
+        try:
+            overrides = _parse(text) if text else {}
+            for name, wish in overrides.items():
+                _merge(self._config().resource(name), wish)
+        except KeyError as error:
+            self.annotation_error = f"the configuration has no resource {error}"
+        except ConfigError as error:
+            self.annotation_error = str(error)
+        else:
+            self.annotation_error = ""
+            if overrides != self._annotation:
+                self._annotation = overrides
+                self._changed()
+            return
+        log.error("the Node's annotation is not followed", extra={"reason": self.annotation_error})
+
+    def _load(self) -> Overrides:
+        try:
+            return _parse(self._path.read_text())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ConfigError) as error:
+            log.error("lanes that were set are lost", extra={"file": str(self._path), "reason": str(error)})
+            return {}
+
+    def _save(self) -> None:
+        try:
+            write_atomically(self._path, json.dumps(self._local, indent=1).encode())
+        except OSError as error:
+            log.error("lanes that were set will not survive a restart", extra={"reason": str(error)})
+
+
+def _parse(text: str) -> Overrides:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"not JSON: {error}", hint='For example {"nvidia.com/gpu": {"legacy": 6, "dra": 2}}'
+        ) from None
+    if not isinstance(found, dict) or not all(isinstance(wish, dict) for wish in found.values()):
+        raise ConfigError("not an object of objects", hint='For example {"nvidia.com/gpu": {"legacy": 6, "dra": 2}}')
+    return found
+
+
+def _merge(resource: Resource, wish: Mapping[str, Any]) -> Lanes:
+    """The wish with the configuration's floors. Raises ConfigError."""
+    unknown = wish.keys() - {"legacy", "dra"}
+    if unknown or not wish:
+        raise ConfigError(
+            f"{resource.name}: legacy and dra were expected, found {', '.join(map(str, wish)) or 'nothing'}"
+        )
+    floors = {"minLegacy": resource.lanes.min_legacy, "minDra": resource.lanes.min_dra}
+    try:
+        return Lanes.model_validate({**floors, **wish})
+    except ValidationError as error:
+        said = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise ConfigError(f"{resource.name}: {said}") from None
