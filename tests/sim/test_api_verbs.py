@@ -285,18 +285,18 @@ async def test_not_http(api: SimApiServer) -> None:
 
 
 async def test_a_thousand_slices(api: SimApiServer, client: Client) -> None:
-    """Sizes of a large cluster must not make tests slow: 1,000 slices of 8 devices."""
+    """A large cluster must not make tests slow: 1,000 slices of 8 devices. Seconds of CPU, not of the clock."""
     devices = [
         {"name": f"d{n}", "attributes": {"index": {"int": n}}, "capacity": {"m": {"value": "8Gi"}}} for n in range(8)
     ]
-    started = time.monotonic()
+    started = time.process_time()
     for number in range(1000):
         api.objects.create(slice_body(f"s{number:04}", *devices, node=f"node-{number:04}"))
-    created = time.monotonic()
+    created = time.process_time()
     found = await client("GET", SLICES)
-    listed = time.monotonic()
+    listed = time.process_time()
     one = await client("GET", f"{SLICES}?fieldSelector=spec.nodeName%3Dnode-0500")
-    selected = time.monotonic()
+    selected = time.process_time()
     assert len(found.body["items"]) == 1000
     assert len(one.body["items"]) == 1
     seconds = {"create": created - started, "list": listed - created, "select": selected - listed}

@@ -289,6 +289,18 @@ async def test_denied_device_is_given_back_and_another_is_taken_when_it_is_taint
         claim = cluster.get("resourceclaims", "shared") or {}
         assert [one["device"] for one in claim["status"]["allocation"]["devices"]["results"]] == ["gpu-1"]
         assert "devices" not in claim["status"]
+        assert [one["message"] for one in cluster.events("b1", "FailedScheduling")] == ["claim binding failed"]
+
+
+async def test_silence_about_a_condition_times_out() -> None:
+    fast = ClusterTimings.fast()
+    timings = replace(fast, scheduler=replace(fast.scheduler, binding_timeout_seconds=0.2))
+    async with with_driver({"name": "gpu-0", **BINDING}, timings=timings) as (cluster, driver):
+        await cluster.apply(CLAIM)
+        await cluster.apply(pod("b1"))
+        await cluster.wait(lambda: cluster.events("b1", "FailedScheduling"), what="the timeout")
+        assert cluster.events("b1", "FailedScheduling")[0]["message"] == "claim binding timed out"
+        assert calls(driver, "Prepare") == 0
 
 
 async def test_laggy_node_cache_sends_a_pod_where_nothing_is_left() -> None:

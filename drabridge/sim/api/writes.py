@@ -57,7 +57,7 @@ def kept_metadata(old: JSON, new: JSON, *, frozen: bool) -> JSON:
         "resourceVersion",
     )
     if frozen:
-        return clone(old)
+        return {**old}
     meta = {name: value for name, value in new.items() if name not in (*mine, "managedFields")}
     meta |= {name: old[name] for name in (*mine, "name", "namespace", "generateName") if name in old}
     return meta
