@@ -31,7 +31,7 @@ _KEYED_SOURCES = (Source.ATTR, Source.PROPERTY, Source.LINK)
 def _exists(value: Any) -> Exists:
     if isinstance(value, Exists):
         return value
-    word, colon, key = text_of(value, "attr:NAME, property:NAME, link:NAME, tag:NAME, driver or devnode").partition(":")
+    word, colon, key = text_of(value, "attr:NAME, property:NAME, link:NAME, driver, devnode or devtype").partition(":")
     plain = {Source.DRIVER, Source.DEVNODE, Source.DEVTYPE}
     if colon and key and word in _KEYED_SOURCES:
         _inside_sysfs(Source(word), key)
@@ -127,7 +127,7 @@ class Matcher(Model):
     links: Mapping[str, PatternsText] = Field(default={}, alias="link")
     """Symbolic links in the device's sysfs directory, by the last part of their target: driver, physfn, iommu_group."""
     exists: Many[ExistsText] = ()
-    """Values that must be there, whatever they are: attr:NAME, property:NAME, link:NAME, driver, devnode."""
+    """Values that must be there, whatever they are: attr:NAME, property:NAME, link:NAME, driver, devnode, devtype."""
     parents: Annotated[Many[Matcher], BeforeValidator(_one_or_many), _OneOrMany()] = Field(default=(), alias="parent")
     """One single ancestor must satisfy this whole matcher; of a list, one matcher is enough."""
     nots: Annotated[Many[Matcher], BeforeValidator(_one_or_many), _OneOrMany()] = Field(default=(), alias="not")

@@ -31,6 +31,8 @@ API_VERSION = "drabridge/v1alpha1"
 KIND = "AgentConfig"
 REPLICAS_MAX = 10_000  # ids of one device; kubelet's 4 MiB message limit is reached at some 50,000 ids in all
 RESOURCES_MAX = 256
+# Published for every device that has them: pcieRoot, pciBusID, numaNode of resource.kubernetes.io, and type, uuid.
+RESERVED_ATTRIBUTES = 5
 
 _DEFAULT_ID = tuple(
     map(parse_template, ("{property:ID_SERIAL_SHORT}", "{attr:serial}", "{property:ID_PATH}", "{sysname}"))
@@ -162,10 +164,6 @@ class Resource(Model):
         for name in self.capacity:
             if name in self.attributes:
                 yield Problem("a name that is not an attribute as well", path=("capacity", name), found=name)
-
-
-# Published for every device that has them: pcieRoot, pciBusID, numaNode of resource.kubernetes.io, and type, uuid.
-RESERVED_ATTRIBUTES = 5
 
 
 class Config(Model):
