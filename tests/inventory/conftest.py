@@ -21,6 +21,7 @@ UDEVD = next(
     (path for path in ("/lib/systemd/systemd-udevd", "/usr/lib/systemd/systemd-udevd") if os.path.exists(path)), ""
 )
 RUN_UDEV = Path("/run/udev")
+OURS = RUN_UDEV / ".drabridge-tests"  # made by these tests: a run that was killed left it behind
 LOCK = "/tmp/dra-udevd.lock"  # taken by every test run of this machine around a test about udevd
 
 
@@ -47,6 +48,7 @@ class Udevd:
 
     def start(self) -> None:
         RUN_UDEV.mkdir(exist_ok=True)
+        OURS.touch()
         self._process = subprocess.Popen([UDEVD], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         end = time.monotonic() + 15
         while not detect.udevd_listens():
@@ -70,6 +72,8 @@ class Udevd:
 @pytest.fixture
 def no_udevd() -> Iterator[None]:
     with machine_lock():
+        if OURS.exists() and not detect.udevd_listens():
+            shutil.rmtree(RUN_UDEV)
         if detect.udevd_listens() or RUN_UDEV.exists():
             pytest.skip("a udevd runs on this machine, and this test is about its absence")
         yield

@@ -350,3 +350,27 @@ async def test_without_any_event_socket_the_timer_finds_devices(
         assert "every 5 s by timer" in watched.inventory.status.why
         name = loop.add(0)
         await watched.until(lambda s: _state(s, name) is Presence.PRESENT, timeout=8)
+
+
+@pytest.mark.udevd
+async def test_a_lost_database_renames_nothing(udevd: Udevd, loop: Loops) -> None:
+    """udevd restarted on an empty /run: what it said of hardware that has not moved is still true."""
+    rules = RUN_UDEV / "rules.d"
+    rules.mkdir(parents=True)
+    (rules / "99-drabridge-test.rules").write_text(f'KERNEL=="{loop.name(0)}", ENV{{ID_SERIAL_SHORT}}="serial-of-0"\n')
+    udevd.start()
+    loop.add(0)
+    resource = {
+        "name": "example.com/loop",
+        "match": [{"subsystem": "block", "sysname": loop.pattern}],
+        "id": ["{property:ID_SERIAL_SHORT}", "{sysname}"],
+    }
+    async with watching(config(resource)) as watched:
+        await watched.until(lambda s: _state(s, "serial-of-0") is Presence.PRESENT)
+        udevd.kill()
+        shutil.rmtree(RUN_UDEV)
+        watched.inventory.refresh()
+        flood(loop.name(0), 1)
+        await until_kind(watched, EventKind.KERNEL)
+        await asyncio.sleep(0.3)
+        assert watched.states() == {"serial-of-0": "present"}
