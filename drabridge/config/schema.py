@@ -31,7 +31,7 @@ API_VERSION = "drabridge/v1alpha1"
 KIND = "AgentConfig"
 REPLICAS_MAX = 10_000  # ids of one device; kubelet's 4 MiB message limit is reached at some 50,000 ids in all
 RESOURCES_MAX = 256
-# Published for every device that has them: pcieRoot, pciBusID, numaNode of resource.kubernetes.io, and type, uuid.
+# Published beside the configured ones: resource.kubernetes.io pcieRoot, pciBusID and numaNode, type, resource.
 RESERVED_ATTRIBUTES = 5
 
 _DEFAULT_ID = tuple(

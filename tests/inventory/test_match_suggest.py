@@ -74,3 +74,8 @@ def test_whatever_the_hardware_says_it_round_trips(sysname: str, serial: str, mo
 def test_hostile_ids_round_trip(vendor: str, serial: str) -> None:
     assert _matched(usb_device(vendor, "6001", serial=serial))
     assert _matched(pci("0000:01:00.0", vendor, serial, "0x030000"))
+
+
+@pytest.mark.parametrize(("serial", "other"), [("A*", "AB"), ("A?", "AB"), ("A\\B", "AB")])
+def test_signs_in_a_serial_stand_for_themselves(serial: str, other: str) -> None:
+    assert not _matched(usb_device("0403", "6001", serial=serial), usb_device("0403", "6001", serial=other))
