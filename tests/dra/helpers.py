@@ -145,8 +145,8 @@ class DraNode:
             (root / "boot_id").write_text(str(uuid.uuid4()))
         self.config: Config = load(root / "config.yaml")
         self.snapshot = Snapshot(1, devices or tuple(map(gpu, range(4))))
-        self.cdi = CdiStore(root / "cdi", DRIVER)
-        self.state = root / "plugins" / DRIVER
+        self.cdi = CdiStore(root / "cdi", self.config.driver)
+        self.state = root / "plugins" / self.config.driver
         self._task: asyncio.Task[None] | None = None
 
     @property
