@@ -303,3 +303,17 @@ async def test_a_thousand_slices(api: SimApiServer, client: Client) -> None:
     assert seconds["create"] < 5, seconds
     assert seconds["list"] < 2, seconds
     assert seconds["select"] < 0.5, seconds
+
+
+async def test_dry_run_answers_and_writes_nothing(api: SimApiServer, client: Client) -> None:
+    stored = (await client("POST", SLICES, slice_body("kept", "d0"))).body
+    revision = api.objects.store.revision
+    created = await client("POST", f"{SLICES}?dryRun=All", slice_body("s", {"name": "d0", "taints": []}))
+    assert (created.status, created.body["spec"]["devices"]) == (201, [{"name": "d0"}])
+    assert (await client("POST", f"{SLICES}?dryRun=All", slice_body("kept", "d0"))).status == 409
+    assert (await client("POST", f"{SLICES}?dryRun=All", slice_body("s", "UPPER"))).status == 422
+    patched = await client("PATCH", f"{SLICES}/kept?dryRun=All", {"spec": {"pool": {"generation": 9}}}, MERGE)
+    assert patched.body["spec"]["pool"]["generation"] == 9
+    assert (await client("DELETE", f"{SLICES}/kept?dryRun=All")).status == 200
+    assert (await client("GET", SLICES)).body["items"][0]["spec"] == stored["spec"]
+    assert api.objects.store.revision == revision

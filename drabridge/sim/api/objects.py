@@ -46,6 +46,8 @@ class Writer:
     """Version that the client speaks; its group is the object's."""
     strict: bool = False
     force: bool = False
+    dry_run: bool = False
+    """Everything but the write itself (``dryRun=All``)."""
 
 
 SIMULATOR = Writer()
@@ -138,7 +140,7 @@ class Objects:
             writer = self._manager(resource, by, "Update", "")
             managers = after_update([], writer, resource.schema, resource.blank_object(), new)
         meta["managedFields"] = write_managers(managers)
-        return self._shown(resource, self.store.put(resource, new))
+        return self._shown(resource, self._put(resource, new, by))
 
     def update(self, body: JSON, *, namespace: str = "", subresource: str = "", by: Writer = SIMULATOR) -> JSON:
         """Replace an object, or its status. A stale resourceVersion is a conflict, none at all is no condition."""
@@ -236,20 +238,26 @@ class Objects:
             why = precondition_text("ResourceVersion", resource_version, meta["resourceVersion"], "modified")
             raise status.conflict(resource.group, resource.kind, name, why)
         admission.check(resource, old, old, by.user, deleting=True, gates=self.gates)
-        if plural == "namespaces":
+        if plural == "namespaces" and not by.dry_run:
             self._empty_namespace(name)
         grace = grace_period(old, grace_seconds) if plural == "pods" else 0
         if not meta.get("finalizers") and grace == 0:
-            return self._shown(resource, self.store.remove(resource, (namespace, name)))
+            return self._shown(resource, self._remove(resource, old, by))
         if meta.get("deletionTimestamp") and meta.get("deletionGracePeriodSeconds", 0) <= grace:
             return self._shown(resource, old)
         marked = clone(old)
         marked["metadata"] |= {"deletionTimestamp": timestamp(grace), "deletionGracePeriodSeconds": grace}
         if resource.counts_generations:
             marked["metadata"]["generation"] = meta.get("generation", 0) + 1
-        return self._shown(resource, self.store.put(resource, marked))
+        return self._shown(resource, self._put(resource, marked, by))
 
     # -- the steps
+
+    def _put(self, resource: Resource, obj: JSON, by: Writer) -> JSON:
+        return obj if by.dry_run else self.store.put(resource, obj)
+
+    def _remove(self, resource: Resource, obj: JSON, by: Writer) -> JSON:
+        return obj if by.dry_run else self.store.remove(resource, key_of(obj))
 
     def _decode(self, resource: Resource, body: JSON, by: Writer) -> JSON:
         stored = from_version(resource, body, by.version)
@@ -330,9 +338,9 @@ class Objects:
             and not new["metadata"].get("finalizers")
             and resource.plural != "pods"
         ):
-            self.store.put(resource, new)
-            return self._shown(resource, self.store.remove(resource, (old["metadata"].get("namespace", ""), name)))
-        return self._shown(resource, self.store.put(resource, new))
+            self._put(resource, new, by)
+            return self._shown(resource, self._remove(resource, new, by))
+        return self._shown(resource, self._put(resource, new, by))
 
     def _guard(self, resource: Resource, old: JSON, meta: JSON) -> None:
         """Optimistic concurrency: the body's uid and resourceVersion, where given, must be the stored ones."""

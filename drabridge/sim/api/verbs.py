@@ -45,6 +45,7 @@ class Call:
             self.target.version,
             strict=self.query.get("fieldValidation", "") == "Strict",
             force=self.query.get("force", "").lower() in ("true", "1"),
+            dry_run=self.query.get("dryRun", "") == "All",
         )
 
     def body(self) -> Any:

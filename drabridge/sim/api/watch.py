@@ -67,7 +67,12 @@ async def watch(
     loop = asyncio.get_running_loop()
     deadline = loop.time() + options.timeout_seconds
     queue: asyncio.Queue[tuple[float, Change]] = asyncio.Queue()
-    unsubscribe = store.subscribe(lambda change: queue.put_nowait((loop.time(), change)))
+
+    def noticed(change: Change) -> None:
+        if change.resource is options.resource:
+            queue.put_nowait((loop.time(), change))
+
+    unsubscribe = store.subscribe(noticed)
     try:
         seen = store.revision
         for event in _beginning(store, options):
@@ -93,8 +98,6 @@ async def watch(
                 continue
             if (wait := written + lag_seconds() - loop.time()) > 0:
                 await asyncio.sleep(wait)
-            if change.resource is not options.resource:
-                continue
             seen = change.revision
             event_or_none = selected(change, options.wanted)
             if event_or_none is not None:
@@ -104,6 +107,8 @@ async def watch(
 
 
 async def _next(queue: asyncio.Queue[tuple[float, Change]], seconds: float) -> tuple[float, Change] | None:
+    if not queue.empty():  # a timer for each of many waiting events would be most of the work
+        return queue.get_nowait()
     try:
         return await asyncio.wait_for(queue.get(), max(seconds, 0.0))
     except TimeoutError:
