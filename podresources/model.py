@@ -159,10 +159,12 @@ class Allocation:
 
     @property
     def holder(self) -> Holder:
+        """The container that holds it."""
         return Holder(self.namespace, self.pod, self.container)
 
     @property
     def device_key(self) -> DeviceKey:
+        """Which device it is, whoever holds it."""
         if self.api is Api.DEVICE_PLUGIN:
             return DeviceKey(self.api, self.resource or "", "", self.device_ids[0], "")
         return DeviceKey(self.api, self.driver or "", self.pool or "", self.device or "", self.share_id or "")
@@ -183,6 +185,7 @@ class AllocatableDevice:
 
     @property
     def device_key(self) -> DeviceKey:
+        """The same key that an allocation of this device has."""
         return DeviceKey(Api.DEVICE_PLUGIN, self.resource, "", self.device_id, "")
 
 
@@ -213,6 +216,7 @@ class Snapshot:
 
     @property
     def has_dynamic_resources(self) -> bool:
+        """Whether any container refers to a ResourceClaim, prepared or not."""
         return any(container.claims for pod in self.pods for container in pod.containers)
 
 

@@ -62,7 +62,7 @@ _TOO_LARGE = re.compile(r"larger than max(?: \((?P<size>\d+) vs\.? (?P<limit>\d+
 
 
 _NO_HTTP2 = ("Failed parsing HTTP/2", "Trying to connect an http1.x server")
-"""gRPC's words (1.85, 1.80) for a peer whose first bytes are no HTTP/2 settings: it is not kubelet, and never will be."""
+"""gRPC's words (1.85, 1.80) for a peer whose first bytes are no HTTP/2 settings: it will never be kubelet."""
 
 
 @dataclass(frozen=True, slots=True)

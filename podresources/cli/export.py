@@ -16,6 +16,7 @@ from podresources.exporter import MAX_AGE_SECONDS, SCRAPE_TIMEOUT_SECONDS, Expor
 
 
 def run_export(options: Namespace) -> int:
+    """Serve metrics until SIGINT or SIGTERM, or write them to a file once or at an interval."""
     stop = Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())

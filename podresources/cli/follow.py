@@ -21,6 +21,7 @@ from podresources.watch import Event, Interrupted, Resumed, Started, watch
 
 
 def run_watch(options: Namespace) -> int:
+    """Print what is held and then every change, until SIGINT or SIGTERM."""
     asyncio.run(_until_interrupted(options))
     return 0
 

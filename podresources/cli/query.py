@@ -24,6 +24,7 @@ def connect(options: Namespace) -> SyncClient:
 
 
 def run_list(options: Namespace) -> int:
+    """Print who holds what."""
     chosen = selection(options)
     with connect(options) as client:
         snapshot = client.list()
@@ -37,6 +38,7 @@ def run_list(options: Namespace) -> int:
 
 
 def run_get(options: Namespace) -> int:
+    """Print what one pod holds."""
     with connect(options) as client:
         snapshot = client.get(options.namespace, options.pod)
         facts = client.facts
@@ -48,6 +50,7 @@ def run_get(options: Namespace) -> int:
 
 
 def run_allocatable(options: Namespace) -> int:
+    """Print what kubelet may give out."""
     with connect(options) as client:
         capacity = selection(options).allocatable(client.allocatable())
     match options.output:

@@ -23,6 +23,7 @@ ALTERNATE_SCREEN, NORMAL_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 
 
 def run_top(options: Namespace) -> int:
+    """Show devices by holder: refreshed on a terminal, once in a pipe."""
     with connect(options) as client:
         if not sys.stdout.isatty():
             print(_Top(options, client).text(None))
