@@ -80,7 +80,8 @@ async def test_registration_get_info_notify_health() -> None:
 
 
 async def test_refused_versions_are_told_to_the_plugin_and_tried_again() -> None:
-    async with short_dir() as root, running(root, api=FakeApi()) as kubelet:
+    timings = Timings.fast(plugin_backoff_seconds=0.3)
+    async with short_dir() as root, running(root, api=FakeApi(), timings=timings) as kubelet:
         driver = Driver(root)
         driver.versions = ["v9.DRAPlugin"]
         async with serving(driver):
@@ -88,7 +89,7 @@ async def test_refused_versions_are_told_to_the_plugin_and_tried_again() -> None
             assert not driver.statuses[0].plugin_registered
             assert "plugin validation failed" in driver.statuses[0].error
             first, second, *_ = kubelet.calls.of("GetInfo")
-            assert second.at - first.at >= kubelet.node.timings.plugin_backoff_seconds
+            assert 0.3 <= second.at - first.at < 0.6
             driver.versions = ["v1.DRAPlugin"]
             await registered(driver)
 
@@ -118,6 +119,25 @@ async def test_a_socket_that_is_replaced_registers_again_and_a_deleted_one_dereg
             driver.statuses.clear()
             await driver.serve()
             await registered(driver)
+
+
+async def test_a_socket_renamed_over_another_is_a_new_plugin() -> None:
+    async with short_dir() as root, running(root, api=FakeApi()) as kubelet:
+        old, new = Driver(root), Driver(root)
+        new.service_socket = new.service_socket.with_name("new.sock")
+        new.registration_socket = new.registration_socket.with_name(".new-reg.sock")
+        async with serving(old):
+            await registered(old)
+            first = kubelet.process.dra.plugins.get(DRIVER)
+            async with serving(new):
+                await asyncio.sleep(0.2)
+                assert not new.statuses, "names with a dot are not looked at"
+                new.registration_socket.rename(old.registration_socket)
+                await registered(new)
+                second = kubelet.process.dra.plugins.get(DRIVER)
+                assert first is not second
+                assert second is not None
+                assert second.endpoint == new.service_socket
 
 
 async def test_the_first_known_version_of_the_plugins_own_list_is_used() -> None:
@@ -259,6 +279,7 @@ async def test_after_a_restart_running_pods_are_left_alone_and_new_ones_prepare_
                 await kubelet.restart()
                 await registered(driver)
                 await kubelet.process.sources_ready.wait()
+                await asyncio.sleep(0.2)
                 assert kubelet.pod_status(first.uid).phase is Phase.RUNNING
                 assert sum(c[0] == "Prepare" for c in driver.calls) == 1, "no new Prepare for what runs"
                 await kubelet.run_pod(second)
