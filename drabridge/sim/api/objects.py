@@ -314,7 +314,6 @@ class Objects:
         managers: Sequence[Manager] | None,
     ) -> JSON:
         """The common end of update, patch and apply. ``managers`` is given by apply, which has worked them out."""
-        name = old["metadata"]["name"]
         self._guard(resource, old, body["metadata"])
         new = sections(resource, old, body, subresource)
         new["metadata"] = kept_metadata(
