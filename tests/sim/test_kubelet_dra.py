@@ -279,8 +279,9 @@ async def test_after_a_restart_running_pods_are_left_alone_and_new_ones_prepare_
                 await kubelet.restart()
                 await registered(driver)
                 await kubelet.process.sources_ready.wait()
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.4)
                 assert kubelet.pod_status(first.uid).phase is Phase.RUNNING
+                assert kubelet.events == []
                 assert sum(c[0] == "Prepare" for c in driver.calls) == 1, "no new Prepare for what runs"
                 await kubelet.run_pod(second)
                 assert sum(c[0] == "Prepare" for c in driver.calls) == 2, "the flag was in memory only"
