@@ -92,8 +92,9 @@ async def test_what_only_udevd_knows_is_waited_for(udevd: Udevd, loop: Loops) ->
         "match": [{"subsystem": "block", "sysname": loop.pattern}],
         "id": ["{property:ID_SERIAL_SHORT}", "{sysname}"],
     }
-    for events in ("auto", "kernel"):
+    for events, kind in (("auto", EventKind.UDEV), ("kernel", EventKind.KERNEL)):
         async with watching(config(resource, udevEvents=events)) as watched:
+            assert watched.inventory.status.kind is kind
             loop.add(0)
             await watched.until(lambda s: bool(s.devices))
             assert [name for s in watched.snapshots for name in s.by_name()] == ["serial-of-0"], events
