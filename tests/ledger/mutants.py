@@ -34,7 +34,7 @@ class Mutant:
         return search(self.config, liveness=False)
 
 
-def _rows(signal: Signal, owners: Any, transition: Transition) -> Stepper:
+def other_rows(signal: Signal, owners: Any, transition: Transition) -> Stepper:
     """The real step with other rows for ``signal`` and ``owners``."""
     table = {key: transition if key[0] is signal and key[1] in owners else original for key, original in TABLE.items()}
 
@@ -114,9 +114,11 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a claim ends with its deallocation in the API",
-        replace(_ONE_DRA, step=_rows(Signal.CLAIM_DEALLOCATED, Owner, _forget_claim)),
+        replace(_ONE_DRA, step=other_rows(Signal.CLAIM_DEALLOCATED, Owner, _forget_claim)),
     ),
-    Mutant("Allocate takes a granted device", replace(SMALL, claims=1, step=_rows(Signal.ALLOCATE, CLAIMED, _steal))),
+    Mutant(
+        "Allocate takes a granted device", replace(SMALL, claims=1, step=other_rows(Signal.ALLOCATE, CLAIMED, _steal))
+    ),
     Mutant("a lost ledger means free", replace(SMALL, restart_as_free=True)),
     Mutant("answered before it is durable", replace(SMALL, reply_before_durable=True)),
     # our own
@@ -130,20 +132,21 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("one look is enough", replace(SMALL, policy=replace(POLICY, absent_lists=1, absent_seconds=0))),
     Mutant(
-        "a move without kubelet's acknowledgement", replace(SMALL, step=_rows(Signal.SET_LANE, {Owner.NONE}, _jump))
+        "a move without kubelet's acknowledgement",
+        replace(SMALL, step=other_rows(Signal.SET_LANE, {Owner.NONE}, _jump)),
     ),
     Mutant(
         "a move without waiting for schedulers and claims",
-        replace(_ONE_DRA, step=_rows(Signal.SLICE_WITHDRAWN, {Owner.NONE}, _arrive_early)),
+        replace(_ONE_DRA, step=other_rows(Signal.SLICE_WITHDRAWN, {Owner.NONE}, _arrive_early)),
     ),
     Mutant(
         "a second claim on a prepared device",
-        replace(_ONE_DRA, claims=2, moves=0, step=_rows(Signal.PREPARE, CLAIMED, _second_claim)),
+        replace(_ONE_DRA, claims=2, moves=0, step=other_rows(Signal.PREPARE, CLAIMED, _second_claim)),
     ),
-    Mutant("a reboot frees what pods hold", replace(SMALL, step=_rows(Signal.REBOOTED, {Owner.LEGACY}, _free))),
+    Mutant("a reboot frees what pods hold", replace(SMALL, step=other_rows(Signal.REBOOTED, {Owner.LEGACY}, _free))),
     Mutant(
         "quarantine ends as soon as somebody asks",
-        replace(SMALL, faults=2, step=_rows(Signal.ABSENT, {Owner.QUARANTINE}, _free)),
+        replace(SMALL, faults=2, step=other_rows(Signal.ABSENT, {Owner.QUARANTINE}, _free)),
     ),
     Mutant(
         "a claim gets what is free of it",

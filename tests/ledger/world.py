@@ -2,9 +2,10 @@
 
 Every message may be late by any time: kubelet acts on the last list that reached it, the scheduler on the last slices
 that it saw, the agent on evidence gathered earlier. Time is one bit for each memory of it, "now" or "long ago":
-:meth:`World.tick` makes everything long ago, and may happen only when the timing assumptions that the policy's numbers
-stand for are met (an Allocate's reply is recorded by kubelet, a new kubelet has re-synced, a force-deleted pod's
-processes are dead, schedulers have seen withdrawn slices, kubelet has read that a device is gone). The ledger's part is the real ``step``, memoised.
+"time passes" makes everything long ago, and may happen only when the timing assumptions that
+the policy's numbers stand for are met: an Allocate's reply is recorded by kubelet, a new kubelet has re-synced, a
+force-deleted pod's processes are dead, schedulers have seen withdrawn slices, kubelet has read that a device is gone.
+The ledger's part is the real ``step``, memoised.
 """
 
 from __future__ import annotations
@@ -766,9 +767,14 @@ def _crashed(ledger: Ledger) -> Ledger:
 
 
 def _swap_gathered(seen: Gathered) -> Gathered:
-    listed, checkpoint, opened, healthy, api, claimed, unaccounted = seen
-    masks = (SWAPPED[mask] for mask in (listed, checkpoint, opened, healthy, api, claimed))
-    return Gathered(*masks, unaccounted)  # type: ignore[misc, arg-type]
+    return seen._replace(
+        listed=SWAPPED[seen.listed],
+        checkpoint=SWAPPED[seen.checkpoint],
+        opened=SWAPPED[seen.opened],
+        healthy=SWAPPED[seen.healthy],
+        api=SWAPPED[seen.api],
+        claimed=SWAPPED[seen.claimed],
+    )
 
 
 def _swap_devices(ledger: Ledger) -> Ledger:

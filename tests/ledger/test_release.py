@@ -1,0 +1,206 @@
+"""The hold-biased rule, and the four readings of kubelet that look like "released" and are not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from drabridge.ledger import (
+    Allocate,
+    Checkpoint,
+    Entry,
+    Facts,
+    HeldBecause,
+    Hold,
+    KubeletStarted,
+    Lane,
+    Ledger,
+    NodeState,
+    Observed,
+    Owner,
+    PodRef,
+    Policy,
+    Released,
+    SetLane,
+    Subscribed,
+    step,
+)
+from drabridge.ledger.release import Free, Witness, weigh
+
+POLICY = Policy()
+POD = PodRef("team-a", "train", "main", "uid-1")
+NOBODY = Witness(listed=(), checkpointed=(), barrier=True, unaccounted=())
+OLD = Hold(("GPU-0",), 0.0, True, 10.0)
+
+
+def judge(hold: Hold = OLD, witness: Witness = NOBODY, at: float = 1000.0, *, strict: bool = False) -> Hold | Free:
+    return weigh(hold, witness, at=at, suspended_until=0.0, policy=POLICY, strict=strict)
+
+
+def test_two_looks_ten_seconds_apart_release() -> None:
+    once = judge(at=1000.0)
+    assert isinstance(once, Hold)
+    assert (once.absences, once.because) == (1, HeldBecause.ONCE_ABSENT)
+    assert isinstance(judge(once, at=1005.0), Hold)
+    assert isinstance(judge(once, at=1010.0), Free)
+
+
+@pytest.mark.parametrize(
+    ("witness", "because"),
+    [
+        (replace(NOBODY, listed=None), HeldBecause.NO_LIST),
+        (replace(NOBODY, checkpointed=(POD,)), HeldBecause.IN_CHECKPOINT),
+        (replace(NOBODY, checkpointed=(POD,), barrier=False), HeldBecause.IN_CHECKPOINT),
+        (replace(NOBODY, opened=True), HeldBecause.STILL_OPEN),
+        (replace(NOBODY, unaccounted=("team-a/other",)), HeldBecause.POD_UNACCOUNTED),
+        (replace(NOBODY, checkpointed=None, unaccounted=None), HeldBecause.NO_SECOND_WITNESS),
+        (replace(NOBODY, barrier=False, unaccounted=None), HeldBecause.NO_SECOND_WITNESS),
+    ],
+)
+def test_one_witness_is_enough_to_hold_and_begins_the_count_again(witness: Witness, because: HeldBecause) -> None:
+    verdict = judge(replace(OLD, absences=1, absent_since=900.0), witness)
+    assert isinstance(verdict, Hold)
+    assert (verdict.because, verdict.absences) == (because, 0)
+
+
+@pytest.mark.parametrize(
+    "witness",
+    [
+        replace(NOBODY, unaccounted=None),  # the API server is down
+        replace(NOBODY, checkpointed=None),  # the checkpoint cannot be read
+        replace(NOBODY, opened=False),
+    ],
+)
+def test_two_kinds_of_witness_are_enough(witness: Witness) -> None:
+    assert isinstance(judge(replace(OLD, absences=1, absent_since=900.0), witness), Free)
+
+
+def test_quarantine_wants_the_api_server_as_well() -> None:
+    once = replace(OLD, absences=1, absent_since=900.0)
+    assert isinstance(judge(once, replace(NOBODY, unaccounted=None), strict=True), Hold)
+    assert isinstance(judge(once, replace(NOBODY, barrier=False), strict=True), Hold)
+    assert isinstance(judge(once, NOBODY, strict=True), Free)
+
+
+def test_the_reason_says_who_agreed() -> None:
+    verdict = judge(replace(OLD, absences=1, absent_since=900.0), replace(NOBODY, opened=False))
+    assert isinstance(verdict, Free)
+    assert verdict.because == (
+        "no pod was seen on it: PodResources and kubelet's checkpoint and the API server and the physical probe "
+        "agreed 2 times over 100 s"
+    )
+
+
+# --- through the real step ---
+
+
+def held(at: float = 0.0) -> Ledger:
+    ledger = Ledger.of([Entry(Facts("gpu-0", "r", ("GPU-0",)))], NodeState(merged=True))
+    return step(ledger, Allocate({"gpu-0": ("GPU-0",)}, at), POLICY).of(ledger)
+
+
+def look(
+    ledger: Ledger, at: float, *, listed: bool = False, checkpoint: bool | None = False, api: bool = True
+) -> Ledger:
+    pods = {"GPU-0": (POD,)}
+    event = Observed(
+        at,
+        ledger.seq,
+        pods if listed else {},
+        None if checkpoint is None else Checkpoint(pods if checkpoint else {}),
+        {} if api else None,
+    )
+    return step(ledger, event, POLICY).of(ledger)
+
+
+def owner(ledger: Ledger) -> Owner:
+    return ledger.entries["gpu-0"].owner
+
+
+def because(ledger: Ledger) -> HeldBecause | None:
+    hold = ledger.entries["gpu-0"].hold
+    return hold.because if hold else None
+
+
+def test_a_plain_init_container_is_not_listed_and_holds() -> None:
+    ledger = held()
+    for at in range(40, 400, 10):
+        ledger = look(ledger, float(at), checkpoint=True)
+    assert owner(ledger) is Owner.LEGACY
+    assert because(ledger) is HeldBecause.RUNNING  # the barrier checkpoint is as good as the list
+
+
+def test_a_force_deleted_pod_holds_until_its_processes_are_gone() -> None:
+    ledger = look(held(), 100.0, listed=True)
+    ledger = look(ledger, 110.0)
+    ledger = look(ledger, 112.0)  # 2 s: as long as such processes were seen to live
+    assert owner(ledger) is Owner.LEGACY
+    ledger = look(ledger, 121.0)
+    assert owner(ledger) is Owner.NONE
+
+
+def test_a_new_kubelet_does_not_know_its_pods_yet() -> None:
+    ledger = look(held(), 100.0, listed=True)
+    ledger = look(ledger, 110.0)
+    ledger = step(ledger, KubeletStarted(111.0), POLICY).of(ledger)
+    for at in (112.0, 125.0, 140.0, 170.0):
+        ledger = look(ledger, at)
+        assert owner(ledger) is Owner.LEGACY
+        assert because(ledger) is HeldBecause.KUBELET_UNSETTLED
+    ledger = look(look(ledger, 172.0), 183.0)
+    assert owner(ledger) is Owner.NONE
+
+
+def test_a_new_stream_is_treated_like_a_new_kubelet() -> None:
+    ledger = look(held(), 100.0, listed=True)
+    ledger = step(ledger, Subscribed(111.0), POLICY).of(ledger)
+    assert owner(look(look(ledger, 120.0), 140.0)) is Owner.LEGACY
+
+
+def test_the_moments_after_allocate_hold() -> None:
+    ledger = look(held(), 5.0)
+    ledger = look(ledger, 29.0)
+    assert because(ledger) is HeldBecause.TOO_YOUNG
+    assert owner(ledger) is Owner.LEGACY
+
+
+def test_a_pod_that_never_appears_is_let_go_after_two_minutes() -> None:
+    ledger = held()
+    for at in (40.0, 60.0, 119.0):
+        ledger = look(ledger, at)
+    assert owner(ledger) is Owner.LEGACY
+    ledger = look(look(ledger, 121.0), 132.0)
+    assert owner(ledger) is Owner.NONE
+    assert "never appeared" in ledger.entries["gpu-0"].released_because
+
+
+def test_evidence_from_before_the_allocation_says_nothing() -> None:
+    ledger = Ledger.of([Entry(Facts("gpu-0", "r", ("GPU-0",)))], NodeState(merged=True))
+    before = ledger.seq
+    ledger = step(ledger, Allocate({"gpu-0": ("GPU-0",)}, 0.0), POLICY).of(ledger)
+    for at in (1000.0, 2000.0):
+        done = step(ledger, Observed(at, before, {}, Checkpoint({}), {}), POLICY)
+        assert not done.changes
+    assert owner(ledger) is Owner.LEGACY
+
+
+def test_evidence_from_before_a_kubelet_restart_says_nothing() -> None:
+    ledger = look(held(), 100.0, listed=True)
+    before = ledger.seq
+    ledger = step(ledger, KubeletStarted(101.0), POLICY).of(ledger)
+    assert not step(ledger, Observed(900.0, before, {}, Checkpoint({}), {}), POLICY)
+
+
+def test_a_release_tells_who_left_and_begins_a_waiting_move() -> None:
+    ledger = look(held(), 100.0, listed=True)
+    ledger = step(ledger, SetLane("gpu-0", Lane.DRA, 101.0), POLICY).of(ledger)
+    assert ledger.entries["gpu-0"].lane is Lane.LEGACY
+    ledger = look(ledger, 110.0)
+    done = step(ledger, Observed(121.0, ledger.seq, {}, Checkpoint({}), {}), POLICY)
+    (released,) = [effect for effect in done.effects if isinstance(effect, Released)]
+    assert released.holder == "pod team-a/train (container main)"
+    assert released.held_seconds == 121.0
+    entry = done.of(ledger).entries["gpu-0"]
+    assert (entry.owner, entry.lane) == (Owner.NONE, Lane.LEGACY_TO_DRA)
+    assert done.durable
