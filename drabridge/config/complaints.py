@@ -30,6 +30,7 @@ _EXPECTED = {
     "missing": "a value: it is required",
     "string_type": "text",
     "int_type": "a whole number",
+    "float_type": "a number",
     "bool_type": "true or false",
     "tuple_type": "a list",
     "dict_type": "a mapping",

@@ -61,10 +61,12 @@ def _type(described: dict[str, Any]) -> str:
         case "object":
             inner = described.get("additionalProperties") or next(iter(described.get("patternProperties", {}).values()))
             return f"map of {_type(inner)}"
-        case "integer" if "minimum" in described and "maximum" in described:
-            return f"{described['minimum']} to {described['maximum']}"
+        case "integer" | "number" if "minimum" in described and "maximum" in described:
+            return f"{described['minimum']:g} to {described['maximum']:g}"
         case "integer":
             return "whole number"
+        case "number":
+            return "number"
         case "boolean":
             return "`true`, `false`"
         case _:
