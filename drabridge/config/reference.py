@@ -62,7 +62,7 @@ def _type(described: dict[str, Any]) -> str:
             inner = described.get("additionalProperties") or next(iter(described.get("patternProperties", {}).values()))
             return f"map of {_type(inner)}"
         case "integer" | "number" if "minimum" in described and "maximum" in described:
-            return f"{described['minimum']:g} to {described['maximum']:g}"
+            return f"{described['minimum']:.10g} to {described['maximum']:.10g}"
         case "integer":
             return "whole number"
         case "number":
