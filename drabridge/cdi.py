@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any
 
 from drabridge.errors import HostError
-from drabridge.files import TEMPORARY_SUFFIX, sync_directory, write_atomically
+from drabridge.files import TEMPORARY_SUFFIX, Care, write_atomically
 from drabridge.inventory.model import Device, DeviceNode, Mount, device_id_of
 
 DEFAULT_DIRECTORY = Path("/var/run/cdi")  # the CDI specification's directory for files that programs generate
@@ -182,7 +182,7 @@ class CdiStore:
         with _host_errors(self.directory):
             if _content(path) != data:
                 self.directory.mkdir(mode=0o755, exist_ok=True)
-                write_atomically(path, data, mode=0o644)
+                write_atomically(path, data, mode=0o644, care=Care.WHOLE)  # regenerated at start
         return spec.names
 
     def remove(self, family: Family, key: str) -> bool:
@@ -196,7 +196,6 @@ class CdiStore:
                 (self.directory / file_name).unlink()
             except (FileNotFoundError, NotADirectoryError):
                 return False
-            sync_directory(self.directory)
         return True
 
     def keys(self, family: Family) -> tuple[str, ...]:

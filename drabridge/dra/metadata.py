@@ -17,7 +17,7 @@ from typing import Any
 
 from drabridge.cdi import CdiDevice, CdiStore, Edits, Spec
 from drabridge.errors import HostError
-from drabridge.files import TEMPORARY_SUFFIX, write_atomically
+from drabridge.files import TEMPORARY_SUFFIX, Care, write_atomically
 from drabridge.inventory.model import Mount
 from drabridge.ledger.model import ClaimRef
 
@@ -171,7 +171,7 @@ def _write(path: Path, document: Mapping[str, Any]) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
-        write_atomically(path, data, mode=0o644)
+        write_atomically(path, data, mode=0o644, care=Care.PROCESS)  # a reboot ends its readers
         return
     try:
         os.pwrite(descriptor, data, 0)

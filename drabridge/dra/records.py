@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from drabridge.errors import HostError
-from drabridge.files import TEMPORARY_SUFFIX, sync_directory, write_atomically
+from drabridge.files import TEMPORARY_SUFFIX, Care, sync_directory, write_atomically
 from drabridge.ledger.events import Allocation, Use
 from drabridge.ledger.model import ClaimRef, Share
 
@@ -151,11 +151,16 @@ class RecordStore:
         return record
 
     def save(self, record: ClaimRecord) -> None:
-        """Durable when this returns. Raises HostError."""
+        """Survives our death; a power cut may bring back what was before. Raises HostError.
+
+        That is enough: who holds what is in the ledger, durably. After a reboot no side effect is left to be undone,
+        and kubelet asks again for what still has pods.
+        """
         path = self.path(record.claim.uid)
+        care = Care.WHOLE if record.state is State.COMPLETED else Care.PROCESS
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_atomically(path, record.encode())
+            write_atomically(path, record.encode(), care=care)
         except OSError as error:
             raise HostError(
                 f"cannot record the claim in {self.directory}: {error.strerror}",
@@ -163,7 +168,7 @@ class RecordStore:
             ) from error
 
     def delete(self, uid: str) -> None:
-        """Durable when this returns; a missing record is no error."""
+        """Durable when this returns, lest a power cut bring a holder back; a missing record is no error."""
         path = self.path(uid)
         try:
             path.unlink()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from drabridge.inventory.model import Attribute, Device, Semver
@@ -31,6 +32,7 @@ _SEMVER = re.compile(
 )
 
 
+@lru_cache(maxsize=1024)
 def semver(text: str) -> str | None:
     """A version as strict semver 2.0.0, three parts without leading zeros; None if it cannot be read as one.
 
@@ -45,6 +47,7 @@ def semver(text: str) -> str | None:
     return version if _SEMVER.fullmatch(version) and len(version) <= MAX_VALUE_BYTES else None
 
 
+@lru_cache(maxsize=1024)  # a thousand devices have a dozen names
 def is_qualified_name(name: str) -> bool:
     """Whether the API takes ``name`` as that of an attribute: a C identifier, or ``domain/identifier``."""
     domain, slash, identifier = name.rpartition("/")
