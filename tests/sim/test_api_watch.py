@@ -142,6 +142,8 @@ async def test_a_closed_watch_leaves_nothing_behind(api: SimApiServer, client: C
     for number in range(50):
         await client("POST", SLICES, slice_body(f"t{number}", "d0"))
         if len(api.objects.store._listeners) == before:
+            await asyncio.sleep(0.01)
+            assert api.faults.drop_watches() == 0
             return
         await asyncio.sleep(0.01)
     pytest.fail("the watch is still subscribed after its client went away")
