@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import deviceplugin
+from drabridge.announce import Announcer
 from drabridge.cdi import CdiStore, Family
 from drabridge.claims import ClaimSide, connect, prepared
 from drabridge.config.loader import load
@@ -35,7 +36,9 @@ from drabridge.ledger import (
     Facts,
     KubeletStarted,
     Ledger,
+    Notify,
     Owner,
+    Policy,
     Refused,
     Restarted,
 )
@@ -44,6 +47,7 @@ from drabridge.ledger.store import LedgerLockedError, Store
 from drabridge.legacy.side import LegacySide
 from drabridge.memory import settle
 from drabridge.metrics import Metrics
+from drabridge.nodewatch import NodeWatch
 from drabridge.observe import Sinks
 from drabridge.pages import Pages
 from drabridge.paths import Paths
@@ -62,6 +66,11 @@ STOP_GRACE_SECONDS = 1.5  # for calls in flight at SIGTERM; the whole stop is pr
 REFRESH_SECONDS = 0.002  # an Allocate is answered first; several that come together make one list
 SETTLE_SECONDS = 1.0  # after the first list: registration is over by then, or waits for kubelet
 LOCK_POLL_SECONDS = 0.5  # how soon after another agent's end this one takes over
+
+
+def policy_of(config: Config) -> Policy:
+    """The ledger's rules as the configuration has them."""
+    return Policy(**config.safety.model_dump())
 
 
 class Agent:
@@ -96,7 +105,7 @@ class Agent:
         store = await self._own_ledger()
         if store is None:
             return
-        keeper = Keeper(store, now=self._now)
+        keeper = Keeper(store, policy_of(self._config), self._now)
         if keeper.loaded.message:
             log.error("ledger", extra={"found": str(keeper.loaded.kind), "message_text": keeper.loaded.message})
         try:
@@ -165,6 +174,13 @@ class Agent:
         self._runtime = runtime
         self._wishes = Wishes(paths.state, lambda: runtime.config, runtime.changed.set)
         self._claims = ClaimSide(runtime)
+        self._announcer = Announcer(
+            runtime.cluster,
+            self._options.node_name,
+            config.driver,
+            self._now,
+            lambda: metrics.count("events_dropped"),
+        )
         self._transfers = Transfers(runtime, self._claims, self._wishes)
         self._pages = Pages(runtime, self._claims, self._wishes)
         self._follower = ConfigFollower(self._options.config, config, self._reconfigure, self._refused_config)
@@ -208,6 +224,11 @@ class Agent:
                 self._spawn("evidence", self._runtime.evidence.run)
                 self._spawn("lanes", self._transfers.run)
                 self._spawn("claims", self._claims.run)
+                self._spawn("events", self._announcer.run)
+                if (cluster := self._runtime.cluster) is not None:
+                    node = self._options.node_name
+                    watch = NodeWatch(cluster, node, self._runtime.config.driver, self._wishes.annotate)
+                    self._spawn("node", watch.run)
                 merged = True
                 asyncio.get_running_loop().call_later(SETTLE_SECONDS, settle)
             self._runtime.legacy.learn()
@@ -260,12 +281,15 @@ class Agent:
         del ledger
         for effect in effects:
             self._runtime.sinks.effect(effect)
+            if isinstance(effect, Notify):
+                self._announcer.tell(effect)
         if self._refresh is None:
             self._refresh = asyncio.get_running_loop().call_later(REFRESH_SECONDS, self._send_lists)
         self._runtime.changed.set()
         self._claims.wake()
+        self._runtime.evidence.changed()
         if any(isinstance(effect, Refused) for effect in effects):
-            self._runtime.evidence.wake.set()
+            self._runtime.evidence.hurry()
 
     def _send_lists(self) -> None:
         self._refresh = None
@@ -284,6 +308,7 @@ class Agent:
     async def _reconfigure(self, config: Config) -> None:
         runtime = self._runtime
         runtime.config, runtime.config_error = config, ""
+        runtime.keeper.policy = policy_of(config)
         runtime.inventory.reconfigure(config)
         await runtime.legacy.configure(config)
         runtime.legacy.learn()

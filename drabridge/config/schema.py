@@ -85,6 +85,23 @@ class DraSettings(Model):
     """Marks on devices that cannot be used."""
 
 
+class Safety(Model):
+    """How long doubt lasts, in seconds. The defaults are right for production; shorter ones are for test clusters."""
+
+    min_hold_seconds: float = Field(default=30.0, ge=0, le=3600)
+    """After Allocate a device stays held for this long, whatever kubelet shows."""
+    unconfirmed_seconds: float = Field(default=120.0, ge=0, le=3600)
+    """How long a device stays held that kubelet never showed with a pod: the pod was rejected after Allocate."""
+    absent_seconds: float = Field(default=10.0, ge=0, le=3600)
+    """How long a pod must be missing, in every witness, before its device is free."""
+    settle_seconds: float = Field(default=60.0, ge=0, le=3600)
+    """After a start of kubelet or of the agent nothing is released for this long."""
+    quiesce_seconds: float = Field(default=30.0, ge=0, le=3600)
+    """How long a device that left the slices waits for schedulers that remember it, before pods may have it."""
+    tombstone_seconds: float = Field(default=60.0, ge=5, le=3600)
+    """How long the id of a device that is gone stays listed, Unhealthy: dropping it too early crashes kubelet."""
+
+
 class Resource(Model):
     """Devices of one kind: which they are, what they are called, and what a container gets with them."""
 
@@ -183,6 +200,8 @@ class Config(Model):
     """Defaults of the DevicePlugin side."""
     dra: DraSettings = DraSettings()
     """The DRA side."""
+    safety: Safety = Safety()
+    """How long doubt lasts."""
     resources: Annotated[Many[Resource], Field(min_length=1, max_length=RESOURCES_MAX)]
     """What this node offers."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from drabridge.evidence.witness import Witness
 from drabridge.ledger import events
-from drabridge.ledger.model import Ledger, Owner
+from drabridge.ledger.model import Ledger, Owner, Policy
 from drabridge.ledger.outcome import Decision
 from drabridge.tasks import Signal
 
@@ -16,6 +17,7 @@ log = logging.getLogger(__name__)
 
 HELD_SECONDS = 10.0  # while pods hold devices: they may end
 ABSENT_SECONDS = 5.0  # while a hold was missing once: the second look decides
+LEAST_SECONDS = 0.2  # however short the configured doubts are: kubelet's limiter allows 100 questions a second
 IDLE_SECONDS = 60.0  # nobody holds anything: only a holder that we know nothing of could appear
 
 _HELD = frozenset({Owner.LEGACY, Owner.CONFLICT, Owner.QUARANTINE})
@@ -24,6 +26,9 @@ _HELD = frozenset({Owner.LEGACY, Owner.CONFLICT, Owner.QUARANTINE})
 class Keeper(Protocol):
     @property
     def ledger(self) -> Ledger: ...
+
+    @property
+    def policy(self) -> Policy: ...
 
     async def apply(self, event: events.Event) -> Decision: ...
 
@@ -41,12 +46,26 @@ class EvidenceLoop:
         self._keeper = keeper
         self._witness = witness
         self._enrich = enrich
-        self.wake = Signal()
+        self._wake = Signal()
+        self._urgent = False
+
+    def changed(self) -> None:
+        """The ledger changed: the next round may be due earlier than it was."""
+        self._wake.set()
+
+    def hurry(self) -> None:
+        """Something hints that kubelet knows more than we do: ask now."""
+        self._urgent = True
+        self._wake.set()
 
     async def run(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
+            self._urgent = False
             await self.look()
-            await self.wake.wait(self.pause_seconds())
+            looked = loop.time()
+            while not self._urgent and (left := looked + self.pause_seconds() - loop.time()) > 0:
+                await self._wake.wait(left)
 
     async def look(self) -> None:
         """One round of evidence."""
@@ -57,7 +76,8 @@ class EvidenceLoop:
 
     def pause_seconds(self) -> float:
         """Until the next round, from what the ledger knows."""
+        policy = self._keeper.policy
         held = [entry for entry in self._keeper.ledger.entries.values() if entry.owner in _HELD]
         if any(entry.hold is not None and entry.hold.absences for entry in held):
-            return ABSENT_SECONDS
-        return HELD_SECONDS if held else IDLE_SECONDS
+            return min(ABSENT_SECONDS, max(policy.absent_seconds / 2, LEAST_SECONDS))
+        return min(HELD_SECONDS, max(policy.min_hold_seconds, LEAST_SECONDS)) if held else IDLE_SECONDS

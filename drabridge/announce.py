@@ -1,0 +1,104 @@
+"""Kubernetes Events, where a person must know: a refusal, a conflict, a device gone while held.
+
+Events are for people, so they may be lost: they are sent one after the other, repeated ones are counted instead of
+written again, and a queue that is full drops the newest. Nothing waits for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from drabridge.clusterapi import NODES, Cluster, Json, Kind
+from drabridge.errors import ClusterError
+from drabridge.ledger import Notify, Subject
+
+log = logging.getLogger(__name__)
+
+EVENTS = Kind("", "v1", "events")
+QUEUE = 64  # a storm of refusals is one incident, not a thousand Events
+REPEAT_SECONDS = 300.0  # the same Event again within this time says nothing new
+API_VERSIONS = {Subject.NODE: "v1", Subject.POD: "v1", Subject.CLAIM: "resource.k8s.io/v1"}
+NODE_NAMESPACE = "default"  # where kubelet writes the Events of its Node
+
+
+@dataclass(slots=True)
+class Announcer:
+    """Takes notices of the ledger, writes Events. Without an API server it only logs them."""
+
+    cluster: Cluster | None
+    node: str
+    component: str
+    now: Callable[[], float]
+    dropped: Callable[[], None] = lambda: None
+    _queue: asyncio.Queue[Notify] = field(default_factory=lambda: asyncio.Queue(QUEUE))
+    _said: dict[tuple[str, str, str, str, str], float] = field(default_factory=dict)
+    _node_uid: str = ""
+
+    def tell(self, notice: Notify) -> None:
+        """Say it in the log now, and as an Event soon. Never blocks."""
+        log.log(
+            logging.WARNING if notice.warning else logging.INFO,
+            notice.message,
+            extra={"about": f"{notice.subject} {notice.namespace}/{notice.name}".strip(), "event": notice.reason},
+        )
+        if self.cluster is None or not self._is_new(notice):
+            return
+        try:
+            self._queue.put_nowait(notice)
+        except asyncio.QueueFull:
+            self.dropped()
+
+    async def run(self) -> None:
+        """Write what waits, until cancelled."""
+        while True:
+            notice = await self._queue.get()
+            try:
+                await self._write(notice)
+            except ClusterError as error:
+                self.dropped()
+                log.info("an Event could not be written", extra={"event": notice.reason, "reason": str(error)})
+
+    def _is_new(self, notice: Notify) -> bool:
+        key = (str(notice.subject), notice.namespace, notice.name, notice.reason, notice.message)
+        now = self.now()
+        if now - self._said.get(key, float("-inf")) < REPEAT_SECONDS:
+            return False
+        self._said = {k: at for k, at in self._said.items() if now - at < REPEAT_SECONDS}
+        self._said[key] = now
+        return True
+
+    async def _write(self, notice: Notify) -> None:
+        assert self.cluster is not None
+        if notice.subject is Subject.NODE and not self._node_uid:
+            self._node_uid = str((await self.cluster.get(NODES, self.node))["metadata"]["uid"])
+        event = self._event(notice)
+        await self.cluster.create(EVENTS, event, namespace=event["metadata"]["namespace"])
+
+    def _event(self, notice: Notify) -> Json:
+        about_node = notice.subject is Subject.NODE
+        namespace = NODE_NAMESPACE if about_node else notice.namespace
+        name = self.node if about_node else notice.name
+        stamp = datetime.fromtimestamp(self.now(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        involved = {"apiVersion": API_VERSIONS[notice.subject], "kind": str(notice.subject), "name": name}
+        if uid := (self._node_uid if about_node else notice.uid):
+            involved["uid"] = uid
+        if not about_node:
+            involved["namespace"] = namespace
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{name[:200]}.{uuid.uuid4().hex[:16]}", "namespace": namespace},
+            "involvedObject": involved,
+            "reason": notice.reason,
+            "message": notice.message[:1024],  # the API's limit (events validation)
+            "type": "Warning" if notice.warning else "Normal",
+            "source": {"component": self.component, "host": self.node},
+            "firstTimestamp": stamp,
+            "lastTimestamp": stamp,
+            "count": 1,
+        }
