@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,16 +36,13 @@ from drabridge.inventory.records import Record
 from drabridge.inventory.tracker import TOMBSTONE_SECONDS, Tracker
 from drabridge.inventory.udev import Monitor, Udev
 from drabridge.inventory.wanted import needs_nvidia, wanted
+from drabridge.inventory.world import World
 
 UNANSWERED_SECONDS = 1.0
 """How long udevd may take over an event before the kernel's word is taken; its rules usually run for 5 to 50 ms."""
 
 SETTLE_SECONDS = (0.1, 1.0)
 """After a kernel event, when to look again for what udevd adds: its database may reach us where its events do not."""
-
-UNFINISHED_SECONDS = 2.0
-"""How long a device without an entry in udevd's database is waited for. Some never get one: those without number,
-link, tag and property (systemd device_should_have_db)."""
 
 FAULTY_RECHECK_SECONDS = 5.0
 """How often faulty devices are looked at again: a node that somebody makes by hand sends no event."""
@@ -87,15 +84,13 @@ class Inventory:
         self._tracker = Tracker(held, tombstone_seconds)
         self._builder = Builder(config, self._host)
         self._udev = Udev(wanted(config))
-        self._records: dict[str, Record] = {}
+        self._world = World(self._udev)
         self._monitors: list[Monitor] = []
         self._failed: str = ""  # why the event sockets must be replaced
         self._failures = 0
         self._inbox: list[Uevent] = []
         self._owed = Owed()
         self._pacer = Pacer()
-        self._settled: set[str] = set()  # syspaths that udevd has reported
-        self._first_seen: dict[str, float] = {}
         self._facts = nvidia.NOTHING
         self._doubt = False  # whether udevd still answers has to be looked at
         self._database = False  # whether udevd's database is readable here: it fills after the kernel's event
@@ -117,7 +112,7 @@ class Inventory:
         if wanted(config) != self._udev.wanted:
             self._udev.wanted = wanted(config)
             self._close()  # the filters of the sockets are the wanted subsystems
-            self._records.clear()
+            self._world.records.clear()
         self.refresh()
 
     def refresh(self) -> None:
@@ -213,7 +208,7 @@ class Inventory:
         self._database = self._database_path.is_dir()
         news = last_words(self._take_events())
         full = full or len(news) > BULK_DEVICES
-        touched = self._enumerate() if full else set()
+        touched = self._world.enumerate() if full else set()
         touched |= self._apply(news, now, enumerated=full)
         touched |= self._pay(now)
         if needs_nvidia(self._config) and (full or touched):
@@ -221,14 +216,13 @@ class Inventory:
         if full:
             self._stale = False
             self._resync_at = now + self._config.resync_seconds
-        for syspath in self._records.keys() - self._first_seen.keys():
-            self._first_seen[syspath] = now
+        self._world.note_new(now)
         built = self._builder.build(
-            self._records,
+            self._world.records,
             self._facts,
             given=self._given | self._tracker.given(),
             held=self._held,
-            ready=lambda record: self._ready(record, now),
+            ready=lambda record: not self._database or self._world.finished(record, now),
             fresh=full,
         )
         for syspath in built.waiting:
@@ -238,22 +232,7 @@ class Inventory:
         names = [resource.name for resource in self._config.resources]
         return self._tracker.update(built.devices, built.collisions, names, now)
 
-    def _ready(self, record: Record, now: float) -> bool:
-        """Whether udevd has said all it will say about a device."""
-        if record.initialized or record.syspath in self._settled or not self._database:
-            return True
-        return now - self._first_seen[record.syspath] >= UNFINISHED_SECONDS
-
-    # --- records ----------------------------------------------------------------------------------------------------
-
-    def _enumerate(self) -> set[str]:
-        found = self._udev.enumerate()
-        gone = self._records.keys() - found.keys()
-        for syspath in gone:
-            self._forget(syspath)
-        changed = {syspath for syspath, record in found.items() if self._accept(record)}
-        self._records = {syspath: self._records[syspath] for syspath in found}
-        return changed | gone
+    # --- events ---------------------------------------------------------------------------------------------------------
 
     def _apply(self, news: Mapping[str, Uevent], now: float, *, enumerated: bool) -> set[str]:
         """Act on the last event of every device; what an event cannot be trusted for is looked at again later.
@@ -264,7 +243,7 @@ class Inventory:
         for syspath, event in news.items():
             if event.group == "udev":
                 self._owed.answered(syspath, event.seqnum)
-                self._settled.add(syspath)
+                self._world.settled.add(syspath)
             elif self.status.kind is EventKind.UDEV and event.action != "remove":
                 self._owed.add(syspath, now + UNANSWERED_SECONDS, event.seqnum)
                 continue
@@ -273,11 +252,9 @@ class Inventory:
                     self._owed.add(syspath, now + delay)
             if event.action == "remove":
                 self._owed.add(syspath, now + SETTLE_SECONDS[0])  # a synthetic event removes nothing
-                for path in (syspath,) if enumerated else (syspath, *self._below(syspath)):
-                    self._forget(path)
-                    touched.add(path)
+                touched |= self._world.remove(syspath, alone=enumerated)
             elif not enumerated:
-                touched |= self._check([syspath])
+                touched |= self._world.check([syspath])
         return touched
 
     def _pay(self, now: float) -> set[str]:
@@ -286,50 +263,7 @@ class Inventory:
         if any(debt.seqnum for debt in due):
             self._doubt = True
             self._wake.set()
-        return self._check({debt.syspath for debt in due})
-
-    def _below(self, syspath: str) -> list[str]:
-        prefix = syspath + "/"
-        return sorted(path for path in self._records if path.startswith(prefix))
-
-    def _check(self, syspaths: Iterable[str]) -> set[str]:
-        """Look at these devices, and at the known ones below them, whose ancestors they are."""
-        touched = set()
-        shared: dict[str, Record | None] = {}
-        for syspath in dict.fromkeys(path for top in sorted(syspaths) for path in (top, *self._below(top))):
-            record = self._udev.read(syspath, shared)
-            if record is not None and self._is_wanted(record):
-                if self._accept(record):
-                    touched.add(syspath)
-            elif syspath in self._records:
-                self._forget(syspath)
-                touched.add(syspath)
-        return touched
-
-    def _is_wanted(self, record: Record) -> bool:
-        return not self._udev.wanted.subsystems or record.subsystem in self._udev.wanted.subsystems
-
-    def _accept(self, record: Record) -> bool:
-        """Keep a record unless it says what we know already: then the old object stays, and all that was made of it."""
-        old = self._records.get(record.syspath)
-        if old is not None and old.initialized and not record.initialized:
-            # udevd's database is gone (it restarted on an empty /run); what it said of this hardware is still true
-            record = replace(
-                record,
-                properties={**old.properties, **record.properties},
-                devlinks=old.devlinks,
-                tags=old.tags,
-                initialized=True,
-            )
-        if record == old:
-            return False
-        self._records[record.syspath] = record
-        return True
-
-    def _forget(self, syspath: str) -> None:
-        self._records.pop(syspath, None)
-        self._first_seen.pop(syspath, None)
-        self._settled.discard(syspath)
+        return self._world.check({debt.syspath for debt in due})
 
     # --- event sockets ----------------------------------------------------------------------------------------------
 
