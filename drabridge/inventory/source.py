@@ -232,7 +232,7 @@ class Inventory:
         names = [resource.name for resource in self._config.resources]
         return self._tracker.update(built.devices, built.collisions, names, now)
 
-    # --- events ---------------------------------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------------------------
 
     def _apply(self, news: Mapping[str, Uevent], now: float, *, enumerated: bool) -> set[str]:
         """Act on the last event of every device; what an event cannot be trusted for is looked at again later.
