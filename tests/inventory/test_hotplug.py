@@ -254,6 +254,7 @@ async def test_a_node_that_appears_without_an_event_heals_its_device_soon(no_ude
         assert watched.states() == {name: "faulty"}
         os.mknod(f"/dev/{name}", 0o060600, os.makedev(7, loop.number(0)))
         await watched.until(lambda s: s.devices[0].presence is Presence.PRESENT, timeout=8)
+    Path(f"/dev/{name}").unlink()  # the kernel removes only the nodes that it made itself
 
 
 async def test_a_synthetic_remove_does_not_lose_the_device(no_udevd: None, loop: Loops) -> None:
