@@ -163,16 +163,21 @@ class Store:
             raise Unreadable("it is empty" if not tail else "it ends within its first line")
         envelope = _decode(lines[0])
         _check_envelope(envelope, self.node)
-        read = _Read(
-            node=node_from_json(envelope["node_state"]), seq=int(envelope["seq"]), envelope=envelope, torn=bool(tail)
-        )
-        count = int(envelope["entries"])
+        try:
+            node, seq, count = (
+                node_from_json(envelope["node_state"]),
+                int(envelope["seq"]),
+                int(envelope["entries"]),
+            )
+        except _NOT_OURS as error:
+            raise Unreadable(f"its envelope is damaged ({error})") from error
+        read = _Read(node=node, seq=seq, envelope=envelope, torn=bool(tail))
         if len(lines) <= count:
             raise Unreadable(f"it ends after {len(lines) - 1} of {count} entries")
         try:
             for line in lines[1 : count + 1]:
                 _enter(read, _decode(line))
-        except _NOT_OURS as error:
+        except (*_NOT_OURS, Unreadable) as error:
             raise Unreadable(f"an entry of its snapshot is damaged ({error})") from error
         for number, line in enumerate(lines[count + 1 :], count + 2):
             try:

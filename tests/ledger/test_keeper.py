@@ -1,0 +1,250 @@
+"""The keeper: answers wait for the disk, bursts share it, and a disk that fails grants nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from drabridge.ledger import (
+    Allocate,
+    Allocation,
+    Booted,
+    Checkpoint,
+    ClaimRef,
+    Discovered,
+    Effect,
+    Facts,
+    Lane,
+    Ledger,
+    Observed,
+    Owner,
+    PodRef,
+    Policy,
+    Prepare,
+    RefusalCode,
+    Restarted,
+    Unprepare,
+    Use,
+)
+from drabridge.ledger.keeper import Keeper
+from drabridge.ledger.store import Loaded, Store
+
+DEVICES = tuple(Facts(f"gpu-{n}", "r", (f"GPU-{n}",)) for n in range(4))
+LANES = {"gpu-2": Lane.DRA, "gpu-3": Lane.DRA}
+
+
+class Disk:
+    """Counts what is synced, and can fail or wait."""
+
+    def __init__(self) -> None:
+        self.syncs = 0
+        self.error: OSError | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def fsync(self, fd: int) -> None:
+        assert self.gate.wait(10)
+        self.syncs += 1
+        if self.error:
+            raise self.error
+        os.fsync(fd)
+
+
+@pytest.fixture
+def disk() -> Disk:
+    return Disk()
+
+
+async def start(directory: Path, disk: Disk) -> Keeper:
+    keeper = Keeper(Store(directory, node="n", fsync=disk.fsync), Policy(), now=lambda: 100.0)
+    await keeper.apply(Booted("boot", 0.0))
+    await keeper.apply(Discovered(DEVICES, 0.0, LANES))
+    await keeper.apply(Restarted(0.0))
+    return keeper
+
+
+@pytest.fixture
+async def keeper(tmp_path: Path, disk: Disk) -> AsyncIterator[Keeper]:
+    keeper = await start(tmp_path, disk)
+    yield keeper
+    disk.gate.set()
+    disk.error = None
+    await keeper.close()
+
+
+def allocate(n: int, at: float = 1.0) -> Allocate:
+    return Allocate({f"gpu-{n}": (f"GPU-{n}",)}, at)
+
+
+def prepare(n: int, uid: str = "u") -> Prepare:
+    return Prepare(ClaimRef(uid, "ns", "claim"), (Use(f"gpu-{n}"),), 1.0)
+
+
+def owner(keeper: Keeper, name: str) -> Owner:
+    return keeper.ledger.entries[name].owner
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def test_the_answer_waits_for_the_disk(keeper: Keeper, disk: Disk) -> None:
+    disk.gate.clear()
+    answer = asyncio.create_task(keeper.apply(allocate(0)))
+    await asyncio.sleep(0.05)
+    assert not answer.done()
+    assert owner(keeper, "gpu-0") is Owner.NONE  # offers see what is on disk
+    disk.gate.set()
+    assert (await answer).accepted
+    assert owner(keeper, "gpu-0") is Owner.LEGACY
+
+
+async def test_a_burst_shares_its_fsyncs(keeper: Keeper, disk: Disk) -> None:
+    before = disk.syncs
+    answers = await asyncio.gather(
+        *(keeper.apply(event) for event in (allocate(0), allocate(1), prepare(2), prepare(3, "v")))
+    )
+    assert all(answer.accepted for answer in answers)
+    assert disk.syncs - before == 1
+
+
+async def test_a_repeated_prepare_waits_for_the_first(keeper: Keeper, disk: Disk) -> None:
+    disk.gate.clear()
+    first, second = (asyncio.create_task(keeper.apply(prepare(2))) for _ in range(2))
+    await asyncio.sleep(0.05)
+    assert not second.done()  # "yes" to the second is a promise as well
+    disk.gate.set()
+    assert (await first).accepted
+    assert (await second).accepted
+
+
+async def test_a_disk_that_fails_grants_nothing_and_the_ledger_is_what_it_was(keeper: Keeper, disk: Disk) -> None:
+    disk.error = OSError(28, "No space left on device")
+    answers = await asyncio.gather(keeper.apply(allocate(0)), keeper.apply(prepare(2)))
+    for answer in answers:
+        assert not answer.accepted
+        assert answer.refusals[0].code is RefusalCode.NOT_DURABLE
+        assert "No space left on device" in str(answer)
+    assert owner(keeper, "gpu-0") is Owner.NONE
+    assert not keeper.health.ok
+    assert keeper.health.since == 100.0
+    disk.error = None
+    assert (await keeper.apply(allocate(0))).accepted
+    assert keeper.health.ok
+
+
+async def test_an_unprepare_that_is_not_durable_is_not_answered_with_yes(keeper: Keeper, disk: Disk) -> None:
+    await keeper.apply(prepare(2))
+    disk.error = OSError(5, "Input/output error")
+    assert not (await keeper.apply(Unprepare("u", 2.0))).accepted
+    assert owner(keeper, "gpu-2") is Owner.DRA_PREPARED
+
+
+async def test_a_cancelled_caller_does_not_undo_the_step(keeper: Keeper, disk: Disk) -> None:
+    disk.gate.clear()
+    answer = asyncio.create_task(keeper.apply(allocate(0)))
+    await asyncio.sleep(0.02)
+    answer.cancel()
+    disk.gate.set()
+    await until(lambda: owner(keeper, "gpu-0") is Owner.LEGACY)
+
+
+async def test_evidence_costs_no_fsync_and_is_written_with_the_next_commit(
+    keeper: Keeper, disk: Disk, tmp_path: Path
+) -> None:
+    await keeper.apply(allocate(0))
+    before = disk.syncs
+    pods = {"GPU-0": (PodRef("ns", "p", "c"),)}
+    await keeper.apply(Observed(50.0, keeper.ledger.seq, pods, Checkpoint({}), {}))
+    assert disk.syncs == before
+    await keeper.apply(allocate(1))
+    read = Store.__new__(Store)
+    read.node = "n"
+    hold = read._read(tmp_path / "ledger.jsonl").entries["gpu-0"].hold
+    assert hold
+    assert hold.confirmed
+
+
+async def test_subscribers_hear_of_changes_after_they_are_durable(keeper: Keeper, disk: Disk) -> None:
+    heard: list[tuple[Owner, int]] = []
+    end = keeper.subscribe(lambda ledger, effects: heard.append((ledger.entries["gpu-0"].owner, len(effects))))
+    disk.gate.clear()
+    answer = asyncio.create_task(keeper.apply(allocate(0)))
+    await asyncio.sleep(0.02)
+    assert heard == []
+    disk.gate.set()
+    await answer
+    await until(lambda: bool(heard))
+    assert heard == [(Owner.LEGACY, 0)]
+    assert not (await keeper.apply(prepare(0))).accepted
+    assert heard[1][1] > 0  # a refusal changes nothing and is heard all the same
+    end()
+    await keeper.apply(allocate(1))
+    assert len(heard) == 2
+
+
+async def test_a_subscriber_that_fails_harms_nobody(keeper: Keeper, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(ledger: Ledger, effects: tuple[Effect, ...]) -> None:
+        raise RuntimeError("broken sink")
+
+    keeper.subscribe(fail)
+    assert (await keeper.apply(allocate(0))).accepted
+    assert (await keeper.apply(allocate(1))).accepted
+    assert "a subscriber of the ledger failed" in caplog.text
+
+
+async def test_nothing_is_granted_before_the_merge(tmp_path: Path, disk: Disk) -> None:
+    keeper = await start(tmp_path, disk)
+    await keeper.apply(allocate(0))
+    await keeper.close()
+    again = Keeper(Store(tmp_path, node="n"), Policy())
+    assert owner(again, "gpu-0") is Owner.LEGACY
+    refused = await again.apply(allocate(1))
+    assert refused.refusals[0].code is RefusalCode.STARTING
+    await again.apply(Restarted(200.0))
+    assert (await again.apply(allocate(1))).accepted
+    await again.close()
+
+
+async def test_a_lost_ledger_is_quarantined_and_evidence_brings_it_back(tmp_path: Path, disk: Disk) -> None:
+    keeper = await start(tmp_path, disk)
+    await asyncio.gather(keeper.apply(allocate(0)), keeper.apply(prepare(2)))
+    await keeper.close()
+    (tmp_path / "ledger.jsonl").unlink()
+    (tmp_path / "ledger.jsonl.previous").unlink(missing_ok=True)
+    keeper = Keeper(Store(tmp_path, node="n"), Policy(), now=lambda: 300.0)
+    assert keeper.loaded.kind is Loaded.LOST
+    await keeper.apply(Discovered(DEVICES, 300.0, LANES))
+    assert {entry.owner for entry in keeper.ledger.entries.values()} == {Owner.QUARANTINE}
+    pods = {"GPU-0": (PodRef("ns", "p", "c"),)}
+    claim = Allocation(ClaimRef("u", "ns", "claim"), (Use("gpu-2"),))
+    await keeper.apply(Restarted(301.0, (claim,), pods, Checkpoint(pods), (claim,)))
+    owners = [entry.owner for entry in keeper.ledger.entries.values()]
+    assert owners == [Owner.LEGACY, Owner.QUARANTINE, Owner.DRA_PREPARED, Owner.QUARANTINE]
+    refused = await keeper.apply(allocate(1, 302.0))
+    assert "the record of who holds it was lost" in str(refused)
+    for at in (430.0, 445.0):
+        await keeper.apply(Observed(at, keeper.ledger.seq, pods, Checkpoint(pods), {}))
+    owners = [entry.owner for entry in keeper.ledger.entries.values()]
+    assert owners == [Owner.LEGACY, Owner.NONE, Owner.DRA_PREPARED, Owner.NONE]
+    await keeper.close()
+
+
+async def test_close_writes_what_is_only_in_memory(tmp_path: Path, disk: Disk) -> None:
+    keeper = await start(tmp_path, disk)
+    await keeper.apply(allocate(0))
+    pods = {"GPU-0": (PodRef("ns", "p", "c"),)}
+    await keeper.apply(Observed(50.0, keeper.ledger.seq, pods, Checkpoint({}), {}))
+    await keeper.close()
+    store = Store(tmp_path, node="n")
+    hold = store.load().ledger.entries["gpu-0"].hold
+    assert hold
+    assert hold.pods == (PodRef("ns", "p", "c"),)
+    store.close()

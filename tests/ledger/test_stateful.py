@@ -1,0 +1,305 @@
+"""Any sequence of events, faults of the disk included: the invariants hold and no promise is forgotten."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from drabridge.errors import HostError
+from drabridge.ledger import (
+    Allocate,
+    Allocation,
+    Booted,
+    Checkpoint,
+    ClaimAllocated,
+    ClaimDeallocated,
+    ClaimRef,
+    Discovered,
+    Drain,
+    Event,
+    Facts,
+    KubeletStarted,
+    Lane,
+    Ledger,
+    Lost,
+    Observed,
+    Owner,
+    Phase,
+    PodRef,
+    Policy,
+    Prepare,
+    QuorumClear,
+    Resolve,
+    Restarted,
+    SetLane,
+    Share,
+    SliceWithdrawn,
+    Unprepare,
+    Use,
+    Withdrawn,
+    invariants,
+    step,
+)
+from drabridge.ledger.store import Loaded, Store
+
+POLICY = Policy()
+FACTS = (
+    Facts("whole", "r", ("W",)),
+    Facts("part-0", "r", ("P0",), root="whole"),
+    Facts("part-1", "r", ("P1",), root="whole"),
+    Facts("single", "r", ("S",)),
+    Facts("split", "r", ("T::0", "T::1")),
+    Facts("shared", "r", ("H",), shareable=True, capacity=(("memory", 10),)),
+)
+NAMES = [facts.name for facts in FACTS]
+UNITS = {facts.name: facts.units for facts in FACTS}
+POD = (PodRef("ns", "pod", "c"),)
+
+names = st.sampled_from(NAMES)
+some = st.lists(names, min_size=1, max_size=2, unique=True)
+uids = st.sampled_from(["u0", "u1", "u2"])
+seen = st.none() | st.lists(names, max_size=3, unique=True)
+
+
+class PowerCut(BaseException):
+    """The machine stops inside an fsync. Not an Exception: nothing may handle it."""
+
+
+class Machine(RuleBasedStateMachine):
+    """The real step and the real store; ``ledger`` is what was acknowledged, ``maybe`` what was being written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp(prefix="dra-ledger-"))
+        self.clock = 1000.0
+        self.trouble = ""
+        self.ledger = Ledger()
+        self.maybe: Ledger | None = None
+
+    def teardown(self) -> None:
+        self.store.close()
+        shutil.rmtree(self.directory)
+
+    def fsync(self, fd: int) -> None:
+        if self.trouble == "fail":
+            raise OSError(5, "Input/output error")
+        if self.trouble == "cut":
+            raise PowerCut
+        os.fsync(fd)
+
+    @initialize()
+    def begin(self) -> None:
+        self.store = Store(self.directory, node="n", fsync=self.fsync)
+        assert self.store.load().kind is Loaded.FRESH
+        self.store.rewrite(self.ledger)
+        self.happen(Booted("boot-0", self.clock))
+        self.happen(Discovered(FACTS, self.clock, {"single": Lane.DRA, "shared": Lane.DRA}))
+        self.happen(Restarted(self.clock))
+
+    def happen(self, event: Event) -> bool:
+        """What the keeper does: step, write, and only then believe it."""
+        done = step(self.ledger, event, POLICY)
+        after = done.of(self.ledger)
+        assert not invariants.check_step(self.ledger, event, after, POLICY)
+        if not done.decision.accepted:
+            assert not done.changes, "a refused event changed something"
+            assert all(refusal.message for refusal in done.decision.refusals)
+        if done.durable:
+            self.maybe = after
+            try:
+                self.store.append(after, [entry.name for entry in done.changes], done.removed)
+            except HostError:
+                self.maybe = None
+                return False
+        self.ledger, self.maybe = after, None
+        return done.decision.accepted
+
+    # --- events ---
+
+    @rule(chosen=some)
+    def allocate(self, chosen: list[str]) -> None:
+        if self.happen(Allocate({name: UNITS[name][:1] for name in chosen}, self.clock)):
+            for name in chosen:
+                assert self.ledger.entries[name].owner is Owner.LEGACY
+
+    @rule(uid=uids, chosen=some, share=st.sampled_from([None, 4, 8]), admin=st.booleans())
+    def prepare(self, uid: str, chosen: list[str], share: int | None, admin: bool) -> None:
+        shared = None if share is None else Share(f"{uid}-share", (("memory", share),))
+        uses = tuple(Use(name, shared if name == "shared" else None, admin) for name in chosen)
+        if self.happen(Prepare(ClaimRef(uid), uses, self.clock)):
+            for name in chosen:
+                held = self.ledger.entries[name].claim(uid)
+                assert held
+                assert admin or held.phase is Phase.PREPARED or held.admin
+
+    @rule(uid=uids, chosen=some)
+    def claim_allocated(self, uid: str, chosen: list[str]) -> None:
+        self.happen(ClaimAllocated(ClaimRef(uid), tuple(map(Use, chosen)), self.clock))
+
+    @rule(uid=uids)
+    def claim_deallocated(self, uid: str) -> None:
+        self.happen(ClaimDeallocated(uid, self.clock))
+
+    @rule(uid=uids)
+    def unprepare(self, uid: str) -> None:
+        self.happen(Unprepare(uid, self.clock))
+
+    @rule(listed=seen, checkpoint=seen, barrier=st.booleans(), api=st.booleans(), late=st.integers(0, 3))
+    def observe(
+        self, listed: list[str] | None, checkpoint: list[str] | None, barrier: bool, api: bool, late: int
+    ) -> None:
+        event = Observed(
+            self.clock,
+            self.ledger.seq - late,
+            _pods(listed),
+            None if checkpoint is None else Checkpoint(_pods(checkpoint) or {}, barrier),
+            {} if api else None,
+        )
+        self.happen(event)
+
+    @rule(name=names, lane=st.sampled_from([Lane.LEGACY, Lane.DRA]))
+    def set_lane(self, name: str, lane: Lane) -> None:
+        self.happen(SetLane(name, lane, self.clock))
+
+    @rule(name=names, late=st.integers(0, 2), kind=st.sampled_from([Withdrawn, SliceWithdrawn, QuorumClear]))
+    def acknowledge(self, name: str, late: int, kind: type[Withdrawn | SliceWithdrawn | QuorumClear]) -> None:
+        self.happen(kind(name, self.ledger.seq - late, self.clock))
+
+    @rule(name=names, on=st.booleans())
+    def drain(self, name: str, on: bool) -> None:
+        self.happen(Drain(name, on, self.clock))
+
+    @rule(chosen=st.sets(names))
+    def plug(self, chosen: set[str]) -> None:
+        self.happen(Discovered(tuple(facts for facts in FACTS if facts.name in chosen), self.clock))
+
+    @rule(name=names, legacy=st.booleans(), claims=st.booleans())
+    def resolve(self, name: str, legacy: bool, claims: bool) -> None:
+        self.happen(Resolve(name, self.clock, legacy, claims))
+
+    @rule()
+    def kubelet_starts(self) -> None:
+        self.happen(KubeletStarted(self.clock))
+
+    @rule(boot=st.sampled_from(["boot-0", "boot-1"]))
+    def reboot(self, boot: str) -> None:
+        self.happen(Booted(boot, self.clock))
+
+    @rule(seconds=st.sampled_from([1.0, 15.0, 130.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.clock += seconds
+
+    # --- the disk ---
+
+    @rule()
+    def the_disk_fails_once(self) -> None:
+        self.trouble = "fail"
+        before = self.ledger
+        self.happen(Allocate({"single": ("S",)}, self.clock))
+        self.trouble = ""
+        if self.ledger is not before:
+            assert not step(before, Allocate({"single": ("S",)}, self.clock), POLICY).durable
+
+    @rule(name=names, torn=st.floats(0, 1), kept=st.booleans())
+    def the_power_is_cut(self, name: str, torn: float, kept: bool) -> None:
+        """Inside the fsync of a commit or a rewrite: any part of what was not synced may be on the disk."""
+        before = {path.name: path.read_bytes() for path in self.directory.iterdir()}
+        self.trouble = "cut"
+        with contextlib.suppress(PowerCut):
+            self.happen(Allocate({name: UNITS[name][:1]}, self.clock))
+        self.trouble = ""
+        path = self.store.path
+        new, old = path.read_bytes(), before[path.name]
+        if new.startswith(old):
+            path.write_bytes(new[: len(old) + round(torn * (len(new) - len(old)))])
+        elif not kept:  # renames that were not synced may be undone
+            for other, content in before.items():
+                (self.directory / other).write_bytes(content)
+        self.start_again(expect={Loaded.COMPLETE, Loaded.REPAIRED})
+
+    @rule()
+    def the_agent_is_killed(self) -> None:
+        self.start_again(expect={Loaded.COMPLETE})
+
+    def start_again(self, expect: set[Loaded]) -> None:
+        """Whatever was acknowledged is there; what was being written may be."""
+        self.store.close()
+        self.store = Store(self.directory, node="n", fsync=self.fsync)
+        loaded = self.store.load()
+        assert loaded.kind in expect, loaded.message
+        possible = [_durable(ledger) for ledger in (self.ledger, self.maybe) if ledger is not None]
+        assert _durable(loaded.ledger) in possible
+        self.take_over(loaded.ledger)
+
+    def take_over(self, ledger: Ledger) -> None:
+        self.ledger, self.maybe = ledger, None
+        self.store.rewrite(ledger)
+        prepared = {
+            held.claim: tuple(Use(name) for name in self.ledger.by_claim[held.claim.uid])
+            for entry in ledger.entries.values()
+            for held in entry.holders
+            if held.phase is Phase.PREPARED
+        }
+        self.happen(Restarted(self.clock, tuple(Allocation(claim, uses) for claim, uses in prepared.items())))
+
+    @rule(where=st.floats(0, 0.999), bit=st.integers(0, 7))
+    def the_file_rots(self, where: float, bit: int) -> None:
+        """One bit, anywhere but in the very last byte: what was held is held, or in quarantine."""
+        held = {name for name, entry in self.ledger.entries.items() if entry.owner is not Owner.NONE}
+        content = bytearray(self.store.path.read_bytes())
+        content[int(where * (len(content) - 1))] ^= 1 << bit
+        self.store.path.write_bytes(content)
+        self.store.close()
+        self.store = Store(self.directory, node="n", fsync=self.fsync)
+        loaded = self.store.load()
+        assert loaded.doubtful
+        ledger = step(loaded.ledger, Lost(self.clock, reason=loaded.message), POLICY).of(loaded.ledger)
+        ledger = step(ledger, Discovered(FACTS, self.clock), POLICY).of(ledger)
+        for name in held:
+            assert ledger.entries[name].owner is not Owner.NONE
+        self.take_over(ledger)
+
+    # --- always ---
+
+    @invariant()
+    def the_ledger_is_sound(self) -> None:
+        assert not invariants.check_ledger(self.ledger, POLICY)
+        for entry in self.ledger.entries.values():
+            if entry.owner is not Owner.QUARANTINE:
+                assert len({held.claim.uid for held in entry.holders}) <= 1 or entry.device.shareable
+
+
+def _pods(listed: list[str] | None) -> dict[str, tuple[PodRef, ...]] | None:
+    return None if listed is None else {unit: POD for name in listed for unit in UNITS[name][:1]}
+
+
+def _durable(ledger: Ledger) -> dict[str, object]:
+    """What a commit promises to keep: everything but the evidence."""
+    return {
+        name: (
+            entry.owner,
+            entry.lane,
+            entry.drain,
+            entry.claims,
+            entry.move,
+            entry.device,
+            entry.hold and entry.hold.units,
+        )
+        for name, entry in ledger.entries.items()
+    }
+
+
+TestLedgerAndStore = Machine.TestCase
+TestLedgerAndStore.settings = settings(
+    max_examples=int(os.environ.get("LEDGER_EXAMPLES", "100")),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)

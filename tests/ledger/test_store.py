@@ -1,0 +1,343 @@
+"""The file: whatever is done to it, the result is defined, and nothing unreadable comes out as free."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from drabridge.errors import HostError
+from drabridge.ledger import (
+    Allocate,
+    ClaimRef,
+    Drain,
+    Entry,
+    Facts,
+    Lane,
+    Ledger,
+    NodeState,
+    Owner,
+    Policy,
+    Prepare,
+    SetLane,
+    Share,
+    Use,
+    step,
+)
+from drabridge.ledger.keeper import Keeper
+from drabridge.ledger.store import FILE, Loaded, LoadResult, Store
+
+POLICY = Policy()
+
+
+def ledger_of(count: int = 4) -> Ledger:
+    entries = [
+        Entry(Facts(f"gpu-{n}", "r", (f"GPU-{n}",)), lane=Lane.DRA if n % 2 else Lane.LEGACY) for n in range(count)
+    ]
+    return Ledger.of(entries, NodeState("boot-1", merged=True))
+
+
+def allocate(ledger: Ledger, n: int, at: float = 1.0) -> Ledger:
+    done = step(ledger, Allocate({f"gpu-{n}": (f"GPU-{n}",)}, at), POLICY)
+    assert done.decision.accepted
+    return done.of(ledger)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def path(directory: Path) -> Path:
+    """A file with a snapshot of four free devices and two commits: gpu-0, then gpu-2 allocated."""
+    store = Store(directory, node="node-a", node_uid="uid-a")
+    ledger = ledger_of()
+    store.rewrite(ledger)
+    for n in (0, 2):
+        ledger = allocate(ledger, n)
+        store.append(ledger, [f"gpu-{n}"])
+    store.close()
+    return directory / FILE
+
+
+def load(directory: Path, node: str = "node-a", uid: str = "uid-a") -> LoadResult:
+    store = Store(directory, node=node, node_uid=uid)
+    try:
+        return store.load()
+    finally:
+        store.close()
+
+
+def owners(ledger: Ledger) -> list[str]:
+    return [f"{name}:{entry.owner}" for name, entry in ledger.entries.items()]
+
+
+BOTH_HELD = ["gpu-0:legacy", "gpu-1:none", "gpu-2:legacy", "gpu-3:none"]
+
+
+def test_everything_comes_back(directory: Path) -> None:
+    ledger = Ledger.of(
+        [
+            Entry(Facts("a", "r", ("A",), root="whole")),
+            Entry(Facts("b", "r", ("B::0", "B::1"), shareable=True, capacity=(("memory", 80),)), lane=Lane.DRA),
+            Entry(Facts("c", "r", ("C",))),
+        ],
+        NodeState("boot", True, 1.5, releases_suspended_until=61.5, denied=frozenset({"u"}), lost="why"),
+    )
+    for event in (
+        Allocate({"a": ("A",)}, 3.0),
+        Prepare(ClaimRef("u1", "ns", "claim"), (Use("b", Share("s1", (("memory", 40),))), Use("c", admin=True)), 4.0),
+        SetLane("a", Lane.DRA, 5.0, "because"),
+        SetLane("c", Lane.DRA, 5.0),
+        Drain("c", True, 6.0),
+    ):
+        done = step(ledger, event, POLICY)
+        assert done.decision.accepted, done.decision
+        ledger = done.of(ledger)
+    store = Store(directory, node="n")
+    store.rewrite(ledger)
+    store.close()
+    loaded = load(directory, "n", "")
+    assert loaded.kind is Loaded.COMPLETE
+    assert loaded.ledger.entries == ledger.entries
+    assert loaded.ledger.node == ledger.node._replace(merged=False)  # another process merges anew
+    assert loaded.ledger.seq == ledger.seq
+    assert dict(loaded.ledger.by_claim) == dict(ledger.by_claim) == {"u1": ("b", "c")}
+    assert dict(loaded.ledger.by_root) == {"whole": ("a",)}
+
+
+def test_commits_are_replayed(path: Path) -> None:
+    loaded = load(path.parent)
+    assert (loaded.kind, loaded.message) == (Loaded.COMPLETE, "")
+    assert owners(loaded.ledger) == BOTH_HELD
+
+
+def test_the_first_start_is_fresh(directory: Path) -> None:
+    assert load(directory).kind is Loaded.FRESH
+
+
+@pytest.mark.parametrize("cut", range(1, 60))
+def test_a_torn_last_commit_is_dropped(path: Path, cut: int) -> None:
+    path.write_bytes(path.read_bytes()[:-cut])
+    loaded = load(path.parent)
+    assert loaded.kind is Loaded.REPAIRED
+    assert owners(loaded.ledger) == ["gpu-0:legacy", "gpu-1:none", "gpu-2:none", "gpu-3:none"]
+    assert "unfinished" in loaded.message
+
+
+def rot(path: Path, line: int) -> None:
+    lines = path.read_bytes().split(b"\n")
+    middle = len(lines[line]) // 2
+    lines[line] = lines[line][:middle] + bytes([lines[line][middle] ^ 1]) + lines[line][middle + 1 :]
+    path.write_bytes(b"\n".join(lines))
+
+
+@pytest.mark.parametrize(("line", "held"), [(5, []), (6, ["gpu-0"])])
+def test_a_rotten_commit_quarantines_what_looked_free_before_it(path: Path, line: int, held: list[str]) -> None:
+    rot(path, line)
+    store = Store(path.parent, node="node-a")
+    keeper = Keeper(store, POLICY, now=lambda: 5.0)
+    assert keeper.loaded.kind is Loaded.PARTIAL
+    assert keeper.loaded.aside is not None
+    assert keeper.loaded.aside.exists()
+    for name, entry in keeper.ledger.entries.items():
+        assert entry.owner is (Owner.LEGACY if name in held else Owner.QUARANTINE)
+    store.close()
+    again = load(path.parent)  # and that is durable
+    assert again.kind is Loaded.COMPLETE
+    assert again.ledger.node.lost
+
+
+def damage(action: str) -> Callable[[Path], None]:
+    def act(path: Path) -> None:
+        if action == "empty":
+            path.write_bytes(b"")
+        elif action == "truncated in the snapshot":
+            path.write_bytes(b"\n".join(path.read_bytes().split(b"\n")[:3]) + b"\n")
+        elif action == "rotten snapshot":
+            rot(path, 2)
+        elif action == "rotten envelope":
+            rot(path, 0)
+        elif action == "zeros":
+            path.write_bytes(bytes(4096))
+        elif action == "binary":
+            path.write_bytes(bytes(range(256)) * 8)
+        elif action == "missing":
+            path.unlink()
+        elif action == "directory":
+            path.unlink()
+            path.mkdir()
+        elif action == "newer":
+            envelope(path, version=2)
+        elif action == "older":
+            envelope(path, version=0)
+        elif action == "foreign node":
+            envelope(path, node="node-b")
+        elif action == "foreign format":
+            envelope(path, format="something else")
+
+    return act
+
+
+def envelope(path: Path, **changes: object) -> None:
+    first, rest = path.read_bytes().split(b"\n", 1)
+    body = json.dumps(json.loads(first[9:]) | changes).encode()
+    path.write_bytes(b"%08x %b\n%b" % (zlib.crc32(body), body, rest))
+
+
+ACTIONS = {
+    "empty": "it is empty",
+    "truncated in the snapshot": "ends after 2 of 4 entries",
+    "rotten snapshot": "damaged",
+    "rotten envelope": "checksum",
+    "zeros": "ends within its first line",
+    "binary": "checksum",
+    "missing": "is missing though the agent ran here before",
+    "directory": "is a directory",
+    "newer": "newer agent (version 2, this one reads 1): upgrade again",
+    "older": "its version is 0",
+    "foreign node": "belongs to node 'node-b', this is 'node-a'",
+    "foreign format": "its format is 'something else'",
+}
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_without_an_older_copy_everything_is_lost_and_nothing_is_free(path: Path, action: str) -> None:
+    damage(action)(path)
+    loaded = load(path.parent)
+    assert loaded.kind is Loaded.LOST
+    assert ACTIONS[action] in loaded.message
+    assert "quarantine" in loaded.hint
+    assert (loaded.aside is None) is (action == "missing")
+    again = load(path.parent)
+    assert again.kind is Loaded.LOST  # still not free
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_an_older_copy_keeps_its_holders_and_only_those(path: Path, action: str) -> None:
+    store = Store(path.parent, node="node-a", node_uid="uid-a")
+    ledger = allocate(merged(store.load().ledger), 0, 9.0)
+    store.rewrite(ledger)  # the file with both held becomes the previous copy
+    store.close()
+    damage(action)(path)
+    store = Store(path.parent, node="node-a", node_uid="uid-a")
+    keeper = Keeper(store, POLICY, now=lambda: 5.0)
+    assert keeper.loaded.kind is Loaded.PARTIAL
+    assert owners(keeper.ledger) == ["gpu-0:legacy", "gpu-1:quarantine", "gpu-2:legacy", "gpu-3:quarantine"]
+    store.close()
+
+
+def merged(ledger: Ledger) -> Ledger:
+    return ledger.replace((), node=ledger.node._replace(merged=True))
+
+
+def test_a_node_that_was_registered_anew_keeps_its_holders(path: Path) -> None:
+    loaded = load(path.parent, uid="uid-b")
+    assert loaded.kind is Loaded.COMPLETE
+    assert owners(loaded.ledger) == BOTH_HELD
+    assert "registered anew" in loaded.message
+
+
+def test_another_boot_is_loaded_as_it_is_and_said_by_the_event(path: Path) -> None:
+    assert load(path.parent).ledger.node.boot_id == "boot-1"
+
+
+def test_fields_of_a_newer_writer_survive(path: Path) -> None:
+    lines = path.read_bytes().split(b"\n")
+    for number, extra in ((0, {"x_envelope": 1}), (1, {"x_entry": {"deep": [1]}})):
+        body = json.dumps(json.loads(lines[number][9:]) | extra).encode()
+        lines[number] = b"%08x %b" % (zlib.crc32(body), body)
+    path.write_bytes(b"\n".join(lines))
+    store = Store(path.parent, node="node-a")
+    ledger = merged(store.load().ledger)
+    store.rewrite(ledger)
+    ledger = allocate(ledger, 0, 7.0)
+    store.append(ledger, ["gpu-0"])
+    store.close()
+    values = [json.loads(line[9:]) for line in path.read_bytes().splitlines()]
+    assert values[0]["x_envelope"] == 1
+    assert values[1]["x_entry"] == {"deep": [1]}
+    assert values[-1]["entries"][0]["x_entry"] == {"deep": [1]}
+
+
+def test_a_file_open_to_others_is_closed(path: Path) -> None:
+    path.chmod(0o644)
+    loaded = load(path.parent)
+    assert "open to others (mode 0644)" in loaded.message
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_file_that_may_not_be_read_is_lost(path: Path) -> None:
+    path.chmod(0)
+    assert load(path.parent).kind is Loaded.LOST
+
+
+def test_the_second_agent_is_told_who_has_it(directory: Path) -> None:
+    store = Store(directory, node="n")
+    script = (
+        "import sys; from pathlib import Path; from drabridge.ledger.store import Store\n"
+        "from drabridge.errors import HostError\n"
+        "try: Store(Path(sys.argv[1]), node='n')\n"
+        "except HostError as error: print(error)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", script, str(directory)], capture_output=True, text=True, timeout=30, check=True
+    ).stdout
+    assert f"another agent (pid {os.getpid()}) has the ledger in {directory}" in said
+    assert "stop that one first" in said
+    store.close()
+    Store(directory, node="n").close()
+
+
+def test_a_directory_that_cannot_be_used_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HostError, match="cannot be used"):
+        Store(tmp_path / "file" / "state", node="n")
+
+
+def test_the_journal_is_rewritten_before_it_grows_for_ever(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drabridge.ledger.store._COMPACT_BYTES", 2000)
+    store = Store(directory, node="n")
+    ledger = ledger_of()
+    store.rewrite(ledger)
+    sizes = []
+    for at in range(40):
+        ledger = allocate(ledger, 0, float(at))
+        store.append(ledger, ["gpu-0"])
+        sizes.append(store.path.stat().st_size)
+    store.close()
+    assert max(sizes) < 5000
+    assert load(directory, "n").ledger.entries == ledger.entries
+    assert (directory / f"{FILE}.previous").exists()
+    assert not (directory / f"{FILE}.new").exists()
+
+
+def test_after_a_failed_fsync_the_file_is_written_anew(directory: Path) -> None:
+    failing = [False]
+
+    def fsync(fd: int) -> None:
+        if failing[0]:
+            raise OSError(5, "Input/output error")
+
+    store = Store(directory, node="n", fsync=fsync)
+    first = ledger_of()
+    store.rewrite(first)
+    held = allocate(first, 0)
+    failing[0] = True
+    for _ in range(2):
+        with pytest.raises(HostError, match="Input/output error"):
+            store.append(held, ["gpu-0"])
+    failing[0] = False
+    other = allocate(first, 2)
+    store.append(other, ["gpu-2"])
+    store.close()
+    assert owners(load(directory, "n").ledger) == ["gpu-0:none", "gpu-1:none", "gpu-2:legacy", "gpu-3:none"]
