@@ -12,6 +12,7 @@ LOOP_CONTROL = Path("/dev/loop-control")
 LOOP_CTL_ADD, LOOP_CTL_REMOVE = 0x4C80, 0x4C81  # linux/loop.h
 FIRST_NUMBER = 820  # far from what the system uses; the next free ones are taken
 
+COUNT = 4
 RESOURCE = "demo.example.com/disk"
 DRIVER = "demo.example.com"
 
@@ -22,13 +23,12 @@ class Hardware(Protocol):
     can_unplug: bool
     about: str
     config: str
-    count: int
 
     def plug_in(self) -> None: ...
 
-    def unplug(self, index: int) -> str: ...
+    def unplug(self, name: str) -> None: ...
 
-    def plug_again(self, index: int) -> None: ...
+    def plug_again(self, name: str) -> None: ...
 
     def clean_up(self) -> None: ...
 
@@ -43,18 +43,18 @@ def choose() -> Hardware:
     return MemoryDevices()
 
 
-def _config(driver: str, match: str, lanes: str) -> str:
+def _config(match: str) -> str:
     return f"""\
 apiVersion: drabridge/v1alpha1
 kind: AgentConfig
-driver: {driver}
+driver: {DRIVER}
 resources:
 - name: {RESOURCE}
   match: [{match}]
   id: ["{{sysname}}"]
   nodes: [{{from: devnode, as: /dev/our-disk}}]     # the same name in every container
   env: {{DISK: "{{sysname}}"}}
-  lanes: {lanes}
+  lanes: {{legacy: 3, dra: 1}}                      # how many each API may offer
 """
 
 
@@ -62,30 +62,29 @@ class LoopDevices:
     """Four loop devices of our own: real kernel devices, real uevents when they come and go."""
 
     can_unplug = True
-    count = 4
 
     def __init__(self) -> None:
         free = [n for n in range(FIRST_NUMBER, FIRST_NUMBER + 100) if not Path(f"/sys/block/loop{n}").exists()]
-        self._numbers = free[: self.count]
+        self._numbers = free[:COUNT]
         self._there: set[int] = set()
         names = ", ".join(f"loop{n}" for n in self._numbers)
         self.about = f"four loop devices of this machine's kernel, made for the demo ({names}): real udev devices"
-        self.config = _config(DRIVER, f"{{subsystem: block, sysname: [{names}]}}", '{legacy: "*", dra: 0}')
+        self.config = _config(f"{{subsystem: block, sysname: [{names}]}}")
 
     def plug_in(self) -> None:
         for number in self._numbers:
             self._control(LOOP_CTL_ADD, number)
             self._there.add(number)
 
-    def unplug(self, index: int) -> str:
-        number = self._numbers[index]
+    def unplug(self, name: str) -> None:
+        number = int(name.removeprefix("loop"))
         self._control(LOOP_CTL_REMOVE, number)
         self._there.discard(number)
-        return f"loop{number}"
 
-    def plug_again(self, index: int) -> None:
-        self._control(LOOP_CTL_ADD, self._numbers[index])
-        self._there.add(self._numbers[index])
+    def plug_again(self, name: str) -> None:
+        number = int(name.removeprefix("loop"))
+        self._control(LOOP_CTL_ADD, number)
+        self._there.add(number)
 
     def clean_up(self) -> None:
         for number in sorted(self._there):
@@ -106,18 +105,17 @@ class MemoryDevices:
     """/dev/null and its kin: udev devices that every machine has and nobody can unplug."""
 
     can_unplug = False
-    count = 4
 
     def __init__(self) -> None:
         names = '"null", zero, full, random'
         self.about = "/dev/null, /dev/zero, /dev/full and /dev/random: udev devices that every Linux machine has"
-        self.config = _config(DRIVER, f"{{subsystem: mem, sysname: [{names}]}}", '{legacy: "*", dra: 0}')
+        self.config = _config(f"{{subsystem: mem, sysname: [{names}]}}")
 
     def plug_in(self) -> None: ...
 
-    def unplug(self, index: int) -> str:
+    def unplug(self, name: str) -> None:
         raise OSError("memory devices cannot be unplugged")
 
-    def plug_again(self, index: int) -> None: ...
+    def plug_again(self, name: str) -> None: ...
 
     def clean_up(self) -> None: ...

@@ -20,20 +20,35 @@ from drabridge.cli.demo.hardware import DRIVER, RESOURCE, Hardware
 from drabridge.cli.demo.narrator import Narrator
 from drabridge.cli.status import render
 from drabridge.errors import DrabridgeError, HostError
-from drabridge.sim.kubelet import SimKubelet
-from drabridge.sim.pods import Container, PodSpec
+from drabridge.sim.cluster import ClusterTimings, SimCluster
 
 WAIT_SECONDS = 20.0
+NODE = "node-a"
+
+DEVICE_CLASS = f"""
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {{name: disk}}
+spec: {{selectors: [{{cel: {{expression: "device.driver == '{DRIVER}'"}}}}]}}
+"""
+CLAIM = """
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: disk, namespace: default}
+spec: {devices: {requests: [{name: one, exactly: {deviceClassName: disk}}]}}
+"""
 
 
 class Story:
-    """One node: a simulated kubelet in this process, the agent as a process of its own, between them real sockets."""
+    """One node: a simulated cluster in this process, the agent as a process of its own, real sockets between them."""
 
     def __init__(self, hardware: Hardware, tell: Narrator) -> None:
         self._hardware = hardware
         self._tell = tell
-        self._root = Path(tempfile.mkdtemp(prefix="drabridge-", dir="/tmp"))
-        self._kubelet = SimKubelet(self._root)
+        self._root = Path(tempfile.mkdtemp(prefix="dra", dir="/tmp"))
+        self._cluster = SimCluster(self._root, nodes=(NODE,), timings=ClusterTimings.fast())
+        self._kubelet = self._cluster.kubelets[NODE]
+        self._node = self._root / NODE
         self._agent: asyncio.subprocess.Process | None = None
         self._log = self._root / "agent.log"
 
@@ -42,11 +57,12 @@ class Story:
             for chapter in (
                 self._begin,
                 self._start_agent,
-                self._first_pod,
+                self._pod_with_limits,
+                self._pod_with_claim,
+                self._move_a_device,
                 self._unplug,
                 self._restart_kubelet,
                 self._kill_agent,
-                self._too_many,
                 self._status,
                 self._end,
             ):
@@ -60,40 +76,58 @@ class Story:
         tell = self._tell
         tell.head("drabridge demo")
         tell.note(f"Real: the agent, every socket and message, the devices: {self._hardware.about}.")
-        tell.note("Simulated: kubelet (a copy of 1.36.2's behaviour, with its texts and its quirks), and containers.")
-        tell.step("a kubelet starts")
-        await self._kubelet.start()
-        tell.note(f"It waits for device plugins on {self._kubelet.node.device_plugin_dir}/kubelet.sock.")
+        tell.note(
+            "Simulated: the API server, the scheduler, kubelet (copies of Kubernetes 1.36.2, with its texts and its "
+            "quirks; waits are shortened), and containers."
+        )
+        tell.step("a cluster with one node starts")
+        await self._cluster.start()
+        tell.note(f"API server: {self._cluster.api.url}. Kubelet: {self._kubelet.node.device_plugin_dir}/kubelet.sock.")
 
     async def _start_agent(self) -> None:
         tell = self._tell
         tell.step("the agent starts, with this configuration")
-        config = self._root / "config.yaml"
-        config.write_text(self._hardware.config)
+        (self._root / "config.yaml").write_text(self._hardware.config)
         tell.block(self._hardware.config)
-        started = time.monotonic()
-        await self._spawn()
-        await self._until(lambda: self._healthy() == self._hardware.count, "the devices never appeared")
-        tell.took("from process start to registered and listed", time.monotonic() - started)
+        self._cluster.api.kubeconfig(self._root / "kubeconfig")
+        with tell.timed("from process start to three devices at kubelet"):
+            await self._spawn()
+            await self._until(lambda: len(self._healthy()) == 3, "the devices never appeared")
         self._tell_last("Register")
-        self._tell_last("ListAndWatch")
-        tell.came("node status", f"allocatable {RESOURCE}: {self._healthy()}")
+        with tell.timed("and one in a ResourceSlice"):
+            await self._until(lambda: len(self._published()) == 1, "no slice was published")
+        tell.came("kubelet", f"allocatable {RESOURCE}: {len(self._healthy())}")
+        tell.came("API server", f"ResourceSlice of {NODE}: {', '.join(self._published())}")
 
-    async def _first_pod(self) -> None:
+    async def _pod_with_limits(self) -> None:
         tell = self._tell
-        tell.step(f"a pod asks for one: limits: {{{RESOURCE}: 1}}")
-        with tell.timed("from admission to running"):
-            status = await self._kubelet.run_pod(_pod("first", 1))
+        tell.step(f"a pod asks in the old way: limits: {{{RESOURCE}: 1}}")
+        with tell.timed("from its creation to running"):
+            await self._cluster.apply(_pod("old-way", {"limits": {RESOURCE: 1}}))
+            await self._cluster.wait_pod("old-way")
         self._tell_last("Allocate")
-        tell.came("pod first", f"{status.phase}")
-        for file in sorted((self._root / "cdi").glob("*.json")):
-            spec = json.loads(file.read_text())
-            edits = spec["devices"][0]["containerEdits"]
-            node = edits["deviceNodes"][0]
-            tell.note(
-                f"The container's runtime reads {file.name}: it makes {node['path']} out of "
-                f"{node.get('hostPath', node['path'])} and sets {', '.join(edits['env'])}."
-            )
+        self._tell_cdi("legacy")
+
+    async def _pod_with_claim(self) -> None:
+        tell = self._tell
+        tell.step("a pod asks in the new way: a ResourceClaim")
+        await self._cluster.apply(DEVICE_CLASS)
+        with tell.timed("from its creation to running"):
+            await self._cluster.apply(CLAIM)
+            await self._cluster.apply(_pod("new-way", {"claims": [{"name": "disk"}]}, claim="disk"))
+            await self._cluster.wait_pod("new-way")
+        self._tell_last("NodePrepareResources")
+        self._tell_cdi("claim")
+
+    async def _move_a_device(self) -> None:
+        tell = self._tell
+        tell.step("the operator gives claims one more device, while both pods run: drabridge lanes set")
+        wish = {"resource": RESOURCE, "legacy": 2, "dra": 2}
+        with tell.timed("revoked from kubelet, acknowledged, published"):
+            await asyncio.to_thread(ask, self._control, "/lanes", wish)
+            await self._until(lambda: len(self._published()) == 2, "the device never moved")
+        tell.came("kubelet", f"allocatable {RESOURCE}: {len(self._healthy())}")
+        tell.came("API server", f"ResourceSlice of {NODE}: {', '.join(self._published())}")
 
     async def _unplug(self) -> None:
         tell = self._tell
@@ -101,51 +135,57 @@ class Story:
         if not self._hardware.can_unplug:
             tell.note("Left out: these devices cannot be unplugged. As root the demo makes loop devices, which can.")
             return
-        # The pod holds the far end of the list; the first device is free.
+        free = await self._free_legacy_device()
+        before = len(self._healthy())
         with tell.timed("from the kernel's event to kubelet"):
-            name = self._hardware.unplug(0)
-            await self._until(lambda: self._healthy() == self._hardware.count - 1, f"{name} stayed healthy")
-        tell.came("ListAndWatch", f"{name} is Unhealthy; it stays listed, so that nothing trips over its absence")
+            self._hardware.unplug(free)
+            await self._until(lambda: len(self._healthy()) == before - 1, f"{free} stayed healthy")
+        tell.came("ListAndWatch", f"{free} is Unhealthy; it stays listed, so that nothing trips over its absence")
         with tell.timed("and back"):
-            self._hardware.plug_again(0)
-            await self._until(lambda: self._healthy() == self._hardware.count, f"{name} did not come back")
-        tell.came("node status", f"allocatable {RESOURCE}: {self._healthy()}")
+            self._hardware.plug_again(free)
+            await self._until(lambda: len(self._healthy()) == before, f"{free} did not come back")
 
     async def _restart_kubelet(self) -> None:
         tell = self._tell
-        tell.step("kubelet restarts: it deletes every plugin's socket and forgets who registered")
-        before = len(self._kubelet.calls.of("Register"))
-        with tell.timed("down and up again, registered and listed"):
-            await self._kubelet.restart()
-            await self._until(lambda: len(self._kubelet.calls.of("Register")) > before, "no registration came")
-            await self._until(lambda: self._healthy() == self._hardware.count, "the devices did not come back")
-        tell.came("pod first", f"{self._kubelet.pod_status('uid-first').phase}, not disturbed")
+        tell.step("kubelet restarts: it deletes every plugin's socket, forgets who registered, wipes the node's slices")
+        before, registrations = len(self._healthy()), len(self._kubelet.calls.of("Register"))
+        started = time.monotonic()
+        await self._kubelet.restart()
+        await self._until(lambda: len(self._kubelet.calls.of("Register")) > registrations, "no registration came")
+        await self._until(lambda: len(self._healthy()) == before, "the devices did not come back")
+        tell.took("down and up again, registered and listed", time.monotonic() - started)
+        await self._until(lambda: not self._published(), "the slices were not wiped")
+        with tell.timed("slices wiped by kubelet, and back"):
+            await self._until(lambda: len(self._published()) == 2, "the slices did not come back")
+        tell.came("pods", f"{self._phases()}, not disturbed")
 
     async def _kill_agent(self) -> None:
         tell = self._tell
         tell.step("the agent is killed (-9) and started again")
         agent = self._agent
         assert agent is not None
+        before = len(self._healthy())
         agent.send_signal(signal.SIGKILL)
         await agent.wait()
-        await self._until(lambda: self._healthy() == 0, "kubelet did not notice")
-        tell.came("node status", "allocatable 0: kubelet noticed at once; the pod runs on")
+        await self._until(lambda: not self._healthy(), "kubelet did not notice")
+        tell.came("kubelet", f"allocatable {RESOURCE}: 0; it noticed at once, and the pods run on")
         with tell.timed("from process start to registered and listed"):
             await self._spawn()
-            await self._until(lambda: self._healthy() == self._hardware.count, "the devices did not come back")
-        tell.note("It read its ledger: the first pod's device is still known as held.")
-
-    async def _too_many(self) -> None:
-        tell = self._tell
-        tell.step(f"a pod asks for {self._hardware.count}, one more than are free")
-        status = await self._kubelet.run_pod(_pod("greedy", self._hardware.count))
-        tell.came("pod greedy", f"{status.phase}, {status.reason}: {status.message}")
+            await self._until(lambda: len(self._healthy()) == before, "the devices did not come back")
+        tell.note("It has read its ledger: both pods' devices are known as held, and each lane is as it was.")
 
     async def _status(self) -> None:
         tell = self._tell
         tell.step("what an operator sees: drabridge status")
-        document = await asyncio.to_thread(ask, self._control, "/status")
-        tell.block("\n".join(render(document, width=110)))
+        document: dict[str, Any] = {}
+
+        async def settled() -> bool:
+            with contextlib.suppress(HostError):
+                document.update(await asyncio.to_thread(ask, self._control, "/status"))
+            return bool(document.get("ready"))
+
+        await self._until(settled, "the agent did not become ready")
+        tell.block("\n".join(render(document, width=118)))
 
     async def _end(self) -> None:
         tell = self._tell
@@ -155,7 +195,7 @@ class Story:
         with tell.timed("gone"):
             agent.terminate()
             await asyncio.wait_for(agent.wait(), WAIT_SECONDS)
-        tell.note("Its sockets are gone; the CDI file of the running pod stays, because kubelet will replay its name.")
+        tell.note("Its sockets are gone; the CDI files of running pods stay, because kubelet will replay their names.")
         print()
         tell.head("Next: drabridge suggest /dev/YOUR-DEVICE writes a configuration for a device of yours.")
 
@@ -163,22 +203,49 @@ class Story:
 
     @property
     def _control(self) -> Path:
-        return self._root / "plugins" / DRIVER / "control.sock"
+        return self._node / "plugins" / DRIVER / "control.sock"
 
     async def _spawn(self) -> None:
         with self._log.open("ab") as log:
             self._agent = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "drabridge", "run", "--config", str(self._root / "config.yaml")),
-                *("--node-name", "node-a", "--kubelet-dir", str(self._root), "--cdi-dir", str(self._root / "cdi")),
-                *("--listen", ""),
+                *("--node-name", NODE, "--kubelet-dir", str(self._node), "--cdi-dir", str(self._node / "cdi")),
+                *("--listen", "", "--kubeconfig", str(self._root / "kubeconfig")),
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])},
             )
 
-    def _healthy(self) -> int:
+    def _healthy(self) -> frozenset[str]:
+        """What kubelet would give out, or has given out."""
         view = self._kubelet.resources.get(RESOURCE)
-        return len(view.healthy) if view else 0
+        return frozenset(view.healthy) if view else frozenset()
+
+    def _published(self) -> list[str]:
+        """What the scheduler could give to claims, or has given."""
+        slices = self._cluster.api.objects.peek("resourceslices")
+        devices = [device for one in slices for device in one["spec"].get("devices") or ()]
+        return sorted(device["name"] for device in devices if not device.get("taints"))
+
+    def _phases(self) -> str:
+        pods = self._cluster.api.objects.peek("pods")
+        return ", ".join(f"{pod['metadata']['name']} {pod['status']['phase']}" for pod in pods)
+
+    async def _free_legacy_device(self) -> str:
+        document = await asyncio.to_thread(ask, self._control, "/status")
+        return next(
+            str(row["name"]) for row in document["devices"] if row["lane"] == "legacy" and row["owner"] == "none"
+        )
+
+    def _tell_cdi(self, family: str) -> None:
+        for file in sorted((self._node / "cdi").glob(f"*-{family}-*.json")):
+            spec = json.loads(file.read_text())
+            edits = spec["devices"][0]["containerEdits"]
+            node = edits["deviceNodes"][0]
+            self._tell.note(
+                f"The container's runtime reads {file.name}: it makes {node['path']} out of "
+                f"{node.get('hostPath', node['path'])} and sets {', '.join(edits['env'])}."
+            )
 
     def _tell_last(self, method: str) -> None:
         calls = self._kubelet.calls.of(method)
@@ -193,7 +260,7 @@ class Story:
 
     async def _until(self, condition: Callable[[], Any], otherwise: str) -> None:
         deadline = time.monotonic() + WAIT_SECONDS
-        while not condition():
+        while not await _true(condition):
             if self._agent is not None and self._agent.returncode not in (None, -signal.SIGKILL):
                 raise HostError(
                     f"the agent ended with status {self._agent.returncode}:\n{self._log.read_text()[-2000:]}"
@@ -209,13 +276,21 @@ class Story:
             self._agent.kill()
             await self._agent.wait()
         with contextlib.suppress(DrabridgeError, OSError):
-            await self._kubelet.stop()
+            await self._cluster.stop()
         self._hardware.clean_up()
         shutil.rmtree(self._root, ignore_errors=True)
 
 
-def _pod(name: str, count: int) -> PodSpec:
-    return PodSpec("default", name, uid=f"uid-{name}", containers=(Container("main", {RESOURCE: count}),))
+async def _true(condition: Callable[[], Any]) -> bool:
+    result = condition()
+    return bool(await result if asyncio.iscoroutine(result) else result)
+
+
+def _pod(name: str, resources: dict[str, Any], claim: str = "") -> dict[str, Any]:
+    spec: dict[str, Any] = {"containers": [{"name": "main", "image": "any", "resources": resources}]}
+    if claim:
+        spec["resourceClaims"] = [{"name": claim, "resourceClaimName": claim}]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"}, "spec": spec}
 
 
 def _short(message: Any) -> str:
