@@ -19,6 +19,7 @@ import deviceplugin
 from drabridge.announce import Announcer
 from drabridge.cdi import CdiStore, Family
 from drabridge.claims import ClaimSide, connect, prepared
+from drabridge.config.advice import advice
 from drabridge.config.loader import load
 from drabridge.config.schema import Config
 from drabridge.errors import HostError
@@ -88,6 +89,8 @@ class Agent:
             state=options.state,
             cdi=options.cdi,
         )
+        for hint in advice(self._config):
+            log.warning("configuration", extra={"note": hint})
         self._stop = asyncio.Event()
         self._snapshot = Signal()
         self._refresh: asyncio.TimerHandle | None = None

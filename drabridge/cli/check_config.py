@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from drabridge.cli.output import OUTPUTS, show
+from drabridge.config.advice import advice
 from drabridge.config.loader import load
 from drabridge.config.messages import ConfigErrors, Fault
 
@@ -49,6 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.output in ("table", "wide"):
                 names = ", ".join(resource.name for resource in config.resources)
                 print(f"{path}: fine ({len(config.resources)} resources: {names})")
+                for hint in advice(config):
+                    print(f"{path}: note: {hint}", file=sys.stderr)
     if arguments.output in ("table", "wide"):
         for fault in faults:
             print(fault, file=sys.stderr)
