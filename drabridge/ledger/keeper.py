@@ -61,8 +61,11 @@ class Keeper:
         if self.loaded.doubtful:
             done = step(self.ledger, Lost(now(), reason=self.loaded.message), self.policy)
             self.ledger = done.of(self.ledger)
-        store.rewrite(self.ledger)
         self.health = StoreHealth()
+        try:
+            store.rewrite(self.ledger)
+        except HostError as error:  # an agent that cannot start cannot say why; this one grants nothing and says it
+            self.health = StoreHealth(False, str(error), now())
         self._head = self.ledger  # with the steps that wait for the disk
         self._queue: list[_Waiting] = []
         self._lazy: set[str] = set()
@@ -117,6 +120,7 @@ class Keeper:
                     if any(waiting.done.durable for waiting in batch):
                         await loop.run_in_executor(self._thread, self._store.append, after, names, removed)
                         names = set()
+                        self.health = StoreHealth()
                 except Exception as error:
                     self._undo(batch, error)
                 else:
@@ -127,7 +131,6 @@ class Keeper:
 
     def _done(self, batch: list[_Waiting], after: Ledger) -> None:
         self.ledger = after
-        self.health = StoreHealth()
         for waiting in batch:
             if not waiting.answer.done():
                 waiting.answer.set_result(waiting.done.decision)

@@ -140,6 +140,19 @@ async def test_a_disk_that_fails_grants_nothing_and_the_ledger_is_what_it_was(ke
     assert keeper.health.ok
 
 
+async def test_an_agent_starts_on_a_disk_that_is_full_and_grants_when_it_no_longer_is(
+    tmp_path: Path, disk: Disk
+) -> None:
+    disk.error = OSError(28, "No space left on device")
+    keeper = Keeper(Store(tmp_path, node="n", fsync=disk.fsync), Policy(), now=lambda: 100.0)
+    assert "No space left" in keeper.health.error
+    assert not (await keeper.apply(Discovered(DEVICES, 0.0))).accepted
+    disk.error = None
+    assert (await keeper.apply(Discovered(DEVICES, 0.0))).accepted
+    assert keeper.health.ok
+    await keeper.close()
+
+
 async def test_an_unprepare_that_is_not_durable_is_not_answered_with_yes(keeper: Keeper, disk: Disk) -> None:
     await keeper.apply(prepare(2))
     disk.error = OSError(5, "Input/output error")

@@ -44,16 +44,15 @@ def test_no_reachable_state_breaks_an_invariant_or_leaks(
     name: str, record_property: Callable[[str, object], None]
 ) -> None:
     found = search(WORLDS[name])
-    print(f"\n{name}: {found}")
-    record_property("search", str(found).splitlines()[0])
+    record_property("search", f"{name}: {str(found).splitlines()[0]}")
     assert not found.violation, str(found)
     assert found.states > 1000
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
-def test_every_broken_ledger_is_found(mutant: Mutant) -> None:
+def test_every_broken_ledger_is_found(mutant: Mutant, record_property: Callable[[str, object], None]) -> None:
     found = mutant.hunt()
-    print(f"\n{mutant.name}: {found}")
+    record_property("search", f"mutant, {mutant.name}: {len(found.trace)} steps to {found.violation}")
     assert found.violation, f"the mutant {mutant.name!r} survived {found}"
     assert found.trace
 
