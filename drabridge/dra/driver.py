@@ -29,6 +29,7 @@ from drabridge.dra.sockets import PluginSockets
 from drabridge.dra.status import StatusWriter
 from drabridge.dra.upkeep import Upkeep
 from drabridge.errors import ClusterError, DrabridgeError
+from drabridge.inventory.model import Device, Snapshot
 from drabridge.ledger.model import DRA_OWNERS, Policy
 from drabridge.offers.health import health_of
 from drabridge.offers.pool import pool_of
@@ -147,6 +148,9 @@ class DraDriver:
         self._status = StatusWriter(cluster, claims, config.driver, records, observer)
         self._releases = Releases(keeper, self._preparer.release_if_deallocated)
         self._publisher: Publisher | None = None
+        self._seen: Snapshot | None = None  # what _look() looked at last
+        self._offered: dict[str, Device] = {}
+        self._others: tuple[str, ...] | None = None
         self._changed = asyncio.Event()
 
     @property
@@ -165,6 +169,7 @@ class DraDriver:
         self._config = config
         planner = Planner(config, self.pool, self._preparer.planner.lookup)
         self._preparer.planner = self._upkeep.planner = planner
+        self._seen = None
         self.publish()
 
     async def run(self) -> None:
@@ -217,12 +222,24 @@ class DraDriver:
                     log.error("files of prepared claims not brought up to date", extra={"error": str(error)})
 
     def _look(self) -> None:
+        """Health and status follow the inventory; the ledger matters to them only for devices outside of our list."""
         snapshot, ledger = self._inventory(), self._keeper.ledger
-        resources = {resource.name for resource in self._config.resources if resource.lanes.uses_dra}
-        held = [entry.name for entry in ledger.entries.values() if entry.owner in DRA_OWNERS]
-        ours = [device for device in snapshot.devices if device.resource in resources or device.name in held]
-        self._health.update(health_of(ours, held))
-        self._status.inventory_changed(snapshot)
+        if snapshot is not self._seen:
+            self._seen = snapshot
+            resources = {resource.name for resource in self._config.resources if resource.lanes.uses_dra}
+            self._offered = {device.name: device for device in snapshot.devices if device.resource in resources}
+            self._others = None
+            self._status.inventory_changed(snapshot)
+        others = tuple(
+            entry.name
+            for entry in ledger.entries.values()
+            if entry.owner in DRA_OWNERS and entry.name not in self._offered
+        )
+        if others != self._others:
+            self._others = others
+            known = snapshot.by_name()
+            more = [known[name] for name in others if name in known]
+            self._health.update(health_of((*self._offered.values(), *more), others))
         if self._publisher is not None:
             self._publisher.wake()
 

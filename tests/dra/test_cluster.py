@@ -1,0 +1,228 @@
+"""The cluster adapter against the simulated API server, over HTTP and HTTPS."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drabridge.cluster import KubernetesCluster
+from drabridge.clusterapi import (
+    NODES,
+    AmbiguousObject,
+    ConflictError,
+    DeniedError,
+    ExpiredError,
+    InvalidError,
+    Kind,
+    NotFoundError,
+    UnreachableError,
+    backoff,
+    decode,
+    resource_claims,
+    resource_slices,
+)
+from drabridge.errors import ConfigError
+from drabridge.sim.api import SimApiServer
+
+SLICES = resource_slices("v1")
+
+
+@contextlib.asynccontextmanager
+async def connected(tmp_path: Path, **options: Any) -> AsyncIterator[tuple[SimApiServer, KubernetesCluster]]:
+    async with SimApiServer(**options) as api:
+        cluster = KubernetesCluster.from_kubeconfig(api.kubeconfig(tmp_path / "kubeconfig"))
+        try:
+            yield api, cluster
+        finally:
+            cluster.close()
+
+
+def a_slice(name: str = "s1", generation: int = 1) -> dict[str, Any]:
+    pool = {"name": "node-a", "generation": generation, "resourceSliceCount": 1}
+    spec = {"driver": "d.example.com", "nodeName": "node-a", "pool": pool}
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": name}, "spec": spec}
+
+
+@pytest.mark.parametrize("tls", [False, True])
+async def test_objects_live_through_every_verb(tmp_path: Path, tls: bool) -> None:
+    async with connected(tmp_path, tls=tls) as (api, cluster):
+        created = await cluster.create(SLICES, a_slice())
+        assert created["metadata"]["uid"]
+        assert await cluster.get(SLICES, "s1") == created
+        created["spec"]["pool"]["generation"] = 2
+        replaced = await cluster.replace(SLICES, created)
+        assert replaced["spec"]["pool"]["generation"] == 2
+        applied = await cluster.apply(SLICES, a_slice(generation=3), manager="test")
+        assert applied["spec"]["pool"]["generation"] == 3
+        assert api.requests[-1].content_type == "application/apply-patch+yaml"
+        assert api.requests[-1].query["fieldManager"] == "test"
+        await cluster.delete(SLICES, "s1", uid=created["metadata"]["uid"])
+        await cluster.delete(SLICES, "s1")  # gone already: no error
+        assert all(request.user_agent.startswith("drabridge/") for request in api.requests)
+
+
+async def test_a_field_that_is_newer_than_the_client_survives(tmp_path: Path) -> None:
+    """Typed models of the client refuse or drop it; plain dicts keep what the server says."""
+    async with connected(tmp_path) as (api, cluster):
+        api.objects.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n", "annotations": {"x": "1"}}})
+        assert (await cluster.get(NODES, "n"))["metadata"]["annotations"] == {"x": "1"}
+
+
+async def test_refusals_come_as_our_errors_with_the_servers_words(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (api, cluster):
+        await cluster.create(SLICES, a_slice())
+        with pytest.raises(ConflictError, match="already exists"):
+            await cluster.create(SLICES, a_slice())
+        with pytest.raises(NotFoundError, match='"nope" not found'):
+            await cluster.get(SLICES, "nope")
+        with pytest.raises(InvalidError, match="is invalid"):
+            await cluster.create(SLICES, a_slice("s2", generation=-1))
+        with pytest.raises(ConflictError, match="does not match the UID"):
+            await cluster.delete(SLICES, "s1", uid="00000000-0000-0000-0000-000000000000")
+        for status in (429, 500, 503):
+            api.faults.fail(1, status, verb="get")
+            with pytest.raises(UnreachableError):
+                await cluster.get(SLICES, "s1")
+        api.faults.fail(1, 403, verb="get")
+        with pytest.raises(DeniedError):
+            await cluster.get(SLICES, "s1")
+
+
+async def test_a_server_that_is_away_or_silent_is_unreachable_in_time(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (api, cluster):
+        cluster._timeout = (0.5, 0.3)
+        api.faults.hang(1, verb="get")
+        begin = asyncio.get_running_loop().time()
+        with pytest.raises(UnreachableError, match="no answer from the API server"):
+            await cluster.get(SLICES, "s1")
+        assert asyncio.get_running_loop().time() - begin < 2
+        api.faults.partition()
+        with pytest.raises(UnreachableError):
+            await cluster.get(SLICES, "s1")
+        api.faults.heal()
+        assert (await cluster.list(SLICES)).items == ()
+
+
+async def test_a_rotated_token_is_read_again_after_401(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (api, cluster):
+        old = api.token("node-a")
+        api.kubeconfig(tmp_path / "kubeconfig", token=old)
+        await cluster.list(SLICES)
+        api.revoke(old)
+        with pytest.raises(DeniedError):
+            await cluster.list(SLICES)
+        api.kubeconfig(tmp_path / "kubeconfig", token=api.token("node-a"))
+        assert (await cluster.list(SLICES)).items == ()
+
+
+async def test_a_pods_service_account_is_used_inside_a_cluster(tmp_path: Path) -> None:
+    async with SimApiServer(tls=True) as api:
+        assert api.certificate is not None
+        (tmp_path / "token").write_text(api.token("node-a"))
+        (tmp_path / "ca.crt").write_bytes(api.certificate)
+        host, port = api.url.removeprefix("https://").split(":")
+        environ = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
+        cluster = KubernetesCluster.in_cluster(tmp_path, environ)
+        try:
+            await cluster.list(SLICES)
+            assert api.requests[-1].user == "system:serviceaccount:kube-system:drabridge"
+        finally:
+            cluster.close()
+
+
+async def test_outside_a_cluster_the_error_says_what_to_do(tmp_path: Path) -> None:
+    for cluster in (KubernetesCluster.in_cluster(tmp_path, {}), KubernetesCluster.from_kubeconfig(tmp_path / "none")):
+        with pytest.raises(ConfigError):
+            await cluster.list(SLICES)
+        cluster.close()
+
+
+async def test_long_lists_come_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drabridge.cluster.PAGE", 2)
+    async with connected(tmp_path) as (api, cluster):
+        for index in range(5):
+            await cluster.create(SLICES, a_slice(f"s{index}"))
+        listing = await cluster.list(SLICES, field_selector="spec.nodeName=node-a")
+        assert [item["metadata"]["name"] for item in listing.items] == [f"s{index}" for index in range(5)]
+        assert sum(request.verb == "list" for request in api.requests) == 3
+
+
+async def test_a_watch_sees_changes_and_ends_without_leaving_a_thread_blocked(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (_, cluster):
+        listing = await cluster.list(SLICES)
+        selector = "spec.driver=d.example.com"
+        events = cluster.watch(SLICES, field_selector=selector, resource_version=listing.resource_version)
+        seen: list[str] = []
+        async with contextlib.aclosing(events):
+            await cluster.create(SLICES, a_slice())
+            async for event in events:
+                seen.append(event.type)
+                if event.type == "ADDED":
+                    await cluster.replace(SLICES, {**event.object, "spec": a_slice(generation=7)["spec"]})
+                elif event.type == "MODIFIED":
+                    assert event.object["spec"]["pool"]["generation"] == 7
+                    await cluster.delete(SLICES, "s1")
+                elif event.type == "DELETED":
+                    break
+        assert [kind for kind in seen if kind != "BOOKMARK"] == ["ADDED", "MODIFIED", "DELETED"]
+        assert not cluster._streams
+
+
+async def test_a_silent_watch_is_given_up_and_a_cut_one_ends_with_an_error(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (api, cluster):
+        cluster._watch_timeout = (0.5, 0.3)
+        with pytest.raises(UnreachableError):
+            async for _ in cluster.watch(SLICES, resource_version=(await cluster.list(SLICES)).resource_version):
+                pass
+        cluster._watch_timeout = (0.5, 30)
+        events = cluster.watch(SLICES, resource_version=(await cluster.list(SLICES)).resource_version)
+        following = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0.1)
+        assert api.faults.drop_watches()
+        with pytest.raises(UnreachableError):
+            await following
+
+
+async def test_a_watch_from_too_long_ago_is_expired(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (api, cluster):
+        api.faults.fail(1, 410, verb="watch")
+        with pytest.raises(ExpiredError):
+            async for _ in cluster.watch(SLICES, resource_version="1"):
+                pass
+
+
+def test_names_that_are_none_never_reach_a_url() -> None:
+    assert resource_claims("v1").path("ns", "cl", "status") == (
+        "/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims/cl/status"
+    )
+    assert NODES.path(name="n") == "/api/v1/nodes/n"
+    for name in ("../secrets", "a/b", "a?b", "..", "a b"):
+        with pytest.raises(InvalidError):
+            Kind("", "v1", "pods").path("ns", name)
+
+
+def test_duplicate_keys_are_kept_in_mind() -> None:
+    plain, doubled = decode('[{"a": 1}, {"b": {"a": 1, "a": 2}}]')
+    assert type(plain) is dict
+    assert isinstance(doubled["b"], AmbiguousObject)
+    assert doubled["b"] == {"a": 2}
+    assert doubled["b"].duplicates == ("a",)
+
+
+def test_backoff_grows_to_its_limit_with_jitter() -> None:
+    delays = backoff(1.0, 8.0)
+    drawn = [next(delays) for _ in range(8)]
+    for delay, most in zip(drawn, (1, 2, 4, 8, 8, 8, 8, 8), strict=True):
+        assert most / 2 <= delay <= most
+
+
+def test_the_client_is_imported_only_when_somebody_connects() -> None:
+    code = "import sys, drabridge.cluster, drabridge.dra.driver; sys.exit('kubernetes' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
