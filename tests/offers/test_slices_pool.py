@@ -1,0 +1,183 @@
+"""What the ledger's decisions mean for slices and health: which devices stand there, with which taints and counters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from drabridge.config.schema import Config
+from drabridge.inventory.model import Device, Presence, Snapshot
+from drabridge.ledger.model import (
+    ClaimHold,
+    ClaimRef,
+    Entry,
+    Facts,
+    Hold,
+    Lane,
+    Ledger,
+    Move,
+    MoveStep,
+    NodeState,
+    Owner,
+    Phase,
+    Policy,
+)
+from drabridge.offers.health import DeviceHealth, health_of
+from drabridge.offers.pool import pool_of
+from drabridge.offers.slices import Offer, Pool
+
+RESOURCE = "example.com/gpu"
+MATCH = [{"subsystem": "pci"}]
+DRIVER = "d.example.com"
+
+
+def config(*more: dict[str, Any], **dra: Any) -> Config:
+    lanes = {"legacy": 0, "dra": "*"}
+    resources = [
+        {"name": RESOURCE, "match": MATCH, "lanes": lanes},
+        *({"match": MATCH, "lanes": lanes, **m} for m in more),
+    ]
+    return Config.model_validate(
+        {
+            "apiVersion": "drabridge/v1alpha1",
+            "kind": "AgentConfig",
+            "driver": DRIVER,
+            "dra": dra,
+            "resources": resources,
+        }
+    )
+
+
+def device(name: str = "gpu-0", **changes: Any) -> Device:
+    return replace(Device(name, name.upper(), RESOURCE), **changes)
+
+
+def pool(
+    devices: tuple[Device, ...], *entries: Entry, at: float = 100.0, policy: Policy | None = None, **options: Any
+) -> Pool:
+    known = {entry.name for entry in entries}
+    rest = [Entry(Facts.of(d), lane=Lane.DRA) for d in devices if d.name not in known]
+    ledger = Ledger.of([*entries, *rest], NodeState(merged=True))
+    return pool_of(Snapshot(1, devices), ledger, policy or Policy(), options.get("config") or config(), "node-a", at)
+
+
+def one(entry: Entry, **options: Any) -> Offer | None:
+    offers = pool((device(presence=entry.device.presence),), entry, **options).offers
+    return offers[0] if offers else None
+
+
+CLAIM = ClaimHold(ClaimRef("uid", "ns", "cl"), Phase.PREPARED, 0.0)
+FREE = Entry(Facts.of(device()), lane=Lane.DRA)
+
+
+@pytest.mark.parametrize(
+    ("entry", "taint"),
+    [
+        (FREE, None),
+        (replace(FREE, owner=Owner.DRA_PREPARED, claims=(CLAIM,)), None),
+        (replace(FREE, lane=Lane.LEGACY, owner=Owner.DRA_PREPARED, claims=(CLAIM,)), None),
+        (replace(FREE, owner=Owner.LEGACY, hold=Hold()), "legacy"),
+        (replace(FREE, owner=Owner.CONFLICT, claims=(CLAIM,), hold=Hold()), "conflict"),
+        (replace(FREE, owner=Owner.QUARANTINE), "quarantine"),
+        (replace(FREE, drain=True), "draining"),
+    ],
+    ids=["free", "held", "held-in-legacy-lane", "by-a-pod", "conflict", "quarantine", "drain"],
+)
+def test_what_cannot_be_had_is_tainted(entry: Entry, taint: str | None) -> None:
+    offer = one(entry)
+    assert offer is not None
+    assert [(t.key, t.value, t.effect) for t in offer.taints] == (
+        [(f"{DRIVER}/unavailable", taint, "NoSchedule")] if taint else []
+    )
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        replace(FREE, lane=Lane.LEGACY),
+        replace(FREE, lane=Lane.LEGACY, owner=Owner.LEGACY, hold=Hold()),
+        replace(FREE, lane=Lane.LEGACY_TO_DRA),
+        replace(FREE, lane=Lane.DRA_TO_LEGACY),
+        replace(FREE, move=Move(Lane.DRA, Lane.LEGACY, MoveStep.WAITING, 0.0, 0.0)),
+    ],
+    ids=["legacy", "legacy-held", "coming", "going", "about-to-go"],
+)
+def test_what_is_not_for_claims_is_left_out(entry: Entry) -> None:
+    assert one(entry) is None
+
+
+def test_a_faulty_device_is_tainted_as_configured_and_a_gone_one_after_a_while() -> None:
+    settings = config(taints={"faulty": "NoExecute", "gone": "NoExecute", "goneAfterSeconds": 15})
+    faulty = replace(FREE, device=Facts.of(device(presence=Presence.FAULTY)))
+    gone = replace(FREE, device=Facts.of(device(presence=Presence.GONE)), since=90.0)
+    for entry, at, expected in (
+        (faulty, 100.0, (f"{DRIVER}/faulty", "NoExecute")),
+        (gone, 100.0, (f"{DRIVER}/gone", "NoSchedule")),
+        (gone, 105.0, (f"{DRIVER}/gone", "NoExecute")),
+    ):
+        offer = one(entry, config=settings, at=at)
+        assert offer is not None
+        assert [(t.key, str(t.effect)) for t in offer.taints] == [expected]
+
+
+def test_the_shared_lane_needs_a_lease() -> None:
+    shared = replace(FREE, lane=Lane.SHARED)
+    offer = one(shared, policy=Policy(g2=True))
+    assert offer is not None
+    assert offer.lease
+    assert offer.taints == ()
+    without = one(shared)
+    assert without is not None
+    assert not without.lease
+    assert without.taints  # G2 is not there: neither side gets it
+
+
+def test_shared_devices_carry_the_policies_of_their_capacity() -> None:
+    policy = {"default": "1Gi", "validRange": {"min": "1Gi", "step": "1Gi"}}
+    more = {
+        "name": "example.com/shared",
+        "sharing": {"allowMultipleAllocations": True},
+        "capacity": {"memory": {"value": "8Gi", "requestPolicy": policy}, "cores": {"value": 8}},
+    }
+    (offer,) = pool((device(resource="example.com/shared"),), config=config(more)).offers
+    assert offer.policies is not None
+    assert list(offer.policies) == ["memory"]
+    assert offer.policies["memory"].minimum == 2**30
+
+
+@pytest.mark.parametrize(
+    ("counters", "total", "each"),
+    [({}, {"parts": 3}, {"parts": 1}), ({"units": {"total": 8, "each": 2}}, {"units": 8}, {"units": 2})],
+)
+def test_a_whole_takes_everything_and_each_part_its_share(
+    counters: dict[str, Any], total: dict[str, int], each: dict[str, int]
+) -> None:
+    partition = {"name": "example.com/part", "partition": {"of": RESOURCE, "counters": counters}}
+    parts = tuple(device(f"part-{n}", resource="example.com/part", root="gpu-0") for n in range(3))
+    result = pool((device(), device("gpu-1"), *parts), config=config(partition))
+    assert result.counters == {"gpu-0": total}
+    consumed = {offer.device.name: dict(offer.consumes) for offer in result.offers}
+    assert consumed["gpu-0"] == {"gpu-0": total}
+    assert consumed["gpu-1"] == {}
+    assert consumed["part-2"] == {"gpu-0": each}
+
+
+def test_a_device_that_the_ledger_does_not_know_is_not_offered() -> None:
+    result = pool_of(Snapshot(1, (device(),)), Ledger.of(()), Policy(), config(), "node-a", 0.0)
+    assert result.offers == ()
+
+
+def test_health_is_a_full_list_that_names_what_is_wrong() -> None:
+    devices = (
+        device("b", presence=Presence.FAULTY, reason="its node is missing"),
+        device("a"),
+        device("c", presence=Presence.GONE),
+    )
+    assert health_of(devices, ["a", "vanished"]) == (
+        DeviceHealth("a", True),
+        DeviceHealth("b", False, "its node is missing"),
+        DeviceHealth("c", False, "the device is gone"),
+        DeviceHealth("vanished", False, "the device is gone"),
+    )
