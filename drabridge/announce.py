@@ -23,7 +23,24 @@ EVENTS = Kind("", "v1", "events")
 QUEUE = 64  # a storm of refusals is one incident, not a thousand Events
 REPEAT_SECONDS = 300.0  # the same Event again within this time says nothing new
 API_VERSIONS = {Subject.NODE: "v1", Subject.POD: "v1", Subject.CLAIM: "resource.k8s.io/v1"}
+# Every Event that the agent writes: reason -> (about, what it tells). The README's table is made of this.
+REASONS: dict[str, tuple[str, str]] = {
+    "AllocateRefused": ("Node", "A pod's device was refused because somebody else holds it; names the holder."),
+    "DeviceRefused": ("ResourceClaim", "The claim's device was refused because somebody else holds it."),
+    "DeviceConflict": ("Node, Pod, ResourceClaim", "Kubelet shows a pod on a device that a claim holds. Stop one."),
+    "DeviceAdopted": ("Node", "A pod was found on a device that the ledger did not know as held: it is now."),
+    "HeldDeviceUnavailable": ("Node", "A device became faulty or was unplugged while somebody holds it."),
+    "LedgerLost": ("Node", "The ledger could not be read; the devices it would free are quarantined."),
+}
+
 NODE_NAMESPACE = "default"  # where kubelet writes the Events of its Node
+
+
+def reference() -> str:
+    """The README's table of Events."""
+    rows = ["| reason | on | what it tells |", "|---|---|---|"]
+    rows += [f"| `{reason}` | {about} | {text} |" for reason, (about, text) in REASONS.items()]
+    return "\n".join(rows)
 
 
 @dataclass(slots=True)

@@ -86,7 +86,7 @@ class ClaimConfig(Model):
 
 
 class DeviceClass(Model):
-    """The DeviceClass that users of this resource name; for `drabridge convert` and the checks, not created by it."""
+    """The DeviceClass that users of this resource name; for the chart and for checks; the agent does not create it."""
 
     name: DeviceClassName
     """The object's name."""
