@@ -14,7 +14,7 @@ from drabridge.ledger import advertise
 from drabridge.ledger import events as ev
 from drabridge.ledger.machine import step
 from drabridge.ledger.model import MOVING, ClaimHold, Entry, Ledger, Owner, Phase, Policy
-from drabridge.ledger.transitions import owner_of
+from drabridge.ledger.settle import owner_of
 
 _NONE: Collection[str] = frozenset()
 

@@ -12,6 +12,8 @@ from typing import Any
 from drabridge.inventory.model import Presence
 from drabridge.ledger import advertise, refusal
 from drabridge.ledger import events as ev
+from drabridge.ledger.claim_rows import lease_effects
+from drabridge.ledger.draft import Demand, Draft
 from drabridge.ledger.model import Entry, Facts, Lane, Ledger, Owner, PodRef, Policy
 from drabridge.ledger.outcome import (
     ACCEPTED,
@@ -27,7 +29,6 @@ from drabridge.ledger.outcome import (
 )
 from drabridge.ledger.release import Witness
 from drabridge.ledger.table import TABLE, Signal, Transition
-from drabridge.ledger.transitions import Demand, Draft, lease_effects
 
 _DEFAULT = Policy()
 Table = Mapping[tuple[Signal, Owner, Lane], Transition]

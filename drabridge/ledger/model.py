@@ -176,7 +176,7 @@ class Facts:
 class Entry:
     """One device: what it is, who holds it, where it may be offered.
 
-    ``owner`` follows from ``hold`` and ``claims`` (see ``transitions.settle``) except for QUARANTINE.
+    ``owner`` follows from ``hold`` and ``claims`` (see ``drabridge.ledger.settle``) except for QUARANTINE.
     """
 
     device: Facts

@@ -13,9 +13,13 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from drabridge.ledger import transitions as t
+from drabridge.ledger import claim_rows as claims
+from drabridge.ledger import common_rows as common
+from drabridge.ledger import lane_rows as lanes
+from drabridge.ledger import loss_rows as loss
+from drabridge.ledger import pod_rows as pods
+from drabridge.ledger.draft import Draft, Outcome
 from drabridge.ledger.model import DRA_OWNERS, MOVING, Entry, Lane, Owner
-from drabridge.ledger.transitions import Draft, Outcome
 
 Transition = Callable[[Draft, Entry, Any], Outcome]
 
@@ -80,60 +84,60 @@ FOR_CLAIMS = _lanes(Lane.DRA, Lane.DRA_TO_LEGACY)  # until claims were listed, t
 S = Signal
 ROWS: tuple[Row, ...] = (
     # signal               owner       lane         what happens
-    Row(S.ALLOCATE, FREE, FOR_PODS, t.take),
-    Row(S.ALLOCATE, FREE, FOR_CLAIMS, t.refuse_lane_legacy),
-    Row(S.ALLOCATE, FREE, SHARED, t.take_shared),
-    Row(S.ALLOCATE, LEGACY, ALL, t.retake),
-    Row(S.ALLOCATE, PENDING, ALL, t.preempt),
-    Row(S.ALLOCATE, CLAIMED | UNCLEAR, ALL, t.refuse_held),
+    Row(S.ALLOCATE, FREE, FOR_PODS, pods.take),
+    Row(S.ALLOCATE, FREE, FOR_CLAIMS, common.refuse_lane_legacy),
+    Row(S.ALLOCATE, FREE, SHARED, pods.take_shared),
+    Row(S.ALLOCATE, LEGACY, ALL, pods.retake),
+    Row(S.ALLOCATE, PENDING, ALL, pods.preempt),
+    Row(S.ALLOCATE, CLAIMED | UNCLEAR, ALL, common.refuse_held),
     #
-    Row(S.SEEN, FREE | DRA_OWNERS, ALL, t.adopt),
-    Row(S.SEEN, _owners(Owner.QUARANTINE), ALL, t.adopt),
-    Row(S.SEEN, LEGACY | _owners(Owner.CONFLICT), ALL, t.confirm),
-    Row(S.ABSENT, LEGACY | UNCLEAR, ALL, t.weigh),
-    Row(S.ABSENT, FREE | DRA_OWNERS, ALL, t.ignore),
+    Row(S.SEEN, FREE | DRA_OWNERS, ALL, pods.adopt),
+    Row(S.SEEN, _owners(Owner.QUARANTINE), ALL, pods.adopt),
+    Row(S.SEEN, LEGACY | _owners(Owner.CONFLICT), ALL, pods.confirm),
+    Row(S.ABSENT, LEGACY | UNCLEAR, ALL, pods.weigh),
+    Row(S.ABSENT, FREE | DRA_OWNERS, ALL, common.ignore),
     #
-    Row(S.CLAIM_ALLOCATED, FREE, FOR_CLAIMS, t.grant),
-    Row(S.CLAIM_ALLOCATED, FREE, FOR_PODS, t.refuse_lane_dra),
-    Row(S.CLAIM_ALLOCATED, FREE, SHARED, t.pend),
-    Row(S.CLAIM_ALLOCATED, DRA_OWNERS, ALL, t.regrant),
-    Row(S.CLAIM_ALLOCATED, LEGACY, ALL, t.refuse_held),
-    Row(S.CLAIM_ALLOCATED, UNCLEAR, ALL, t.note_allocated),
-    Row(S.CLAIM_DEALLOCATED, ANY, ALL, t.deallocate),
+    Row(S.CLAIM_ALLOCATED, FREE, FOR_CLAIMS, claims.grant),
+    Row(S.CLAIM_ALLOCATED, FREE, FOR_PODS, common.refuse_lane_dra),
+    Row(S.CLAIM_ALLOCATED, FREE, SHARED, claims.pend),
+    Row(S.CLAIM_ALLOCATED, DRA_OWNERS, ALL, claims.regrant),
+    Row(S.CLAIM_ALLOCATED, LEGACY, ALL, common.refuse_held),
+    Row(S.CLAIM_ALLOCATED, UNCLEAR, ALL, claims.note_allocated),
+    Row(S.CLAIM_DEALLOCATED, ANY, ALL, claims.deallocate),
     #
-    Row(S.PREPARE, FREE, FOR_CLAIMS, t.prepare),
-    Row(S.PREPARE, FREE, FOR_PODS | SHARED, t.refuse_lane_dra),
-    Row(S.PREPARE, DRA_OWNERS, ALL, t.reprepare),
-    Row(S.PREPARE, LEGACY | UNCLEAR, ALL, t.refuse_held),
-    Row(S.PREPARE_ADMIN, ANY, ALL, t.admit_admin),
-    Row(S.UNPREPARE, ANY, ALL, t.unprepare),
-    Row(S.FOUND_PREPARED, ANY, ALL, t.found_prepared),
+    Row(S.PREPARE, FREE, FOR_CLAIMS, claims.prepare),
+    Row(S.PREPARE, FREE, FOR_PODS | SHARED, common.refuse_lane_dra),
+    Row(S.PREPARE, DRA_OWNERS, ALL, claims.reprepare),
+    Row(S.PREPARE, LEGACY | UNCLEAR, ALL, common.refuse_held),
+    Row(S.PREPARE_ADMIN, ANY, ALL, claims.admit_admin),
+    Row(S.UNPREPARE, ANY, ALL, claims.unprepare),
+    Row(S.FOUND_PREPARED, ANY, ALL, claims.found_prepared),
     #
-    Row(S.SET_LANE, FREE, ALL, t.move_free),
-    Row(S.SET_LANE, ANY - FREE, ALL, t.move_later),
-    Row(S.DRAIN, ANY, ALL, t.drain),
-    Row(S.WITHDRAWN, FREE, TO_DRA, t.acknowledge),
-    Row(S.WITHDRAWN, FREE, ALL - TO_DRA, t.ignore),
-    Row(S.WITHDRAWN, PENDING, ALL, t.lease_withdrawn),
-    Row(S.WITHDRAWN, ANY - FREE - PENDING, ALL, t.ignore),
-    Row(S.SLICE_WITHDRAWN, FREE, TO_LEGACY, t.quiesce),
-    Row(S.SLICE_WITHDRAWN, FREE, ALL - TO_LEGACY, t.ignore),
-    Row(S.SLICE_WITHDRAWN, ANY - FREE, ALL, t.ignore),
-    Row(S.QUORUM_CLEAR, FREE, TO_LEGACY, t.clear),
-    Row(S.QUORUM_CLEAR, FREE, ALL - TO_LEGACY, t.ignore),
-    Row(S.QUORUM_CLEAR, ANY - FREE, ALL, t.ignore),
+    Row(S.SET_LANE, FREE, ALL, lanes.move_free),
+    Row(S.SET_LANE, ANY - FREE, ALL, lanes.move_later),
+    Row(S.DRAIN, ANY, ALL, lanes.drain),
+    Row(S.WITHDRAWN, FREE, TO_DRA, lanes.acknowledge),
+    Row(S.WITHDRAWN, FREE, ALL - TO_DRA, common.ignore),
+    Row(S.WITHDRAWN, PENDING, ALL, claims.lease_withdrawn),
+    Row(S.WITHDRAWN, ANY - FREE - PENDING, ALL, common.ignore),
+    Row(S.SLICE_WITHDRAWN, FREE, TO_LEGACY, lanes.quiesce),
+    Row(S.SLICE_WITHDRAWN, FREE, ALL - TO_LEGACY, common.ignore),
+    Row(S.SLICE_WITHDRAWN, ANY - FREE, ALL, common.ignore),
+    Row(S.QUORUM_CLEAR, FREE, TO_LEGACY, lanes.clear),
+    Row(S.QUORUM_CLEAR, FREE, ALL - TO_LEGACY, common.ignore),
+    Row(S.QUORUM_CLEAR, ANY - FREE, ALL, common.ignore),
     #
-    Row(S.REBOOTED, ANY, ALL, t.reboot),
-    Row(S.RECOUNT, ANY, ALL, t.recount),
-    Row(S.LOST, FREE, ALL, t.quarantine),
-    Row(S.LOST, ANY - FREE, ALL, t.ignore),  # a holder that is known stays
-    Row(S.RESOLVE, UNCLEAR | _owners(Owner.DRA_PREPARED), ALL, t.resolve),
-    Row(S.RESOLVE, ANY - UNCLEAR - _owners(Owner.DRA_PREPARED), ALL, t.ignore),
+    Row(S.REBOOTED, ANY, ALL, loss.reboot),
+    Row(S.RECOUNT, ANY, ALL, pods.recount),
+    Row(S.LOST, FREE, ALL, loss.quarantine),
+    Row(S.LOST, ANY - FREE, ALL, common.ignore),  # a holder that is known stays
+    Row(S.RESOLVE, UNCLEAR | _owners(Owner.DRA_PREPARED), ALL, loss.resolve),
+    Row(S.RESOLVE, ANY - UNCLEAR - _owners(Owner.DRA_PREPARED), ALL, common.ignore),
     #
-    Row(S.LEASE_GRANTED, PENDING, ALL, t.lease_grant),
-    Row(S.LEASE_GRANTED, ANY - PENDING, ALL, t.ignore),
-    Row(S.LEASE_DENIED, PENDING, ALL, t.lease_deny),
-    Row(S.LEASE_DENIED, ANY - PENDING, ALL, t.ignore),
+    Row(S.LEASE_GRANTED, PENDING, ALL, claims.lease_grant),
+    Row(S.LEASE_GRANTED, ANY - PENDING, ALL, common.ignore),
+    Row(S.LEASE_DENIED, PENDING, ALL, claims.lease_deny),
+    Row(S.LEASE_DENIED, ANY - PENDING, ALL, common.ignore),
 )
 
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from drabridge.ledger import events as ev
-from drabridge.ledger import machine, transitions
+from drabridge.ledger import machine
+from drabridge.ledger.draft import Demand, Draft, Outcome
 from drabridge.ledger.model import ClaimHold, Entry, Hold, Lane, Ledger, Owner, Phase, Policy
 from drabridge.ledger.outcome import Decision, Step
+from drabridge.ledger.settle import settle
 from drabridge.ledger.table import CLAIMED, TABLE, Signal, Transition
-from drabridge.ledger.transitions import Draft, Outcome, settle
 from tests.ledger.search import Found, search
 from tests.ledger.world import POLICY, Config, Stepper
 
@@ -64,7 +65,7 @@ def _forget_claim(draft: Draft, entry: Entry, uid: str) -> Outcome:
     return entry if left == entry.claims else settle(draft, entry, entry.hold, left, "deallocated")
 
 
-def _second_claim(draft: Draft, entry: Entry, demand: transitions.Demand) -> Outcome:
+def _second_claim(draft: Draft, entry: Entry, demand: Demand) -> Outcome:
     rest = tuple(held for held in entry.claims if held.claim.uid != demand.claim.uid)
     return settle(draft, entry, entry.hold, (*rest, ClaimHold(demand.claim, Phase.PREPARED, draft.at)))
 

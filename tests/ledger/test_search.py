@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from drabridge.ledger.common_rows import ignore
 from drabridge.ledger.model import Lane, Owner
 from drabridge.ledger.table import Signal
-from drabridge.ledger.transitions import ignore
 from tests.ledger.mutants import MUTANTS, Mutant, other_rows
 from tests.ledger.search import search
 from tests.ledger.world import Config

@@ -1,0 +1,228 @@
+"""Rows about claims: allocated, prepared, unprepared, deallocated, and the lease of level G2."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from drabridge.inventory.model import Presence
+from drabridge.ledger import refusal
+from drabridge.ledger.draft import Demand, Draft, Outcome
+from drabridge.ledger.events import Use
+from drabridge.ledger.model import (
+    ClaimHold,
+    Entry,
+    Owner,
+    Phase,
+    Share,
+)
+from drabridge.ledger.outcome import (
+    ConfirmClaim,
+    DenyClaim,
+    Effect,
+    Refusal,
+)
+from drabridge.ledger.settle import obstacle, settle
+
+
+def _shares(use: Use) -> tuple[Share, ...]:
+    return (use.share,) if use.share else ()
+
+
+def _with(claims: tuple[ClaimHold, ...], new: ClaimHold) -> tuple[ClaimHold, ...]:
+    """``claims`` with ``new`` instead of the one of the same UID and kind."""
+    rest = tuple(held for held in claims if (held.claim.uid, held.admin) != (new.claim.uid, new.admin))
+    return (*rest, new)
+
+
+def _give(draft: Draft, entry: Entry, demand: Demand, phase: Phase) -> Entry:
+    new = ClaimHold(demand.claim, phase, draft.at, _shares(demand.use))
+    return settle(draft, entry, entry.hold, (*entry.claims, new))
+
+
+def grant(draft: Draft, entry: Entry, demand: Demand) -> Outcome:
+    """A claim was allocated a device that claims may have. Hardware that is gone does not make it untrue."""
+    for relative in draft.relatives(entry):
+        if relative.owner is not Owner.NONE:
+            return refusal.overlaps(entry, relative, draft.at)
+    return _give(draft, entry, demand, Phase.GRANTED)
+
+
+def pend(draft: Draft, entry: Entry, demand: Demand) -> Outcome:
+    """A claim was allocated a shared device: kubelet must give it up first, unless nobody waits for the lease."""
+    if not draft.policy.g2:
+        return refusal.disabled(entry)
+    return obstacle(draft, entry) or _give(draft, entry, demand, Phase.PENDING if demand.guarded else Phase.GRANTED)
+
+
+def prepare(draft: Draft, entry: Entry, demand: Demand) -> Outcome:
+    """Kubelet prepares a claim before the watch showed its allocation; the API server was asked."""
+    return obstacle(draft, entry) or _give(draft, entry, demand, Phase.PREPARED)
+
+
+def regrant(draft: Draft, entry: Entry, demand: Demand) -> Outcome:
+    """The API server shows an allocation of a device that claims hold: known, shared, or a second holder."""
+    return _join(draft, entry, demand, Phase.GRANTED)
+
+
+def reprepare(draft: Draft, entry: Entry, demand: Demand) -> Outcome:
+    """Kubelet prepares a claim on a device that claims hold: this one, a share of it, or a second holder."""
+    held = next((held for held in entry.holders if held.claim.uid == demand.claim.uid), None)
+    if held and held.phase in (Phase.PENDING, Phase.WITHDRAWN):
+        return refusal.pending(entry)
+    if entry.device.presence is not Presence.PRESENT and not (held and held.phase is Phase.PREPARED):
+        return refusal.not_present(entry)
+    return _join(draft, entry, demand, Phase.PREPARED)
+
+
+def _join(draft: Draft, entry: Entry, demand: Demand, phase: Phase) -> Outcome:
+    """Add ``demand`` to the claims that hold the device, or refuse it. Repeating it changes nothing."""
+    use = demand.use
+    known = next((held for held in entry.holders if held.claim.uid == demand.claim.uid), None)
+    other = next((held for held in entry.holders if held.claim.uid != demand.claim.uid), None)
+    new_share = use.share is not None and (known is None or all(use.share.id != share.id for share in known.shares))
+    shared = entry.device.shareable and use.share and all(held.shares for held in entry.holders)
+    if known is None and other is not None and not shared:
+        return refusal.exclusive(entry, other, draft.at)
+    if new_share and use.share and (over := _overcommitted(entry, use.share)):
+        return over
+    if known is None:
+        return _give(draft, entry, demand, phase)
+    stronger = phase is Phase.PREPARED and known.phase is not Phase.PREPARED
+    if not (stronger or new_share or not known.api_allocated):
+        return entry
+    changed = replace(
+        known,
+        phase=phase if stronger else known.phase,
+        since=draft.at if stronger else known.since,
+        shares=known.shares + (_shares(use) if new_share else ()),
+        api_allocated=True,
+    )
+    return settle(draft, entry, entry.hold, _with(entry.claims, changed))
+
+
+def _overcommitted(entry: Entry, share: Share) -> Refusal | None:
+    """Whether a new share asks for more than the others leave. The scheduler counts first; this is defence."""
+    total = dict(entry.device.capacity)
+    for name, wanted in share.consumed:
+        if name not in total:
+            continue
+        used = sum(
+            amount
+            for held in entry.holders
+            for given in held.shares
+            for capacity, amount in given.consumed
+            if capacity == name
+        )
+        if used + wanted > total[name]:
+            return refusal.overcommitted(entry, name, wanted, total[name] - used)
+    return None
+
+
+def note_allocated(draft: Draft, entry: Entry, demand: Demand) -> Outcome:
+    """An allocation of a device in CONFLICT or QUARANTINE: noted for a claim that is recorded, refused for another."""
+    known = entry.claim(demand.claim.uid)
+    if known is None:
+        return refusal.held(entry, draft.at)
+    if known.api_allocated:
+        return entry
+    return replace(entry, claims=_with(entry.claims, replace(known, api_allocated=True)), seq=draft.seq)
+
+
+def admit_admin(draft: Draft, entry: Entry, demand: Demand) -> Outcome:
+    """Admin access holds nothing and hinders nobody; it is recorded so that Unprepare finds it."""
+    if any(held.admin and held.claim.uid == demand.claim.uid for held in entry.claims):
+        return entry
+    new = ClaimHold(demand.claim, Phase.PREPARED, draft.at, _shares(demand.use), admin=True)
+    return replace(entry, claims=(*entry.claims, new), seq=draft.seq)
+
+
+def found_prepared(draft: Draft, entry: Entry, demand: Demand) -> Outcome:
+    """A CDI file says that a claim may be in use: so it holds the device, whatever the ledger thought."""
+    known = entry.claim(demand.claim.uid)
+    if known and known.phase is Phase.PREPARED:
+        return entry
+    new = ClaimHold(demand.claim, Phase.PREPARED, draft.at, _shares(demand.use), demand.use.admin)
+    hold = None if entry.owner is Owner.QUARANTINE and entry.hold and not entry.hold.confirmed else entry.hold
+    return settle(draft, entry, hold, _with(entry.claims, new))
+
+
+def reclaim(draft: Draft, entry: Entry, claims: tuple[ClaimHold, ...], because: str) -> Entry:
+    """The entry with other claims; QUARANTINE stays what it is."""
+    if entry.owner is Owner.QUARANTINE:
+        return replace(entry, claims=claims, seq=draft.seq)
+    return settle(draft, entry, entry.hold, claims, because)
+
+
+def deallocate(draft: Draft, entry: Entry, uid: str) -> Outcome:
+    """The API server has taken the device from the claim. What kubelet has prepared stays until it unprepares."""
+    return _each(
+        draft,
+        entry,
+        uid,
+        lambda held: None if held.phase is not Phase.PREPARED else _unallocated(held),
+        "the claim was deallocated before it was prepared",
+    )
+
+
+def _unallocated(held: ClaimHold) -> ClaimHold:
+    return replace(held, api_allocated=False) if held.api_allocated else held
+
+
+def unprepare(draft: Draft, entry: Entry, uid: str) -> Outcome:
+    """No container uses the claim here. The device is free only if the API server has taken it back as well."""
+
+    def back(held: ClaimHold) -> ClaimHold | None:
+        if held.phase is not Phase.PREPARED:
+            return held
+        if held.admin or not held.api_allocated:
+            return None
+        return replace(held, phase=Phase.GRANTED, since=draft.at)
+
+    return _each(draft, entry, uid, back, "the claim was unprepared and is deallocated")
+
+
+def _each(draft: Draft, entry: Entry, uid: str, change: Any, because: str) -> Entry:
+    """Apply ``change`` to what the claim ``uid`` has of the device (its hold, its admin access, or both)."""
+    claims = tuple(held if held.claim.uid != uid else change(held) for held in entry.claims)
+    left = tuple(held for held in claims if held is not None)
+    return entry if left == entry.claims else reclaim(draft, entry, left, because)
+
+
+# --- the lease of level G2 --------------------------------------------------------------------------------------------
+
+
+def lease_withdrawn(draft: Draft, entry: Entry, since_seq: int) -> Outcome:
+    """Kubelet has given up a shared device that a claim waits for."""
+    if since_seq < entry.seq:
+        return refusal.stale(entry.name, "kubelet's answer is older than the claim")
+    return _rephase(draft, entry, {Phase.PENDING: Phase.WITHDRAWN})
+
+
+def lease_grant(draft: Draft, entry: Entry, uid: str) -> Outcome:
+    """The claim's lease is confirmed, if kubelet has given the device up."""
+    held = entry.claim(uid)
+    if held is None or held.phase is Phase.PENDING:
+        return refusal.stale(entry.name, "kubelet has not given the device up yet")
+    return _rephase(draft, entry, {Phase.WITHDRAWN: Phase.GRANTED}, uid)
+
+
+def _rephase(draft: Draft, entry: Entry, phases: dict[Phase, Phase], uid: str = "") -> Entry:
+    claims = tuple(
+        replace(held, phase=phases[held.phase], since=draft.at)
+        if held.phase in phases and uid in ("", held.claim.uid)
+        else held
+        for held in entry.claims
+    )
+    return entry if claims == entry.claims else settle(draft, entry, entry.hold, claims)
+
+
+def lease_deny(draft: Draft, entry: Entry, uid: str) -> Outcome:
+    """The claim loses its lease."""
+    claims = tuple(held for held in entry.claims if held.claim.uid != uid or held.admin)
+    return entry if claims == entry.claims else settle(draft, entry, entry.hold, claims, "the lease was denied")
+
+
+def lease_effects(uid: str, denied: bool, because: str = "") -> Effect:
+    """What the API server is to be told about the claim's lease."""
+    return DenyClaim(uid, because) if denied else ConfirmClaim(uid)

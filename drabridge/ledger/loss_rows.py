@@ -1,0 +1,68 @@
+"""Rows about what is lost: a ledger, a boot, and the operator's word that ends it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from drabridge.ledger import refusal
+from drabridge.ledger.claim_rows import reclaim
+from drabridge.ledger.draft import Draft, Outcome
+from drabridge.ledger.events import Resolve
+from drabridge.ledger.model import (
+    Entry,
+    HeldBecause,
+    Hold,
+    Owner,
+    Phase,
+)
+from drabridge.ledger.pod_rows import recount
+from drabridge.ledger.settle import lane_when_held, settle
+
+
+def quarantine(draft: Draft, entry: Entry, reason: str) -> Outcome:
+    """The record is lost: what looked free may be held by anybody."""
+    lane, move = lane_when_held(draft, entry, Owner.QUARANTINE)
+    return replace(
+        entry,
+        owner=Owner.QUARANTINE,
+        lane=lane,
+        move=move,
+        hold=Hold(allocated_at=draft.at),
+        since=draft.at,
+        seq=draft.seq,
+        released_because="",
+    )
+
+
+_NOBODY_SEEN = frozenset(  # kubelet was asked and shows nobody: only what would make it certain is missing
+    {HeldBecause.ONCE_ABSENT, HeldBecause.NO_SECOND_WITNESS, HeldBecause.POD_UNACCOUNTED}
+)
+
+
+def resolve(draft: Draft, entry: Entry, event: Resolve) -> Outcome:
+    """The operator ends holds that nobody has, as far as kubelet and the API server can say."""
+    hold, claims = entry.hold, entry.claims
+    if event.legacy and hold is not None:
+        if hold.because not in _NOBODY_SEEN:
+            return refusal.in_use(entry, f"kubelet does not say that no pod uses it ({hold.because})")
+        hold = None
+    if event.claims:
+        for held in entry.holders:
+            if held.api_allocated:
+                return refusal.in_use(entry, f"the API server shows it allocated to claim {held.claim}")
+        claims = ()
+    if entry.owner is Owner.QUARANTINE and hold is not None:
+        return reclaim(draft, entry, claims, "the operator resolved it")
+    return settle(draft, entry, hold, claims, "the operator resolved it")
+
+
+def reboot(draft: Draft, entry: Entry, what: None) -> Outcome:
+    """No container of the last boot runs: nothing is prepared. Legacy holds stay, for kubelet's checkpoint does too."""
+    claims = tuple(
+        replace(held, phase=Phase.GRANTED, since=draft.at) if held.phase is Phase.PREPARED else held
+        for held in entry.claims
+        if not (held.phase is Phase.PREPARED and (held.admin or not held.api_allocated))
+    )
+    if claims != entry.claims:
+        entry = reclaim(draft, entry, claims, "the node was rebooted and the claim is deallocated")
+    return recount(draft, entry, what)

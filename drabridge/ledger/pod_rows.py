@@ -1,0 +1,94 @@
+"""Rows about pods with resource limits: Allocate, and what kubelet shows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from drabridge.inventory.model import Presence
+from drabridge.ledger import refusal, release
+from drabridge.ledger.draft import Draft, Outcome
+from drabridge.ledger.model import (
+    Entry,
+    HeldBecause,
+    Hold,
+    Owner,
+)
+from drabridge.ledger.outcome import (
+    Notify,
+    Subject,
+)
+from drabridge.ledger.release import Free, Witness
+from drabridge.ledger.settle import obstacle, settle
+
+
+def take(draft: Draft, entry: Entry, units: tuple[str, ...]) -> Outcome:
+    """Allocate of a free device."""
+    return obstacle(draft, entry) or settle(draft, entry, Hold(units, draft.at), entry.claims)
+
+
+def take_shared(draft: Draft, entry: Entry, units: tuple[str, ...]) -> Outcome:
+    """Allocate of a free device that claims may have, too."""
+    return take(draft, entry, units) if draft.policy.g2 else refusal.disabled(entry)
+
+
+def retake(draft: Draft, entry: Entry, units: tuple[str, ...]) -> Outcome:
+    """Allocate of what a legacy pod has: an app container after its init container, a re-admitted pod, another replica.
+
+    Refusing here on the word of PodResources made pods fail in storms (project-akri/akri#849).
+    """
+    if entry.device.presence is not Presence.PRESENT:
+        return refusal.not_present(entry)
+    old = entry.hold or Hold()
+    kept = old.units if set(units) <= set(old.units) else tuple(sorted({*old.units, *units}))
+    return settle(draft, entry, Hold(kept, draft.at, False, old.last_seen, pods=old.pods), entry.claims)
+
+
+def preempt(draft: Draft, entry: Entry, units: tuple[str, ...]) -> Outcome:
+    """G2: until the lease is confirmed, the pod wins and the claim is denied."""
+    if not draft.policy.g2:
+        return refusal.held(entry, draft.at)
+    draft.denied += [held.claim.uid for held in entry.holders]
+    return settle(draft, entry, Hold(units, draft.at), tuple(held for held in entry.claims if held.admin))
+
+
+def confirm(draft: Draft, entry: Entry, witness: Witness) -> Outcome:
+    """Kubelet shows the pod."""
+    hold = entry.hold or Hold()
+    seen = release.seen(hold, witness, draft.at)
+    return entry if seen is hold else replace(entry, hold=seen)
+
+
+def adopt(draft: Draft, entry: Entry, witness: Witness) -> Outcome:
+    """Kubelet shows a pod on a device that no pod was known to have: believe it. With a claim on it: CONFLICT."""
+    hold = Hold(entry.device.units, draft.at, True, draft.at, pods=witness.pods, because=HeldBecause.RUNNING)
+    message = f"{entry.name} was recorded as {entry.owner}, and kubelet shows {', '.join(map(str, witness.pods))} on it"
+    draft.effects.append(Notify(Subject.NODE, "DeviceAdopted", message, warning=False))
+    return settle(draft, entry, hold, entry.claims)
+
+
+def weigh(draft: Draft, entry: Entry, witness: Witness) -> Outcome:
+    """Kubelet does not show the pod: has it let go?"""
+    hold = entry.hold or Hold()
+    strict = entry.owner is Owner.QUARANTINE
+    node = draft.ledger.node
+    if strict and not node.merged:
+        return entry
+    verdict = release.weigh(
+        hold,
+        witness,
+        at=draft.at,
+        suspended_until=node.releases_suspended_until,
+        policy=draft.policy,
+        strict=strict,
+    )
+    if isinstance(verdict, Free):
+        return settle(draft, entry, None, entry.claims, verdict.because)
+    return entry if verdict is hold else replace(entry, hold=verdict)
+
+
+def recount(draft: Draft, entry: Entry, what: Any) -> Outcome:
+    """Kubelet or the agent began anew: absences seen so far count no more."""
+    if entry.hold is None or not entry.hold.absences:
+        return entry
+    return replace(entry, hold=replace(entry.hold, absences=0, absent_since=0.0))
