@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from drabridge.inventory.model import Presence
+from drabridge.ledger.lines import Json
 from drabridge.ledger.model import (
     ClaimHold,
     ClaimRef,
@@ -22,8 +23,6 @@ from drabridge.ledger.model import (
     PodRef,
     Share,
 )
-
-Json = dict[str, Any]
 
 ENTRY_FIELDS = frozenset(
     {"name", "resource", "units", "root", "presence", "shareable", "capacity", "owner", "lane", "drain"}

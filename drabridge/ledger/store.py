@@ -1,11 +1,10 @@
 """The ledger on disk: one file, a snapshot followed by a journal, and never "free" for what cannot be read.
 
-``ledger.jsonl`` is text, one record a line, each with the CRC-32 of its own bytes in front (a checksum of re-serialised
-values breaks with every added field; NVIDIA/k8s-dra-driver-gpu#1080). The first line is the envelope: format, version,
-node, sequence number, number of entries; the entries follow; then one line for each commit, with the entries that it
-replaced. A commit is one ``write`` and one ``fsync``, whatever the number of devices. The file is rewritten when the
-journal outgrows the snapshot: temporary file, fsync, rename, fsync of the directory; the copy before stays as
-``ledger.jsonl.previous``.
+``ledger.jsonl`` is text, one record a line, each with the CRC-32 of its own bytes in front. The first line is the
+envelope: format, version, node, sequence number, number of entries; the entries follow; then one line for each commit,
+with the entries that it replaced. A commit is one ``write`` and one ``fsync``, whatever the number of devices. The file
+is rewritten when the journal outgrows its limit: temporary file, fsync, rename, fsync of the directory; the copy before
+stays as ``ledger.jsonl.previous``.
 
 A last line without its end was never acknowledged and is dropped. Anything else that does not read as it was written
 ends the reading: what was read so far is kept, and every device that looks free there is quarantined.
@@ -16,24 +15,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import stat
-import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from drabridge.errors import HostError
-from drabridge.ledger.codec import ENTRY_FIELDS, Json, entry_from_json, entry_to_json, node_from_json, node_to_json
+from drabridge.ledger.codec import ENTRY_FIELDS, entry_from_json, entry_to_json, node_from_json, node_to_json
+from drabridge.ledger.lines import Json, Unreadable, decode, encode
 from drabridge.ledger.model import Entry, Ledger, NodeState
 
 FORMAT = "drabridge-ledger"
 VERSION = 1
 FILE = "ledger.jsonl"
-_CRC_DIGITS = 8
 _COMPACT_BYTES = 1 << 20  # of journal; replaying one MiB takes about 50 ms, half of the budget of a start
 _KEPT_ASIDE = 5  # unreadable files that are kept for a person to look at
 
@@ -83,10 +79,6 @@ class _Read:
 
 class LedgerLockedError(HostError):
     """Another process is the ledger's writer."""
-
-
-class Unreadable(Exception):
-    """Not even the snapshot of a file can be read."""
 
 
 class Store:
@@ -161,7 +153,7 @@ class Store:
         tail = lines.pop()  # empty if the file ends as it should
         if not lines:
             raise Unreadable("it is empty" if not tail else "it ends within its first line")
-        envelope = _decode(lines[0])
+        envelope = decode(lines[0])
         _check_envelope(envelope, self.node)
         try:
             node, seq, count = (
@@ -176,12 +168,12 @@ class Store:
             raise Unreadable(f"it ends after {len(lines) - 1} of {count} entries")
         try:
             for line in lines[1 : count + 1]:
-                _enter(read, _decode(line))
+                _enter(read, decode(line))
         except (*_NOT_OURS, Unreadable) as error:
             raise Unreadable(f"an entry of its snapshot is damaged ({error})") from error
         for number, line in enumerate(lines[count + 1 :], count + 2):
             try:
-                _replay(read, _decode(line))
+                _replay(read, decode(line))
             except (*_NOT_OURS, Unreadable) as error:
                 read.fault = f"line {number} ({error})"
                 break
@@ -234,7 +226,7 @@ class Store:
         }
         if gone := sorted(removed):
             record["removed"] = gone
-        line = _encode(record)
+        line = encode(record)
         try:
             _write(self._fd, line)
             self._fsync(self._fd)
@@ -261,7 +253,7 @@ class Store:
                 temporary.unlink()
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
             try:
-                _write(fd, b"".join(map(_encode, (envelope, *map(self._entry, ledger.entries.values())))))
+                _write(fd, b"".join(map(encode, (envelope, *map(self._entry, ledger.entries.values())))))
                 self._fsync(fd)
                 if self.path.is_dir() and self._set_aside() is None:
                     raise OSError(errno.EISDIR, "a directory is in the way", str(self.path))
@@ -332,25 +324,6 @@ def _lock(directory: Path) -> tuple[bool, int]:
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return before, fd
-
-
-def _encode(value: Json) -> bytes:
-    body = json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
-    return b"%08x %b\n" % (zlib.crc32(body), body)
-
-
-def _decode(line: bytes) -> Json:
-    """The record of a line. :exc:`Unreadable` if its bytes are not those that were written."""
-    body = line[_CRC_DIGITS + 1 :]
-    if line[_CRC_DIGITS : _CRC_DIGITS + 1] != b" " or line[:_CRC_DIGITS] != b"%08x" % zlib.crc32(body):
-        raise Unreadable("its checksum does not match")
-    try:
-        value: Any = json.loads(body)
-    except ValueError as error:
-        raise Unreadable(f"it is not JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise Unreadable("it is not a JSON object")
-    return value
 
 
 def _check_envelope(envelope: Json, node: str) -> None:

@@ -18,7 +18,7 @@ from drabridge.ledger.outcome import Decision, Step
 from drabridge.ledger.settle import settle
 from drabridge.ledger.table import CLAIMED, TABLE, Signal, Transition
 from tests.ledger.search import Found, search
-from tests.ledger.world import POLICY, Config, Stepper
+from tests.ledger.states import POLICY, Config, Stepper
 
 SMALL = Config(devices=1, pods=1, claims=1, late_evidence=False, moves=1)
 

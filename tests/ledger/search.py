@@ -12,7 +12,8 @@ import time
 from array import array
 from dataclasses import dataclass
 
-from tests.ledger.world import Broken, Config, State, World
+from tests.ledger.states import Broken, Config, State
+from tests.ledger.world import World
 
 
 @dataclass(frozen=True, slots=True)

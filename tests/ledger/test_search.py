@@ -12,7 +12,7 @@ from drabridge.ledger.model import Lane, Owner
 from drabridge.ledger.table import Signal
 from tests.ledger.mutants import MUTANTS, Mutant, other_rows
 from tests.ledger.search import search
-from tests.ledger.world import Config
+from tests.ledger.states import Config
 
 WORLDS = {
     "2 devices, 2 pods, 2 claims, moves": Config(faults=0, moves=1, late_evidence=False),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+from pathlib import Path
+
 import pytest
 
 from drabridge.inventory.model import Device, Presence
@@ -125,6 +129,24 @@ def test_every_combination_has_exactly_one_row() -> None:
         compile_rows((*ROWS, ROWS[0]))
     with pytest.raises(ValueError, match="no row for allocate"):
         compile_rows(ROWS[1:])
+
+
+PURE = ("model", "events", "outcome", "draft", "settle", "table", "machine", "release", "refusal", "advertise", "lanes")
+ROW_FILES = ("common_rows", "pod_rows", "claim_rows", "lane_rows", "loss_rows")
+
+
+@pytest.mark.parametrize("name", [*PURE, *ROW_FILES, "invariants", "shards", "codec"])
+def test_the_core_has_no_clock_no_socket_and_no_file(name: str) -> None:
+    source = Path(importlib.import_module(f"drabridge.ledger.{name}").__file__ or "").read_text()
+    imported = {
+        (node.module or "") if isinstance(node, ast.ImportFrom) else alias.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    outside = {module.split(".")[0] for module in imported if not module.startswith("drabridge.")}
+    assert outside <= {"__future__", "collections", "dataclasses", "datetime", "enum", "itertools", "typing"}
+    assert not any(word in source for word in (".now(", "utcnow", "open("))
 
 
 # --- legacy ---

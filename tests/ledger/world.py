@@ -11,228 +11,73 @@ The ledger's part is the real ``step``, memoised.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from enum import IntEnum
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 from drabridge.inventory.model import Presence
-from drabridge.ledger import advertise, invariants
 from drabridge.ledger import events as ev
+from drabridge.ledger import invariants
 from drabridge.ledger.machine import step
 from drabridge.ledger.model import (
-    DRA_OWNERS,
     ClaimRef,
     Entry,
     Facts,
-    HeldBecause,
     Lane,
     Ledger,
     NodeState,
     Owner,
     PodRef,
-    Policy,
 )
-from drabridge.ledger.outcome import Step
-
-NOW = 1.0  # the time of every event; what happened "long ago" happened at 0
-POLICY = Policy(
-    min_hold_seconds=1,
-    unconfirmed_seconds=1,
-    absent_lists=2,
-    absent_seconds=1,
-    settle_seconds=1,
-    quiesce_seconds=1,
-    tombstone_seconds=1,
+from tests.ledger.forget import aged, crashed, swap_claims, swap_devices, swap_gathered, unsequenced
+from tests.ledger.ledgers import Ledgers
+from tests.ledger.states import (
+    _POD,
+    DEVICES,
+    NOW,
+    SWAPPED,
+    UIDS,
+    Broken,
+    Claim,
+    Gathered,
+    K,
+    P,
+    Pod,
+    State,
+    bits,
 )
 
 
-class P(IntEnum):
-    """A legacy pod's life."""
-
-    IDLE = 0  # bound to the node
-    CHOSEN = 1  # kubelet has chosen a device; its Allocate is on the way
-    REPLIED = 2  # Allocate was answered with yes; kubelet has not recorded it yet
-    INIT = 3  # runs a plain init container: in kubelet's checkpoint, not in PodResources
-    RUN = 4
-    ZOMBIE = 5  # force-deleted: kubelet and the API have forgotten it, its processes run
-    DONE = 6
+def _same(event: ev.Event) -> ev.Event:
+    return event
 
 
-class K(IntEnum):
-    """What kubelet has done with a claim."""
-
-    NEW = 0
-    TRIED = 1  # Prepare failed, or its answer was lost
-    RUNNING = 2
-    STOPPED = 3  # no container; Unprepare is due
-    DONE = 4
+def _without_id(name: str, ledger: Ledger) -> Ledger:
+    return ledger.replace((), (name,))
 
 
-class Claim(NamedTuple):
-    """A claim: its life in the API (0 new, 1 allocated, 2 deallocated), what the agent's watch has shown, kubelet."""
-
-    api: int = 0
-    seen: int = 0
-    devices: int = 0  # bit mask
-    kubelet: int = K.NEW
-    cdi: bool = False  # its CDI file is on the node
+def _order(state: State) -> tuple[Any, ...]:
+    return (*state[:7], state.gathered or (), *state[8:])
 
 
-Pod = tuple[int, int]  # phase, device (-1: none)
+def _names(mask: int) -> str:
+    return ",".join(DEVICES[device] for device in bits(mask)) or "nothing"
 
 
-class Gathered(NamedTuple):
-    """One round of evidence as it was when the gathering began; bit masks over the devices."""
-
-    listed: int
-    checkpoint: int
-    opened: int
-    healthy: int
-    api: int
-    claimed: int
-    unaccounted: bool
+def _uses(mask: int) -> tuple[ev.Use, ...]:
+    return tuple(ev.Use(DEVICES[device]) for device in bits(mask))
 
 
-class State(NamedTuple):
-    """Everything. ``ledger`` is the number of an interned ledger."""
-
-    ledger: int
-    healthy: int  # what kubelet believes Healthy
-    api: int  # what the slices in the API offer
-    scheduler: int  # what a scheduler may still choose: never less than ``api``
-    up: bool  # the agent runs
-    known: bool  # kubelet has re-synced all of its pods since its start
-    noticed: bool  # kubelet's stream to the agent is open
-    gathered: Gathered | None
-    pods: tuple[Pod, ...]
-    claims: tuple[Claim, ...]
-    faults: int  # how many more may happen
-    moves: int  # how many more changes of lane the operator asks for
+def _allocated(uid: str, claim: Claim) -> ev.ClaimAllocated:
+    return ev.ClaimAllocated(ClaimRef(uid), _uses(claim.devices), NOW)
 
 
-Stepper = Callable[[Ledger, ev.Event, Policy], Step]
+def _shown(mask: int) -> Mapping[str, tuple[PodRef, ...]]:
+    return {DEVICES[device]: _POD for device in bits(mask)}
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
-    """Which world."""
-
-    devices: int = 2
-    pods: int = 2
-    claims: int = 2
-    faults: int = 1
-    kinds: frozenset[str] = frozenset({"crash", "kubelet", "force", "reboot", "lost"})
-    whole_claims: bool = True  # a claim may want both devices
-    late_evidence: bool = True  # evidence may be applied long after it was gathered
-    checkpoint: bool = True  # kubelet's checkpoint can be read; otherwise the API server is the second witness
-    probe: bool = False  # open file descriptors are looked at, so force-deleted pods may live for any time
-    lanes: tuple[Lane, Lane] = (Lane.LEGACY, Lane.DRA)  # of the devices at the start
-    moves: int = 1  # changes of lane that the operator asks for
-    policy: Policy = POLICY
-    """What follows breaks the agent around the ledger, or the ledger itself: for the mutants."""
-    step: Stepper = step
-    reply_before_durable: bool = False
-    restart_as_free: bool = False
-    drop_ids: bool = False
-    offer: Callable[[Ledger, Entry, Policy], bool] = advertise.legacy_healthy
-
-    @property
-    def alike(self) -> bool:
-        """Whether the devices are exchangeable."""
-        return self.devices == 2 and self.lanes[0] is self.lanes[1]
-
-
-class Broken(Exception):
-    """An invariant does not hold."""
-
-    def __init__(self, violations: tuple[invariants.Violation, ...]) -> None:
-        super().__init__("; ".join(map(str, violations)))
-        self.violations = violations
-
-
-DEVICES = ("d0", "d1")
-UIDS = ("c0", "c1")
-BOTH = 0b11
-SWAPPED = (0b00, 0b10, 0b01, 0b11)  # a mask with the two devices exchanged
-_POD = (PodRef("ns", "pod"),)
-
-
-def bits(mask: int) -> tuple[int, ...]:
-    """The devices of a mask."""
-    return ((), (0,), (1,), (0, 1))[mask]
-
-
-@dataclass(slots=True)
-class World:
+class World(Ledgers):
     """The transition relation. ``successors`` yields (label, state, whether it helps to drain)."""
-
-    config: Config
-    ledgers: list[Ledger] = field(default_factory=list)
-    steps: int = 0  # calls of the real step
-    _ids: dict[Any, int] = field(default_factory=dict)
-    _memo: dict[Any, Any] = field(default_factory=dict)
-    _bad: set[int] = field(default_factory=set)
-
-    # --- ledgers as small numbers ---
-
-    def intern(self, ledger: Ledger) -> int:
-        """The number of a ledger, forgetting everything that no transition looks at."""
-        entries = tuple(_normal(entry) for _, entry in sorted(ledger.entries.items()))
-        node = NodeState(
-            boot_id=ledger.node.boot_id and "boot",
-            merged=ledger.node.merged,
-            kubelet_seq=ledger.node.kubelet_seq,
-            releases_suspended_until=2.0 if ledger.node.releases_suspended_until > NOW else 0.0,
-            lost=ledger.node.lost and "lost",
-        )
-        key = (entries, node)
-        number = self._ids.get(key)
-        if number is None:
-            number = self._ids[key] = len(self.ledgers)
-            normal = Ledger.of(entries, node, seq=0)
-            self.ledgers.append(normal)
-            if violations := invariants.check_ledger(normal, self.config.policy):
-                raise Broken(violations)
-        return number
-
-    def memo(self, what: str, number: int, make: Callable[[Ledger], Ledger]) -> int:
-        """The number of ``make(ledger)``."""
-        key = (what, number)
-        result: int | None = self._memo.get(key)
-        if result is None:
-            result = self._memo[key] = self.intern(make(self.ledgers[number]))
-        return result
-
-    def apply(self, number: int, key: tuple[Any, ...], event: Callable[[], ev.Event]) -> tuple[int, bool]:
-        """Let the real step act; ``key`` names the event. Checks the invariants about steps."""
-        memo_key = (number, key)
-        known: tuple[int, bool] | None = self._memo.get(memo_key)
-        if known is None:
-            self.steps += 1
-            before, happened = self.ledgers[number], event()
-            done = self.config.step(before, happened, self.config.policy)
-            after = done.of(before)
-            checked = self.config.step is step  # a mutant is to be caught by its consequences
-            if checked and (violations := invariants.check_step(before, happened, after, self.config.policy)):
-                raise Broken(violations)
-            known = self._memo[memo_key] = (self.intern(after), done.decision.accepted)
-        return known
-
-    def offers(self, number: int) -> tuple[int, int]:
-        """What the agent offers to kubelet and to the scheduler: two masks."""
-        key = ("offers", number)
-        known: tuple[int, int] | None = self._memo.get(key)
-        if known is None:
-            ledger, policy = self.ledgers[number], self.config.policy
-            legacy = dra = 0
-            for bit, name in enumerate(DEVICES):
-                if entry := ledger.entries.get(name):
-                    legacy |= self.config.offer(ledger, entry, policy) << bit
-                    dra |= advertise.dra_schedulable(ledger, entry, policy) << bit
-            known = self._memo[key] = (legacy, dra)
-        return known
 
     # --- the beginning ---
 
@@ -265,7 +110,7 @@ class World:
         """One of the states that differ only in the names of pods, claims and (if they began alike) devices."""
         number = state.ledger
         if state.gathered is None:
-            number = self.memo("settled", number, _unsequenced)
+            number = self.memo("settled", number, unsequenced)
         plain = self._sorted(state._replace(ledger=number, pods=tuple(sorted(state.pods))))
         if not self.config.alike:
             return plain
@@ -275,7 +120,7 @@ class World:
     def _sorted(self, state: State) -> State:
         if len(state.claims) < 2 or state.claims[0] < state.claims[1]:
             return state
-        number = self.memo("claims", state.ledger, _swap_claims)
+        number = self.memo("claims", state.ledger, swap_claims)
         if state.claims[0] == state.claims[1]:
             return state if state.ledger <= number else state._replace(ledger=number)
         return state._replace(ledger=number, claims=state.claims[::-1])
@@ -283,13 +128,13 @@ class World:
     def _swapped(self, state: State) -> State:
         seen = state.gathered
         return state._replace(
-            ledger=self.memo("devices", state.ledger, _swap_devices),
+            ledger=self.memo("devices", state.ledger, swap_devices),
             healthy=SWAPPED[state.healthy],
             api=SWAPPED[state.api],
             scheduler=SWAPPED[state.scheduler],
             pods=tuple(sorted((phase, device if device < 0 else 1 - device) for phase, device in state.pods)),
             claims=tuple(claim._replace(devices=SWAPPED[claim.devices]) for claim in state.claims),
-            gathered=seen and _swap_gathered(seen),
+            gathered=seen and swap_gathered(seen),
         )
 
     # --- what is really the case ---
@@ -349,7 +194,7 @@ class World:
         else:
             yield from self._restart(state)
         if self._may_tick(state):
-            yield "time passes", state._replace(ledger=self.memo("tick", state.ledger, _aged)), True
+            yield "time passes", state._replace(ledger=self.memo("tick", state.ledger, aged)), True
         if state.faults:
             yield from self._faults(state._replace(faults=state.faults - 1))
 
@@ -605,7 +450,7 @@ class World:
     def _down(self, state: State, number: int) -> State:
         """The agent is killed (that costs a fault): kubelet's stream breaks, unwritten evidence is gone."""
         return state._replace(
-            ledger=self.memo("crashed", number, _crashed),
+            ledger=self.memo("crashed", number, crashed),
             up=False,
             noticed=False,
             healthy=0,
@@ -695,111 +540,3 @@ class World:
                 state._replace(ledger=number, up=True, noticed=True, claims=claims),
                 True,
             )
-
-
-def _same(event: ev.Event) -> ev.Event:
-    return event
-
-
-def _without_id(name: str, ledger: Ledger) -> Ledger:
-    return ledger.replace((), (name,))
-
-
-def _order(state: State) -> tuple[Any, ...]:
-    return (*state[:7], state.gathered or (), *state[8:])
-
-
-def _names(mask: int) -> str:
-    return ",".join(DEVICES[device] for device in bits(mask)) or "nothing"
-
-
-def _uses(mask: int) -> tuple[ev.Use, ...]:
-    return tuple(ev.Use(DEVICES[device]) for device in bits(mask))
-
-
-def _allocated(uid: str, claim: Claim) -> ev.ClaimAllocated:
-    return ev.ClaimAllocated(ClaimRef(uid), _uses(claim.devices), NOW)
-
-
-def _shown(mask: int) -> Mapping[str, tuple[PodRef, ...]]:
-    return {DEVICES[device]: _POD for device in bits(mask)}
-
-
-def _normal(entry: Entry) -> Entry:
-    hold, move = entry.hold, entry.move
-    if hold is not None:
-        hold = replace(hold, absences=min(hold.absences, 2), last_seen=0.0, pods=(), because=HeldBecause.TOO_YOUNG)
-    if move is not None:
-        move = replace(move, since=0.0, reason="")
-    return replace(
-        entry,
-        hold=hold,
-        move=move,
-        claims=tuple(sorted((replace(held, since=0.0) for held in entry.claims), key=lambda held: held.claim.uid)),
-        since=entry.since if entry.device.presence is Presence.GONE else 0.0,
-        released_because="",
-    )
-
-
-def _unsequenced(ledger: Ledger) -> Ledger:
-    """Nobody gathers evidence: it does not matter what changed since when."""
-    entries = [replace(entry, seq=0) for entry in ledger.entries.values()]
-    return Ledger.of(entries, ledger.node._replace(kubelet_seq=0), seq=0)
-
-
-def _aged(ledger: Ledger) -> Ledger:
-    """Everything that happened just now happened long ago."""
-    entries = []
-    for entry in ledger.entries.values():
-        hold = entry.hold and replace(entry.hold, allocated_at=0.0, absent_since=0.0)
-        move = entry.move and replace(entry.move, step_since=0.0)
-        entries.append(replace(entry, hold=hold, move=move, since=0.0))
-    return Ledger.of(entries, ledger.node._replace(releases_suspended_until=0.0), ledger.seq)
-
-
-def _crashed(ledger: Ledger) -> Ledger:
-    """What another process reads from the disk."""
-    entries = [
-        replace(entry, hold=entry.hold and replace(entry.hold, confirmed=False, absences=0, absent_since=0.0))
-        for entry in ledger.entries.values()
-    ]
-    return Ledger.of(entries, ledger.node._replace(merged=False), ledger.seq)
-
-
-def _swap_gathered(seen: Gathered) -> Gathered:
-    return seen._replace(
-        listed=SWAPPED[seen.listed],
-        checkpoint=SWAPPED[seen.checkpoint],
-        opened=SWAPPED[seen.opened],
-        healthy=SWAPPED[seen.healthy],
-        api=SWAPPED[seen.api],
-        claimed=SWAPPED[seen.claimed],
-    )
-
-
-def _swap_devices(ledger: Ledger) -> Ledger:
-    other = {DEVICES[0]: DEVICES[1], DEVICES[1]: DEVICES[0]}
-    entries = [
-        replace(
-            entry,
-            device=replace(entry.device, name=other[name], units=(other[name],)),
-            hold=entry.hold and replace(entry.hold, units=tuple(other[unit] for unit in entry.hold.units)),
-        )
-        for name, entry in ledger.entries.items()
-    ]
-    return Ledger.of(entries, ledger.node, ledger.seq)
-
-
-def _swap_claims(ledger: Ledger) -> Ledger:
-    other = {UIDS[0]: UIDS[1], UIDS[1]: UIDS[0]}
-    entries = [
-        replace(
-            entry,
-            claims=tuple(replace(held, claim=ClaimRef(other[held.claim.uid])) for held in entry.claims),
-        )
-        for entry in ledger.entries.values()
-    ]
-    return Ledger.of(entries, ledger.node, ledger.seq)
-
-
-__all__ = ["DEVICES", "DRA_OWNERS", "POLICY", "Broken", "Config", "State", "World"]

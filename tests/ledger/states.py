@@ -1,0 +1,147 @@
+"""The parts of a small world: what a pod, a claim, kubelet and the scheduler can be, and which worlds there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from drabridge.ledger import advertise, invariants
+from drabridge.ledger import events as ev
+from drabridge.ledger.machine import step
+from drabridge.ledger.model import (
+    Entry,
+    Lane,
+    Ledger,
+    PodRef,
+    Policy,
+)
+from drabridge.ledger.outcome import Step
+
+NOW = 1.0  # the time of every event; what happened "long ago" happened at 0
+POLICY = Policy(
+    min_hold_seconds=1,
+    unconfirmed_seconds=1,
+    absent_lists=2,
+    absent_seconds=1,
+    settle_seconds=1,
+    quiesce_seconds=1,
+    tombstone_seconds=1,
+)
+
+
+class P(IntEnum):
+    """A legacy pod's life."""
+
+    IDLE = 0  # bound to the node
+    CHOSEN = 1  # kubelet has chosen a device; its Allocate is on the way
+    REPLIED = 2  # Allocate was answered with yes; kubelet has not recorded it yet
+    INIT = 3  # runs a plain init container: in kubelet's checkpoint, not in PodResources
+    RUN = 4
+    ZOMBIE = 5  # force-deleted: kubelet and the API have forgotten it, its processes run
+    DONE = 6
+
+
+class K(IntEnum):
+    """What kubelet has done with a claim."""
+
+    NEW = 0
+    TRIED = 1  # Prepare failed, or its answer was lost
+    RUNNING = 2
+    STOPPED = 3  # no container; Unprepare is due
+    DONE = 4
+
+
+class Claim(NamedTuple):
+    """A claim: its life in the API (0 new, 1 allocated, 2 deallocated), what the agent's watch has shown, kubelet."""
+
+    api: int = 0
+    seen: int = 0
+    devices: int = 0  # bit mask
+    kubelet: int = K.NEW
+    cdi: bool = False  # its CDI file is on the node
+
+
+Pod = tuple[int, int]  # phase, device (-1: none)
+
+
+class Gathered(NamedTuple):
+    """One round of evidence as it was when the gathering began; bit masks over the devices."""
+
+    listed: int
+    checkpoint: int
+    opened: int
+    healthy: int
+    api: int
+    claimed: int
+    unaccounted: bool
+
+
+class State(NamedTuple):
+    """Everything. ``ledger`` is the number of an interned ledger."""
+
+    ledger: int
+    healthy: int  # what kubelet believes Healthy
+    api: int  # what the slices in the API offer
+    scheduler: int  # what a scheduler may still choose: never less than ``api``
+    up: bool  # the agent runs
+    known: bool  # kubelet has re-synced all of its pods since its start
+    noticed: bool  # kubelet's stream to the agent is open
+    gathered: Gathered | None
+    pods: tuple[Pod, ...]
+    claims: tuple[Claim, ...]
+    faults: int  # how many more may happen
+    moves: int  # how many more changes of lane the operator asks for
+
+
+Stepper = Callable[[Ledger, ev.Event, Policy], Step]
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Which world."""
+
+    devices: int = 2
+    pods: int = 2
+    claims: int = 2
+    faults: int = 1
+    kinds: frozenset[str] = frozenset({"crash", "kubelet", "force", "reboot", "lost"})
+    whole_claims: bool = True  # a claim may want both devices
+    late_evidence: bool = True  # evidence may be applied long after it was gathered
+    checkpoint: bool = True  # kubelet's checkpoint can be read; otherwise the API server is the second witness
+    probe: bool = False  # open file descriptors are looked at, so force-deleted pods may live for any time
+    lanes: tuple[Lane, Lane] = (Lane.LEGACY, Lane.DRA)  # of the devices at the start
+    moves: int = 1  # changes of lane that the operator asks for
+    policy: Policy = POLICY
+    """What follows breaks the agent around the ledger, or the ledger itself: for the mutants."""
+    step: Stepper = step
+    reply_before_durable: bool = False
+    restart_as_free: bool = False
+    drop_ids: bool = False
+    offer: Callable[[Ledger, Entry, Policy], bool] = advertise.legacy_healthy
+
+    @property
+    def alike(self) -> bool:
+        """Whether the devices are exchangeable."""
+        return self.devices == 2 and self.lanes[0] is self.lanes[1]
+
+
+class Broken(Exception):
+    """An invariant does not hold."""
+
+    def __init__(self, violations: tuple[invariants.Violation, ...]) -> None:
+        super().__init__("; ".join(map(str, violations)))
+        self.violations = violations
+
+
+DEVICES = ("d0", "d1")
+UIDS = ("c0", "c1")
+BOTH = 0b11
+SWAPPED = (0b00, 0b10, 0b01, 0b11)  # a mask with the two devices exchanged
+_POD = (PodRef("ns", "pod"),)
+
+
+def bits(mask: int) -> tuple[int, ...]:
+    """The devices of a mask."""
+    return ((), (0,), (1,), (0, 1))[mask]
