@@ -19,7 +19,7 @@ from drabridge.ledger import lane_rows as lanes
 from drabridge.ledger import loss_rows as loss
 from drabridge.ledger import pod_rows as pods
 from drabridge.ledger.draft import Draft, Outcome
-from drabridge.ledger.model import DRA_OWNERS, MOVING, Entry, Lane, Owner
+from drabridge.ledger.model import DRA_OWNERS, Entry, Lane, Owner
 
 Transition = Callable[[Draft, Entry, Any], Outcome]
 
@@ -74,7 +74,6 @@ CLAIMED = _owners(Owner.DRA_GRANTED, Owner.DRA_PREPARED)
 UNCLEAR = _owners(Owner.CONFLICT, Owner.QUARANTINE)
 
 ALL = frozenset(Lane)
-STILL = ALL - MOVING
 TO_DRA = _lanes(Lane.LEGACY_TO_DRA)
 TO_LEGACY = _lanes(Lane.DRA_TO_LEGACY)
 SHARED = _lanes(Lane.SHARED)
