@@ -1,0 +1,100 @@
+"""Helm itself, for tests: its Go library, as the wheel ``helm-python-sdk`` bundles it, in a process of its own.
+
+Of its own because a Go runtime brings threads and signal handlers that do not belong into a test process with gRPC.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "deploy/chart"
+SECONDS = 60.0
+Json = dict[str, Any]
+
+_PROGRAM = """
+import json, sys
+import helm_python
+job = json.load(sys.stdin)
+try:
+    if job["do"] == "render":
+        with helm_python.Chart.load(job["chart"]) as chart:
+            chart.validate_schema(job["values"])
+            result = chart.render(job["values"], name=job["name"], namespace=job["namespace"])
+    else:
+        result = helm_python.chart.lint(job["chart"], job["values"], strict=True, kube_version=job["kube_version"])
+except helm_python.HelmError as error:
+    result = {"error": str(error)}
+json.dump(result, sys.stdout)
+"""
+
+
+class HelmRefusedError(Exception):
+    """Helm's own words."""
+
+
+@functools.lru_cache(maxsize=64)
+def _run(job: str) -> Json:
+    if find_spec("helm_python") is None:
+        pytest.skip("the wheel with Helm's library (helm-python-sdk) is not installed")
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM], input=job, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    answer: Json = json.loads(done.stdout)
+    if "error" in answer:
+        raise HelmRefusedError(answer["error"])
+    return answer
+
+
+def templates(
+    values: Mapping[str, Any] | None = None,
+    *,
+    name: str = "drabridge",
+    namespace: str = "drabridge",
+    chart: Path = CHART,
+) -> dict[str, str]:
+    """Rendered text by template file name. Raises HelmRefusedError for values that schema or templates refuse."""
+    job = {"do": "render", "chart": str(chart), "values": values or {}, "name": name, "namespace": namespace}
+    return {Path(path).name: text for path, text in _run(json.dumps(job)).items()}
+
+
+def manifests(
+    values: Mapping[str, Any] | None = None,
+    *,
+    name: str = "drabridge",
+    namespace: str = "drabridge",
+    chart: Path = CHART,
+) -> list[Json]:
+    """Every object that the chart renders, in Helm's order of files."""
+    rendered = templates(values, name=name, namespace=namespace, chart=chart)
+    documents = [
+        document
+        for file, text in sorted(rendered.items())
+        if file.endswith(".yaml")
+        for document in yaml.safe_load_all(text)
+    ]
+    return [document for document in documents if document]
+
+
+def lint(values: Mapping[str, Any] | None = None, *, kube_version: str = "v1.36.0", chart: Path = CHART) -> list[Json]:
+    """What ``helm lint --strict`` complains about: warnings and errors, with their path."""
+    job = {"do": "lint", "chart": str(chart), "values": values or {}, "kube_version": kube_version}
+    report = _run(json.dumps(job))
+    return [message for message in report["messages"] if message["severity"] >= 2]
+
+
+def one(objects: list[Json], kind: str) -> Json:
+    """The only object of a kind."""
+    (found,) = (each for each in objects if each["kind"] == kind)
+    return found

@@ -1,0 +1,299 @@
+"""The chart, by Helm itself: it lints, renders what it should for every value, and refuses values that mean nothing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from drabridge.config.loader import load
+from drabridge.config.schema import Config
+from drabridge.pages import parse_listen
+from tests.deploy.helm import CHART, ROOT, HelmRefusedError, lint, manifests, one, templates
+
+Json = dict[str, Any]
+EXAMPLES = sorted((ROOT / "deploy/examples").glob("*.yaml"))
+UDEV: Json = {"config": {"udevEvents": "udev"}}
+LEGACY_ONLY: Json = {"config": {"dra": {"enabled": False}}}
+EVERYTHING: Json = {
+    "config": {
+        "udevEvents": "udev",
+        "resources": [
+            {
+                "name": "example.com/kvm",
+                "match": [{"subsystem": "misc", "sysname": "kvm"}],
+                "lanes": {"legacy": "50%", "dra": "50%"},
+                "deviceClass": {"name": "kvm", "extendedResourceName": "example.com/kvm-by-claim"},
+            }
+        ],
+    },
+    "image": {"repository": "registry.example.com/drabridge", "digest": "sha256:" + "a" * 64},
+    "imagePullSecrets": [{"name": "pull"}],
+    "extraHostPaths": ["/opt/firmware"],
+    "http": {"onNodeAddress": True},
+    "serviceAccount": {"annotations": {"a": "b"}},
+    "podLabels": {"team": "hardware"},
+    "podAnnotations": {"note": "x"},
+    "nodeSelector": {"gpu": "yes"},
+    "affinity": {"nodeAffinity": {}},
+    "capabilities": ["SYS_ADMIN"],
+    "seLinuxOptions": {"type": "spc_t"},
+    "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+    "maxUnavailable": "10%",
+}
+NETWORK_POLICY: Json = {"networkPolicy": {"enabled": True, "scrapers": [{"namespaceSelector": {}}]}}
+VARIANTS = {
+    "defaults": {},
+    "udev": UDEV,
+    "legacy only": LEGACY_ONLY,
+    "everything": EVERYTHING,
+    "network policy": NETWORK_POLICY,
+}
+
+
+def pod(values: Json | None = None) -> Json:
+    spec: Json = one(manifests(values), "DaemonSet")["spec"]["template"]["spec"]
+    return spec
+
+
+def agent(values: Json | None = None) -> Json:
+    (container,) = pod(values)["containers"]
+    found: Json = container
+    return found
+
+
+def argument(values: Json | None, flag: str) -> str:
+    (found,) = (text.partition("=")[2] for text in agent(values)["args"] if text.startswith(f"--{flag}="))
+    return str(found)
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+def test_helm_lint_has_nothing_to_say(values: Json) -> None:
+    assert lint(values) == []
+
+
+@pytest.mark.parametrize("version", ["v1.26.0", "v1.30.0", "v1.34.0", "v1.37.0"])
+def test_it_lints_for_every_version_of_the_support_floor(version: str) -> None:
+    assert lint(EVERYTHING, kube_version=version) == []
+
+
+def test_the_linter_of_these_tests_does_complain(tmp_path: Path) -> None:
+    broken = tmp_path / "drabridge"
+    (broken / "templates").mkdir(parents=True)
+    (broken / "Chart.yaml").write_text("apiVersion: v2\nname: drabridge\nversion: not-a-version\n")
+    (broken / "templates" / "bad.yaml").write_text("kind: {{ .Values.a.b }}\n")
+    assert {message["path"] for message in lint(chart=broken)} >= {"Chart.yaml"}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"config": {"udevEvents": "sometimes"}}, "/config/udevEvents"),
+        ({"config": {"driver": "No Domain"}}, "/config/driver"),
+        (
+            {"config": {"resources": [{"name": "requests.x/y", "match": [{"subsystem": "usb"}]}]}},
+            "/config/resources/0/name",
+        ),
+        # Helm has turned 0403 into a number before anybody could read it as the four characters that were meant.
+        ({"config": {"resources": [{"name": "a.b/c", "match": [{"attr": {"idVendor": 403}}]}]}}, "/config/resources/0"),
+        ({"confg": {}}, "confg"),
+        ({"kubelet": {"rootDir": "var/lib/kubelet"}}, "/kubelet/rootDir"),
+        ({"image": {"digest": "sha256:short"}}, "/image/digest"),
+        ({"podMonitor": {"enabled": True}, **UDEV}, "Set http.onNodeAddress: true"),
+        ({**NETWORK_POLICY, **UDEV}, "does not apply to pods on the host's network"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused_with_the_place(values: Json, said: str) -> None:
+    with pytest.raises(HelmRefusedError, match=re.escape(said)):
+        manifests(values)
+
+
+# --- what the agent may do on the node ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", set(VARIANTS) - {"everything"})
+def test_nothing_is_privileged_unless_a_value_asks_for_it(name: str) -> None:
+    spec, container = pod(VARIANTS[name]), agent(VARIANTS[name])
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert spec["securityContext"] == {
+        "runAsUser": 0,
+        "runAsGroup": 0,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert spec.keys().isdisjoint({"hostPID", "hostIPC", "hostUsers", "shareProcessNamespace", "initContainers"})
+
+
+def test_exceptions_are_values() -> None:
+    assert agent(EVERYTHING)["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
+    assert pod(EVERYTHING)["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
+
+
+def mounted(values: Json | None = None) -> dict[str, tuple[str, bool]]:
+    """Mount path to (host path, writable), without the ConfigMap."""
+    spec = pod(values)
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    assert len(volumes) == len(spec["volumes"])
+    mounts = agent(values)["volumeMounts"]
+    assert {mount["name"] for mount in mounts} == volumes.keys()
+    return {
+        mount["mountPath"]: (volumes[mount["name"]]["hostPath"]["path"], not mount.get("readOnly", False))
+        for mount in mounts
+        if "hostPath" in volumes[mount["name"]]
+    }
+
+
+def test_the_defaults_mount_few_directories_at_their_own_paths() -> None:
+    found = mounted()
+    assert all(path == host for path, (host, _) in found.items()), "kubelet opens our sockets by the host's paths"
+    root = "/var/lib/kubelet"
+    assert {path: writable for path, (_, writable) in found.items()} == {
+        f"{root}/device-plugins": True,
+        f"{root}/plugins_registry": True,
+        f"{root}/plugins/drabridge.example.com": True,
+        f"{root}/pod-resources": False,
+        "/var/run/cdi": True,
+        "/dev": False,
+        "/sys": False,
+    }
+    types = {volume["hostPath"]["type"] for volume in pod()["volumes"] if "hostPath" in volume}
+    assert types == {"Directory", "DirectoryOrCreate"}, "a socket's inode changes: mount what it lies in"
+
+
+@pytest.mark.parametrize(("events", "host"), [("kernel", False), ("udev", True), ("auto", True), (None, True)], ids=str)
+def test_the_hosts_network_and_udev_come_with_the_event_source_that_needs_them(events: str | None, host: bool) -> None:
+    values = {"config": {"udevEvents": events}}  # null removes the key: the agent's own default then
+    assert pod(values).get("hostNetwork", False) is host
+    assert ("/run/udev" in mounted(values)) is host
+    if host:
+        assert mounted(values)["/run/udev"] == ("/run/udev", False)
+
+
+def test_another_kubelet_directory_moves_everything() -> None:
+    root = "/var/lib/k0s/kubelet"
+    found = mounted({"kubelet": {"rootDir": root, "devicePluginDir": "/var/lib/kubelet/device-plugins"}})
+    assert {path for path in found if "kubelet" in path} == {
+        "/var/lib/kubelet/device-plugins",
+        f"{root}/plugins_registry",
+        f"{root}/plugins/drabridge.example.com",
+        f"{root}/pod-resources",
+    }
+    values = {"kubelet": {"rootDir": root}}
+    assert argument(values, "kubelet-dir") == root
+    assert argument(values, "device-plugin-dir") == f"{root}/device-plugins"
+
+
+# --- life cycle -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+def test_the_new_pod_starts_after_the_old_one_has_ended(values: Json) -> None:
+    strategy = one(manifests(values), "DaemonSet")["spec"]["updateStrategy"]
+    assert strategy["type"] == "RollingUpdate"
+    assert strategy["rollingUpdate"]["maxSurge"] == 0
+
+
+def test_a_new_configuration_restarts_no_pod() -> None:
+    changed = {"config": {"resyncSeconds": 77}}
+    assert one(manifests(), "DaemonSet") == one(manifests(changed), "DaemonSet")
+    assert one(manifests(), "ConfigMap") != one(manifests(changed), "ConfigMap")
+    config = next(mount for mount in agent()["volumeMounts"] if mount["name"] == "config")
+    assert "subPath" not in config, "a file mounted by subPath never changes"
+
+
+@pytest.mark.parametrize(
+    ("values", "listen", "probed"),
+    [
+        ({}, ":9400", None),
+        (UDEV, "127.0.0.1:9400", "127.0.0.1"),
+        ({**UDEV, "http": {"onNodeAddress": True, "port": 9500}}, "[$(POD_IP)]:9500", None),
+    ],
+)
+def test_kubelets_probes_reach_where_the_agent_listens(values: Json, listen: str, probed: str | None) -> None:
+    """Kubelet probes the pod's address unless ``host`` says otherwise; on the host's network 127.0.0.1 is the node's."""
+    assert argument(values, "listen") == listen
+    container = agent(values)
+    port = int(listen.rpartition(":")[2])
+    paths = {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
+    for probe, path in paths.items():
+        assert container[probe]["httpGet"] == {"path": path, "port": port} | ({"host": probed} if probed else {})
+    names = {variable["name"] for variable in container["env"]}
+    assert set(re.findall(r"\$\((\w+)\)", listen)) <= names
+    for address in ("10.0.0.7", "fd00::7"):
+        assert parse_listen(listen.replace("$(POD_IP)", address))[1] == port
+
+
+def test_without_claims_no_api_server_is_needed() -> None:
+    kinds = {obj["kind"] for obj in manifests(LEGACY_ONLY)}
+    assert kinds == {"ConfigMap", "DaemonSet", "ServiceAccount"}
+    assert pod(LEGACY_ONLY)["automountServiceAccountToken"] is False
+    assert pod()["automountServiceAccountToken"] is True
+
+
+# --- configuration --------------------------------------------------------------------------------------------------
+
+
+def carried(values: Json) -> Config:
+    return load(str(one(manifests(values), "ConfigMap")["data"]["config.yaml"]))
+
+
+def test_the_agent_reads_the_default_configuration() -> None:
+    config = carried({})
+    assert [resource.name for resource in config.resources] == ["example.com/kvm"]
+    assert not config.wants_dra
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_arrives_unchanged_through_helm(path: Path) -> None:
+    values = yaml.safe_load(path.read_text())
+    preset = yaml.safe_load((CHART / "values.yaml").read_text())["config"]
+    values = {**dict.fromkeys(preset), **values}  # null removes the chart's own keys
+    assert carried({"config": values}) == load(path)
+
+
+def test_each_resource_with_a_class_has_one_that_selects_it_alone() -> None:
+    device_class = one(manifests(EVERYTHING), "DeviceClass")
+    assert device_class["metadata"]["name"] == "kvm"
+    assert device_class["spec"]["extendedResourceName"] == "example.com/kvm-by-claim"
+    (selector,) = device_class["spec"]["selectors"]
+    assert selector["cel"]["expression"] == (
+        'device.driver == "drabridge.example.com" && '
+        'device.attributes["drabridge.example.com"].resource == "example.com/kvm"'
+    )
+    assert not [obj for obj in manifests() if obj["kind"] == "DeviceClass"]
+
+
+def test_names_follow_the_release_and_the_service_account() -> None:
+    objects = manifests({"serviceAccount": {"create": False, "name": "mine"}}, name="gpus", namespace="hw")
+    assert {obj["kind"] for obj in objects}.isdisjoint({"ServiceAccount"})
+    assert one(objects, "DaemonSet")["metadata"] | {"labels": None} == {
+        "name": "gpus-drabridge",
+        "namespace": "hw",
+        "labels": None,
+    }
+    (subject,) = one(objects, "ClusterRoleBinding")["subjects"]
+    assert subject == {"kind": "ServiceAccount", "name": "mine", "namespace": "hw"}
+    policies = [obj for obj in objects if obj["kind"] == "ValidatingAdmissionPolicy"]
+    assert {condition["expression"] for obj in policies for condition in obj["spec"]["matchConditions"]} == {
+        'request.userInfo.username == "system:serviceaccount:hw:mine"'
+    }
+
+
+def test_the_notes_name_the_three_commands_to_look_at_first() -> None:
+    notes = templates(EVERYTHING, name="gpus", namespace="hw")["NOTES.txt"]
+    assert re.findall(r"^(\d)\.", notes, re.MULTILINE) == ["1", "2", "3"]
+    assert "kubectl -n hw rollout status daemonset/gpus-drabridge" in notes
+    socket = "/var/lib/kubelet/plugins/drabridge.example.com/control.sock"
+    assert f"-- drabridge status --socket {socket}" in notes
+    assert "example.com/kvm" in notes
+    assert "host's network" in notes
+    (resource,) = EVERYTHING["config"]["resources"]
+    unclassed = {"config": {"resources": [{key: resource[key] for key in resource.keys() - {"deviceClass"}}]}}
+    assert "has a dra lane and no deviceClass" in templates(unclassed)["NOTES.txt"]
+    assert "has a dra lane and no deviceClass" not in notes

@@ -1,0 +1,146 @@
+"""Every manifest against the API's own schema, and the kustomize base against the chart.
+
+The schemas are those of the API servers' OpenAPI documents, as the package ``kubernetes-validate`` ships them, strict:
+a field that the API does not know is an error. They say nothing of what the server's code checks beyond them; CEL of
+the policies is run in ``test_policy.py``. PodMonitor is no part of Kubernetes: its few fields are written down here.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy import generate
+from tests.deploy.generate import KUSTOMIZE, without_helm
+from tests.deploy.helm import manifests, one
+from tests.deploy.test_chart import EVERYTHING, LEGACY_ONLY, NETWORK_POLICY, UDEV, VARIANTS
+
+kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="the API's schemas are not installed")
+
+Json = dict[str, Any]
+POD_MONITOR_ENDPOINT = {"port", "path", "interval", "honorLabels", "relabelings"}
+"""Of monitoring.coreos.com/v1 PodMetricsEndpoint; seen in the Prometheus operator's API reference."""
+
+
+def check(obj: Json, version: str) -> None:
+    """Raises for an object that the API of that version does not take."""
+    if obj["apiVersion"] == "monitoring.coreos.com/v1":
+        assert obj["spec"].keys() == {"selector", "podMetricsEndpoints"}
+        assert all(endpoint.keys() <= POD_MONITOR_ENDPOINT for endpoint in obj["spec"]["podMetricsEndpoints"])
+        return
+    kubernetes_validate.validate(obj, version, strict=True)
+
+
+@pytest.mark.parametrize("version", ["1.34", "1.36", "1.37"])
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+def test_the_api_takes_every_manifest(values: Json, version: str) -> None:
+    for obj in manifests(values):
+        check(obj, version)
+
+
+def test_the_variants_render_every_kind_that_the_chart_has() -> None:
+    kinds = {obj["kind"] for values in (EVERYTHING, NETWORK_POLICY) for obj in manifests(values)}
+    assert kinds == {
+        *("ConfigMap", "ClusterRole", "ClusterRoleBinding", "DaemonSet", "DeviceClass", "NetworkPolicy", "PodMonitor"),
+        *("ServiceAccount", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value"),
+    [
+        ("DaemonSet", ("spec", "template", "spec", "hostNetwrk"), True),
+        ("DaemonSet", ("spec", "updateStrategy", "rollingUpdate", "maxSurge"), []),
+        ("ClusterRole", ("rules",), [{"apiGroups": [""], "resources": ["nodes"]}]),
+        ("ValidatingAdmissionPolicy", ("spec", "validations"), [{"message": "no expression"}]),
+        ("DeviceClass", ("spec", "extendedResourceNme"), "a/b"),
+    ],
+)
+def test_a_broken_manifest_is_not_taken(kind: str, path: tuple[str, ...], value: object) -> None:
+    obj = copy.deepcopy(next(obj for obj in manifests(EVERYTHING) if obj["kind"] == kind))
+    place = obj
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with pytest.raises(kubernetes_validate.ValidationError):
+        check(obj, "1.36")
+
+
+def test_selectors_and_references_meet() -> None:
+    objects = manifests({**NETWORK_POLICY, "podMonitor": {"enabled": True}})
+    daemon_set = one(objects, "DaemonSet")
+    labels = daemon_set["spec"]["template"]["metadata"]["labels"].items()
+    assert daemon_set["spec"]["selector"]["matchLabels"].items() <= labels
+    assert one(objects, "PodMonitor")["spec"]["selector"]["matchLabels"].items() <= labels
+    assert one(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"].items() <= labels
+    account = one(objects, "ServiceAccount")["metadata"]["name"]
+    assert daemon_set["spec"]["template"]["spec"]["serviceAccountName"] == account
+    binding = one(objects, "ClusterRoleBinding")
+    assert binding["roleRef"]["name"] == one(objects, "ClusterRole")["metadata"]["name"]
+    assert binding["subjects"][0]["name"] == account
+    policies = {obj["metadata"]["name"] for obj in objects if obj["kind"] == "ValidatingAdmissionPolicy"}
+    bound = {obj["spec"]["policyName"] for obj in objects if obj["kind"] == "ValidatingAdmissionPolicyBinding"}
+    assert policies == bound
+    configured = {
+        volume["configMap"]["name"]
+        for volume in daemon_set["spec"]["template"]["spec"]["volumes"]
+        if "configMap" in volume
+    }
+    assert configured == {one(objects, "ConfigMap")["metadata"]["name"]}
+    ports = {port["name"] for port in daemon_set["spec"]["template"]["spec"]["containers"][0]["ports"]}
+    assert {endpoint["port"] for endpoint in one(objects, "PodMonitor")["spec"]["podMetricsEndpoints"]} <= ports
+
+
+# --- generated files ------------------------------------------------------------------------------------------------
+
+
+def test_generated_files_are_current() -> None:
+    """``python -m tests.deploy.generate`` after a change of the chart or of the configuration model."""
+    wanted = dict(generate.files())
+    on_disk = {path: path.read_text() for path in (generate.SCHEMA, *KUSTOMIZE.glob("*"))}
+    assert {path.name for path in on_disk} == {path.name for path in wanted}
+    for path, text in wanted.items():
+        assert on_disk[path] == text, f"{path.name} is not current: python -m tests.deploy.generate"
+
+
+def by_identity(objects: list[Json]) -> dict[tuple[str, str], Json]:
+    found = {(obj["kind"], obj["metadata"]["name"]): obj for obj in objects}
+    assert len(found) == len(objects)
+    return found
+
+
+def default_render() -> list[Json]:
+    return [without_helm(obj) for obj in manifests(name="drabridge", namespace="drabridge")]
+
+
+def test_the_kustomize_base_is_the_chart_with_its_defaults() -> None:
+    """Read as kustomize reads it, without kubectl: the base names resources and nothing that changes them."""
+    kustomization = yaml.safe_load((KUSTOMIZE / "kustomization.yaml").read_text())
+    assert kustomization.keys() == {"apiVersion", "kind", "resources"}
+    objects = [yaml.safe_load((KUSTOMIZE / name).read_text()) for name in kustomization["resources"]]
+    namespace = one(objects, "Namespace")
+    check(namespace, "1.36")
+    objects.remove(namespace)
+    assert by_identity(objects) == by_identity(default_render())
+
+
+def test_kubectl_kustomize_builds_the_same() -> None:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not installed here; the test above compares without it")
+    built = subprocess.run(
+        [kubectl, "kustomize", str(KUSTOMIZE)], capture_output=True, text=True, timeout=60, check=True
+    )
+    objects = [obj for obj in yaml.safe_load_all(built.stdout) if obj["kind"] != "Namespace"]
+    assert by_identity(objects) == by_identity(default_render())
+
+
+@pytest.mark.parametrize("values", [UDEV, LEGACY_ONLY], ids=["udev", "legacy only"])
+def test_the_comparison_sees_a_difference(values: Json) -> None:
+    other = [without_helm(obj) for obj in manifests(values, name="drabridge", namespace="drabridge")]
+    assert by_identity(other) != by_identity(default_render())
