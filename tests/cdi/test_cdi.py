@@ -202,7 +202,7 @@ def test_a_directory_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> N
 
 def test_a_directory_that_refuses_even_root_says_what_to_do() -> None:
     store = CdiStore(Path("/sys/kernel"), "v.example.com")  # sysfs: nobody creates files there
-    with pytest.raises(HostError, match="cannot keep CDI files in /sys/kernel: (Operation not|Permission)"):
+    with pytest.raises(HostError, match=r"cannot keep CDI files in /sys/kernel: (Operation not|Permission)"):
         store.write(store.legacy_spec(DEVICE))
 
 
