@@ -11,23 +11,21 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from pathlib import Path
 
 import deviceplugin
 from drabridge.announce import Announcer
-from drabridge.cdi import CdiStore, Family
+from drabridge.cdi import CdiStore
 from drabridge.claims import ClaimSide, connect, prepared
 from drabridge.config.advice import advice
 from drabridge.config.loader import load
 from drabridge.config.schema import Config
-from drabridge.errors import HostError
 from drabridge.evidence.loop import EvidenceLoop
 from drabridge.evidence.witness import Witness
 from drabridge.housekeeping import Housekeeping
 from drabridge.identities import Identities
-from drabridge.inventory.model import Device, Snapshot
+from drabridge.inventory.model import Snapshot
 from drabridge.inventory.source import Inventory
 from drabridge.ledger import (
     Booted,
@@ -45,6 +43,7 @@ from drabridge.ledger import (
 )
 from drabridge.ledger.keeper import Keeper
 from drabridge.ledger.store import LedgerLockedError, Store
+from drabridge.legacy.files import LegacyFiles
 from drabridge.legacy.side import LegacySide
 from drabridge.memory import settle
 from drabridge.metrics import Metrics
@@ -61,7 +60,6 @@ from podresources import Client
 
 log = logging.getLogger(__name__)
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 FIRST_LIST_SECONDS = 0.5  # kubelet answers in milliseconds when it is there; registration must not wait when it is not
 STOP_GRACE_SECONDS = 1.5  # for calls in flight at SIGTERM; the whole stop is promised within 3 s
 REFRESH_SECONDS = 0.002  # an Allocate is answered first; several that come together make one list
@@ -163,6 +161,7 @@ class Agent:
             keeper=keeper,
             inventory=inventory,
             cdi=cdi,
+            files=LegacyFiles(cdi),
             cluster=connect(self._options, config),
             legacy=legacy,
             podresources=client,
@@ -234,6 +233,8 @@ class Agent:
                     self._spawn("node", watch.run)
                 merged = True
                 asyncio.get_running_loop().call_later(SETTLE_SECONDS, settle)
+            else:
+                self._runtime.files.follow(self._runtime.keeper.ledger, self._runtime.devices)
             self._runtime.legacy.learn()
             self._claims.wake()
             self._runtime.changed.set()
@@ -258,24 +259,11 @@ class Agent:
             listed = await asyncio.wait_for(runtime.witness.listed(), FIRST_LIST_SECONDS)
         except TimeoutError:
             listed = None
-        await runtime.keeper.apply(Booted(BOOT_ID.read_text().strip(), self._now()))
+        await runtime.keeper.apply(Booted(self._options.boot_id.read_text().strip(), self._now()))
         await runtime.keeper.apply(
             Restarted(self._now(), prepared(runtime.paths.state), listed, runtime.witness.checkpoint())
         )
-        self._write_cdi_files(runtime.devices)
-
-    def _write_cdi_files(self, devices: Mapping[str, Device]) -> None:
-        """CDI files of devices that pods hold: /var/run is empty after a boot, and kubelet replays the names."""
-        runtime = self._runtime
-        held = [
-            runtime.cdi.legacy_spec(devices[entry.name])
-            for entry in runtime.keeper.ledger.entries.values()
-            if entry.hold is not None and entry.name in devices
-        ]
-        try:
-            runtime.cdi.regenerate(Family.LEGACY, held)
-        except HostError as error:
-            log.error("CDI files could not be written", extra={"reason": str(error)})
+        runtime.files.restore(runtime.keeper.ledger, runtime.devices)
 
     # --- what others report -----------------------------------------------------------------------------------------
 

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
-from drabridge.cdi import Family
-from drabridge.errors import HostError
 from drabridge.inventory.model import Presence
 from drabridge.ledger import events
 from drabridge.ledger.advertise import must_list
-from drabridge.ledger.model import Owner
 from drabridge.runtime import Runtime
-
-log = logging.getLogger(__name__)
 
 TICK_SECONDS = 3.0
 
@@ -33,7 +27,7 @@ class Housekeeping:
     async def tick(self) -> None:
         await self._forget()
         self._runtime.legacy.learn()  # a device may have left its lane long enough ago to leave the list as well
-        self._remove_cdi_files()
+        self._runtime.files.sweep(self._runtime.keeper.ledger)
 
     async def _forget(self) -> None:
         """Drop devices that are gone for good: unheld, unknown to the inventory, and quiescent at kubelet."""
@@ -53,14 +47,3 @@ class Housekeeping:
         ]
         if gone:
             await runtime.keeper.apply(events.Forgotten(tuple(gone), now))
-
-    def _remove_cdi_files(self) -> None:
-        """A device that no pod holds needs no file; kubelet replays a name only while its pod lives."""
-        runtime = self._runtime
-        try:
-            for name in runtime.cdi.keys(Family.LEGACY):
-                entry = runtime.keeper.ledger.entries.get(name)
-                if entry is None or (entry.hold is None and entry.owner is not Owner.QUARANTINE):
-                    runtime.cdi.remove(Family.LEGACY, name)
-        except HostError as error:
-            log.warning("CDI files could not be removed", extra={"reason": str(error)})

@@ -14,12 +14,15 @@ from drabridge.evidence.witness import Witness
 from drabridge.inventory.model import Device
 from drabridge.inventory.source import Inventory
 from drabridge.ledger.keeper import Keeper
+from drabridge.legacy.files import LegacyFiles
 from drabridge.legacy.side import LegacySide
 from drabridge.metrics import Metrics
 from drabridge.observe import Sinks
 from drabridge.paths import Paths
 from drabridge.tasks import Signal
 from podresources import Client
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # another text there: no container of before runs (random(4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class Options:
     cdi: Path = Path("/var/run/cdi")
     listen: str = "127.0.0.1:9400"  # empty: none
     kubeconfig: Path | None = None
+    boot_id: Path = BOOT_ID
 
 
 @dataclass(slots=True)
@@ -46,6 +50,7 @@ class Runtime:
     keeper: Keeper
     inventory: Inventory
     cdi: CdiStore
+    files: LegacyFiles
     legacy: LegacySide
     podresources: Client
     witness: Witness

@@ -1,0 +1,179 @@
+"""Real devices come and go under a real agent: kubelet's view, the pod that holds one, and its CDI file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drabridge.sim.kubelet import SimKubelet
+from drabridge.sim.pods import Phase
+from tests.agent.helpers import AgentProcess, node, pod, until
+from tests.inventory.conftest import Udevd
+from tests.inventory.helpers import Loops, needs_loop_devices
+
+pytestmark = [pytest.mark.loopdev, pytest.mark.root, needs_loop_devices]
+
+RESOURCE, DRIVER = "example.com/loop", "loop.example.com"
+LOOP_SET_FD, LOOP_CLR_FD = 0x4C00, 0x4C01
+
+
+def by_name(loop: Loops) -> str:
+    return f"""\
+apiVersion: drabridge/v1alpha1
+kind: AgentConfig
+driver: {DRIVER}
+safety: {{minHoldSeconds: 0.5, absentSeconds: 0.3}}
+resources:
+- name: {RESOURCE}
+  match: [{{subsystem: block, sysname: "{loop.pattern}"}}]
+  id: ["{{sysname}}"]
+  nodes: [{{from: devnode, as: /dev/disk0}}]
+"""
+
+
+def by_file(loop: Loops, directory: Path) -> str:
+    """The identity is the attached file: the same device may come back as another loop device, with another number."""
+    return f"""\
+apiVersion: drabridge/v1alpha1
+kind: AgentConfig
+driver: {DRIVER}
+resyncSeconds: 5
+resources:
+- name: {RESOURCE}
+  match: [{{subsystem: block, sysname: "{loop.pattern}", attr: {{loop/backing_file: "{directory}/*"}}}}]
+  id: ["{{attr:loop/backing_file}}"]
+  nodes: [{{from: devnode, as: /dev/disk0}}]
+"""
+
+
+def healthy(kubelet: SimKubelet) -> int:
+    view = kubelet.resources.get(RESOURCE)
+    return len(view.healthy) if view else -1
+
+
+def counted(kubelet: SimKubelet) -> tuple[int, int]:
+    """Allocatable and capacity."""
+    status = kubelet.node_status()
+    return status["allocatable"].get(RESOURCE, -1), status["capacity"].get(RESOURCE, -1)
+
+
+def device_nodes(agent: AgentProcess) -> list[dict[str, Any]]:
+    """The nodes of all CDI files."""
+    documents = [json.loads(path.read_text()) for path in agent.cdi.glob("*.json")]
+    return [
+        node
+        for document in documents
+        for device in document["devices"]
+        for node in device["containerEdits"]["deviceNodes"]
+    ]
+
+
+async def life_of_a_device(agent: AgentProcess, kubelet: SimKubelet, loop: Loops) -> None:
+    """Plug, list, allocate, unplug while held, plug in again, let go, unplug."""
+    await kubelet.wait_for_resource(RESOURCE, healthy=0)
+    name = loop.add(0)
+    await until(lambda: counted(kubelet) == (1, 1), 5, agent.text)
+    assert (await kubelet.run_pod(pod("a", resource=RESOURCE))).phase is Phase.RUNNING
+    (written,) = device_nodes(agent)
+    expected = {"path": "/dev/disk0", "hostPath": f"/dev/{name}", "major": 7, "minor": loop.number(0)}
+    assert expected.items() <= written.items()
+
+    loop.remove(0)
+    await until(lambda: counted(kubelet) == (0, 1), 5, agent.text)
+    assert kubelet.pod_status("uid-a").phase is Phase.RUNNING
+    (of_pod,) = kubelet.allocated_resources_status("uid-a")["main"]
+    assert of_pod["resources"] == [{"resourceID": name, "health": "Unhealthy"}]
+    row = await agent.device(name)
+    assert (row["presence"], row["owner"]) == ("gone", "legacy")
+    await until(lambda: not device_nodes(agent), 5)  # the number may be another device's now
+
+    loop.add(0)
+    await until(lambda: counted(kubelet) == (1, 1), 5, agent.text)
+    assert device_nodes(agent) == [written]  # the name that kubelet replays resolves again, alias included
+    await kubelet.restart_container("uid-a", "main")
+    assert kubelet.pod_status("uid-a").phase is Phase.RUNNING
+    assert len(kubelet.calls.of("Allocate")) == 1
+
+    await kubelet.delete_pod("uid-a")
+    loop.remove(0)
+    await until(lambda: counted(kubelet)[0] == 0, 5, agent.text)
+    refused = await kubelet.run_pod(pod("b", resource=RESOURCE))
+    assert refused.phase is Phase.FAILED
+    assert "no healthy devices present" in refused.message
+
+
+async def test_without_udevd(no_udevd: None, loop: Loops) -> None:
+    async with node(by_name(loop), DRIVER) as (agent, kubelet):
+        await life_of_a_device(agent, kubelet, loop)
+        assert 'msg="device events" source="kernel' in agent.text()
+
+
+@pytest.mark.udevd
+async def test_with_udevd(udevd: Udevd, loop: Loops) -> None:
+    udevd.start()
+    async with node(by_name(loop), DRIVER) as (agent, kubelet):
+        await life_of_a_device(agent, kubelet, loop)
+        assert 'msg="device events" source="udev' in agent.text()
+
+
+async def test_the_agent_was_away_while_a_held_device_was_unplugged(no_udevd: None, loop: Loops) -> None:
+    async with node(by_name(loop), DRIVER) as (agent, kubelet):
+        name = loop.add(0)
+        await until(lambda: healthy(kubelet) == 1)
+        await kubelet.run_pod(pod("a", resource=RESOURCE))
+        written = device_nodes(agent)
+        await agent.stop(9)
+        loop.remove(0)
+        await agent.start()
+        await agent.ready()
+        await until(lambda: counted(kubelet) == (0, 1), 5, agent.text)  # still listed: kubelet would crash without it
+        assert device_nodes(agent) == []
+        loop.add(0)
+        await until(lambda: counted(kubelet) == (1, 1), 5, agent.text)
+        assert (await agent.device(name))["owner"] == "legacy"
+        assert device_nodes(agent) == written
+
+
+@contextlib.contextmanager
+def attached(loop: Loops, index: int, file: Path) -> Iterator[None]:
+    """A file behind a loop device, as losetup does it."""
+    device = os.open(f"/dev/{loop.name(index)}", os.O_RDWR | os.O_CLOEXEC)
+    backing = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(device, LOOP_SET_FD, backing)
+        yield
+        fcntl.ioctl(device, LOOP_CLR_FD, 0)
+    finally:
+        os.close(device)
+        os.close(backing)
+
+
+async def test_a_device_that_comes_back_under_another_number_keeps_name_holder_and_alias(
+    no_udevd: None, loop: Loops, tmp_path: Path
+) -> None:
+    file = tmp_path / "disk.img"
+    file.write_bytes(b"\0" * (1 << 20))
+    for index in (0, 1):
+        loop.add(index)
+    async with node(by_file(loop, tmp_path), DRIVER) as (agent, kubelet):
+        with attached(loop, 0, file):
+            await until(lambda: healthy(kubelet) == 1, 10, agent.text)
+            assert (await kubelet.run_pod(pod("a", resource=RESOURCE))).phase is Phase.RUNNING
+            (before,) = device_nodes(agent)
+        await until(lambda: counted(kubelet) == (0, 1), 10, agent.text)
+        with attached(loop, 1, file):
+            await until(lambda: counted(kubelet) == (1, 1), 10, agent.text)
+            (after,) = device_nodes(agent)
+            assert (before["minor"], after["minor"]) == (loop.number(0), loop.number(1))
+            assert before["path"] == after["path"] == "/dev/disk0"
+            assert kubelet.pod_status("uid-a").phase is Phase.RUNNING
+            assert {row["owner"] for row in (await agent.status())["devices"]} == {"legacy"}
+            await asyncio.sleep(0)
