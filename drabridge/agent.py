@@ -67,6 +67,9 @@ SETTLE_SECONDS = 1.0  # after the first list: registration is over by then, or w
 LOCK_POLL_SECONDS = 0.5  # how soon after another agent's end this one takes over
 
 
+REFUSALS = frozenset({"AllocateRefused", "DeviceRefused"})  # notices with a refusal's words
+
+
 def policy_of(config: Config) -> Policy:
     """The ledger's rules as the configuration has them."""
     return Policy(**config.safety.model_dump())
@@ -270,8 +273,9 @@ class Agent:
     def _ledger_changed(self, ledger: Ledger, effects: tuple[Effect, ...]) -> None:
         """After every step: offers follow from the ledger, facts go to their sinks."""
         del ledger
+        told = next((e.message for e in effects if isinstance(e, Notify) and e.reason in REFUSALS), "")
         for effect in effects:
-            self._runtime.sinks.effect(effect)
+            self._runtime.sinks.effect(effect, told)
             if isinstance(effect, Notify):
                 self._announcer.tell(effect)
         if self._refresh is None:

@@ -36,6 +36,7 @@ class Options:
     state: Path | None = None
     cdi: Path = Path("/var/run/cdi")
     listen: str = "127.0.0.1:9400"  # empty: none
+    page: bool = False  # the page for people on any address; on loopback it always is
     kubeconfig: Path | None = None
     boot_id: Path = BOOT_ID
 

@@ -50,9 +50,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--listen",
         default="127.0.0.1:9400",
         metavar="HOST:PORT",
-        help='metrics and probes; ":9400" for all, "" for none',
+        help='metrics and probes, on localhost the page for people too; ":9400" for all, "" for none',
+    )
+    parser.add_argument(
+        "--page",
+        action="store_true",
+        help="serve the page for people at / too where others can reach it; on localhost it always is",
     )
     parser.add_argument("--kubeconfig", type=Path, metavar="FILE", help="outside a cluster; default: the pod's account")
+    parser.add_argument(
+        "--boot-id-file",
+        type=Path,
+        default=Path("/proc/sys/kernel/random/boot_id"),
+        metavar="FILE",
+        help="says another text after each boot; for nodes that are containers and share their host's",
+    )
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     parser.add_argument("--log-format", choices=("logfmt", "json"), default="logfmt")
     parser.epilog = _EPILOG
@@ -77,7 +89,9 @@ async def _serve(arguments: argparse.Namespace) -> None:
             state=arguments.state_dir,
             cdi=arguments.cdi_dir,
             listen=arguments.listen,
+            page=arguments.page,
             kubeconfig=arguments.kubeconfig,
+            boot_id=arguments.boot_id_file,
         )
     )
     await agent.run()

@@ -18,6 +18,8 @@ from drabridge.sim.scheduler.events import post
 JSON = dict[str, Any]
 RUN_SECONDS_ANNOTATION = "sim.drabridge/run-seconds"
 """On a pod: its containers end by themselves after so long. Programs are not run, so something must say it."""
+LINGER_SECONDS_ANNOTATION = "sim.drabridge/linger-seconds"
+"""On a pod: its containers go on for so long after its object is gone, as force-deleted ones do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class ClusterNode:
         self._timings = timings
         self._name = kubelet.node.name
         self._busy: dict[str, asyncio.Task[None]] = {}
+        self._linger: dict[str, float] = {}  # by uid: the object is gone when it is needed
         self._posted = 0
 
     async def run(self) -> None:
@@ -131,6 +134,9 @@ class ClusterNode:
         self._busy[key] = asyncio.create_task(work, name=f"{self._name}: {key}")
 
     async def _run(self, pod: JSON) -> None:
+        meta = pod["metadata"]
+        if linger := meta.get("annotations", {}).get(LINGER_SECONDS_ANNOTATION):
+            self._linger[meta["uid"]] = float(linger)
         try:
             await self._kubelet.run_pod(pod_from_manifest(self._with_run_seconds(pod)))
         except KubeletDownError:
@@ -153,11 +159,13 @@ class ClusterNode:
         current = self._objects.find("pods", meta["name"], meta["namespace"])
         if current is not None and current["metadata"]["uid"] == meta["uid"]:
             self._objects.delete("pods", meta["name"], meta["namespace"], grace_seconds=0)
+        self._linger.pop(meta["uid"], None)
 
     async def _forget(self, uid: str) -> None:
         """The object is gone (force deletion, or removed while nobody looked)."""
+        linger = self._linger.pop(uid, 0.0)
         if uid in self._kubelet.node.pods:
-            await self._kubelet.delete_pod(uid, force=True)
+            await self._kubelet.delete_pod(uid, force=True, linger_seconds=linger)
 
     def _report(self, pod: JSON, status: PodStatus) -> None:
         """Write the status when it says something new."""

@@ -62,6 +62,18 @@ def names_of_devices(options: RunOptions) -> list[str]:
     return [id_ for _, id_ in options.device_ids] + [device for _, _, device in options.dra_devices]
 
 
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A start that would have made two holders of a device; holders are ``namespace/pod/container``."""
+
+    device: str
+    holder: str
+    refused: str
+
+    def __str__(self) -> str:
+        return f"device {self.device} is used by {self.holder} and was given to {self.refused} as well"
+
+
 class LockingRuntime(MemoryRuntime):
     """Takes an exclusive flock on one file per device for the life of the container: two holders of a device are seen.
 
@@ -70,7 +82,7 @@ class LockingRuntime(MemoryRuntime):
 
     def __init__(self, directory: Path, lock_names: Callable[[RunOptions], Iterable[str]] = names_of_devices) -> None:
         super().__init__()
-        self.conflicts: list[str] = []
+        self.conflicts: list[Conflict] = []
         self._directory = directory
         self._lock_names = lock_names
         self._files: dict[tuple[str, str], list[int]] = {}
@@ -99,9 +111,9 @@ class LockingRuntime(MemoryRuntime):
         except BlockingIOError:
             other = os.pread(descriptor, 4096, 0).decode()
             os.close(descriptor)
-            conflict = f"device {name} is used by {other} and was given to {holder} as well"
+            conflict = Conflict(name, other, holder)
             self.conflicts.append(conflict)
-            raise ContainerStartError(conflict) from None
+            raise ContainerStartError(str(conflict)) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, holder.encode(), 0)
         return descriptor

@@ -38,13 +38,21 @@ resources:
 class AgentProcess:
     """``drabridge run`` with everything below one short directory."""
 
-    def __init__(self, root: Path, config: str = CONFIG, driver: str = DRIVER, arguments: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        root: Path,
+        config: str = CONFIG,
+        driver: str = DRIVER,
+        arguments: tuple[str, ...] = (),
+        command: tuple[str, ...] = ("-m", "drabridge"),
+    ) -> None:
         self.root = root
         self.driver = driver
         self.config = root / "config.yaml"
         self.config.write_text(config)
         self.log = root / "agent.log"
         self.arguments = arguments
+        self.command = command  # what Python runs; another one is how a check is checked
         self.process: asyncio.subprocess.Process | None = None
 
     @property
@@ -58,7 +66,7 @@ class AgentProcess:
     async def start(self) -> None:
         with self.log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "drabridge", "run", "--config", str(self.config), "--node-name", "node-a"),
+                *(sys.executable, *self.command, "run", "--config", str(self.config), "--node-name", "node-a"),
                 *("--kubelet-dir", str(self.root), "--cdi-dir", str(self.cdi), "--listen", "127.0.0.1:0"),
                 *self.arguments,
                 stdout=log,

@@ -1,0 +1,37 @@
+"""``python -m tests.soak``: pods and claims at full load, crashes and lies all around; does anybody share a device?"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from tests.soak.run import soak
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.soak",
+        description="Legacy pods and claims at full load on a simulated cluster with a real agent and real devices, "
+        "under kill -9, kubelet restarts, partitions and hot-unplug. Locks judge. Exit status 1 when two ever held "
+        "one device, or a device was never given back.",
+    )
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--minutes", type=float, default=10.0)
+    length.add_argument("--seconds", type=float)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--log", type=Path, metavar="FILE", help="keep the agent's log there")
+    arguments = parser.parse_args()
+    seconds = arguments.seconds if arguments.seconds is not None else arguments.minutes * 60
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    verdict = asyncio.run(soak(seconds, arguments.seed, say, log=arguments.log))
+    say(str(verdict))
+    return 0 if verdict.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

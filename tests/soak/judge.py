@@ -1,0 +1,69 @@
+"""The judge of a soak run: whoever starts a container takes its devices' locks, and opens their nodes.
+
+It knows neither the ledger nor kubelet's books. Every refused start is a device that was given to two at once:
+
+* *double hold*: the agent's fault, whatever led to it. At least one of the two uses a claim, or both have limits
+  without anything below having happened. The soak fails.
+* *kubelet's double booking*: both pods have limits, and the first was force-deleted while its container goes on.
+  Kubelet forgets such a pod at once and gives its device to the next one (kubernetes/kubernetes#104824). The agent
+  cannot tell that Allocate from a re-admission after a restart or from an app container that takes over its init
+  container's device, which must succeed (observed on 1.36.2), so it answers. What it can promise, and what is judged
+  as a double hold if it fails, is that such a device never goes to a *claim*. These are counted and printed apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from drabridge.sim.pods import Container, PodSpec
+from drabridge.sim.runtime import Conflict, LockingRuntime, RunOptions, names_of_devices
+
+OPENS = "open-"  # pods with this in their names keep the node of their device open, as a driver's library does
+
+
+class Judge(LockingRuntime):
+    """One for the node, across restarts of everything else."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.force_deleted: set[str] = set()  # "namespace/pod"
+        self.started_pods: set[str] = set()
+        self._nodes: dict[tuple[str, str], list[int]] = {}
+
+    async def start_container(self, pod: PodSpec, container: Container, options: RunOptions) -> None:
+        await super().start_container(pod, container, options)
+        self.started_pods.add(pod.uid)
+        if OPENS in pod.name:
+            self._nodes[pod.uid, container.name] = list(_open_nodes(options))
+
+    async def stop_container(self, pod_uid: str, container: str) -> None:
+        for descriptor in self._nodes.pop((pod_uid, container), ()):
+            os.close(descriptor)
+        await super().stop_container(pod_uid, container)
+
+    def double_holds(self) -> set[Conflict]:
+        """What the agent must answer for. A start is tried again and again: each pair counts once."""
+        return {one for one in self.conflicts if not self._kubelets_own(one)}
+
+    def kubelet_double_bookings(self) -> set[Conflict]:
+        """What kubelet does by itself."""
+        return {one for one in self.conflicts if self._kubelets_own(one)}
+
+    def _kubelets_own(self, conflict: Conflict) -> bool:
+        holder, refused = _pod(conflict.holder), _pod(conflict.refused)
+        return holder in self.force_deleted and "limits-" in holder and "limits-" in refused
+
+
+def _pod(holder: str) -> str:
+    """``namespace/pod`` of ``namespace/pod/container``."""
+    return holder.rpartition("/")[0]
+
+
+def _open_nodes(options: RunOptions) -> list[int]:
+    found = []
+    for name in names_of_devices(options):
+        with contextlib.suppress(OSError):  # unplugged a moment ago: a container's start would fail as well
+            found.append(os.open(f"/dev/{name}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    return found
