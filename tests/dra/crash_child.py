@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import drabridge.files
 from drabridge.cdi import CdiStore
 from drabridge.cluster import KubernetesCluster
 from drabridge.dra.hooks import HookRunner
@@ -67,7 +66,7 @@ async def main(root: Path, kubeconfig: Path, phase: str, at: int) -> None:
         events = (Prepare, PrepareFailed, Unprepare)
         steps.before(Keeper, "apply", lambda keeper, event: isinstance(event, events))
         steps.before(HookRunner, "run")
-        steps.before(drabridge.files.os, "replace")
+        steps.before(os, "replace")  # every atomic write: the file is there, under its hidden name
         for owner, names in (
             (RecordStore, ("save", "delete")),
             (CdiStore, ("write", "remove_file")),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from drabridge.inventory.model import Device, Semver
+from drabridge.inventory.model import Attribute, Device, Semver
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from tests.dra.helpers import CONFIG, DRIVER, NODE, DraNode, gpu, short_directory
 
@@ -24,7 +24,10 @@ PROFILES = "      fast:"
 def a_gpu(index: int) -> Device:
     """0 and 1 are older and smaller than 2 and 3."""
     new = index >= 2
-    attributes = {"cudaComputeCapability": Semver("9.0.0" if new else "8.0.0"), "uuid": f"GPU-{index}"}
+    attributes: dict[str, Attribute] = {
+        "cudaComputeCapability": Semver("9.0.0" if new else "8.0.0"),
+        "uuid": f"GPU-{index}",
+    }
     return replace(gpu(index), attributes=attributes, capacity={"memory": (80 if new else 40) * 2**30})
 
 

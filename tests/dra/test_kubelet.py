@@ -22,7 +22,7 @@ from drabridge.sim.kubelet import SimKubelet
 from drabridge.sim.pods import Container, ContainerClaim, Phase, PodClaim, PodSpec
 from drabridge.sim.timings import Timings
 from drabridge.wire import health_v1_pb2, health_v1_pb2_grpc
-from tests.dra.helpers import DRIVER, NODE, DraNode, a_node, with_profile
+from tests.dra.helpers import DRIVER, NODE, DraNode, a_node, short_directory, with_profile
 
 UID = "f702b543-d682-47fe-9d37-e8f874009f3f"
 
@@ -241,15 +241,16 @@ async def test_dr23_the_health_stream_is_a_full_list_at_once_on_change_and_as_a_
         call = health_v1_pb2_grpc.DRAResourceHealthStub(node._channel).NodeWatchResources(
             health_v1_pb2.NodeWatchResourcesRequest()
         )
-        first = await call.read()
-        beat = await call.read()
+        first: Any = await call.read()
+        beat: Any = await call.read()
         assert [d.device.device_name for d in first.devices] == [f"gpu-{n}" for n in range(4)]
         assert {d.device.pool_name for d in first.devices} == {NODE}
         assert first == beat
         assert all(d.health == health_v1_pb2.HEALTHY and d.health_check_timeout_seconds == 30 for d in first.devices)
         await node.change(gpu_2=(Presence.GONE, "unplugged"))
-        while (changed := await call.read()) == first:
-            pass
+        changed: Any = first
+        while changed == first:
+            changed = await call.read()
         assert [d.message for d in changed.devices if d.health == health_v1_pb2.UNHEALTHY] == ["unplugged"]
         call.cancel()
 
@@ -311,3 +312,18 @@ async def test_get_info_answers_in_well_under_a_second_while_a_prepare_waits() -
         assert list(info.supported_versions)[:2] == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
         assert info.endpoint == str(node.driver._server.sockets.service)
         waiting.cancel()
+
+
+def test_a_socket_whose_server_is_busy_is_not_dead() -> None:
+    with short_directory() as root, contextlib.ExitStack() as stack:
+        path = root / "busy.sock"
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(path))
+        assert is_dead(path)  # bound, and nobody listens
+        listener.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                client = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+                client.connect(str(path))
+        assert not is_dead(path)
+        assert not is_dead(root / "missing.sock")

@@ -33,7 +33,7 @@ async def test_a_claim_has_one_file_for_each_request_and_the_mount_rides_on_its_
         assert [len(device.cdi_device_ids) for device in devices] == [2, 1, 2]
         assert devices[0].cdi_device_ids[1] == f"{DRIVER}/metadata={claim.uid}_gpu"
         spec = json.loads((node.root / "cdi" / f"{DRIVER}_metadata_{claim.uid}_gpu.json").read_text())
-        assert (spec["cdiVersion"], spec["kind"]) == ("0.5.0", f"{DRIVER}/metadata")
+        assert spec["kind"] == f"{DRIVER}/metadata"
         assert spec["devices"][0]["containerEdits"]["mounts"] == [
             {
                 "hostPath": str(host_file(node)),

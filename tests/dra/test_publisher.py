@@ -112,7 +112,8 @@ async def test_where_the_server_drops_taints_the_device_is_removed() -> None:
         await published(node)
         await node.change(gpu_1=(Presence.FAULTY, "its node is missing"))
         await published(node, ["gpu-0", "gpu-2", "gpu-3"])
-        assert node.driver.state.publisher.missing_gates == ("DRADeviceTaints",)
+        gates = ("DRADeviceTaints",)
+        await node.wait_for(lambda: node.driver.state.publisher.missing_gates == gates, "the gate's name")
         assert any(isinstance(fact, FeaturesMissing) for fact in node.facts)
         writes = node.writes()
         await asyncio.sleep(0.3)
@@ -195,3 +196,16 @@ async def test_a_cluster_without_dra_is_said_and_the_sockets_serve_all_the_same(
         assert "does not serve" in node.driver.state.error or "no version" in node.driver.state.error
         assert node.driver.state.serving
         assert not node.driver.state.ready
+
+
+async def test_a_watch_that_lags_behind_our_own_writes_causes_no_others() -> None:
+    async with a_node() as node:
+        await published(node)
+        node.api.faults.watch_lag_seconds = 0.2
+        writes = node.writes()
+        for index in range(3):
+            await node.set_devices(*map(gpu, range(index + 1)))
+            await published(node, [f"gpu-{n}" for n in range(index + 1)])
+        await asyncio.sleep(0.6)
+        assert node.writes() == writes + 3
+        assert not [fact for fact in node.facts if isinstance(fact, PublishFailed)]

@@ -1,0 +1,131 @@
+"""Claim records on disk: what survives, what is put aside, what a newer agent wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drabridge.dra.locks import ClaimLocks
+from drabridge.dra.records import ClaimRecord, CorruptRecordError, PreparedDevice, RecordStore, State, allocations
+from drabridge.errors import HostError
+from drabridge.ledger.model import ClaimRef, Share
+
+UID = "34553fd1-cf06-469c-b877-c1432ff67333"
+HOOK = {"command": ["/bin/true"], "timeoutSeconds": 5}
+RECORD = ClaimRecord(
+    ClaimRef(UID, "default", "cl"),
+    State.COMPLETED,
+    "boot-1",
+    (
+        PreparedDevice("gpu/large", "node-a", "gpu-0", "share-1", False, "fast", {"A": "1"}, ("x/y=z",), HOOK),
+        PreparedDevice("look", "node-a", "gpu-1", admin=True),
+    ),
+    123.5,
+    "mine",
+)
+
+
+def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
+    store = RecordStore(tmp_path / "claims")
+    assert store.load(UID) is None
+    assert store.all() == ((), ())
+    store.save(RECORD)
+    assert store.load(UID) == RECORD
+    assert store.all() == ((RECORD,), ())
+    assert store.path(UID).stat().st_mode & 0o777 == 0o600
+    store.delete(UID)
+    store.delete(UID)
+    assert store.load(UID) is None
+
+
+def test_what_a_newer_agent_wrote_survives_an_older_one(tmp_path: Path) -> None:
+    store = RecordStore(tmp_path)
+    store.save(RECORD)
+    document = json.loads(store.path(UID).read_text())
+    store.path(UID).write_text(json.dumps({**document, "version": 2, "future": {"x": [1]}}))
+    record = store.load(UID)
+    assert record is not None
+    store.save(record)
+    assert json.loads(store.path(UID).read_text())["future"] == {"x": [1]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: "",
+        lambda text: text[: len(text) // 2],
+        lambda text: "[]",
+        lambda text: "null",
+        lambda text: text.replace("PrepareCompleted", "Unknown"),
+        lambda text: text.replace('"bootID"', '"other"'),
+        lambda text: text.replace('"gpu-0"', "7"),
+        lambda text: text.replace(f'"uid": "{UID}"', '"uid": "22222222-2222-4222-8222-222222222222"'),
+        lambda text: "[" * 100_000,
+    ],
+    ids=["empty", "torn", "list", "null", "state", "field", "type", "of-another-claim", "deep"],
+)
+def test_a_damaged_record_is_put_aside_once_and_never_believed(tmp_path: Path, change: Any) -> None:
+    store = RecordStore(tmp_path)
+    store.save(RECORD)
+    text = store.path(UID).read_text()
+    assert change(text) != text
+    store.path(UID).write_text(change(text))
+    with pytest.raises(CorruptRecordError) as caught:
+        store.load(UID)
+    assert caught.value.moved_to.read_text() == change(text)
+    assert store.load(UID) is None
+    assert store.all() == ((), ())
+
+
+@pytest.mark.parametrize("uid", ["", "../x", "a/b", ".hidden", "a\0", "x" * 300])
+def test_a_uid_that_is_no_file_name_is_refused(tmp_path: Path, uid: str) -> None:
+    with pytest.raises(HostError, match="is not a claim UID"):
+        RecordStore(tmp_path).load(uid)
+
+
+def test_a_directory_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HostError, match="cannot record the claim in"):
+        RecordStore(tmp_path / "file" / "claims").save(RECORD)
+
+
+def test_the_ledger_is_told_of_shares_and_admin_access() -> None:
+    ((claim, uses),) = [(a.claim, a.uses) for a in allocations([RECORD])]
+    assert claim.uid == UID
+    assert [(u.device, u.share, u.admin) for u in uses] == [("gpu-0", Share("share-1"), False), ("gpu-1", None, True)]
+
+
+async def test_a_claim_has_one_worker_over_two_processes(tmp_path: Path) -> None:
+    code = (
+        "import asyncio, sys, pathlib, drabridge.dra.locks as l\n"
+        "async def main():\n"
+        f"    async with l.ClaimLocks(pathlib.Path({str(tmp_path / 'lock')!r})).hold({UID!r}):\n"
+        "        print('held', flush=True); sys.stdin.read()\n"
+        "asyncio.run(main())\n"
+    )
+    other = subprocess.Popen(  # noqa: ASYNC220 (it only starts it)
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    locks = ClaimLocks(tmp_path / "lock")
+    try:
+        assert other.stdout is not None
+        assert await asyncio.to_thread(other.stdout.readline) == "held\n"
+        async with locks.hold("another-claim"):
+            pass
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2), locks.hold(UID):
+                pytest.fail("two workers on one claim")
+        other.kill()  # the kernel lets its locks go
+        other.wait()
+        async with asyncio.timeout(5), locks.hold(UID):
+            pass
+    finally:
+        other.kill()
+        other.communicate()
+        locks.close()
