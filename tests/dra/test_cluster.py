@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -172,7 +173,12 @@ async def test_a_watch_sees_changes_and_ends_without_leaving_a_thread_blocked(tm
                 elif event.type == "DELETED":
                     break
         assert [kind for kind in seen if kind != "BOOKMARK"] == ["ADDED", "MODIFIED", "DELETED"]
-        assert not cluster._streams
+        for _ in range(200):
+            if not any(thread.name == "watch-resourceslices" for thread in threading.enumerate()):
+                break
+            await asyncio.sleep(0.01)
+        else:
+            pytest.fail("the thread of a closed watch still reads")
 
 
 async def test_a_silent_watch_is_given_up_and_a_cut_one_ends_with_an_error(tmp_path: Path) -> None:
