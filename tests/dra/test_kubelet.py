@@ -22,7 +22,7 @@ from drabridge.sim.kubelet import SimKubelet
 from drabridge.sim.pods import Container, ContainerClaim, Phase, PodClaim, PodSpec
 from drabridge.sim.timings import Timings
 from drabridge.wire import health_v1_pb2, health_v1_pb2_grpc
-from tests.dra.helpers import DRIVER, NODE, DraNode, a_node, short_directory, with_profile
+from tests.dra.helpers import CONFIG, DRIVER, NODE, DraNode, a_node, short_directory, with_profile
 
 UID = "f702b543-d682-47fe-9d37-e8f874009f3f"
 
@@ -126,6 +126,60 @@ async def test_dr5_a_pod_that_came_while_kubelet_was_down_is_prepared() -> None:
         await kubelet.delete_pod(spec.uid)
         await node.wait_for(lambda: node.handled("unprepare"), "unprepare")
         assert node.records() == []
+
+
+SLOW = "prepare: {command: [/bin/sleep, '0.6'], timeoutSeconds: 5}"
+
+
+async def test_dr6_a_prepare_longer_than_kubelets_patience_leaves_the_pod_pending_and_then_serves_it() -> None:
+    async with a_node(with_profile(SLOW)) as node, kubelet_beside(node, dra_call_seconds=0.2) as kubelet:
+        await registered(node)
+        spec = pod(node, "p", "cl", "gpu-0")
+        await kubelet.run_pod(spec)
+        assert kubelet.pod_status(spec.uid).phase is Phase.PENDING
+        await kubelet.wait_for(lambda: kubelet.pod_status(spec.uid).phase is Phase.RUNNING, what="the pod")
+        outcomes = [fact.outcome for fact in node.handled("prepare")]
+        assert outcomes[0] == "ok"
+        assert set(outcomes[1:]) <= {"replayed"}  # the hook ran once
+
+
+async def test_dr13_a_pod_that_is_deleted_during_a_slow_prepare_leaves_nothing() -> None:
+    async with a_node(with_profile(SLOW)) as node, kubelet_beside(node, dra_call_seconds=0.2) as kubelet:
+        await registered(node)
+        spec = pod(node, "p", "cl", "gpu-0")
+        await kubelet.run_pod(spec)
+        await kubelet.delete_pod(spec.uid)
+        node.claims.delete("cl")
+        await node.wait_for(lambda: node.handled("unprepare"), "unprepare")
+        await asyncio.sleep(1.0)  # longer than the prepare would have taken
+        assert node.records() == []
+        assert node.cdi_files() == []
+        await node.wait_for(lambda: node.owner("gpu-0") is Owner.NONE, "the release")
+
+
+async def test_dr18_two_drivers_prepare_their_parts_of_one_claim() -> None:
+    other = "other.example.com"
+    async with a_node() as node, kubelet_beside(node) as kubelet:
+        second = DraNode(node.root, node.api, CONFIG.replace(DRIVER, other))
+        await second.start()
+        try:
+            await registered(node)
+            await registered(second)
+            holder = node.claims.add("holder", {"device": "gpu-0", "driver": other})
+            await second.prepared(holder)
+            node.claims.add("cl", "gpu-0", {"device": "gpu-0", "driver": other})
+            spec = pod(node, "p", "cl")
+            await kubelet.run_pod(spec)
+            await second.wait_for(lambda: any(f.outcome == "refused" for f in second.handled("prepare")), "a refusal")
+            await second.unprepare(holder)
+            node.claims.delete("holder")
+            await kubelet.wait_for(lambda: kubelet.pod_status(spec.uid).phase is Phase.RUNNING, what="the pod")
+            assert node.owner("gpu-0") is Owner.DRA_PREPARED
+            assert second.owner("gpu-0") is Owner.DRA_PREPARED
+            await kubelet.delete_pod(spec.uid)
+            await node.wait_for(lambda: node.records() == second.records() == [], "both unprepares")
+        finally:
+            await second.stop()
 
 
 async def test_dr7_a_failed_prepare_is_tried_again_and_succeeds() -> None:
