@@ -74,12 +74,17 @@ def describe(device: Device) -> tuple[dict[str, Any], dict[str, Any], tuple[str,
         else:
             notes.append(f"device {device.name}: the capacity {name!r} = {amount!r} does not fit the API; left out")
     while len(attributes) + len(capacity) > MAX_ENTRIES:
-        victim = max(attributes or capacity, key=lambda name: (name not in ("type", "uuid"), "/" not in name, name))
+        victim = max(attributes or capacity, key=_dispensable)
         (attributes if attributes else capacity).pop(victim)
         notes.append(
             f"device {device.name}: {victim!r} left out: the API takes {MAX_ENTRIES} attributes and capacities"
         )
     return dict(sorted(attributes.items())), dict(sorted(capacity.items())), tuple(notes)
+
+
+def _dispensable(name: str) -> tuple[bool, bool, bool, str]:
+    """The largest goes first: ``resource``, which says what ``type`` nearly says, then what nobody else knows."""
+    return name == "resource", name not in ("type", "uuid"), "/" not in name, name
 
 
 def _standard(device: Device) -> dict[str, Attribute]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from drabridge.config.claims import Partition
 from drabridge.config.facts import RequestPolicy, quantity_value
@@ -57,6 +58,8 @@ def _offer(
     counters: Mapping[str, Mapping[str, int]],
     at: float,
 ) -> Offer:
+    if entry.device.presence is not device.presence:  # the ledger hears of the snapshot a moment after us
+        entry = replace(entry, device=replace(entry.device, presence=device.presence))
     taints = tuple(_taints(device, entry, ledger, policy, config, at))
     policies = None
     if resource.sharing.allow_multiple_allocations:

@@ -169,6 +169,12 @@ def test_a_device_that_the_ledger_does_not_know_is_not_offered() -> None:
     assert result.offers == ()
 
 
+def test_a_device_that_is_back_before_the_ledger_knows_is_not_tainted_for_a_moment() -> None:
+    behind = replace(FREE, device=Facts.of(device(presence=Presence.GONE)))
+    (offer,) = pool((device(),), behind).offers
+    assert offer.taints == ()
+
+
 def test_health_is_a_full_list_that_names_what_is_wrong() -> None:
     devices = (
         device("b", presence=Presence.FAULTY, reason="its node is missing"),
