@@ -23,7 +23,7 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.dev system  ## the tests
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 lowest: $(VENV)/.lowest  ## the wire, client and server tests again, with the oldest packages that pyproject.toml allows
 	$(VENV)/lowest/bin/python -m pytest -q -p no:cacheprovider tests/wire tests/podresources tests/deviceplugin tests/config

@@ -21,17 +21,18 @@ _ran: Counter[str] = Counter()
 _skipped: list[str] = []
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  # type: ignore[no-untyped-def]
-    report = (yield).get_result()
-    marked = REQUIRED.intersection(marker.name for marker in item.iter_markers())
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Also called in the controller of a distributed run, with every worker's reports."""
+    marked = REQUIRED.intersection(report.keywords)
     if marked and report.skipped and not hasattr(report, "wasxfail"):
-        _skipped.append(f"{item.nodeid} [{' '.join(sorted(marked))}]: {report.longrepr}")
+        _skipped.append(f"{report.nodeid} [{' '.join(sorted(marked))}]: {report.longrepr}")
     elif report.when == "call" and report.passed:
         _ran.update(marked)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput"):
+        return  # the controller decides
     partial = bool(session.config.args_source is not pytest.Config.ArgsSource.TESTPATHS)
     missing = [] if partial else sorted(REQUIRED - set(_ran))
     if (_skipped or missing) and session.exitstatus == pytest.ExitCode.OK:
