@@ -22,6 +22,8 @@ from drabridge.config.advice import advice
 from drabridge.config.loader import load
 from drabridge.config.schema import Config
 from drabridge.evidence.loop import EvidenceLoop
+from drabridge.evidence.others import Others
+from drabridge.evidence.pods import PodWatch
 from drabridge.evidence.witness import Witness
 from drabridge.housekeeping import Housekeeping
 from drabridge.identities import Identities
@@ -73,6 +75,11 @@ REFUSALS = frozenset({"AllocateRefused", "DeviceRefused"})  # notices with a ref
 def policy_of(config: Config) -> Policy:
     """The ledger's rules as the configuration has them."""
     return Policy(**config.safety.model_dump())
+
+
+def probed(config: Config) -> frozenset[str]:
+    """Resources whose device nodes are looked at before a device counts as let go."""
+    return frozenset(resource.name for resource in config.resources if resource.probe_open)
 
 
 class Agent:
@@ -157,6 +164,7 @@ class Agent:
             now=self._now,
         )
         witness = Witness(client, paths.device_plugins, legacy.resend, self._now)
+        others = Others(lambda: keeper.ledger, lambda: runtime.devices, lambda: probed(runtime.config))
         runtime = Runtime(
             options=self._options,
             paths=paths,
@@ -169,7 +177,8 @@ class Agent:
             legacy=legacy,
             podresources=client,
             witness=witness,
-            evidence=EvidenceLoop(keeper, witness),
+            evidence=EvidenceLoop(keeper, witness, enrich=others.enrich),
+            others=others,
             metrics=metrics,
             sinks=sinks,
             now=self._now,
@@ -234,6 +243,9 @@ class Agent:
                     node = self._options.node_name
                     watch = NodeWatch(cluster, node, self._runtime.config.driver, self._wishes.annotate)
                     self._spawn("node", watch.run)
+                    pods = PodWatch(cluster, node, self._runtime.evidence.hurry)
+                    self._runtime.others.pods = pods
+                    self._spawn("pods", pods.run)
                 merged = True
                 asyncio.get_running_loop().call_later(SETTLE_SECONDS, settle)
             else:

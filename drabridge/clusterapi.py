@@ -107,6 +107,7 @@ class Kind:
 
 RESOURCE_GROUP = "resource.k8s.io"
 NODES = Kind("", "v1", "nodes", namespaced=False)
+PODS = Kind("", "v1", "pods")
 
 
 def resource_slices(version: str) -> Kind:

@@ -10,11 +10,12 @@ from http import HTTPStatus
 from deviceplugin import ServerState
 from drabridge import __version__
 from drabridge.claims import ClaimSide
-from drabridge.errors import ConfigError
+from drabridge.errors import ConfigError, DrabridgeError
 from drabridge.http import HttpServer, Request, Response
 from drabridge.inventory.model import Presence
 from drabridge.ledger.model import Lane, Owner
 from drabridge.metrics import Sample
+from drabridge.resolve import resolve
 from drabridge.runtime import Runtime
 from drabridge.status import Document, Endpoint, allocation_labels, document
 from drabridge.wishes import Wishes
@@ -42,7 +43,12 @@ class Pages:
             ("GET", "/readyz"): self._readyz,
             ("GET", "/metrics"): self._metrics,
         }
-        self._control = HttpServer({**routes, ("GET", "/status"): self._status, ("POST", "/lanes"): self._lanes})
+        control = {
+            ("GET", "/status"): self._status,
+            ("POST", "/lanes"): self._lanes,
+            ("POST", "/release"): self._release,
+        }
+        self._control = HttpServer({**routes, **control})
         await self._control.listen_unix(self._runtime.paths.control_socket)
         if self._runtime.options.listen:
             host, port = parse_listen(self._runtime.options.listen)
@@ -113,6 +119,10 @@ class Pages:
         notes = [f"configuration on disk is refused: {runtime.config_error}"] if runtime.config_error else []
         if runtime.witness.error:
             notes.append(f"kubelet does not tell who holds devices: {runtime.witness.error}")
+        if runtime.others.error:
+            notes.append(f"open device nodes cannot be looked for: {runtime.others.error}")
+        if runtime.keeper.loaded.message:
+            notes.append(f"ledger at the last start: {runtime.keeper.loaded.message}")
         if self._wishes.annotation_error:
             notes.append(f"the Node's annotation for lanes is not followed: {self._wishes.annotation_error}")
         if (state := self._claims.state) is not None:
@@ -159,6 +169,14 @@ class Pages:
             return Response.json(self._wishes.set(request.body))
         except ConfigError as error:
             return Response.json({"error": str(error)}, HTTPStatus.BAD_REQUEST)
+
+    async def _release(self, request: Request) -> Response:
+        try:
+            return Response.json(await resolve(self._runtime, request.body))
+        except ConfigError as error:
+            return Response.json({"error": str(error)}, HTTPStatus.BAD_REQUEST)
+        except DrabridgeError as error:
+            return Response.json({"error": str(error)}, HTTPStatus.CONFLICT)
 
     # --- metrics ----------------------------------------------------------------------------------------------------
 

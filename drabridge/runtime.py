@@ -10,6 +10,7 @@ from drabridge.cdi import CdiStore
 from drabridge.clusterapi import Cluster
 from drabridge.config.schema import Config
 from drabridge.evidence.loop import EvidenceLoop
+from drabridge.evidence.others import Others
 from drabridge.evidence.witness import Witness
 from drabridge.inventory.model import Device
 from drabridge.inventory.source import Inventory
@@ -56,6 +57,7 @@ class Runtime:
     podresources: Client
     witness: Witness
     evidence: EvidenceLoop
+    others: Others
     metrics: Metrics
     sinks: Sinks
     now: Callable[[], float]

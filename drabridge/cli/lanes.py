@@ -13,22 +13,31 @@ from drabridge.errors import ConfigError
 def configure(parser: argparse.ArgumentParser) -> None:
     add_socket(parser)
     parser.add_argument("-o", "--output", choices=OUTPUTS, default="table")
-    parser.add_argument("action", nargs="?", choices=("show", "set", "reset"), default="show")
-    parser.add_argument("resource", nargs="?", metavar="RESOURCE")
+    parser.add_argument("action", nargs="?", choices=("show", "set", "reset", "release"), default="show")
+    parser.add_argument("resource", nargs="?", metavar="RESOURCE", help="for release: a device")
     parser.add_argument("shares", nargs="*", metavar="LANE=SHARE", help="legacy=6, dra=2, dra=50%%, legacy='*'")
     parser.epilog = (
         "Free devices move at once: each is revoked, acknowledged, then offered on the other side. A held device is\n"
         "marked and moves when it is let go. The Node's annotation <driver>/lanes wins over what is set here.\n\n"
+        "release says that nobody uses a device in quarantine or conflict, or one that a deleted claim left prepared.\n"
+        "It is refused while kubelet or the API server says otherwise: stop the user first.\n\n"
         "examples:\n"
         "  drabridge lanes                                     # where devices are, what still moves, and why\n"
         "  drabridge lanes set nvidia.com/gpu legacy=2 dra=6\n"
         "  drabridge lanes set nvidia.com/gpu legacy=0         # the rest, all, goes to claims\n"
-        "  drabridge lanes reset nvidia.com/gpu                # as the configuration says"
+        "  drabridge lanes reset nvidia.com/gpu                # as the configuration says\n"
+        "  drabridge lanes release GPU-8f1c                    # out of quarantine, by hand"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     path = find_socket(arguments.socket)
+    if arguments.action == "release":
+        if arguments.resource is None or arguments.shares:
+            raise ConfigError("drabridge lanes release needs one DEVICE", hint="drabridge status lists them")
+        answer = ask(path, "/release", {"device": arguments.resource})
+        show([answer], arguments.output, columns=("device", "was", "owner", "lane", "because"))
+        return 0
     if arguments.action != "show":
         answer = ask(path, "/lanes", _wish(arguments))
         show([answer], arguments.output, columns=("resource", "legacy", "dra", "source"))

@@ -134,6 +134,9 @@ class Resource(Model):
     """A hook before every container start in the legacy lane."""
     health: Many[Health] = (Health(node_exists=True),)
     """All must hold for the device to be healthy."""
+    probe_open: bool = False
+    """A device counts as let go only when no process has its nodes open either. Not for devices that a daemon keeps
+    open; needs `hostPID` and the capability `SYS_PTRACE`."""
     sharing: Sharing = Sharing()
     """Several claims on one device."""
     partition: Partition | None = None

@@ -64,6 +64,7 @@ class EvidenceLoop:
             self._urgent = False
             await self.look()
             looked = loop.time()
+            await asyncio.sleep(LEAST_SECONDS)  # however many hints there are
             while not self._urgent and (left := looked + self.pause_seconds() - loop.time()) > 0:
                 await self._wake.wait(left)
 

@@ -52,7 +52,7 @@ def held(entry: Entry, at: float) -> Refusal:
             who,
             f"{entry.name} is in quarantine since {clock(entry.since, at)}: the record of who holds it was lost",
             "it is offered again once kubelet and the API server show that nobody uses it; "
-            f"'drabridge status' says what is missing, 'drabridge resolve {entry.name}' ends it by hand",
+            f"'drabridge status' says what is missing, 'drabridge lanes release {entry.name}' ends it by hand",
         )
     if entry.owner is Owner.CONFLICT:
         return Refusal(

@@ -295,7 +295,7 @@ class Store:
 
 _HINT = (
     "devices leave quarantine when kubelet and the API server show that nobody uses them; "
-    "'drabridge status' says what is missing and 'drabridge resolve' ends it by hand"
+    "'drabridge status' says what is missing and 'drabridge lanes release' ends it by hand"
 )
 _NOT_OURS = (ValueError, KeyError, TypeError, AttributeError)
 

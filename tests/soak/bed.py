@@ -16,6 +16,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from drabridge.sim.clusternode import NodeTimings
@@ -54,6 +55,7 @@ LOOP_CONFIG = f"""\
   match: [{{subsystem: block, sysname: "%s"}}]
   id: ["{{sysname}}"]
   lanes: {{legacy: 50%%, dra: "*"}}
+  probeOpen: true
 """
 CLASSES = [
     {
@@ -83,6 +85,7 @@ def timings() -> ClusterTimings:
         pod_source_seconds=0.1,
         pod_spacing_seconds=0.02,
         plugin_manager_start_seconds=real.plugin_manager_start_seconds / SCALE,
+        dra_reconcile_seconds=real.dra_reconcile_seconds / SCALE,
         slice_wipe_seconds=real.slice_wipe_seconds / SCALE,
         dra_retry_seconds=(60 / SCALE, 90 / SCALE),
         restart_backoff_seconds=real.restart_backoff_seconds / SCALE,
@@ -116,6 +119,13 @@ class Bed:
         self.boot_id.write_text(str(uuid.uuid4()))
         await self.kubelet.reboot(downtime_seconds=0.1)
         await self.start_agent()
+
+    def unprepared(self, pod: str) -> bool:
+        """Whether kubelet has told the agent that no container uses the claim of this pod (``namespace/name``)."""
+        prefix = pod.partition("/")[2] + "-c"  # both its own claim and one from a template begin like that
+        calls = self.kubelet.calls.of("NodeUnprepareResources")
+        requests: list[Any] = [call.request for call in calls]
+        return any(claim.name.startswith(prefix) for request in requests for claim in request.claims)
 
     def healthy(self) -> set[str]:
         """Devices that kubelet would give to pods, or has."""
@@ -174,12 +184,12 @@ async def bed(seed: int, command: tuple[str, ...] = ("-m", "drabridge")) -> Asyn
                 for one in CLASSES:
                     await cluster.apply(one)
                 capacity = {MEM: len(MEMORY_DEVICES)} | ({LOOP: LOOP_DEVICES} if loops else {})
-                yield Bed(cluster, agent, judge, boot_id, loops, capacity)
+                stage = Bed(cluster, agent, judge, boot_id, loops, capacity)
+                judge.unprepared = stage.unprepared
+                yield stage
             finally:
                 with contextlib.suppress(ProcessLookupError, asyncio.TimeoutError):
                     await agent.stop(signal.SIGKILL)
                 for record in [*cluster.kubelets[NODE].node.pods.values(), *cluster.kubelets[NODE].node.orphans]:
                     for container in list(record.running):
                         await judge.stop_container(record.spec.uid, container)
-
-

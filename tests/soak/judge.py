@@ -4,17 +4,22 @@ It knows neither the ledger nor kubelet's books. Every refused start is a device
 
 * *double hold*: the agent's fault, whatever led to it. At least one of the two uses a claim, or both have limits
   without anything below having happened. The soak fails.
-* *kubelet's double booking*: both pods have limits, and the first was force-deleted while its container goes on.
-  Kubelet forgets such a pod at once and gives its device to the next one (kubernetes/kubernetes#104824). The agent
-  cannot tell that Allocate from a re-admission after a restart or from an app container that takes over its init
-  container's device, which must succeed (observed on 1.36.2), so it answers. What it can promise, and what is judged
-  as a double hold if it fails, is that such a device never goes to a *claim*. These are counted and printed apart.
+* *kubelet's double booking*: the first pod was force-deleted while its container goes on. Kubelet forgets such a pod
+  at once (kubernetes/kubernetes#104824), with two consequences, counted and printed apart:
+
+  - Both pods have limits: kubelet gives the device to the next one. The agent cannot tell that Allocate from a
+    re-admission after a restart, or from an app container that takes over its init container's device, which must
+    succeed (observed on 1.36.2), so it answers. What it promises is that such a device never goes to a *claim*.
+  - The first pod has a claim: kubelet's reconcile loop unprepares claims of pods that it does not know (every 60 s,
+    pkg/kubelet/cm/dra/manager.go), though the container still runs. For a driver that call means that none does.
+    Where the resource is probed, the agent sees the open node and refuses until it is closed: there it is judged.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from drabridge.sim.pods import Container, PodSpec
@@ -30,6 +35,7 @@ class Judge(LockingRuntime):
         super().__init__(directory)
         self.force_deleted: set[str] = set()  # "namespace/pod"
         self.started_pods: set[str] = set()
+        self.unprepared: Callable[[str], bool] = lambda pod: False  # whether kubelet unprepared a claim of this pod
         self._nodes: dict[tuple[str, str], list[int]] = {}
 
     async def start_container(self, pod: PodSpec, container: Container, options: RunOptions) -> None:
@@ -53,7 +59,11 @@ class Judge(LockingRuntime):
 
     def _kubelets_own(self, conflict: Conflict) -> bool:
         holder, refused = _pod(conflict.holder), _pod(conflict.refused)
-        return holder in self.force_deleted and "limits-" in holder and "limits-" in refused
+        if holder not in self.force_deleted:
+            return False
+        if "claim-" in holder:
+            return OPENS not in holder and self.unprepared(holder)
+        return "limits-" in refused
 
 
 def _pod(holder: str) -> str:

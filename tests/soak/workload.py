@@ -145,9 +145,7 @@ class Load:
                 raise
 
 
-def _documents(
-    shape: Shape, name: str, resource: str, annotations: dict[str, str], run_seconds: float
-) -> list[JSON]:
+def _documents(shape: Shape, name: str, resource: str, annotations: dict[str, str], run_seconds: float) -> list[JSON]:
     metadata = {"name": name, "namespace": "default"}
     container: JSON = {"name": "main", "image": "x"}
     spec: JSON = {"restartPolicy": "Never", "containers": [container]}
@@ -163,15 +161,16 @@ def _documents(
     request = {"name": "r", "exactly": {"deviceClassName": resource.rpartition("/")[2], "count": shape.count}}
     claim_spec = {"devices": {"requests": [request]}}
     container["resources"] = {"claims": [{"name": "c"}]}
-    version = {"apiVersion": "resource.k8s.io/v1"}
     if shape.template:
         spec["resourceClaims"] = [{"name": "c", "resourceClaimTemplateName": _template(resource)}]
-        template = {**version, "kind": "ResourceClaimTemplate"}
-        template |= {"metadata": {"name": _template(resource), "namespace": "default"}, "spec": {"spec": claim_spec}}
-        return [template, pod]
+        return [_claim("ResourceClaimTemplate", _template(resource), {"spec": claim_spec}), pod]
     spec["resourceClaims"] = [{"name": "c", "resourceClaimName": f"{name}-claim"}]
-    claim = {**version, "kind": "ResourceClaim", "metadata": {**metadata, "name": f"{name}-claim"}, "spec": claim_spec}
-    return [claim, pod]
+    return [_claim("ResourceClaim", f"{name}-claim", claim_spec), pod]
+
+
+def _claim(kind: str, name: str, spec: JSON) -> JSON:
+    metadata = {"name": name, "namespace": "default"}
+    return {"apiVersion": "resource.k8s.io/v1", "kind": kind, "metadata": metadata, "spec": spec}
 
 
 def _template(resource: str) -> str:

@@ -1,0 +1,67 @@
+"""What witnesses beside kubelet add to a round of evidence: the API server's pods, and who has a node open."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from drabridge.evidence.pods import PodWatch
+from drabridge.evidence.probe import Opened, opened
+from drabridge.inventory.model import Device
+from drabridge.ledger import events
+from drabridge.ledger.model import Ledger, Owner
+
+log = logging.getLogger(__name__)
+
+
+class Others:
+    """Asked after kubelet, about what kubelet does not show. ``probed``: the resources whose nodes are looked at."""
+
+    def __init__(
+        self,
+        ledger: Callable[[], Ledger],
+        devices: Callable[[], Mapping[str, Device]],
+        probed: Callable[[], frozenset[str]],
+    ) -> None:
+        self._ledger = ledger
+        self._devices = devices
+        self._probed = probed
+        self.pods: PodWatch | None = None  # where there is an API server
+        self.error = ""  # why the probe cannot vouch for anything, for people
+
+    async def enrich(self, observed: events.Observed) -> events.Observed:
+        """``observed`` with what the others know. Never raises."""
+        ledger = self._ledger()
+        unaccounted = self.pods.unaccounted(ledger, observed) if self.pods is not None else None
+        return replace(observed, unaccounted=unaccounted, opened=await self._opened(ledger, observed))
+
+    async def _opened(self, ledger: Ledger, observed: events.Observed) -> dict[str, bool] | None:
+        """Only devices whose hold may be about to end: looking costs a few milliseconds of the whole machine."""
+        listed = observed.listed or {}
+        absent = {
+            entry.name
+            for entry in ledger.entries.values()
+            if entry.owner in (Owner.LEGACY, Owner.CONFLICT, Owner.QUARANTINE)
+            and not any(unit in listed for unit in entry.device.units)
+        }
+        found = await self.look(absent)
+        if found is None:
+            return None
+        answers = {name: found.of(name) for name in absent}
+        return {name: answer for name, answer in answers.items() if answer is not None}
+
+    async def look(self, names: set[str]) -> Opened | None:
+        """Who has these devices open, as far as their resources are to be probed. None: none of them is."""
+        probed = self._probed()
+        chosen = {
+            name: device for name, device in self._devices().items() if name in names and device.resource in probed
+        }
+        if not chosen:
+            return None
+        found = await asyncio.to_thread(opened, chosen)
+        if found.blind and found.blind != self.error:
+            log.error("the probe is blind", extra={"reason": found.blind})
+        self.error = found.blind
+        return found

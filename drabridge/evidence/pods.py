@@ -1,0 +1,145 @@
+"""What the API server knows of this node's pods: who asks for devices that kubelet does not show.
+
+A pod that is bound here, has not ended, and asks for more of a resource than kubelet shows it with, may hold any device
+of the resource: a new kubelet has not re-admitted it yet, or it was admitted a moment ago.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from drabridge.clusterapi import PODS, Cluster, Json
+from drabridge.clusterwatch import follow
+from drabridge.ledger import events
+from drabridge.ledger.model import Ledger, PodRef
+
+_ENDED = frozenset({"Succeeded", "Failed"})
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A pod that has not ended, and how many devices of each extended resource its containers take together."""
+
+    namespace: str
+    name: str
+    uid: str
+    asked: Mapping[str, int]
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class PodWatch:
+    """Follows the pods of one node. ``ended`` is called when one of them with devices is gone or has ended."""
+
+    def __init__(self, cluster: Cluster, node: str, ended: Callable[[], None]) -> None:
+        self._cluster = cluster
+        self._selector = f"spec.nodeName={node}"
+        self._ended = ended
+        self._pods: dict[str, Demand] | None = None  # by uid; None: not known now
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await follow(self._cluster, PODS, self._selector, self)
+
+    def unaccounted(self, ledger: Ledger, observed: events.Observed) -> dict[str, tuple[str, ...]] | None:
+        """Resource -> pods that ask for more of it than ``observed`` shows. None: the API server cannot be asked."""
+        if self._pods is None or observed.listed is None:
+            return None
+        shown = _shown(ledger, observed)
+        found: dict[str, list[str]] = {}
+        for pod in self._pods.values():
+            for resource, count in pod.asked.items():
+                if count > max(shown[resource, pod.uid], shown[resource, str(pod)]):
+                    found.setdefault(resource, []).append(str(pod))
+        return {resource: tuple(sorted(pods)) for resource, pods in found.items()}
+
+    # clusterwatch.Follower
+
+    def listed(self, objects: tuple[Json, ...]) -> None:
+        before = set(self._pods or ())
+        self._pods = {demand.uid: demand for demand in map(demand_of, objects) if demand is not None}
+        if before - self._pods.keys():
+            self._ended()
+
+    def changed(self, kind: str, obj: Json) -> None:
+        assert self._pods is not None
+        demand = None if kind == "DELETED" else demand_of(obj)
+        uid = str(obj.get("metadata", {}).get("uid", ""))
+        if demand is not None:
+            self._pods[uid] = demand
+        elif self._pods.pop(uid, None) is not None:
+            self._ended()
+
+    def lost(self) -> None:
+        self._pods = None
+
+
+def demand_of(pod: Json) -> Demand | None:
+    """What a pod takes from the DevicePlugin side; None if nothing, or nothing any more.
+
+    App containers and sidecars hold theirs together; plain init containers run before, one after the other, and what
+    they had is taken over (kubelet pkg/kubelet/cm/devicemanager/manager.go, devicesToReuse). What DRA serves instead
+    (KEP-5004) is not counted.
+    """
+    status, spec, metadata = pod.get("status") or {}, pod.get("spec") or {}, pod.get("metadata") or {}
+    if status.get("phase") in _ENDED:
+        return None
+    together: Counter[str] = Counter()
+    most: dict[str, int] = {}
+    for container in spec.get("initContainers") or ():
+        limits = _extended(container)
+        if container.get("restartPolicy") == "Always":
+            together += limits
+        else:
+            for resource, count in limits.items():
+                most[resource] = max(most.get(resource, 0), count)
+    for container in spec.get("containers") or ():
+        together += _extended(container)
+    mappings = (status.get("extendedResourceClaimStatus") or {}).get("requestMappings") or ()
+    by_claim = {mapping.get("resourceName") for mapping in mappings}
+    asked = {
+        resource: max(together[resource], most.get(resource, 0))
+        for resource in {*together, *most}
+        if resource not in by_claim
+    }
+    if not asked:
+        return None
+    return Demand(str(metadata.get("namespace")), str(metadata.get("name")), str(metadata.get("uid")), asked)
+
+
+def _extended(container: Json) -> Counter[str]:
+    """Extended resources among the limits: whole numbers, with a domain that is not Kubernetes' own."""
+    limits = (container.get("resources") or {}).get("limits") or {}
+    found: Counter[str] = Counter()
+    for name, amount in limits.items():
+        if "/" in name and str(amount).isdecimal():
+            found[name] = int(amount)
+    return found
+
+
+def _shown(ledger: Ledger, observed: events.Observed) -> Counter[tuple[str, str]]:
+    """How many units of a resource kubelet shows with a pod, by its UID (fresh checkpoint) and by its name (List)."""
+    resource_of = {unit: entry.device.resource for entry in ledger.entries.values() for unit in entry.device.units}
+    fresh = observed.checkpoint is not None and observed.checkpoint.barrier
+    by_uid = observed.checkpoint.pods.items() if observed.checkpoint and fresh else ()
+    by_name = (observed.listed or {}).items()
+    return Counter(
+        [
+            *_holders(resource_of, by_uid, lambda ref: ref.uid),
+            *_holders(resource_of, by_name, lambda ref: f"{ref.namespace}/{ref.name}"),
+        ]
+    )
+
+
+def _holders(
+    resource_of: Mapping[str, str],
+    shown: Iterable[tuple[str, tuple[PodRef, ...]]],
+    key: Callable[[PodRef], str],
+) -> Iterable[tuple[str, str]]:
+    """(resource, pod) once for each unit that the pod has."""
+    for unit, refs in shown:
+        if unit in resource_of:
+            yield from ((resource_of[unit], pod) for pod in {key(ref) for ref in refs})

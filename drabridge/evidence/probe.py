@@ -1,0 +1,75 @@
+"""The physical probe: which devices a process of this machine has open, whatever kubelet and the API server say.
+
+It needs to see the host's processes (``hostPID``) and to look at their descriptors (``SYS_PTRACE``); what it may not
+look at it does not vouch for. Whether it is of use depends on the hardware: where a daemon keeps every device open it
+would hold them for ever, so a resource's configuration asks for it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from drabridge.inventory.model import Device
+
+PROC = Path("/proc")
+_KINDS = {"c": stat.S_ISCHR, "b": stat.S_ISBLK}
+
+Number = tuple[str, int, int]  # "c" or "b", major, minor
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """``by``: device name -> a process that has it open, in words. ``blind``: why others may, too; "" if none does."""
+
+    by: Mapping[str, str]
+    blind: str = ""
+
+    def of(self, device: str) -> bool | None:
+        """Whether the device is open; None if that is not known."""
+        return True if device in self.by else (None if self.blind else False)
+
+
+def opened(devices: Mapping[str, Device], proc: Path = PROC) -> Opened:
+    """Look at every descriptor of every process, once. Blocks for milliseconds; run it in a thread."""
+    names: dict[Number, str] = {
+        (node.kind, node.major, node.minor): name for name, device in devices.items() for node in device.nodes
+    }
+    found: dict[str, str] = {}
+    blind = ""
+    for process in proc.iterdir():
+        if not process.name.isdecimal():
+            continue
+        try:
+            descriptors = os.listdir(process / "fd")
+        except PermissionError:
+            blind = f"{process}/fd may not be read: the probe needs hostPID and SYS_PTRACE"
+            continue
+        except OSError:
+            continue  # it has ended
+        for descriptor in descriptors:
+            number = _number(process / "fd" / descriptor)
+            if number in names:
+                found.setdefault(names[number], f"process {process.name} ({_command(process)})")
+    return Opened(found, blind)
+
+
+def _number(descriptor: Path) -> Number | None:
+    try:
+        status = descriptor.stat()
+    except OSError:
+        return None
+    for kind, matches in _KINDS.items():
+        if matches(status.st_mode):
+            return kind, os.major(status.st_rdev), os.minor(status.st_rdev)
+    return None
+
+
+def _command(process: Path) -> str:
+    try:
+        return (process / "comm").read_text().strip()
+    except OSError:
+        return "ended since"

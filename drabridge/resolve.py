@@ -1,0 +1,68 @@
+"""The operator's way out of doubt: to say that nobody uses a device, as far as the evidence lets it be said."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+from drabridge.cdi import Family
+from drabridge.errors import ConfigError, RefusedError
+from drabridge.ledger import DRA_OWNERS, Entry, Owner, Resolve
+from drabridge.ledger.refusal import holder
+from drabridge.runtime import Runtime
+
+log = logging.getLogger(__name__)
+
+
+async def resolve(runtime: Runtime, body: bytes) -> dict[str, Any]:
+    """``{"device": NAME}``: end the holds of a device in QUARANTINE or CONFLICT, or of a claim left prepared.
+
+    Asks kubelet first, so that the answer rests on what is true now. Raises ConfigError for what cannot be meant,
+    RefusedError while kubelet or the API server says that somebody uses it. Returns the device as it is afterwards.
+    """
+    entry = _entry(runtime, body)
+    await runtime.evidence.look()
+    before = runtime.keeper.ledger.entries.get(entry.name, entry)
+    if before.owner is Owner.LEGACY:
+        raise RefusedError(
+            f"{before.name} is held by {holder(before)}",
+            hint="delete the pod; the device is free when kubelet no longer shows it ('drabridge status' says why not)",
+        )
+    if before.owner in DRA_OWNERS - {Owner.DRA_PREPARED}:
+        raise RefusedError(f"{before.name} is held by {holder(before)}", hint="delete the pod or the claim")
+    decision = await runtime.keeper.apply(Resolve(before.name, runtime.now()))
+    if not decision.accepted:
+        raise RefusedError(str(decision))
+    after = runtime.keeper.ledger.entries[before.name]
+    _forget_claims(runtime, before, after)
+    log.warning("resolved by the operator", extra={"device": before.name, "was": str(before.owner)})
+    return {
+        "device": after.name,
+        "was": str(before.owner),
+        "owner": str(after.owner),
+        "lane": str(after.lane),
+        "because": after.released_because,
+    }
+
+
+def _entry(runtime: Runtime, body: bytes) -> Entry:
+    try:
+        return runtime.keeper.ledger.entries[json.loads(body)["device"]]
+    except (ValueError, KeyError, TypeError) as error:
+        known = ", ".join(sorted(runtime.keeper.ledger.entries)) or "none"
+        raise ConfigError(f"a device of this node was expected: {error}", hint=f"It has {known}") from None
+
+
+def _forget_claims(runtime: Runtime, before: Entry, after: Entry) -> None:
+    """A claim that has lost every device has no record and no CDI file either, or a restart would find it again."""
+    gone = {held.claim.uid for held in before.claims} - {held.claim.uid for held in after.claims}
+    gone = {uid for uid in gone if not runtime.keeper.ledger.by_claim.get(uid)}
+    if not gone:
+        return
+    from drabridge.dra.records import RecordStore
+
+    records = RecordStore(runtime.paths.state / "claims")
+    for uid in gone:
+        runtime.cdi.remove(Family.CLAIM, uid)
+        records.delete(uid)
