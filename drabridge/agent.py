@@ -40,8 +40,10 @@ from drabridge.ledger import (
     Notify,
     Owner,
     Policy,
+    Readvertise,
     Refused,
     Restarted,
+    Subscribed,
 )
 from drabridge.ledger.keeper import Keeper
 from drabridge.ledger.store import LedgerLockedError, Store
@@ -229,6 +231,7 @@ class Agent:
     async def _follow_inventory(self) -> None:
         """Every snapshot into the ledger, and from there to kubelet; after the first one, the merge."""
         merged = False
+        await self._runtime.keeper.apply(Booted(self._options.boot_id.read_text().strip(), self._now()))
         while True:
             await self._snapshot.wait()
             await self._take(self._runtime.inventory.current)
@@ -274,7 +277,6 @@ class Agent:
             listed = await asyncio.wait_for(runtime.witness.listed(), FIRST_LIST_SECONDS)
         except TimeoutError:
             listed = None
-        await runtime.keeper.apply(Booted(self._options.boot_id.read_text().strip(), self._now()))
         await runtime.keeper.apply(
             Restarted(self._now(), prepared(runtime.paths.state), listed, runtime.witness.checkpoint())
         )
@@ -290,6 +292,8 @@ class Agent:
             self._runtime.sinks.effect(effect, told)
             if isinstance(effect, Notify):
                 self._announcer.tell(effect)
+            elif isinstance(effect, Readvertise):
+                self._runtime.legacy.repeat({self._runtime.resource_of(device) for device in effect.devices})
         if self._refresh is None:
             self._refresh = asyncio.get_running_loop().call_later(REFRESH_SECONDS, self._send_lists)
         self._runtime.changed.set()
@@ -306,9 +310,14 @@ class Agent:
         """Facts of the DevicePlugin side."""
         self._runtime.sinks.observe(fact)
         if isinstance(fact, deviceplugin.KubeletSeen):
-            task = asyncio.create_task(self._runtime.keeper.apply(KubeletStarted(self._now())))
-            self._background.add(task)
-            task.add_done_callback(self._background.discard)
+            self._apply_soon(KubeletStarted(self._now()))
+        elif isinstance(fact, deviceplugin.StreamOpened):
+            self._apply_soon(Subscribed(self._now()))
+
+    def _apply_soon(self, event: KubeletStarted | Subscribed) -> None:
+        task = asyncio.create_task(self._runtime.keeper.apply(event))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     # --- configuration ----------------------------------------------------------------------------------------------
 

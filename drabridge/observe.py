@@ -113,7 +113,9 @@ class Sinks:
                 log.info("kubelet and the DRA plugin", extra={"registered": fact.registered, "reason": fact.error})
 
     def _claim(self, fact: DraFact) -> None:
-        self._metrics.count("allocations", "dra", fact.method, str(fact.outcome))
+        if fact.method == "prepare":
+            for device in fact.devices or ("",):
+                self._metrics.count("allocations", "dra", self._resource_of(device), str(fact.outcome))
         log.log(
             logging.WARNING if fact.error else logging.INFO,
             f"claim {fact.method}d" if not fact.error else f"claim not {fact.method}d",

@@ -67,3 +67,8 @@ class Runtime:
     devices: Mapping[str, Device] = field(default_factory=dict)
     config_error: str = ""  # why the file on disk is not the one in use
     beat: float = 0.0  # the slow tick's last time on the loop's clock
+
+    def resource_of(self, device: str) -> str:
+        """The resource of a device that the ledger knows; empty for another."""
+        entry = self.keeper.ledger.entries.get(device)
+        return entry.device.resource if entry else ""

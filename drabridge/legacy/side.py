@@ -127,6 +127,12 @@ class LegacySide:
         versions = {name: self._served[name].plugin.devices().resend() for name in known if self._version(name)}
         return await self._sent(versions, timeout_seconds)
 
+    def repeat(self, resources: Iterable[str]) -> None:
+        """Send the lists again, as they are: kubelet has just shown that it acts on an older one."""
+        for name in resources:
+            if self._version(name):
+                self._served[name].plugin.devices().resend()
+
     async def close(self, grace_seconds: float = 1.0) -> None:
         """Stop every server; sockets go, CDI files stay: containers that run may be started again without us."""
         await asyncio.gather(*(self._stop(name, grace_seconds) for name in list(self._served)))
