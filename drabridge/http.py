@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
+from socket import AF_UNIX
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -86,7 +87,8 @@ async def _read(reader: asyncio.StreamReader) -> Request:
 
 
 def _encode(response: Response, *, head_only: bool) -> bytes:
-    body = response.body.encode() if isinstance(response.body, str) else response.body
+    # A name from udev may hold what is no text (surrogates): it is shown escaped, never an error.
+    body = response.body.encode(errors="backslashreplace") if isinstance(response.body, str) else response.body
     headers = {
         "Content-Type": response.content_type,
         "Content-Length": str(len(body)),
@@ -106,6 +108,16 @@ class HttpServer:
         self._slots = asyncio.Semaphore(MAX_CONNECTIONS)
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def route(self, method: str, path: str, handler: Handler) -> None:
+        """One more page; also while it serves."""
+        self._routes[method, path] = handler
+
+    @property
+    def hosts(self) -> list[str]:
+        """The IP addresses that are listened on: a name may stand for several."""
+        sockets = (socket for server in self._servers for socket in server.sockets)
+        return [socket.getsockname()[0] for socket in sockets if socket.family != AF_UNIX]
 
     async def listen_tcp(self, host: str, port: int) -> tuple[str, int]:
         """Bind; returns the address in use (port 0 asks the kernel for one). Raises OSError when it is taken."""

@@ -1,17 +1,22 @@
-"""What the agent shows: liveness, readiness, metrics; over a unix socket, for the operator, status and lanes too."""
+"""What the agent shows: liveness, readiness, metrics; over a unix socket, for the operator, status and lanes too.
+
+The page for people is on the unix socket and, unless asked for elsewhere, only on loopback addresses: it names pods.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
+import re
 from collections.abc import Iterator
 from http import HTTPStatus
 
 from deviceplugin import ServerState
-from drabridge import __version__
+from drabridge import __version__, page
 from drabridge.claims import ClaimSide
 from drabridge.errors import ConfigError, DrabridgeError
-from drabridge.http import HttpServer, Request, Response
+from drabridge.http import Handler, HttpServer, Request, Response
 from drabridge.inventory.model import Presence
 from drabridge.ledger.model import Lane, Owner
 from drabridge.metrics import Sample
@@ -38,17 +43,18 @@ class Pages:
 
     async def open(self) -> None:
         """Bind both. A TCP port that is taken is the operator's error; the socket lies in our locked directory."""
-        routes = {
+        routes: dict[tuple[str, str], Handler] = {
             ("GET", "/healthz"): self._healthz,
             ("GET", "/readyz"): self._readyz,
             ("GET", "/metrics"): self._metrics,
         }
-        control = {
+        private: dict[tuple[str, str], Handler] = {
+            ("GET", "/"): self._page,
             ("GET", "/status"): self._status,
             ("POST", "/lanes"): self._lanes,
             ("POST", "/release"): self._release,
         }
-        self._control = HttpServer({**routes, **control})
+        self._control = HttpServer({**routes, **private})
         await self._control.listen_unix(self._runtime.paths.control_socket)
         if self._runtime.options.listen:
             host, port = parse_listen(self._runtime.options.listen)
@@ -61,6 +67,10 @@ class Pages:
                     hint='Choose another --listen address, or --listen "" for none',
                 ) from error
             self.address = f"{bound[0]}:{bound[1]}"
+            if self._runtime.options.page:
+                self._public.route("GET", "/", self._page)
+            elif all(ipaddress.ip_address(address).is_loopback for address in self._public.hosts):
+                self._public.route("GET", "/", self._local_page)
             log.info("pages", extra={"address": self.address, "control": str(self._runtime.paths.control_socket)})
 
     async def close(self) -> None:
@@ -164,6 +174,21 @@ class Pages:
     def _status(self, _: Request) -> Response:
         return Response.json(self.document())
 
+    def _page(self, request: Request) -> Response:
+        body = page.render(self.document(), refresh=request.query.get("refresh") != "off")
+        return Response(body, content_type="text/html; charset=utf-8", headers=page.HEADERS)
+
+    def _local_page(self, request: Request) -> Response:
+        """Only for who asks for this machine by one of its own names: a web site whose name was made to mean 127.0.0.1
+        (DNS rebinding) must not read the page through the operator's browser.
+        """
+        if not is_local_name(request.headers.get("host", "")):
+            return Response(
+                "this page is served to localhost only; --page serves it under any name\n",
+                HTTPStatus.MISDIRECTED_REQUEST,
+            )
+        return self._page(request)
+
     def _lanes(self, request: Request) -> Response:
         try:
             return Response.json(self._wishes.set(request.body))
@@ -224,3 +249,12 @@ def parse_listen(text: str) -> tuple[str, int]:
     if not port.isdecimal() or int(port) > 65535 or (":" in host and not host.startswith("[")):
         raise ConfigError(f"--listen {text!r} is not HOST:PORT", hint='For example 127.0.0.1:9400, or ":9400" for all')
     return host.strip("[]"), int(port)
+
+
+def is_local_name(host: str) -> bool:
+    """Whether the value of a Host header means this machine: ``localhost:9400``, ``127.0.0.1``, ``[::1]:9400``."""
+    name = re.sub(r":\d*$", "", host).strip("[]").lower()
+    try:
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -80,6 +80,7 @@ def document(
         "ready": not not_ready,
         "notReadyBecause": list(not_ready),
         "notes": [*notes, *map(str, snapshot.collisions)],
+        "collisions": list(map(str, snapshot.collisions)),
         "endpoints": [
             {
                 "api": endpoint.api,

@@ -8,11 +8,11 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from drabridge.cli.agent_client import add_socket, ask, find_socket
 from drabridge.cli.output import cell, table
+from drabridge.words import age, holder, seconds_of
 
 Row = Mapping[str, Any]
 COLUMNS = ("device", "lane", "owner", "holder", "since", "evidence", "move")
@@ -63,9 +63,9 @@ def render(
     document: Row, resource: str | None = None, *, wide: bool = False, width: int | None = None
 ) -> Iterator[str]:
     """The screen, line by line: is it well, what is there, who has it, what was refused."""
-    now = _seconds(document["at"])
+    now = seconds_of(document["at"])
     verdict = "ready" if document["ready"] else "NOT READY"
-    up = age(now, _seconds(document["startedAt"]))
+    up = age(now, seconds_of(document["startedAt"]))
     yield f"{document['node']}  {document['driver']}  drabridge {document['version']}  up {up}  {verdict}"
     for reason in document["notReadyBecause"]:
         yield f"  ! {cell(reason)}"
@@ -85,7 +85,7 @@ def render(
         yield ""
         yield "recent refusals"
         for refusal in document["refusals"][-5:]:
-            when = age(now, _seconds(refusal["at"]))
+            when = age(now, seconds_of(refusal["at"]))
             what = f"{refusal['api']}  {refusal['device']}  {refusal['reason']}"
             yield f"  {when} ago  {what}  {cell(refusal['message'])}"
 
@@ -111,7 +111,7 @@ def _device(row: Row, now: float) -> dict[str, Any]:
         "lane": row["lane"] + (" (drain)" if row["drain"] else ""),
         "owner": row["owner"] if row["presence"] == "present" else f"{row['owner']}, {row['presence']}",
         "holder": [holder(one) for one in row["holders"]] or row["reason"],
-        "since": age(now, _seconds(row["since"])),
+        "since": age(now, seconds_of(row["since"])),
         "evidence": row["evidence"],
         "move": f"to {move['to']}: {move['step']} {move['reason']}".strip() if move else "",
         "resource": row["resource"],
@@ -121,30 +121,3 @@ def _device(row: Row, now: float) -> dict[str, Any]:
         "pci": row["pciBusID"],
         "nodes": row["nodes"],
     }
-
-
-def holder(one: Row) -> str:
-    """``ns/pod/container``, or ``claim ns/name``."""
-    if one["api"] == "dra":
-        return f"claim {one['namespace']}/{one['claim'] or one['claimUID']}{' (admin)' if one['admin'] else ''}"
-    if one["pod"]:
-        return f"{one['namespace']}/{one['pod']}/{one['container']}"
-    return f"pod uid {one['podUID']}" if one["podUID"] else "a pod, not yet seen"
-
-
-def _seconds(stamp: str) -> float:
-    try:
-        return datetime.fromisoformat(stamp).astimezone(UTC).timestamp()
-    except ValueError:
-        return 0.0
-
-
-def age(now: float, since: float) -> str:
-    """As kubectl writes it: 45s, 12m, 5h, 3d."""
-    if not since:
-        return "-"
-    seconds = max(0, int(now - since))
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
-        if seconds >= 2 * size:
-            return f"{seconds // size}{unit}"
-    return f"{seconds}s"
