@@ -81,6 +81,7 @@ class ClaimSide:
         assert runtime.cluster is not None
         await self._acknowledged()
         from drabridge.dra.driver import DraDriver, DraPaths
+        from drabridge.dra.planning import device_lookup
 
         self.driver = DraDriver(
             config=runtime.config,
@@ -94,7 +95,9 @@ class ClaimSide:
             node_name=runtime.options.node_name,
             observer=runtime.sinks.dra,
             policy=lambda: runtime.keeper.policy,
+            lookup=lambda device: runtime.inventory.lookup(device.name) or device_lookup(device),
             on_synced=runtime.changed.set,
+            in_use=runtime.others.in_use,
             clock=runtime.now,
         )
         try:

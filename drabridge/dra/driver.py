@@ -17,7 +17,7 @@ from drabridge.dra.health import HealthBoard
 from drabridge.dra.locks import ClaimLocks
 from drabridge.dra.metadata import MetadataFiles
 from drabridge.dra.planning import LookupOf, Planner, device_lookup
-from drabridge.dra.ports import Inventory, Keeper
+from drabridge.dra.ports import InUse, Inventory, Keeper, nobody
 from drabridge.dra.prepare import Preparer
 from drabridge.dra.publisher import Publisher, PublisherState
 from drabridge.dra.records import RecordStore
@@ -91,6 +91,7 @@ class DraDriver:
         policy: Callable[[], Policy] = Policy,
         lookup: LookupOf = device_lookup,
         on_synced: Callable[[], None] = lambda: None,
+        in_use: InUse = nobody,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """``inventory`` gives the current snapshot, ``policy`` the ledger's current rules; ``on_synced`` is called
@@ -129,6 +130,7 @@ class DraDriver:
             metadata=metadata,
             boot_id=boot_id,
             observer=self._observe,
+            in_use=in_use,
             clock=clock,
         )
         self._upkeep = Upkeep(

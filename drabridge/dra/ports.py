@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from drabridge.inventory.model import Snapshot
@@ -22,3 +22,11 @@ class Keeper(Protocol):
 
 
 Inventory = Callable[[], Snapshot]  # the current snapshot
+
+InUse = Callable[[set[str]], Awaitable[Mapping[str, str]]]
+"""Device names -> those of them that a process has open, with that process in words. Only what is to be probed."""
+
+
+async def nobody(devices: set[str]) -> Mapping[str, str]:
+    """Where nothing is probed."""
+    return {}

@@ -25,7 +25,7 @@ from drabridge.dra.hooks import HookRunner, decode_hook
 from drabridge.dra.locks import ClaimLocks
 from drabridge.dra.metadata import MetadataFiles
 from drabridge.dra.planning import NotReadyError, Planned, Planner, cdi_devices, metadata_facts
-from drabridge.dra.ports import Inventory, Keeper
+from drabridge.dra.ports import InUse, Inventory, Keeper, nobody
 from drabridge.dra.records import ClaimRecord, CorruptRecordError, PreparedDevice, RecordStore, State
 from drabridge.dra.tasks import join
 from drabridge.dra.upkeep import report_damage
@@ -68,6 +68,7 @@ class Preparer:
         observer: Observer,
         budget_seconds: float = BUDGET_SECONDS,
         settle_seconds: float = SETTLE_SECONDS,
+        in_use: InUse = nobody,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.planner = planner
@@ -83,6 +84,7 @@ class Preparer:
         self._observer = observer
         self._budget_seconds = budget_seconds
         self._settle_seconds = settle_seconds
+        self._in_use = in_use
         self._clock = clock
         self._hooks = HookRunner()
         self._preparing: dict[str, asyncio.Task[tuple[PreparedDevice, ...]]] = {}
@@ -289,6 +291,7 @@ class Preparer:
     async def _unprepare_locked(self, claim: ClaimRef) -> None:
         record = self._load(claim.uid)
         if record is not None:
+            await self._check_closed(record)
             await self._undo(record)
         else:  # unknown, or its record was damaged: what has the UID in its name goes all the same
             self._remove_files(claim)
@@ -296,6 +299,21 @@ class Preparer:
         if not decision.accepted and decision.refusals:
             raise _refused(decision)
         self._records.delete(claim.uid)
+
+    async def _check_closed(self, record: ClaimRecord) -> None:
+        """Kubelet unprepares claims of force-deleted pods while their containers run (pkg/kubelet/cm/dra/manager.go,
+        reconcileLoop). Where nodes are probed, a device of this claim alone that is open is not given up; kubelet asks
+        again.
+        """
+        entries = self._keeper.ledger.entries
+        alone = {
+            device.device
+            for device in record.devices
+            if not device.admin and (entry := entries.get(device.device)) and len(entry.holders) == 1
+        }
+        if users := await self._in_use(alone):
+            said = ", ".join(f"{name} is open in {user}" for name, user in sorted(users.items()))
+            raise HostError(f"claim {record.claim} is in use: {said}", hint="it is released when the process has ended")
 
     async def _undo(self, record: ClaimRecord) -> None:
         """Clean-up hooks, then files. No hook for a device that is gone, nor for what was done before a reboot."""

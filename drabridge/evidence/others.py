@@ -52,6 +52,11 @@ class Others:
         answers = {name: found.of(name) for name in absent}
         return {name: answer for name, answer in answers.items() if answer is not None}
 
+    async def in_use(self, names: set[str]) -> Mapping[str, str]:
+        """Those of the devices that a process is seen to have open, with that process in words."""
+        found = await self.look(names)
+        return found.by if found is not None else {}
+
     async def look(self, names: set[str]) -> Opened | None:
         """Who has these devices open, as far as their resources are to be probed. None: none of them is."""
         probed = self._probed()
