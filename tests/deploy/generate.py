@@ -116,7 +116,7 @@ def values_schema() -> Json:
 
 # --- the kustomize base ---------------------------------------------------------------------------------------------
 
-# hostPath volumes and uid 0 are what the Pod Security levels below `privileged` forbid; the pod is not privileged itself.
+# hostPath volumes are what the Pod Security levels below `privileged` forbid; no container is privileged itself.
 NAMESPACE_OBJECT: Json = {
     "apiVersion": "v1",
     "kind": "Namespace",
@@ -155,8 +155,8 @@ def kustomize_files() -> dict[str, str]:
     note = (
         "# Generated from the chart's defaults by `python -m tests.deploy.generate`; a test keeps both equal.\n"
         "# Use it as a base: patch the ConfigMap with your configuration, and the image with `images:`.\n"
-        "# config.yaml's `driver` is also in the DaemonSet's paths, the ClusterRole and the policies: change it everywhere,\n"
-        "# or use the chart, which does.\n"
+        "# config.yaml's `driver` is also in the DaemonSet's paths, the ClusterRole and the policies: change it there\n"
+        "# too, or use the chart, which does.\n"
     )
     return {"kustomization.yaml": note + yaml.safe_dump(kustomization, sort_keys=False), **files}
 

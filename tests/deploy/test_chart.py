@@ -216,7 +216,7 @@ def test_a_new_configuration_restarts_no_pod() -> None:
     ],
 )
 def test_kubelets_probes_reach_where_the_agent_listens(values: Json, listen: str, probed: str | None) -> None:
-    """Kubelet probes the pod's address unless ``host`` says otherwise; on the host's network 127.0.0.1 is the node's."""
+    """Kubelet probes the pod's address unless ``host`` says otherwise; 127.0.0.1 is the node's to it."""
     assert argument(values, "listen") == listen
     container = agent(values)
     port = int(listen.rpartition(":")[2])

@@ -1,0 +1,51 @@
+"""Takes out of the installed packages what the agent never imports: ``python3 trim.py DIRECTORY``.
+
+Two thirds of the Kubernetes client are a second, asynchronous copy of itself with its HTTP library, and one module per
+API and per type; ``drabridge.cluster`` speaks in dicts through its dynamic client and loads none of them. What is left
+is compiled, because a container with a read-only root could not keep the result.
+"""
+
+from __future__ import annotations
+
+import compileall
+import re
+import shutil
+import sys
+from pathlib import Path
+
+WHOLE = (
+    "kubernetes/aio",  # an asynchronous copy of the client, 68 MiB with its bytecode
+    *("aiohttp", "aiohttp_retry", "aiosignal", "aiohappyeyeballs", "frozenlist", "multidict", "propcache", "yarl"),
+)
+ALL_BUT_INIT = ("kubernetes/client/api", "kubernetes/client/models")  # imported by name, and nobody names one
+SCRIPTS = ("drabridge", "podresources")
+SHEBANG = "#!/usr/bin/env python3\n"
+
+
+def trim(target: Path) -> None:
+    """Remove, then compile the rest. A name that is not there any more is an error: the list would be a lie."""
+    for name in WHOLE:
+        found = [target / name, *target.glob(f"{name}-*.dist-info")]
+        if not any(path.exists() for path in found):
+            raise SystemExit(f"{name} is not installed: take it out of the list in trim.py")
+        for path in found:
+            shutil.rmtree(path, ignore_errors=True)
+    for name in ALL_BUT_INIT:
+        for path in (target / name).iterdir():
+            if path.name != "__init__.py":
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in (*target.rglob("*.pyi"), *target.rglob("*.c"), *target.rglob("*.pyx"), *target.rglob("*.pxd")):
+        path.unlink()
+    for path in (*target.rglob("__pycache__"), *target.rglob("tests")):
+        shutil.rmtree(path, ignore_errors=True)
+    for script in set((target / "bin").iterdir()) - {target / "bin" / name for name in SCRIPTS}:
+        script.unlink()
+    for name in SCRIPTS:
+        script = target / "bin" / name
+        script.write_text(re.sub(r"\A#!.*\n", SHEBANG, script.read_text()))
+    if not compileall.compile_dir(target, quiet=1, workers=0):
+        raise SystemExit("not everything could be compiled")
+
+
+if __name__ == "__main__":
+    trim(Path(sys.argv[1]))

@@ -1,0 +1,158 @@
+"""The agent's dashboard and alerts: PromQL that parses, about metrics and labels that the agent has."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from drabridge.metrics import TABLE
+from tests.deploy.helm import ROOT
+from tests.podresources import promql
+from tests.podresources.promql import named_labels, selectors
+
+FOLDER = ROOT / "deploy/dashboards"
+DASHBOARD: dict[str, Any] = json.loads((FOLDER / "drabridge-grafana.json").read_text())
+RULES: dict[str, Any] = yaml.safe_load((FOLDER / "drabridge-alerts.yaml").read_text())
+ALERTS: list[dict[str, Any]] = [rule for group in RULES["groups"] for rule in group["rules"]]
+PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
+EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel["targets"]] + [rule["expr"] for rule in ALERTS]
+VARIABLES = {**promql.GRAFANA, "$resource": "example.com/mem"}
+TARGET_LABELS = {"instance", "job"}
+SUFFIXES = {"gauge": ("",), "counter": ("",), "histogram": ("_bucket", "_sum", "_count")}
+
+
+def exported() -> dict[str, set[str]]:
+    """Every series name of the agent, with its labels."""
+    return {
+        definition.full_name + suffix: {*definition.labels, *(("le",) if suffix == "_bucket" else ())}
+        for definition in TABLE.values()
+        for suffix in SUFFIXES[definition.kind]
+    }
+
+
+EXPORTED = exported()
+
+# Metrics for people who look closer; everything else is on the dashboard or behind an alert.
+FOR_PEOPLE = {
+    "drabridge_device_info",
+    "drabridge_udev_events_total",
+    "drabridge_inventory_reconcile_duration_seconds",
+    "drabridge_inventory_monitor_restarts_total",
+    "drabridge_podresources_request_duration_seconds",
+}
+
+
+def parse(expression: str) -> Any:
+    for name, value in VARIABLES.items():
+        expression = expression.replace(name, value)
+    return promql.parse(expression)
+
+
+def faults(expression: str) -> list[str]:
+    """What is wrong with an expression, in words."""
+    tree = parse(expression)
+    found, known = [], set(TARGET_LABELS)
+    for metric, matched in selectors(tree):
+        if metric not in EXPORTED:
+            found.append(f"there is no metric {metric}")
+            continue
+        known |= EXPORTED[metric]
+        found += [f"{metric} has no label {label}" for label in matched - EXPORTED[metric] - TARGET_LABELS]
+    return found + [f"no metric here has the label {label}" for label in named_labels(tree) - known]
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_every_expression_is_promql_about_metrics_and_labels_that_exist(expression: str) -> None:
+    assert list(selectors(parse(expression)))
+    assert faults(expression) == []
+
+
+def test_wrong_expressions_are_seen() -> None:
+    assert faults("drabridge_registred == 0") == ["there is no metric drabridge_registred"]
+    assert faults('drabridge_registered{lane="dra"}') == ["drabridge_registered has no label lane"]
+    assert faults("sum by (pod) (drabridge_registered)") == ["no metric here has the label pod"]
+    with pytest.raises(ValueError):
+        parse("sum by (api drabridge_registered)")
+    with pytest.raises(ValueError):
+        parse('drabridge_registered{api="$unknown"}')
+
+
+def test_nothing_is_measured_in_vain() -> None:
+    used = {metric for expression in EXPRESSIONS for metric, _ in selectors(parse(expression))}
+    unused = {
+        definition.full_name
+        for definition in TABLE.values()
+        if used.isdisjoint(definition.full_name + suffix for suffix in SUFFIXES[definition.kind])
+    }
+    assert unused == FOR_PEOPLE
+
+
+def test_label_values_that_expressions_compare_with_exist() -> None:
+    """A matcher on a value that the agent never writes makes an alert that never fires."""
+    from drabridge.ledger.model import Lane, Owner
+
+    lanes, owners = {str(lane) for lane in Lane}, {str(owner) for owner in Owner}
+    compared = 0
+    for expression in EXPRESSIONS:
+        for node in promql.nodes(parse(expression)):
+            for matcher in getattr(getattr(node, "matchers", None), "matchers", ()):
+                known = {"lane": lanes, "owner": owners, "api": {"dra", "deviceplugin"}, "result": {"failed", "OK"}}
+                if matcher.name in known:
+                    compared += 1
+                    assert set(matcher.value.split("|")) <= known[matcher.name], expression
+    assert compared >= 5
+
+
+def test_alerts_have_a_severity_a_summary_and_a_runbook() -> None:
+    assert {group["name"] for group in RULES["groups"]} == {"drabridge"}
+    assert len({rule["alert"] for rule in ALERTS}) == len(ALERTS)
+    for rule in ALERTS:
+        assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}
+        assert rule["alert"].startswith("Drabridge")
+        assert rule["labels"]["severity"] in ("info", "warning", "critical")
+        assert rule["annotations"].keys() == {"summary", "runbook"}
+        assert all(len(text) > 20 and "\n" not in text.strip() for text in rule["annotations"].values())
+
+
+def test_summaries_name_labels_that_the_alert_keeps() -> None:
+    for rule in ALERTS:
+        tree = parse(rule["expr"])
+        kept = named_labels(tree) or {label for metric, _ in selectors(tree) for label in EXPORTED[metric]}
+        named = {word.partition("}")[0].strip() for word in rule["annotations"]["summary"].split("$labels.")[1:]}
+        assert named <= kept | {"instance"}, rule["alert"]
+
+
+def test_the_dashboard_has_the_shape_that_grafana_imports() -> None:
+    assert DASHBOARD["schemaVersion"] >= 36
+    assert DASHBOARD["uid"] != "podresources"
+    assert "id" not in DASHBOARD
+    variables = {entry["name"]: entry["type"] for entry in DASHBOARD["templating"]["list"]}
+    assert variables == {"datasource": "datasource", "instance": "query", "resource": "query", "namespace": "query"}
+    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
+    taken: set[tuple[int, int]] = set()
+    for panel in PANELS:
+        assert panel["type"] in ("stat", "timeseries", "table")
+        assert panel["title"]
+        assert panel["description"]
+        area = panel["gridPos"]
+        cells = {
+            (x, y) for x in range(area["x"], area["x"] + area["w"]) for y in range(area["y"], area["y"] + area["h"])
+        }
+        assert max(x for x, _ in cells) < 24, "Grafana's grid has 24 columns"
+        assert not cells & taken, f"{panel['title']} covers another panel"
+        taken |= cells
+        references = [target["refId"] for target in panel["targets"]]
+        assert len(set(references)) == len(references)
+        for owner in (panel, *panel["targets"]):
+            assert owner["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+
+
+@pytest.mark.parametrize(
+    "entry", [entry for entry in DASHBOARD["templating"]["list"] if entry["type"] == "query"], ids=lambda e: e["name"]
+)
+def test_variables_ask_for_labels_that_exist(entry: dict[str, Any]) -> None:
+    metric, label = entry["definition"].removeprefix("label_values(").removesuffix(")").split(", ")
+    assert label in EXPORTED[metric] | TARGET_LABELS

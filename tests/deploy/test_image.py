@@ -1,0 +1,215 @@
+"""The image: its locks, what is in it, and that the agent lives in it as the chart runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from drabridge.sim.cluster import ClusterTimings, SimCluster
+from tests.agent.helpers import DRIVER, AgentProcess, short_directory, until
+from tests.agent.test_bridge_node import CLASS, CONFIG, claim_pod, devices_in_slices, healthy, limits_pod
+from tests.deploy import image
+from tests.deploy.helm import ROOT, manifests, one
+
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+MIB = 1024 * 1024
+
+# --- locks ----------------------------------------------------------------------------------------------------------
+
+
+def locked(name: str) -> dict[str, tuple[Version, int]]:
+    """Version and number of hashes by package of a lock file."""
+    text = (image.IMAGE_FOLDER / name).read_text().replace("\\\n", " ")
+    found: dict[str, tuple[Version, int]] = {}
+    for line in text.splitlines():
+        if line.strip() and not line.lstrip().startswith("#"):
+            match = re.fullmatch(r"([A-Za-z0-9._-]+)==(\S+)((?: +--hash=sha256:[0-9a-f]{64})+) *", line)
+            assert match, f"{name}: {line!r} is not one package with hashes"
+            found[canonicalize_name(match[1])] = Version(match[2]), match[3].count("--hash=")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("lock", "ranges"),
+    [
+        ("requirements.lock", PYPROJECT["project"]["dependencies"]),
+        ("build.lock", PYPROJECT["build-system"]["requires"]),
+    ],
+)
+def test_locks_satisfy_the_projects_ranges_and_have_hashes(lock: str, ranges: list[str]) -> None:
+    packages = locked(lock)
+    assert all(hashes for _, hashes in packages.values())
+    for requirement in map(Requirement, ranges):
+        version, _ = packages[canonicalize_name(requirement.name)]
+        assert version in requirement.specifier, f"{requirement}: {lock} has {version}"
+
+
+def test_build_in_is_what_pyproject_says() -> None:
+    lines = (image.IMAGE_FOLDER / "build.in").read_text().splitlines()
+    assert sorted(line for line in lines if not line.startswith("#")) == sorted(PYPROJECT["build-system"]["requires"])
+
+
+@pytest.mark.parametrize("path", sorted(image.IMAGE_FOLDER.glob("*.lock")), ids=lambda path: path.name)
+def test_locks_name_no_index(path: Path) -> None:
+    assert not re.search(r"https?://|--(extra-)?index-url|--find-links", path.read_text())
+
+
+# --- the image ------------------------------------------------------------------------------------------------------
+
+needs_podman = [
+    pytest.mark.podman,
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="debootstrap and podman need root here"),
+]
+
+
+@pytest.fixture(scope="module")
+def built() -> Iterator[str]:
+    image.build()
+    try:
+        yield image.IMAGE
+    finally:
+        image.remove()
+
+
+class TestImage:
+    pytestmark = needs_podman
+
+    def shell(self, built: str, script: str) -> str:
+        return image.command(*image.RUN, "--network=none", "--entrypoint", "sh", built, "-c", script)
+
+    def test_it_is_small(self, built: str, record_property: Any) -> None:
+        size = int(image.command("podman", "image", "inspect", "--format", "{{.Size}}", built))
+        own = int(self.shell(built, "du -sm /opt/drabridge | cut -f1"))
+        record_property("image_mib", size // MIB)
+        print(f"image {size // MIB} MiB, of which the agent and its packages {own} MiB")
+        assert own < 80
+        assert size < 220 * MIB
+
+    def test_nothing_that_builds_or_installs_is_in_it(self, built: str) -> None:
+        found = self.shell(built, "for p in pip pip3 gcc cc c++ make uv; do command -v $p || true; done")
+        assert found == ""
+        modules = "pip ensurepip setuptools wheel hatchling grpc_tools aiohttp pytest"
+        script = f'for m in {modules}; do python3 -c "import $m" 2>/dev/null && echo $m; done; true'
+        assert self.shell(built, script) == ""
+
+    def test_version_works_without_any_right(self, built: str) -> None:
+        said = image.command(
+            *(*image.RUN, "--network=none", "--read-only", "--read-only-tmpfs=false", "--cap-drop=all"),
+            *("--security-opt", "no-new-privileges", "--user", "12345:12345", built, "version"),
+        )
+        assert f"drabridge {PYPROJECT['project']['version']}" in " ".join(said.split())
+
+    def test_both_commands_are_on_the_path(self, built: str) -> None:
+        """As ``kubectl exec`` would call them."""
+        assert "usage: drabridge" in self.shell(built, "drabridge --help")
+        assert "usage: podresources" in self.shell(built, "podresources --help")
+
+    def test_bytecode_is_in_the_image(self, built: str) -> None:
+        """A read-only root could not keep it, and every start would compile 30 MiB of source."""
+        imports = "python3 -v -c 'import drabridge.agent, grpc.aio, kubernetes' 2>&1"
+        assert int(self.shell(built, f"{imports} | grep -c 'matches .*[.]py$'; true")) > 300
+        from_source = "grep \"code object from '/opt[^']*[.]py'\""
+        compiled = self.shell(built, f"{imports} | {from_source} | head; true")
+        assert compiled == ""
+
+    async def test_the_agent_lives_in_it_as_the_chart_runs_it(self, built: str) -> None:
+        """Arguments, mounts, identity and rights come from the rendered DaemonSet; podman stands in for kubelet."""
+        with short_directory() as root:
+            async with SimCluster(root, timings=ClusterTimings.fast(), tls=True) as cluster:
+                await cluster.apply(CLASS)
+                async with chart_pod(cluster, root, built) as agent:
+                    await agent.ready(30)
+                    assert len(healthy(cluster)) == 2
+                    await cluster.apply(claim_pod("c1") + "---\n" + limits_pod("l1"))
+                    await cluster.wait_pod("c1")
+                    await cluster.wait_pod("l1")
+                    assert len(devices_in_slices(cluster)) == 2
+                    files = sorted(path.name for path in agent.cdi.iterdir() if path.suffix == ".json")
+                    assert len(files) == 2, "one for the claim, one for the device of the legacy pod"
+                    await until(lambda: reported(cluster, "c1"), 10, agent.text)
+                    owners = sorted(row["owner"] for row in (await agent.status())["devices"])
+                    assert owners == ["dra-prepared", "legacy", "none", "none"]
+
+
+def reported(cluster: SimCluster, name: str) -> bool:
+    found = cluster.get("resourceclaims", name)
+    return bool(found and found["status"].get("devices"))
+
+
+@contextlib.asynccontextmanager
+async def chart_pod(cluster: SimCluster, root: Path, built: str) -> Any:
+    """The chart's container on node-a, under podman; what kubelet would do for it is done here by hand."""
+    values = {
+        "config": {**dict.fromkeys(("resources", "udevEvents", "driver")), **yaml.safe_load(CONFIG)},
+        "kubelet": {"rootDir": str(root / "node-a")},
+        "cdiDir": str(root / "node-a/cdi"),
+        "http": {"port": 19400},
+    }
+    objects = manifests(values)
+    spec = one(objects, "DaemonSet")["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    config = root / "configmap"
+    config.mkdir()
+    for name, text in one(objects, "ConfigMap")["data"].items():
+        (config / name).write_text(text)
+    account = root / "account"
+    account.mkdir()
+    (account / "token").write_text(cluster.api.token("node-a"))
+    (account / "ca.crt").write_bytes(cluster.api.certificate or b"")
+    (account / "namespace").write_text("drabridge")
+    flags = [
+        "--network=host",
+        "--user",
+        f"{spec['securityContext']['runAsUser']}",
+        "-v",
+        f"{account}:/var/run/secrets/kubernetes.io/serviceaccount:ro",
+    ]
+    security = container["securityContext"]
+    assert security["readOnlyRootFilesystem"]
+    assert not security["allowPrivilegeEscalation"]
+    flags += ["--read-only", "--read-only-tmpfs=false", "--security-opt", "no-new-privileges"]
+    flags += [f"--cap-drop={name.lower()}" for name in security["capabilities"]["drop"]]
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    for mount in container["volumeMounts"]:
+        volume = volumes[mount["name"]]
+        source = Path(volume["hostPath"]["path"]) if "hostPath" in volume else config
+        if volume.get("hostPath", {}).get("type") == "DirectoryOrCreate":
+            source.mkdir(parents=True, exist_ok=True)
+        assert source.is_dir(), f"{source} has to exist"
+        flags += ["-v", f"{source}:{mount['mountPath']}{':ro' if mount.get('readOnly') else ''}"]
+    host, _, port = cluster.api.url.removeprefix("https://").partition(":")
+    variables = {"NODE_NAME": "node-a", "KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
+    assert {variable["name"] for variable in container["env"]} <= variables.keys()
+    flags += [word for name, value in variables.items() for word in ("-e", f"{name}={value}")]
+    agent = AgentProcess(root / "node-a", driver=DRIVER)
+    with agent.log.open("ab") as log:
+        name = f"drabridge-test-{os.getpid()}"
+        agent.process = await asyncio.create_subprocess_exec(
+            *image.RUN, "--name", name, *flags, built, *container["args"], stdout=log, stderr=log
+        )
+    try:
+        yield agent
+        assert await stopped(name, agent) == 0, agent.text()
+    finally:
+        image.command("podman", "rm", "-f", "-i", name)
+
+
+async def stopped(name: str, agent: AgentProcess) -> int:
+    """SIGTERM, as kubelet would; the exit status."""
+    stop = await asyncio.create_subprocess_exec("podman", "kill", "--signal", "TERM", name, stdout=-3)
+    await stop.wait()
+    assert agent.process is not None
+    return await asyncio.wait_for(agent.process.wait(), 10)

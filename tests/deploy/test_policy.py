@@ -1,0 +1,130 @@
+"""The admission policies: the agent may do its work on its own node, and nothing elsewhere."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from drabridge.sim.api.auth import User
+from tests.deploy.helm import manifests
+from tests.deploy.policy import Request, matches, refusals
+
+Json = dict[str, Any]
+POLICIES = [obj for obj in manifests() if obj["kind"] == "ValidatingAdmissionPolicy"]
+DRIVER = "drabridge.example.com"
+AGENT = User("system:serviceaccount:drabridge:drabridge", node="node-a")
+UNBOUND = User("system:serviceaccount:drabridge:drabridge")
+OTHER = User("system:serviceaccount:drabridge:other", node="node-b")
+
+
+def slice_of(node: str | None = "node-a", driver: str = DRIVER) -> Json:
+    spec: Json = {"driver": driver, "pool": {"name": "node-a", "generation": 1, "resourceSliceCount": 1}}
+    return {"metadata": {"name": "s"}, "spec": spec | ({"nodeName": node} if node else {"allNodes": True})}
+
+
+def claim(node: str = "node-a", devices: tuple[str, ...] = (), **status: Any) -> Json:
+    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+    allocation = {
+        "devices": {"results": [{"request": "r", "driver": DRIVER, "pool": "node-a", "device": "d"}]},
+        "nodeSelector": {"nodeSelectorTerms": [term]},
+    }
+    written = {"allocation": allocation, "reservedFor": [{"resource": "pods", "name": "p", "uid": "1"}], **status}
+    if devices:
+        written["devices"] = [{"driver": driver, "pool": "node-a", "device": "d"} for driver in devices]
+    return {"metadata": {"name": "c", "namespace": "default"}, "spec": {}, "status": written}
+
+
+def without(claim: Json, *path: str) -> Json:
+    changed = copy.deepcopy(claim)
+    place = changed
+    for key in path[:-1]:
+        place = place[key]
+    del place[path[-1]]
+    return changed
+
+
+def asked(operation: str, new: Json | None, old: Json | None, user: User = AGENT) -> list[str]:
+    return refusals(POLICIES, Request(operation, "resourceslices", user, new, old))
+
+
+@pytest.mark.parametrize(
+    ("operation", "new", "old"),
+    [("CREATE", slice_of(), None), ("UPDATE", slice_of(), slice_of()), ("DELETE", None, slice_of())],
+    ids=["create", "update", "delete"],
+)
+def test_slices_of_the_own_node_are_the_agents(operation: str, new: Json | None, old: Json | None) -> None:
+    assert asked(operation, new, old) == []
+
+
+OWN_ONLY = "the agent on node-a may change only ResourceSlices of drabridge.example.com on its own node"
+
+
+@pytest.mark.parametrize("foreign", [slice_of("node-b"), slice_of(None), slice_of(driver="other.example.com")], ids=str)
+def test_slices_of_others_are_not(foreign: Json) -> None:
+    for operation, new, old in (
+        ("CREATE", foreign, None),
+        ("DELETE", None, foreign),
+        ("UPDATE", foreign, slice_of()),
+        ("UPDATE", slice_of(), foreign),
+    ):
+        assert asked(operation, new, old) == [OWN_ONLY], (operation, new, old)
+
+
+def test_a_token_that_is_bound_to_no_node_is_good_for_nothing() -> None:
+    assert len(asked("CREATE", slice_of(), None, UNBOUND)) == 2
+    assert "not bound to a node" in asked("DELETE", None, slice_of(""), UNBOUND)[0], "not even for nameless nodes"
+
+
+def test_nobody_else_is_touched_by_the_policies() -> None:
+    request = Request("CREATE", "resourceslices", OTHER, slice_of("node-z"), None)
+    assert not any(matches(policy, request) for policy in POLICIES)
+    assert refusals(POLICIES, request) == []
+
+
+# --- status of claims -----------------------------------------------------------------------------------------------
+
+
+def status_write(new: Json, old: Json, user: User = AGENT) -> list[str]:
+    return refusals(POLICIES, Request("UPDATE", "resourceclaims/status", user, new, old))
+
+
+def test_the_agent_reports_on_its_devices() -> None:
+    assert status_write(claim(devices=(DRIVER,)), claim()) == []
+    assert status_write(claim(devices=(DRIVER, "nic.example.com")), claim(devices=("nic.example.com",))) == []
+    assert status_write(claim(), claim(devices=(DRIVER,))) == []
+
+
+OLD = claim()
+CHANGED_ALLOCATION = copy.deepcopy(OLD)
+CHANGED_ALLOCATION["status"]["allocation"]["devices"]["results"][0]["device"] = "e"
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "said"),
+    [
+        (claim("node-b", (DRIVER,)), claim("node-b"), "only the status of claims that are allocated there"),
+        (claim("node-a", (DRIVER,)), claim("node-b"), "only the status of claims that are allocated there"),
+        (CHANGED_ALLOCATION, OLD, "does not allocate"),
+        (without(OLD, "status", "allocation"), OLD, "does not allocate"),
+        (OLD, without(OLD, "status", "allocation"), "does not allocate"),
+        (without(OLD, "status", "reservedFor"), OLD, "does not reserve"),
+        (OLD, without(OLD, "status", "reservedFor"), "does not reserve"),
+        (claim(devices=("nic.example.com",)), OLD, "only on devices of drabridge.example.com"),
+        (OLD, claim(devices=("nic.example.com",)), "only on devices of drabridge.example.com"),
+        (without(OLD, "status"), OLD, "does not allocate"),
+        (OLD, without(OLD, "status", "allocation", "nodeSelector"), "only the status of claims"),
+    ],
+)
+def test_and_on_nothing_else(new: Json, old: Json, said: str) -> None:
+    assert any(said in message for message in status_write(new, old)), status_write(new, old)
+
+
+def test_a_claim_that_spans_nodes_is_not_the_agents() -> None:
+    wide = claim()
+    wide["status"]["allocation"]["nodeSelector"]["nodeSelectorTerms"][0]["matchFields"][0]["values"].append("node-b")
+    assert status_write(wide, wide)
+    by_label = claim()
+    by_label["status"]["allocation"]["nodeSelector"]["nodeSelectorTerms"] = [{"matchExpressions": []}]
+    assert status_write(by_label, by_label)
