@@ -365,12 +365,13 @@ def _refusals(refusals: Sequence[Row], now: float) -> Html:
     title = tag("h2", "Recent refusals")
     if not refusals:
         return tag("section", title, tag("p", "None.", class_="quiet"))
-    rows = (
-        (None, (f"{age(now, seconds_of(one['at']))}\N{NO-BREAK SPACE}ago", _API.get(one["api"], one["api"]), tag("code", one["device"]),
-                one["reason"], one["message"]))
-        for one in list(reversed(refusals))[:REFUSALS_MAX]
-    )  # fmt: skip
+    rows = [(None, _refusal(one, now)) for one in list(reversed(refusals))[:REFUSALS_MAX]]
     return tag("section", title, _table("Recent refusals", ("When", "Asked by", "Device", "Reason", "Message"), rows))
+
+
+def _refusal(one: Row, now: float) -> Sequence[object]:
+    when = f"{age(now, seconds_of(one['at']))}\N{NO-BREAK SPACE}ago"
+    return when, _API.get(one["api"], one["api"]), tag("code", one["device"]), one["reason"], one["message"]
 
 
 def _endpoints(endpoints: Sequence[Row], now: float) -> Html | None:
