@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import deviceplugin
@@ -112,7 +112,7 @@ class LegacyResource:
         units = self._by_device(ids)
         decision = await self._keeper.apply(events.Allocate(units, self._now()))
         if not decision.accepted:
-            raise AllocationError("FAILED_PRECONDITION", str(decision))
+            raise AllocationError("FAILED_PRECONDITION", "; ".join([str(decision), *self._reasons(units)]))
         return self._answer(sorted(units))
 
     def prefer(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
@@ -157,6 +157,11 @@ class LegacyResource:
             name = self._owner[unit]
             found[name] = (*found.get(name, ()), unit)
         return found
+
+    def _reasons(self, names: Iterable[str]) -> list[str]:
+        """What the inventory says of those that are not well: the ledger does not know it, the person needs it."""
+        found = [self._devices().get(name) for name in names]
+        return [f"{device.name}: {device.reason}" for device in found if device is not None and device.reason]
 
     def _answer(self, names: Sequence[str]) -> Allocation:
         """What the container gets. The grant is durable by now; if this fails the ledger lets go by itself."""
