@@ -89,9 +89,7 @@ class ClaimSide:
             keeper=runtime.keeper,
             cluster=runtime.cluster,
             cdi=runtime.cdi,
-            paths=DraPaths(
-                kubelet=runtime.paths.kubelet, state=runtime.paths.state, boot_id=runtime.options.boot_id
-            ),
+            paths=DraPaths(kubelet=runtime.paths.kubelet, state=runtime.paths.state, boot_id=runtime.options.boot_id),
             node_name=runtime.options.node_name,
             observer=runtime.sinks.dra,
             policy=lambda: runtime.keeper.policy,

@@ -10,7 +10,7 @@ from drabridge.cdi import CdiDevice, CdiStore, Edits
 from drabridge.config.claims import ClaimConfig, Profile
 from drabridge.config.container import Hook
 from drabridge.config.schema import Config
-from drabridge.config.template import Field, Lookup, Template
+from drabridge.config.template import Lookup, Template
 from drabridge.dra.allocation import Allocation, Result
 from drabridge.dra.hooks import decode_hook, encode_hook
 from drabridge.dra.metadata import DeviceFacts
@@ -108,7 +108,14 @@ class Planner:
         edits = Edits.of(device)
         prepare = unprepare = None
         if profile is not None:
-            edits = _with_profile(edits, profile, choice.profile, self.lookup(device))
+            try:
+                edits = _with_profile(edits, profile, choice.profile, self.lookup(device))
+            except ConfigError as error:
+                if device.presence is Presence.PRESENT:
+                    raise
+                raise NotReadyError(
+                    f"device {device.name} is {device.presence}: {error.message}", hint=_GONE
+                ) from error
             # Admin access looks at a device that somebody else may be using: it must not reset it.
             if not result.admin:
                 prepare = profile.prepare
@@ -165,7 +172,7 @@ def metadata_facts(plans: Iterable[Planned]) -> list[DeviceFacts]:
 
 
 def device_lookup(device: Device) -> Lookup:
-    """Template fields from a device's record, and from sysfs for ``attr:``, ``link:`` and ``file:``."""
+    """Those template fields that a device's record answers: for one that is not there to be asked."""
     node = device.nodes[0] if device.nodes else None
     plain: Mapping[str, str] = {
         "id": device.id,
@@ -183,24 +190,4 @@ def device_lookup(device: Device) -> Lookup:
         "nvidia.model": str(device.attributes.get("productName", "")),
     }
 
-    def lookup(field: Field) -> str | None:
-        if field.source in plain and not field.of_parent:
-            return plain[field.source] or None
-        if field.source == "file":
-            return _first_line(Path(field.key))
-        if not device.syspath or field.of_parent:
-            return None
-        path = Path(device.syspath, field.key)
-        if field.source == "attr":
-            return _first_line(path)
-        return path.resolve().name if field.source == "link" and path.is_symlink() else None
-
-    return lookup
-
-
-def _first_line(path: Path) -> str | None:
-    try:
-        lines = path.read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return None
-    return lines[0].strip() if lines else None
+    return lambda field: plain.get(field.source) or None

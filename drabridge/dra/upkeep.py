@@ -6,16 +6,16 @@ names mean now.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 
 from drabridge.cdi import CdiStore, Family, Spec
 from drabridge.dra.facts import Observer, RecordQuarantined
 from drabridge.dra.locks import ClaimLocks
 from drabridge.dra.metadata import MetadataFiles
-from drabridge.dra.planning import NotReadyError, Planner, cdi_devices, metadata_facts
+from drabridge.dra.planning import NotReadyError, Planned, Planner, cdi_devices, metadata_facts
 from drabridge.dra.ports import Inventory
 from drabridge.dra.records import ClaimRecord, CorruptRecordError, RecordStore, State
+from drabridge.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -63,9 +63,8 @@ class Upkeep:
         specs: list[Spec] = []
         keep: set[str] = set()
         for record in live:
-            try:
-                plans = [self.planner.again(record.claim.uid, d, self._inventory()) for d in record.devices]
-            except NotReadyError:
+            plans = self._plans(record)
+            if plans is None:
                 keep.add(record.claim.uid)
                 continue
             if record.state is State.COMPLETED:
@@ -87,11 +86,25 @@ class Upkeep:
                 now = self._load(record.claim.uid)
                 if now is None or now.state is not State.COMPLETED:
                     continue
-                with contextlib.suppress(NotReadyError):
-                    plans = [self.planner.again(now.claim.uid, d, self._inventory()) for d in now.devices]
-                    self._cdi.write(self._cdi.claim_spec(now.claim.uid, cdi_devices(plans)))
-                    if self._metadata is not None:
-                        self._metadata.update(now.claim, metadata_facts(plans))
+                plans = self._plans(now)
+                if plans is None:
+                    continue
+                self._cdi.write(self._cdi.claim_spec(now.claim.uid, cdi_devices(plans)))
+                if self._metadata is not None:
+                    self._metadata.update(now.claim, metadata_facts(plans))
+
+    def _plans(self, record: ClaimRecord) -> list[Planned] | None:
+        """The claim's devices as they are now; None when that cannot be said: its files then stay as they are."""
+        snapshot = self._inventory()
+        try:
+            return [self.planner.again(record.claim.uid, device, snapshot) for device in record.devices]
+        except NotReadyError:
+            return None
+        except ConfigError as error:  # a profile that no longer fits its device: no reason to leave other claims alone
+            log.error(
+                "files of a prepared claim left as they are", extra={"claim": str(record.claim), "error": str(error)}
+            )
+            return None
 
     def _load(self, uid: str) -> ClaimRecord | None:
         try:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from drabridge.config.schema import Config
+from drabridge.config.template import Lookup
 from drabridge.errors import HostError
 from drabridge.inventory import detect, nodes, nvidia
 from drabridge.inventory.build import Builder
@@ -124,6 +125,11 @@ class Inventory:
         """What udev says of the device of that name; None when it is not there."""
         known = self._builder.subject(name)
         return known[1].record if known else None
+
+    def lookup(self, name: str) -> Lookup | None:
+        """The values of template fields of the device of that name, as they are now; None when it is not there."""
+        known = self._builder.subject(name)
+        return known[1].lookup(self._host) if known else None
 
     def resolve_nodes(self, device: Device) -> tuple[DeviceNode, ...]:
         """The device's nodes as they are this moment: the kernel's name for it, then stat(2); no hardware is touched.

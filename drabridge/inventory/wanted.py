@@ -90,12 +90,13 @@ def leaves_of(predicate: Predicate) -> Iterator[Test | Exists]:
 
 
 def fields_of(resource: Resource) -> Iterator[Field]:
-    """All fields in all templates of a resource."""
+    """All fields in all templates of a resource, those of its claims' profiles included."""
+    givers = (resource, *resource.claim_config.profiles.values())
     templates = [
         *resource.id,
         *(item for node in resource.nodes for item in (node.path, node.alias)),
-        *(item for mount in resource.mounts for item in (mount.host_path, mount.container_path)),
-        *resource.env.values(),
+        *(item for giver in givers for mount in giver.mounts for item in (mount.host_path, mount.container_path)),
+        *(template for giver in givers for template in giver.env.values()),
         *(parse(path) for rule in resource.health for path in rule.files),
     ]
     for template in templates:
