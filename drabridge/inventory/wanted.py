@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from drabridge.config.claims import Profile
 from drabridge.config.matcher import any_of
 from drabridge.config.pattern import Glob
 from drabridge.config.predicate import All, Ancestor, Any, Exists, Not, Predicate, Source, Test
@@ -91,7 +92,7 @@ def leaves_of(predicate: Predicate) -> Iterator[Test | Exists]:
 
 def fields_of(resource: Resource) -> Iterator[Field]:
     """All fields in all templates of a resource, those of its claims' profiles included."""
-    givers = (resource, *resource.claim_config.profiles.values())
+    givers: list[Resource | Profile] = [resource, *resource.claim_config.profiles.values()]
     templates = [
         *resource.id,
         *(item for node in resource.nodes for item in (node.path, node.alias)),
