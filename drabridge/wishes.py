@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from drabridge.config.lanes import Lanes, Share
+from drabridge.config.loader import read
 from drabridge.config.schema import Config, Resource
 from drabridge.errors import ConfigError
 from drabridge.files import write_atomically
@@ -108,7 +107,7 @@ class Wishes:
             return _parse(self._path.read_text())
         except FileNotFoundError:
             return {}
-        except (OSError, ConfigError) as error:
+        except (OSError, ValueError, ConfigError) as error:
             log.error("lanes that were set are lost", extra={"file": str(self._path), "reason": str(error)})
             return {}
 
@@ -139,8 +138,4 @@ def _merge(resource: Resource, wish: Mapping[str, Any]) -> Lanes:
             f"{resource.name}: legacy and dra were expected, found {', '.join(map(str, wish)) or 'nothing'}"
         )
     floors = {"minLegacy": resource.lanes.min_legacy, "minDra": resource.lanes.min_dra}
-    try:
-        return Lanes.model_validate({**floors, **wish})
-    except ValidationError as error:
-        said = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise ConfigError(f"{resource.name}: {said}") from None
+    return read(Lanes, json.dumps({**floors, **wish}), name=f"lanes of {resource.name}")

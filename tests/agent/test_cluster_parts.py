@@ -1,0 +1,115 @@
+"""What the agent tells the API server and hears from it: Events, the Node's annotation."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drabridge.announce import QUEUE, REPEAT_SECONDS, Announcer
+from drabridge.cluster import KubernetesCluster
+from drabridge.ledger import Notify, Subject
+from drabridge.nodewatch import NodeWatch
+from drabridge.sim.api import SimApiServer
+from tests.agent.helpers import until
+
+NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"}}
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[tuple[SimApiServer, KubernetesCluster]]:
+    async with SimApiServer() as server:
+        server.objects.create(NODE)
+        server.objects.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team"}})
+        cluster = KubernetesCluster.from_kubeconfig(server.kubeconfig(tmp_path / "kubeconfig"))
+        yield server, cluster
+        cluster.close()
+
+
+@contextlib.asynccontextmanager
+async def running(work: Announcer | NodeWatch) -> AsyncIterator[None]:
+    task = asyncio.create_task(work.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_events_stand_on_what_they_are_about(api: tuple[SimApiServer, KubernetesCluster]) -> None:
+    server, cluster = api
+    announcer = Announcer(cluster, "node-a", "gpu.example.com", lambda: 1_000_000.0)
+    async with running(announcer):
+        announcer.tell(Notify(Subject.NODE, "AllocateRefused", "m" * 3000))
+        announcer.tell(Notify(Subject.CLAIM, "DeviceRefused", "held", "team", "claim", "uid-1"))
+        await until(lambda: len(server.objects.peek("events")) == 2)
+    about = {event["involvedObject"]["kind"]: event for event in server.objects.peek("events")}
+    node_uid = server.objects.get("nodes", "node-a")["metadata"]["uid"]
+    assert about["Node"]["involvedObject"]["uid"] == node_uid
+    assert len(about["Node"]["message"]) == 1024
+    assert about["ResourceClaim"]["metadata"]["namespace"] == "team"
+    assert about["ResourceClaim"]["source"] == {"component": "gpu.example.com", "host": "node-a"}
+
+
+async def test_a_storm_is_one_incident(api: tuple[SimApiServer, KubernetesCluster]) -> None:
+    server, cluster = api
+    now, lost = [0.0], []
+    announcer = Announcer(cluster, "node-a", "d", lambda: now[0], lambda: lost.append(1))
+    for _ in range(1000):
+        announcer.tell(Notify(Subject.NODE, "AllocateRefused", "the same"))
+    for number in range(QUEUE + 5):
+        announcer.tell(Notify(Subject.NODE, "AllocateRefused", f"another {number}"))
+    assert len(lost) == 6
+    async with running(announcer):
+        await until(lambda: len(server.objects.peek("events")) == QUEUE)
+        now[0] += REPEAT_SECONDS + 1
+        announcer.tell(Notify(Subject.NODE, "AllocateRefused", "the same"))
+        await until(lambda: len(server.objects.peek("events")) == QUEUE + 1)
+
+
+async def test_an_event_that_cannot_be_written_is_counted_and_nothing_waits(
+    api: tuple[SimApiServer, KubernetesCluster],
+) -> None:
+    server, cluster = api
+    lost: list[int] = []
+    announcer = Announcer(cluster, "node-a", "d", lambda: 0.0, lambda: lost.append(1))
+    server.faults.fail(20, 403, verb="create", resource="events")
+    async with running(announcer):
+        announcer.tell(Notify(Subject.NODE, "LedgerLost", "m"))
+        await until(lambda: lost)
+
+
+async def test_without_an_api_server_the_log_has_it(caplog: pytest.LogCaptureFixture) -> None:
+    Announcer(None, "node-a", "d", lambda: 0.0).tell(Notify(Subject.NODE, "LedgerLost", "the ledger is gone"))
+    assert "the ledger is gone" in caplog.text
+
+
+async def test_the_annotation_is_followed_through_every_trouble(
+    api: tuple[SimApiServer, KubernetesCluster],
+) -> None:
+    server, cluster = api
+    seen: list[str | None] = []
+    watch = NodeWatch(cluster, "node-a", "gpu.example.com", seen.append)
+
+    def annotate(value: str) -> None:
+        def change(node: dict[str, Any]) -> None:
+            node["metadata"]["annotations"] = {"gpu.example.com/lanes": value, "other": "x"}
+
+        server.objects.modify("nodes", "node-a", change)
+
+    async with running(watch):
+        await until(lambda: seen == [None])
+        annotate("one")
+        await until(lambda: seen[-1] == "one")
+        server.faults.drop_watches()
+        annotate("two")
+        await until(lambda: seen[-1] == "two", 10)
+        server.faults.partition()
+        annotate("three")
+        await asyncio.sleep(0.3)
+        server.faults.heal()
+        await until(lambda: seen[-1] == "three", 15)

@@ -1,0 +1,110 @@
+"""Names that are remembered, tasks that never end, the metrics table, memory that is given back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from drabridge import metrics, tasks
+from drabridge.errors import ConfigError
+from drabridge.identities import FILE_NAME, Identities
+from drabridge.inventory.model import Device, Presence, Snapshot
+from drabridge.memory import settle
+from drabridge.metrics import TABLE, Metrics
+from drabridge.pages import parse_listen
+from drabridge.paths import Paths
+
+
+def test_names_survive_a_restart_and_are_written_only_when_they_change(tmp_path: Path) -> None:
+    devices = (
+        Device("a", "A", "r/x", "/sys/a"),
+        Device("b", "B", "r/x", "/sys/b", presence=Presence.GONE),
+    )
+    first = Identities(tmp_path)
+    assert first.load() == {}
+    first.save(Snapshot(1, devices))
+    written = (tmp_path / FILE_NAME).stat().st_mtime_ns
+    first.save(Snapshot(2, devices))
+    assert (tmp_path / FILE_NAME).stat().st_mtime_ns == written
+    assert Identities(tmp_path).load() == {("r/x", "/sys/a"): "A"}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"given": [["a"]]}', '{"given": 3}', "\0"])
+def test_lost_names_are_no_reason_to_stop(tmp_path: Path, text: str) -> None:
+    (tmp_path / FILE_NAME).write_text(text)
+    identities = Identities(tmp_path)
+    assert identities.load() == {}
+    identities.save(Snapshot(1, (Device("a", "A", "r/x", "/sys/a"),)))
+    assert json.loads((tmp_path / FILE_NAME).read_text())["given"] == [["r/x", "/sys/a", "A"]]
+
+
+async def test_a_task_that_fails_or_ends_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "FIRST_SECONDS", 0.001)
+    runs: list[int] = []
+
+    async def work() -> None:
+        runs.append(1)
+        if len(runs) % 2:
+            raise ValueError("broken")
+
+    task = asyncio.create_task(tasks.forever("t", work))
+    while len(runs) < 4:
+        await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_signal_is_not_lost_while_nobody_waits() -> None:
+    signal = tasks.Signal()
+    signal.set()
+    assert await signal.wait(1)
+    assert not await signal.wait(0.01)
+
+
+def test_every_metric_follows_the_guidelines() -> None:
+    for definition in TABLE.values():
+        assert re.fullmatch(r"drabridge_[a-z_]+", definition.full_name)
+        assert definition.help.endswith(".")
+        assert (definition.kind == "counter") == definition.full_name.endswith("_total")
+        assert not {"pod_name", "container_name", "pod_namespace"} & set(definition.labels)
+
+
+def test_all_gauges_are_there_even_without_samples() -> None:
+    page = Metrics(lambda: ()).exposition().decode()
+    for definition in TABLE.values():
+        assert f"# TYPE {definition.full_name} {definition.kind}" in page
+    assert metrics.reference().count("\n") == len(TABLE) + 1
+
+
+def test_memory_is_given_back_and_the_program_goes_on() -> None:
+    assert settle() > 0
+    assert sorted([3, 1, 2]) == [1, 2, 3]
+    assert settle(Path("/nonexistent")) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("127.0.0.1:1", ("127.0.0.1", 1)), (":9", ("", 9)), ("[::1]:2", ("::1", 2))]
+)
+def test_listen_addresses(text: str, expected: tuple[str, int]) -> None:
+    assert parse_listen(text) == expected
+
+
+@pytest.mark.parametrize("text", ["9400", "localhost", "a:b", "::1:3", "h:70000", "h:-1"])
+def test_bad_listen_addresses(text: str) -> None:
+    with pytest.raises(ConfigError, match="HOST:PORT"):
+        parse_listen(text)
+
+
+def test_paths_follow_kubelets_and_long_or_relative_ones_are_refused() -> None:
+    paths = Paths.of("gpu.example.com", kubelet=Path("/var/lib/k0s/kubelet"))
+    assert paths.state == Path("/var/lib/k0s/kubelet/plugins/gpu.example.com")
+    assert Paths.of("d", device_plugins=Path("/x")).kubelet_socket == Path("/x/kubelet.sock")
+    with pytest.raises(ConfigError, match="relative"):
+        Paths.of("d", cdi=Path("cdi"))
+    with pytest.raises(ConfigError, match="107"):
+        Paths.of("d", kubelet=Path("/" + "x" * 100))

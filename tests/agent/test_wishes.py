@@ -1,0 +1,128 @@
+"""Where the numbers for lanes come from, who wins, and what is not followed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drabridge.config import Config, load
+from drabridge.errors import ConfigError
+from drabridge.wishes import FILE_NAME, Wishes
+
+CONFIG = load("""\
+apiVersion: drabridge/v1alpha1
+kind: AgentConfig
+driver: gpu.example.com
+resources:
+- name: nvidia.com/gpu
+  match: [{subsystem: pci}]
+  lanes: {legacy: "*", dra: 1, minLegacy: 1}
+- name: example.com/other
+  match: [{subsystem: usb}]
+""")
+
+
+class Place:
+    """A state directory with wishes in it, and a count of changes."""
+
+    def __init__(self, path: Path, config: Config = CONFIG) -> None:
+        self.changes = 0
+        self.wishes = Wishes(path, lambda: config, self._changed)
+        self.resource = config.resource("nvidia.com/gpu")
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    def set(self, **wish: Any) -> dict[str, Any]:
+        return self.wishes.set(json.dumps({"resource": "nvidia.com/gpu", **wish}).encode())
+
+    @property
+    def targets(self) -> tuple[int, int]:
+        return self.wishes.lanes(self.resource).targets(8)
+
+
+def test_the_configuration_decides_when_nobody_else_does(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    assert place.targets == (7, 1)
+    assert place.wishes.source("nvidia.com/gpu") == "configuration"
+
+
+def test_what_was_set_survives_a_restart_until_it_is_reset(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    assert place.set(legacy=2, dra=6) == {
+        "resource": "nvidia.com/gpu",
+        "legacy": "2",
+        "dra": "6",
+        "source": "lanes set",
+    }
+    assert (place.targets, place.changes) == ((2, 6), 1)
+    again = Place(tmp_path)
+    assert again.targets == (2, 6)
+    again.set(reset=True)
+    assert again.targets == (7, 1)
+    assert Place(tmp_path).targets == (7, 1)
+
+
+def test_floors_are_the_configurations_whatever_is_asked(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    with pytest.raises(ConfigError, match="minLegacy"):
+        place.set(legacy=0, dra=8)
+    place.set(legacy=1, dra="*")
+    assert place.targets == (1, 7)
+
+
+def test_the_annotation_wins_and_says_so(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.set(legacy=2, dra=6)
+    place.wishes.annotate('{"nvidia.com/gpu": {"legacy": 4, "dra": 4}}')
+    assert (place.targets, place.changes) == ((4, 4), 2)
+    with pytest.raises(ConfigError, match=r"gpu\.example\.com/lanes"):
+        place.set(legacy=3)
+    place.wishes.annotate('{"nvidia.com/gpu": {"legacy": 4, "dra": 4}}')  # the watch repeats itself
+    assert place.changes == 2
+    place.wishes.annotate(None)
+    assert place.targets == (2, 6)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "3",
+        '{"nvidia.com/gpu": 3}',
+        '{"nvidia.com/gpu": {}}',
+        '{"nvidia.com/gpu": {"shared": 3}}',
+        '{"nvidia.com/gpu": {"legacy": -1}}',
+        '{"nvidia.com/gpu": {"legacy": "lots"}}',
+        '{"unknown.example.com/x": {"legacy": 1}}',
+    ],
+)
+def test_a_bad_annotation_leaves_the_last_good_one(tmp_path: Path, text: str) -> None:
+    place = Place(tmp_path)
+    place.wishes.annotate('{"nvidia.com/gpu": {"dra": 4}}')
+    place.wishes.annotate(text)
+    assert place.wishes.annotation_error
+    assert place.targets == (4, 4)
+    place.wishes.annotate('{"nvidia.com/gpu": {"dra": 2}}')
+    assert place.wishes.annotation_error == ""
+    assert place.targets == (6, 2)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\xff", b"[]", b"{}", b'{"resource": "nvidia.com/gpu"}', b'{"resource": "x/y", "dra": 1}']
+)
+def test_a_bad_command_is_refused_with_what_was_expected(tmp_path: Path, body: bytes) -> None:
+    with pytest.raises(ConfigError):
+        Place(tmp_path).wishes.set(body)
+    assert not (tmp_path / FILE_NAME).exists()
+
+
+def test_a_damaged_file_is_said_and_the_configuration_decides(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / FILE_NAME).write_bytes(b"\0\xff")
+    place = Place(tmp_path)
+    assert place.targets == (7, 1)
+    assert "lost" in caplog.text
