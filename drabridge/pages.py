@@ -245,8 +245,8 @@ class Pages:
 
 def parse_listen(text: str) -> tuple[str, int]:
     """``127.0.0.1:9400``, ``:9400`` (every address), ``[::1]:9400``. Raises ConfigError."""
-    host, _, port = text.rpartition(":")
-    if not port.isdecimal() or int(port) > 65535 or (":" in host and not host.startswith("[")):
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535 or (":" in host and not host.startswith("[")):
         raise ConfigError(f"--listen {text!r} is not HOST:PORT", hint='For example 127.0.0.1:9400, or ":9400" for all')
     return host.strip("[]"), int(port)
 
