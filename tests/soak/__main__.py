@@ -22,13 +22,15 @@ def main() -> int:
     length.add_argument("--seconds", type=float)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--log", type=Path, metavar="FILE", help="keep the agent's log there")
+    parser.add_argument("--broken", metavar="VARIANT", help="an agent with one rule missing (tests.agent.broken)")
     arguments = parser.parse_args()
     seconds = arguments.seconds if arguments.seconds is not None else arguments.minutes * 60
 
     def say(line: str) -> None:
         print(line, flush=True)
 
-    verdict = asyncio.run(soak(seconds, arguments.seed, say, log=arguments.log))
+    command = ("-m", "tests.agent.broken", arguments.broken) if arguments.broken else ("-m", "drabridge")
+    verdict = asyncio.run(soak(seconds, arguments.seed, say, command, arguments.log))
     say(str(verdict))
     return 0 if verdict.ok else 1
 

@@ -151,13 +151,13 @@ def _has_loops() -> bool:
 
 
 @contextlib.contextmanager
-def _loops() -> Iterator[Loops | None]:
+def _loops(count: int) -> Iterator[Loops | None]:
     if not _has_loops():
         yield None
         return
     made = Loops()
     try:
-        for index in range(LOOP_DEVICES):
+        for index in range(count):
             made.add(index)
         yield made
     finally:
@@ -165,9 +165,11 @@ def _loops() -> Iterator[Loops | None]:
 
 
 @contextlib.asynccontextmanager
-async def bed(seed: int, command: tuple[str, ...] = ("-m", "drabridge")) -> AsyncIterator[Bed]:
+async def bed(
+    seed: int, command: tuple[str, ...] = ("-m", "drabridge"), loop_devices: int = LOOP_DEVICES
+) -> AsyncIterator[Bed]:
     """Everything, ready. ``command`` is how the agent is started: another one is how a check is checked."""
-    with short_directory() as root, _loops() as loops:
+    with short_directory() as root, _loops(loop_devices) as loops:
         (root / "locks").mkdir()
         judge = Judge(root / "locks")
         boot_id = root / "boot_id"
@@ -183,7 +185,7 @@ async def bed(seed: int, command: tuple[str, ...] = ("-m", "drabridge")) -> Asyn
                 await agent.ready(30)
                 for one in CLASSES:
                     await cluster.apply(one)
-                capacity = {MEM: len(MEMORY_DEVICES)} | ({LOOP: LOOP_DEVICES} if loops else {})
+                capacity = {MEM: len(MEMORY_DEVICES)} | ({LOOP: loop_devices} if loops else {})
                 stage = Bed(cluster, agent, judge, boot_id, loops, capacity)
                 judge.unprepared = stage.unprepared
                 yield stage

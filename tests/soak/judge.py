@@ -18,14 +18,32 @@ It knows neither the ledger nor kubelet's books. Every refused start is a device
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from drabridge.sim.pods import Container, PodSpec
 from drabridge.sim.runtime import Conflict, LockingRuntime, RunOptions, names_of_devices
 
 OPENS = "open-"  # pods with this in their names keep the node of their device open, as a driver's library does
+
+
+@dataclass(slots=True)
+class Span:
+    """One container's life, on the monotonic clock."""
+
+    pod: str  # namespace/name
+    options: RunOptions
+    began: float
+    ended: float = math.inf
+
+    @property
+    def limits(self) -> list[str]:
+        """Devices that it has through resource limits."""
+        return [device for _, device in self.options.device_ids]
 
 
 class Judge(LockingRuntime):
@@ -36,17 +54,21 @@ class Judge(LockingRuntime):
         self.force_deleted: set[str] = set()  # "namespace/pod"
         self.started_pods: set[str] = set()
         self.unprepared: Callable[[str], bool] = lambda pod: False  # whether kubelet unprepared a claim of this pod
+        self.spans: dict[tuple[str, str], Span] = {}
         self._nodes: dict[tuple[str, str], list[int]] = {}
 
     async def start_container(self, pod: PodSpec, container: Container, options: RunOptions) -> None:
         await super().start_container(pod, container, options)
         self.started_pods.add(pod.uid)
+        self.spans[pod.uid, container.name] = Span(f"{pod.namespace}/{pod.name}", options, time.monotonic())
         if OPENS in pod.name:
             self._nodes[pod.uid, container.name] = list(_open_nodes(options))
 
     async def stop_container(self, pod_uid: str, container: str) -> None:
         for descriptor in self._nodes.pop((pod_uid, container), ()):
             os.close(descriptor)
+        if span := self.spans.get((pod_uid, container)):
+            span.ended = min(span.ended, time.monotonic())
         await super().stop_container(pod_uid, container)
 
     def double_holds(self) -> set[Conflict]:

@@ -37,7 +37,7 @@ SHAPES = (
     Shape("limits-one", 8),
     Shape("limits-two", 3, count=2),
     Shape("limits-init", 3, init=1),
-    Shape("limits-initonly", 2, init=1, init_only=True),
+    Shape("limits-initonly", 4, init=1, init_only=True),  # PodResources never shows these
     Shape("claim-one", 8),
     Shape("claim-two", 3, count=2),
     Shape("claim-template", 4, template=True),
@@ -101,15 +101,15 @@ class Load:
         opens = resource == LOOP and rng.random() < 0.6  # /dev/null is open everywhere: its node proves nothing
         self._serial += 1
         name = f"{shape.name}-{OPENS if opens else ''}{self._serial}"
-        run_seconds = min(8.0, max(0.1, rng.expovariate(1 / 1.5)))
+        run_seconds = rng.uniform(2, 8) if shape.init_only else min(8.0, max(0.1, rng.expovariate(1 / 1.5)))
         death = rng.choices(("ends", "deleted", "forced"), (5, 3, 2))[0]
         linger = rng.uniform(0, LONG_LINGER_SECONDS if opens else SHORT_LINGER_SECONDS)
         annotations = {LINGER_SECONDS_ANNOTATION: f"{linger:.3f}"}
         if death == "ends":
             annotations[RUN_SECONDS_ANNOTATION] = f"{run_seconds:.3f}"
         claim = f"{name}-claim" if shape.name.startswith("claim") and not shape.template else ""
-        documents = _documents(shape, name, resource, annotations, run_seconds)
-        for document in documents:
+        whole = documents(shape, name, resource, annotations, run_seconds)
+        for document in whole:
             uid = (await self.bed.cluster.apply(document))[0]["metadata"]["uid"]
         dies_at = loop.time() + (PATIENCE_SECONDS if death == "ends" else rng.uniform(0.2, 5.0))
         self._pods[name] = Pod(name, shape.count, resource, claim, uid, dies_at, death)
@@ -145,7 +145,8 @@ class Load:
                 raise
 
 
-def _documents(shape: Shape, name: str, resource: str, annotations: dict[str, str], run_seconds: float) -> list[JSON]:
+def documents(shape: Shape, name: str, resource: str, annotations: dict[str, str], run_seconds: float) -> list[JSON]:
+    """The objects of one pod, in the order in which they are created."""
     metadata = {"name": name, "namespace": "default"}
     container: JSON = {"name": "main", "image": "x"}
     spec: JSON = {"restartPolicy": "Never", "containers": [container]}
