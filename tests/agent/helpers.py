@@ -144,16 +144,20 @@ def short_directory() -> Iterator[Path]:
 
 @contextlib.asynccontextmanager
 async def node(
-    config: str = CONFIG, driver: str = DRIVER, **kubelet: Any
+    config: str = CONFIG, driver: str = DRIVER, *, ready: bool = True, **kubelet: Any
 ) -> AsyncIterator[tuple[AgentProcess, SimKubelet]]:
-    """A started kubelet and a started, ready agent; both are ended, and nothing of them stays."""
+    """A started kubelet and a started agent; both are ended, and nothing of them stays.
+
+    ``ready`` waits until the agent is: one whose configuration has a claims lane never is without an API server.
+    """
     with short_directory() as root:
         simulated = SimKubelet(root, timings=kubelet.pop("timings", Timings.fast()), **kubelet)
         agent = AgentProcess(root, config, driver)
         await simulated.start()
         await agent.start()
         try:
-            await agent.ready()
+            if ready:
+                await agent.ready(30)
             yield agent, simulated
         finally:
             with contextlib.suppress(ProcessLookupError):
