@@ -103,6 +103,7 @@ class Agent:
             log.warning("configuration", extra={"note": hint})
         self._stop = asyncio.Event()
         self._snapshot = Signal()
+        self._merged = False  # the ledger agrees with what kubelet and the CDI directory say
         self._refresh: asyncio.TimerHandle | None = None
         self._background: set[asyncio.Task[Decision]] = set()
 
@@ -230,32 +231,43 @@ class Agent:
 
     async def _follow_inventory(self) -> None:
         """Every snapshot into the ledger, and from there to kubelet; after the first one, the merge."""
-        merged = False
-        await self._runtime.keeper.apply(Booted(self._options.boot_id.read_text().strip(), self._now()))
+        runtime = self._runtime
+        if not self._merged:
+            await runtime.keeper.apply(Booted(self._options.boot_id.read_text().strip(), self._now()))
         while True:
+            if (snapshot := runtime.inventory.current).complete:
+                await self._take(snapshot)
+                if self._merged:
+                    runtime.files.follow(runtime.keeper.ledger, runtime.devices)
+                else:
+                    await self._merge()
+                    await runtime.legacy.configure(runtime.config)
+                    self._merged = True
+                    self._begin_to_serve()
+                runtime.legacy.learn()
+                self._claims.wake()
+                runtime.changed.set()
             await self._snapshot.wait()
-            await self._take(self._runtime.inventory.current)
-            if not merged:
-                await self._merge()
-                await self._runtime.legacy.configure(self._runtime.config)
-                self._spawn("evidence", self._runtime.evidence.run)
-                self._spawn("lanes", self._transfers.run)
-                self._spawn("claims", self._claims.run)
-                self._spawn("events", self._announcer.run)
-                if (cluster := self._runtime.cluster) is not None:
-                    node = self._options.node_name
-                    watch = NodeWatch(cluster, node, self._runtime.config.driver, self._wishes.annotate)
-                    self._spawn("node", watch.run)
-                    pods = PodWatch(cluster, node, self._runtime.evidence.hurry)
-                    self._runtime.others.pods = pods
-                    self._spawn("pods", pods.run)
-                merged = True
-                asyncio.get_running_loop().call_later(SETTLE_SECONDS, settle)
-            else:
-                self._runtime.files.follow(self._runtime.keeper.ledger, self._runtime.devices)
-            self._runtime.legacy.learn()
-            self._claims.wake()
-            self._runtime.changed.set()
+
+    def _begin_to_serve(self) -> None:
+        """What may run once the ledger agrees with kubelet's view."""
+        self._spawn("evidence", self._runtime.evidence.run)
+        self._spawn("lanes", self._transfers.run)
+        self._spawn("claims", self._claims.run)
+        self._spawn("events", self._announcer.run)
+        self._join_cluster()
+        asyncio.get_running_loop().call_later(SETTLE_SECONDS, settle)
+
+    def _join_cluster(self) -> None:
+        """Follow what the API server says of this node. Also when a reload is the first to ask for claims."""
+        cluster, node = self._runtime.cluster, self._options.node_name
+        if cluster is None:
+            return
+        self._announcer.cluster = cluster
+        self._spawn("node", NodeWatch(cluster, node, self._runtime.config.driver, self._wishes.annotate).run)
+        pods = PodWatch(cluster, node, self._runtime.evidence.hurry)
+        self._runtime.others.pods = pods
+        self._spawn("pods", pods.run)
 
     def _spawn(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         self._tasks.append(asyncio.create_task(forever(name, work), name=name))
@@ -328,6 +340,9 @@ class Agent:
         runtime.inventory.reconfigure(config)
         await runtime.legacy.configure(config)
         runtime.legacy.learn()
+        if runtime.cluster is None and (cluster := connect(self._options, config)) is not None:
+            runtime.cluster = cluster
+            self._join_cluster()
         self._claims.reconfigure(config)
         runtime.changed.set()
 

@@ -12,6 +12,7 @@ from drabridge.clusterapi import Cluster
 from drabridge.config.schema import Config
 from drabridge.ledger import Allocation
 from drabridge.runtime import Options, Runtime
+from drabridge.tasks import Signal
 
 if TYPE_CHECKING:
     from drabridge.dra.driver import DraDriver, DraState
@@ -54,6 +55,8 @@ class ClaimSide:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self._again = Signal()  # the driver is to be made, or made anew
+        self._settings = runtime.config.dra
         self.driver: DraDriver | None = None
 
     @property
@@ -70,24 +73,41 @@ class ClaimSide:
             self.driver.publish()
 
     def reconfigure(self, config: Config) -> None:
-        if self.driver is not None:
+        """Take a changed configuration; what a running driver cannot change makes a new one, with the same slices."""
+        if self.driver is not None and config.dra == self._settings:
             self.driver.reconfigure(config)
+        else:
+            self._again.set()
 
     async def run(self) -> None:
-        """Until cancelled. Does nothing where DRA is off."""
+        """Until cancelled. Waits where DRA is off, until a reload turns it on."""
+        while True:
+            if self._runtime.cluster is None:
+                await self._again.wait()
+                continue
+            serving = asyncio.create_task(self._serve(self._runtime.cluster))
+            waiting = asyncio.create_task(self._again.wait())
+            try:
+                await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+                if serving.done():
+                    serving.result()
+            finally:
+                for task in (serving, waiting):
+                    task.cancel()
+                await asyncio.gather(serving, waiting, return_exceptions=True)
+
+    async def _serve(self, cluster: Cluster) -> None:
         runtime = self._runtime
-        if runtime.cluster is None:
-            await asyncio.Event().wait()
-        assert runtime.cluster is not None
         await self._acknowledged()
         from drabridge.dra.driver import DraDriver, DraPaths
         from drabridge.dra.planning import device_lookup
 
+        self._settings = runtime.config.dra
         self.driver = DraDriver(
             config=runtime.config,
             inventory=lambda: runtime.inventory.current,
             keeper=runtime.keeper,
-            cluster=runtime.cluster,
+            cluster=cluster,
             cdi=runtime.cdi,
             paths=DraPaths(kubelet=runtime.paths.kubelet, state=runtime.paths.state, boot_id=runtime.options.boot_id),
             node_name=runtime.options.node_name,

@@ -176,6 +176,24 @@ async def test_the_annotation_of_the_node_wins_and_a_bad_one_is_not_followed() -
         assert len(devices_in_slices(cluster)) == 3
 
 
+async def test_a_reload_turns_claims_on_and_changes_what_a_driver_cannot() -> None:
+    legacy_only = CONFIG.replace("{legacy: 2, dra: 2}", '{legacy: "*", dra: 0}')
+    async with bridge(legacy_only) as (agent, cluster, _):
+        assert len(healthy(cluster)) == 4
+        assert not cluster.api.objects.peek("resourceslices")
+        agent.config.write_text(CONFIG)
+        await until(lambda: len(devices_in_slices(cluster)) == 2, 20, agent.text)
+        await until(lambda: len(healthy(cluster)) == 2)
+        agent.config.write_text(CONFIG.replace("resources:", "dra: {pool: another}\nresources:"))
+        await until(lambda: _pools(cluster) == {"another"}, 20, lambda: f"{_pools(cluster)} {agent.text()}")
+        await cluster.apply(claim_pod("c"))
+        await cluster.wait_pod("c")
+
+
+def _pools(cluster: SimCluster) -> set[str]:
+    return {one["spec"]["pool"]["name"] for one in cluster.api.objects.peek("resourceslices")}
+
+
 async def _annotate(cluster: SimCluster, value: str) -> None:
     node = cluster.get("nodes", "node-a")
     assert node is not None
