@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 16 * 1024  # request line and headers: ten times what Prometheus or kubelet's probes send
 MAX_BODY_BYTES = 64 * 1024
-MAX_CONNECTIONS = 128  # a burst beyond it waits in the kernel's accept queue instead of eating file descriptors
+MAX_CONNECTIONS = 128  # one more ends the oldest: who is served takes milliseconds, who floods says nothing for ever
 READ_SECONDS = 5.0  # for the whole request: a slow sender loses its place
 WRITE_SECONDS = 10.0  # for the whole answer: a slow reader likewise
 
@@ -105,9 +105,8 @@ class HttpServer:
 
     def __init__(self, routes: Mapping[tuple[str, str], Handler]) -> None:
         self._routes = dict(routes)
-        self._slots = asyncio.Semaphore(MAX_CONNECTIONS)
         self._servers: list[asyncio.Server] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}  # oldest first
 
     def route(self, method: str, path: str, handler: Handler) -> None:
         """One more page; also while it serves."""
@@ -144,14 +143,17 @@ class HttpServer:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._tasks.add(task)
+        if len(self._tasks) >= MAX_CONNECTIONS:
+            oldest = next(iter(self._tasks))
+            del self._tasks[oldest]
+            oldest.cancel()
+        self._tasks[task] = None
         try:
-            async with self._slots:
-                await self._serve(reader, writer)
+            await self._serve(reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
             writer.transport.abort()  # the peer went away or was too slow: do not wait for it to read the rest
         finally:
-            self._tasks.discard(task)
+            self._tasks.pop(task, None)
             writer.close()
             with contextlib.suppress(Exception, asyncio.CancelledError):
                 await writer.wait_closed()

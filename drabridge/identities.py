@@ -33,7 +33,7 @@ class Identities:
             given = {(str(resource), str(syspath)): str(device_id) for resource, syspath, device_id in data["given"]}
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             log.warning("remembered names are lost", extra={"file": str(self._path), "reason": str(error)})
             return {}
         self._saved = given

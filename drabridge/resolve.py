@@ -49,7 +49,7 @@ async def resolve(runtime: Runtime, body: bytes) -> dict[str, Any]:
 def _entry(runtime: Runtime, body: bytes) -> Entry:
     try:
         return runtime.keeper.ledger.entries[json.loads(body)["device"]]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         known = ", ".join(sorted(runtime.keeper.ledger.entries)) or "none"
         raise ConfigError(f"a device of this node was expected: {error}", hint=f"It has {known}") from None
 

@@ -61,7 +61,7 @@ class Wishes:
             wish = json.loads(body)
             name = wish.pop("resource")
             resource = self._config().resource(name)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             known = ", ".join(resource.name for resource in self._config().resources)
             raise ConfigError("a resource of the configuration was expected", hint=f"It has {known}") from None
         if name in self._annotation:
@@ -121,7 +121,7 @@ class Wishes:
 def _parse(text: str) -> Overrides:
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"not JSON: {error}", hint='For example {"nvidia.com/gpu": {"legacy": 6, "dra": 2}}'
         ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import grpc
@@ -11,6 +12,12 @@ from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
 
 CALL_SECONDS = 10.0
+
+# HTTP/2 by hand (RFC 9113, 7541): gRPC's own client always takes 64 KiB off the wire, read or not.
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_SETTINGS, _HEADERS, _DATA = 4, 1, 0
+_END_STREAM, _END_HEADERS = 1, 4
+_INITIAL_WINDOW_SIZE = 4
 
 
 async def allocate(socket: Path, ids: list[str]) -> tuple[str, str]:
@@ -33,3 +40,36 @@ async def call(socket: Path, method: str, body: bytes) -> str:
         except grpc.aio.AioRpcError as error:
             return error.code().name
     return "OK"
+
+
+async def frozen_stream(socket: Path) -> asyncio.StreamWriter:
+    """A ListAndWatch whose flow-control window is zero: the server's first write already waits, for ever."""
+    reader, writer = await asyncio.open_unix_connection(str(socket))
+    headers = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": "/v1beta1.DevicePlugin/ListAndWatch",
+        ":authority": "localhost",
+        "content-type": "application/grpc",
+        "te": "trailers",
+    }
+    block = b"".join(b"\0" + _text(name) + _text(value) for name, value in headers.items())
+    settings = _INITIAL_WINDOW_SIZE.to_bytes(2, "big") + (0).to_bytes(4, "big")
+    writer.write(
+        _PREFACE
+        + _frame(_SETTINGS, 0, 0, settings)
+        + _frame(_HEADERS, _END_HEADERS, 1, block)
+        + _frame(_DATA, _END_STREAM, 1, b"\0" * 5)  # an empty message
+    )
+    await writer.drain()
+    assert await asyncio.wait_for(reader.read(9), CALL_SECONDS), "the server hung up"
+    return writer
+
+
+def _text(text: str) -> bytes:
+    """A string literal without Huffman code; shorter than 127 bytes."""
+    return bytes([len(text)]) + text.encode()
+
+
+def _frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
+    return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
