@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import signal
 import stat
@@ -161,6 +162,22 @@ async def test_a_bad_configuration_is_refused_with_every_error_and_the_old_one_s
         assert registered == 1  # what did not change was not restarted
         agent.config.write_text(good)
         await until(lambda: kubelet.node_status()["allocatable"].get("example.com/tty") == 0, 10)
+
+
+async def test_hup_reads_the_file_again_even_if_it_looks_untouched() -> None:
+    async with node() as (agent, kubelet):
+        before = agent.config.stat()
+        with agent.config.open("r+") as file:
+            text = file.read().replace("full", "kmsg")
+            file.seek(0)
+            file.write(text)
+        os.utime(agent.config, ns=(before.st_atime_ns, before.st_mtime_ns))
+        await asyncio.sleep(2.5)  # longer than the follower's look at the file
+        assert "kmsg" not in kubelet.resources[RESOURCE].devices
+        assert agent.process is not None
+        agent.process.send_signal(signal.SIGHUP)
+        await until(lambda: "kmsg" in kubelet.resources[RESOURCE].healthy, 10, agent.text)
+        assert "full" not in kubelet.resources[RESOURCE].healthy
 
 
 async def test_a_bad_configuration_at_start_is_usage_and_tells_all() -> None:

@@ -1,4 +1,4 @@
-"""The agent on machines that are not there; test_examples.py runs ``umockdev-wrapper python -m tests.agent.umock NAME``.
+"""The agent on machines that are not there: ``umockdev-wrapper python -m tests.agent.umock NAME``, by test_examples.py.
 
 The agent is a process of its own inside the test bed's /dev, /sys and /proc; the kubelet is this process.
 """
@@ -63,7 +63,7 @@ def amd() -> str:
 
 def node_device(path: str, subsystem: str, name: str, major: int, minor: int, **more: dict[str, str]) -> str:
     attributes = {"dev": f"{major}:{minor}", **more.pop("attributes", {})}
-    return device(path, subsystem, node=name, attributes=attributes, **more)  # type: ignore[arg-type]
+    return device(path, subsystem, node=name, attributes=attributes, **more)
 
 
 def serial() -> str:
