@@ -101,6 +101,7 @@ def values_schema() -> Json:
         "resources": _ANY_OBJECT,
         "maxUnavailable": {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": "^[0-9]+%$"}]},
         "capabilities": {"type": "array", "items": {"type": "string", "pattern": "^[A-Z_]+$"}},
+        "hostPID": _SWITCH,
         "seLinuxOptions": _ANY_OBJECT,
         "podMonitor": _object({"enabled": _SWITCH, "interval": _TEXT, "labels": _LABELS}),
         "networkPolicy": _object(

@@ -39,7 +39,8 @@ EVERYTHING: Json = {
     "podAnnotations": {"note": "x"},
     "nodeSelector": {"gpu": "yes"},
     "affinity": {"nodeAffinity": {}},
-    "capabilities": ["SYS_ADMIN"],
+    "capabilities": ["SYS_PTRACE"],
+    "hostPID": True,
     "seLinuxOptions": {"type": "spc_t"},
     "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
     "maxUnavailable": "10%",
@@ -131,7 +132,8 @@ def test_nothing_is_privileged_unless_a_value_asks_for_it(name: str) -> None:
 
 
 def test_exceptions_are_values() -> None:
-    assert agent(EVERYTHING)["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
+    assert agent(EVERYTHING)["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_PTRACE"]}
+    assert pod(EVERYTHING)["hostPID"] is True
     assert pod(EVERYTHING)["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
 
 

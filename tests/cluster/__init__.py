@@ -1,0 +1,18 @@
+"""Tests of an installed agent, against any cluster that a kubeconfig leads to, and against the simulated one.
+
+Every scenario is written once, over the Kubernetes API alone. Without a cluster it runs on the simulated one, in every
+test run. With one, it runs there as well (marker ``cluster``), in a namespace of its own, on one node, on the harmless
+devices ``/dev/zero``, ``null``, ``full`` and ``random``. Every workload takes a lock in a directory of the host that is
+named after its device: two workloads that got one device are seen, whatever the API says.
+
+On kind, in two commands, after ``podman build -f deploy/image/Containerfile -t localhost/drabridge:test .`` and with
+any image that has ``sh`` and ``flock`` (busybox)::
+
+    kind create cluster && kind load docker-image localhost/drabridge:test busybox:stable
+    KUBECONFIG=~/.kube/config DRABRIDGE_TEST_IMAGE=localhost/drabridge:test DRABRIDGE_TEST_BUSYBOX=busybox:stable \
+      python -m pytest tests/cluster -m cluster
+
+``DRABRIDGE_TEST_NODE`` names the node to use (default: the first that takes pods), ``DRABRIDGE_TEST_KUBELET_RESTART`` a
+shell command that restarts kubelet there, for example ``docker exec kind-control-plane systemctl restart kubelet``.
+Without it the scenario with a kubelet restart skips itself.
+"""

@@ -1,0 +1,89 @@
+"""What a scenario needs of a cluster with an agent; the configuration and the kinds that all scenarios use."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from drabridge.cluster import KubernetesCluster
+from drabridge.clusterapi import Kind
+
+Json = dict[str, Any]
+
+DRIVER = "cluster-test.example.com"
+RESOURCE = "example.com/cluster-test"
+CLASS = "drabridge-cluster-test"
+NAMESPACE = "drabridge-test"
+LANES = f"{DRIVER}/lanes"  # the Node's annotation
+CONFIG: Json = {
+    "apiVersion": "drabridge/v1alpha1",
+    "kind": "AgentConfig",
+    "driver": DRIVER,
+    "udevEvents": "kernel",
+    "safety": {"minHoldSeconds": 1, "absentSeconds": 1, "settleSeconds": 1, "quiesceSeconds": 1},
+    "resources": [
+        {
+            "name": RESOURCE,
+            "match": [{"subsystem": "mem", "sysname": ["zero", "null", "full", "random"]}],
+            "id": ["{sysname}"],
+            "nodes": [{"from": "devnode", "as": "/dev/test-{sysname}"}],
+            "env": {"DEVICE": "{sysname}"},
+            "lanes": {"legacy": 2, "dra": 2},
+            "deviceClass": {"name": CLASS},
+        }
+    ],
+}
+DEVICES = 4
+
+NODES = Kind("", "v1", "nodes", namespaced=False)
+NAMESPACES = Kind("", "v1", "namespaces", namespaced=False)
+PODS = Kind("", "v1", "pods")
+JOBS = Kind("batch", "v1", "jobs")
+CLAIMS = Kind("resource.k8s.io", "v1", "resourceclaims")
+TEMPLATES = Kind("resource.k8s.io", "v1", "resourceclaimtemplates")
+SLICES = Kind("resource.k8s.io", "v1", "resourceslices", namespaced=False)
+CLASSES = Kind("resource.k8s.io", "v1", "deviceclasses", namespaced=False)
+
+
+class Bed(Protocol):
+    """A cluster that is there, and an agent that can be put on one node of it."""
+
+    api: KubernetesCluster
+    node: str
+    image: str
+    """Has ``sh`` and ``flock``."""
+    patience: float
+    """Seconds after which something that should happen counts as not happening."""
+
+    async def install(self) -> None:
+        """Begin; :meth:`ready` says when it is done."""
+
+    async def ready(self) -> bool: ...
+
+    async def kill_agent(self) -> None:
+        """As by ``kill -9``; something starts it again."""
+
+    async def upgrade(self) -> None:
+        """Replace the running agent by a new one, as a rollout does; returns when the new one is ready."""
+
+    async def restart_kubelet(self) -> None:
+        """Skips the test where that is not allowed."""
+
+    async def uninstall(self) -> None: ...
+
+    async def left_behind(self) -> list[str]:
+        """What is still there of an agent that was uninstalled, beside its ledger."""
+
+    async def conflicts(self) -> list[str]:
+        """Workloads that found their device's lock taken."""
+
+
+async def until(bed: Bed, what: str, condition: Callable[[], Awaitable[Any]]) -> Any:
+    """The condition's first true value. Fails with ``what`` after the bed's patience."""
+    deadline = time.monotonic() + bed.patience
+    while not (value := await condition()):
+        assert time.monotonic() < deadline, f"waited {bed.patience:.0f} s for {what}"
+        await asyncio.sleep(min(1.0, bed.patience / 300))
+    return value

@@ -1,0 +1,168 @@
+"""A real cluster behind a kubeconfig: the chart's own manifests, applied to one node."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from drabridge.cluster import KubernetesCluster
+from drabridge.clusterapi import Kind, NotFoundError
+from tests.cluster.bed import CONFIG, DRIVER, NAMESPACE, NAMESPACES, NODES, PODS, RESOURCE, SLICES, Bed, Json, until
+from tests.cluster.workloads import TAKEN
+from tests.deploy.helm import manifests
+
+WANTED = ("KUBECONFIG", "DRABRIDGE_TEST_IMAGE", "DRABRIDGE_TEST_BUSYBOX")
+MANAGER = "drabridge-cluster-test"
+DAEMON_SETS = Kind("apps", "v1", "daemonsets")
+AGENT = "drabridge-test"
+CLUSTER_SCOPED = {
+    *("Namespace", "ClusterRole", "ClusterRoleBinding", "DeviceClass"),
+    *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
+}
+
+
+def kind_of(obj: Json) -> Kind:
+    """From ``apiVersion`` and ``kind``; the plurals of the chart's kinds are regular."""
+    group, _, version = obj["apiVersion"].rpartition("/")
+    plural = re.sub("y$", "ie", obj["kind"].lower()) + ("es" if obj["kind"].endswith("ss") else "s")
+    return Kind(group, version, plural, namespaced=obj["kind"] not in CLUSTER_SCOPED)
+
+
+def chart(image: str, node: str, annotations: dict[str, str] | None = None) -> list[Json]:
+    """The chart as these tests install it: on one node, with their devices."""
+    repository, _, tag = image.rpartition(":")
+    values = {
+        "config": CONFIG,
+        "image": {"repository": repository, "tag": tag},
+        "nodeSelector": {"kubernetes.io/hostname": node},
+        "podAnnotations": annotations or {},
+    }
+    return manifests(values, name=AGENT, namespace=NAMESPACE)
+
+
+class RealBed(Bed):
+    def __init__(self, api: KubernetesCluster, node: str, hostname: str) -> None:
+        self.api = api
+        self.node_object = node
+        self.node = hostname
+        self.image = os.environ["DRABRIDGE_TEST_BUSYBOX"]
+        self.patience = 180.0
+        self._agent_image = os.environ["DRABRIDGE_TEST_IMAGE"]
+        self._objects = chart(self._agent_image, self.node)
+
+    async def _apply(self, objects: list[Json]) -> None:
+        for obj in objects:
+            await self.api.apply(kind_of(obj), obj, manager=MANAGER, namespace=obj["metadata"].get("namespace", ""))
+
+    async def install(self) -> None:
+        labels = {"pod-security.kubernetes.io/enforce": "privileged"}
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
+        await self._apply([namespace, *self._objects])
+
+    async def ready(self) -> bool:
+        with contextlib.suppress(NotFoundError):
+            found = await self.api.get(DAEMON_SETS, AGENT, namespace=NAMESPACE)
+            status = found.get("status", {})
+            current = status.get("observedGeneration") == found["metadata"]["generation"]
+            return bool(current and status.get("updatedNumberScheduled") == status.get("numberReady") == 1)
+        return False
+
+    async def _agent_pods(self) -> list[Json]:
+        selector = f"app.kubernetes.io/instance={AGENT}"
+        return list((await self.api.list(PODS, namespace=NAMESPACE, label_selector=selector)).items)
+
+    async def kill_agent(self) -> None:
+        """By force: kubelet kills the container without waiting, and the DaemonSet makes another pod."""
+        (old,) = await self._agent_pods()
+        name, uid = old["metadata"]["name"], old["metadata"]["uid"]
+        process = await asyncio.create_subprocess_exec(
+            *("kubectl", "-n", NAMESPACE, "delete", "pod", name, "--force", "--grace-period=0")
+        )
+        if await process.wait() != 0:
+            await self.api.delete(PODS, name, namespace=NAMESPACE)
+
+        async def another() -> bool:
+            return any(one["metadata"]["uid"] != uid for one in await self._agent_pods())
+
+        await until(self, "the DaemonSet to replace the killed pod", another)
+
+    async def upgrade(self) -> None:
+        (old,) = await self._agent_pods()
+        await self._apply(chart(self._agent_image, self.node, {"upgraded": old["metadata"]["uid"]}))
+
+        async def replaced() -> bool:
+            pods = await self._agent_pods()
+            return await self.ready() and all(one["metadata"]["uid"] != old["metadata"]["uid"] for one in pods)
+
+        await until(self, "the rollout", replaced)
+
+    async def restart_kubelet(self) -> None:
+        command = os.environ.get("DRABRIDGE_TEST_KUBELET_RESTART")
+        if not command:
+            pytest.skip("DRABRIDGE_TEST_KUBELET_RESTART does not say how to restart kubelet")
+        process = await asyncio.create_subprocess_shell(command)
+        assert await process.wait() == 0
+
+    async def uninstall(self) -> None:
+        for obj in reversed(self._objects):
+            namespace = obj["metadata"].get("namespace", "")
+            await self.api.delete(kind_of(obj), obj["metadata"]["name"], namespace=namespace)
+
+        async def gone() -> bool:
+            return not await self._agent_pods()
+
+        await until(self, "the agent's pod to be gone", gone)
+
+    async def left_behind(self) -> list[str]:
+        slices = await self.api.list(SLICES, field_selector=f"spec.driver={DRIVER}")
+        found = [f"ResourceSlice {item['metadata']['name']}" for item in slices.items]
+        node = await self.api.get(NODES, self.node_object)
+        amount = node["status"]["allocatable"].get(RESOURCE, "0")
+        found += [f"allocatable {amount}"] if amount != "0" else []
+        for obj in self._objects:
+            with contextlib.suppress(NotFoundError):
+                await self.api.get(
+                    kind_of(obj), obj["metadata"]["name"], namespace=obj["metadata"].get("namespace", "")
+                )
+                found.append(f"{obj['kind']} {obj['metadata']['name']}")
+        return found
+
+    async def conflicts(self) -> list[str]:
+        pods = await self.api.list(PODS, namespace=NAMESPACE)
+        return [
+            f"{one['metadata']['name']}: its device was taken"
+            for one in pods.items
+            for status in one["status"].get("containerStatuses", ())
+            for state in (status.get("state", {}), status.get("lastState", {}))
+            if state.get("terminated", {}).get("exitCode") == TAKEN
+        ]
+
+
+@contextlib.asynccontextmanager
+async def real() -> AsyncIterator[RealBed]:
+    """Skips without a cluster. Whatever happens, the namespace and the chart's objects are deleted at the end."""
+    if missing := [name for name in WANTED if not os.environ.get(name)]:
+        pytest.skip(f"no cluster: {', '.join(missing)} not set")
+    api = KubernetesCluster.from_kubeconfig(Path(os.environ["KUBECONFIG"]).expanduser())
+    try:
+        nodes = (await api.list(NODES)).items
+        chosen = os.environ.get("DRABRIDGE_TEST_NODE")
+        node = next(
+            one
+            for one in nodes
+            if (one["metadata"]["name"] == chosen if chosen else not one["spec"].get("unschedulable"))
+        )
+        bed = RealBed(api, node["metadata"]["name"], node["metadata"]["labels"]["kubernetes.io/hostname"])
+        try:
+            yield bed
+        finally:
+            await bed.uninstall()
+            await api.delete(NAMESPACES, NAMESPACE)
+    finally:
+        api.close()

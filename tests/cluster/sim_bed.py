@@ -1,0 +1,130 @@
+"""The simulated cluster, with the agent as a process of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from drabridge.cluster import KubernetesCluster
+from drabridge.sim.cluster import ClusterTimings, SimCluster
+from drabridge.sim.pods import Container, PodSpec
+from drabridge.sim.runtime import ContainerStartError, MemoryRuntime, RunOptions, names_of_devices
+from tests.agent.helpers import AgentProcess, short_directory
+from tests.cluster.bed import CLASS, CLASSES, CONFIG, DRIVER, NAMESPACE, NAMESPACES, RESOURCE, SLICES, Bed
+from tests.cluster.workloads import SHARED
+
+NODE = "node-a"
+# Kubelet deletes the slices of a driver that is away for 30 s: an upgrade has to fit in, uninstalling has to wait.
+WIPE_SECONDS = 8.0
+
+
+class Locks(MemoryRuntime):
+    """Runs no program, but takes the lock that the workload's program would take, for as long as it would."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self.conflicts: list[str] = []
+        self._directory = directory
+        self._held: dict[tuple[str, str], list[int]] = {}
+
+    async def start_container(self, pod: PodSpec, container: Container, options: RunOptions) -> None:
+        shared = any(claim.claim_name.startswith(SHARED) for claim in pod.resource_claims)
+        held = self._held.setdefault((pod.uid, container.name), [])
+        for device in names_of_devices(options):
+            descriptor = os.open(self._directory / device, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+            held.append(descriptor)
+            try:
+                fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.conflicts.append(f"{pod.name}: device {device} is taken")
+                self._close(pod.uid, container.name)
+                raise ContainerStartError(self.conflicts[-1]) from None
+        await super().start_container(pod, container, options)
+
+    async def stop_container(self, pod_uid: str, container: str) -> None:
+        self._close(pod_uid, container)
+        await super().stop_container(pod_uid, container)
+
+    def _close(self, pod_uid: str, container: str) -> None:
+        for descriptor in self._held.pop((pod_uid, container), []):
+            os.close(descriptor)
+
+
+class SimBed(Bed):
+    def __init__(self, root: Path, cluster: SimCluster, runtime: Locks) -> None:
+        self.cluster = cluster
+        self.runtime = runtime
+        self.node = NODE
+        self.image = "busybox"
+        self.patience = 30.0
+        kubeconfig = cluster.api.kubeconfig(root / "kubeconfig")
+        self.api = KubernetesCluster.from_kubeconfig(kubeconfig)
+        token = cluster.api.token(NODE, drivers=frozenset({DRIVER}))
+        arguments = ("--kubeconfig", str(cluster.api.kubeconfig(root / "agent-kubeconfig", token=token)))
+        self.agent = AgentProcess(root / NODE, yaml.safe_dump(CONFIG), DRIVER, arguments)
+
+    async def install(self) -> None:
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+        await self.api.create(NAMESPACES, namespace)
+        selector = {"cel": {"expression": f"device.driver == '{DRIVER}'"}}
+        device_class = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": CLASS}}
+        await self.api.create(CLASSES, {**device_class, "spec": {"selectors": [selector]}})
+        await self.agent.start()
+
+    async def ready(self) -> bool:
+        with contextlib.suppress(OSError, TimeoutError, IndexError):
+            return (await self.agent.ask("/readyz"))[0] == 200
+        return False
+
+    async def kill_agent(self) -> None:
+        await self.agent.stop(signal.SIGKILL)
+        await self.agent.start()
+
+    async def upgrade(self) -> None:
+        assert await self.agent.stop() == 0
+        await self.agent.start()
+        await self.agent.ready(self.patience)
+
+    async def restart_kubelet(self) -> None:
+        await self.cluster.kubelets[NODE].restart()
+
+    async def uninstall(self) -> None:
+        assert await self.agent.stop() == 0, self.agent.text()
+        await self.api.delete(CLASSES, CLASS)
+
+    async def left_behind(self) -> list[str]:
+        slices = await self.api.list(SLICES, field_selector=f"spec.driver={DRIVER}")
+        found = [f"ResourceSlice {item['metadata']['name']}" for item in slices.items]
+        published = self.cluster.kubelets[NODE].published_node_status["allocatable"]
+        found += [f"allocatable {published[RESOURCE]}"] if published.get(RESOURCE) else []
+        root = self.agent.root
+        ours = [*(root / "plugins_registry").glob("*"), *(root / "plugins" / DRIVER).glob("*.sock")]
+        ours += [path for path in (root / "device-plugins").glob("*.sock") if path.name != "kubelet.sock"]
+        return found + [str(path.relative_to(root)) for path in ours]
+
+    async def conflicts(self) -> list[str]:
+        return self.runtime.conflicts
+
+
+@contextlib.asynccontextmanager
+async def simulated() -> AsyncIterator[SimBed]:
+    with short_directory() as root:
+        (root / "locks").mkdir()
+        runtime = Locks(root / "locks")
+        fast = ClusterTimings.fast()
+        timings = replace(fast, kubelet=replace(fast.kubelet, slice_wipe_seconds=WIPE_SECONDS))
+        async with SimCluster(root, timings=timings, runtime=lambda _: runtime) as cluster:
+            bed = SimBed(root, cluster, runtime)
+            try:
+                yield bed
+            finally:
+                if bed.agent.process is not None:
+                    await bed.agent.stop(signal.SIGKILL)
+                bed.api.close()

@@ -1,0 +1,299 @@
+"""An agent's life on a cluster, over the Kubernetes API alone; the package's docstring says how to point it at one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from drabridge.clusterapi import NotFoundError
+from tests.cluster import workloads as w
+from tests.cluster.bed import (
+    CLAIMS,
+    DEVICES,
+    DRIVER,
+    JOBS,
+    LANES,
+    NAMESPACE,
+    NODES,
+    PODS,
+    RESOURCE,
+    SLICES,
+    TEMPLATES,
+    Bed,
+    Json,
+    until,
+)
+from tests.cluster.real_bed import chart, kind_of, real
+from tests.cluster.sim_bed import simulated
+
+BEDS = {"simulated": simulated, "real": real}
+
+
+@pytest.fixture(params=["simulated", pytest.param("real", marks=pytest.mark.cluster)])
+async def bed(request: pytest.FixtureRequest) -> AsyncIterator[Bed]:
+    """A cluster with a ready agent; afterwards no workload may have found its device's lock taken."""
+    async with BEDS[request.param]() as made:
+        await made.install()
+        await until(made, "the agent to be ready", made.ready)
+        await offered(made, legacy=2, dra=2)
+        yield made
+        assert await made.conflicts() == []
+
+
+# --- what the API shows ---------------------------------------------------------------------------------------------
+
+
+async def lanes(bed: Bed) -> tuple[int, int]:
+    """Devices that a pod with limits could get on the node, devices that a claim could get."""
+    (node,) = [one for one in (await bed.api.list(NODES)).items if hostname(one) == bed.node]
+    slices = await bed.api.list(SLICES, field_selector=f"spec.driver={DRIVER}")
+    published = [
+        device for one in slices.items for device in one["spec"].get("devices", ()) if not device.get("taints")
+    ]
+    return int(node["status"].get("allocatable", {}).get(RESOURCE, "0")), len(published)
+
+
+def hostname(node: Json) -> str:
+    return str(node["metadata"]["labels"]["kubernetes.io/hostname"])
+
+
+async def offered(bed: Bed, *, legacy: int, dra: int) -> None:
+    async def there() -> bool:
+        return await lanes(bed) == (legacy, dra)
+
+    await until(bed, f"{legacy} devices in the legacy lane and {dra} in the other", there)
+
+
+async def move(bed: Bed, **wish: Any) -> None:
+    """As an administrator does it from afar: by the Node's annotation."""
+    (node,) = [one for one in (await bed.api.list(NODES)).items if hostname(one) == bed.node]
+    annotations = {LANES: json.dumps({RESOURCE: wish})}
+    body = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": node["metadata"]["name"], "annotations": annotations},
+    }
+    await bed.api.apply(NODES, body, manager="drabridge-cluster-test")
+
+
+async def phase(bed: Bed, name: str) -> str:
+    with contextlib.suppress(NotFoundError):
+        return str((await bed.api.get(PODS, name, namespace=NAMESPACE))["status"].get("phase", ""))
+    return "gone"
+
+
+async def running(bed: Bed, *names: str) -> None:
+    for name in names:
+
+        async def runs(name: str = name) -> bool:
+            found = await phase(bed, name)
+            assert found not in ("Failed", "Succeeded"), (name, await bed.api.get(PODS, name, namespace=NAMESPACE))
+            return found == "Running"
+
+        await until(bed, f"pod {name} to run", runs)
+
+
+async def deleted(bed: Bed, *names: str) -> None:
+    for name in names:
+        await bed.api.delete(PODS, name, namespace=NAMESPACE)
+    for name in names:
+
+        async def gone(name: str = name) -> bool:
+            return await phase(bed, name) == "gone"
+
+        await until(bed, f"pod {name} to be gone", gone)
+
+
+async def legacy_pod(bed: Bed, name: str) -> None:
+    await bed.api.create(PODS, w.legacy_pod(name, bed.image, bed.node), namespace=NAMESPACE)
+
+
+async def claim_pod(bed: Bed, name: str) -> None:
+    await bed.api.create(CLAIMS, w.claim(name), namespace=NAMESPACE)
+    spec = w.with_claim(bed.image, bed.node, {"resourceClaimName": name})
+    await bed.api.create(PODS, w.pod(name, spec), namespace=NAMESPACE)
+
+
+async def template_pod(bed: Bed, name: str) -> None:
+    await bed.api.create(TEMPLATES, w.template(name), namespace=NAMESPACE)
+    spec = w.with_claim(bed.image, bed.node, {"resourceClaimTemplateName": name})
+    await bed.api.create(PODS, w.pod(name, spec), namespace=NAMESPACE)
+
+
+async def finished(bed: Bed, name: str, completions: int) -> None:
+    async def done() -> bool:
+        status = (await bed.api.get(JOBS, name, namespace=NAMESPACE)).get("status", {})
+        assert not status.get("failed"), status
+        return bool(status.get("succeeded", 0) == completions)
+
+    await until(bed, f"Job {name} to finish", done)
+
+
+# --- scenarios ------------------------------------------------------------------------------------------------------
+
+
+async def test_from_installation_to_the_first_device(record_property: Any) -> None:
+    async with simulated() as bed:
+        began = time.monotonic()
+        await bed.install()
+
+        async def first() -> bool:
+            return (await lanes(bed))[0] > 0
+
+        await until(bed, "a device to be allocatable", first)
+        seconds = time.monotonic() - began
+        record_property("first_allocatable_seconds", round(seconds, 2))
+        print(f"from installation to the first allocatable device: {seconds:.2f} s on the simulated cluster")
+        assert seconds < 10
+
+
+async def test_limits_claims_and_templates_side_by_side(bed: Bed) -> None:
+    await legacy_pod(bed, "legacy")
+    await claim_pod(bed, "claimed")
+    await template_pod(bed, "from-template")
+    await running(bed, "legacy", "claimed", "from-template")
+    await deleted(bed, "legacy", "claimed", "from-template")
+    await legacy_pod(bed, "again-a")
+    await legacy_pod(bed, "again-b")
+    await running(bed, "again-a", "again-b")
+
+
+async def test_a_job_whose_pods_have_claims_of_their_own(bed: Bed) -> None:
+    await bed.api.create(TEMPLATES, w.template("each"), namespace=NAMESPACE)
+    spec = w.with_claim(bed.image, bed.node, {"resourceClaimTemplateName": "each"}, seconds=2)
+    await bed.api.create(JOBS, w.job("separate", spec, parallelism=2, completions=6), namespace=NAMESPACE)
+    await finished(bed, "separate", 6)
+
+
+async def test_a_job_whose_pods_share_one_claim(bed: Bed) -> None:
+    name = f"{w.SHARED}-by-all"
+    await bed.api.create(CLAIMS, w.claim(name), namespace=NAMESPACE)
+    spec = w.with_claim(bed.image, bed.node, {"resourceClaimName": name}, seconds=2, mode="-s")
+    await bed.api.create(JOBS, w.job("together", spec, parallelism=3, completions=6), namespace=NAMESPACE)
+    await finished(bed, "together", 6)
+
+
+async def test_lanes_move_under_load(bed: Bed) -> None:
+    """Pods of both kinds come and go all the time, and the border moves beneath them, to both ends and back.
+
+    One at a time in each lane: a device moves when nobody holds it, and in a lane that is always full none ever is.
+    """
+    stop = asyncio.Event()
+    done = {"legacy": 0, "claim": 0}
+
+    async def load(kind: str) -> None:
+        make = legacy_pod if kind == "legacy" else template_pod
+        turn = 0
+        while not stop.is_set():
+            turn += 1
+            name = f"{kind}-{turn}"
+            await make(bed, name)
+            await running(bed, name)
+            done[kind] += 1
+            await deleted(bed, name)
+
+    async with asyncio.TaskGroup() as group:
+        for kind in done:
+            group.create_task(load(kind))
+        try:
+            for legacy, dra in ((1, 3), (3, 1), (2, 2)):
+                await move(bed, legacy=legacy, dra=dra)
+                await offered(bed, legacy=legacy, dra=dra)
+        finally:
+            stop.set()
+    assert min(done.values()) >= 2, done
+    assert await lanes(bed) == (2, 2)
+
+
+async def test_a_killed_agent_comes_back_to_the_same_holders(bed: Bed) -> None:
+    await legacy_pod(bed, "l1")
+    await claim_pod(bed, "c1")
+    await running(bed, "l1", "c1")
+    await bed.kill_agent()
+    await until(bed, "the agent to be ready again", bed.ready)
+    await legacy_pod(bed, "l2")
+    await claim_pod(bed, "c2")
+    await running(bed, "l1", "c1", "l2", "c2")  # four pods, four devices, four locks
+
+
+async def test_a_kubelet_restart_leaves_pods_running(bed: Bed) -> None:
+    await legacy_pod(bed, "l1")
+    await claim_pod(bed, "c1")
+    await running(bed, "l1", "c1")
+    await bed.restart_kubelet()
+    await offered(bed, legacy=2, dra=2)
+    await running(bed, "l1", "c1")
+    await claim_pod(bed, "c2")
+    await running(bed, "c2")
+
+
+async def test_an_upgrade_loses_no_device(bed: Bed) -> None:
+    await legacy_pod(bed, "l1")
+    await claim_pod(bed, "c1")
+    await running(bed, "l1", "c1")
+    before = sorted(one["metadata"]["uid"] for one in (await bed.api.list(SLICES)).items)
+    await bed.upgrade()
+    await offered(bed, legacy=2, dra=2)
+    after = sorted(one["metadata"]["uid"] for one in (await bed.api.list(SLICES)).items)
+    assert after == before, "slices outlive the second of absence"
+    await legacy_pod(bed, "l2")
+    await claim_pod(bed, "c2")
+    await running(bed, "l1", "c1", "l2", "c2")
+
+
+async def test_nothing_is_left_after_uninstalling(bed: Bed) -> None:
+    await legacy_pod(bed, "l1")
+    await claim_pod(bed, "c1")
+    await running(bed, "l1", "c1")
+    await deleted(bed, "l1", "c1")
+    assert await bed.left_behind(), "while it is installed there is something to be left behind"
+    await bed.uninstall()
+
+    async def clean() -> bool:
+        return not await bed.left_behind()
+
+    try:
+        await until(bed, "everything to be gone", clean)
+    except AssertionError:
+        assert await bed.left_behind() == []
+
+
+# --- what the real bed does that the simulated one cannot ------------------------------------------------------------
+
+
+def test_the_chart_that_a_real_cluster_gets_is_on_one_node_and_complete() -> None:
+    objects = chart("registry.example.com:5000/drabridge:test", "worker-1")
+    (daemon_set,) = [obj for obj in objects if obj["kind"] == "DaemonSet"]
+    spec = daemon_set["spec"]["template"]["spec"]
+    assert spec["nodeSelector"] == {"kubernetes.io/hostname": "worker-1"}
+    assert spec["containers"][0]["image"] == "registry.example.com:5000/drabridge:test"
+    assert {kind_of(obj).path(obj["metadata"].get("namespace", "")) for obj in objects} == {
+        "/api/v1/namespaces/drabridge-test/configmaps",
+        "/api/v1/namespaces/drabridge-test/serviceaccounts",
+        "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+        "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
+        "/apis/apps/v1/namespaces/drabridge-test/daemonsets",
+        "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+        "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+        "/apis/resource.k8s.io/v1/deviceclasses",
+    }
+
+
+async def test_the_simulated_bed_sees_two_workloads_on_one_device() -> None:
+    """The judge of these scenarios, with two runtimes' worth of pods on the device zero."""
+    from drabridge.sim.pods import Container, PodSpec
+    from drabridge.sim.runtime import ContainerStartError, RunOptions
+
+    async with simulated() as bed:
+        options = RunOptions(device_ids=((RESOURCE, "zero"),))
+        await bed.runtime.start_container(PodSpec("d", "a", uid="a"), Container("main"), options)
+        with pytest.raises(ContainerStartError):
+            await bed.runtime.start_container(PodSpec("d", "b", uid="b"), Container("main"), options)
+        assert await bed.conflicts() == ["b: device zero is taken"]
+        assert DEVICES == 4
