@@ -160,8 +160,13 @@ def _filled(template: Template, value: str | None, profile: str) -> str:
 
 
 def cdi_devices(plans: Iterable[Planned]) -> list[CdiDevice]:
-    """The entries of the claim's CDI file; each name once."""
-    return list({plan.cdi.name: plan.cdi for plan in plans}.values())
+    """The entries of the claim's CDI file; each name once.
+
+    A device that is away has none: its number may be another device's by now, which a container that starts in between
+    must not get.
+    """
+    here = (plan for plan in plans if plan.device.presence is not Presence.GONE)
+    return list({plan.cdi.name: plan.cdi for plan in here}.values())
 
 
 def metadata_facts(plans: Iterable[Planned]) -> list[DeviceFacts]:

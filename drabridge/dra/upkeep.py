@@ -53,7 +53,7 @@ class Upkeep:
     def restore(self) -> tuple[ClaimRecord, ...]:
         """At start: write the CDI files of claims that are prepared in this boot, remove other claims' files.
 
-        Returns the completed records. A claim whose device is not there yet keeps its file, if it has one.
+        Returns the completed records. A device that is not there is in no file until it is.
         """
         self._records.sweep()
         records, broken = self._records.all()
@@ -69,7 +69,7 @@ class Upkeep:
                 continue
             if record.state is State.COMPLETED:
                 specs.append(self._cdi.claim_spec(record.claim.uid, cdi_devices(plans)))
-                if self._metadata is not None:
+                if self._metadata is not None and len(plans) == len(record.devices):
                     self._metadata.write(record.claim, record.pod_claim_name, metadata_facts(plans))
         keep |= {uid.name.partition(".json")[0] for uid in self._records.directory.glob("*.corrupt-*")}
         self._cdi.regenerate(Family.CLAIM, specs, keep=keep)
@@ -90,21 +90,23 @@ class Upkeep:
                 if plans is None:
                     continue
                 self._cdi.write(self._cdi.claim_spec(now.claim.uid, cdi_devices(plans)))
-                if self._metadata is not None:
+                if self._metadata is not None and len(plans) == len(now.devices):
                     self._metadata.update(now.claim, metadata_facts(plans))
 
     def _plans(self, record: ClaimRecord) -> list[Planned] | None:
-        """The claim's devices as they are now; None when that cannot be said: its files then stay as they are."""
+        """The claim's devices that are here, as they are now; None when that cannot be said: its files stay then."""
         snapshot = self._inventory()
-        try:
-            return [self.planner.again(record.claim.uid, device, snapshot) for device in record.devices]
-        except NotReadyError:
-            return None
-        except ConfigError as error:  # a profile that no longer fits its device: no reason to leave other claims alone
-            log.error(
-                "files of a prepared claim left as they are", extra={"claim": str(record.claim), "error": str(error)}
-            )
-            return None
+        plans = []
+        for device in record.devices:
+            try:
+                plans.append(self.planner.again(record.claim.uid, device, snapshot))
+            except NotReadyError:
+                continue  # the inventory does not know it: unplugged while we were away
+            except ConfigError as error:  # a profile that no longer fits its device: no reason to leave others alone
+                why = {"claim": str(record.claim), "error": str(error)}
+                log.error("files of a prepared claim left as they are", extra=why)
+                return None
+        return plans
 
     def _load(self, uid: str) -> ClaimRecord | None:
         try:

@@ -393,3 +393,27 @@ async def test_a_device_whose_node_was_renumbered_keeps_its_name_and_gets_its_ne
         await node.set_devices(gpu(0), moved, gpu(2), gpu(3))
         await node.wait_for(lambda: edits(node, claim)["deviceNodes"][0]["minor"] == 5, "the new node")
         assert (await node.prepared(claim))[0] == before
+
+
+async def test_a_device_that_is_away_is_in_no_file_until_it_is_back() -> None:
+    """Its number may be another device's by then, which a container that is started again must not get."""
+    async with a_node() as node:
+        claim = node.claims.add("cl", "gpu-1", "gpu-2")
+        before = await node.prepared(claim)
+        whole = (node.root / "cdi" / f"{DRIVER}-device-claim-{claim.uid}.json").read_text()
+        assert "gpu-1" in whole
+        await node.change(gpu_1=(Presence.GONE, "unplugged"))
+        await node.wait_for(lambda: "gpu-1" not in text_of(node, claim), "the file without it")
+        assert "gpu-2" in text_of(node, claim)
+        assert await node.prepared(claim) == before  # kubelet gets what it got, and the runtime an error that heals
+        assert "gpu-1" not in text_of(node, claim)
+        await node.stop()
+        node.snapshot = replace(node.snapshot, devices=tuple(d for d in node.snapshot.devices if d.name != "gpu-1"))
+        await node.start()  # that never saw it
+        assert "gpu-1" not in text_of(node, claim)
+        await node.set_devices(*(gpu(n) for n in range(4)))
+        await node.wait_for(lambda: text_of(node, claim) == whole, "the whole file")
+
+
+def text_of(node: DraNode, claim: dra_v1_pb2.Claim) -> str:
+    return (node.root / "cdi" / f"{DRIVER}-device-claim-{claim.uid}.json").read_text()
