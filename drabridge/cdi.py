@@ -119,7 +119,7 @@ class Spec:
         if len(set(names)) != len(names):
             raise HostError(f"CDI file {self.file_name} would hold one device name twice: {sorted(names)}")
         document = {"cdiVersion": self.version, "kind": self.kind, "devices": entries}
-        return (json.dumps(document, indent=1) + "\n").encode()
+        return (json.dumps(document) + "\n").encode()
 
 
 class CdiStore:
@@ -285,7 +285,7 @@ def _content(path: Path) -> bytes | None:
 def _kind(path: Path) -> str | None:
     try:
         document = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     kind = document.get("kind") if isinstance(document, dict) else None
     return kind if isinstance(kind, str) else None

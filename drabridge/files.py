@@ -32,12 +32,15 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o600, care: Care =
     temporary = f"{path.parent}/.{path.name}.{os.getpid()}-{next(_serial)}-{time.time_ns()}{TEMPORARY_SUFFIX}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fchmod(file.fileno(), mode)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.fchmod(descriptor, mode)
             if care >= Care.WHOLE:
-                os.fsync(file.fileno())
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

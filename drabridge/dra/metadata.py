@@ -17,7 +17,7 @@ from typing import Any
 
 from drabridge.cdi import CdiDevice, CdiStore, Edits, Spec
 from drabridge.errors import HostError
-from drabridge.files import TEMPORARY_SUFFIX, Care, write_atomically
+from drabridge.files import TEMPORARY_SUFFIX
 from drabridge.inventory.model import Mount
 from drabridge.ledger.model import ClaimRef
 
@@ -63,7 +63,7 @@ class MetadataFiles:
             try:
                 path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
                 if _without_generation(_read(path)) != _without_generation(document):
-                    _write(path, document)
+                    _write(path, _encode(document))
             except OSError as error:
                 raise HostError(f"cannot write device metadata to {path}: {error.strerror}") from error
             spec = self._spec(claim.uid, request, path, pod_claim_name or None, claim.name)
@@ -83,7 +83,7 @@ class MetadataFiles:
             mine = [device for device in devices if device.base_request == request]
             document = self._document(claim, str(old.get("podClaimName", "")), mine, generation)
             if _without_generation(old) != _without_generation(document):
-                _write(path, document)
+                _write(path, _encode(document))
                 changed = True
         return changed
 
@@ -103,8 +103,6 @@ class MetadataFiles:
                 self._cdi.remove_file(path.name)
         for path in self._cdi.directory.glob(f".{prefix}*{TEMPORARY_SUFFIX}"):
             self._cdi.remove_file(path.name)
-        for path in self._root.glob(f"*/*/.*{TEMPORARY_SUFFIX}"):
-            path.unlink(missing_ok=True)
 
     def _purge_namesake(self, claim: ClaimRef) -> None:
         directory = self._directory(claim)
@@ -112,10 +110,10 @@ class MetadataFiles:
             shutil.rmtree(directory, ignore_errors=True)
 
     def _uid_in(self, directory: Path) -> str | None:
-        """The claim that the files of a directory are about; None when there are none."""
-        for path in sorted(directory.glob("*/metadata.json")):
-            uid = (_read(path) or {}).get("metadata", {}).get("uid")
-            return str(uid)
+        """The claim that the files of a directory are about; None when no file says so."""
+        for path in sorted(directory.glob("*/metadata.json")) if directory.is_dir() else ():
+            if uid := (_read(path) or {}).get("metadata", {}).get("uid"):
+                return str(uid)
         return None
 
     def _directory(self, claim: ClaimRef) -> Path:
@@ -162,18 +160,17 @@ class MetadataFiles:
 
 def _encode(document: Mapping[str, Any]) -> bytes:
     """A stream of JSON objects, newest schema first; today there is one schema."""
-    return (json.dumps(document, indent=1) + "\n").encode()
+    return (json.dumps(document) + "\n").encode()
 
 
-def _write(path: Path, document: Mapping[str, Any]) -> None:
-    """In place if the file exists: one write, then cut. A reader that sees a torn file tries again."""
-    data = _encode(document)
+def _write(path: Path, data: bytes) -> None:
+    """In place, for containers hold the inode: one write, then cut. A reader that sees a torn file tries again.
+
+    Nobody reads a new file before the CDI file that mounts it is there, and a torn one is written again.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        write_atomically(path, data, mode=0o644, care=Care.PROCESS)  # a reboot ends its readers
-        return
-    try:
+        os.fchmod(descriptor, 0o644)  # whatever the umask
         os.pwrite(descriptor, data, 0)
         os.ftruncate(descriptor, len(data))
     finally:

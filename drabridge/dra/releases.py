@@ -61,8 +61,6 @@ class Releases:
 
 def idle_claims(ledger: Ledger) -> frozenset[ClaimRef]:
     """Claims that hold devices here and are not prepared; those without a name cannot be asked about."""
-    held: dict[ClaimRef, bool] = {}
-    for entry in ledger.entries.values():
-        for claim in entry.claims:
-            held[claim.claim] = held.get(claim.claim, False) or claim.phase is Phase.PREPARED
-    return frozenset(claim for claim, prepared in held.items() if not prepared and claim.name)
+    holds = [held for entry in ledger.entries.values() for held in entry.claims]
+    idle = frozenset(held.claim for held in holds if held.phase is not Phase.PREPARED and held.claim.name)
+    return idle and idle - {held.claim for held in holds if held.phase is Phase.PREPARED}
