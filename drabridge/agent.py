@@ -289,9 +289,8 @@ class Agent:
             listed = await asyncio.wait_for(runtime.witness.listed(), FIRST_LIST_SECONDS)
         except TimeoutError:
             listed = None
-        await runtime.keeper.apply(
-            Restarted(self._now(), prepared(runtime.paths.state), listed, runtime.witness.checkpoint())
-        )
+        claims = prepared(runtime.paths.state, self._options.boot_id.read_text().strip())
+        await runtime.keeper.apply(Restarted(self._now(), claims, listed, runtime.witness.checkpoint()))
         runtime.files.restore(runtime.keeper.ledger, runtime.devices)
 
     # --- what others report -----------------------------------------------------------------------------------------

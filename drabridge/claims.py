@@ -40,14 +40,14 @@ def connect(options: Options, config: Config) -> Cluster | None:
     return None
 
 
-def prepared(state: Path) -> tuple[Allocation, ...]:
-    """Claims that have records on this node: they hold their devices, whoever else says what."""
+def prepared(state: Path, boot_id: str) -> tuple[Allocation, ...]:
+    """Claims that were prepared on this node in this boot: they hold their devices, whoever else says what."""
     directory = state / "claims"
     if not directory.exists():  # DRA was never on here
         return ()
     from drabridge.dra.records import RecordStore, allocations
 
-    return allocations(RecordStore(directory).all()[0])
+    return allocations(record for record in RecordStore(directory).all()[0] if record.boot_id == boot_id)
 
 
 class ClaimSide:

@@ -33,6 +33,7 @@ class Sinks:
         self._resource_of = resource_of
         self._now = now
         self.reconciled_at = 0.0
+        self._refused: dict[str, str] = {}  # resource -> what kubelet last said to a registration that it did not take
         self.refusals: deque[RecentRefusal] = deque(maxlen=REFUSALS_KEPT)
 
     # The DevicePlugin side (deviceplugin.Observer).
@@ -42,13 +43,17 @@ class Sinks:
         match fact:
             case deviceplugin.Registered():
                 metrics.count("registrations", "deviceplugin", fact.resource, "OK")
+                self._refused.pop(fact.resource, None)
                 metrics.time("grpc_request_duration_seconds", fact.seconds, "deviceplugin", "Register", "OK")
                 log.info(
                     "registered with kubelet", extra={"resource": fact.resource, "seconds": round(fact.seconds, 4)}
                 )
             case deviceplugin.RegisterFailed():
                 metrics.count("registrations", "deviceplugin", fact.resource, fact.code)
-                log.warning(
+                again = self._refused.get(fact.resource) == fact.message  # kubelet is asked often while it is away
+                self._refused[fact.resource] = fact.message
+                log.log(
+                    logging.DEBUG if again else logging.WARNING,
                     "kubelet did not take the registration",
                     extra={"resource": fact.resource, "code": fact.code, "reason": fact.message},
                 )

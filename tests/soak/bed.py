@@ -152,7 +152,7 @@ def _has_loops() -> bool:
 
 @contextlib.contextmanager
 def _loops(count: int) -> Iterator[Loops | None]:
-    if not _has_loops():
+    if not count or not _has_loops():
         yield None
         return
     made = Loops()

@@ -1,0 +1,159 @@
+"""One round of evidence over real sockets: what kubelet says, and how fresh its checkpoint provably is."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from drabridge.evidence.witness import Witness
+from drabridge.ledger.events import Observed
+from drabridge.ledger.model import Entry, Facts, Hold, Ledger, NodeState, Owner
+from drabridge.sim.faults import ListFault
+from drabridge.sim.kubelet import SimKubelet
+from drabridge.sim.pods import Container, PodSpec
+from drabridge.sim.timings import Timings
+from podresources import Client
+from tests.agent.helpers import short_directory
+from tests.sim.kubelet_peers import GPU, Plugin, device
+
+
+class Peer:
+    """A kubelet with a plugin of two devices, and a witness that asks it."""
+
+    def __init__(self, kubelet: SimKubelet, plugin: Plugin, client: Client) -> None:
+        self.kubelet = kubelet
+        self.plugin = plugin
+        self.resends = True
+        self.resent: list[list[str]] = []
+        self.witness = Witness(client, kubelet.node.device_plugin_dir, self._resend, time.time)
+
+    async def _resend(self, resources: Iterable[str], timeout_seconds: float) -> bool:
+        self.resent.append(list(resources))
+        if self.resends:
+            await self.plugin.send([device("d0"), device("d1")])
+        return True
+
+    async def look(self, *held: str) -> Observed:
+        """A round for a ledger in which pods hold these devices."""
+        entries = [Entry(Facts(name, GPU, (name,))) for name in ("d0", "d1")]
+        entries = [replace(e, owner=Owner.LEGACY, hold=Hold((e.name,))) if e.name in held else e for e in entries]
+        return await self.witness.look(Ledger.of(entries, NodeState(merged=True), seq=7))
+
+
+@asynccontextmanager
+async def peer() -> AsyncIterator[Peer]:
+    with short_directory() as root:
+        async with SimKubelet(root, timings=Timings.fast()) as kubelet:
+            plugin = Plugin(root, "p.sock", [device("d0"), device("d1")])
+            await plugin.serve()
+            await plugin.register()
+            await kubelet.wait_for_resource(GPU, healthy=2)
+            async with Client(kubelet.node.podresources_socket) as client:
+                try:
+                    yield Peer(kubelet, plugin, client)
+                finally:
+                    await plugin.stop()
+
+
+def pod(name: str) -> PodSpec:
+    return PodSpec("default", name, uid=f"uid-{name}", containers=(Container("main", {GPU: 1}),))
+
+
+async def test_what_is_listed_needs_no_barrier() -> None:
+    async with peer() as one:
+        await one.kubelet.run_pod(pod("a"))
+        before = await one.look()
+        assert before.listed is not None
+        (unit,) = before.listed
+        seen = await one.look(unit)
+        assert [str(ref) for ref in (seen.listed or {})[unit]] == ["default/a (container main)"]
+        assert seen.checkpoint is None
+        assert seen.since_seq == 7
+        assert not one.resent
+
+
+async def test_the_barrier_makes_kubelet_write_what_it_has_just_dropped() -> None:
+    async with peer() as one:
+        await one.kubelet.run_pod(pod("a"))
+        (unit,) = (await one.look()).listed or {}
+        await one.kubelet.finish_pod("uid-a")
+        stale = one.witness.checkpoint()
+        assert stale is not None
+        assert unit in stale.pods  # nobody has asked kubelet yet, so nobody has told the file
+        assert not stale.barrier
+        seen = await one.look(unit)
+        assert one.resent == [[GPU]]
+        assert seen.listed == {}
+        assert seen.checkpoint is not None
+        assert seen.checkpoint.barrier
+        assert seen.checkpoint.pods == {}
+
+
+async def test_a_plain_init_container_is_in_the_checkpoint_alone() -> None:
+    async with peer() as one:
+        init = Container("init", {GPU: 1}, run_seconds=30)
+        spec = PodSpec("default", "a", uid="uid-a", init_containers=(init,), containers=(Container("main"),))
+        running = asyncio.create_task(one.kubelet.run_pod(spec))
+        await one.kubelet.wait_for(lambda: one.kubelet.resources[GPU].allocated)
+        (unit,) = one.kubelet.resources[GPU].allocated
+        seen = await one.look(unit)
+        assert seen.listed == {}
+        assert seen.checkpoint is not None
+        assert seen.checkpoint.barrier
+        assert [(ref.uid, ref.container) for ref in seen.checkpoint.pods[unit]] == [("uid-a", "init")]
+        await one.kubelet.delete_pod("uid-a")
+        await running
+
+
+async def test_a_file_that_was_not_written_again_is_no_barrier() -> None:
+    async with peer() as one:
+        one.resends = False
+        seen = await one.look("d0")
+        assert seen.listed == {}
+        assert seen.checkpoint is not None
+        assert not seen.checkpoint.barrier
+
+
+async def test_a_file_that_is_gone_or_garbage_is_unknown() -> None:
+    async with peer() as one:
+        one.resends = False
+        file = one.kubelet.node.device_plugin_dir / "kubelet_internal_checkpoint"
+        file.write_text("{")
+        assert (await one.look("d0")).checkpoint is None
+        file.unlink()
+        assert (await one.look("d0")).checkpoint is None
+
+
+@pytest.mark.parametrize("fault", [ListFault.ERROR, ListFault.GARBAGE])
+async def test_a_list_that_fails_is_unknown_and_says_why(fault: ListFault) -> None:
+    async with peer() as one:
+        one.kubelet.faults.podresources = fault
+        seen = await one.look("d0")
+        assert seen.listed is None
+        assert seen.checkpoint is None
+        assert one.witness.error
+        one.kubelet.faults.podresources = ListFault.NONE
+        assert (await one.look()).listed == {}
+        assert not one.witness.error
+
+
+async def test_a_list_that_hangs_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drabridge.evidence.witness.LIST_SECONDS", 0.3)
+    async with peer() as one:
+        one.kubelet.faults.podresources = ListFault.HANG
+        began = time.monotonic()
+        assert (await one.look("d0")).listed is None
+        assert time.monotonic() - began < 3
+
+
+async def test_a_socket_that_is_gone_is_unknown() -> None:
+    async with peer() as one:
+        await one.kubelet.stop()
+        one.kubelet.node.podresources_socket.unlink()
+        assert (await one.look("d0")).listed is None
+        assert await one.witness.allocatable() is None
