@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from drabridge.cli.hardware import add_config, configuration, look
+from drabridge.cli.hardware import add_config, chosen, configuration, look
 from drabridge.cli.output import OUTPUTS, show
 from drabridge.inventory.model import Device, Semver
 
@@ -45,9 +45,10 @@ def row(device: Device) -> dict[str, Any]:
 
 def run(arguments: argparse.Namespace) -> int:
     config = configuration(arguments)
+    resources = [resource.name for resource in chosen(config, arguments.resource)]
     snapshot, inventory = look(config)
-    rows = [row(device) for device in snapshot.devices if arguments.resource in (None, device.resource)]
-    names = ", ".join(resource.name for resource in config.resources)
+    rows = [row(device) for device in snapshot.devices if device.resource in resources]
+    names = ", ".join(resources)
     show(
         rows,
         arguments.output,

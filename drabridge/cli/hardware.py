@@ -7,8 +7,8 @@ import asyncio
 from pathlib import Path
 
 from drabridge.config.loader import load
-from drabridge.config.schema import Config
-from drabridge.errors import HostError
+from drabridge.config.schema import Config, Resource
+from drabridge.errors import ConfigError, HostError
 from drabridge.inventory.model import Snapshot
 from drabridge.inventory.source import Inventory
 
@@ -25,6 +25,15 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 
 def configuration(arguments: argparse.Namespace) -> Config:
     return load(arguments.config)
+
+
+def chosen(config: Config, name: str | None) -> tuple[Resource, ...]:
+    """The resources of ``--resource``: all without it. Raises ConfigError for a name that there is not."""
+    found = tuple(resource for resource in config.resources if name in (None, resource.name))
+    if not found and name is not None:
+        known = ", ".join(resource.name for resource in config.resources) or "none"
+        raise ConfigError(f"the configuration has no resource {name}", hint=f"It has {known}")
+    return found
 
 
 def look(config: Config) -> tuple[Snapshot, Inventory]:

@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
-from drabridge.cli.hardware import add_config, configuration
+from drabridge.cli.hardware import add_config, chosen, configuration
 from drabridge.cli.output import OUTPUTS, show
 from drabridge.config.schema import Config
-from drabridge.errors import ConfigError, HostError
+from drabridge.errors import HostError
 from drabridge.inventory.match import explain
 from drabridge.inventory.records import Record
 from drabridge.inventory.udev import Udev
@@ -43,10 +43,7 @@ def _records(arguments: argparse.Namespace, config: Config) -> Iterator[Record]:
 
 def run(arguments: argparse.Namespace) -> int:
     config = configuration(arguments)
-    resources = [r for r in config.resources if arguments.resource in (None, r.name)]
-    if not resources:
-        known = ", ".join(resource.name for resource in config.resources)
-        raise ConfigError(f"the configuration has no resource {arguments.resource}", hint=f"It has {known}")
+    resources = chosen(config, arguments.resource)
     rows: list[dict[str, Any]] = []
     shown = bool(arguments.device) or arguments.all
     for record in _records(arguments, config):

@@ -1,0 +1,130 @@
+"""The commands about devices and configuration, on this machine's memory devices, with no agent running."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from drabridge.cli import main
+from drabridge.config import load
+
+CONFIG = """\
+apiVersion: drabridge/v1alpha1
+kind: AgentConfig
+driver: mem.example.com
+resources:
+- name: example.com/mem
+  match: [{subsystem: mem, sysname: [zero, "null"]}]
+  id: ["{sysname}"]
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "config.yaml"
+    path.write_text(CONFIG)
+    return str(path)
+
+
+Output = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize("output", ["table", "wide", "json", "yaml"])
+def test_devices_in_every_format(file: str, output: str, capsys: Output) -> None:
+    assert main(["devices", "-c", file, "-o", output]) == 0
+    out, err = capsys.readouterr()
+    if output in ("json", "yaml"):
+        rows = json.loads(out) if output == "json" else yaml.safe_load(out)
+        assert [(row["name"], row["presence"], row["nodes"]) for row in rows] == [
+            ("null", "present", ["/dev/null"]),
+            ("zero", "present", ["/dev/zero"]),
+        ]
+    else:
+        head, *lines = out.splitlines()
+        assert head.split()[:3] == ["RESOURCE", "NAME", "PRESENCE"]
+        assert [line.split()[1] for line in lines] == ["null", "zero"]
+        assert ("SYSPATH" in head) is (output == "wide")
+        assert "events: " in err  # which kind was chosen, and why
+
+
+def test_devices_of_a_resource_that_is_none(file: str, capsys: Output) -> None:
+    assert main(["devices", "-c", file, "--resource", "example.com/none"]) == 2
+    assert "no resource example.com/none. It has example.com/mem" in capsys.readouterr().err
+
+
+def test_match_lists_what_matches_and_with_all_what_does_not(file: str, capsys: Output) -> None:
+    assert main(["match", "-c", file, "-o", "json"]) == 0
+    assert {row["device"] for row in json.loads(capsys.readouterr().out)} == {"null", "zero"}
+    assert main(["match", "-c", file, "--all", "-o", "json"]) == 0
+    rows = {row["device"]: row["matches"] for row in json.loads(capsys.readouterr().out)}
+    assert rows["zero"]
+    assert not rows["full"]
+
+
+def test_match_explains_every_predicate(file: str, capsys: Output) -> None:
+    assert main(["match", "-c", file, "--explain", "/dev/full"]) in (0, 1)
+    out = capsys.readouterr().out
+    assert '✓ subsystem is "mem"' in out
+    assert '✗ sysname is "zero" or "null", found "full"' in out
+
+
+def test_a_suggestion_is_a_configuration_that_matches_the_device(tmp_path: Path, capsys: Output) -> None:
+    assert main(["suggest", "/dev/full"]) == 0
+    path = tmp_path / "suggested.yaml"
+    path.write_text(capsys.readouterr().out)
+    load(path)
+    assert main(["devices", "-c", str(path), "-o", "json"]) == 0
+    (device,) = json.loads(capsys.readouterr().out)
+    assert device["nodes"] == ["/dev/full"]
+
+
+@pytest.mark.parametrize("command", ["suggest", "record"])
+def test_a_device_that_is_none_is_one_sentence(command: str, capsys: Output) -> None:
+    assert main([command, "/dev/there-is-no-such-node"]) == 1
+    err = capsys.readouterr().err
+    assert "/dev/there-is-no-such-node" in err
+    assert "Traceback" not in err
+
+
+def test_a_record_is_a_umockdev_description(tmp_path: Path, file: str) -> None:
+    out = tmp_path / "machine.umockdev"
+    assert main(["record", "-c", file, "-o", str(out)]) == 0
+    blocks = out.read_text().strip().split("\n\n")
+    paths = [block.splitlines()[0] for block in blocks]
+    assert {"P: /devices/virtual/mem/null", "P: /devices/virtual/mem/zero"} <= set(paths)
+    assert all("E: SUBSYSTEM=" in block or "A: " in block for block in blocks)
+
+
+def test_check_config_says_every_fault_with_its_place_and_ends_with_2(
+    tmp_path: Path, file: str, capsys: Output
+) -> None:
+    assert main(["check-config", file]) == 0
+    capsys.readouterr()
+    bad = tmp_path / "bad.yaml"
+    bad.write_text(CONFIG.replace("subsystem", "subsystm").replace("name: example.com", "name: Example com"))
+    assert main(["check-config", str(bad)]) == 2
+    said = "".join(capsys.readouterr())
+    assert f"{bad}:6:22: resources[0].match[0].subsystm: found the key subsystm" in said
+    assert 'did you mean "subsystem"?' in said
+    assert f"{bad}:5:9: resources[0].name" in said
+
+
+def test_check_config_prints_a_schema_and_imports(tmp_path: Path, capsys: Output) -> None:
+    assert main(["check-config", "--json-schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["properties"]["resources"]
+    foreign = tmp_path / "generic.yaml"
+    foreign.write_text("devices:\n- name: fuse\n  groups:\n  - count: 10\n    paths: [{path: /dev/fuse}]\n")
+    assert main(["check-config", "--from", "generic-device-plugin", str(foreign)]) == 0
+    ours = tmp_path / "ours.yaml"
+    ours.write_text(capsys.readouterr().out)
+    (resource,) = load(ours).resources
+    assert (resource.name, resource.replicas.count) == ("squat.ai/fuse", 10)
+
+
+@pytest.mark.parametrize("command", ["status", "lanes"])
+def test_without_an_agent_the_error_says_where_one_was_looked_for(command: str, tmp_path: Path, capsys: Output) -> None:
+    assert main([command, "--socket", str(tmp_path / "control.sock")]) == 1
+    assert f"there is no socket {tmp_path}/control.sock. Is the agent running?" in capsys.readouterr().err

@@ -1,0 +1,22 @@
+"""The demo from its beginning to its end, as a newcomer runs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def loop_devices() -> set[str]:
+    return {path.name for path in Path("/sys/block").glob("loop*")}
+
+
+def test_the_demo_tells_its_story_and_leaves_nothing_behind() -> None:
+    before = loop_devices()
+    done = subprocess.run([sys.executable, "-m", "drabridge", "demo"], capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Simulated: the API server, the scheduler, kubelet" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    for word in ("Allocate", "NodePrepareResources", "restart"):
+        assert word in done.stdout, done.stdout
+    assert loop_devices() <= before
