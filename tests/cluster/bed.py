@@ -16,6 +16,7 @@ DRIVER = "cluster-test.example.com"
 RESOURCE = "example.com/cluster-test"
 CLASS = "drabridge-cluster-test"
 NAMESPACE = "drabridge-test"
+MANAGER = "drabridge-cluster-test"  # owns the fields that these tests apply
 LANES = f"{DRIVER}/lanes"  # the Node's annotation
 CONFIG: Json = {
     "apiVersion": "drabridge/v1alpha1",

@@ -13,12 +13,24 @@ import pytest
 
 from drabridge.cluster import KubernetesCluster
 from drabridge.clusterapi import Kind, NotFoundError
-from tests.cluster.bed import CONFIG, DRIVER, NAMESPACE, NAMESPACES, NODES, PODS, RESOURCE, SLICES, Bed, Json, until
+from tests.cluster.bed import (
+    CONFIG,
+    DRIVER,
+    MANAGER,
+    NAMESPACE,
+    NAMESPACES,
+    NODES,
+    PODS,
+    RESOURCE,
+    SLICES,
+    Bed,
+    Json,
+    until,
+)
 from tests.cluster.workloads import TAKEN
 from tests.deploy.helm import manifests
 
 WANTED = ("KUBECONFIG", "DRABRIDGE_TEST_IMAGE", "DRABRIDGE_TEST_BUSYBOX")
-MANAGER = "drabridge-cluster-test"
 DAEMON_SETS = Kind("apps", "v1", "daemonsets")
 AGENT = "drabridge-test"
 CLUSTER_SCOPED = {
@@ -119,6 +131,23 @@ class RealBed(Bed):
 
         await until(self, "the agent's pod to be gone", gone)
 
+    async def restore(self) -> None:
+        """The Node without our annotation, and no namespace: the next test makes a new one."""
+        bare = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.node_object}}
+        await self.api.apply(
+            NODES, bare, manager=MANAGER
+        )  # an apply without them gives up the fields of an earlier one
+        await self.api.delete(NAMESPACES, NAMESPACE)
+
+        async def gone() -> bool:
+            try:
+                await self.api.get(NAMESPACES, NAMESPACE)
+            except NotFoundError:
+                return True
+            return False
+
+        await until(self, f"the namespace {NAMESPACE} to be gone", gone)
+
     async def left_behind(self) -> list[str]:
         slices = await self.api.list(SLICES, field_selector=f"spec.driver={DRIVER}")
         found = [f"ResourceSlice {item['metadata']['name']}" for item in slices.items]
@@ -163,6 +192,6 @@ async def real() -> AsyncIterator[RealBed]:
             yield bed
         finally:
             await bed.uninstall()
-            await api.delete(NAMESPACES, NAMESPACE)
+            await bed.restore()
     finally:
         api.close()

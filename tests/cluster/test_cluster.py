@@ -19,6 +19,7 @@ from tests.cluster.bed import (
     DRIVER,
     JOBS,
     LANES,
+    MANAGER,
     NAMESPACE,
     NODES,
     PODS,
@@ -79,7 +80,7 @@ async def move(bed: Bed, **wish: Any) -> None:
         "kind": "Node",
         "metadata": {"name": node["metadata"]["name"], "annotations": annotations},
     }
-    await bed.api.apply(NODES, body, manager="drabridge-cluster-test")
+    await bed.api.apply(NODES, body, manager=MANAGER)
 
 
 async def phase(bed: Bed, name: str) -> str:
