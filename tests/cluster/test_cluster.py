@@ -21,6 +21,7 @@ from tests.cluster.bed import (
     LANES,
     MANAGER,
     NAMESPACE,
+    NAMESPACES,
     NODES,
     PODS,
     RESOURCE,
@@ -30,7 +31,7 @@ from tests.cluster.bed import (
     Json,
     until,
 )
-from tests.cluster.real_bed import chart, kind_of, real
+from tests.cluster.real_bed import WANTED, RealBed, chart, kind_of, real
 from tests.cluster.sim_bed import simulated
 
 BEDS = {"simulated": simulated, "real": real}
@@ -284,6 +285,20 @@ def test_the_chart_that_a_real_cluster_gets_is_on_one_node_and_complete() -> Non
         "/apis/rbac.authorization.k8s.io/v1/clusterroles",
         "/apis/resource.k8s.io/v1/deviceclasses",
     }
+
+
+async def test_a_real_cluster_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real bed's own clean-up, on the simulated API server: the annotation and the namespace go."""
+    for name in WANTED:
+        monkeypatch.setenv(name, "registry.example.com/x:1")
+    async with simulated() as bed:
+        await bed.install()
+        await move(bed, legacy=1, dra=3)
+        assert LANES in (await bed.api.get(NODES, bed.node))["metadata"]["annotations"]
+        await RealBed(bed.api, bed.node, bed.node).restore()
+        assert LANES not in (await bed.api.get(NODES, bed.node))["metadata"].get("annotations", {})
+        with pytest.raises(NotFoundError):
+            await bed.api.get(NAMESPACES, NAMESPACE)
 
 
 async def test_the_simulated_bed_sees_two_workloads_on_one_device() -> None:
