@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -18,6 +17,7 @@ import deviceplugin
 from drabridge.announce import Announcer
 from drabridge.cdi import CdiStore
 from drabridge.claims import ClaimSide, connect, prepared
+from drabridge.clock import SteadyClock
 from drabridge.config.advice import advice
 from drabridge.config.loader import load
 from drabridge.config.schema import Config
@@ -57,7 +57,7 @@ from drabridge.pages import Pages
 from drabridge.paths import Paths
 from drabridge.reload import ConfigFollower
 from drabridge.runtime import Options, Runtime
-from drabridge.tasks import Signal, forever
+from drabridge.tasks import LoopErrors, Signal, forever
 from drabridge.transfers import Transfers
 from drabridge.wishes import Wishes
 from podresources import Client
@@ -87,10 +87,10 @@ def probed(config: Config) -> frozenset[str]:
 class Agent:
     """One agent on one node. :meth:`run` returns after :meth:`stop` or SIGTERM."""
 
-    def __init__(self, options: Options, *, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, options: Options, *, now: Callable[[], float] | None = None) -> None:
         """Raises ConfigError (every fault at once) before anything of the node is touched."""
         self._options = options
-        self._now = now
+        self._now = now or SteadyClock()
         self._config = load(options.config)
         self._paths = Paths.of(
             self._config.driver,
@@ -114,6 +114,7 @@ class Agent:
     async def run(self) -> None:
         """Serve until stopped. Raises DrabridgeError only for what an operator must mend before it can start."""
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(LoopErrors())
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         store = await self._own_ledger()

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 log = logging.getLogger(__name__)
 
 FIRST_SECONDS = 0.5
 MAX_SECONDS = 30.0
 STABLE_SECONDS = 60.0  # a task that lived this long has earned a fresh back-off
+REPEAT_SECONDS = 10.0  # the same trouble again within this time says nothing new
+OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 async def forever(name: str, work: Callable[[], Awaitable[None]], stopping: Callable[[], bool] = lambda: False) -> None:
@@ -31,6 +35,26 @@ async def forever(name: str, work: Callable[[], Awaitable[None]], stopping: Call
             pause = FIRST_SECONDS
         await asyncio.sleep(pause * random.uniform(0.8, 1.2))
         pause = min(pause * 2, MAX_SECONDS)
+
+
+class LoopErrors:
+    """What the event loop could not tell anybody. Without descriptors each of its accepts fails, a hundred in a burst,
+    and again every second: that is one fact.
+    """
+
+    def __init__(self) -> None:
+        self._said_at = float("-inf")
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in OUT_OF_DESCRIPTORS:
+            loop.default_exception_handler(context)
+        elif loop.time() - self._said_at >= REPEAT_SECONDS:
+            self._said_at = loop.time()
+            log.error(
+                "no connection can be accepted",
+                extra={"reason": error.strerror, "hint": "raise the limit of open files (ulimit -n, LimitNOFILE)"},
+            )
 
 
 class Signal:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -12,6 +14,7 @@ from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
 
 CALL_SECONDS = 10.0
+FLOOD = 1000  # connections; what a scanner or a client in a loop makes of a node in a moment
 
 # HTTP/2 by hand (RFC 9113, 7541): gRPC's own client always takes 64 KiB off the wire, read or not.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -20,9 +23,9 @@ _END_STREAM, _END_HEADERS = 1, 4
 _INITIAL_WINDOW_SIZE = 4
 
 
-async def allocate(socket: Path, ids: list[str]) -> tuple[str, str]:
+async def allocate(path: Path, ids: list[str]) -> tuple[str, str]:
     """Allocate on a resource's socket: the name of the status code, and its text."""
-    async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
+    async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
         try:
             await pb_grpc.DevicePluginStub(channel).Allocate(request, timeout=CALL_SECONDS)
@@ -31,9 +34,9 @@ async def allocate(socket: Path, ids: list[str]) -> tuple[str, str]:
     return "OK", ""
 
 
-async def call(socket: Path, method: str, body: bytes) -> str:
+async def call(path: Path, method: str, body: bytes) -> str:
     """Any method with any bytes: the name of the status code. A call that is not answered is DEADLINE_EXCEEDED."""
-    async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
+    async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
         try:
             # Without serializers bytes go as they are, which the stubs' types do not know.
             await channel.unary_unary(method)(body, timeout=CALL_SECONDS)  # type: ignore[arg-type]
@@ -42,9 +45,27 @@ async def call(socket: Path, method: str, body: bytes) -> str:
     return "OK"
 
 
-async def frozen_stream(socket: Path) -> asyncio.StreamWriter:
+def connect(family: int, target: Any, count: int = FLOOD) -> list[socket.socket]:
+    """As many silent connections as the backlog takes, ``count`` at most; who is refused tries no further."""
+    clients = []
+    for _ in range(count):
+        client = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            client.connect(target)
+        except BlockingIOError:
+            if family == socket.AF_UNIX:  # the backlog is full: what a caller would wait for
+                client.close()
+                continue
+        except OSError:
+            client.close()
+            continue
+        clients.append(client)
+    return clients
+
+
+async def frozen_stream(path: Path) -> asyncio.StreamWriter:
     """A ListAndWatch whose flow-control window is zero: the server's first write already waits, for ever."""
-    reader, writer = await asyncio.open_unix_connection(str(socket))
+    reader, writer = await asyncio.open_unix_connection(str(path))
     headers = {
         ":method": "POST",
         ":scheme": "http",

@@ -24,12 +24,11 @@ from drabridge.sim.pods import Phase
 from drabridge.wire import dra_v1_pb2 as dra
 from drabridge.wire import pluginregistration_pb2 as registration
 from tests.abuse.helpers import RECOVERY_SECONDS, alive, holding, owners, plugin_socket, unharmed
-from tests.abuse.peers import call, frozen_stream
+from tests.abuse.peers import call, connect, frozen_stream
 from tests.agent.helpers import AgentProcess, pod
 from tests.agent.test_bridge_node import bridge, claim_pod, limits_pod
 
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-FLOOD = 1000  # connections; what a scanner or a client in a loop makes of a node in a moment
 BIG = 5 << 20  # bytes: gRPC's default limit for a message is 4 MiB
 METHODS = ("GetDevicePluginOptions", "ListAndWatch", "GetPreferredAllocation", "Allocate", "PreStartContainer", "No")
 
@@ -133,7 +132,7 @@ async def test_a_thousand_connections_to_each_socket() -> None:
             (socket.AF_UNIX, str(agent.control)),
             (socket.AF_INET, (address[1], int(address[2]))),
         ):
-            clients = _connect(family, target)
+            clients = connect(family, target)
             assert len(clients) > 50, "the flood did not happen"
             await asyncio.sleep(0.3)
             assert alive(agent)
@@ -142,24 +141,6 @@ async def test_a_thousand_connections_to_each_socket() -> None:
             for client in clients:
                 client.close()
         await unharmed(agent, kubelet, held)
-
-
-def _connect(family: int, target: Any) -> list[socket.socket]:
-    """As many silent connections as the backlog takes, FLOOD at most; who is refused tries no further."""
-    clients = []
-    for _ in range(FLOOD):
-        client = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        try:
-            client.connect(target)
-        except BlockingIOError:
-            if family == socket.AF_UNIX:  # the backlog is full: what a caller would wait for
-                client.close()
-                continue
-        except OSError:
-            client.close()
-            continue
-        clients.append(client)
-    return clients
 
 
 async def test_readers_that_do_not_read() -> None:
@@ -273,7 +254,7 @@ async def test_a_thousand_connections_to_the_dra_sockets(which: str) -> None:
     async with both_sides() as agent:
         service = agent.root / "plugins" / agent.driver / "dra.sock"
         (enrolment,) = (agent.root / "plugins_registry").glob("*-reg.sock")
-        clients = _connect(socket.AF_UNIX, str(service if which == "service" else enrolment))
+        clients = connect(socket.AF_UNIX, str(service if which == "service" else enrolment))
         assert len(clients) > 50
         await asyncio.sleep(0.3)
         assert alive(agent)

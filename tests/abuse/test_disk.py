@@ -1,0 +1,155 @@
+"""Disks that are full or read-only below the agent: nothing is granted that cannot be remembered, nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from drabridge.sim.kubelet import SimKubelet
+from drabridge.sim.pods import Phase
+from drabridge.sim.timings import Timings
+from tests.abuse.helpers import alive, holding, owners, said_in_one_line, unharmed
+from tests.agent.helpers import RESOURCE, AgentProcess, pod, short_directory, until
+
+
+def _may_mount() -> str:
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        return "mounting needs root"
+    with short_directory() as place:
+        done = subprocess.run(["mount", "-t", "tmpfs", "none", str(place)], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            return f"mounting is not allowed here: {done.stderr.strip()}"
+        subprocess.run(["umount", str(place)], check=True)
+    return ""
+
+
+REASON = _may_mount()
+pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(REASON), reason=REASON)]
+
+
+@contextlib.contextmanager
+def mounted(place: Path, *arguments: str) -> Iterator[None]:
+    place.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", *arguments, str(place)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@contextlib.contextmanager
+def read_only(place: Path) -> Iterator[None]:
+    """Whatever is opened by its path below ``place`` from now on is read-only."""
+    with mounted(place, "--bind", str(place)):
+        subprocess.run(["mount", "-o", "remount,ro,bind", str(place)], check=True)
+        yield
+
+
+def fill(place: Path) -> Path:
+    """A file that takes every byte that is left."""
+    path = place / "fill"
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"\0" * 4096)
+    return path
+
+
+async def test_the_disk_of_the_ledger_is_full() -> None:
+    with short_directory() as root:
+        kubelet = SimKubelet(root, timings=Timings.fast())
+        agent = AgentProcess(root)
+        state = root / "plugins" / agent.driver
+        with mounted(state, "-t", "tmpfs", "-o", "size=256k,mode=0700", "none"):
+            await kubelet.start()
+            await agent.start()
+            try:
+                await agent.ready()
+                assert (await kubelet.run_pod(pod("holder"))).phase is Phase.RUNNING
+                held = await owners(agent)
+                full = fill(state)
+                # The journal's last block may have room for a grant; what is granted is on disk.
+                status = await kubelet.run_pod(pod("either"))
+                held = await owners(agent)
+                assert len(held) == 1 + (status.phase is Phase.RUNNING)
+                # Killed, it comes back with all of that; a new file has no room, so nothing more is granted.
+                await agent.stop(signal.SIGKILL)
+                await agent.start()
+                await agent.up()
+                await until(lambda: _owns(agent, held), 10, agent.text)
+                await kubelet.wait_for_resource(RESOURCE, healthy=4, timeout=10)
+                refused = await kubelet.run_pod(pod("refused"))
+                assert refused.phase is Phase.FAILED
+                assert "No space left on device" in refused.message
+                code, body = await agent.ask("/readyz")
+                assert code == 503
+                assert b"No space left on device" in body
+                assert said_in_one_line(agent, "No space left on device")
+                assert await owners(agent) == held
+                full.unlink()
+                # The next grant tries again and finds the disk well.
+                await until(lambda: _runs(kubelet), 10, agent.text)
+                held = await owners(agent)
+                await unharmed(agent, kubelet, held)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    await agent.stop(signal.SIGKILL)
+                await kubelet.stop()
+
+
+async def _owns(agent: AgentProcess, held: dict[str, str]) -> bool:
+    return held.items() <= (await owners(agent)).items()
+
+
+_attempts = iter(range(1000))
+
+
+async def _runs(kubelet: SimKubelet) -> bool:
+    return (await kubelet.run_pod(pod(f"again-{next(_attempts)}"))).phase is Phase.RUNNING
+
+
+async def test_the_cdi_directory_becomes_read_only() -> None:
+    async with holding() as (agent, kubelet, held):
+        with read_only(agent.cdi):
+            status = await kubelet.run_pod(pod("refused"))
+            assert status.phase is Phase.FAILED
+            assert "Read-only file system" in status.message
+            assert said_in_one_line(agent, "Read-only file system")
+            assert alive(agent)
+            assert held.items() <= (await owners(agent)).items()
+            await asyncio.sleep(0.2)
+        assert (await kubelet.run_pod(pod("next"))).phase is Phase.RUNNING
+        assert alive(agent)
+        assert held.items() <= (await owners(agent)).items()
+
+
+async def test_the_state_directory_becomes_read_only() -> None:
+    """The open journal can still be written; what needs a new file fails, and is said."""
+    async with holding() as (agent, kubelet, held):
+        with read_only(agent.control.parent):
+            status = await kubelet.run_pod(pod("third"))
+            assert status.phase in (Phase.RUNNING, Phase.FAILED)
+            now = await owners(agent)
+            assert held.items() <= now.items()
+            assert (status.phase is Phase.RUNNING) == (len(now) == 3)
+        await unharmed(agent, kubelet, now)
+
+
+async def test_a_start_on_a_read_only_state_directory_is_one_line() -> None:
+    with short_directory() as root:
+        agent = AgentProcess(root)
+        state = root / "plugins" / agent.driver
+        state.mkdir(parents=True)
+        with read_only(state):
+            await agent.start()
+            assert agent.process is not None
+            assert await asyncio.wait_for(agent.process.wait(), 10) == 1
+            assert "Read-only file system" in agent.text()
+            assert "Traceback" not in agent.text()
