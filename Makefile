@@ -62,7 +62,9 @@ $(VENV)/.dev: $(VENV)/.installed
 
 $(VENV)/.lowest: pyproject.toml tests/lowest.txt $(VENV)/.dev
 	$(PYTHON) -m venv $(VENV)/lowest
-	$(VENV)/lowest/bin/pip install -q -c tests/lowest.txt . pytest pytest-asyncio hypothesis jsonschema
+	rm -rf $(VENV)/dist && $(BIN)/python -m build --sdist --outdir $(VENV)/dist . >/dev/null
+	$(VENV)/lowest/bin/pip install -q -c tests/lowest.txt $(VENV)/dist/*.tar.gz pytest pytest-asyncio hypothesis jsonschema
+	cd / && $(CURDIR)/$(VENV)/lowest/bin/drabridge version
 	$(VENV)/lowest/bin/pip uninstall -q -y drabridge
 	@touch $@
 
