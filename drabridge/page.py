@@ -12,7 +12,7 @@ import html
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -25,7 +25,7 @@ CELLS_MAX = 64  # devices drawn one by one in a bar; more of them would be thinn
 REFUSALS_MAX = 10
 REFRESH_SECONDS = 10
 
-STYLE = files("drabridge").joinpath("page.css").read_text("utf-8")
+STYLE = Path(__file__).with_name("page.css").read_text("utf-8")
 _STYLE_HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 
 HEADERS: Mapping[str, str] = {

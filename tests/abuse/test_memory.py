@@ -1,0 +1,24 @@
+"""The measurement of memory measures: its slope is right, its churn churns, its samples are the agent's."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.abuse.memory import Sample, curve, measure, slope
+
+
+def test_slope() -> None:
+    assert slope([(0, 10.0), (3600, 12.0)]) == pytest.approx(2.0)
+    assert slope([(seconds, 50.0 + seconds * 3 / 3600) for seconds in range(0, 900, 10)]) == pytest.approx(3.0)
+    assert slope([(0, 1.0)]) == 0.0
+
+
+def test_curve_is_thinned_out() -> None:
+    assert len(curve([Sample(n, 50.0, 40.0, 30, n) for n in range(1000)]).splitlines()) <= 45
+
+
+async def test_a_short_run() -> None:
+    samples = await measure(minutes=0.06, every_seconds=1.0)
+    assert samples[-1].pods > 10
+    assert 20 < samples[-1].anonymous_mib < samples[-1].rss_mib < 200
+    assert samples[-1].file_descriptors < 60
