@@ -285,7 +285,7 @@ class DraDriver:
 
     def _desired(self, features: frozenset[Feature]) -> Desired | None:
         snapshot = self._inventory()
-        if not snapshot.complete:
+        if not snapshot.complete or not self._server.listening:  # nobody may be sent to a driver that cannot serve
             return None
         self._desired_seq = self._keeper.ledger.seq
         pool = pool_of(snapshot, self._keeper.ledger, self._policy(), self._config, self._node, self._clock())

@@ -50,6 +50,11 @@ class PluginServer:
         self._servers: dict[Path, grpc.aio.Server] = {}
         self._identities: dict[Path, tuple[int, int, int] | None] = {}
 
+    @property
+    def listening(self) -> bool:
+        """Whether claims can be served: the service's socket was ours at the last look."""
+        return self._identities.get(self.sockets.service) is not None
+
     async def start(self) -> None:
         """Bind both sockets. Raises HostError, with nothing left bound."""
         for dead in self.sockets.prepare(self._driver):
@@ -70,7 +75,7 @@ class PluginServer:
     async def check(self) -> None:
         """One look at both socket files."""
         for path, server in tuple(self._servers.items()):
-            if identity(path) == self._identities[path]:
+            if self._identities[path] is not None and identity(path) == self._identities[path]:
                 continue
             log.warning("our socket file is gone or was replaced; binding it again", extra={"socket": str(path)})
             await server.stop(0)

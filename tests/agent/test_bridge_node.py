@@ -7,10 +7,12 @@ import contextlib
 import json
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from drabridge.sim.runtime import LockingRuntime
+from drabridge.sim.timings import Timings
 from tests.agent.helpers import DRIVER, RESOURCE, AgentProcess, short_directory, until
 
 CONFIG = f"""\
@@ -59,13 +61,19 @@ spec:
 
 
 @contextlib.asynccontextmanager
-async def bridge(config: str = CONFIG) -> AsyncIterator[tuple[AgentProcess, SimCluster, LockingRuntime]]:
-    """Cluster and agent, ready. Every container takes an exclusive lock on its devices for its life."""
+async def bridge(
+    config: str = CONFIG, **kubelet: Any
+) -> AsyncIterator[tuple[AgentProcess, SimCluster, LockingRuntime]]:
+    """Cluster and agent, ready. Every container takes an exclusive lock on its devices for its life.
+
+    ``kubelet``: changes to its fast timings.
+    """
     with short_directory() as root:
         locks = root / "locks"
         locks.mkdir()
         runtime = LockingRuntime(locks)
-        async with SimCluster(root, timings=ClusterTimings.fast(), runtime=lambda _: runtime) as cluster:
+        timings = replace(ClusterTimings.fast(), kubelet=Timings.fast(**kubelet))
+        async with SimCluster(root, timings=timings, runtime=lambda _: runtime) as cluster:
             kubeconfig = root / "kubeconfig"
             cluster.api.kubeconfig(kubeconfig)
             agent = AgentProcess(root / "node-a", config, arguments=("--kubeconfig", str(kubeconfig)))

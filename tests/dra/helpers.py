@@ -172,11 +172,13 @@ class DraNode:
             **options,
         )
         self._unsubscribe = self.keeper.subscribe(lambda ledger, effects: self.driver.publish())
-        self._task = asyncio.create_task(self.driver.run())
-        await self.wait_for(lambda: self.driver.state.serving, "the sockets")
         service = self.service = self.driver._server.sockets.service
         self._channel = grpc.aio.insecure_channel(f"unix://{service}", [("grpc.default_authority", "localhost")])
         self.stub = dra_v1_pb2_grpc.DRAPluginStub(self._channel)
+        task = self._task = asyncio.create_task(self.driver.run())
+        await self.wait_for(lambda: self.driver.state.serving or task.done(), "the sockets")
+        if task.done():
+            task.result()
 
     async def stop(self) -> None:
         if self._task is None:

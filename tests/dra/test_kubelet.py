@@ -43,8 +43,9 @@ class KubeletApi:
 
 
 @contextlib.asynccontextmanager
-async def kubelet_beside(node: DraNode, **options: Any) -> AsyncIterator[SimKubelet]:
-    kubelet = SimKubelet(node.root, node_name=NODE, api=KubeletApi(node.api), timings=Timings.fast(**options))
+async def kubelet_beside(node: DraNode, *, version: str = "1.36", **options: Any) -> AsyncIterator[SimKubelet]:
+    timings = Timings.fast(**options)
+    kubelet = SimKubelet(node.root, node_name=NODE, api=KubeletApi(node.api), timings=timings, version=version)
     await kubelet.start()
     try:
         yield kubelet
@@ -107,17 +108,21 @@ async def test_dr2_a_driver_that_was_killed_registers_again_over_its_dead_socket
 async def test_dr4_a_refused_registration_is_shown_and_mended_by_kubelet_alone() -> None:
     async with a_node() as node, kubelet_beside(node) as kubelet:
         await registered(node)
-        kubelet.faults.notify_error = "no"
+        kubelet.faults.notify_error = "kubelet says no"
         await kubelet.restart()
-        kubelet.faults.notify_error = "no"
-        await node.wait_for(
-            lambda: kubelet.faults.notify_error == "" or node.driver.state.registration.asked > 1, "a second GetInfo"
-        )
+        await node.wait_for(lambda: not node.driver.state.registration.registered, "the refusal")
+        assert node.driver.state.registration.error == "kubelet says no"
+        assert not node.driver.state.ready
+        asked = node.driver.state.registration.asked
+        await node.wait_for(lambda: node.driver.state.registration.asked > asked, "another GetInfo")
+        assert not node.driver.state.registration.registered
         kubelet.faults.notify_error = ""
         await registered(node)
+        spec = pod(node, "p", "cl", "gpu-0")
+        await ran(kubelet, spec)
 
 
-async def test_dr5_a_pod_that_came_while_kubelet_was_down_is_prepared() -> None:
+async def test_a_pod_is_prepared_and_unprepared() -> None:
     async with a_node() as node, kubelet_beside(node) as kubelet:
         await registered(node)
         spec = pod(node, "p", "cl", "gpu-0")
