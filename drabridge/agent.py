@@ -8,6 +8,7 @@ granted before the merge.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 from collections.abc import Awaitable, Callable
@@ -68,7 +69,7 @@ FIRST_LIST_SECONDS = 0.5  # kubelet answers in milliseconds when it is there; re
 STOP_GRACE_SECONDS = 1.5  # for calls in flight at SIGTERM; the whole stop is promised within 3 s
 REFRESH_SECONDS = 0.002  # an Allocate is answered first; several that come together make one list
 SETTLE_SECONDS = 1.0  # after the first list: registration is over by then, or waits for kubelet
-LOCK_POLL_SECONDS = 0.5  # how soon after another agent's end this one takes over
+LOCK_POLL_SECONDS = 0.1  # how soon after another agent's end this one takes over; a look is one open(2) and flock(2)
 
 
 REFUSALS = frozenset({"AllocateRefused", "DeviceRefused"})  # notices with a refusal's words
@@ -138,7 +139,9 @@ class Agent:
                 if not said:
                     log.warning("waiting for another agent to end", extra={"reason": str(error)})
                 said = True
-                await asyncio.wait([asyncio.create_task(self._stop.wait())], timeout=LOCK_POLL_SECONDS)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOCK_POLL_SECONDS):
+                        await self._stop.wait()
         return None
 
     def _assemble(self, keeper: Keeper) -> Runtime:

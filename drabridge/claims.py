@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-DELIVERED_SECONDS = 5.0  # how long one wait for kubelet's acknowledgement takes before it is said in the log
+DELIVERED_SECONDS = 5.0  # of one wait for kubelet's acknowledgement
+DELIVERED_POLL_SECONDS = 0.05  # registration takes about as long; while kubelet is away, a wait ends at once
 
 
 def connect(options: Options, config: Config) -> Cluster | None:
@@ -126,6 +127,9 @@ class ClaimSide:
     async def _acknowledged(self) -> None:
         """A kubelet that ran before us may still believe that devices of the DRA lane are its own to give."""
         names = [resource.name for resource in self._runtime.config.resources]
+        said = False
         while not await self._runtime.legacy.delivered(names, DELIVERED_SECONDS):
-            log.info("claims wait until kubelet has taken the lists of devices")
-            await asyncio.sleep(0.2)
+            if not said:
+                log.info("claims wait until kubelet has taken the lists of devices")
+            said = True
+            await asyncio.sleep(DELIVERED_POLL_SECONDS)
