@@ -63,7 +63,7 @@ $(VENV)/.dev: $(VENV)/.installed
 $(VENV)/.lowest: pyproject.toml tests/lowest.txt $(VENV)/.dev
 	$(PYTHON) -m venv $(VENV)/lowest
 	rm -rf $(VENV)/dist && $(BIN)/python -m build --sdist --outdir $(VENV)/dist . >/dev/null
-	$(VENV)/lowest/bin/pip install -q -c tests/lowest.txt $(VENV)/dist/*.tar.gz pytest pytest-asyncio hypothesis jsonschema
+	$(VENV)/lowest/bin/pip install -q -c tests/lowest.txt $(VENV)/dist/*.tar.gz pytest pytest-asyncio hypothesis jsonschema promql-parser
 	cd / && $(CURDIR)/$(VENV)/lowest/bin/drabridge version
 	$(VENV)/lowest/bin/pip uninstall -q -y drabridge
 	@touch $@

@@ -45,6 +45,7 @@ class PluginClient:
         self._faults = faults
         self._timings = timings
         self._channel: grpc.aio.Channel | None = None
+        self._stream: grpc.aio.UnaryStreamCall[pb.Empty, pb.ListAndWatchResponse] | None = None
 
     async def connect(self) -> None:
         """Dial, then ask for the options; both before Register answers. Raises PluginCallError."""
@@ -61,7 +62,7 @@ class PluginClient:
         request = pb.Empty()
         with self._calls.record("out", "ListAndWatch", self.resource, request) as call:
             try:
-                stream = self._stub().ListAndWatch(request)
+                stream = self._stream = self._stub().ListAndWatch(request)
                 async for response in stream:
                     await self._faults.running.wait()
                     if self.stopped:  # a message that was read before the connection closed
@@ -89,6 +90,8 @@ class PluginClient:
     async def close(self) -> None:
         """Close the connection; a stream that is being read ends."""
         self.stopped = True
+        if self._stream is not None:  # up to grpcio 1.80 a stream outlives its channel's close
+            self._stream.cancel()
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()

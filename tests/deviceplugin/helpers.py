@@ -196,12 +196,14 @@ class MiniKubelet(pb_grpc.RegistrationServicer):
         await context.abort(grpc.StatusCode.UNKNOWN, text)
 
     async def _read(self, resource: str, client: Client) -> None:
+        stream = client.stub.ListAndWatch(pb.Empty())
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
-            async for message in client.stub.ListAndWatch(pb.Empty()):
+            async for message in stream:
                 client.lists.append(message)
                 if self.lose:
                     self.lose -= 1
                     break
+        stream.cancel()  # closing the channel is not enough for grpcio 1.80
         current = self.clients.pop(resource, None)  # by name: it may be another, newer one
         await client.channel.close()
         if current is not None and current is not client:
