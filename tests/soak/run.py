@@ -31,8 +31,8 @@ KINDS: tuple[tuple[str, str], ...] = (
     ("no healthy device", r"no healthy devices present"),
     ("too few devices", r"requested number of devices unavailable|OutOf|Insufficient"),
     ("previously allocated", r"previously allocated devices are no longer healthy"),
-    ("agent away", r"not registered|connection|Unavailable|transport|EOF|endpoint|DRA driver"),
-    ("API away", r"API server|no answer"),
+    ("API away", r"API server|no answer|GET /api|is not allowed to use resource claim|is not allocated"),
+    ("agent away", r"registered|connection|Unavailable|transport|EOF|endpoint|DRA driver"),
 )
 
 

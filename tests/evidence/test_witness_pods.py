@@ -1,0 +1,146 @@
+"""What the API server's pods say that kubelet does not: over HTTP, with watches that break."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from drabridge.cluster import KubernetesCluster
+from drabridge.evidence.pods import PodWatch, demand_of
+from drabridge.ledger.events import Checkpoint, Observed
+from drabridge.ledger.model import Entry, Facts, Ledger, PodRef
+from drabridge.sim.api import SimApiServer
+from tests.agent.helpers import short_directory, until
+
+GPU, FPGA = "example.com/gpu", "example.com/fpga"
+LEDGER = Ledger.of([Entry(Facts(f"g{n}", GPU, (f"g{n}",))) for n in range(4)] + [Entry(Facts("f0", FPGA, ("f0",)))])
+
+
+def container(name: str, **limits: int) -> dict[str, Any]:
+    names = {"gpu": GPU, "fpga": FPGA, "cpu": "cpu", "huge": "hugepages-2Mi"}
+    return {"name": name, "image": "x", "resources": {"limits": {names[k]: str(v) for k, v in limits.items()}}}
+
+
+def pod(name: str, *containers: dict[str, Any], init: tuple[dict[str, Any], ...] = (), **status: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}"},
+        "spec": {"nodeName": "node-a", "containers": list(containers), "initContainers": list(init)},
+        "status": {"phase": "Running", **status},
+    }
+
+
+SIDECAR = {"restartPolicy": "Always"}
+
+
+@pytest.mark.parametrize(
+    ("body", "asked"),
+    [
+        (pod("a", container("m", gpu=1)), {GPU: 1}),
+        (pod("a", container("m", gpu=1, cpu=4), container("n", gpu=2, fpga=1)), {GPU: 3, FPGA: 1}),
+        # what an init container had is taken over
+        (pod("a", container("m", gpu=1), container("n", gpu=2), init=(container("i", gpu=1),)), {GPU: 3}),
+        (pod("a", container("m"), init=(container("i", gpu=2), container("j", gpu=1))), {GPU: 2}),
+        (pod("a", container("m", gpu=1), init=({**container("s", gpu=1), **SIDECAR},)), {GPU: 2}),
+        (pod("a", container("m", cpu=1, huge=1)), None),
+        (pod("a", container("m", gpu=1), phase="Succeeded"), None),
+        (pod("a", container("m", gpu=1), phase="Failed"), None),
+        (
+            pod("a", container("m", gpu=1), extendedResourceClaimStatus={"requestMappings": [{"resourceName": GPU}]}),
+            None,
+        ),
+        ({"metadata": {}}, None),
+    ],
+)
+def test_what_a_pod_takes(body: dict[str, Any], asked: dict[str, int] | None) -> None:
+    demand = demand_of(body)
+    assert (dict(demand.asked) if demand else None) == asked
+
+
+def _watch(*pods: dict[str, Any]) -> PodWatch:
+    watch = PodWatch(None, "node-a", lambda: None)  # type: ignore[arg-type]
+    watch.listed(pods)
+    return watch
+
+
+def _observed(listed: dict[str, str], checkpoint: Checkpoint | None = None) -> Observed:
+    shown = {unit: (PodRef("default", name, "m"),) for unit, name in listed.items()}
+    return Observed(0.0, 0, listed=shown, checkpoint=checkpoint)
+
+
+def test_a_pod_that_kubelet_shows_with_less_than_it_asks_for_is_unaccounted() -> None:
+    watch = _watch(pod("a", container("m", gpu=2)), pod("b", container("m", fpga=1)))
+    assert watch.unaccounted(LEDGER, _observed({"g0": "a"})) == {GPU: ("default/a",), FPGA: ("default/b",)}
+    assert watch.unaccounted(LEDGER, _observed({"g0": "a", "g1": "a", "f0": "b"})) == {}
+    assert watch.unaccounted(LEDGER, _observed({"g0": "x", "g1": "a", "f0": "b"})) == {GPU: ("default/a",)}
+
+
+@pytest.mark.parametrize(("fresh", "missing"), [(True, {}), (False, {GPU: ("default/a",)})])
+def test_an_init_container_is_accounted_for_by_a_fresh_checkpoint_alone(fresh: bool, missing: dict[str, Any]) -> None:
+    watch = _watch(pod("a", container("m"), init=(container("i", gpu=1),)))
+    checkpoint = Checkpoint({"g0": (PodRef(container="i", uid="uid-a"),)}, barrier=fresh)
+    assert watch.unaccounted(LEDGER, _observed({}, checkpoint)) == missing
+
+
+def test_without_a_list_nothing_can_be_said() -> None:
+    assert _watch().unaccounted(LEDGER, Observed(0.0, 0)) is None
+    assert PodWatch(None, "n", lambda: None).unaccounted(LEDGER, _observed({})) is None  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def watching() -> AsyncIterator[tuple[SimApiServer, PodWatch, list[int]]]:
+    ended: list[int] = []
+    with short_directory() as root:
+        async with SimApiServer() as api:
+            node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"}}
+            api.objects.create(node)
+            cluster = KubernetesCluster.from_kubeconfig(api.kubeconfig(root / "kubeconfig"))
+            watch = PodWatch(cluster, "node-a", lambda: ended.append(1))
+            task = asyncio.create_task(watch.run())
+            try:
+                await until(lambda: watch.unaccounted(LEDGER, _observed({})) is not None)
+                yield api, watch, ended
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                cluster.close()
+
+
+def _create(api: SimApiServer, name: str) -> None:
+    body = pod(name, container("m", gpu=1))
+    del body["metadata"]["uid"], body["status"]
+    api.objects.create(body)
+
+
+async def test_pods_come_and_go_and_their_end_is_told() -> None:
+    async with watching() as (api, watch, ended):
+        _create(api, "a")
+        await until(lambda: watch.unaccounted(LEDGER, _observed({})) == {GPU: ("default/a",)})
+        assert not ended
+        api.objects.delete("pods", "a", "default", grace_seconds=0)
+        await until(lambda: watch.unaccounted(LEDGER, _observed({})) == {})
+        assert ended == [1]
+
+
+async def test_while_the_api_server_is_away_nothing_is_known_and_afterwards_all() -> None:
+    async with watching() as (api, watch, _):
+        _create(api, "a")
+        await until(lambda: watch.unaccounted(LEDGER, _observed({})) == {GPU: ("default/a",)})
+        api.faults.partition()
+        await until(lambda: watch.unaccounted(LEDGER, _observed({})) is None)
+        api.objects.delete("pods", "a", "default", grace_seconds=0)
+        _create(api, "b")
+        api.faults.heal()
+        await until(lambda: watch.unaccounted(LEDGER, _observed({})) == {GPU: ("default/b",)}, 10)
+
+
+async def test_a_dropped_watch_misses_nothing() -> None:
+    async with watching() as (api, watch, _):
+        api.faults.drop_watches()
+        _create(api, "a")
+        await until(lambda: watch.unaccounted(LEDGER, _observed({})) == {GPU: ("default/a",)}, 10)

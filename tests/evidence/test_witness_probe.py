@@ -1,0 +1,95 @@
+"""The physical probe on this machine's processes, and on a /proc that says no."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from drabridge.evidence.others import Others
+from drabridge.evidence.probe import opened
+from drabridge.inventory.model import Device, DeviceNode
+from drabridge.ledger.events import Observed
+from drabridge.ledger.model import Entry, Facts, Hold, Ledger, Owner, PodRef
+
+
+def device(name: str, path: str) -> Device:
+    number = os.stat(path).st_rdev
+    return _device(name, "c", os.major(number), os.minor(number))
+
+
+def _device(name: str, kind: Literal["c", "b"], major: int, minor: int) -> Device:
+    node = DeviceNode(path=f"/dev/{name}", container_path=f"/dev/{name}", kind=kind, major=major, minor=minor)
+    return Device(name=name, id=name, resource="example.com/mem", nodes=(node,))
+
+
+FULL, NULL = device("full", "/dev/full"), device("null", "/dev/null")
+
+
+def test_an_open_node_is_seen_in_another_process_and_not_when_it_has_ended() -> None:
+    if opened({"full": FULL}).by:
+        pytest.skip("some process of this machine has /dev/full open")
+    code = "import sys; file = open('/dev/full'); print('open', flush=True); sys.stdin.read()"
+    holder = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert holder.stdin
+    assert holder.stdout
+    try:
+        assert holder.stdout.readline() == "open\n"
+        found = opened({"full": FULL})
+        assert f"process {holder.pid} (" in found.by["full"]
+        assert found.of("full") is True
+    finally:
+        holder.communicate()
+    after = opened({"full": FULL})
+    assert after.of("full") is (None if after.blind else False)
+
+
+def test_the_same_number_of_another_kind_is_another_device() -> None:
+    with open("/dev/null", "rb"):
+        block = _device("b", "b", NULL.nodes[0].major, NULL.nodes[0].minor)
+        assert "null" in opened({"null": NULL}).by
+        assert not opened({"b": block}).by
+
+
+def test_what_may_not_be_looked_at_is_not_vouched_for(tmp_path: Path) -> None:
+    (tmp_path / "1" / "fd").mkdir(parents=True)
+    (tmp_path / "cpuinfo").write_text("")
+    (tmp_path / "2").mkdir()  # ended between two looks: no fd
+    assert opened({"full": FULL}, tmp_path).of("full") is False
+    if os.geteuid() == 0:
+        pytest.skip("root may look at everything")
+    (tmp_path / "1" / "fd").chmod(0)
+    found = opened({"full": FULL}, tmp_path)
+    assert found.of("full") is None
+    assert "hostPID" in found.blind
+
+
+def test_links_of_a_descriptor_table_are_followed(tmp_path: Path) -> None:
+    table = tmp_path / "7" / "fd"
+    table.mkdir(parents=True)
+    (table / "0").symlink_to("/dev/full")
+    (table / "1").symlink_to("/nowhere")
+    (tmp_path / "7" / "comm").write_text("trainer\n")
+    assert opened({"full": FULL}, tmp_path).by == {"full": "process 7 (trainer)"}
+
+
+async def test_only_resources_that_ask_for_it_and_only_what_kubelet_does_not_show() -> None:
+    held = Entry(Facts("null", "example.com/mem", ("null",)), Owner.LEGACY, hold=Hold(("null",)))
+    ledger = Ledger.of([held])
+    seen = Observed(0.0, 0, listed={})
+    shown = Observed(0.0, 0, listed={"null": (PodRef("default", "a"),)})
+    devices = {"null": NULL}
+    with os.fdopen(os.open("/dev/null", os.O_RDONLY)):
+        off = Others(lambda: ledger, lambda: devices, frozenset)
+        assert (await off.enrich(seen)).opened is None
+        on = Others(lambda: ledger, lambda: devices, lambda: frozenset({"example.com/mem"}))
+        assert (await on.enrich(seen)).opened == {"null": True}
+        assert (await on.enrich(shown)).opened is None
+        assert "process" in (await on.in_use({"null"}))["null"]
+        assert await on.in_use({"other"}) == {}
+    await asyncio.sleep(0)
