@@ -30,7 +30,7 @@ from drabridge.clusterapi import (
 )
 from drabridge.dra.facts import FeaturesMissing, Observer, PublishFailed, SlicesPublished
 from drabridge.errors import ClusterError
-from drabridge.offers.sliceplan import Accepted, Owner, Verb, Write, accept, dropped, plan
+from drabridge.offers.sliceplan import Accepted, Owner, Verb, Write, accept, carried, dropped, plan
 from drabridge.offers.slices import ALL_FEATURES, Desired, Feature
 from drabridge.offers.sliceversions import slice_from_v1, slice_to_v1
 from drabridge.tasks import Signal
@@ -84,6 +84,7 @@ class Publisher:
         self._rng = rng or random.Random()
         self._selector = f"spec.nodeName={node},spec.driver={driver}"
         self._features = ALL_FEATURES
+        self._asked: frozenset[Feature] = frozenset()  # what the server does with these is known
         self._actual: dict[str, Json] = {}
         self._listed = False
         self._accepted: dict[str, Accepted] = {}
@@ -210,7 +211,7 @@ class Publisher:
         self._dirty.set()
 
     async def _sync(self) -> None:
-        """One look, and the writes that follow from it. A second one if the server dropped fields of the first."""
+        """One look, and the writes that follow from it. Another one if the server would drop fields of the first."""
         started = time.monotonic()
         done: list[Verb] = []
         while True:
@@ -218,7 +219,9 @@ class Publisher:
             if wanted is None:
                 return
             before = self._features
-            for write in await self._plan(wanted):
+            writes = await self._plan(wanted)
+            await self._ask(writes)
+            for write in writes if self._features == before else ():
                 await self._carry_out(write)
                 done.append(write.verb)
             if self._features == before:
@@ -239,6 +242,25 @@ class Publisher:
                 break
             self._owner = await self._node_owner()
         return writes
+
+    async def _ask(self, writes: tuple[Write, ...]) -> None:
+        """Before fields are sent that this server has not been seen to keep: a dry run tells what it would drop.
+
+        Without its taint, or its lease, a device would be anybody's until the next write takes it away.
+        """
+        self._asked = self._asked.union(*map(carried, self._actual.values()))
+        for write in writes:
+            if write.body is None or carried(write.body) <= self._asked:
+                continue
+            probe = {"metadata": {"generateName": "drabridge-probe-"}, "spec": write.body["spec"]}
+            body = slice_from_v1(probe, self._version)
+            try:
+                answer = slice_to_v1(await self._cluster.create(self._kind, body, dry_run=True))
+                self._features -= dropped(write.body, answer)
+            except InvalidError as error:  # an admission webhook may refuse dry runs: do without the fields then
+                log.warning("the API server takes no dry run of a slice", extra={"error": str(error)})
+                self._features -= carried(write.body)
+            self._asked |= carried(write.body)
 
     def _synced(self, wanted: Desired, done: list[Verb], seconds: float) -> None:
         gates = tuple(str(feature) for feature in sorted(ALL_FEATURES - self._features))

@@ -281,8 +281,8 @@ class DraNode:
         return [device["name"] for slice_ in self.slices() for device in slice_["spec"].get("devices", ())]
 
     def writes(self) -> int:
-        """Writes of slices that the API server has seen."""
-        return sum(r.is_write and r.resource == "resourceslices" for r in self.api.requests)
+        """Writes of slices that the API server has seen, dry runs aside."""
+        return sum(r.is_write and r.resource == "resourceslices" and "dryRun" not in r.query for r in self.api.requests)
 
     @staticmethod
     async def wait_for(condition: Callable[[], object], what: str, timeout: float = 5.0) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from drabridge.dra.facts import FeaturesMissing, PublishFailed, SlicesPublished
 from drabridge.inventory.model import Presence, Snapshot
 from drabridge.ledger.events import SetLane
 from drabridge.ledger.model import Lane
+from drabridge.sim.api.store import Change
 from tests.dra.helpers import CONFIG, DRIVER, NODE, DraNode, a_node, add_node, gpu
 
 ALL = [f"gpu-{n}" for n in range(4)]
@@ -209,3 +211,65 @@ async def test_a_watch_that_lags_behind_our_own_writes_causes_no_others() -> Non
         await asyncio.sleep(0.6)
         assert node.writes() == writes + 3
         assert not [fact for fact in node.facts if isinstance(fact, PublishFailed)]
+
+
+class Shown:
+    """Whether some slice that was ever stored offers a device without a taint."""
+
+    def __init__(self, node: DraNode, device: str) -> None:
+        self.writes = 0
+        self.untainted = False
+        self._device = device
+        node.api.objects.store.subscribe(self._changed)
+
+    def _changed(self, change: Change) -> None:
+        if change.resource.plural == "resourceslices":
+            self.writes += 1
+            devices = change.object["spec"].get("devices") or ()
+            self.untainted |= any(d["name"] == self._device and not d.get("taints") for d in devices)
+
+
+def dry_runs(node: DraNode) -> int:
+    return sum("dryRun" in request.query for request in node.api.requests)
+
+
+async def test_a_successor_never_shows_a_faulty_device_where_the_server_drops_taints() -> None:
+    """What the predecessor found out about the server is not on disk: it is asked before anything is written."""
+    async with a_node(gates={"DRADeviceTaints": False}) as node:
+        await published(node)
+        await node.change(gpu_1=(Presence.FAULTY, "its node is missing"))
+        await published(node, ["gpu-0", "gpu-2", "gpu-3"])
+        await node.stop()
+        shown = Shown(node, "gpu-1")
+        node.snapshot = replace(node.snapshot, devices=node.snapshot.devices[:3])
+        await node.start()
+        await published(node, ["gpu-0", "gpu-2"])
+        assert shown.writes
+        assert not shown.untainted
+        assert node.driver.state.publisher.missing_gates == ("DRADeviceTaints",)
+
+
+async def test_a_server_that_keeps_taints_is_asked_once_and_not_at_all_after_a_restart() -> None:
+    async with a_node() as node:
+        await published(node)
+        assert dry_runs(node) == 0
+        for _ in range(2):
+            await node.change(gpu_1=(Presence.FAULTY, "its node is missing"))
+            await node.wait_for(lambda: node.slices()[0]["spec"]["devices"][1].get("taints"), "the taint")
+            await node.change(gpu_1=(Presence.PRESENT, ""))
+            await node.wait_for(lambda: not node.slices()[0]["spec"]["devices"][1].get("taints"), "its end")
+        assert dry_runs(node) == 1
+        await node.change(gpu_1=(Presence.FAULTY, "its node is missing"))
+        await node.wait_for(lambda: node.slices()[0]["spec"]["devices"][1].get("taints"), "the taint")
+        await node.restart()
+        await node.change(gpu_2=(Presence.FAULTY, "so is this one's"))
+        await node.wait_for(lambda: node.slices()[0]["spec"]["devices"][2].get("taints"), "the taint")
+        assert dry_runs(node) == 1  # the server shows that it keeps them
+
+
+async def test_where_a_dry_run_is_refused_a_device_that_needs_the_field_is_left_out() -> None:
+    async with a_node() as node:
+        await published(node)
+        node.api.faults.fail(1, 400, verb="create", resource="resourceslices")
+        await node.change(gpu_1=(Presence.FAULTY, "its node is missing"))
+        await published(node, ["gpu-0", "gpu-2", "gpu-3"])
