@@ -36,7 +36,7 @@ def config(driver: str, loop: Loops, firmware: Path) -> str:
 apiVersion: drabridge/v1alpha1
 kind: AgentConfig
 driver: {driver}
-safety: {{minHoldSeconds: 0.5, absentSeconds: 0.3, settleSeconds: 0.5}}
+safety: {{minHoldSeconds: 0.5, unconfirmedSeconds: 1, absentSeconds: 0.3, settleSeconds: 0.5, quiesceSeconds: 0.5}}
 resources:
 - name: {RESOURCE}
   match: [{{subsystem: block, sysname: "{loop.pattern}"}}]
