@@ -13,10 +13,13 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from drabridge.sim.faults import ListFault
 from drabridge.sim.pods import Phase
 from tests.abuse.helpers import RECOVERY_SECONDS, alive, holding, owners, said_in_one_line, unharmed
 from tests.abuse.peers import connect
-from tests.agent.helpers import DRIVER, RESOURCE, AgentProcess, pod, short_directory, until
+from tests.agent.helpers import CONFIG, DRIVER, RESOURCE, AgentProcess, node, pod, short_directory, until
 from tests.sim.test_kubelet_process import Kubelet, child
 
 
@@ -166,3 +169,27 @@ async def test_a_kubelet_that_is_stopped_while_it_registers_us() -> None:
 async def _not_ready(agent: AgentProcess) -> bool:
     code, body = await agent.ask("/readyz")
     return code == 503 and RESOURCE.encode() in body
+
+
+SHORT_WAITS = "safety: {minHoldSeconds: 0.2, unconfirmedSeconds: 0.5, absentSeconds: 0.2, settleSeconds: 0.2}\n"
+
+
+@pytest.mark.parametrize("fault", [ListFault.ERROR, ListFault.GARBAGE, ListFault.NONSENSE, ListFault.HUGE])
+async def test_a_kubelet_that_talks_nonsense(fault: ListFault) -> None:
+    """Asked again and again, with waits so short that anything believed would free what pods hold."""
+    async with node(CONFIG.replace("resources:", f"{SHORT_WAITS}resources:")) as (agent, kubelet):
+        for name in ("a", "b"):
+            assert (await kubelet.run_pod(pod(name))).phase is Phase.RUNNING
+        held = await owners(agent)
+        kubelet.faults.podresources = fault
+        for _ in range(15):
+            await asyncio.sleep(0.2)
+            now = await owners(agent)
+            assert {device: now.get(device) for device in held} == held
+        assert alive(agent)
+        if fault in (ListFault.ERROR, ListFault.GARBAGE):  # the others are valid answers
+            notes = (await agent.status())["notes"]
+            assert any("does not tell who holds devices" in note for note in notes), notes
+        kubelet.faults.podresources = ListFault.NONE
+        assert (await kubelet.run_pod(pod("next"))).phase is Phase.RUNNING
+        assert held.items() <= (await owners(agent)).items()
