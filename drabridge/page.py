@@ -1,14 +1,13 @@
 """The status document as one HTML page: read-only, without scripts, without anything fetched from elsewhere.
 
 Device names, pod names and messages come from udev, users and peers, so nothing is put into the page but through
-:func:`tag`, which escapes all text that is not :class:`Html` already.
+:func:`drabridge.markup.tag`, which escapes all text that is not markup already.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from drabridge.markup import Html, join, tag
 from drabridge.words import age, holder, seconds_of
 
 Row = Mapping[str, Any]
@@ -51,35 +51,6 @@ _LANES = {
 _API = {"deviceplugin": "DevicePlugin", "legacy": "DevicePlugin", "dra": "DRA"}
 _DOUBT = frozenset({"conflict", "quarantine"})
 _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
-
-
-class Html(str):
-    """Text that is markup already."""
-
-    __slots__ = ()
-
-
-_VOID = frozenset({"meta", "link", "br"})
-
-
-def tag(name: str, /, *children: object, **attributes: object) -> Html:
-    """An element. Children and attribute values are escaped unless :class:`Html`; None is left out.
-
-    ``class_`` is the attribute ``class``; other underscores become dashes.
-    """
-    parts = [
-        f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(value))}"'
-        for key, value in attributes.items()
-        if value is not None
-    ]
-    start = f"<{name}{''.join(parts)}>"
-    return Html(start) if name in _VOID else Html(f"{start}{_join(children)}</{name}>")
-
-
-def _join(children: Iterable[object]) -> str:
-    return "".join(
-        child if isinstance(child, Html) else html.escape(str(child)) for child in children if child is not None
-    )
 
 
 def render(document: Row, *, refresh: bool = True) -> bytes:
@@ -329,7 +300,7 @@ def _device(row: Row, now: float) -> Sequence[object]:
     return (
         _with_detail(tag("code", row["name"]), where),
         _health(row),
-        _with_detail(Html(_join(_lane_words(row["lane"]))), _move(row, now)),
+        _with_detail(Html(join(_lane_words(row["lane"]))), _move(row, now)),
         row["owner"] if row["owner"] != "none" else "free",
         Html("".join(held)) if held else "nobody" if row["owner"] == "none" else "unknown",
         age(now, seconds_of(row["since"])),
