@@ -101,10 +101,10 @@ class AgentProcess:
         rows: list[dict[str, Any]] = (await self.status())["devices"]
         return next(row for row in rows if row["name"] == name)
 
-    async def ready(self, seconds: float = 10.0) -> None:
+    async def ready(self, seconds: float = 30.0) -> None:
         await until(lambda: self._answers("/readyz"), seconds, self.text)
 
-    async def up(self, seconds: float = 10.0) -> None:
+    async def up(self, seconds: float = 30.0) -> None:
         """Until it answers on its control socket (a socket file may be an earlier agent's)."""
         await until(lambda: self._answers("/healthz"), seconds, self.text)
 
