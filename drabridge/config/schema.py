@@ -18,6 +18,7 @@ from drabridge.config.base import (
     PoolName,
     ResourceName,
     Template,
+    preset,
 )
 from drabridge.config.claims import ClaimConfig, DeviceClass, Partition, Sharing
 from drabridge.config.container import Group, Mount, Node, PreStart, duplicate_targets
@@ -81,7 +82,7 @@ class DraSettings(Model):
     """Whether device metadata files (KEP-5304) are mounted into the containers of claims."""
     claim_status: bool = True
     """Whether conditions are written to the status of claims."""
-    taints: Taints = Taints()
+    taints: Taints = preset(Taints)
     """Marks on devices that cannot be used."""
 
 
@@ -124,24 +125,24 @@ class Resource(Model):
     """Attributes for the selectors of claims."""
     capacity: Mapping[AttributeName, Capacity] = {}
     """Amounts for the selectors of claims, or to be consumed by them."""
-    replicas: Replicas = Replicas(count=1)
+    replicas: Replicas = preset(Replicas, count=1)
     """Counting one device several times in the legacy lane."""
-    lanes: Lanes = Lanes()
+    lanes: Lanes = preset(Lanes)
     """Through which API free devices are offered."""
     inject: Inject | None = None
     """Instead of `legacy.inject`."""
     pre_start: PreStart | None = None
     """A hook before every container start in the legacy lane."""
-    health: Many[Health] = (Health(node_exists=True),)
+    health: Many[Health] = Field(default_factory=lambda: (Health.model_construct(node_exists=True),))
     """All must hold for the device to be healthy."""
     probe_open: bool = False
     """A device counts as let go only when no process has its nodes open either. Not for devices that a daemon keeps
     open; needs `hostPID` and the capability `SYS_PTRACE`."""
-    sharing: Sharing = Sharing()
+    sharing: Sharing = preset(Sharing)
     """Several claims on one device."""
     partition: Partition | None = None
     """These devices are parts of others."""
-    claim_config: ClaimConfig = ClaimConfig()
+    claim_config: ClaimConfig = preset(ClaimConfig)
     """What claims and classes may ask for in their parameters."""
     device_class: DeviceClass | None = None
     """The DeviceClass for this resource."""
@@ -199,11 +200,11 @@ class Config(Model):
     """Where events come from: udevd, the kernel, or whichever is detected to reach the agent."""
     resync_seconds: int = Field(default=60, ge=5, le=3600)
     """How often everything is enumerated again, in case an event was lost."""
-    legacy: LegacySettings = LegacySettings()
+    legacy: LegacySettings = preset(LegacySettings)
     """Defaults of the DevicePlugin side."""
-    dra: DraSettings = DraSettings()
+    dra: DraSettings = preset(DraSettings)
     """The DRA side."""
-    safety: Safety = Safety()
+    safety: Safety = preset(Safety)
     """How long doubt lasts."""
     resources: Annotated[Many[Resource], Field(min_length=1, max_length=RESOURCES_MAX)]
     """What this node offers."""
