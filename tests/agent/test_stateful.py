@@ -11,9 +11,10 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -29,7 +30,8 @@ from drabridge.sim.api import ApiError
 from drabridge.sim.clusternode import LINGER_SECONDS_ANNOTATION
 from drabridge.sim.faults import ListFault
 from tests.agent.helpers import until
-from tests.soak.bed import LOOP, Bed, bed
+from tests.inventory.helpers import needs_loop_devices
+from tests.soak.bed import LOOP, MEM, Bed, bed
 from tests.soak.judge import OPENS
 from tests.soak.run import leaks
 from tests.soak.workload import SHAPES, Shape, documents
@@ -75,10 +77,14 @@ class Node(RuleBasedStateMachine):
     def run_pod(self, shape: Shape, data: st.DataObject) -> None:
         resource = data.draw(st.sampled_from(sorted(self.stage.capacity)))
         opens = resource == LOOP and data.draw(st.booleans())
+        self.place(shape, resource, opens=opens, linger=data.draw(st.floats(0, 4 if opens else 0.1)))
+
+    def place(
+        self, shape: Shape, resource: str, *, opens: bool = False, linger: float = 0.0, init_seconds: float = 5.0
+    ) -> None:
         self.serial += 1
         name = f"{shape.name}-{OPENS if opens else ''}{self.serial}"
-        linger = data.draw(st.floats(0, 4 if opens else 0.1))
-        whole = documents(shape, name, resource, {LINGER_SECONDS_ANNOTATION: f"{linger:.2f}"}, run_seconds=3.0)
+        whole = documents(shape, name, resource, {LINGER_SECONDS_ANNOTATION: f"{linger:.2f}"}, init_seconds)
         self.do(self._apply(whole))
         own_claim = shape.name.startswith("claim") and not shape.template
         self.pods[name] = f"{name}-claim" if own_claim else ""
@@ -90,7 +96,9 @@ class Node(RuleBasedStateMachine):
     @precondition(lambda self: self.pods)
     @rule(data=st.data(), forced=st.booleans())
     def end_pod(self, data: st.DataObject, forced: bool) -> None:
-        name = data.draw(st.sampled_from(sorted(self.pods)))
+        self.end(data.draw(st.sampled_from(sorted(self.pods))), forced=forced)
+
+    def end(self, name: str, *, forced: bool) -> None:
         if forced:
             self.stage.judge.force_deleted.add(f"default/{name}")
         self.do(self._delete(name, self.pods.pop(name), forced=forced))
@@ -105,7 +113,9 @@ class Node(RuleBasedStateMachine):
     @rule(data=st.data())
     def move_lanes(self, data: st.DataObject) -> None:
         resource = data.draw(st.sampled_from(sorted(self.stage.capacity)))
-        legacy = data.draw(st.integers(0, self.stage.capacity[resource]))
+        self.set_lanes(resource, data.draw(st.integers(0, self.stage.capacity[resource])))
+
+    def set_lanes(self, resource: str, legacy: int) -> None:
         body = f'{{"resource": "{resource}", "legacy": {legacy}, "dra": "*"}}'.encode()
         self.do(self._post("/lanes", body))
 
@@ -296,6 +306,49 @@ def walk(machine: type[Node], examples: int, steps: int, *, derandomize: bool) -
     finally:
         machine.loop.close()
         asyncio.set_event_loop(None)
+
+
+@contextlib.contextmanager
+def history(variant: str) -> Iterator[Node]:
+    """A node whose agent is broken, for a history of one's own. What happens to it in the end does not matter."""
+    node = Node()
+    Node.loop = asyncio.new_event_loop()
+    node.command = ("-m", "tests.agent.broken", variant)
+    try:
+        node.begin(0)
+        yield node
+    finally:
+        Node.loop.run_until_complete(node.stack.aclose())
+        Node.loop.close()
+
+
+SHAPE = {shape.name: shape for shape in SHAPES}
+
+
+def test_the_checks_notice_a_release_on_podresources_alone() -> None:
+    with history("release on PodResources alone") as node:
+        node.place(SHAPE["limits-initonly"], MEM, init_seconds=30)
+        node.status_agrees()
+        node.do(asyncio.sleep(7))  # the agent's start has settled, and every doubt is over
+        with pytest.raises(AssertionError, match="limits-initonly"):
+            node.status_agrees()
+
+
+@pytest.mark.root
+@pytest.mark.loopdev
+@needs_loop_devices
+def test_the_checks_notice_a_probe_that_does_not_look() -> None:
+    with history("open nodes are not looked for") as node:
+        node.set_lanes(LOOP, 0)
+        for _ in range(2):
+            node.place(SHAPE["claim-one"], LOOP, opens=True, linger=12)
+        node.do(asyncio.sleep(2))
+        for name in sorted(node.pods):
+            node.end(name, forced=True)
+        node.place(SHAPE["claim-one"], LOOP)
+        node.do(asyncio.sleep(8))
+        with pytest.raises(AssertionError):
+            node.nobody_shares()
 
 
 def test_whatever_happens_nobody_shares_a_device() -> None:
