@@ -63,15 +63,17 @@ async def test_dr14_dr22_a_driver_that_cannot_listen_has_no_slices_and_serves_on
         service.unlink()
         service.mkdir()
         await server.check()
+        writes = node.writes()
         await node.wait_for(lambda: not node.slices(), "kubelet's wipe")
         await kubelet.restart()
         asked = node.driver.state.registration.asked
         await node.wait_for(lambda: node.driver.state.registration.asked > asked, "the next kubelet's GetInfo")
         await registered(node)
-        for _ in range(10):
+        for _ in range(12):  # longer than a wipe is waited for before it is undone
             node.driver.publish()
             await asyncio.sleep(0.05)
-        assert node.slices() == []  # nobody is sent here
+        assert node.slices() == []
+        assert node.writes() == writes  # nobody is sent here, not for a moment
         spec = pod(node, "p", "cl", "gpu-0")
         await kubelet.run_pod(spec)
         assert kubelet.pod_status(spec.uid).phase is Phase.PENDING
