@@ -170,7 +170,7 @@ class Agent:
             observer=self,
             now=self._now,
         )
-        witness = Witness(client, paths.device_plugins, legacy.resend, self._now)
+        witness = Witness(client, paths.device_plugins, legacy.resend, self._now, legacy.quiet)
         others = Others(lambda: keeper.ledger, lambda: runtime.devices, lambda: probed(runtime.config))
         runtime = Runtime(
             options=self._options,

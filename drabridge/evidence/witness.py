@@ -27,14 +27,27 @@ BARRIER_POLL_SECONDS = 0.01
 Resend = Callable[[Iterable[str], float], Awaitable[bool]]
 
 
+async def _at_once() -> None:
+    """Where nobody allocates."""
+
+
 class Witness:
     """Gathers :class:`drabridge.ledger.events.Observed`. Decides nothing."""
 
-    def __init__(self, client: Client, device_plugins: Path, resend: Resend, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        device_plugins: Path,
+        resend: Resend,
+        now: Callable[[], float],
+        quiet: Callable[[], Awaitable[None]] = _at_once,
+    ) -> None:
+        """``resend`` sends the lists again; ``quiet`` waits for a moment in which no Allocate is open."""
         self._client = client
         self._directory = device_plugins
         self._resend = resend
         self._now = now
+        self._quiet = quiet
         self.error = ""  # why the last List failed, for people
 
     async def look(self, ledger: Ledger, *, barrier: bool = True) -> events.Observed:
@@ -50,7 +63,11 @@ class Witness:
         return events.Observed(at=self._now(), since_seq=ledger.seq, listed=listed, checkpoint=checkpoint)
 
     async def listed(self) -> events.Pods | None:
-        """Kubelet's List: unit id -> containers."""
+        """Kubelet's List: unit id -> containers. Not while an Allocate is open: a List makes kubelet count anew what is
+        allocated, without what is being allocated, and the next pod would be given the same (UpdateAllocatedDevices and
+        allocateContainerResources in pkg/kubelet/cm/devicemanager/manager.go; found by a soak run).
+        """
+        await self._quiet()
         try:
             snapshot = await self._client.list(timeout_seconds=LIST_SECONDS)
         except PodResourcesError as error:

@@ -18,6 +18,9 @@ from drabridge.tasks import forever
 
 log = logging.getLogger(__name__)
 
+QUIET_SECONDS = 1.0  # an Allocate takes milliseconds; one that hangs must not keep us from asking
+ANSWER_SECONDS = 0.02  # from our answer to kubelet's record of it (1 to 2 ms on an idle machine)
+
 
 def socket_prefix(driver: str) -> str:
     """What our socket files begin with: short, since a path has 107 bytes, and another for another driver's agent."""
@@ -116,6 +119,12 @@ class LegacySide:
     def recent_ids(self) -> frozenset[str]:
         """Ids that kubelet asked about a short while ago; they must not leave a list."""
         return frozenset().union(*(served.server.recent_ids for served in self._served.values()))
+
+    async def quiet(self) -> None:
+        """Wait until kubelet has taken the answer to every Allocate, for a second at most."""
+        deadline = time.monotonic() + QUIET_SECONDS
+        while self.busy_ids and time.monotonic() < deadline:
+            await asyncio.sleep(ANSWER_SECONDS)
 
     async def delivered(self, resources: Iterable[str], timeout_seconds: float) -> bool:
         """Wait until kubelet has taken the current list of each resource. False: not connected, or too slow."""

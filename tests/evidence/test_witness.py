@@ -157,3 +157,25 @@ async def test_a_socket_that_is_gone_is_unknown() -> None:
         one.kubelet.node.podresources_socket.unlink()
         assert (await one.look("d0")).listed is None
         assert await one.witness.allocatable() is None
+
+
+async def test_a_list_waits_for_a_quiet_moment() -> None:
+    async with peer() as one:
+        order: list[str] = []
+        gate = asyncio.Event()
+
+        async def quiet() -> None:
+            order.append("asked")
+            await gate.wait()
+            order.append("quiet")
+
+        async with Client(one.kubelet.node.podresources_socket) as client:
+            witness = Witness(client, one.kubelet.node.device_plugin_dir, one._resend, time.time, quiet)
+            looking = asyncio.create_task(witness.listed())
+            await asyncio.sleep(0.05)
+            assert order == ["asked"]
+            assert not one.kubelet.calls.of("List")
+            gate.set()
+            assert await looking == {}
+        assert order == ["asked", "quiet"]
+        assert len(one.kubelet.calls.of("List")) == 1

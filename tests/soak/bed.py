@@ -28,6 +28,7 @@ from tests.inventory.helpers import Loops
 from tests.soak.judge import Judge
 
 SCALE = 20
+RECORD_SECONDS = 0.005  # between the answer to Allocate and kubelet's record of it
 DRIVER = "soak.example.com"
 NODE = "node-a"
 MEM, LOOP = "soak.example.com/mem", "soak.example.com/loop"
@@ -127,6 +128,17 @@ class Bed:
         requests: list[Any] = [call.request for call in calls]
         return any(claim.name.startswith(prefix) for request in requests for claim in request.claims)
 
+    def raced(self, device: str) -> bool:
+        """Whether kubelet was asked for a List while one of its Allocates with this device was open."""
+        lists = [call.at for call in self.kubelet.calls.of("List")]
+        for call in self.kubelet.calls.of("Allocate"):
+            request: Any = call.request
+            if any(device in one.devices_ids for one in request.container_requests):
+                end = call.at + (call.seconds or 0.0)
+                if any(call.at <= at <= end + RECORD_SECONDS for at in lists):
+                    return True
+        return False
+
     def healthy(self) -> set[str]:
         """Devices that kubelet would give to pods, or has."""
         return set().union(*(view.healthy for view in self.kubelet.resources.values()))
@@ -187,7 +199,7 @@ async def bed(
                     await cluster.apply(one)
                 capacity = {MEM: len(MEMORY_DEVICES)} | ({LOOP: loop_devices} if loops else {})
                 stage = Bed(cluster, agent, judge, boot_id, loops, capacity)
-                judge.unprepared = stage.unprepared
+                judge.unprepared, judge.raced = stage.unprepared, stage.raced
                 yield stage
             finally:
                 with contextlib.suppress(ProcessLookupError, asyncio.TimeoutError):

@@ -101,7 +101,7 @@ async def soak(
         say(f"faults: {_listed(storm.counts)}")
         say(f"pods created: {_listed(load.created)}; failed: {_listed(load.failed)}")
         say(f"refusals: {_listed(verdict.refusals)}")
-        say(f"kubelet's own double bookings after force deletion: {verdict.kubelet_double_bookings}")
+        say(f"kubelet's own double bookings: {verdict.kubelet_double_bookings}")
         say(f"converged after {verdict.converged_seconds:.1f} s of peace")
         for line in (*verdict.double_holds, *verdict.leaks):
             say(f"!! {line}")

@@ -95,3 +95,16 @@ async def test_who_answers_for_a_conflict(
 )
 def test_kinds_of_refusals(message: str, kind: str) -> None:
     assert kind_of(message) == kind
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+async def test_a_list_during_allocate_is_kubelets_own_and_only_between_pods(tmp_path: Path, overlap: bool) -> None:
+    judge = Judge(tmp_path)
+    judge.raced = lambda device: overlap
+    main, options = Container("main"), RunOptions(device_ids=(("r", "d0"),))
+    await judge.start_container(PodSpec("default", "limits-one-1", uid="1"), main, options)
+    for uid, refused in (("2", "limits-one-2"), ("3", "claim-one-3")):
+        with pytest.raises(ContainerStartError):
+            await judge.start_container(PodSpec("default", refused, uid=uid), main, options)
+    assert len(judge.double_holds()) == (1 if overlap else 2)
+    await judge.stop_container("1", "main")
