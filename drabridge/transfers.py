@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 DELIVERY_SECONDS = 2.0  # kubelet reads a list within milliseconds; if not, it restarts
 RETRY_SECONDS = 0.05  # between questions to kubelet while a move waits for its answer (its limiter: 100 a second)
 CLAIMS_RETRY_SECONDS = 5.0  # between LISTs of claims, which cost the API server more
+GATHER_SECONDS = 0.02  # each Allocate changes the ledger, few changes move a lane: many of them are looked at together
 
 
 class Transfers:
@@ -61,7 +62,8 @@ class Transfers:
         while True:
             await self._begin()
             pause = await self._accompany()
-            await self._runtime.changed.wait(pause)
+            if await self._runtime.changed.wait(pause):
+                await asyncio.sleep(GATHER_SECONDS)
 
     # --- what is wanted ---------------------------------------------------------------------------------------------
 
