@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from drabridge.inventory.model import Presence
 from drabridge.ledger.model import Owner
-from tests.dra.helpers import a_node, with_profile
+from tests.dra.helpers import CONFIG, a_node, gpu, with_profile
 
 
 def script(text: str) -> str:
@@ -58,15 +60,23 @@ async def test_a_hook_that_does_not_end_is_killed() -> None:
 
 
 async def test_hooks_of_one_device_never_overlap(log: Path) -> None:
-    body = f"echo begin >> {log}; sleep 0.1; echo end >> {log}"
-    async with a_node(with_profile(f"prepare: {script(body)}, unprepare: {script(body)}")) as node:
-        claims = [node.claims.add(f"cl{n}", "gpu-1") for n in range(2)]
-        await node.prepared(claims[0])
-        node.claims.delete("cl0")
-        await asyncio.gather(node.unprepare(claims[0]), node.prepare(claims[1]))
-        await node.wait_for(lambda: node.handled("prepare")[1:], "the second prepare")
-    lines = log.read_text().splitlines()
-    assert lines == ["begin", "end"] * (len(lines) // 2)
+    """Two claims on a device that is shared; their hooks would run at once. Those of two devices may."""
+    body = script(f"echo begin $DRABRIDGE_DEVICE >> {log}; sleep 0.2; echo end $DRABRIDGE_DEVICE >> {log}")
+    profile = (
+        f"  claimConfig: {{defaultProfile: hooked, profiles: {{hooked: {{prepare: {body}, unprepare: {body}}}}}}}\n"
+    )
+    one, two = (replace(gpu(n), name=f"shared-{n}", id=f"S{n}", resource="example.com/shared") for n in range(2))
+    async with a_node(CONFIG + profile, (one, two)) as node:
+        claims = [
+            node.claims.add(f"cl{n}", {"device": device, "shareID": str(uuid.uuid4())})
+            for n, device in enumerate(("shared-0", "shared-0", "shared-1"))
+        ]
+        await asyncio.gather(*map(node.prepared, claims))
+        await asyncio.gather(*map(node.unprepare, claims))
+    lines = [line.split() for line in log.read_text().splitlines()]
+    of_one = [word for word, device in lines if device == "shared-0"]
+    assert of_one == ["begin", "end"] * 4
+    assert [word for word, _ in lines] != ["begin", "end"] * 6  # the other device did not wait
 
 
 async def test_admin_access_runs_no_hooks(log: Path) -> None:

@@ -10,10 +10,9 @@ import grpc
 import pytest
 
 from drabridge.errors import HostError
-from drabridge.ledger.model import Owner
 from drabridge.sim import draplugins
 from drabridge.sim.pods import Phase
-from tests.dra.helpers import DraNode, a_node, with_profile
+from tests.dra.helpers import DraNode, a_node
 from tests.dra.test_kubelet import kubelet_beside, pod, ran, registered
 
 ACCEPTED = "03"  # SS_CONNECTED in linux/net.h; a listening socket has 01
@@ -29,28 +28,6 @@ def accepted(path: Path) -> set[str]:
 async def ends(node: DraNode, claims: int) -> None:
     await node.wait_for(lambda: len(node.handled("unprepare")) >= claims, "unprepare")
     assert node.records() == []
-
-
-async def test_dr12_a_pod_is_force_deleted_while_unprepare_fails_over_a_kubelet_restart(tmp_path: Path) -> None:
-    broken = tmp_path / "broken"
-    broken.touch()
-    hook = f"unprepare: {{command: [/bin/sh, -c, 'test ! -e {broken} || {{ echo stuck; exit 3; }}']}}"
-    async with a_node(with_profile(hook)) as node, kubelet_beside(node) as kubelet:
-        await registered(node)
-        spec = pod(node, "p", "cl", "gpu-0")
-        await ran(kubelet, spec)
-        await kubelet.delete_pod(spec.uid, force=True)
-        await node.wait_for(lambda: node.handled("unprepare"), "a try")
-        node.claims.delete("cl")
-        tries = len(node.handled("unprepare"))
-        await kubelet.restart()
-        await node.wait_for(lambda: len(node.handled("unprepare")) > tries, "a try of the next kubelet")
-        assert node.owner("gpu-0") is Owner.DRA_PREPARED  # not clean, so not free
-        assert len(node.records()) == 1
-        broken.unlink()
-        await node.wait_for(lambda: node.records() == [] and node.cdi_files() == [], "unprepare")
-        await node.wait_for(lambda: node.owner("gpu-0") is Owner.NONE, "the release")
-        assert len(node.handled("prepare")) == 1
 
 
 async def test_dr14_dr22_a_driver_that_cannot_listen_has_no_slices_and_serves_once_it_can() -> None:

@@ -1,9 +1,4 @@
-"""More of upstream's e2e_node DRA cases by number: what is repeated across restarts and forced deletions.
-
-Of kubelet alone, and therefore in tests/sim: DR3 (GetInfo fails: ours answers from memory), DR14 (a service socket
-that listens late: ours is bound before the other), DR17 (kubelet's one connection), DR22 (a service that
-never listens), DR25 (no health service). DR26 is in test_prepare.py.
-"""
+"""Upstream's e2e_node DRA cases about what is repeated across restarts and forced deletions, by number."""
 
 from __future__ import annotations
 
@@ -38,7 +33,7 @@ async def test_dr10_unprepare_fails_kubelet_restarts_and_it_succeeds(tmp_path: P
         await asyncio.gather(deleting, return_exceptions=True)
 
 
-async def test_dr12_a_forced_deletion_and_a_restart_while_unprepare_fails(tmp_path: Path) -> None:
+async def test_dr12_a_pod_is_force_deleted_while_unprepare_fails_over_a_kubelet_restart(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.touch()
     async with a_node(with_profile(stuck_while(broken))) as node, kubelet_beside(node) as kubelet:
@@ -48,7 +43,12 @@ async def test_dr12_a_forced_deletion_and_a_restart_while_unprepare_fails(tmp_pa
         await kubelet.delete_pod(spec.uid, force=True)
         await node.wait_for(lambda: node.handled("unprepare"), "a try")
         node.claims.delete("cl")
+        tries = len(node.handled("unprepare"))
         await kubelet.restart()
+        await node.wait_for(lambda: len(node.handled("unprepare")) > tries, "a try of the next kubelet")
+        assert node.owner("gpu-0") is Owner.DRA_PREPARED  # not clean, so not free
+        assert len(node.records()) == 1
         broken.unlink()
         await node.wait_for(lambda: node.records() == [] and node.cdi_files() == [], "unprepare")
         await node.wait_for(lambda: node.owner("gpu-0") is Owner.NONE, "the release")
+        assert len(node.handled("prepare")) == 1
