@@ -273,3 +273,15 @@ async def test_where_a_dry_run_is_refused_a_device_that_needs_the_field_is_left_
         node.api.faults.fail(1, 400, verb="create", resource="resourceslices")
         await node.change(gpu_1=(Presence.FAULTY, "its node is missing"))
         await published(node, ["gpu-0", "gpu-2", "gpu-3"])
+
+
+async def test_without_the_gate_a_shared_device_is_one_claims_and_that_is_said() -> None:
+    device = replace(gpu(0), name="shared-0", id="S0", resource="example.com/shared", capacity={"memory": 8 * 2**30})
+    async with a_node(devices=(device,), gates={"DRAConsumableCapacity": False}) as node:
+        await published(node, ["shared-0"])
+        state = node.driver.state.publisher
+        assert state.missing_gates == ("DRAConsumableCapacity",)
+        assert "shared-0 is configured to be shared, but the API server drops" in state.notes[0]
+        assert node.writes() == 1  # known before the first write
+        await node.prepared(node.claims.add("one", "shared-0"))
+        assert "shared-0 is held by claim default/one" in await node.refused(node.claims.add("two", "shared-0"))
