@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,13 +65,15 @@ async def test_a_change_is_written_in_place_because_containers_hold_the_inode() 
         claim = node.claims.add("cl", "gpu-0", annotations={"resource.kubernetes.io/pod-claim-name": "mine"})
         await node.prepared(claim)
         path = host_file(node)
-        inode = path.stat().st_ino
+        inside = path.open()  # as the container's mount has it; an inode's number alone is used again
         better = replace(gpu(0), attributes={"firmware": "2"})
         await node.set_devices(better, gpu(1), gpu(2), gpu(3))
 
         await node.wait_for(lambda: read(path)["metadata"]["generation"] == 2, "the change")
 
-        assert path.stat().st_ino == inode
+        with inside:
+            assert json.loads(inside.read())["metadata"]["generation"] == 2
+            assert os.fstat(inside.fileno()).st_nlink == 1
         document = read(path)
         assert document["podClaimName"] == "mine"
         assert document["requests"][0]["devices"][0]["attributes"]["firmware"] == {"string": "2"}
@@ -130,6 +133,9 @@ async def test_the_status_of_a_claim_follows_its_devices_and_leaves_other_driver
         await node.wait_for(lambda: condition_now() == ("False", "ECC errors"), "the fault")
         patches = [r for r in node.api.requests if r.subresource == "status"]
         assert {r.query["fieldManager"] for r in patches} == {DRIVER}
+        (ours,) = (m for m in node.claims.get("cl")["metadata"]["managedFields"] if m["manager"] == DRIVER)
+        assert "gpu-0" in json.dumps(ours)
+        assert "nic-0" not in json.dumps(ours)  # never sent, not even unchanged
 
 
 async def test_a_status_that_is_refused_is_a_fact_and_the_claim_works() -> None:
