@@ -184,6 +184,7 @@ class DraDriver:
             while not self._inventory().complete:
                 await self._changed.wait()
                 self._changed.clear()
+            restored = self._inventory().version  # what comes while the sockets are bound is a change
             try:
                 self._upkeep.restore()
             except DrabridgeError as error:  # unprepare must work all the same
@@ -192,7 +193,7 @@ class DraDriver:
             await self._server.start()
             self._serving = True
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._follow(), name="dra-follow")
+                group.create_task(self._follow(restored), name="dra-follow")
                 group.create_task(self._server.watch(), name="dra-sockets")
                 group.create_task(self._releases.run(), name="dra-releases")
                 group.create_task(self._publish_slices(), name="dra-slices")
@@ -207,9 +208,8 @@ class DraDriver:
         await self._server.stop(STOP_GRACE_SECONDS)
         await self._preparer.stop()
 
-    async def _follow(self) -> None:
-        """What depends on the inventory, after every change of it."""
-        version = self._inventory().version
+    async def _follow(self, version: int) -> None:
+        """What depends on the inventory, after every change of it since ``version``."""
         self._changed.set()
         while True:
             await self._changed.wait()
