@@ -67,7 +67,7 @@ log = logging.getLogger(__name__)
 
 FIRST_LIST_SECONDS = 0.5  # kubelet answers in milliseconds when it is there; registration must not wait when it is not
 STOP_GRACE_SECONDS = 1.5  # for calls in flight at SIGTERM; the whole stop is promised within 3 s
-REFRESH_SECONDS = 0.002  # an Allocate is answered first; several that come together make one list
+REFRESH_SECONDS = 0.01  # an Allocate is answered first; several that come together make one list
 SETTLE_SECONDS = 1.0  # after the first list: registration is over by then, or waits for kubelet
 LOCK_POLL_SECONDS = 0.1  # how soon after another agent's end this one takes over; a look is one open(2) and flock(2)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -84,24 +86,21 @@ def _ids(kubelet: SimKubelet, resource: str = RESOURCE) -> list[str]:
     return sorted(kubelet.resources[resource].healthy)
 
 
-def _allocate_times(agent: AgentProcess, ids: list[str]) -> list[float]:
-    """Seconds of one Allocate for each id, through a plain synchronous client."""
+async def _allocate_times(agent: AgentProcess, ids: list[str]) -> list[tuple[float, float]]:
+    """Seconds of Allocate and of an fsync beside it, for each id, as a client in a process of its own sees them."""
     socket = next((agent.root / "device-plugins").glob("drabridge-*"))
-    with grpc.insecure_channel(f"unix:{socket}", options=[("grpc.default_authority", "localhost")]) as channel:
-        stub = pb_grpc.DevicePluginStub(channel)
-        stub.GetDevicePluginOptions(pb.Empty(), timeout=5)
-        times = []
-        for device_id in ids:
-            request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=[device_id])])
-            started = time.perf_counter()
-            stub.Allocate(request, timeout=5)
-            times.append(time.perf_counter() - started)
-        return times
+    client = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.bench.allocate_client", str(socket), str(agent.root / "probe"), *ids),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+    )
+    output, _ = await client.communicate()
+    return [(allocate, fsync) for allocate, fsync in json.loads(output)]
 
 
 async def _legacy_rss() -> float:
     async with node() as (agent, kubelet):
-        await asyncio.to_thread(_allocate_times, agent, _ids(kubelet)[:20])
+        await _allocate_times(agent, _ids(kubelet)[:20])
         await asyncio.sleep(1)
         return rss_mib(_pid(agent))
 
@@ -126,28 +125,15 @@ async def _start_to_register() -> float:
 async def _allocate_p50() -> float:
     """Without the disk: the state lies on a tmpfs. What the disk adds is ``durable_allocate_over_fsync_ms``."""
     async with node(base="/dev/shm") as (agent, kubelet):
-        times = await asyncio.to_thread(_allocate_times, agent, _ids(kubelet))
-        return statistics.median(times) * 1000
+        times = await _allocate_times(agent, _ids(kubelet))
+        return statistics.median(allocate for allocate, _ in times) * 1000
 
 
 async def _durable_over_fsync() -> float:
     """On the disk, with an fsync of the same file system between every two calls."""
     async with node() as (agent, kubelet):
-        ids = _ids(kubelet)
-
-        def measure() -> float:
-            over = []
-            descriptor = os.open(agent.root / "probe", os.O_RDWR | os.O_CREAT | os.O_APPEND)
-            for device_id in ids:
-                os.write(descriptor, b"x" * 300)
-                started = time.perf_counter()
-                os.fsync(descriptor)
-                fsync = time.perf_counter() - started
-                over.append(_allocate_times(agent, [device_id])[0] - fsync)
-            os.close(descriptor)
-            return statistics.median(over) * 1000
-
-        return await asyncio.to_thread(measure)
+        times = await _allocate_times(agent, _ids(kubelet))
+        return statistics.median(allocate - fsync for allocate, fsync in times) * 1000
 
 
 async def _reregister() -> float:
