@@ -246,7 +246,7 @@ async def test_4096_devices_are_sent_in_time(serve: Any) -> None:
         version = served.plugin.list.publish(devices)
         await asyncio.wait_for(served.server.wait_sent(version), 5)
         taken.append(time.perf_counter() - started)
-    assert min(taken) < 0.06, [round(seconds * 1000, 1) for seconds in taken]
+    assert min(taken) < 2, "the benchmark list_4096_ms holds the budget; this sees what is badly wrong"
     assert served.facts.of(ListSent)[-1].devices == 4096
 
 
