@@ -41,6 +41,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         clock: Callable[[], float],
     ) -> None:
         self._plugin = plugin
+        self._allocator = plugin if isinstance(plugin, Allocator) else None  # asked once: it is slow, and kubelet waits
         self._streams = streams
         self._inflight = inflight
         self._timeouts = timeouts
@@ -116,11 +117,10 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         return pb.AllocateResponse(container_responses=[codec.encode_allocation(a) for a in allocations])
 
     async def _allocate_all(self, wanted: Sequence[Sequence[str]]) -> list[Allocation]:
-        plugin = self._plugin
-        if isinstance(plugin, Allocator):
-            return [await plugin.allocate(ids) for ids in wanted]
+        if self._allocator is not None:
+            return [await self._allocator.allocate(ids) for ids in wanted]
         for ids in wanted:
-            require_healthy(plugin, ids)
+            require_healthy(self._plugin, ids)
         return [Allocation() for _ in wanted]
 
     async def PreStartContainer(

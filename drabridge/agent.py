@@ -147,16 +147,12 @@ class Agent:
     def _assemble(self, keeper: Keeper) -> Runtime:
         paths, config = self._paths, self._config
 
-        def resource_of(device: str) -> str:
-            entry = keeper.ledger.entries.get(device)
-            return entry.device.resource if entry else ""
-
         def held(device: str) -> bool:
             entry = keeper.ledger.entries.get(device)
             return entry is not None and entry.owner is not Owner.NONE
 
         metrics = Metrics(lambda: self._pages.samples())
-        sinks = Sinks(metrics, resource_of, self._now)
+        sinks = Sinks(metrics, lambda device: runtime.resource_of(device), self._now)
         self._identities = Identities(paths.state)
         inventory = Inventory(config, held=held, given=self._identities.load(), on_fact=sinks.inventory)
         cdi = CdiStore(paths.cdi, config.driver)
