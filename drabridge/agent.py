@@ -12,7 +12,8 @@ import contextlib
 import logging
 import signal
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 import deviceplugin
 from drabridge.announce import Announcer

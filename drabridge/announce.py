@@ -10,8 +10,9 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
+
+from msgspec import Struct, field
 
 from drabridge.clusterapi import NODES, Cluster, Json, Kind
 from drabridge.errors import ClusterError
@@ -43,8 +44,7 @@ def reference() -> str:
     return "\n".join(rows)
 
 
-@dataclass(slots=True)
-class Announcer:
+class Announcer(Struct):
     """Takes notices of the ledger, writes Events. Without an API server it only logs them."""
 
     cluster: Cluster | None

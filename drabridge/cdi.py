@@ -16,11 +16,12 @@ import contextlib
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+from msgspec import Struct, field
 
 from drabridge.errors import HostError
 from drabridge.files import TEMPORARY_SUFFIX, Care, write_atomically
@@ -48,8 +49,7 @@ class Family(StrEnum):
     CLAIM = "claim"
 
 
-@dataclass(frozen=True, slots=True)
-class Edits:
+class Edits(Struct, frozen=True):
     """What a container gets with a device; ``nodes`` as they are right now."""
 
     nodes: tuple[DeviceNode, ...] = ()
@@ -71,16 +71,14 @@ class Edits:
         return Edits(tuple(nodes.values()), {**self.env, **other.env}, tuple(mounts.values()))
 
 
-@dataclass(frozen=True, slots=True)
-class CdiDevice:
+class CdiDevice(Struct, frozen=True):
     """One entry of a spec file. ``name`` is the part after the equals sign."""
 
     name: str
     edits: Edits
 
 
-@dataclass(frozen=True, slots=True)
-class Spec:
+class Spec(Struct, frozen=True):
     """One spec file: ``file_name`` in the CDI directory, ``kind`` is ``vendor/class``."""
 
     file_name: str

@@ -11,8 +11,9 @@ import random
 import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from drabridge.errors import ClusterError
 
@@ -76,8 +77,7 @@ class UnreachableError(ClusterError):
     code = "UNAVAILABLE"
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """A resource of the API: enough to write its URL."""
 
     group: str  # "" for the core group
@@ -118,16 +118,14 @@ def resource_claims(version: str) -> Kind:
     return Kind(RESOURCE_GROUP, version, "resourceclaims")
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(Struct, frozen=True):
     """A consistent list and the version to watch from."""
 
     items: tuple[Json, ...]
     resource_version: str
 
 
-@dataclass(frozen=True, slots=True)
-class WatchEvent:
+class WatchEvent(Struct, frozen=True):
     """ADDED, MODIFIED, DELETED or BOOKMARK."""
 
     type: str

@@ -11,12 +11,13 @@ import contextlib
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from socket import AF_UNIX
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
+
+from msgspec import Struct, field
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +28,7 @@ READ_SECONDS = 5.0  # for the whole request: a slow sender loses its place
 WRITE_SECONDS = 10.0  # for the whole answer: a slow reader likewise
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     method: str
     path: str
     query: Mapping[str, str]
@@ -36,8 +36,7 @@ class Request:
     body: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(Struct, frozen=True):
     body: bytes | str
     status: HTTPStatus = HTTPStatus.OK
     content_type: str = "text/plain; charset=utf-8"

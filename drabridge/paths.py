@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from drabridge.errors import ConfigError
 
@@ -12,8 +13,7 @@ CDI_DIRECTORY = Path("/var/run/cdi")
 SUN_PATH_BYTES = 107  # sizeof(sockaddr_un.sun_path) less the NUL, linux/un.h
 
 
-@dataclass(frozen=True, slots=True)
-class Paths:
+class Paths(Struct, frozen=True):
     """Every path of one agent. Kubelet opens our sockets in the host's mount namespace: mount them at the same path."""
 
     kubelet: Path  # kubelet's --root-dir

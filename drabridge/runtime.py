@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from drabridge.cdi import CdiStore
 from drabridge.clusterapi import Cluster
@@ -26,8 +27,7 @@ from podresources import Client
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # another text there: no container of before runs (random(4))
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(Struct, frozen=True):
     """What the command line says; everything else is in the configuration file."""
 
     config: Path
@@ -42,8 +42,7 @@ class Options:
     boot_id: Path = BOOT_ID
 
 
-@dataclass(slots=True)
-class Runtime:
+class Runtime(Struct):
     """Built once by the agent. ``config`` and ``devices`` are replaced as a whole when they change."""
 
     options: Options

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
+
+from msgspec import Struct
 
 from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.ledger.advertise import dra_schedulable, legacy_healthy
@@ -20,8 +21,7 @@ API_VERSION = "drabridge/v1alpha1"
 Document = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(Struct, frozen=True):
     """One side's connection with kubelet, for one resource (or for the DRA driver)."""
 
     api: str
@@ -32,8 +32,7 @@ class Endpoint:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RecentRefusal:
+class RecentRefusal(Struct, frozen=True):
     """One grant that was refused, for the list of recent ones."""
 
     at: float

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
+from msgspec import Struct, field
 from pydantic import Field, PlainValidator, model_validator
 
 from drabridge.config import names
@@ -30,8 +30,7 @@ _USB_ID = re.compile(r"(0[xX])?([0-9a-fA-F]{1,4})")
 # --- their file ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _UsbId:
+class _UsbId(Struct, frozen=True):
     """Four hexadecimal digits, and what is to be said about how they were written."""
 
     digits: str
@@ -138,8 +137,7 @@ class _File(Model):
 # --- our file ------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Entry:
+class _Entry(Struct):
     """One resource of ours, and what is to be said above it. All lists hold lines of YAML."""
 
     name: str

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, Any
 
+from msgspec import Struct
 from pydantic import Field, GetJsonSchemaHandler, PlainSerializer, PlainValidator, model_validator
 
 from drabridge.config.base import Model, text_of
@@ -17,8 +17,7 @@ _PERCENT = re.compile(r"(\d{1,3})%", re.ASCII)
 COUNT_MAX = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(Struct, frozen=True):
     """A part of a resource's devices: a number, a percentage, or the rest. Exactly one of the three is meant."""
 
     count: int | None = None

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from drabridge.errors import ConfigError
 
 SHOWN_MAX = 120  # characters of a value that a message quotes
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Fault:
+class Fault(Struct, frozen=True, order=True):
     """One fault of a configuration file; sorts by place."""
 
     file: str

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from drabridge.config.pattern import Patterns
 
@@ -24,8 +25,7 @@ class Source(StrEnum):
     LINK = "link"
 
 
-@dataclass(frozen=True, slots=True)
-class Test:
+class Test(Struct, frozen=True):
     """One value of one device against patterns. ``missing_is_empty``: udev rules test "" where nothing is there."""
 
     __test__ = False  # not pytest's
@@ -41,8 +41,7 @@ class Test:
         return f"{self.source}.{self.key}" if self.key else str(self.source)
 
 
-@dataclass(frozen=True, slots=True)
-class Exists:
+class Exists(Struct, frozen=True):
     """The value is there, empty or not."""
 
     source: Source
@@ -53,29 +52,25 @@ class Exists:
         return f"{self.source}:{self.key}" if self.key else str(self.source)
 
 
-@dataclass(frozen=True, slots=True)
-class All:
+class All(Struct, frozen=True):
     """Every part holds; true when there is none."""
 
     parts: tuple[Predicate, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Any:
+class Any(Struct, frozen=True):
     """One part holds; false when there is none."""
 
     parts: tuple[Predicate, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Not:
+class Not(Struct, frozen=True):
     """The part does not hold."""
 
     part: Predicate
 
 
-@dataclass(frozen=True, slots=True)
-class Ancestor:
+class Ancestor(Struct, frozen=True):
     """One single device, further up the tree, satisfies the whole part. udev's plural keys start at the device."""
 
     part: Predicate

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from difflib import get_close_matches
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+
+class Problem(Struct, frozen=True):
     """One thing that cannot be meant as it stands. ``path`` is relative to the value that was being checked."""
 
     expected: str

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import yaml
+from msgspec import Struct, field
 
 from drabridge.config.problem import Problem, Problems, unmet
 
@@ -30,8 +30,7 @@ Place = tuple[int, int]  # line and column, from 1
 Path = tuple[str | int, ...]
 
 
-@dataclass(slots=True)
-class Scalar:
+class Scalar(Struct):
     """One value; ``plain`` is false when it was quoted or a block, and so is certainly text."""
 
     place: Place
@@ -76,16 +75,14 @@ class Scalar:
         return text
 
 
-@dataclass(slots=True)
-class Sequence:
+class Sequence(Struct):
     """A list."""
 
     place: Place
     items: list[Node] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class Mapping:
+class Mapping(Struct):
     """A mapping; the place of each key is kept beside its value."""
 
     place: Place
@@ -96,8 +93,7 @@ class Mapping:
 Node = Scalar | Sequence | Mapping
 
 
-@dataclass(frozen=True, slots=True)
-class Complaint:
+class Complaint(Struct, frozen=True):
     """A problem, with the place and the path where the file has it."""
 
     place: Place

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
+
+from msgspec import Struct, field
 
 from drabridge.errors import PeerError
 from drabridge.ledger.events import Use
@@ -16,8 +17,7 @@ POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"  # annotation of claims
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Struct, frozen=True):
     """One device that the scheduler gave to one request of a claim."""
 
     request: str
@@ -39,8 +39,7 @@ class Result:
         return Use(self.device, share, self.admin)
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(Struct, frozen=True):
     """An allocated claim, as far as this driver is concerned."""
 
     claim: ClaimRef

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from drabridge.cdi import CdiStore
 from drabridge.clusterapi import RESOURCE_GROUP, Cluster, NotFoundError, backoff, resource_claims
@@ -44,8 +45,7 @@ STOP_GRACE_SECONDS = 1.0  # for calls in flight; what has not committed by then 
 DISCOVERY_FIRST_SECONDS, DISCOVERY_MOST_SECONDS = 0.5, 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class DraPaths:
+class DraPaths(Struct, frozen=True):
     """``kubelet``: its root directory. ``state``: ours, with the records of claims."""
 
     kubelet: Path
@@ -57,8 +57,7 @@ class DraPaths:
         return self.state / CLAIMS_DIRECTORY
 
 
-@dataclass(frozen=True, slots=True)
-class DraState:
+class DraState(Struct, frozen=True):
     """For readiness, status and metrics."""
 
     serving: bool

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from drabridge.ledger.model import ClaimRef
 
@@ -20,8 +21,7 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"  # rolled back because kubelet unprepared the claim meanwhile, or the agent stopped
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimHandled:
+class ClaimHandled(Struct, frozen=True):
     """One claim of a NodePrepareResources or NodeUnprepareResources call. ``error`` is what kubelet was told."""
 
     method: str  # "prepare" or "unprepare"
@@ -32,8 +32,7 @@ class ClaimHandled:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Requested:
+class Requested(Struct, frozen=True):
     """One gRPC call that was answered. ``code`` is the name of the gRPC status."""
 
     method: str
@@ -41,23 +40,20 @@ class Requested:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class RegistrationChanged:
+class RegistrationChanged(Struct, frozen=True):
     """Kubelet said whether it accepts the plugin."""
 
     registered: bool
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class HealthStreams:
+class HealthStreams(Struct, frozen=True):
     """How many health streams kubelet has open."""
 
     open: int
 
 
-@dataclass(frozen=True, slots=True)
-class SlicesPublished:
+class SlicesPublished(Struct, frozen=True):
     """A plan was carried out. All zero: the server had what it should have."""
 
     created: int
@@ -68,32 +64,28 @@ class SlicesPublished:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class PublishFailed:
+class PublishFailed(Struct, frozen=True):
     """Slices could not be brought up to date; tried again in ``retry_seconds``."""
 
     error: str
     retry_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class FeaturesMissing:
+class FeaturesMissing(Struct, frozen=True):
     """The API server drops fields because these gates are off; ``notes`` say what that means for which device."""
 
     gates: tuple[str, ...]
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RecordQuarantined:
+class RecordQuarantined(Struct, frozen=True):
     """A damaged record of a prepared claim was moved aside."""
 
     path: str
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class StatusFailed:
+class StatusFailed(Struct, frozen=True):
     """A claim's status could not be written; the claim works all the same."""
 
     claim: ClaimRef

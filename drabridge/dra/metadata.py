@@ -11,9 +11,10 @@ import json
 import os
 import shutil
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from drabridge.cdi import CdiDevice, CdiStore, Edits, Spec
 from drabridge.errors import HostError
@@ -27,8 +28,7 @@ CONTAINER_ROOT = "/var/run/kubernetes.io/dra-device-attributes"
 HOST_DIRECTORY = "dra-device-metadata"
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceFacts:
+class DeviceFacts(Struct, frozen=True):
     """One allocated device. ``attributes`` in the API's form; ``request`` with its alternative: ``gpu/large``."""
 
     request: str

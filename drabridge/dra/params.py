@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
+
+from msgspec import Struct, field
 
 from drabridge.clusterapi import AmbiguousObject
 from drabridge.config.claims import ClaimConfig
@@ -29,16 +30,14 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _NO_ENV: Mapping[str, str] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """What was chosen for one device: a profile ("" for none) and variables."""
 
     profile: str = ""
     env: Mapping[str, str] = field(default_factory=lambda: _NO_ENV)
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One decoded entry of this driver. ``requests`` empty: for every device that it can be applied to."""
 
     where: str  # for people: "FromClaim, config[1]"

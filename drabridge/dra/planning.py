@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from drabridge.cdi import CdiDevice, CdiStore, Edits
 from drabridge.config.claims import ClaimConfig, Profile
@@ -28,8 +30,7 @@ class NotReadyError(HostError):
     """The device is not there (yet): udev may be behind, or it is being reset. Worth waiting a little."""
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
+class Planned(Struct, frozen=True):
     """One allocation result with everything that preparing it takes."""
 
     result: Result
@@ -54,8 +55,7 @@ class Planned:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Planner:
+class Planner(Struct, frozen=True):
     """``lookup`` gives the value of template fields for a device."""
 
     config: Config

@@ -15,7 +15,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from drabridge.cdi import CdiStore, Family
 from drabridge.clusterapi import Cluster, Kind, NotFoundError, UnreachableError, backoff

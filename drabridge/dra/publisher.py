@@ -14,7 +14,8 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from drabridge.clusterapi import (
     NODES,
@@ -45,8 +46,7 @@ RETRY_FIRST_SECONDS, RETRY_MOST_SECONDS = 0.5, 60.0
 INVALID_RETRY_SECONDS = 300.0  # the server will say the same again, unless somebody changes the server
 
 
-@dataclass(frozen=True, slots=True)
-class PublisherState:
+class PublisherState(Struct, frozen=True):
     """For readiness and status. ``published``: the server had everything at the last look."""
 
     published: bool = False

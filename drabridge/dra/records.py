@@ -12,11 +12,12 @@ import json
 import re
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+from msgspec import Struct, field
 
 from drabridge.errors import HostError
 from drabridge.files import TEMPORARY_SUFFIX, Care, sync_directory, write_atomically
@@ -43,8 +44,7 @@ class CorruptRecordError(HostError):
         self.moved_to = moved_to
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedDevice:
+class PreparedDevice(Struct, frozen=True):
     """One allocation result: what was chosen for it and what kubelet was told."""
 
     request: str  # as allocated: "gpu", or "gpu/large" for an alternative of a prioritized list
@@ -63,8 +63,7 @@ class PreparedDevice:
         return self.request.partition("/")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimRecord:
+class ClaimRecord(Struct, frozen=True):
     """A claim on this node. ``boot_id`` is of the boot in which its side effects were made."""
 
     claim: ClaimRef

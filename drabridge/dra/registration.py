@@ -7,11 +7,11 @@ Kubelet gives GetInfo one second and repeats it after each of its own restarts, 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
+from msgspec import Struct
 
 from drabridge.dra.facts import Observer, RegistrationChanged
 from drabridge.wire import pluginregistration_pb2 as wire
@@ -24,8 +24,7 @@ PLUGIN_TYPE = "DRAPlugin"
 SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 
 
-@dataclass(frozen=True, slots=True)
-class RegistrationState:
+class RegistrationState(Struct, frozen=True):
     """What kubelet said last. ``asked``: how often it called GetInfo."""
 
     registered: bool = False

@@ -11,16 +11,16 @@ import hashlib
 import re
 import socket
 import stat
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from drabridge.errors import HostError
 
 SUN_PATH_BYTES = 107  # linux/un.h: 108 with the NUL
 
 
-@dataclass(frozen=True, slots=True)
-class PluginSockets:
+class PluginSockets(Struct, frozen=True):
     """Absolute paths of one instance."""
 
     registration: Path

@@ -9,24 +9,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 FILE_NAME = "kubelet_internal_checkpoint"
 MAX_BYTES = 64 * 1024 * 1024  # 110 pods with 4,096 devices make about 1 MB
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class CheckpointHolder:
+class CheckpointHolder(Struct, frozen=True, order=True):
     """A container that kubelet's device manager has on record. The pod is known by UID alone."""
 
     pod_uid: str
     container: str
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Struct, frozen=True):
     """``held[resource][unit id]`` are the containers on record; ``registered[resource]`` its healthy ids."""
 
     held: Mapping[str, Mapping[str, tuple[CheckpointHolder, ...]]]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from drabridge.evidence.pods import PodWatch
 from drabridge.evidence.probe import Opened, opened

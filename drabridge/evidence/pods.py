@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from drabridge.clusterapi import PODS, Cluster, Json
 from drabridge.clusterwatch import follow
@@ -18,8 +19,7 @@ from drabridge.ledger.model import Ledger, PodRef
 _ENDED = frozenset({"Succeeded", "Failed"})
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(Struct, frozen=True):
     """A pod that has not ended, and how many devices of each extended resource its containers take together."""
 
     namespace: str

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from drabridge.inventory.model import Device
 
@@ -21,8 +22,7 @@ _KINDS = {"c": stat.S_ISCHR, "b": stat.S_ISBLK}
 Number = tuple[str, int, int]  # "c" or "b", major, minor
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(Struct, frozen=True):
     """``by``: device name -> a process that has it open, in words. ``blind``: why others may, too; "" if none does."""
 
     by: Mapping[str, str]

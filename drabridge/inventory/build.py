@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
+
+from msgspec import Struct
 
 from drabridge.config.matcher import any_of
 from drabridge.config.pattern import is_hex_id
@@ -30,8 +31,7 @@ from drabridge.inventory.records import Record
 from drabridge.inventory.wanted import needs_database, partition_link
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
+class Built(Struct, frozen=True):
     """The devices that exist, those that nobody can tell apart, and the syspaths that udevd has yet to finish."""
 
     devices: tuple[Device, ...]
@@ -39,8 +39,7 @@ class Built:
     waiting: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
+class _Seen(Struct, frozen=True):
     """What follows from one matched record alone; kept as long as the record is the same object."""
 
     record: Record

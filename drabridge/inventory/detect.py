@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+
+from msgspec import Struct
 
 CONTROL = "/run/udev/control"
 DATABASE = Path("/run/udev/data")
@@ -30,8 +31,7 @@ class EventKind(StrEnum):
     NONE = "none"  # the timer alone
 
 
-@dataclass(frozen=True, slots=True)
-class EventSource:
+class EventSource(Struct, frozen=True):
     """The group that is used, and why in one sentence."""
 
     kind: EventKind

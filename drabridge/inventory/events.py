@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 BURST = 8
 """Wake-ups that are acted on at once. Plugging one device in makes two to four events (the device, its children)."""
@@ -15,8 +16,7 @@ SHARE = 4
 """A round that took long is followed by a pause of so many times as long: a flood may not fill the loop."""
 
 
-@dataclass(slots=True)
-class Pacer:
+class Pacer(Struct):
     """Immediate leading edge, then coalescing: a bucket of ``BURST`` tokens, refilled one each interval."""
 
     tokens: float = BURST
@@ -37,8 +37,7 @@ class Pacer:
         return min(float(BURST), self.tokens + max(0.0, now - self.last) / self.interval_seconds)
 
 
-@dataclass(frozen=True, slots=True)
-class Uevent:
+class Uevent(Struct, frozen=True):
     """One uevent. It only says where to look; ``remove`` alone is believed as it stands (the kernel sends it before the
     directory is gone).
     """
@@ -50,8 +49,7 @@ class Uevent:
     group: str  # "udev" or "kernel": who sent it
 
 
-@dataclass(frozen=True, slots=True)
-class Debt:
+class Debt(Struct, frozen=True):
     """Look at ``syspath`` at ``when``. ``seqnum`` is the kernel event that udevd has not answered yet, else 0."""
 
     when: float
@@ -59,8 +57,7 @@ class Debt:
     seqnum: int = 0
 
 
-@dataclass(slots=True)
-class Owed:
+class Owed(Struct):
     """Syspaths that have to be looked at (again) later, because an event may be early, missing or wrong."""
 
     debts: set[Debt] = field(default_factory=set)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from drabridge.inventory.detect import EventSource
 
 
-@dataclass(frozen=True, slots=True)
-class EventSeen:
+class EventSeen(Struct, frozen=True):
     """A uevent of a wanted subsystem was taken from a socket."""
 
     group: str
@@ -17,8 +17,7 @@ class EventSeen:
     action: str
 
 
-@dataclass(frozen=True, slots=True)
-class Reconciled:
+class Reconciled(Struct, frozen=True):
     """The list of devices was computed. ``full``: everything was enumerated, not only what events named."""
 
     seconds: float
@@ -27,22 +26,19 @@ class Reconciled:
     changed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class MonitorRestarted:
+class MonitorRestarted(Struct, frozen=True):
     """An event socket failed (events were lost) and was replaced; everything was enumerated again."""
 
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class SourceChanged:
+class SourceChanged(Struct, frozen=True):
     """Events come from somewhere else now."""
 
     source: EventSource
 
 
-@dataclass(frozen=True, slots=True)
-class ReconcileFailed:
+class ReconcileFailed(Struct, frozen=True):
     """Looking at the devices failed as a whole; the last list stays and the next attempt follows."""
 
     why: str

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from typing import Literal, Protocol
+
+from msgspec import Struct
 
 from drabridge.inventory.records import VALUE_LIMIT_CHARS, clean
 
 
-@dataclass(frozen=True, slots=True)
-class NodeStat:
+class NodeStat(Struct, frozen=True):
     """A device node as stat(2) shows it, symbolic links followed. ``path`` is where the links end."""
 
     path: str

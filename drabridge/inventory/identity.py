@@ -18,8 +18,9 @@ import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
+
+from msgspec import Struct
 
 from drabridge.inventory.model import Collision
 
@@ -81,16 +82,14 @@ def _with_digest(readable: str, whole: str, joint: str, limit: int, fallback: st
     return f"{head}{joint}{digest}"
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(Struct, frozen=True):
     """What a device is called: by kubelet (``id``) and everywhere else (``name``)."""
 
     id: str
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """A device that wants an identity. ``values`` are what its templates gave, best first; "" where that is nothing."""
 
     resource: str

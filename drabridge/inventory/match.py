@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from drabridge.config.matcher import Matcher
 from drabridge.config.pattern import WHITESPACE, is_hex_id
@@ -54,8 +55,7 @@ class UdevView(Protocol):
         """The next device up the tree."""
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Struct, frozen=True):
     """A node of the tree that ``match --explain`` prints."""
 
     ok: bool

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Literal
+
+from msgspec import Struct, field
 
 REPLICA_SEPARATOR = "::"  # as NVIDIA's plugin writes it: a checkpoint made by one is read by the other
 
@@ -21,8 +22,7 @@ class Presence(StrEnum):
     GONE = "gone"  # unplugged, or no longer matched; kept while somebody may hold it
 
 
-@dataclass(frozen=True, slots=True)
-class Semver:
+class Semver(Struct, frozen=True):
     """A version attribute: strict semver 2.0.0, three parts, at most 64 characters (the API's rule)."""
 
     text: str
@@ -31,8 +31,7 @@ class Semver:
 Attribute = str | bool | int | Semver
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceNode:
+class DeviceNode(Struct, frozen=True):
     """A node under /dev as it is right now. ``container_path`` is the alias inside the container."""
 
     path: str
@@ -43,8 +42,7 @@ class DeviceNode:
     minor: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(Struct, frozen=True):
     """A bind mount that comes with a device."""
 
     host_path: str
@@ -52,8 +50,7 @@ class Mount:
     read_only: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Struct, frozen=True):
     """One device of the node, copied out of udev at once.
 
     ``name`` is a DNS label, unique on the node and stable over reboots and replugging: the ledger's key, the device's
@@ -92,8 +89,7 @@ def device_id_of(unit: str) -> str:
     return head if separator and tail.isdecimal() else unit
 
 
-@dataclass(frozen=True, slots=True)
-class Collision:
+class Collision(Struct, frozen=True):
     """Devices that resolve to one name or id: none of them is offered until the operator decides.
 
     One that has held the name since before the others came keeps it; it is named here all the same. A single syspath
@@ -111,8 +107,7 @@ class Collision:
         return f"{self.resource}: {', '.join(self.syspaths)} all resolve to the identity {self.identity!r}. {self.hint}"
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """An ordered set of devices at one moment. ``complete`` is false until the first enumeration has ended."""
 
     version: int
@@ -128,8 +123,7 @@ class Snapshot:
         return tuple(device for device in self.devices if device.resource == resource)
 
 
-@dataclass(frozen=True, slots=True)
-class Diff:
+class Diff(Struct, frozen=True):
     """What changed between two snapshots, by device name; ``changed`` holds the new records."""
 
     added: tuple[Device, ...] = ()

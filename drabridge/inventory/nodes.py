@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from drabridge.config.container import Node
 from drabridge.config.template import Lookup
@@ -14,8 +15,7 @@ from drabridge.inventory.model import DeviceNode
 from drabridge.inventory.records import Record
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(Struct, frozen=True):
     """A device together with what its templates may refer to."""
 
     record: Record
@@ -28,16 +28,14 @@ class Subject:
         return lookup(self.record, host, self.nvidia, **self.identity, **more)
 
 
-@dataclass(frozen=True, slots=True)
-class Nodes:
+class Nodes(Struct, frozen=True):
     """The nodes that are there, and a sentence for each one that should be and is not."""
 
     found: tuple[DeviceNode, ...]
     missing: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(Struct, frozen=True):
     """Where a node should be; ``number`` is what the kernel says it must be, as far as it says."""
 
     path: str

@@ -16,9 +16,10 @@ import contextlib
 import importlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, ModuleType
+
+from msgspec import Struct
 
 from drabridge.inventory.records import clean
 
@@ -30,8 +31,7 @@ _MIB = 1 << 20
 _LABELS = MappingProxyType({"GPU UUID": "uuid", "Device Minor": "minor", "Model": "model", "GPU Excluded": "excluded"})
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Struct, frozen=True):
     """Fields of every GPU by PCI address (``0000:3b:00.0``), and of the driver.
 
     Field names are those of templates without their prefix: ``uuid``, ``minor``, ``model``, ``driver_version``, and

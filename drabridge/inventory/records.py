@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
+
+from msgspec import Struct, field
 
 VALUE_LIMIT_CHARS = 4096
 """Longest value that is kept whole. A sysfs attribute is one page; anything longer is not an identity or a name."""
@@ -36,8 +37,7 @@ def clean(value: bytes | str | None) -> str:
     return text
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Struct, frozen=True):
     """A udev device as it was when it was read. Absent strings are ``""``, as in ``udevadm info``.
 
     ``attributes`` holds the sysfs attributes that somebody asked for (reading all of them is slow, and some reads have

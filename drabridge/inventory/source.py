@@ -12,8 +12,9 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from drabridge.config.schema import Config
 from drabridge.config.template import Lookup

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from drabridge.config.claims import Profile
 from drabridge.config.matcher import any_of
@@ -16,8 +17,7 @@ from drabridge.config.template import Field, parse
 _MAGIC = re.compile(r"[*?\[\\]")
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """What to look at. No subsystems means all of them, which costs tens of milliseconds per enumeration."""
 
     subsystems: frozenset[str] = frozenset()

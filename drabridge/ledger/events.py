@@ -7,15 +7,15 @@ device that changed hands after that is out of date, and is not believed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from drabridge.ledger.model import ClaimRef, Facts, Lane, PodRef, Share
 
 Pods = Mapping[str, tuple[PodRef, ...]]  # kubelet's id of a unit -> the containers that it shows with it
 
 
-@dataclass(frozen=True, slots=True)
-class Discovered:
+class Discovered(Struct, frozen=True):
     """The inventory's present devices. A known device that is missing here is treated as gone.
 
     ``lanes`` says where a device starts that the ledger has never seen (the planner's choice; legacy by default).
@@ -26,32 +26,28 @@ class Discovered:
     lanes: Mapping[str, Lane] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Forgotten:
+class Forgotten(Struct, frozen=True):
     """The inventory will not see these devices again: drop them, if nobody holds them and their ids are quiescent."""
 
     devices: tuple[str, ...]
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Allocate:
+class Allocate(Struct, frozen=True):
     """Kubelet's Allocate: device name -> the units of it that kubelet chose. All or nothing."""
 
     units: Mapping[str, tuple[str, ...]]
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Struct, frozen=True):
     """Kubelet's checkpoint file. ``barrier``: it was read after List and a re-sent ListAndWatch, so it is fresh."""
 
     pods: Pods
     barrier: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
+class Observed(Struct, frozen=True):
     """One round of evidence. ``None`` means that the witness could not be asked, which is not the same as silence."""
 
     at: float
@@ -63,22 +59,19 @@ class Observed:
     opened: Mapping[str, bool] | None = None  # physical probe: device name -> a process has its node open
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletStarted:
+class KubeletStarted(Struct, frozen=True):
     """Another kubelet process (kubelet.sock has another identity): it does not know all of its pods yet."""
 
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Subscribed:
+class Subscribed(Struct, frozen=True):
     """Kubelet opened ListAndWatch: a new one, or the old one after a loss. Treated like a start, to be safe."""
 
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(Struct, frozen=True):
     """One device of a claim's allocation."""
 
     device: str
@@ -86,8 +79,7 @@ class Use:
     admin: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimAllocated:
+class ClaimAllocated(Struct, frozen=True):
     """The API server shows ``claim`` allocated with these devices of ours. May be repeated; ``uses`` is complete."""
 
     claim: ClaimRef
@@ -96,16 +88,14 @@ class ClaimAllocated:
     guarded: bool = False  # every result carries our binding condition (G2)
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimDeallocated:
+class ClaimDeallocated(Struct, frozen=True):
     """The API server shows the claim without allocation, or not at all (or replaced: another UID)."""
 
     uid: str
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Prepare:
+class Prepare(Struct, frozen=True):
     """NodePrepareResources for one claim that the API server, asked just now, shows allocated. All or nothing."""
 
     claim: ClaimRef
@@ -113,24 +103,21 @@ class Prepare:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class PrepareFailed:
+class PrepareFailed(Struct, frozen=True):
     """What Prepare promised could not be done and was undone."""
 
     uid: str
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Unprepare:
+class Unprepare(Struct, frozen=True):
     """NodeUnprepareResources: no container uses the claim, and its CDI file is gone."""
 
     uid: str
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class SetLane:
+class SetLane(Struct, frozen=True):
     """Move a device to a lane: LEGACY, DRA, or SHARED. A held device is moved when it is let go."""
 
     device: str
@@ -139,8 +126,7 @@ class SetLane:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
+class Drain(Struct, frozen=True):
     """Stop (or resume) offering a device once it is free, without moving it."""
 
     device: str
@@ -148,8 +134,7 @@ class Drain:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Withdrawn:
+class Withdrawn(Struct, frozen=True):
     """Kubelet's acknowledgement: GetAllocatableResources no longer has the device, and no Allocate or
     GetPreferredAllocation of ours was open. ``since_seq``: the ledger when that question was asked."""
 
@@ -158,8 +143,7 @@ class Withdrawn:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class SliceWithdrawn:
+class SliceWithdrawn(Struct, frozen=True):
     """The API server has accepted a slice without the device (or with it tainted, read back)."""
 
     device: str
@@ -167,8 +151,7 @@ class SliceWithdrawn:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class QuorumClear:
+class QuorumClear(Struct, frozen=True):
     """A LIST of claims with quorum, asked after the slice was withdrawn, shows none with the device."""
 
     device: str
@@ -176,24 +159,21 @@ class QuorumClear:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Booted:
+class Booted(Struct, frozen=True):
     """The node's boot id. Another than the ledger's means: no container of the ledger's time is running."""
 
     boot_id: str
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(Struct, frozen=True):
     """A claim with its devices of ours, as the API server or a CDI file shows it."""
 
     claim: ClaimRef
     uses: tuple[Use, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Restarted:
+class Restarted(Struct, frozen=True):
     """An agent began: what it found, to be merged with the ledger. In doubt the holder stays.
 
     ``prepared`` are the claims that have CDI files on this node. They are local: if the directory cannot be read there
@@ -207,8 +187,7 @@ class Restarted:
     allocated: tuple[Allocation, ...] | None = None  # quorum LIST of claims; None: the API server does not answer
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(Struct, frozen=True):
     """The durable state cannot be read: nobody knows who holds what."""
 
     at: float
@@ -216,8 +195,7 @@ class Lost:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Resolve:
+class Resolve(Struct, frozen=True):
     """The operator says that nobody (of the named sides) uses a device in CONFLICT, QUARANTINE, or left prepared.
 
     Refused while kubelet or the API server says otherwise: stop the pod first.
@@ -229,16 +207,14 @@ class Resolve:
     claims: bool = True  # end the claims' holds
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseGranted:
+class LeaseGranted(Struct, frozen=True):
     """G2: every condition for the claim's lease is met; its binding condition may be set."""
 
     uid: str
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseDenied:
+class LeaseDenied(Struct, frozen=True):
     """G2: the lease is refused (timeout, contention); the failure condition is to be set."""
 
     uid: str

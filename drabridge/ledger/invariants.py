@@ -7,7 +7,8 @@ states: the search proves it by finding, from every state, a way to one where :f
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from drabridge.inventory.model import Presence
 from drabridge.ledger import advertise
@@ -19,8 +20,7 @@ from drabridge.ledger.settle import owner_of
 _NONE: Collection[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Truth:
+class Truth(Struct, frozen=True):
     """What is really the case, seen from outside: by device name, or by claim UID."""
 
     pods: Mapping[str, Collection[str]] = field(default_factory=dict)  # device -> pods whose processes may use it
@@ -36,8 +36,7 @@ class Truth:
     shared: Collection[str] = _NONE  # devices that claims may share
 
 
-@dataclass(frozen=True, slots=True)
-class Violation:
+class Violation(Struct, frozen=True):
     """An invariant that does not hold."""
 
     invariant: str

@@ -11,8 +11,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from time import time
+
+from msgspec import Struct
 
 from drabridge.errors import HostError
 from drabridge.ledger.events import Event, Lost
@@ -27,8 +28,7 @@ Callback = Callable[[Ledger, tuple[Effect, ...]], None]
 """Called on the loop after every step that changed something or has effects: the ledger now, and the effects."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoreHealth:
+class StoreHealth(Struct, frozen=True):
     """Whether the ledger can be written. While it cannot, nothing is granted; every request tries again."""
 
     ok: bool = True
@@ -36,8 +36,7 @@ class StoreHealth:
     since: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
+class _Waiting(Struct, frozen=True):
     """A step that was taken in memory and waits for the disk."""
 
     done: Step

@@ -9,9 +9,10 @@ its way counts as arrived, so a plan that is carried out is never taken back, an
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from itertools import groupby
+
+from msgspec import Struct
 
 from drabridge.inventory.model import Device, Presence
 from drabridge.ledger.model import Entry, Lane, Ledger, Owner
@@ -19,8 +20,7 @@ from drabridge.ledger.model import Entry, Lane, Ledger, Owner
 HYSTERESIS_SECONDS = 60.0  # a device that flaps (USB, a driver reload) must not make others move to and fro
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """How one resource's devices are to be divided.
 
     ``dra`` of ``total`` devices in the dra lane, the rest in the legacy lane; floors and percentages are already in it
@@ -43,8 +43,7 @@ class Urgency(IntEnum):
     HELD = 2  # marks it; it moves when it is let go
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """One ``SetLane`` to apply."""
 
     device: str
@@ -53,8 +52,7 @@ class Change:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Unit:
+class _Unit(Struct, frozen=True):
     """Devices that move together: a whole device, or all parts of one."""
 
     names: tuple[str, ...]

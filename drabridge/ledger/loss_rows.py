@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from drabridge.ledger import refusal
 from drabridge.ledger.claim_rows import reclaim

@@ -6,8 +6,9 @@ Requests that grant something are all or nothing: one refused device, and the st
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from drabridge.inventory.model import Presence
 from drabridge.ledger import advertise, refusal

@@ -7,9 +7,10 @@ All times are wall-clock seconds since the epoch and come with the events; this 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from drabridge.inventory.model import Device, Presence
 from drabridge.ledger.shards import Shards
@@ -60,8 +61,7 @@ class MoveStep(StrEnum):
     QUIESCING = "quiescing"  # the slices no longer show it; schedulers that still remember it get time to act
 
 
-@dataclass(frozen=True, slots=True)
-class PodRef:
+class PodRef(Struct, frozen=True):
     """A container of a pod as kubelet shows it. Its checkpoint knows the UID, PodResources the names."""
 
     namespace: str = ""
@@ -74,8 +74,7 @@ class PodRef:
         return f"{pod} (container {self.container})" if self.container else pod
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimRef:
+class ClaimRef(Struct, frozen=True):
     """A ResourceClaim. The UID is its identity; the names are for people."""
 
     uid: str
@@ -100,8 +99,7 @@ class HeldBecause(StrEnum):
     ONCE_ABSENT = "once-absent"  # not seen; one look is not enough
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(Struct, frozen=True):
     """A legacy pod's hold: since when, what was seen of it, and why it has not ended."""
 
     units: tuple[str, ...] = ()  # kubelet's ids that were handed out; empty for a holder that is only suspected
@@ -114,16 +112,14 @@ class Hold:
     because: HeldBecause = HeldBecause.TOO_YOUNG
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(Struct, frozen=True):
     """One share of a device that several claims may use at once, as the API server allocated it."""
 
     id: str
     consumed: tuple[tuple[str, int], ...] = ()  # capacity name -> amount, base units
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimHold:
+class ClaimHold(Struct, frozen=True):
     """A claim's hold of one device. Admin access is recorded but holds nothing."""
 
     claim: ClaimRef
@@ -134,8 +130,7 @@ class ClaimHold:
     api_allocated: bool = True  # False once the API server was seen without the allocation
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(Struct, frozen=True):
     """A change of lane that has not ended. ``source`` is where the device goes back to if it is taken meanwhile."""
 
     source: Lane
@@ -146,8 +141,7 @@ class Move:
     reason: str = ""  # why it waits, for people
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Struct, frozen=True):
     """What the ledger needs to know about a device; it comes from the inventory."""
 
     name: str
@@ -172,8 +166,7 @@ class Facts:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One device: what it is, who holds it, where it may be offered.
 
     ``owner`` follows from ``hold`` and ``claims`` (see ``drabridge.ledger.settle``) except for QUARANTINE.
@@ -221,8 +214,7 @@ class NodeState(NamedTuple):
     lost: str = ""  # why the record was lost; until the merge, a device without an entry is quarantined, not free
 
 
-@dataclass(frozen=True, slots=True)
-class Ledger:
+class Ledger(Struct, frozen=True):
     """All entries at one moment. The two indexes are derived; build ledgers with :meth:`of` and :meth:`replace`."""
 
     entries: Shards[Entry] = field(default_factory=Shards)
@@ -299,8 +291,7 @@ def _refile(
     return index
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Struct, frozen=True):
     """The numbers behind the rules, in seconds. Each default names its reason."""
 
     min_hold_seconds: float = (

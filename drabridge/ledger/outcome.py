@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from drabridge.errors import RefusedError
 from drabridge.ledger.model import Entry, Lane, Ledger, NodeState
@@ -28,8 +29,7 @@ class RefusalCode(StrEnum):
     DISABLED = "disabled"  # needs guard level G2
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """One device that was refused, in words that reach a person through ``kubectl describe pod``."""
 
     device: str
@@ -42,8 +42,7 @@ class Refusal:
         return f"{self.message}; {self.hint}" if self.hint else self.message
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """The answer to an event. A refused event has changed no ownership."""
 
     accepted: bool
@@ -68,16 +67,14 @@ class Side(StrEnum):
     DRA = "dra"
 
 
-@dataclass(frozen=True, slots=True)
-class Readvertise:
+class Readvertise(Struct, frozen=True):
     """A device was refused that the other party believes free: send the current offers again, at once."""
 
     devices: tuple[str, ...]
     side: Side
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Struct, frozen=True):
     """Count one refusal for each of ``devices``."""
 
     side: Side
@@ -85,8 +82,7 @@ class Refused:
     device: str
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(Struct, frozen=True):
     """A holder is no longer the holder. ``held_seconds`` counts from the last change of owner."""
 
     device: str
@@ -95,8 +91,7 @@ class Released:
     held_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Transferred:
+class Transferred(Struct, frozen=True):
     """A change of lane has ended. ``seconds`` counts from when it was asked for."""
 
     device: str
@@ -105,8 +100,7 @@ class Transferred:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class TransferAborted:
+class TransferAborted(Struct, frozen=True):
     """A device was taken while it was being moved; it goes on waiting."""
 
     device: str
@@ -114,16 +108,14 @@ class TransferAborted:
     because: str
 
 
-@dataclass(frozen=True, slots=True)
-class DenyClaim:
+class DenyClaim(Struct, frozen=True):
     """G2: set the failure condition of this claim, after the device was withdrawn."""
 
     uid: str
     because: str
 
 
-@dataclass(frozen=True, slots=True)
-class ConfirmClaim:
+class ConfirmClaim(Struct, frozen=True):
     """G2: set the binding condition of this claim."""
 
     uid: str
@@ -137,8 +129,7 @@ class Subject(StrEnum):
     CLAIM = "ResourceClaim"
 
 
-@dataclass(frozen=True, slots=True)
-class Notify:
+class Notify(Struct, frozen=True):
     """A Kubernetes Event that a person should see. ``namespace`` and ``name`` are empty for the node."""
 
     subject: Subject
@@ -153,8 +144,7 @@ class Notify:
 Effect = Readvertise | Refused | Released | Transferred | TransferAborted | DenyClaim | ConfirmClaim | Notify
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """The result of one event. ``durable``: it must be on disk before anybody hears of it."""
 
     decision: Decision

@@ -8,13 +8,13 @@ time after Allocate and some time after kubelet's start, and at least two kinds 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from drabridge.ledger.model import HeldBecause, Hold, PodRef, Policy
 
 
-@dataclass(frozen=True, slots=True)
-class Witness:
+class Witness(Struct, frozen=True):
     """What one round of evidence says about one device. ``None``: this witness could not be asked."""
 
     listed: tuple[PodRef, ...] | None = None  # PodResources
@@ -29,8 +29,7 @@ class Witness:
         return (self.listed or ()) + ((self.checkpointed or ()) if self.barrier else ())
 
 
-@dataclass(frozen=True, slots=True)
-class Free:
+class Free(Struct, frozen=True):
     """The hold has ended; ``because`` is what is recorded."""
 
     because: str

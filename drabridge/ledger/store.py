@@ -18,9 +18,10 @@ import fcntl
 import os
 import stat
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from drabridge.errors import HostError
 from drabridge.ledger.codec import ENTRY_FIELDS, entry_from_json, entry_to_json, node_from_json, node_to_json
@@ -44,8 +45,7 @@ class Loaded(StrEnum):
     LOST = "lost"  # nothing can be read
 
 
-@dataclass(frozen=True, slots=True)
-class LoadResult:
+class LoadResult(Struct, frozen=True):
     """What a start found. ``message`` is for people; empty if all is well. ``aside``: where the unreadable file is."""
 
     kind: Loaded
@@ -60,8 +60,7 @@ class LoadResult:
         return self.kind in (Loaded.PARTIAL, Loaded.LOST)
 
 
-@dataclass(slots=True)
-class _Read:
+class _Read(Struct):
     """A file that was read: the entries, and what ended the reading before its end."""
 
     entries: dict[str, Entry] = field(default_factory=dict)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from drabridge.inventory.model import Device, Presence
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceHealth:
+class DeviceHealth(Struct, frozen=True):
     """One device. ``message`` is shown in the pod's status; kubelet cuts it at 1024 bytes."""
 
     name: str

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from drabridge.inventory.model import Device
 from drabridge.ledger.advertise import legacy_healthy, must_list
 from drabridge.ledger.model import Entry, Lane, Ledger, Owner, Policy
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(Struct, frozen=True):
     """One id as kubelet is to see it. A device with replicas has several."""
 
     id: str

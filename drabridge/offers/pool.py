@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from drabridge.config.claims import Partition
 from drabridge.config.facts import RequestPolicy, quantity_value

@@ -9,9 +9,10 @@ generation they were in: until the last of them is there the pool is incomplete,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+from msgspec import Struct
 
 from drabridge.offers.quantity import parse
 from drabridge.offers.slices import Feature, Json
@@ -25,8 +26,7 @@ class Verb(StrEnum):
     CREATE = "create"
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(Struct, frozen=True):
     """One request. ``body`` is a whole v1 object for update and create; ``uid`` and ``resource_version`` guard."""
 
     verb: Verb
@@ -36,8 +36,7 @@ class Write:
     resource_version: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(Struct, frozen=True):
     """The Node that garbage collection ties the slices to."""
 
     name: str
@@ -47,8 +46,7 @@ class Owner:
         return {"apiVersion": "v1", "kind": "Node", "name": self.name, "uid": self.uid, "controller": True}
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(Struct, frozen=True):
     """What a server made of a spec that it was sent: its form then counts as equal, whatever it dropped or added."""
 
     sent: Json

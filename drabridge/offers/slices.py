@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+from msgspec import Struct, field
 
 from drabridge.inventory.model import Device
 from drabridge.offers.attributes import describe
@@ -46,8 +47,7 @@ class Effect(StrEnum):
     NO_EXECUTE = "NoExecute"
 
 
-@dataclass(frozen=True, slots=True)
-class Taint:
+class Taint(Struct, frozen=True):
     """Why a device must not be allocated now. ``key`` and ``value`` are label-like."""
 
     key: str
@@ -55,8 +55,7 @@ class Taint:
     effect: Effect = Effect.NO_SCHEDULE
 
 
-@dataclass(frozen=True, slots=True)
-class CapacityPolicy:
+class CapacityPolicy(Struct, frozen=True):
     """How claims may draw on one capacity of a shared device: the default, and either a range or a list of values."""
 
     default: int
@@ -66,8 +65,7 @@ class CapacityPolicy:
     values: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(Struct, frozen=True):
     """One device as it may be offered now.
 
     ``policies`` not None: several claims may hold it at once, drawing on its capacities. ``consumes`` maps a counter
@@ -81,8 +79,7 @@ class Offer:
     consumes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Pool:
+class Pool(Struct, frozen=True):
     """Everything to publish. ``counters``: counter set -> counter -> amount, of parents whose parts are offered."""
 
     driver: str
@@ -91,8 +88,7 @@ class Pool:
     counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Desired:
+class Desired(Struct, frozen=True):
     """Slices by name, in order, each as a ``spec`` without pool generation and count; notes are for the operator."""
 
     slices: Mapping[str, Json]

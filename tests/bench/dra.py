@@ -8,9 +8,10 @@ import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from drabridge.cdi import CdiStore
 from drabridge.clusterapi import NotFoundError, UnreachableError

@@ -9,11 +9,11 @@ import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
+from msgspec.structs import replace
 
 from drabridge.cdi import CdiStore
 from drabridge.cluster import KubernetesCluster

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from drabridge.inventory.model import Attribute, Device, Semver
 from drabridge.sim.cluster import ClusterTimings, SimCluster

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from drabridge.inventory.model import Presence
 from drabridge.ledger.model import Owner

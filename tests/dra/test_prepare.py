@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
+from msgspec.structs import replace
 
 from drabridge.dra.facts import RecordQuarantined
 from drabridge.inventory.model import Device, DeviceNode, Presence

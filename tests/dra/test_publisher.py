@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from drabridge.dra.facts import FeaturesMissing, PublishFailed, SlicesPublished
 from drabridge.inventory.model import Presence, Snapshot

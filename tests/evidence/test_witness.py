@@ -6,9 +6,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from drabridge.evidence.witness import Witness
 from drabridge.ledger.events import Observed

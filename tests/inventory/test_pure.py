@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from drabridge.inventory import topology, typed
 from drabridge.inventory.events import BURST, INTERVAL_SECONDS, Owed, Pacer, Uevent, last_words

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from drabridge.ledger import events as ev
 from drabridge.ledger import machine
@@ -23,8 +25,7 @@ from tests.ledger.states import POLICY, Config, Stepper
 SMALL = Config(devices=1, pods=1, claims=1, late_evidence=False, moves=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Mutant:
+class Mutant(Struct, frozen=True):
     """One broken rule, and the world in which it shows."""
 
     name: str

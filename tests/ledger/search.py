@@ -10,14 +10,14 @@ import gc
 import sys
 import time
 from array import array
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from tests.ledger.states import Broken, Config, State
 from tests.ledger.world import World
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """What a search found. ``trace`` leads to the violation, or to a state that cannot drain; empty if all is well."""
 
     states: int

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from drabridge.ledger import advertise, invariants
 from drabridge.ledger import events as ev
@@ -98,8 +99,7 @@ class State(NamedTuple):
 Stepper = Callable[[Ledger, ev.Event, Policy], Step]
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
+class Config(Struct, frozen=True):
     """Which world."""
 
     devices: int = 2

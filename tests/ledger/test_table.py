@@ -145,7 +145,7 @@ def test_the_core_has_no_clock_no_socket_and_no_file(name: str) -> None:
         for alias in node.names
     }
     outside = {module.split(".")[0] for module in imported if not module.startswith("drabridge.")}
-    assert outside <= {"__future__", "collections", "dataclasses", "datetime", "enum", "itertools", "typing"}
+    assert outside <= {"__future__", "collections", "datetime", "enum", "itertools", "msgspec", "typing"}
     assert not any(word in source for word in (".now(", "utcnow", "open("))
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from drabridge.inventory.model import Device, Semver
 from drabridge.offers.sliceplan import Accepted, Owner, Verb, Write, accept, dropped, plan, same
