@@ -9,7 +9,17 @@ from importlib.metadata import PackageNotFoundError, version
 from drabridge import __version__
 from drabridge.cli.output import OUTPUTS, show
 
-PACKAGES = ("grpcio", "protobuf", "pyudev", "watchdog", "pydantic", "msgspec", "kubernetes", "prometheus-client", "nvidia-ml-py")
+PACKAGES = (
+    "grpcio",
+    "protobuf",
+    "pyudev",
+    "watchdog",
+    "pydantic",
+    "msgspec",
+    "kubernetes",
+    "prometheus-client",
+    "nvidia-ml-py",
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
