@@ -15,4 +15,9 @@ any image that has ``sh`` and ``flock`` (busybox)::
 ``DRABRIDGE_TEST_NODE`` names the node to use (default: the first that takes pods), ``DRABRIDGE_TEST_KUBELET_RESTART`` a
 shell command that restarts kubelet there, for example ``docker exec kind-control-plane systemctl restart kubelet``.
 Without it the scenario with a kubelet restart skips itself.
+
+``DRABRIDGE_TEST_NODE_REBOOT`` is a shell command that reboots the node and exits with 0, for example ``docker restart
+kind-control-plane`` or ``ssh NODE sudo systemctl reboot || true``. It ends everything that runs there, not only what
+these tests brought: without it the scenario skips itself. The node has 20 minutes to come back. The pod with limits may
+be refused at the boot, since kubelet can admit it before the agent's pod has started; either outcome is asserted on.
 """

@@ -72,6 +72,23 @@ class Bed(Protocol):
     async def restart_kubelet(self) -> None:
         """Skips the test where that is not allowed."""
 
+    async def reboot(self, *, agent_first: bool) -> None:
+        """End everything on the node at once, and begin to start it again. Skips the test where that is not allowed.
+
+        ``agent_first``: the agent is there before kubelet admits its pods again. Where nobody decides that (the agent
+        is a pod like its neighbours) it is ignored, and :attr:`decides_order` is false.
+        """
+
+    decides_order: bool
+    reboot_patience: float
+    """Seconds after which a rebooted node counts as lost."""
+
+    async def devices(self, pod: str) -> list[str]:
+        """The device that each start of the pod's container was given, as the container saw it, the newest last.
+
+        A start that failed, or of which nothing is known any more, is left out.
+        """
+
     async def uninstall(self) -> None: ...
 
     async def left_behind(self) -> list[str]:
@@ -81,10 +98,11 @@ class Bed(Protocol):
         """Workloads that found their device's lock taken."""
 
 
-async def until(bed: Bed, what: str, condition: Callable[[], Awaitable[Any]]) -> Any:
-    """The condition's first true value. Fails with ``what`` after the bed's patience."""
-    deadline = time.monotonic() + bed.patience
+async def until(bed: Bed, what: str, condition: Callable[[], Awaitable[Any]], seconds: float = 0.0) -> Any:
+    """The condition's first true value. Fails with ``what`` after so many seconds, or after the bed's patience."""
+    patience = seconds or bed.patience
+    deadline = time.monotonic() + patience
     while not (value := await condition()):
-        assert time.monotonic() < deadline, f"waited {bed.patience:.0f} s for {what}"
+        assert time.monotonic() < deadline, f"waited {patience:.0f} s for {what}"
         await asyncio.sleep(min(1.0, bed.patience / 300))
     return value

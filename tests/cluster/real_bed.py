@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import urllib3
 
 from drabridge.cluster import KubernetesCluster
 from drabridge.clusterapi import Kind, NotFoundError
@@ -27,7 +28,7 @@ from tests.cluster.bed import (
     Json,
     until,
 )
-from tests.cluster.workloads import TAKEN
+from tests.cluster.workloads import HAS, TAKEN
 from tests.deploy.helm import manifests
 
 WANTED = ("KUBECONFIG", "DRABRIDGE_TEST_IMAGE", "DRABRIDGE_TEST_BUSYBOX")
@@ -58,6 +59,15 @@ def chart(image: str, node: str, annotations: dict[str, str] | None = None) -> l
     return manifests(values, name=AGENT, namespace=NAMESPACE)
 
 
+async def _as_told(variable: str, what: str) -> None:
+    """Run the shell command of an environment variable. Skips the test where there is none: it does harm."""
+    command = os.environ.get(variable)
+    if not command:
+        pytest.skip(f"{variable} does not say how to {what}")
+    process = await asyncio.create_subprocess_shell(command)
+    assert await process.wait() == 0, f"{variable}: {command} failed"
+
+
 class RealBed(Bed):
     def __init__(self, api: KubernetesCluster, node: str, hostname: str) -> None:
         self.api = api
@@ -65,6 +75,8 @@ class RealBed(Bed):
         self.node = hostname
         self.image = os.environ["DRABRIDGE_TEST_BUSYBOX"]
         self.patience = 180.0
+        self.decides_order = False  # kubelet starts the DaemonSet's pod as it does all others
+        self.reboot_patience = 1200.0  # a server's firmware alone may take ten minutes
         self._agent_image = os.environ["DRABRIDGE_TEST_IMAGE"]
         self._objects = chart(self._agent_image, self.node)
 
@@ -115,11 +127,26 @@ class RealBed(Bed):
         await until(self, "the rollout", replaced)
 
     async def restart_kubelet(self) -> None:
-        command = os.environ.get("DRABRIDGE_TEST_KUBELET_RESTART")
-        if not command:
-            pytest.skip("DRABRIDGE_TEST_KUBELET_RESTART does not say how to restart kubelet")
-        process = await asyncio.create_subprocess_shell(command)
-        assert await process.wait() == 0
+        await _as_told("DRABRIDGE_TEST_KUBELET_RESTART", "restart kubelet")
+
+    async def reboot(self, *, agent_first: bool) -> None:
+        await _as_told("DRABRIDGE_TEST_NODE_REBOOT", "reboot the node")
+
+    async def devices(self, pod: str) -> list[str]:
+        """From the log of the container and of its start before this one; kubelet keeps no more."""
+        logs = [await asyncio.to_thread(self._log, pod, previous=previous) for previous in (True, False)]
+        return [line.removeprefix(HAS) for text in logs for line in text.splitlines() if line.startswith(HAS)]
+
+    def _log(self, pod: str, *, previous: bool) -> str:
+        """Empty for a start that never was, and while the node is away (kubelet is the one that is asked)."""
+        from kubernetes import client, config
+
+        with config.new_client_from_config(os.environ["KUBECONFIG"]) as connection:
+            core = client.CoreV1Api(connection)
+            try:
+                return str(core.read_namespaced_pod_log(pod, NAMESPACE, previous=previous, _request_timeout=10))
+            except (client.ApiException, urllib3.exceptions.HTTPError):
+                return ""
 
     async def uninstall(self) -> None:
         for obj in reversed(self._objects):

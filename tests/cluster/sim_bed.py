@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
+import shutil
 import signal
+import uuid
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,26 +19,49 @@ from drabridge.cluster import KubernetesCluster
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from drabridge.sim.pods import Container, PodSpec
 from drabridge.sim.runtime import ContainerStartError, MemoryRuntime, RunOptions, names_of_devices
+from drabridge.sim.timings import Timings
 from tests.agent.helpers import AgentProcess, short_directory
-from tests.cluster.bed import CLASS, CLASSES, CONFIG, DRIVER, NAMESPACE, NAMESPACES, RESOURCE, SLICES, Bed
+from tests.cluster.bed import (
+    CLASS,
+    CLASSES,
+    CONFIG,
+    DEVICES,
+    DRIVER,
+    NAMESPACE,
+    NAMESPACES,
+    RESOURCE,
+    SLICES,
+    Bed,
+    until,
+)
 from tests.cluster.workloads import SHARED
 
 NODE = "node-a"
-# Kubelet deletes the slices of a driver that is away for 30 s: an upgrade has to fit in, uninstalling has to wait.
-WIPE_SECONDS = 8.0
+KUBELET = Timings.fast(
+    # Kubelet deletes the slices of a driver that is away for 30 s: an upgrade has to fit in, uninstalling has to wait.
+    slice_wipe_seconds=8.0,
+    # As it was observed: an agent that is there when kubelet boots is in time, one that starts then is not.
+    pod_source_seconds=0.5,
+)
 
 
 class Locks(MemoryRuntime):
-    """Runs no program, but takes the lock that the workload's program would take, for as long as it would."""
+    """Runs no program, but takes the lock that the workload's program would take, for as long as it would.
 
-    def __init__(self, directory: Path) -> None:
+    Like a container runtime, and unlike its base, it reads the files of ``cdi`` when it starts a container.
+    """
+
+    def __init__(self, directory: Path, cdi: Path) -> None:
         super().__init__()
         self.conflicts: list[str] = []
+        self.devices: list[tuple[str, str]] = []  # of each start: the pod's name, what $DEVICE says in the container
         self._directory = directory
+        self._cdi = cdi
         self._held: dict[tuple[str, str], list[int]] = {}
 
     async def start_container(self, pod: PodSpec, container: Container, options: RunOptions) -> None:
         shared = any(claim.claim_name.startswith(SHARED) for claim in pod.resource_claims)
+        environment = self._environment(options)
         held = self._held.setdefault((pod.uid, container.name), [])
         for device in names_of_devices(options):
             descriptor = os.open(self._directory / device, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
@@ -46,7 +72,23 @@ class Locks(MemoryRuntime):
                 self.conflicts.append(f"{pod.name}: device {device} is taken")
                 self._close(pod.uid, container.name)
                 raise ContainerStartError(self.conflicts[-1]) from None
+        self.devices.append((pod.name, environment["DEVICE"]))
         await super().start_container(pod, container, options)
+
+    def _environment(self, options: RunOptions) -> dict[str, str]:
+        """What kubelet and CDI files give to the container. Raises ContainerStartError where containerd would."""
+        found = dict(options.envs)
+        documents = [json.loads(path.read_text()) for path in self._cdi.glob("*.json")]
+        edits = {
+            f"{document['kind']}={device['name']}": device["containerEdits"]
+            for document in documents
+            for device in document["devices"]
+        }
+        for name in options.cdi_devices:
+            if name not in edits:
+                raise ContainerStartError(f"CDI device injection failed: unresolvable CDI devices {name}")
+            found |= dict(one.split("=", 1) for one in edits[name].get("env", ()))
+        return found
 
     async def stop_container(self, pod_uid: str, container: str) -> None:
         self._close(pod_uid, container)
@@ -63,11 +105,15 @@ class SimBed(Bed):
         self.runtime = runtime
         self.node = NODE
         self.image = "busybox"
-        self.patience = 30.0
+        self.patience = self.reboot_patience = 30.0
+        self.decides_order = True
         kubeconfig = cluster.api.kubeconfig(root / "kubeconfig")
         self.api = KubernetesCluster.from_kubeconfig(kubeconfig)
         token = cluster.api.token(NODE, drivers=frozenset({DRIVER}))
-        arguments = ("--kubeconfig", str(cluster.api.kubeconfig(root / "agent-kubeconfig", token=token)))
+        self._boot_id = root / "boot_id"
+        self._boot_id.write_text(str(uuid.uuid4()))
+        kubeconfig = cluster.api.kubeconfig(root / "agent-kubeconfig", token=token)
+        arguments = ("--kubeconfig", str(kubeconfig), "--boot-id-file", str(self._boot_id))
         self.agent = AgentProcess(root / NODE, yaml.safe_dump(CONFIG), DRIVER, arguments)
 
     async def install(self) -> None:
@@ -95,6 +141,31 @@ class SimBed(Bed):
     async def restart_kubelet(self) -> None:
         await self.cluster.kubelets[NODE].restart()
 
+    async def reboot(self, *, agent_first: bool) -> None:
+        """Every process is gone and so is /run; the disk and the API server's objects are as they were."""
+        kubelet = self.cluster.kubelets[NODE]
+        await self.agent.stop(signal.SIGKILL)
+        await kubelet.stop()
+        for uid, container in list(self.runtime.running):
+            await self.runtime.stop_container(uid, container)
+        shutil.rmtree(self.agent.cdi, ignore_errors=True)
+        self._boot_id.write_text(str(uuid.uuid4()))
+        if agent_first:
+            await self.agent.start()
+            await until(self, "the agent to know its devices", self._knows_devices)
+        await kubelet.reboot()
+        if not agent_first:
+            await kubelet.process.sources_ready.wait()  # every pod was admitted again, or was not
+            await self.agent.start()
+
+    async def _knows_devices(self) -> bool:
+        with contextlib.suppress(OSError, TimeoutError, IndexError):
+            return len((await self.agent.status())["devices"]) == DEVICES
+        return False
+
+    async def devices(self, pod: str) -> list[str]:
+        return [device for name, device in self.runtime.devices if name == pod]
+
     async def uninstall(self) -> None:
         assert await self.agent.stop() == 0, self.agent.text()
         await self.api.delete(CLASSES, CLASS)
@@ -117,9 +188,8 @@ class SimBed(Bed):
 async def simulated() -> AsyncIterator[SimBed]:
     with short_directory() as root:
         (root / "locks").mkdir()
-        runtime = Locks(root / "locks")
-        fast = ClusterTimings.fast()
-        timings = replace(fast, kubelet=replace(fast.kubelet, slice_wipe_seconds=WIPE_SECONDS))
+        runtime = Locks(root / "locks", root / NODE / "cdi")
+        timings = replace(ClusterTimings.fast(), kubelet=KUBELET)
         async with SimCluster(root, timings=timings, runtime=lambda _: runtime) as cluster:
             bed = SimBed(root, cluster, runtime)
             try:

@@ -10,9 +10,12 @@ LOCKS = "/tmp/drabridge-cluster-test-locks"
 TAKEN = 42  # the exit status of a container that found its device's lock taken
 SHARED = "shared"
 """Claims whose name begins so are used by several pods at a time, whose locks are therefore shared ones."""
+HAS = "has device "
+"""Begins the line that a container writes when it has its lock; the device's name follows."""
 _PROGRAM = """\
 exec 9>/locks/${{DEVICE:?no device in the environment}}
 flock -n {mode} 9 || {{ echo "device $DEVICE is taken"; exit {taken}; }}
+echo "{has}$DEVICE"
 trap 'exit 0' TERM
 sleep {seconds} & wait
 """
@@ -23,7 +26,7 @@ def meta(name: str, **more: Any) -> Json:
 
 
 def pod_spec(image: str, node: str, resources: Json, *, seconds: int = 3600, mode: str = "-x", **more: Any) -> Json:
-    program = _PROGRAM.format(mode=mode, taken=TAKEN, seconds=seconds)
+    program = _PROGRAM.format(mode=mode, taken=TAKEN, seconds=seconds, has=HAS)
     container = {
         "name": "main",
         "image": image,
@@ -47,8 +50,8 @@ def pod(name: str, spec: Json) -> Json:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta(name), "spec": spec}
 
 
-def legacy_pod(name: str, image: str, node: str) -> Json:
-    return pod(name, pod_spec(image, node, {"limits": {RESOURCE: "1"}}))
+def legacy_pod(name: str, image: str, node: str, **more: Any) -> Json:
+    return pod(name, pod_spec(image, node, {"limits": {RESOURCE: "1"}}, **more))
 
 
 def with_claim(image: str, node: str, source: Json, **more: Any) -> Json:
