@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
 
 import grpc
+from msgspec import Struct
 
 from deviceplugin.errors import AllocationError
 
 log = logging.getLogger("deviceplugin")
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """How a call ended. ``message`` goes to the peer when ``code`` is not OK."""
 
     code: grpc.StatusCode = grpc.StatusCode.OK

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Versioned(Generic[T]):
+class Versioned(Struct, Generic[T], frozen=True):
     """A published value. Versions start at 1 and only grow."""
 
     version: int

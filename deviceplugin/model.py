@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+from msgspec import Struct, field
 
 
 class Health(StrEnum):
@@ -14,8 +15,7 @@ class Health(StrEnum):
     UNHEALTHY = "Unhealthy"
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Struct, frozen=True):
     """One entry of the list that kubelet sees.
 
     ``id`` must be unique across all resources of the node: kubelet's device -> pod lookup ignores the resource name
@@ -28,8 +28,7 @@ class Device:
     numa_nodes: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(Struct, frozen=True):
     """A bind mount of a host path into the container."""
 
     container_path: str
@@ -37,8 +36,7 @@ class Mount:
     read_only: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceSpec:
+class DeviceSpec(Struct, frozen=True):
     """A device node of the host in the container; ``permissions`` is a non-empty subset of ``rwm``."""
 
     container_path: str
@@ -46,8 +44,7 @@ class DeviceSpec:
     permissions: str = "rw"
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(Struct, frozen=True):
     """What one container gets. Kubelet replays it for the pod's whole life: everything in it must stay valid."""
 
     envs: Mapping[str, str] = field(default_factory=dict)

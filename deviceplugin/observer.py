@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from msgspec import Struct
 
 from deviceplugin.registration import Phase
 
 log = logging.getLogger("deviceplugin")
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(Struct, frozen=True):
     """Root of the facts; ``resource`` is the extended resource name."""
 
     resource: str
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseChanged(Fact):
+class PhaseChanged(Fact, frozen=True):
     """The registration moved on; ``error`` is the last one, empty when there is none to report."""
 
     old: Phase
@@ -28,34 +27,29 @@ class PhaseChanged(Fact):
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Bound(Fact):
+class Bound(Fact, frozen=True):
     """A fresh server listens on ``socket``."""
 
     socket: Path
 
 
-@dataclass(frozen=True, slots=True)
-class BindFailed(Fact):
+class BindFailed(Fact, frozen=True):
     """No server: ``error`` says what is wrong with the directory or the path. It will be tried again."""
 
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletSeen(Fact):
+class KubeletSeen(Fact, frozen=True):
     """kubelet.sock is new: another kubelet, or the first one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Registered(Fact):
+class Registered(Fact, frozen=True):
     """Kubelet answered Register with success after ``seconds``; a stream must follow."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterFailed(Fact):
+class RegisterFailed(Fact, frozen=True):
     """Kubelet refused, or could not be reached. ``code`` is the gRPC status name."""
 
     code: str
@@ -63,23 +57,20 @@ class RegisterFailed(Fact):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class StreamOpened(Fact):
+class StreamOpened(Fact, frozen=True):
     """ListAndWatch began. ``expected`` is false for one that no Register of ours asked for."""
 
     expected: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StreamEnded(Fact):
+class StreamEnded(Fact, frozen=True):
     """ListAndWatch ended after ``seconds``, for whatever reason."""
 
     expected: bool
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class ListSent(Fact):
+class ListSent(Fact, frozen=True):
     """A stream took version ``version``, ``devices`` entries; ``seconds`` to build and hand over."""
 
     version: int
@@ -88,8 +79,7 @@ class ListSent(Fact):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Allocated(Fact):
+class Allocated(Fact, frozen=True):
     """One Allocate was answered with ``code`` (``OK`` or the gRPC status name); ``ids`` as kubelet sent them."""
 
     ids: tuple[str, ...]
@@ -98,8 +88,7 @@ class Allocated(Fact):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Preferred(Fact):
+class Preferred(Fact, frozen=True):
     """One GetPreferredAllocation was answered; ``answered`` is false when the answer was empty."""
 
     available: int
@@ -108,8 +97,7 @@ class Preferred(Fact):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class PreStarted(Fact):
+class PreStarted(Fact, frozen=True):
     """One PreStartContainer was answered."""
 
     ids: tuple[str, ...]

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations, islice
+
+from msgspec import Struct
 
 EXACT_WORK = 10_000
 """Candidate answers times (their size + the number of kinds): 1 to 2 us each on a slow core. Ten devices need at most
@@ -39,8 +40,7 @@ class Policy(StrEnum):
     PACKED = "packed"  # fill devices that are in use already
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(Struct, frozen=True):
     """What the choice knows about one id.
 
     ``numa``: nodes near it, empty for unknown. ``root``: its PCIe root, empty for none. ``group``: devices that are

@@ -16,9 +16,11 @@ knowledge about kubelet.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from deviceplugin.timeouts import Timeouts
 
@@ -81,8 +83,7 @@ class Timer(StrEnum):
     STABLE = "Stable"
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(Struct, frozen=True):
     """``attempt`` counts failures since the last success, ``refusals`` consecutive refused connects."""
 
     phase: Phase = Phase.IDLE
@@ -91,8 +92,7 @@ class State:
     refusals: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """A target that depends on what we know about kubelet."""
 
     absent: Phase
@@ -103,16 +103,14 @@ class Choice:
         return {Kubelet.ABSENT: self.absent, Kubelet.FRESH: self.fresh, Kubelet.ASKED: self.asked}[kubelet]
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """What entering a phase means."""
 
     action: Action | None = None
     timer: Timer | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """The result of ``step``; ``entered`` is false when the event changed no phase (running timers go on)."""
 
     state: State

@@ -9,8 +9,9 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from deviceplugin.api import Plugin
 from deviceplugin.errors import DevicePluginError, KubeletDownError, KubeletError, SocketError
@@ -39,8 +40,7 @@ from deviceplugin.watch import Subscription, Watcher
 log = logging.getLogger("deviceplugin")
 
 
-@dataclass(frozen=True, slots=True)
-class ServerState:
+class ServerState(Struct, frozen=True):
     """A snapshot for readiness, metrics and people.
 
     ``since`` is the clock's value when ``phase`` began; ``error`` the last failure, empty once a stream is alive;

@@ -10,8 +10,9 @@ import re
 import secrets
 import socket
 import stat
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from deviceplugin.errors import SocketError
 
@@ -25,8 +26,7 @@ _TOKEN = "[0-9a-f]{8}"
 _SLUG_MAX = 40
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(Struct, frozen=True):
     """Which file a path leads to.
 
     ``ctime_ns`` is needed for kubelet.sock: a restarted kubelet's socket was seen with the same inode number again.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Timeouts:
+class Timeouts(Struct, frozen=True):
     """All in seconds. The defaults are right for kubelet 1.26 to 1.37; tests shorten them."""
 
     register_seconds: float = 15.0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from podresources.errors import KubeletUnavailable, PodResourcesError, RateLimited, SocketMissing
 
@@ -12,8 +13,7 @@ RATE_LIMIT_FLOOR_SECONDS = 1.0
 whoever was refused leaves the others a full second."""
 
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
+class Backoff(Struct, frozen=True):
     """Exponential with jitter: try ``n`` (from 0) waits ``initial * factor**n``, at most ``maximum``, less the jitter.
 
     0.1 s is well above what kubelet needs between bind and rename of its socket, and 2 s keeps a restart

@@ -7,7 +7,7 @@ restarts. After a restart, absences are not even counted until kubelet has had t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from podresources.errors import KubeletUnavailable, PodResourcesError, SocketMissing
 from podresources.model import Allocatable, Allocation, AllocationKey, Snapshot, SocketIdentity
@@ -20,22 +20,19 @@ ABSENCES_BELIEVED = 2
 """Consecutive complete snapshots without an allocation before it counts as released."""
 
 
-@dataclass(frozen=True, slots=True)
-class Assigned:
+class Assigned(Struct, frozen=True):
     """A container holds a device that it did not hold in the last snapshot."""
 
     allocation: Allocation
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(Struct, frozen=True):
     """A container no longer holds the device. A pod re-created under its name with the same device is not seen."""
 
     allocation: Allocation
 
 
-@dataclass(frozen=True, slots=True)
-class CapacityChanged:
+class CapacityChanged(Struct, frozen=True):
     """The healthy devices of a device-plugin resource changed. Never reported for DRA, which has no such list."""
 
     resource: str

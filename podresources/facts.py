@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 
 class Support(StrEnum):
@@ -14,8 +16,7 @@ class Support(StrEnum):
     NO = "no"
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Struct, frozen=True):
     """Observed, not configured. A restarted kubelet may be another version: the client then starts anew.
 
     ``get`` and ``allocatable``: whether kubelet serves the method. ``dynamic_resources``: whether its List has shown a

@@ -10,9 +10,9 @@ from __future__ import annotations
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
+from msgspec import Struct
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from podresources.facts import Facts, Support
@@ -32,8 +32,7 @@ Dropped = Callable[[str, int], None]
 """Told the family's name and how many series were cut."""
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(Struct, frozen=True):
     """All that the families are made of. ``known`` holds every device to show, held or not."""
 
     snapshot: Snapshot

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
+
+from msgspec import Struct
 
 
 class Api(StrEnum):
@@ -73,8 +74,7 @@ class AllocationKey(NamedTuple):
     claim: str
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceEntry:
+class DeviceEntry(Struct, frozen=True):
     """``ContainerDevices``: kubelet sends one per device and NUMA node, so one device may stand in several."""
 
     resource: str
@@ -82,8 +82,7 @@ class DeviceEntry:
     numa_nodes: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(Struct, frozen=True):
     """``ContainerMemory``: memory or huge pages pinned by the memory manager's Static policy."""
 
     memory_type: str
@@ -91,8 +90,7 @@ class Memory:
     numa_nodes: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimDevice:
+class ClaimDevice(Struct, frozen=True):
     """``ClaimResource``: one allocated device of a claim. ``cdi_ids`` may name earlier devices of the claim too."""
 
     driver: str
@@ -102,8 +100,7 @@ class ClaimDevice:
     cdi_ids: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Struct, frozen=True):
     """``DynamicResource``: a ResourceClaim that the container refers to; without devices until it is prepared."""
 
     namespace: str
@@ -111,8 +108,7 @@ class Claim:
     devices: tuple[ClaimDevice, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
+class Container(Struct, frozen=True):
     """``ContainerResources``. ``cpu_ids`` are exclusive CPUs only (static policy); empty means the shared pool."""
 
     name: str
@@ -122,8 +118,7 @@ class Container:
     memory: tuple[Memory, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Pod:
+class Pod(Struct, frozen=True):
     """``PodResources``. Pod-level CPUs and memory (Kubernetes 1.37) overlap with the containers' own."""
 
     namespace: str
@@ -133,8 +128,7 @@ class Pod:
     memory: tuple[Memory, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(Struct, frozen=True):
     """One device held by one container.
 
     Device plugin: ``resource`` and ``device_ids`` (one id) are set, ``numa_nodes`` merged over kubelet's entries.
@@ -175,8 +169,7 @@ class Allocation:
         return AllocationKey(self.holder, self.device_key, self.claim_namespace or "", self.claim or "")
 
 
-@dataclass(frozen=True, slots=True)
-class AllocatableDevice:
+class AllocatableDevice(Struct, frozen=True):
     """A healthy device of a live device plugin, whether or not somebody holds it."""
 
     resource: str
@@ -189,8 +182,7 @@ class AllocatableDevice:
         return DeviceKey(Api.DEVICE_PLUGIN, self.resource, "", self.device_id, "")
 
 
-@dataclass(frozen=True, slots=True)
-class Allocatable:
+class Allocatable(Struct, frozen=True):
     """``GetAllocatableResources``: capacity, not what is free. Never a DRA device.
 
     A device that its plugin reported with an empty topology is missing here (kubelet 1.36.2), though it can be held.
@@ -206,8 +198,7 @@ class Allocatable:
         return dict(Counter(device.resource for device in self.devices))
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """One complete answer of ``List``; ``socket`` tells which kubelet process gave it."""
 
     pods: tuple[Pod, ...]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from podresources.model import Allocatable, Allocation, Snapshot
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """Each field is a set of globs of which one must match; an empty one matches everything.
 
     A device has a resource or a driver, never both, so naming both selects devices that match either.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
+from msgspec import Struct
 
 from podresources.errors import (
     KubeletFailed,
@@ -47,8 +47,7 @@ class Rpc(StrEnum):
         return f"/v1.PodResourcesLister/{self}"
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(Struct, frozen=True):
     """One request that reached the socket, or failed to: what an observer is told. ``code`` is a gRPC status name."""
 
     rpc: Rpc
@@ -65,8 +64,7 @@ _NO_HTTP2 = ("Failed parsing HTTP/2", "Trying to connect an http1.x server")
 """gRPC's words (1.85, 1.80) for a peer whose first bytes are no HTTP/2 settings: it will never be kubelet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(Struct, frozen=True):
     """Where kubelet answers, and how much it may answer."""
 
     path: Path

@@ -18,7 +18,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from podresources.changes import SETTLE_SECONDS, Change, Tracker
 from podresources.client import Client
@@ -33,23 +34,20 @@ JITTER = 0.2
 """Share of the interval added at random, so that agents started together do not poll together."""
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(Struct, frozen=True):
     """Always the first event: what everybody holds now. ``allocatable`` is None when this kubelet does not serve it."""
 
     snapshot: Snapshot
     allocatable: Allocatable | None
 
 
-@dataclass(frozen=True, slots=True)
-class Interrupted:
+class Interrupted(Struct, frozen=True):
     """Polling began to fail; nothing is released meanwhile. Said once, until ``Resumed``."""
 
     error: PodResourcesError
 
 
-@dataclass(frozen=True, slots=True)
-class Resumed:
+class Resumed(Struct, frozen=True):
     """Polling works again. Releases may still be held back while kubelet settles."""
 
 

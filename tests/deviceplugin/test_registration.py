@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
 
 import pytest
+from msgspec import field
+from msgspec.structs import replace
 
 from deviceplugin.registration import (
     ENTRY,
@@ -165,8 +166,7 @@ def test_refused_is_quick_first_and_slow_later() -> None:
     assert set(waits[timeouts.refused_quick :]) == {timeouts.refused_slow_seconds}
 
 
-@dataclass(frozen=True)
-class World:
+class World(Struct, frozen=True):
     """A node where anything may happen at any moment. What the driver does (timers, calls, arming) is modelled as is.
 
     ``armed``: the next stream to open counts as kubelet's. ``broken``: what must never happen, and did.

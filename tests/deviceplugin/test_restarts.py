@@ -11,11 +11,11 @@ import os
 import shutil
 import socket
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import grpc.aio
 import pytest
+from msgspec.structs import replace
 
 from deviceplugin import BindFailed, Device, Phase, PluginServer, Registered, RegisterFailed, Timeouts, Watcher
 from deviceplugin.wire import v1beta1_pb2 as pb
