@@ -1,5 +1,5 @@
 # Two commands for a newcomer: `make demo` and `make test`. Everything they install stays in .venv, but for Debian's
-# packages that `make test` needs for its tests on real udev, loop devices and containers (root only).
+# packages that `make test` needs for its tests on real udev, loop devices and containers, and for kubectl (root only).
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
@@ -37,13 +37,15 @@ soak: $(VENV)/.dev  ## legacy pods and claims at full load with crashes, for 10 
 protos: $(VENV)/.dev  ## generate the stubs again after a change under proto/
 	$(BIN)/python hatch_build.py
 
-# Debian's packages for the tests on real devices and containers; without root those tests skip and say why.
+# Debian's packages for the tests on real devices and containers; without root those tests skip and say why. A kubectl
+# that is there already stays: two packages with one would be in each other's way.
 system:
 	@if [ "$$(id -u)" != 0 ]; then \
 	  echo "not root: tests on udevd, loop devices and podman will be skipped."; \
 	  echo "to run them: sudo make test (installs Debian's $$(tr '\n' ' ' < tests/debian-packages.txt))"; \
 	elif command -v apt-get >/dev/null; then \
 	  missing=$$(for p in $$(cat tests/debian-packages.txt); do dpkg -s $$p >/dev/null 2>&1 || echo $$p; done); \
+	  if command -v kubectl >/dev/null; then missing=$${missing/kubernetes-client/}; fi; \
 	  [ -z "$$missing" ] || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; }; \
 	fi
 
