@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 
 import pytest
-from msgspec import field
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from deviceplugin.registration import (
