@@ -1,21 +1,27 @@
-"""Runs the chart's admission policies on requests, by a CEL implementation (celpy) that is not the API server's.
+"""Runs the chart's admission policies on requests, by two CEL implementations that must agree.
 
-What that proves: the expressions parse, and say yes and no where they should. What only an API server can say (type
-checks, cost limits, optional syntax) stays for the cluster tests; the expressions use nothing beyond plain CEL.
+One is Google's C++ implementation, the sibling of the Go one in API servers; the other is celpy, which shares no code
+with it. Types are checked in ``test_policy_types.py``. What only an API server can say is what an expression costs.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import celpy
+from cel_expr_python import cel
 
 from drabridge.sim.api.auth import User
 
 Json = dict[str, Any]
+EXTRA = "authentication.kubernetes.io"
+
+
+class EvaluationError(Exception):
+    """The expression has no value for this request. An API server counts it as a no (failurePolicy Fail)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,51 +33,97 @@ class Request:
     user: User
     new: Json | None
     old: Json | None
+    old_token: bool = False
+    """From a Secret: such a token says nothing in ``extra``; one that was asked for has an id there at least."""
 
     @property
     def context(self) -> Json:
+        """The variables of an expression, as an API server fills them in (apiserver plugin/cel/condition.go)."""
         plural, _, subresource = self.resource.partition("/")
-        info = {
-            "operation": self.operation,
-            "resource": {"group": "resource.k8s.io", "version": "v1", "resource": plural},
+        resource = {"group": "resource.k8s.io", "version": "v1", "resource": plural}
+        kind = {"group": "resource.k8s.io", "version": "v1", "kind": KINDS[plural]}
+        metadata = (self.new or self.old or {})["metadata"]
+        request = {
+            "kind": kind,
+            "resource": resource,
             "subResource": subresource,
-            "userInfo": self.user.info,
+            "requestKind": kind,
+            "requestResource": resource,
+            "requestSubResource": subresource,
+            "name": metadata["name"],
+            "operation": self.operation,
+            "userInfo": self._user_info(),
+            "dryRun": False,
+            "options": {"apiVersion": "meta.k8s.io/v1", "kind": f"{self.operation.title()}Options"},
         }
-        return {"request": info, "object": self.new, "oldObject": self.old}
+        if "namespace" in metadata:
+            request["namespace"] = metadata["namespace"]
+        return {"request": request, "object": self.new, "oldObject": self.old}
+
+    def _user_info(self) -> Json:
+        """Of a service account's token (apiserver serviceaccount/util.go): what it is bound to is in ``extra``."""
+        info = {**self.user.info, "uid": "7a1c6a52-9a0f-4f6a-a9a8-3f4f4f4f0001"}
+        if self.old_token:
+            return info
+        of_pod = {"pod-name": "drabridge-x7x7x", "pod-uid": "9b4f", "node-uid": "1c2d"} if self.user.node else {}
+        more = {f"{EXTRA}/{key}": [value] for key, value in {"credential-id": "JTI=1", **of_pod}.items()}
+        return {**info, "extra": more | info.get("extra", {})}
 
 
-def _evaluate(expression: str, context: Json) -> Any:
+KINDS = {"resourceslices": "ResourceSlice", "resourceclaims": "ResourceClaim"}
+
+
+@cache
+def _by_google(expression: str, names: frozenset[str]) -> Any:
+    return cel.NewEnv(variables=dict.fromkeys(names, cel.Type.DYN)).compile(expression)
+
+
+@cache
+def _by_celpy(expression: str) -> Any:
     environment = celpy.Environment()
-    program = environment.program(environment.compile(expression))
-    activation = {name: celpy.json_to_cel(value) for name, value in context.items()}
-    return program.evaluate(activation)
+    return environment.program(environment.compile(expression))
+
+
+def evaluate(expression: str, context: Json) -> Any:
+    """The value that both implementations find. Raises EvaluationError when both find none."""
+    value = _by_google(expression, frozenset(context)).eval(data=context)
+    other: Any
+    try:
+        other = _by_celpy(expression).evaluate({name: celpy.json_to_cel(one) for name, one in context.items()})
+    except celpy.CELEvalError as error:
+        other = error
+    found, failed = value.plain_value(), value.type() == cel.Type.ERROR
+    agree = isinstance(other, celpy.CELEvalError) if failed else found == other
+    assert agree, f"{expression}: {found!r}, but celpy: {other!r}"
+    if failed:
+        raise EvaluationError(f"{expression}: {found}")
+    return found
 
 
 def matches(policy: Json, request: Request) -> bool:
     """Whether the policy is about this request: its rules and its conditions."""
     rules = policy["spec"]["matchConstraints"]["resourceRules"]
     about = any(request.operation in rule["operations"] and request.resource in rule["resources"] for rule in rules)
-    return about and all(_evaluate(one["expression"], request.context) for one in policy["spec"]["matchConditions"])
+    return about and all(evaluate(one["expression"], request.context) for one in policy["spec"]["matchConditions"])
 
 
 def refusals(policies: Sequence[Json], request: Request) -> list[str]:
-    """The messages of every validation that says no; an expression that fails is a no (failurePolicy Fail)."""
+    """The messages of every validation that says no."""
     found = []
     for policy in policies:
         if not matches(policy, request):
             continue
         variables: Json = {}
         for variable in policy["spec"]["variables"]:
-            value = _evaluate(variable["expression"], {**request.context, "variables": variables})
-            variables[variable["name"]] = json.loads(json.dumps(value))
+            variables[variable["name"]] = evaluate(variable["expression"], {**request.context, "variables": variables})
         context = {**request.context, "variables": variables}
         for validation in policy["spec"]["validations"]:
             try:
-                holds = bool(_evaluate(validation["expression"], context))
-            except celpy.CELEvalError as error:
-                found.append(f"{validation['expression']}: {error}")
+                holds = evaluate(validation["expression"], context)
+            except EvaluationError as error:
+                found.append(str(error))
                 continue
-            if not holds:
+            if holds is not True:
                 spoken = validation.get("messageExpression")
-                found.append(str(_evaluate(spoken, context)) if spoken else validation["message"])
+                found.append(str(evaluate(spoken, context)) if spoken else validation["message"])
     return found

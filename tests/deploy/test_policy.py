@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,9 +74,12 @@ def test_slices_of_others_are_not(foreign: Json) -> None:
         assert asked(operation, new, old) == [OWN_ONLY], (operation, new, old)
 
 
-def test_a_token_that_is_bound_to_no_node_is_good_for_nothing() -> None:
-    assert len(asked("CREATE", slice_of(), None, UNBOUND)) == 2
-    assert "not bound to a node" in asked("DELETE", None, slice_of(""), UNBOUND)[0], "not even for nameless nodes"
+@pytest.mark.parametrize("old_token", [False, True], ids=["no node", "no extra"])
+def test_a_token_that_is_bound_to_no_node_is_good_for_nothing(old_token: bool) -> None:
+    create = Request("CREATE", "resourceslices", UNBOUND, slice_of(), None, old_token)
+    assert len(refusals(POLICIES, create)) == 2
+    delete = Request("DELETE", "resourceslices", UNBOUND, None, slice_of(""), old_token)
+    assert "not bound to a node" in refusals(POLICIES, delete)[0], "not even for nameless nodes"
 
 
 def test_nobody_else_is_touched_by_the_policies() -> None:
@@ -125,6 +130,49 @@ def test_a_claim_that_spans_nodes_is_not_the_agents() -> None:
     wide = claim()
     wide["status"]["allocation"]["nodeSelector"]["nodeSelectorTerms"][0]["matchFields"][0]["values"].append("node-b")
     assert status_write(wide, wide)
+    either = claim()
+    either["status"]["allocation"]["nodeSelector"]["nodeSelectorTerms"] += claim("node-b")["status"]["allocation"][
+        "nodeSelector"
+    ]["nodeSelectorTerms"]
+    assert status_write(either, either), "one of several terms is enough for the scheduler"
     by_label = claim()
     by_label["status"]["allocation"]["nodeSelector"]["nodeSelectorTerms"] = [{"matchExpressions": []}]
     assert status_write(by_label, by_label)
+
+
+# --- objects that a real API server stored -------------------------------------------------------------------------
+
+RECORDED = Path(__file__).parents[1] / "sim/fixtures/kubernetes-1.36.2"
+RECORDED_DRIVER = "obs.example.com"
+FOR_RECORDED = [
+    obj for obj in manifests({"config": {"driver": RECORDED_DRIVER}}) if obj["kind"] == "ValidatingAdmissionPolicy"
+]
+ELSEWHERE = User(AGENT.name, node="node-b")
+
+
+def recorded(name: str) -> Json:
+    found: Json = json.loads((RECORDED / f"{name}.json").read_text())
+    return found
+
+
+def test_a_recorded_slice_is_its_own_nodes_agents() -> None:
+    stored = recorded("resourceslice")
+    for operation, new, old in (("CREATE", stored, None), ("UPDATE", stored, stored), ("DELETE", None, stored)):
+        assert refusals(FOR_RECORDED, Request(operation, "resourceslices", AGENT, new, old)) == []
+        assert refusals(FOR_RECORDED, Request(operation, "resourceslices", ELSEWHERE, new, old))
+        assert asked(operation, new, old), "another driver's"
+
+
+@pytest.mark.parametrize("name", ["allocated", "shared", "from-template", "extended"])
+def test_a_recorded_claim_takes_its_nodes_agents_report(name: str) -> None:
+    stored = recorded(f"resourceclaim-{name}")
+    (result, *_) = stored["status"]["allocation"]["devices"]["results"]
+    entry = {key: result[key] for key in ("driver", "pool", "device")} | {"conditions": []}
+    reported = copy.deepcopy(stored)
+    reported["status"]["devices"] = [entry]
+    assert refusals(FOR_RECORDED, Request("UPDATE", "resourceclaims/status", AGENT, reported, stored)) == []
+    assert refusals(FOR_RECORDED, Request("UPDATE", "resourceclaims/status", ELSEWHERE, reported, stored))
+    assert "only on devices of" in status_write(reported, stored)[0], "another driver's"
+    for taken in ("allocation", "reservedFor"):
+        write = Request("UPDATE", "resourceclaims/status", AGENT, without(reported, "status", taken), stored)
+        assert refusals(FOR_RECORDED, write), taken
