@@ -89,6 +89,9 @@ class Bed(Protocol):
         A start that failed, or of which nothing is known any more, is left out.
         """
 
+    async def restarted(self, pod: str) -> bool:
+        """Whether the pod's container was started more than once."""
+
     async def uninstall(self) -> None: ...
 
     async def left_behind(self) -> list[str]:

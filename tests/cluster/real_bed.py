@@ -137,6 +137,10 @@ class RealBed(Bed):
         logs = [await asyncio.to_thread(self._log, pod, previous=previous) for previous in (True, False)]
         return [line.removeprefix(HAS) for text in logs for line in text.splitlines() if line.startswith(HAS)]
 
+    async def restarted(self, pod: str) -> bool:
+        status = (await self.api.get(PODS, pod, namespace=NAMESPACE))["status"]
+        return any(one["restartCount"] for one in status.get("containerStatuses", ()))
+
     def _log(self, pod: str, *, previous: bool) -> str:
         """Empty for a start that never was, and while the node is away (kubelet is the one that is asked)."""
         from kubernetes import client, config

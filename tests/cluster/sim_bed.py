@@ -166,6 +166,9 @@ class SimBed(Bed):
     async def devices(self, pod: str) -> list[str]:
         return [device for name, device in self.runtime.devices if name == pod]
 
+    async def restarted(self, pod: str) -> bool:
+        return len(await self.devices(pod)) > 1
+
     async def uninstall(self) -> None:
         assert await self.agent.stop() == 0, self.agent.text()
         await self.api.delete(CLASSES, CLASS)

@@ -241,7 +241,7 @@ async def after_reboot(bed: Bed, name: str) -> str:
     async def known() -> str:
         with contextlib.suppress(ClusterError):  # on a one-node cluster the API server is away as well
             found = await phase(bed, name)
-            if found == "Failed" or (found == "Running" and len(await bed.devices(name)) >= 2):
+            if found == "Failed" or (found == "Running" and await bed.restarted(name)):
                 return found
         return ""
 

@@ -58,6 +58,8 @@ async def test_a_real_bed_reads_from_logs_which_device_a_container_has(
     """As kubelet answers by way of the API server: 400 for a start that never was, 500 while the node is away."""
     log = "/api/v1/namespaces/drabridge-test/pods"
     pages: dict[str, str | int] = {
+        f"{log}/twice": '{"status": {"containerStatuses": [{"restartCount": 1}]}}',
+        f"{log}/once": '{"status": {"containerStatuses": [{"restartCount": 0}]}}',
         f"{log}/twice/log?previous=true": f"{w.HAS}zero\n",
         f"{log}/twice/log?previous=false": f"noise\n{w.HAS}full\n",
         f"{log}/once/log?previous=false": f"{w.HAS}null\n",
@@ -74,6 +76,8 @@ async def test_a_real_bed_reads_from_logs_which_device_a_container_has(
         assert await bed.devices("twice") == ["zero", "full"]
         assert await bed.devices("once") == ["null"]
         assert await bed.devices("away") == []
+        assert await bed.restarted("twice")
+        assert not await bed.restarted("once")
     assert await bed.devices("twice") == [], "nobody listens"
 
 
