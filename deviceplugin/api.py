@@ -7,8 +7,8 @@ The options that kubelet asks for follow from what is implemented: ``Preferrer``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from deviceplugin.broadcast import Broadcast
 from deviceplugin.model import Allocation, Device
@@ -34,8 +34,9 @@ class Plugin(Protocol):
 class Allocator(Protocol):
     """Optional: decides about Allocate. Without it the library accepts listed healthy ids and injects nothing."""
 
-    async def allocate(self, ids: Sequence[str]) -> Allocation:
-        """The answer for one container. ``ids`` are sorted and free of duplicates.
+    def allocate(self, ids: Sequence[str]) -> Allocation | Coroutine[Any, Any, Allocation]:
+        """The answer for one container: an ``async def``, or a quick function that may return either kind, so that a
+        request that waits for nothing costs no task. ``ids`` are sorted and free of duplicates.
 
         The allocator decides about ids that are unknown or unhealthy too: an id may be unhealthy in the list and
         still be held by the very pod that kubelet admits again (``require_healthy`` is the simple rule). Repeating a

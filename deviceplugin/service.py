@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -24,7 +24,6 @@ from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
 
 log = logging.getLogger("deviceplugin")
 
-T = TypeVar("T")
 Context = Any  # grpc.aio.ServicerContext; the generated base class asks for the union with the synchronous one
 
 
@@ -106,22 +105,39 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         asked = tuple(device_id for ids in wanted for device_id in ids)
         started = self._clock()
         allocations, outcome = await self._bounded(
-            self._allocate_all(wanted), asked, self._timeouts.allocate_seconds, "Allocate"
+            lambda: self._ask_all(wanted), asked, self._timeouts.allocate_seconds, "Allocate"
         )
-        self._notify(
-            Allocated(self._plugin.resource, asked, outcome.code.name, outcome.message, self._clock() - started)
-        )
+        fact = Allocated(self._plugin.resource, asked, outcome.code.name, outcome.message, self._clock() - started)
+        asyncio.get_running_loop().call_soon(self._notify, fact)  # kubelet waits for the answer, nobody for log lines
         if allocations is None:
             await context.abort(outcome.code, outcome.message)
             raise AssertionError("abort raises")
         return pb.AllocateResponse(container_responses=[codec.encode_allocation(a) for a in allocations])
 
-    async def _allocate_all(self, wanted: Sequence[Sequence[str]]) -> list[Allocation]:
+    def _ask_all(self, wanted: Sequence[Sequence[str]]) -> list[Allocation] | Coroutine[Any, Any, list[Allocation]]:
+        """One answer for each container, one after the other; a coroutine from the first one that has to wait."""
+        answers: list[Allocation] = []
+        for index, ids in enumerate(wanted):
+            answer = self._ask(ids)
+            if not isinstance(answer, Allocation):
+                return self._ask_rest(answers, answer, wanted[index + 1 :])
+            answers.append(answer)
+        return answers
+
+    async def _ask_rest(
+        self, answers: list[Allocation], pending: Coroutine[Any, Any, Allocation], rest: Sequence[Sequence[str]]
+    ) -> list[Allocation]:
+        answers.append(await pending)
+        for ids in rest:
+            answer = self._ask(ids)
+            answers.append(answer if isinstance(answer, Allocation) else await answer)
+        return answers
+
+    def _ask(self, ids: Sequence[str]) -> Allocation | Coroutine[Any, Any, Allocation]:
         if self._allocator is not None:
-            return [await self._allocator.allocate(ids) for ids in wanted]
-        for ids in wanted:
-            require_healthy(self._plugin, ids)
-        return [Allocation() for _ in wanted]
+            return self._allocator.allocate(ids)
+        require_healthy(self._plugin, ids)
+        return Allocation()
 
     async def PreStartContainer(
         self, request: pb.PreStartContainerRequest, context: Context
@@ -132,7 +148,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         ids = codec.unique_sorted(request.devices_ids)
         started = self._clock()
         _, outcome = await self._bounded(
-            plugin.pre_start(ids), ids, self._timeouts.pre_start_seconds, "PreStartContainer"
+            lambda: plugin.pre_start(ids), ids, self._timeouts.pre_start_seconds, "PreStartContainer"
         )
         self._notify(
             PreStarted(plugin.resource, tuple(ids), outcome.code.name, outcome.message, self._clock() - started)
@@ -176,29 +192,50 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         return answer
 
     async def _bounded(
-        self, work: Coroutine[Any, Any, T], ids: Sequence[str], seconds: float, what: str
-    ) -> tuple[T | None, Outcome]:
-        """Run the plugin's ``work`` for at most ``seconds``; the caller is answered then, whatever the work does.
+        self, begin: Callable[[], Any], ids: Sequence[str], seconds: float, what: str
+    ) -> tuple[Any, Outcome]:
+        """What ``begin`` gives, or what its coroutine gives within ``seconds``; the caller is answered then, whatever
+        the plugin does. None when the outcome is not OK.
 
-        The work is a task of its own: a kubelet that goes away does not cut it in the middle, and ``ids`` count as in
-        flight until it is really over.
+        Work that waits is a task of its own: a kubelet that goes away does not cut it in the middle, and ``ids`` count
+        as in flight until it is really over.
         """
         self._inflight.enter(ids)
-        task = asyncio.ensure_future(work)
+        try:
+            work = begin()
+        except Exception as error:
+            self._inflight.leave(ids)
+            return None, translate(error, f"{what} of {', '.join(ids)}")
+        if not isinstance(work, Coroutine):
+            self._inflight.leave(ids)
+            return work, Outcome()
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[None] = loop.create_future()
+        task = loop.create_task(work)
         self._work.add(task)
-        task.add_done_callback(lambda done: self._finish(done, ids))
-        done, _ = await asyncio.wait({task}, timeout=seconds)
-        if not done:
+
+        def wake() -> None:
+            if not over.done():
+                over.set_result(None)
+
+        def finish(task: asyncio.Task[Any]) -> None:
+            self._work.discard(task)
+            self._inflight.leave(ids)
+            if not task.cancelled():
+                task.exception()  # read, or asyncio complains about one that nobody waited for
+            wake()
+
+        task.add_done_callback(finish)
+        timer = loop.call_later(seconds, wake)
+        try:
+            await over  # asyncio.wait takes longer than all of the ledger's work
+        finally:
+            timer.cancel()
+        if not task.done():
             task.cancel()
             log.error("%s of %s: no answer after %.1f s, given up", what, ", ".join(ids), seconds)
             return None, translate(TimeoutError(), f"{what} of {', '.join(ids)}")
-        error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        if error is not None:
-            return None, translate(error, f"{what} of {', '.join(ids)}")
+        failure = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if failure is not None:
+            return None, translate(failure, f"{what} of {', '.join(ids)}")
         return task.result(), Outcome()
-
-    def _finish(self, task: asyncio.Task[Any], ids: Sequence[str]) -> None:
-        self._work.discard(task)
-        self._inflight.leave(ids)
-        if not task.cancelled():
-            task.exception()  # read, or asyncio complains about one that nobody waited for

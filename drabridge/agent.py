@@ -307,16 +307,17 @@ class Agent:
             elif isinstance(effect, Readvertise):
                 self._runtime.legacy.repeat({self._runtime.resource_of(device) for device in effect.devices})
         if self._refresh is None:
-            self._refresh = asyncio.get_running_loop().call_later(REFRESH_SECONDS, self._send_lists)
-        self._runtime.changed.set()
-        self._claims.wake()
-        self._runtime.evidence.changed()
+            self._refresh = asyncio.get_running_loop().call_later(REFRESH_SECONDS, self._follow_ledger)
         if any(isinstance(effect, Refused) for effect in effects):
             self._runtime.evidence.hurry()
 
-    def _send_lists(self) -> None:
+    def _follow_ledger(self) -> None:
+        """Offers, moves and questions to kubelet after one change of the ledger or several."""
         self._refresh = None
         self._runtime.legacy.refresh()
+        self._claims.wake()
+        self._runtime.evidence.changed()
+        self._runtime.changed.set()
 
     def observe(self, fact: deviceplugin.Fact) -> None:
         """Facts of the DevicePlugin side."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
@@ -21,10 +22,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 from msgspec import Struct, field
 
 from drabridge.errors import HostError
-from drabridge.files import TEMPORARY_SUFFIX, Care, write_atomically
+from drabridge.files import TEMPORARY_SUFFIX, Care, read_if_there, write_atomically
 from drabridge.inventory.model import Device, DeviceNode, Mount, device_id_of
 
 DEFAULT_DIRECTORY = Path("/var/run/cdi")  # the CDI specification's directory for files that programs generate
@@ -117,7 +119,10 @@ class Spec(Struct, frozen=True):
         if len(set(names)) != len(names):
             raise HostError(f"CDI file {self.file_name} would hold one device name twice: {sorted(names)}")
         document = {"cdiVersion": self.version, "kind": self.kind, "devices": entries}
-        return (json.dumps(document) + "\n").encode()
+        try:
+            return msgspec.json.encode(document) + b"\n"
+        except UnicodeEncodeError as error:
+            raise HostError(f"CDI file {self.file_name} would hold text that is not UTF-8: {error.object!r}") from error
 
 
 class CdiStore:
@@ -176,11 +181,14 @@ class CdiStore:
         if not data:
             self.remove_file(spec.file_name)
             return ()
-        path = self.directory / spec.file_name
+        path = os.path.join(self.directory, spec.file_name)
         with _host_errors(self.directory):
-            if _content(path) != data:
-                self.directory.mkdir(mode=0o755, exist_ok=True)
-                write_atomically(path, data, mode=0o644, care=Care.WHOLE)  # regenerated at start
+            if read_if_there(path) != data:
+                try:  # no fsync: what a power cut tears is written again at start; until then runtimes refuse it
+                    write_atomically(path, data, mode=0o644, care=Care.PROCESS)
+                except FileNotFoundError:
+                    self.directory.mkdir(mode=0o755)
+                    write_atomically(path, data, mode=0o644, care=Care.PROCESS)
         return spec.names
 
     def remove(self, family: Family, key: str) -> bool:
@@ -271,13 +279,6 @@ def _absolute(path: str) -> str:
     if not path.startswith("/") or "\0" in path:
         raise HostError(f"{path!r} cannot be in a CDI file: an absolute path was expected")
     return path
-
-
-def _content(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None
 
 
 def _kind(path: Path) -> str | None:

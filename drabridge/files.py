@@ -22,14 +22,16 @@ class Care(IntEnum):
     DURABLE = 3  # a power cut: the new one is there
 
 
-def write_atomically(path: Path, data: bytes, *, mode: int = 0o600, care: Care = Care.DURABLE) -> None:
+def write_atomically(path: Path | str, data: bytes, *, mode: int = 0o600, care: Care = Care.DURABLE) -> None:
     """Write to a hidden file beside ``path``, fsync, rename over it, fsync the directory.
 
     Raises OSError and leaves no temporary file behind. A reader never sees a torn file; a symbolic link at ``path``
     is replaced, not followed.
     """
     # Not tempfile.mkstemp: it costs more than the write. O_EXCL refuses whatever somebody may have put there.
-    temporary = f"{path.parent}/.{path.name}.{os.getpid()}-{next(_serial)}-{time.time_ns()}{TEMPORARY_SUFFIX}"
+    directory, name = os.path.split(path)
+    hidden = f".{name}.{os.getpid()}-{next(_serial)}-{time.time_ns()}{TEMPORARY_SUFFIX}"
+    temporary = os.path.join(directory, hidden)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         try:
@@ -46,7 +48,22 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o600, care: Care =
         Path(temporary).unlink(missing_ok=True)
         raise
     if care >= Care.DURABLE:
-        sync_directory(path.parent)
+        sync_directory(Path(directory))
+
+
+def read_if_there(path: Path | str) -> bytes | None:
+    """The content of a small file, None when there is none. Raises OSError for anything else."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        found = b""
+        while part := os.read(descriptor, 65_536):
+            found += part
+        return found
+    finally:
+        os.close(descriptor)
 
 
 def sync_directory(directory: Path) -> None:

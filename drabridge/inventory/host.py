@@ -10,6 +10,8 @@ from msgspec import Struct
 
 from drabridge.inventory.records import VALUE_LIMIT_CHARS, clean
 
+SYSFS_BYTES = 65_536  # a sysfs file is one page (fs/sysfs/file.c); the largest pages of Linux have 64 KiB
+
 
 class NodeStat(Struct, frozen=True):
     """A device node as stat(2) shows it, symbolic links followed. ``path`` is where the links end."""
@@ -40,8 +42,11 @@ class RealHost:
     """The host itself. In a container, /dev and /sys are the host's by mount."""
 
     def node(self, path: str) -> NodeStat:
+        real = path
         try:
-            found = os.stat(path)
+            found = os.lstat(path)
+            if stat.S_ISLNK(found.st_mode):  # runc and crun look at the node itself, so a link has to be followed here
+                real, found = os.path.realpath(path), os.stat(path)
         except OSError as error:
             raise OSError(f"{path}: {(error.strerror or str(error)).lower()}") from error
         if stat.S_ISCHR(found.st_mode):
@@ -52,8 +57,7 @@ class RealHost:
             raise OSError(f"{path}: not a device node")
         if not found.st_mode & 0o666:
             raise OSError(f"{path}: nobody may open it (mode 0000)")
-        # runc and crun look at the node itself (lstat), so a link has to be followed here.
-        return NodeStat(os.path.realpath(path), kind, os.major(found.st_rdev), os.minor(found.st_rdev))
+        return NodeStat(real, kind, os.major(found.st_rdev), os.minor(found.st_rdev))
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)
@@ -69,10 +73,16 @@ class RealHost:
 
     def own_node(self, syspath: str) -> tuple[str, tuple[int, int] | None]:
         try:
-            with open(os.path.join(syspath, "uevent"), encoding="utf-8", errors="surrogateescape") as file:
-                fields = dict(line.rstrip("\n").split("=", 1) for line in file if "=" in line)
+            descriptor = os.open(f"{syspath}/uevent", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return "", None
+        try:
+            lines = os.fsdecode(os.read(descriptor, SYSFS_BYTES)).split("\n")
+        except OSError:  # it went away in between
+            return "", None
+        finally:
+            os.close(descriptor)
+        fields = dict(line.split("=", 1) for line in lines if "=" in line)
         name, major, minor = fields.get("DEVNAME", ""), fields.get("MAJOR", ""), fields.get("MINOR", "")
         number = (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None
         return (os.path.join("/dev", name) if name else ""), number

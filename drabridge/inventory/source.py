@@ -138,10 +138,10 @@ class Inventory:
         Raises HostError when the device or a node that it needs is not there.
         """
         known = self._builder.subject(device.name)
-        if known is None or not self._host.exists(device.syspath or "/"):
+        path, number = self._host.own_node(known[1].record.syspath) if known else ("", None)
+        if known is None or not (path or self._host.exists(device.syspath or "/")):
             raise HostError(f"{device.name} is unplugged", hint="Plug it in again, or delete the pod that asks for it.")
         resource, subject = known
-        path, number = self._host.own_node(subject.record.syspath)
         record = replace(subject.record, devnode=path or subject.record.devnode, devnum=number)
         found = nodes.resolve(resource.nodes, replace(subject, record=record), self._host)
         if found.missing:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from time import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from time import monotonic, time
 
 from msgspec import Struct
 
@@ -23,6 +23,8 @@ from drabridge.ledger.outcome import Decision, Effect, Refusal, RefusalCode, Ste
 from drabridge.ledger.store import LoadResult, Store
 
 _log = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 0.001  # an fsync of a data-centre SSD takes 0.02 to 0.2 ms, of others 1 to 10; noticed by nobody
 
 Callback = Callable[[Ledger, tuple[Effect, ...]], None]
 """Called on the loop after every step that changed something or has effects: the ledger now, and the effects."""
@@ -42,6 +44,15 @@ class _Waiting(Struct, frozen=True):
     done: Step
     after: Ledger
     answer: asyncio.Future[Decision]
+
+
+class _Batch(Struct, frozen=True):
+    """Steps that go to the disk together, or need not (``writing`` is None); ``names`` stay to be written later."""
+
+    waiting: list[_Waiting]
+    after: Ledger
+    names: set[str]
+    writing: Future[None] | None
 
 
 class Keeper:
@@ -70,6 +81,8 @@ class Keeper:
         self._lazy: set[str] = set()
         self._flusher: asyncio.Task[None] | None = None
         self._callbacks: list[Callback] = []
+        self._quick = True  # how the disk was the last time
+        self._written_at = float("-inf")
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
@@ -82,18 +95,25 @@ class Keeper:
 
         The step goes on if the caller is cancelled: what kubelet asked for may be on disk already.
         """
+        return await self.submit(event)
+
+    def submit(self, event: Event) -> asyncio.Future[Decision]:
+        """As :meth:`apply`; with a quick disk the future is done on return."""
+        answer: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
         done = step(self._head, event, self.policy)
-        if self._flusher is None and not done.durable:
-            self._head = self.ledger = done.of(self._head)
-            self._lazy.update(entry.name for entry in done.changes)
-            self._publish(done)
-            return done.decision
         self._head = done.of(self._head)
-        waiting = _Waiting(done, self._head, asyncio.get_running_loop().create_future())
-        self._queue.append(waiting)
+        if self._flusher is None and not done.durable:
+            self.ledger = self._head
+            self._lazy.update(entry.name for entry in done.changes)
+            answer.set_result(done.decision)
+            self._publish(done)
+            return answer
+        self._queue.append(_Waiting(done, self._head, answer))
         if self._flusher is None:
-            self._flusher = asyncio.create_task(self._flush(), name="ledger-flush")
-        return await asyncio.shield(waiting.answer)
+            unfinished = self._write_at_once() if self._calm() else None
+            if unfinished or self._queue:
+                self._flusher = asyncio.create_task(self._flush(unfinished), name="ledger-flush")
+        return answer
 
     async def close(self) -> None:
         """Finish what waits, write the evidence that is not on disk, let the store go."""
@@ -106,37 +126,70 @@ class Keeper:
             self._thread.shutdown()
             self._store.close()
 
-    async def _flush(self) -> None:
-        """Write batch after batch until nothing waits."""
-        loop = asyncio.get_running_loop()
+    def _begin(self) -> _Batch:
+        """Hand everything that waits to the thread."""
+        waiting, self._queue = self._queue, []
+        after = waiting[-1].after
+        names = self._lazy.union(*({entry.name for entry in one.done.changes} for one in waiting))
+        removed = {name for one in waiting for name in one.done.removed} - after.entries.keys()
+        if not any(one.done.durable for one in waiting):
+            return _Batch(waiting, after, names, None)
         try:
-            while self._queue:
-                batch, self._queue = self._queue, []
-                after = batch[-1].after
-                names = self._lazy.union(*({entry.name for entry in waiting.done.changes} for waiting in batch))
-                removed = {name for waiting in batch for name in waiting.done.removed} - after.entries.keys()
-                try:
-                    if any(waiting.done.durable for waiting in batch):
-                        await loop.run_in_executor(self._thread, self._store.append, after, names, removed)
-                        names = set()
-                        self.health = StoreHealth()
-                except Exception as error:
-                    self._undo(batch, error)
-                else:
-                    self._lazy = names
-                    self._done(batch, after)
+            writing = self._thread.submit(self._store.append, after, names, removed)
+        except RuntimeError as error:  # closed: a task that outlived the agent's end is refused like everybody else
+            writing = Future()
+            writing.set_exception(HostError(f"the ledger is closed: {error}"))
+        return _Batch(waiting, after, set(), writing)
+
+    def _calm(self) -> bool:
+        """Whether a lone request meets a quick disk: the first of a burst does, the others go to the disk together."""
+        return self._quick and monotonic() - self._written_at >= PATIENCE_SECONDS
+
+    def _write_at_once(self) -> _Batch | None:
+        """Wait for the disk on the spot: turns of the loop take longer than a quick one does. Returns what is not
+        finished: a disk that has become slow, or hangs, holds the loop for PATIENCE_SECONDS, once.
+        """
+        batch = self._begin()
+        if batch.writing is not None:
+            try:
+                batch.writing.exception(PATIENCE_SECONDS)
+            except TimeoutError:
+                self._quick = False
+                return batch
+        self._end(batch)
+        return None
+
+    async def _flush(self, batch: _Batch | None) -> None:
+        """Write batch after batch until nothing waits."""
+        try:
+            while batch or self._queue:
+                batch = batch or self._begin()
+                if batch.writing is not None:
+                    started = monotonic()
+                    await asyncio.wait([asyncio.wrap_future(batch.writing)])
+                    self._quick = monotonic() - started < PATIENCE_SECONDS
+                self._end(batch)
+                batch = None
         finally:
             self._flusher = None
 
-    def _done(self, batch: list[_Waiting], after: Ledger) -> None:
-        self.ledger = after
-        for waiting in batch:
+    def _end(self, batch: _Batch) -> None:
+        """What the disk said: everybody in the batch is answered."""
+        self._written_at = monotonic()
+        error = batch.writing.exception() if batch.writing is not None else None
+        if error is not None:
+            self._undo(batch.waiting, error)
+            return
+        if batch.writing is not None:
+            self.health = StoreHealth()
+        self.ledger, self._lazy = batch.after, batch.names
+        for waiting in batch.waiting:
             if not waiting.answer.done():
                 waiting.answer.set_result(waiting.done.decision)
-        for waiting in batch:
+        for waiting in batch.waiting:
             self._publish(waiting.done)
 
-    def _undo(self, batch: list[_Waiting], error: Exception) -> None:
+    def _undo(self, batch: list[_Waiting], error: BaseException) -> None:
         """Fail closed: the ledger is what it was, and everybody who waits is refused."""
         if self.health.ok:
             self.health = StoreHealth(False, str(error), self.now())

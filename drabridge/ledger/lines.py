@@ -9,6 +9,8 @@ import json
 import zlib
 from typing import Any
 
+import msgspec
+
 Json = dict[str, Any]
 
 _CRC_DIGITS = 8
@@ -20,7 +22,7 @@ class Unreadable(Exception):
 
 def encode(value: Json) -> bytes:
     """The line of a record: CRC-32 in hexadecimal, a blank, compact JSON, a newline."""
-    body = json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    body = msgspec.json.encode(value)
     return b"%08x %b\n" % (zlib.crc32(body), body)
 
 

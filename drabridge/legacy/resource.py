@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import deviceplugin
 from deviceplugin import Allocation, AllocationError, Broadcast, DeviceList, DeviceSpec, Health
@@ -34,7 +34,7 @@ class Keeper(Protocol):
     @property
     def policy(self) -> Policy: ...
 
-    async def apply(self, event: events.Event) -> Decision: ...
+    def submit(self, event: events.Event) -> asyncio.Future[Decision]: ...
 
 
 class LegacyResource:
@@ -101,7 +101,7 @@ class LegacyResource:
             )
         )
 
-    async def allocate(self, ids: Sequence[str]) -> Allocation:
+    def allocate(self, ids: Sequence[str]) -> Allocation | Coroutine[Any, Any, Allocation]:
         limit = self.config.replicas.max_per_request
         if limit is not None and len(ids) > limit:
             raise AllocationError(
@@ -110,7 +110,13 @@ class LegacyResource:
                 hint=f"several shares are no more of the device than one: set limits to {limit} or less",
             )
         units = self._by_device(ids)
-        decision = await self._keeper.apply(events.Allocate(units, self._now()))
+        decision = self._keeper.submit(events.Allocate(units, self._now()))
+        return self._decided(decision.result(), units) if decision.done() else self._when_durable(decision, units)
+
+    async def _when_durable(self, decision: asyncio.Future[Decision], units: Mapping[str, Sequence[str]]) -> Allocation:
+        return self._decided(await decision, units)
+
+    def _decided(self, decision: Decision, units: Mapping[str, Sequence[str]]) -> Allocation:
         if not decision.accepted:
             raise AllocationError("FAILED_PRECONDITION", "; ".join([str(decision), *self._reasons(units)]))
         return self._answer(sorted(units))
