@@ -25,6 +25,7 @@ from drabridge.ledger.store import LoadResult, Store
 _log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 0.001  # an fsync of a data-centre SSD takes 0.02 to 0.2 ms, of others 1 to 10; noticed by nobody
+BURST_SECONDS = 0.0003  # requests that come together are taken one after the other within this time
 
 Callback = Callable[[Ledger, tuple[Effect, ...]], None]
 """Called on the loop after every step that changed something or has effects: the ledger now, and the effects."""
@@ -143,7 +144,7 @@ class Keeper:
 
     def _calm(self) -> bool:
         """Whether a lone request meets a quick disk: the first of a burst does, the others go to the disk together."""
-        return self._quick and monotonic() - self._written_at >= PATIENCE_SECONDS
+        return self._quick and monotonic() - self._written_at >= BURST_SECONDS
 
     def _write_at_once(self) -> _Batch | None:
         """Wait for the disk on the spot: turns of the loop take longer than a quick one does. Returns what is not

@@ -48,11 +48,14 @@ LOOP_CONFIG = CONFIG.replace(RESOURCE, LOOP).replace(
 async def node(
     config: str = CONFIG, resource: str = RESOURCE, *, base: str = "/tmp", healthy: int | None = None
 ) -> AsyncIterator[tuple[AgentProcess, SimKubelet]]:
-    """Kubelet and agent, registered; everything below ``base``."""
-    with tempfile.TemporaryDirectory(prefix="dra", dir=base) as directory:
+    """Kubelet and agent, registered; everything below ``base``, but CDI files on a tmpfs, as /var/run/cdi is."""
+    with (
+        tempfile.TemporaryDirectory(prefix="dra", dir=base) as directory,
+        tempfile.TemporaryDirectory(prefix="cdi", dir="/dev/shm") as cdi,
+    ):
         kubelet = SimKubelet(Path(directory), timings=Timings.fast())
         await kubelet.start()
-        agent = AgentProcess(Path(directory), config, "bench.example.com")
+        agent = AgentProcess(Path(directory), config, "bench.example.com", ("--cdi-dir", cdi))
         await agent.start()
         try:
             await kubelet.wait_for_resource(resource, healthy=healthy, timeout=20)
