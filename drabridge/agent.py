@@ -190,7 +190,9 @@ class Agent:
             beat=asyncio.get_running_loop().time(),
         )
         self._runtime = runtime
-        self._wishes = Wishes(paths.state, lambda: runtime.config, runtime.changed.set)
+        self._wishes = Wishes(
+            paths.state, lambda: runtime.config, runtime.changed.set, follows_node=runtime.cluster is not None
+        )
         self._claims = ClaimSide(runtime)
         self._announcer = Announcer(
             runtime.cluster,

@@ -2,7 +2,8 @@
 
 The Node's annotation ``<driver>/lanes`` wins, because it is what a cluster's administrator sees; then what was set on
 the node itself, which survives restarts in ``lanes.json``; then the configuration. The floors are always its.
-Both overrides have one form: ``{"<resource>": {"legacy": 6, "dra": "*"}}``.
+Both overrides have one form: ``{"<resource>": {"legacy": 6, "dra": "*"}}``. The annotation as it was seen last is kept
+in ``lanes.node.json``: an agent that starts while the API server is away must not move devices there and back.
 """
 
 from __future__ import annotations
@@ -22,18 +23,25 @@ from drabridge.files import write_atomically
 log = logging.getLogger(__name__)
 
 FILE_NAME = "lanes.json"
+SEEN_FILE_NAME = "lanes.node.json"
 Overrides = dict[str, dict[str, Any]]
 
 
 class Wishes:
-    """The three places. ``changed`` is called when a wish changed."""
+    """The three places. ``changed`` is called when a wish changed.
 
-    def __init__(self, state: Path, config: Callable[[], Config], changed: Callable[[], None]) -> None:
+    ``follows_node``: there is an API server to ask. Without one nobody could take back an annotation of earlier days.
+    """
+
+    def __init__(
+        self, state: Path, config: Callable[[], Config], changed: Callable[[], None], *, follows_node: bool = False
+    ) -> None:
         self._path = state / FILE_NAME
+        self._seen_path = state / SEEN_FILE_NAME
         self._config = config
         self._changed = changed
-        self._local: Overrides = self._load()
-        self._annotation: Overrides = {}
+        self._local: Overrides = _load(self._path)
+        self._annotation: Overrides = _load(self._seen_path) if follows_node else {}
         self.annotation_error = ""  # why the annotation is not followed, for people
 
     def lanes(self, resource: Resource) -> Lanes:
@@ -75,7 +83,7 @@ class Wishes:
         else:
             _merge(resource, wish)
             self._local[name] = wish
-        self._save()
+        _save(self._path, self._local)
         self._changed()
         return {"resource": name, **self.describe(resource)}
 
@@ -98,24 +106,27 @@ class Wishes:
             self.annotation_error = ""
             if overrides != self._annotation:
                 self._annotation = overrides
+                _save(self._seen_path, overrides)
                 self._changed()
             return
         log.error("the Node's annotation is not followed", extra={"reason": self.annotation_error})
 
-    def _load(self) -> Overrides:
-        try:
-            return _parse(self._path.read_text())
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, ConfigError) as error:
-            log.error("lanes that were set are lost", extra={"file": str(self._path), "reason": str(error)})
-            return {}
 
-    def _save(self) -> None:
-        try:
-            write_atomically(self._path, json.dumps(self._local, indent=1).encode())
-        except OSError as error:
-            log.error("lanes that were set will not survive a restart", extra={"reason": str(error)})
+def _load(path: Path) -> Overrides:
+    try:
+        return _parse(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, ConfigError) as error:
+        log.error("lanes that were set are lost", extra={"file": str(path), "reason": str(error)})
+        return {}
+
+
+def _save(path: Path, overrides: Overrides) -> None:
+    try:
+        write_atomically(path, json.dumps(overrides, indent=1).encode())
+    except OSError as error:
+        log.error("lanes will not survive a restart", extra={"file": str(path), "reason": str(error)})
 
 
 def _parse(text: str) -> Overrides:

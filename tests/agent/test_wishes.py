@@ -10,7 +10,7 @@ import pytest
 
 from drabridge.config import Config, load
 from drabridge.errors import ConfigError
-from drabridge.wishes import FILE_NAME, Wishes
+from drabridge.wishes import FILE_NAME, SEEN_FILE_NAME, Wishes
 
 CONFIG = load("""\
 apiVersion: drabridge/v1alpha1
@@ -28,9 +28,9 @@ resources:
 class Place:
     """A state directory with wishes in it, and a count of changes."""
 
-    def __init__(self, path: Path, config: Config = CONFIG) -> None:
+    def __init__(self, path: Path, config: Config = CONFIG, *, follows_node: bool = False) -> None:
         self.changes = 0
-        self.wishes = Wishes(path, lambda: config, self._changed)
+        self.wishes = Wishes(path, lambda: config, self._changed, follows_node=follows_node)
         self.resource = config.resource("nvidia.com/gpu")
 
     def _changed(self) -> None:
@@ -126,3 +126,24 @@ def test_a_damaged_file_is_said_and_the_configuration_decides(tmp_path: Path, ca
     place = Place(tmp_path)
     assert place.targets == (7, 1)
     assert "lost" in caplog.text
+
+
+def test_the_annotation_counts_from_the_start_until_the_node_is_seen_again(tmp_path: Path) -> None:
+    Place(tmp_path, follows_node=True).wishes.annotate('{"nvidia.com/gpu": {"legacy": 2, "dra": 6}}')
+    place = Place(tmp_path, follows_node=True)  # another run, and the API server has not answered yet
+    assert place.targets == (2, 6)
+    assert place.wishes.source("nvidia.com/gpu") == "annotation"
+    place.wishes.annotate(None)  # it was taken away meanwhile
+    assert (place.targets, place.changes) == ((7, 1), 1)
+    assert Place(tmp_path, follows_node=True).targets == (7, 1)
+
+
+def test_without_an_api_server_an_old_annotation_is_not_remembered(tmp_path: Path) -> None:
+    Place(tmp_path, follows_node=True).wishes.annotate('{"nvidia.com/gpu": {"legacy": 2, "dra": 6}}')
+    assert Place(tmp_path).targets == (7, 1)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"nvidia.com/gpu": 3}', '{"nvidia.com/gpu": {"x": 1}}'])
+def test_a_damaged_memory_of_the_annotation_is_no_wish(tmp_path: Path, content: str) -> None:
+    (tmp_path / SEEN_FILE_NAME).write_text(content)
+    assert Place(tmp_path, follows_node=True).targets == (7, 1)
