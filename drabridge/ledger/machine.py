@@ -29,6 +29,7 @@ from drabridge.ledger.outcome import (
     Subject,
 )
 from drabridge.ledger.release import Witness
+from drabridge.ledger.stamps import not_after
 from drabridge.ledger.table import TABLE, Signal, Transition
 
 _DEFAULT = Policy()
@@ -199,6 +200,8 @@ def _booted(draft: Draft, event: ev.Booted) -> None:
 def _restarted(draft: Draft, event: ev.Restarted) -> None:
     """Union of what the ledger, kubelet, the CDI files and the API server know; in doubt the holder stays."""
     for entry in draft.ledger.entries.values():
+        if (mended := not_after(entry, event.at)) is not entry:
+            draft.touched[entry.name] = replace(mended, seq=draft.seq)
         _signal(draft, Signal.RECOUNT, entry.device.name, None)
         seen = tuple(
             pods
@@ -219,7 +222,7 @@ def _restarted(draft: Draft, event: ev.Restarted) -> None:
         merged=True,
         lost="",
         kubelet_seq=draft.seq,
-        releases_suspended_until=max(draft.node_now.releases_suspended_until, event.at + draft.policy.settle_seconds),
+        releases_suspended_until=event.at + draft.policy.settle_seconds,  # no earlier one, by our clock, ends later
     )
 
 
