@@ -26,8 +26,9 @@ lint: $(VENV)/.dev
 unit: $(VENV)/.dev system  ## the tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
-lowest: $(VENV)/.lowest  ## the wire, client and server tests again, with the oldest packages that pyproject.toml allows
-	$(VENV)/lowest/bin/python -m pytest -q -p no:cacheprovider tests/wire tests/podresources tests/deviceplugin tests/config
+lowest: $(VENV)/.lowest  ## the wire's, both libraries' and the core's tests again, with the oldest packages allowed
+	$(VENV)/lowest/bin/python -m pytest -q -p no:cacheprovider $(addprefix tests/,wire podresources deviceplugin config \
+		offers inventory/test_pure.py ledger/test_store.py ledger/test_keeper.py ledger/test_stamps.py)
 
 bench: $(VENV)/.dev  ## the numbers, against their budgets
 	$(BIN)/python -m tests.bench
