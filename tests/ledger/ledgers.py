@@ -13,12 +13,13 @@ from drabridge.ledger.model import (
     Ledger,
     NodeState,
 )
-from tests.ledger.forget import normal
+from tests.ledger.forget import crashed, normal
 from tests.ledger.states import (
     DEVICES,
     NOW,
     Broken,
     Config,
+    State,
 )
 
 
@@ -45,11 +46,11 @@ class Ledgers:
         key = (entries, node)
         number = self._ids.get(key)
         if number is None:
-            number = self._ids[key] = len(self.ledgers)
             plain = Ledger.of(entries, node, seq=0)
-            self.ledgers.append(plain)
             if violations := invariants.check_ledger(plain, self.config.policy):
                 raise Broken(violations)
+            number = self._ids[key] = len(self.ledgers)
+            self.ledgers.append(plain)
         return number
 
     def memo(self, what: str, number: int, make: Callable[[Ledger], Ledger]) -> int:
@@ -88,3 +89,18 @@ class Ledgers:
                     dra |= advertise.dra_schedulable(ledger, entry, policy) << bit
             known = self._memo[key] = (legacy, dra)
         return known
+
+    def drained(self, number: int) -> bool:
+        """Nobody holds anything."""
+        return invariants.drained(self.ledgers[number])
+
+    def down(self, state: State) -> State:
+        """The agent is killed (that costs a fault): kubelet's stream breaks, unwritten evidence is gone."""
+        return state._replace(
+            ledger=self.memo("crashed", state.ledger, crashed),
+            up=False,
+            noticed=False,
+            healthy=0,
+            gathered=None,
+            faults=state.faults - 1,
+        )

@@ -1,6 +1,7 @@
-"""Exhaustive breadth-first search of a small world over the real ``step``: safety, then liveness.
+"""Exhaustive search of a small world over the real ``step``: no invariant is broken, and everything can drain.
 
-``python -m tests.ledger.search --faults 2`` searches a larger world; ``--help`` shows what can be varied.
+``python -m tests.ledger.search --faults 3 --moves 2`` searches a larger world than the tests do; ``--help`` shows what
+can be varied, ``--tests`` searches what the tests search.
 """
 
 from __future__ import annotations
@@ -9,12 +10,17 @@ import argparse
 import gc
 import sys
 import time
-from array import array
 
 from msgspec import Struct
 
-from tests.ledger.states import Broken, Config, State
+from tests.ledger.explore import Explorer, Visited
+from tests.ledger.packing import Codes
+from tests.ledger.states import Broken, Config
+from tests.ledger.trace import first_violation, way_to
 from tests.ledger.world import World
+from tests.ledger.worlds import WORLDS
+
+LIMIT = 200_000_000
 
 
 class Found(Struct, frozen=True):
@@ -39,43 +45,11 @@ class Found(Struct, frozen=True):
         return f"{line}\n{self.violation}\n{steps}"
 
 
-class _Graph:
-    """The explored part: numbered states, how each was reached, and the edges that help to drain, reversed later."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[State, int] = {}
-        self.states: list[State] = []
-        self.parents = array("l")
-        self.labels: dict[str, int] = {}
-        self.reached_by = array("l")
-        self.sources = array("l")
-        self.targets = array("l")
-
-    def add(self, state: State, parent: int, label: str) -> int | None:
-        """Number a new state; None if it is known."""
-        if state in self.numbers:
-            return None
-        number = self.numbers[state] = len(self.states)
-        self.states.append(state)
-        self.parents.append(parent)
-        self.reached_by.append(self.labels.setdefault(label, len(self.labels)))
-        return number
-
-    def trace(self, number: int) -> tuple[str, ...]:
-        """The labels on the way to a state."""
-        names = list(self.labels)
-        way: list[str] = []
-        while self.parents[number] >= 0:
-            way.append(names[self.reached_by[number]])
-            number = self.parents[number]
-        return tuple(reversed(way))
-
-
-def search(config: Config, *, liveness: bool = True, limit: int = 10_000_000) -> Found:
+def search(config: Config, *, liveness: bool = True, limit: int = LIMIT) -> Found:
     """Explore everything; stop at the first violation. ``limit`` states at most (:exc:`RuntimeError` beyond)."""
     begin = time.perf_counter()
     gc.freeze()
-    gc.disable()  # millions of tuples without a cycle: looking for cycles takes most of the time
+    gc.disable()  # ledgers have no cycles, and looking for some takes a while
     try:
         return _search(config, liveness, limit, begin)
     finally:
@@ -83,91 +57,49 @@ def search(config: Config, *, liveness: bool = True, limit: int = 10_000_000) ->
 
 
 def _search(config: Config, liveness: bool, limit: int, begin: float) -> Found:
-    world, graph = World(config), _Graph()
-    transitions = 0
+    explorer, visited = Explorer(World(config)), Visited()
+    levels: list[Codes] = []
+    count = 0
 
     def found(violation: str = "", trace: tuple[str, ...] = ()) -> Found:
-        return Found(
-            len(graph.states),
-            transitions,
-            len(world.ledgers),
-            world.steps,
-            time.perf_counter() - begin,
-            violation,
-            trace,
-        )
+        ledgers = explorer.world.ledgers
+        seconds = time.perf_counter() - begin
+        return Found(count, explorer.transitions, len(ledgers.ledgers), ledgers.steps, seconds, violation, trace)
 
-    graph.add(world.initial(), -1, "")
-    number, label = 0, ""
     try:
-        while number < len(graph.states):
-            for label, raw, helps in world.successors(graph.states[number]):
-                transitions += 1
-                state = world.canonical(raw)
-                new = graph.add(state, number, label)
-                if new is not None:
-                    world.check(raw)
-                    if new >= limit:
-                        raise RuntimeError(f"more than {limit} states")
-                if liveness and helps:
-                    graph.sources.append(number)
-                    graph.targets.append(graph.numbers[state])
-            label = ""
-            number += 1
-    except Broken as broken:
-        return found(str(broken), (*graph.trace(number), label or "(while working out what happens next)"))
-    if liveness:
-        stuck = _stuck(world, graph)
-        if stuck is not None:
-            return found("I7 leak: no way to drain from here", graph.trace(stuck))
+        for level in explorer.levels(visited):
+            levels.append(level)
+            count += len(level)
+            if count > limit:
+                raise RuntimeError(f"more than {limit} states")
+    except Broken:
+        return found(*first_violation(explorer, levels))
+    if liveness and len(stuck := explorer.stuck(visited.all())):
+        trace = min((way_to(explorer, levels, code) for code in stuck[:100].tolist()), key=len)
+        return found("I7 leak: no way to drain from here", trace)
     return found()
 
 
-def _stuck(world: World, graph: _Graph) -> int | None:
-    """The first state from which no drained state can be reached by edges that help; None if there is none."""
-    count = len(graph.states)
-    start = array("l", bytes(array("l").itemsize * (count + 1)))
-    for target in graph.targets:
-        start[target + 1] += 1
-    for index in range(count):
-        start[index + 1] += start[index]
-    place = array("l", start)
-    back = array("l", bytes(array("l").itemsize * len(graph.targets)))
-    for source, target in zip(graph.sources, graph.targets, strict=True):
-        back[place[target]] = source
-        place[target] += 1
-    good = bytearray(count)
-    queue = [number for number, state in enumerate(graph.states) if world.drained(state)]
-    for number in queue:
-        good[number] = 1
-    while queue:
-        number = queue.pop()
-        for index in range(start[number], start[number + 1]):
-            source = back[index]
-            if not good[source]:
-                good[source] = 1
-                queue.append(source)
-    first = good.find(0)
-    return None if first < 0 else first
-
-
 def main(arguments: list[str] | None = None) -> int:
-    """Search one world and print what was found."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Search one world, or all that the tests search, and print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = Config()
+    parser.add_argument("--tests", action="store_true", help="the worlds of the tests, instead of one described below")
     parser.add_argument("--devices", type=int, default=default.devices, choices=(1, 2))
-    parser.add_argument("--pods", type=int, default=default.pods, choices=(0, 1, 2))
+    parser.add_argument("--pods", type=int, default=default.pods, choices=(1, 2))
     parser.add_argument("--claims", type=int, default=default.claims, choices=(0, 1, 2))
-    parser.add_argument("--faults", type=int, default=default.faults)
+    parser.add_argument("--faults", type=int, default=default.faults, choices=range(4))
     parser.add_argument(
         "--kinds", default=",".join(sorted(default.kinds)), help="of crash,kubelet,force,reboot,lost,unplug"
     )
     parser.add_argument("--prompt-evidence", action="store_true", help="evidence is applied when it is gathered")
     parser.add_argument("--no-checkpoint", action="store_true", help="the API server is the second witness")
-    parser.add_argument("--probe", action="store_true")
-    parser.add_argument("--moves", type=int, default=default.moves, help="changes of lane that the operator asks for")
+    parser.add_argument("--probe", action="store_true", help="open nodes are looked for; zombies live for any time")
+    parser.add_argument(
+        "--moves", type=int, default=default.moves, choices=range(4), help="changes of lane that the operator asks for"
+    )
     parser.add_argument("--single", action="store_true", help="a claim wants one device")
-    parser.add_argument("--limit", type=int, default=10_000_000)
+    parser.add_argument("--limit", type=int, default=LIMIT, help="states; one takes 16 bytes, and some more on the way")
     options = parser.parse_args(arguments)
     config = Config(
         devices=options.devices,
@@ -181,9 +113,12 @@ def main(arguments: list[str] | None = None) -> int:
         probe=options.probe,
         moves=options.moves,
     )
-    result = search(config, limit=options.limit)
-    print(result)
-    return 1 if result.violation else 0
+    broken = 0
+    for name, world in (WORLDS if options.tests else {"this world": config}).items():
+        result = search(world, limit=options.limit)
+        broken += bool(result.violation)
+        print(f"{name}: {result}", flush=True)
+    return 1 if broken else 0
 
 
 if __name__ == "__main__":

@@ -77,6 +77,7 @@ class Gathered(NamedTuple):
     api: int
     claimed: int
     unaccounted: bool
+    cluster: bool  # whether the API server answered
 
 
 class State(NamedTuple):
@@ -100,7 +101,14 @@ Stepper = Callable[[Ledger, ev.Event, Policy], Step]
 
 
 class Config(Struct, frozen=True):
-    """Which world."""
+    """Which world.
+
+    ``kinds`` are the faults that may happen, ``faults`` of them altogether in any order: ``crash`` (the agent is
+    killed, between requests and inside them), ``kubelet`` (restarts), ``force`` (a pod is force-deleted), ``reboot``,
+    ``lost`` (the agent's record), ``unplug``. A partition from the API server, and a watch that was lost, are not
+    counted: slices, watch and start, and evidence that is applied at once, can always do without the API server, for
+    any time and any number of times.
+    """
 
     devices: int = 2
     pods: int = 2
@@ -121,11 +129,6 @@ class Config(Struct, frozen=True):
     drop_ids: bool = False
     offer: Callable[[Ledger, Entry, Policy], bool] = advertise.legacy_healthy
 
-    @property
-    def alike(self) -> bool:
-        """Whether the devices are exchangeable."""
-        return self.devices == 2 and self.lanes[0] is self.lanes[1]
-
 
 class Broken(Exception):
     """An invariant does not hold."""
@@ -137,11 +140,25 @@ class Broken(Exception):
 
 DEVICES = ("d0", "d1")
 UIDS = ("c0", "c1")
-BOTH = 0b11
 SWAPPED = (0b00, 0b10, 0b01, 0b11)  # a mask with the two devices exchanged
-_POD = (PodRef("ns", "pod"),)
+POD = (PodRef("ns", "pod"),)
 
 
 def bits(mask: int) -> tuple[int, ...]:
     """The devices of a mask."""
     return ((), (0,), (1,), (0, 1))[mask]
+
+
+def names(mask: int) -> str:
+    """The devices of a mask, for people."""
+    return ",".join(DEVICES[device] for device in bits(mask)) or "nothing"
+
+
+def with_pod(state: State, index: int, phase: P, device: int = -1) -> State:
+    """The state with another life of one pod."""
+    return state._replace(pods=(*state.pods[:index], (phase, device), *state.pods[index + 1 :]))
+
+
+def with_claim(state: State, index: int, claim: Claim) -> State:
+    """The state with another life of one claim."""
+    return state._replace(claims=(*state.claims[:index], claim, *state.claims[index + 1 :]))

@@ -13,40 +13,17 @@ from drabridge.ledger.table import Signal
 from tests.ledger.mutants import MUTANTS, Mutant, other_rows
 from tests.ledger.search import search
 from tests.ledger.states import Config
-
-WORLDS = {
-    "2 devices, 2 pods, 2 claims, moves": Config(faults=0, moves=1, late_evidence=False),
-    "2 devices, 2 pods, 2 claims, a fault": Config(faults=1, moves=0, whole_claims=False, late_evidence=False),
-    "2 devices, a pod, a claim, moves, a fault": Config(pods=1, claims=1, faults=1, moves=1, late_evidence=False),
-    "1 device, late evidence, moves, a fault": Config(devices=1, pods=1, claims=1, faults=1, moves=2),
-    "1 device, moves, two faults": Config(devices=1, faults=2, moves=1, late_evidence=False),
-    "1 device, the API server instead of the checkpoint": Config(
-        devices=1, pods=1, faults=2, moves=1, checkpoint=False, claims=1, late_evidence=False
-    ),
-    "1 device, physical probe, pods that will not die": Config(
-        devices=1, pods=1, faults=2, moves=1, probe=True, claims=1, late_evidence=False
-    ),
-    "2 devices, unplugged": Config(
-        pods=1,
-        claims=1,
-        kinds=frozenset({"unplug", "crash", "kubelet"}),
-        moves=0,
-        late_evidence=False,
-    ),
-    "1 device, unplugged, moves": Config(
-        devices=1, pods=1, faults=2, kinds=frozenset({"unplug", "crash", "reboot"}), moves=1, late_evidence=False
-    ),
-}
+from tests.ledger.worlds import OTHERS
 
 
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("name", OTHERS)
 def test_no_reachable_state_breaks_an_invariant_or_leaks(
     name: str, record_property: Callable[[str, object], None]
 ) -> None:
-    found = search(WORLDS[name])
+    found = search(OTHERS[name])
     record_property("search", f"{name}: {str(found).splitlines()[0]}")
     assert not found.violation, str(found)
-    assert found.states > 1000
+    assert found.states > 10_000
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))

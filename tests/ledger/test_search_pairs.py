@@ -1,0 +1,21 @@
+"""The real step through every state of two devices, two pods and two claims with any two faults.
+
+In a file of its own: it takes as long as everything else about the ledger, and files are what test workers share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.ledger.search import search
+from tests.ledger.worlds import PAIRS
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_no_two_faults_break_an_invariant_or_leak(name: str, record_property: Callable[[str, object], None]) -> None:
+    found = search(PAIRS[name])
+    record_property("search", f"{name}: {str(found).splitlines()[0]}")
+    assert not found.violation, str(found)
+    assert found.states > 10_000_000

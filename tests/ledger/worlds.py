@@ -1,0 +1,32 @@
+"""The worlds that the tests search, from end to end. :class:`tests.ledger.states.Config` says what the words mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from tests.ledger.states import Config
+
+_PROMPT = Config(late_evidence=False, moves=1)
+_HARDWARE = frozenset({"unplug", "crash", "kubelet", "reboot", "force"})
+
+PAIRS: Mapping[str, Config] = {
+    # every kind of fault, and every pair of them, anywhere in the course of things
+    "2 devices, 2 pods, 2 claims, a move, two faults of any kind": replace(_PROMPT, faults=2),
+}
+OTHERS: Mapping[str, Config] = {
+    "2 devices, 2 pods, a claim, a move, evidence that is late by any time": Config(claims=1, faults=0, moves=1),
+    "2 devices, a pod, a claim, a move, late evidence, a fault": Config(pods=1, claims=1, faults=1, moves=1),
+    "1 device, 2 pods, 2 claims, a move, late evidence, a fault": Config(devices=1, faults=1, moves=1),
+    "2 devices, a pod, a claim, a move, the API server instead of the checkpoint, two faults": replace(
+        _PROMPT, pods=1, claims=1, faults=2, checkpoint=False
+    ),
+    "2 devices, 2 pods, a claim, physical probe, pods that will not die, two faults": replace(
+        _PROMPT, claims=1, faults=2, moves=0, probe=True
+    ),
+    "2 devices, a pod, a claim, a move, unplugged, two faults": replace(
+        _PROMPT, pods=1, claims=1, faults=2, kinds=_HARDWARE
+    ),
+}
+WORLDS: Mapping[str, Config] = {**PAIRS, **OTHERS}
