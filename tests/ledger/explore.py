@@ -69,8 +69,11 @@ class Explorer:
 
     def after(self, codes: Codes) -> Codes:
         """What can come next: sorted, each once."""
-        found = [after for rule in self._rules for _, after in rule.outcomes(codes)]
-        self.transitions += sum(map(len, found))
+        found = []
+        for rule in self._rules:
+            for which, after in rule.outcomes(codes):
+                self.transitions += len(after)
+                found.append(after[after != codes[which]])
         return unique(self.symmetry.canonical(np.concatenate(found))) if found else _NOTHING
 
     def check(self, codes: Codes) -> None:

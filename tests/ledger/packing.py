@@ -113,12 +113,12 @@ class Packing:
 
     def of(self, codes: Codes, name: str) -> Numbers:
         """The numbers of one field."""
-        return ((codes & np.uint64(self.masks[name])) >> np.uint64(self.shifts[name])).astype(np.intp)
+        return ((codes & np.uint64(self.masks[name])) >> np.uint64(self.shifts[name])).view(np.intp)
 
     def put(self, codes: Codes, name: str, numbers: Numbers) -> Codes:
         """The states with other numbers in one field."""
         rest = codes & np.uint64(_ALL & ~self.masks[name])
-        return rest | (numbers.astype(np.uint64) << np.uint64(self.shifts[name]))
+        return rest | (numbers.view(np.uint64) << np.uint64(self.shifts[name]))
 
 
 def unique(codes: Codes) -> Codes:

@@ -26,7 +26,7 @@ WORLDS = {
     "2 devices, 2 claims, a crash": replace(
         PROMPT, pods=0, moves=0, lanes=(Lane.DRA, Lane.DRA), kinds=frozenset({"crash"}), whole_claims=False
     ),
-    "2 devices, 2 claims, moves": replace(PROMPT, pods=0, faults=0, lanes=(Lane.DRA, Lane.DRA)),
+    "2 devices, 2 claims, moves": replace(PROMPT, pods=0, faults=0, whole_claims=False),
     "2 devices, 2 pods, a fault": replace(PROMPT, claims=0, moves=0, kinds=ALL),
     "2 devices, a pod, late evidence, a restart": Config(pods=1, claims=0, faults=1, kinds=frozenset({"kubelet"})),
     "a device, a pod, 2 claims, a crash, moves": replace(PROMPT, devices=1, pods=1, kinds=frozenset({"crash"})),
