@@ -54,13 +54,15 @@ class Witness:
         """One round. ``ledger`` is the state at its beginning. Never raises: who cannot be asked is None.
 
         The barrier costs kubelet a checkpoint write for each resource, so it is used only when the List alone would
-        end a hold.
+        end a hold. Its time is that of the first question: what was seen before a pause of whatever length must not
+        count as seen after it, when a hold is old enough to end (found by the exhaustive search).
         """
+        at = self._now()
         listed = await self.listed()
         checkpoint = None
         if listed is not None and barrier and (absent := _absent(ledger, listed)):
             checkpoint = await self._behind_barrier({entry.device.resource for entry in absent})
-        return events.Observed(at=self._now(), since_seq=ledger.seq, listed=listed, checkpoint=checkpoint)
+        return events.Observed(at=at, since_seq=ledger.seq, listed=listed, checkpoint=checkpoint)
 
     async def listed(self) -> events.Pods | None:
         """Kubelet's List: unit id -> containers. Not while an Allocate is open: a List makes kubelet count anew what is

@@ -30,7 +30,11 @@ class Peer:
         self.plugin = plugin
         self.resends = True
         self.resent: list[list[str]] = []
-        self.witness = Witness(client, kubelet.node.device_plugin_dir, self._resend, time.time)
+        self.pause_seconds = 0.0  # between our question and kubelet's answer
+        self.witness = Witness(client, kubelet.node.device_plugin_dir, self._resend, time.time, self._quiet)
+
+    async def _quiet(self) -> None:
+        await asyncio.sleep(self.pause_seconds)
 
     async def _resend(self, resources: Iterable[str], timeout_seconds: float) -> bool:
         self.resent.append(list(resources))
@@ -75,6 +79,15 @@ async def test_what_is_listed_needs_no_barrier() -> None:
         assert seen.checkpoint is None
         assert seen.since_seq == 7
         assert not one.resent
+
+
+async def test_evidence_is_as_old_as_its_first_question() -> None:
+    async with peer() as one:
+        one.pause_seconds = 0.3
+        asked = time.time()
+        seen = await one.look("d0")
+        assert seen.checkpoint is not None
+        assert 0 <= seen.at - asked < 0.25
 
 
 async def test_the_barrier_makes_kubelet_write_what_it_has_just_dropped() -> None:
