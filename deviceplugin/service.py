@@ -203,9 +203,12 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         self._inflight.enter(ids)
         try:
             work = begin()
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             self._inflight.leave(ids)
             return None, translate(error, f"{what} of {', '.join(ids)}")
+        except BaseException:
+            self._inflight.leave(ids)
+            raise
         if not isinstance(work, Coroutine):
             self._inflight.leave(ids)
             return work, Outcome()

@@ -316,10 +316,10 @@ class Agent:
     def _follow_ledger(self) -> None:
         """Offers, moves and questions to kubelet after one change of the ledger or several."""
         self._refresh = None
-        self._runtime.legacy.refresh()
         self._claims.wake()
         self._runtime.evidence.changed()
         self._runtime.changed.set()
+        self._runtime.legacy.refresh()
 
     def observe(self, fact: deviceplugin.Fact) -> None:
         """Facts of the DevicePlugin side."""

@@ -187,7 +187,7 @@ class CdiStore:
                 try:  # no fsync: what a power cut tears is written again at start; until then runtimes refuse it
                     write_atomically(path, data, mode=0o644, care=Care.PROCESS)
                 except FileNotFoundError:
-                    self.directory.mkdir(mode=0o755)
+                    self.directory.mkdir(mode=0o755, exist_ok=True)
                     write_atomically(path, data, mode=0o644, care=Care.PROCESS)
         return spec.names
 

@@ -42,6 +42,7 @@ class Wishes:
         self._changed = changed
         self._local: Overrides = _load(self._path)
         self._annotation: Overrides = _load(self._seen_path) if follows_node else {}
+        self._saved = self._annotation if follows_node else None  # what the file says; None: nobody looked
         self.annotation_error = ""  # why the annotation is not followed, for people
 
     def lanes(self, resource: Resource) -> Lanes:
@@ -104,9 +105,11 @@ class Wishes:
             self.annotation_error = str(error)
         else:
             self.annotation_error = ""
+            if overrides != self._saved:
+                _save(self._seen_path, overrides)
+                self._saved = overrides
             if overrides != self._annotation:
                 self._annotation = overrides
-                _save(self._seen_path, overrides)
                 self._changed()
             return
         log.error("the Node's annotation is not followed", extra={"reason": self.annotation_error})

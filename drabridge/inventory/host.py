@@ -14,7 +14,7 @@ SYSFS_BYTES = 65_536  # a sysfs file is one page (fs/sysfs/file.c); the largest 
 
 
 class NodeStat(Struct, frozen=True):
-    """A device node as stat(2) shows it, symbolic links followed. ``path`` is where the links end."""
+    """A device node as stat(2) shows it. ``path`` is the node itself, where a symbolic link at the given path leads."""
 
     path: str
     kind: Literal["c", "b"]

@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 0.001  # an fsync of a data-centre SSD takes 0.02 to 0.2 ms, of others 1 to 10; noticed by nobody
 BURST_SECONDS = 0.0003  # requests that come together are taken one after the other within this time
+HANGS_SECONDS = 3.0  # an overloaded disk answers within it; an Allocate is given up after 5 s
+CLOSE_SECONDS = 1.0  # of the 3 s in which SIGTERM is promised to end the agent
 
 Callback = Callable[[Ledger, tuple[Effect, ...]], None]
 """Called on the loop after every step that changed something or has effects: the ledger now, and the effects."""
@@ -54,6 +56,7 @@ class _Batch(Struct, frozen=True):
     after: Ledger
     names: set[str]
     writing: Future[None] | None
+    began: float
 
 
 class Keeper:
@@ -112,14 +115,22 @@ class Keeper:
         self._queue.append(_Waiting(done, self._head, answer))
         if self._flusher is None:
             unfinished = self._write_at_once() if self._calm() else None
-            if unfinished or self._queue:
+            # Who was told of this step may have taken another by now, and begun to write it.
+            if self._flusher is None and (unfinished or self._queue):
                 self._flusher = asyncio.create_task(self._flush(unfinished), name="ledger-flush")
         return answer
 
     async def close(self) -> None:
-        """Finish what waits, write the evidence that is not on disk, let the store go."""
+        """Finish what waits, write the evidence that is not on disk, let the store go. A disk that hangs is left to it:
+        what was not answered was not promised.
+        """
+        deadline = monotonic() + CLOSE_SECONDS
         while self._flusher is not None:
-            await asyncio.wait([self._flusher])
+            done, _ = await asyncio.wait([self._flusher], timeout=max(0.0, deadline - monotonic()))
+            if not done:
+                _log.error("the ledger's last writes are not on the disk, which does not answer")
+                self._thread.shutdown(wait=False)
+                return
         try:
             if self._lazy and self.health.ok:
                 self._store.append(self.ledger, self._lazy)
@@ -134,13 +145,14 @@ class Keeper:
         names = self._lazy.union(*({entry.name for entry in one.done.changes} for one in waiting))
         removed = {name for one in waiting for name in one.done.removed} - after.entries.keys()
         if not any(one.done.durable for one in waiting):
-            return _Batch(waiting, after, names, None)
+            return _Batch(waiting, after, names, None, monotonic())
+        began = monotonic()
         try:
             writing = self._thread.submit(self._store.append, after, names, removed)
         except RuntimeError as error:  # closed: a task that outlived the agent's end is refused like everybody else
             writing = Future()
             writing.set_exception(HostError(f"the ledger is closed: {error}"))
-        return _Batch(waiting, after, set(), writing)
+        return _Batch(waiting, after, set(), writing, began)
 
     def _calm(self) -> bool:
         """Whether a lone request meets a quick disk: the first of a burst does, the others go to the disk together."""
@@ -166,13 +178,26 @@ class Keeper:
             while batch or self._queue:
                 batch = batch or self._begin()
                 if batch.writing is not None:
-                    started = monotonic()
-                    await asyncio.wait([asyncio.wrap_future(batch.writing)])
-                    self._quick = monotonic() - started < PATIENCE_SECONDS
+                    await self._wait(batch.writing)
+                    self._quick = monotonic() - batch.began < PATIENCE_SECONDS
                 self._end(batch)
                 batch = None
         finally:
             self._flusher = None
+
+    async def _wait(self, writing: Future[None]) -> None:
+        """Until the thread is done. A disk that does not answer is said, once; whoever asks for it meanwhile waits."""
+        done = asyncio.wrap_future(writing)
+        await asyncio.wait([done], timeout=HANGS_SECONDS)
+        if not done.done():
+            self._unwell(f"the ledger's disk is silent for {HANGS_SECONDS:g} s; nothing is granted until it answers")
+            await asyncio.wait([done])
+        done.exception()  # read, or asyncio complains about it; `_end` reads the thread's own
+
+    def _unwell(self, error: str, cause: BaseException | None = None) -> None:
+        if self.health.ok:
+            self.health = StoreHealth(False, error, self.now())
+            _log.error("%s", error, exc_info=cause)
 
     def _end(self, batch: _Batch) -> None:
         """What the disk said: everybody in the batch is answered."""
@@ -192,9 +217,8 @@ class Keeper:
 
     def _undo(self, batch: list[_Waiting], error: BaseException) -> None:
         """Fail closed: the ledger is what it was, and everybody who waits is refused."""
-        if self.health.ok:
-            self.health = StoreHealth(False, str(error), self.now())
-            _log.error("the ledger cannot be written: %s", error, exc_info=not isinstance(error, HostError))
+        known = isinstance(error, HostError)
+        self._unwell(str(error) if known else f"the ledger cannot be written: {error}", None if known else error)
         batch, self._queue = batch + self._queue, []
         self._head = self.ledger
         hint = error.hint if isinstance(error, HostError) else "the agent's log has the details"

@@ -171,13 +171,13 @@ class LegacyResource:
 
     def _answer(self, names: Sequence[str]) -> Allocation:
         """What the container gets. The grant is durable by now; if this fails the ledger lets go by itself."""
-        devices = [self._current(name) for name in names]
-        if self._inject == "cdi":
-            try:
+        try:
+            devices = [self._current(name) for name in names]
+            if self._inject == "cdi":
                 written = [self._cdi.write(self._cdi.legacy_spec(device)) for device in devices]
-            except HostError as error:
-                raise AllocationError("UNAVAILABLE", error.message, hint=error.hint) from error
-            return Allocation(cdi_devices=tuple(name for names_of_one in written for name in names_of_one))
+                return Allocation(cdi_devices=tuple(name for names_of_one in written for name in names_of_one))
+        except HostError as error:
+            raise AllocationError("UNAVAILABLE", error.message, hint=error.hint) from error
         return Allocation(
             envs={key: value for device in devices for key, value in device.env.items()},
             mounts=tuple(

@@ -91,7 +91,7 @@ async def test_the_disk_of_the_ledger_is_full() -> None:
                 code, body = await agent.ask("/readyz")
                 assert code == 503
                 assert b"No space left on device" in body
-                assert said_in_one_line(agent, "No space left on device")
+                await until(lambda: said_in_one_line(agent, "No space left on device"), 5)
                 assert await owners(agent) == held
                 full.unlink()
                 # The next grant tries again and finds the disk well.
@@ -121,7 +121,7 @@ async def test_the_cdi_directory_becomes_read_only() -> None:
             status = await kubelet.run_pod(pod("refused"))
             assert status.phase is Phase.FAILED
             assert "Read-only file system" in status.message
-            assert said_in_one_line(agent, "Read-only file system")
+            await until(lambda: said_in_one_line(agent, "Read-only file system"), 5)
             assert alive(agent)
             assert held.items() <= (await owners(agent)).items()
             await asyncio.sleep(0.2)

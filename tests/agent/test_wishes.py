@@ -147,3 +147,10 @@ def test_without_an_api_server_an_old_annotation_is_not_remembered(tmp_path: Pat
 def test_a_damaged_memory_of_the_annotation_is_no_wish(tmp_path: Path, content: str) -> None:
     (tmp_path / SEEN_FILE_NAME).write_text(content)
     assert Place(tmp_path, follows_node=True).targets == (7, 1)
+
+
+def test_an_annotation_that_went_while_nobody_looked_does_not_come_back(tmp_path: Path) -> None:
+    Place(tmp_path, follows_node=True).wishes.annotate('{"nvidia.com/gpu": {"legacy": 2, "dra": 6}}')
+    place = Place(tmp_path)  # claims were off at this start; a reload turned them on
+    place.wishes.annotate(None)
+    assert Place(tmp_path, follows_node=True).targets == (7, 1)

@@ -2,10 +2,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.deviceplugin.helpers import MiniKubelet, short_directory
+from deviceplugin import PluginServer
+from tests.deviceplugin.helpers import (
+    QUICK,
+    Facts,
+    ListPlugin,
+    MiniKubelet,
+    Served,
+    eventually,
+    running,
+    short_directory,
+)
 
 
 @pytest.fixture
@@ -23,3 +34,22 @@ async def kubelet(directory: Path) -> AsyncIterator[MiniKubelet]:
     await kubelet.start()
     yield kubelet
     await kubelet.stop()
+
+
+@pytest.fixture
+async def serve(directory: Path, kubelet: MiniKubelet) -> AsyncIterator[Any]:
+    """``await serve(plugin)`` registers a plugin; all are stopped at the end."""
+    stack = []
+
+    async def start(plugin: ListPlugin) -> Served:
+        facts = Facts()
+        server = PluginServer(plugin, directory=directory, name="t", timeouts=QUICK, observer=facts)
+        context = running(server)
+        await context.__aenter__()
+        stack.append(context)
+        await eventually(lambda: plugin.resource in kubelet.clients and kubelet.client(plugin.resource).lists)
+        return Served(plugin, server, kubelet, facts)
+
+    yield start
+    for context in stack:
+        await context.__aexit__(None, None, None)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+import pytest
 
 from deviceplugin import Allocation, Broadcast, Device, DeviceList, Fact, PluginServer, Timeouts
 from deviceplugin.wire import v1beta1_pb2 as pb
@@ -238,3 +239,25 @@ async def running(server: PluginServer) -> AsyncIterator[asyncio.Task[None]]:
 def sockets_in(directory: Path) -> list[str]:
     """The names of the sockets in ``directory`` without kubelet's."""
     return sorted(e.name for e in os.scandir(directory) if stat.S_ISSOCK(e.stat().st_mode) and e.name != "kubelet.sock")
+
+
+class Served:
+    """A plugin, its server and kubelet, registered with each other."""
+
+    def __init__(self, plugin: ListPlugin, server: PluginServer, kubelet: MiniKubelet, facts: Facts) -> None:
+        self.plugin = plugin
+        self.server = server
+        self.kubelet = kubelet
+        self.facts = facts
+
+    @property
+    def stub(self) -> pb_grpc.DevicePluginAsyncStub:
+        return self.kubelet.client().stub
+
+    async def believes(self, health: dict[str, str]) -> None:
+        await eventually(lambda: self.kubelet.health() == health)
+
+    async def refused(self, *ids: str) -> grpc.aio.AioRpcError:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await self.kubelet.allocate(ids)
+        return caught.value

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -14,76 +13,25 @@ import grpc.aio
 import pytest
 
 from deviceplugin import (
-    Allocated,
-    Allocation,
     AllocationError,
     Device,
-    DeviceSpec,
     Health,
     ListSent,
-    Mount,
-    PluginServer,
     Preferred,
     PreStarted,
     codec,
-    require_healthy,
 )
 from deviceplugin.broadcast import Versioned
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
 from tests.deviceplugin.helpers import (
-    QUICK,
     RESOURCE,
     AllocatingPlugin,
-    Facts,
     ListPlugin,
-    MiniKubelet,
     eventually,
-    running,
 )
 
 HEALTHY, UNHEALTHY = Health.HEALTHY, Health.UNHEALTHY
-
-
-class Served:
-    """A plugin, its server and kubelet, registered with each other."""
-
-    def __init__(self, plugin: ListPlugin, server: PluginServer, kubelet: MiniKubelet, facts: Facts) -> None:
-        self.plugin = plugin
-        self.server = server
-        self.kubelet = kubelet
-        self.facts = facts
-
-    @property
-    def stub(self) -> pb_grpc.DevicePluginAsyncStub:
-        return self.kubelet.client().stub
-
-    async def believes(self, health: dict[str, str]) -> None:
-        await eventually(lambda: self.kubelet.health() == health)
-
-    async def refused(self, *ids: str) -> grpc.aio.AioRpcError:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await self.kubelet.allocate(ids)
-        return caught.value
-
-
-@pytest.fixture
-async def serve(directory: Path, kubelet: MiniKubelet) -> AsyncIterator[Any]:
-    """``await serve(plugin)`` registers a plugin; all are stopped at the end."""
-    stack = []
-
-    async def start(plugin: ListPlugin) -> Served:
-        facts = Facts()
-        server = PluginServer(plugin, directory=directory, name="t", timeouts=QUICK, observer=facts)
-        context = running(server)
-        await context.__aenter__()
-        stack.append(context)
-        await eventually(lambda: plugin.resource in kubelet.clients and kubelet.client(plugin.resource).lists)
-        return Served(plugin, server, kubelet, facts)
-
-    yield start
-    for context in stack:
-        await context.__aexit__(None, None, None)
 
 
 class Preferring(ListPlugin):
@@ -278,149 +226,6 @@ async def test_pre_start_can_be_served_without_being_required(serve: Any) -> Non
     assert not served.kubelet.client().options.pre_start_required
     await served.stub.PreStartContainer(pb.PreStartContainerRequest(devices_ids=["a"]))
     assert plugin.started == ["a"]
-
-
-# Allocate
-
-
-async def test_dp2_dp11_allocate_answers_each_container_in_order_and_again(serve: Any) -> None:
-    served = await serve(AllocatingPlugin(Device("a"), Device("b"), Device("c")))
-    for _ in range(2):  # an init container's device is allocated once more for the next container
-        answer = await served.kubelet.allocate(["c", "a"], ["b", "b"], [])
-        assert [dict(c.envs) for c in answer.container_responses] == [{"IDS": "a,c"}, {"IDS": "b"}, {"IDS": ""}]
-    fact = served.facts.of(Allocated)[0]
-    assert (fact.code, fact.ids) == ("OK", ("a", "c", "b"))
-
-
-async def test_every_field_of_an_allocation_arrives(serve: Any) -> None:
-    class Full(AllocatingPlugin):
-        async def allocate(self, ids: Sequence[str]) -> Allocation:
-            return Allocation(
-                envs={"A": "1"},
-                mounts=(Mount("/in", "/on", read_only=True),),
-                devices=(DeviceSpec("/dev/in", "/dev/on", "r"),),
-                annotations={"k": "v"},
-                cdi_devices=("vendor/class=a", "vendor/class=b"),
-            )
-
-    served = await serve(Full(Device("a")))
-    (answer,) = (await served.kubelet.allocate(["a"])).container_responses
-    assert answer == pb.ContainerAllocateResponse(
-        envs={"A": "1"},
-        mounts=[pb.Mount(container_path="/in", host_path="/on", read_only=True)],
-        devices=[pb.DeviceSpec(container_path="/dev/in", host_path="/dev/on", permissions="r")],
-        annotations={"k": "v"},
-        cdi_devices=[pb.CDIDevice(name="vendor/class=a"), pb.CDIDevice(name="vendor/class=b")],
-    )
-
-
-async def test_without_an_allocator_only_healthy_devices_are_accepted(serve: Any) -> None:
-    served = await serve(ListPlugin(Device("a"), Device("sick", UNHEALTHY)))
-    answer = await served.kubelet.allocate(["a"])
-    assert list(answer.container_responses) == [pb.ContainerAllocateResponse()]
-    unknown = await served.refused("a", "ghost")
-    assert unknown.code() is grpc.StatusCode.NOT_FOUND
-    assert "example.com/radio has no device ghost on this node" in (unknown.details() or "")
-    sick = await served.refused("sick")
-    assert sick.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert "device sick of example.com/radio is unhealthy" in (sick.details() or "")
-
-
-async def test_the_allocator_decides_about_its_own_pods_unhealthy_device(serve: Any) -> None:
-    served = await serve(AllocatingPlugin(Device("a", UNHEALTHY)))
-    assert (await served.kubelet.allocate(["a"])).container_responses[0].envs["IDS"] == "a"
-
-
-async def raising(error: BaseException) -> None:
-    raise error
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "text"),
-    [
-        pytest.param(
-            AllocationError("FAILED_PRECONDITION", "held by claim default/c1", hint="wait"),
-            grpc.StatusCode.FAILED_PRECONDITION,
-            "held by claim default/c1. wait",
-            id="a refusal reaches the person",
-        ),
-        pytest.param(
-            ValueError("secret"),
-            grpc.StatusCode.INTERNAL,
-            "Allocate of a failed inside the plugin (ValueError); see its log",
-            id="a defect does not leak",
-        ),
-        pytest.param(AllocationError("OK", "no"), grpc.StatusCode.UNKNOWN, "no", id="an error is never OK"),
-        pytest.param(AllocationError("BOGUS", "no"), grpc.StatusCode.UNKNOWN, "no", id="an invented code"),
-        pytest.param(
-            asyncio.CancelledError(),
-            grpc.StatusCode.CANCELLED,
-            "Allocate of a was cancelled: the plugin is stopping",
-            id="cancelled inside",
-        ),
-    ],
-)
-async def test_errors_become_codes(serve: Any, error: BaseException, code: grpc.StatusCode, text: str) -> None:
-    plugin = AllocatingPlugin(Device("a"))
-    plugin.before = lambda ids: raising(error)
-    served = await serve(plugin)
-    refused = await served.refused("a")
-    assert (refused.code(), refused.details()) == (code, text)
-    assert served.facts.of(Allocated)[0].code == code.name
-    plugin.before = None
-    await served.kubelet.allocate(["a"])
-    assert served.server.inflight_ids == frozenset()
-
-
-async def test_a_hung_allocator_is_given_up(serve: Any) -> None:
-    """It even ignores being cancelled: kubelet gets its answer, and the id stays in flight until it is over."""
-    release = asyncio.Event()
-
-    async def stubborn(ids: Sequence[str]) -> None:
-        while not release.is_set():
-            try:
-                await release.wait()
-            except asyncio.CancelledError:
-                continue
-
-    plugin = AllocatingPlugin(Device("a"))
-    plugin.before = stubborn
-    served = await serve(plugin)
-    started = time.monotonic()
-    refused = await served.refused("a")
-    assert refused.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert time.monotonic() - started < 2 * QUICK.allocate_seconds
-    assert served.server.inflight_ids == {"a"}
-    release.set()
-    await eventually(lambda: not served.server.inflight_ids)
-    assert "a" in served.server.recent_ids
-
-
-async def test_a_kubelet_that_goes_away_does_not_cut_an_allocation(serve: Any) -> None:
-    entered, release = asyncio.Event(), asyncio.Event()
-
-    async def slow(ids: Sequence[str]) -> None:
-        entered.set()
-        await release.wait()
-
-    plugin = AllocatingPlugin(Device("a"))
-    plugin.before = slow
-    served = await serve(plugin)
-    call = served.stub.Allocate(pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=["a"])]))
-    await entered.wait()
-    call.cancel()
-    await asyncio.sleep(0.05)
-    assert served.server.inflight_ids == {"a"}
-    release.set()
-    await eventually(lambda: plugin.allocated == [("a",)])
-    await eventually(lambda: not served.server.inflight_ids)
-
-
-def test_require_healthy_before_any_list() -> None:
-    plugin = ListPlugin()
-    plugin.list = type(plugin.list)()
-    with pytest.raises(AllocationError, match="has no device a"):
-        require_healthy(plugin, ["a"])
 
 
 # GetPreferredAllocation

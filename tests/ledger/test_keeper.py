@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from drabridge.ledger import (
     Booted,
     Checkpoint,
     ClaimRef,
+    Decision,
     Discovered,
     Effect,
     Facts,
@@ -31,7 +34,7 @@ from drabridge.ledger import (
     Unprepare,
     Use,
 )
-from drabridge.ledger.keeper import Keeper
+from drabridge.ledger.keeper import PATIENCE_SECONDS, Keeper
 from drabridge.ledger.store import Loaded, Store
 
 DEVICES = tuple(Facts(f"gpu-{n}", "r", (f"GPU-{n}",)) for n in range(4))
@@ -43,12 +46,14 @@ class Disk:
 
     def __init__(self) -> None:
         self.syncs = 0
+        self.seconds = 0.0
         self.error: OSError | None = None
         self.gate = threading.Event()
         self.gate.set()
 
     def fsync(self, fd: int) -> None:
         assert self.gate.wait(10)
+        time.sleep(self.seconds)
         self.syncs += 1
         if self.error:
             raise self.error
@@ -261,3 +266,72 @@ async def test_close_writes_what_is_only_in_memory(tmp_path: Path, disk: Disk) -
     assert hold
     assert hold.pods == (PodRef("ns", "p", "c"),)
     store.close()
+
+
+async def test_a_subscriber_may_take_a_step_of_its_own(keeper: Keeper, disk: Disk) -> None:
+    """It is told in the middle of ours; what it starts must not be taken for finished while the disk works."""
+    inner: list[asyncio.Future[Decision]] = []
+
+    def follow(ledger: Ledger, effects: tuple[Effect, ...]) -> None:
+        if not inner:
+            disk.gate.clear()
+            inner.append(keeper.submit(allocate(1)))
+
+    keeper.subscribe(follow)
+    await asyncio.sleep(0.01)  # calm again: the first one is written on the spot
+    assert (await keeper.apply(allocate(0))).accepted
+    (second,) = inner
+    await asyncio.sleep(0.01)
+    pods = {"GPU-0": (PodRef("ns", "p", "c"),)}
+    third = keeper.submit(Observed(50.0, keeper.ledger.seq, pods, Checkpoint({}), {}))
+    await asyncio.sleep(0.05)
+    assert not second.done()
+    assert owner(keeper, "gpu-1") is Owner.NONE  # whatever else is asked meanwhile
+    disk.gate.set()
+    assert (await second).accepted
+    assert (await third).accepted
+    assert owner(keeper, "gpu-1") is Owner.LEGACY
+
+
+async def test_a_failing_disk_is_said_once(keeper: Keeper, disk: Disk, caplog: pytest.LogCaptureFixture) -> None:
+    disk.error = OSError(5, "Input/output error")
+    for _ in range(3):
+        await asyncio.gather(*(keeper.apply(allocate(n)) for n in range(3)))
+    gc.collect()  # asyncio complains of unread errors when they are collected
+    (record,) = caplog.records
+    assert "Input/output error" in record.getMessage()
+
+
+async def test_a_slow_disk_holds_the_loop_once(keeper: Keeper, disk: Disk) -> None:
+    disk.seconds = 0.02
+    held = []
+    for number in range(8):
+        started = time.perf_counter()
+        answer = keeper.submit(Unprepare("u", 1.0) if number % 2 else prepare(2, "u"))
+        held.append(time.perf_counter() - started)
+        time.sleep(0.03)  # noqa: ASYNC251  # the loop is busy: when it looks, the write is long over, but was not quick
+        await answer
+        await asyncio.sleep(0.002)  # no burst
+    assert sum(seconds > PATIENCE_SECONDS for seconds in held) <= 3  # one, and what the machine did meanwhile
+
+
+async def test_a_disk_that_hangs_is_told_and_does_not_keep_the_agent(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drabridge.ledger.keeper.HANGS_SECONDS", 0.05)
+    monkeypatch.setattr("drabridge.ledger.keeper.CLOSE_SECONDS", 0.1)
+    keeper = await start(tmp_path, disk)
+    disk.gate.clear()
+    try:
+        answer = keeper.submit(allocate(0))
+        await asyncio.sleep(0.2)
+        assert not answer.done()
+        assert not keeper.health.ok
+        assert "is silent" in keeper.health.error
+        started = time.monotonic()
+        await keeper.close()
+        assert time.monotonic() - started < 1.0
+    finally:
+        disk.gate.set()
+    assert (await answer).accepted  # it came back
+    assert keeper.health.ok

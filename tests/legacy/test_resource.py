@@ -1,0 +1,89 @@
+"""One resource's Allocate on a real ledger and a real CDI directory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from deviceplugin import Allocation, AllocationError
+from drabridge.cdi import CdiStore
+from drabridge.config import load
+from drabridge.errors import HostError
+from drabridge.inventory.model import Device, DeviceNode
+from drabridge.ledger import Booted, Discovered, Facts, Owner, Policy, Restarted
+from drabridge.ledger.keeper import Keeper
+from drabridge.ledger.store import Store
+from drabridge.legacy.resource import LegacyResource
+
+RESOURCE = load("""\
+apiVersion: drabridge/v1alpha1
+kind: AgentConfig
+driver: example.com
+resources:
+- name: example.com/radio
+  match: [{subsystem: tty}]
+""").resources[0]
+RADIO = Device("radio-0", "R0", RESOURCE.name, nodes=(DeviceNode("/dev/null", "/dev/radio", "rw", "c", 1, 3),))
+
+
+@pytest.fixture
+async def keeper(tmp_path: Path) -> AsyncIterator[Keeper]:
+    keeper = Keeper(Store(tmp_path / "state", node="n"), Policy(), now=lambda: 100.0)
+    await keeper.apply(Booted("boot", 0.0))
+    await keeper.apply(Discovered((Facts.of(RADIO),), 0.0))
+    await keeper.apply(Restarted(0.0))
+    yield keeper
+    await keeper.close()
+
+
+class Place:
+    """The resource with one device; ``fault`` is what looking at its nodes raises."""
+
+    def __init__(self, keeper: Keeper, directory: Path, inject: Literal["cdi", "devices"]) -> None:
+        self.fault: HostError | None = None
+        self.cdi = directory / "cdi"
+        self.resource = LegacyResource(
+            RESOURCE,
+            inject=inject,
+            keeper=keeper,
+            cdi=CdiStore(self.cdi, "example.com"),
+            devices=lambda: {RADIO.name: RADIO},
+            resolve=self._resolve,
+            now=lambda: 100.0,
+        )
+        self.resource.learn()
+
+    def _resolve(self, device: Device) -> Device:
+        if self.fault is not None:
+            raise self.fault
+        return device
+
+    async def allocate(self, *ids: str) -> Allocation:
+        answer = self.resource.allocate(ids)
+        return answer if isinstance(answer, Allocation) else await answer
+
+
+@pytest.mark.parametrize("inject", ["cdi", "devices"])
+async def test_a_device_that_cannot_be_looked_at_is_refused_in_words(
+    keeper: Keeper, tmp_path: Path, inject: Literal["cdi", "devices"]
+) -> None:
+    place = Place(keeper, tmp_path, inject)
+    place.fault = HostError("radio-0 is unplugged", hint="Plug it in again.")
+    with pytest.raises(AllocationError, match=r"radio-0 is unplugged. Plug it in again.") as refused:
+        await place.allocate("R0")
+    assert refused.value.code == "UNAVAILABLE"
+    place.fault = None
+    answer = await place.allocate("R0")  # kubelet tries again, and the hold is the same
+    assert bool(answer.cdi_devices) == (inject == "cdi")
+    assert bool(answer.devices) == (inject == "devices")
+
+
+async def test_nothing_is_answered_before_the_grant_is_on_disk(keeper: Keeper, tmp_path: Path) -> None:
+    place = Place(keeper, tmp_path, "cdi")
+    await place.allocate("R0")
+    assert keeper.ledger.entries["radio-0"].owner is Owner.LEGACY
+    assert '"owner":"legacy"' in (tmp_path / "state" / "ledger.jsonl").read_text().splitlines()[-1]
+    assert [path.name for path in place.cdi.iterdir()] == ["example.com-device-legacy-radio-0.json"]
