@@ -200,17 +200,17 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         Work that waits is a task of its own: a kubelet that goes away does not cut it in the middle, and ``ids`` count
         as in flight until it is really over.
         """
+        what = f"{what} of {', '.join(ids)}"
         self._inflight.enter(ids)
+        work = None
         try:
             work = begin()
         except (Exception, asyncio.CancelledError) as error:
-            self._inflight.leave(ids)
-            return None, translate(error, f"{what} of {', '.join(ids)}")
-        except BaseException:
-            self._inflight.leave(ids)
-            raise
+            return None, translate(error, what)
+        finally:
+            if not isinstance(work, Coroutine):
+                self._inflight.leave(ids)
         if not isinstance(work, Coroutine):
-            self._inflight.leave(ids)
             return work, Outcome()
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
@@ -236,9 +236,9 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
             timer.cancel()
         if not task.done():
             task.cancel()
-            log.error("%s of %s: no answer after %.1f s, given up", what, ", ".join(ids), seconds)
-            return None, translate(TimeoutError(), f"{what} of {', '.join(ids)}")
+            log.error("%s: no answer after %.1f s, given up", what, seconds)
+            return None, translate(TimeoutError(), what)
         failure = asyncio.CancelledError() if task.cancelled() else task.exception()
         if failure is not None:
-            return None, translate(failure, f"{what} of {', '.join(ids)}")
+            return None, translate(failure, what)
         return task.result(), Outcome()

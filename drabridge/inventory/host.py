@@ -8,9 +8,8 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
+from drabridge.files import read_if_there
 from drabridge.inventory.records import VALUE_LIMIT_CHARS, clean
-
-SYSFS_BYTES = 65_536  # a sysfs file is one page (fs/sysfs/file.c); the largest pages of Linux have 64 KiB
 
 
 class NodeStat(Struct, frozen=True):
@@ -73,16 +72,10 @@ class RealHost:
 
     def own_node(self, syspath: str) -> tuple[str, tuple[int, int] | None]:
         try:
-            descriptor = os.open(f"{syspath}/uevent", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return "", None
-        try:
-            lines = os.fsdecode(os.read(descriptor, SYSFS_BYTES)).split("\n")
+            uevent = os.fsdecode(read_if_there(f"{syspath}/uevent") or b"")
         except OSError:  # it went away in between
             return "", None
-        finally:
-            os.close(descriptor)
-        fields = dict(line.split("=", 1) for line in lines if "=" in line)
+        fields = dict(line.split("=", 1) for line in uevent.split("\n") if "=" in line)
         name, major, minor = fields.get("DEVNAME", ""), fields.get("MAJOR", ""), fields.get("MINOR", "")
         number = (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None
         return (os.path.join("/dev", name) if name else ""), number

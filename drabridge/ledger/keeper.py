@@ -140,13 +140,13 @@ class Keeper:
 
     def _begin(self) -> _Batch:
         """Hand everything that waits to the thread."""
+        began = monotonic()
         waiting, self._queue = self._queue, []
         after = waiting[-1].after
         names = self._lazy.union(*({entry.name for entry in one.done.changes} for one in waiting))
         removed = {name for one in waiting for name in one.done.removed} - after.entries.keys()
         if not any(one.done.durable for one in waiting):
-            return _Batch(waiting, after, names, None, monotonic())
-        began = monotonic()
+            return _Batch(waiting, after, names, None, began)
         try:
             writing = self._thread.submit(self._store.append, after, names, removed)
         except RuntimeError as error:  # closed: a task that outlived the agent's end is refused like everybody else

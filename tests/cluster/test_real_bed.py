@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.server
-import threading
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -18,6 +15,7 @@ from tests.cluster.bed import LANES, NAMESPACE, NAMESPACES, NODES, Json
 from tests.cluster.real_bed import WANTED, RealBed, chart, kind_of
 from tests.cluster.sim_bed import simulated
 from tests.cluster.test_cluster import move
+from tests.servers import QuietHandler, served
 
 
 def test_the_chart_that_a_real_cluster_gets_is_on_one_node_and_complete() -> None:
@@ -90,11 +88,10 @@ def kubeconfig(address: str) -> Json:
     }
 
 
-@contextlib.contextmanager
-def serving(pages: dict[str, str | int]) -> Iterator[str]:
+def serving(pages: dict[str, str | int]) -> AbstractContextManager[str]:
     """An HTTP server with these pages; a number is a status without one."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             page = pages[self.path]
             self.send_response(page if isinstance(page, int) else 200)
@@ -102,17 +99,7 @@ def serving(pages: dict[str, str | int]) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(page.encode() if isinstance(page, str) else b"")
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    return served(Handler)
 
 
 @pytest.mark.parametrize("variable", ["DRABRIDGE_TEST_KUBELET_RESTART", "DRABRIDGE_TEST_NODE_REBOOT"])

@@ -6,17 +6,16 @@ finds no resource, as on a real server.
 
 from __future__ import annotations
 
-import contextlib
-import http.server
 import json
 import shutil
 import subprocess
-import threading
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.servers import QuietHandler, served
 
 Json = dict[str, Any]
 SECONDS = 60.0
@@ -91,7 +90,7 @@ VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
 NOT_FOUND = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     def do_GET(self) -> None:
         document = discovery(self.path)
         body = json.dumps(document or NOT_FOUND).encode()
@@ -101,21 +100,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: object) -> None:
-        pass
 
-
-@contextlib.contextmanager
-def empty_cluster() -> Iterator[str]:
+def empty_cluster() -> AbstractContextManager[str]:
     """The address of a server that knows the kinds and has no object."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    return served(_Handler)
 
 
 def applied(manifest: str, address: str, cache: Path) -> list[str]:

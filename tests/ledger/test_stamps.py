@@ -6,69 +6,49 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drabridge.ledger import (
-    Allocate,
-    Checkpoint,
-    Entry,
-    Facts,
-    KubeletStarted,
-    Lane,
-    Ledger,
-    NodeState,
-    Observed,
-    Owner,
-    Policy,
-    Restarted,
-    SetLane,
-    step,
-)
-from drabridge.ledger.events import Event
-from drabridge.ledger.model import ClaimHold, ClaimRef, Hold, Move, MoveStep, Phase
+from drabridge.ledger import Checkpoint, Entry, Facts, KubeletStarted, Lane, Observed, Owner, Restarted, SetLane
+from drabridge.ledger.model import ClaimHold, Hold, Move, MoveStep, Phase
 from drabridge.ledger.stamps import not_after
+from tests.ledger.node import CLAIM, NOON, Node, allocate, device
 
-NOON = 1_700_000_000.0
 YEAR = 365 * 86_400.0
-POLICY = Policy()
 LOOK_SECONDS = 30.0
 
 
-def device(number: int) -> Entry:
-    return Entry(Facts(f"gpu-{number}", "r", (f"GPU-{number}",)), lane=Lane.LEGACY)
+def held(at: float) -> Node:
+    """A node on which a pod was given the device when the clock said ``at``."""
+    node = Node(device(0))
+    node.yes(KubeletStarted(at))
+    node.yes(allocate(0, at=at))
+    assert node.owner("gpu-0") is Owner.LEGACY
+    return node
 
 
-def played(ledger: Ledger, *events: Event) -> Ledger:
-    for event in events:
-        ledger = step(ledger, event, POLICY).of(ledger)
-    return ledger
-
-
-def looks_until_free(ledger: Ledger, at: float, looks: int = 60) -> float | None:
-    """Seconds from ``at`` until evidence that shows nobody has freed the device; None if it never does."""
+def looks_until_free(node: Node, at: float, looks: int = 60) -> float | None:
+    """Seconds from a restart at ``at`` until evidence that shows nobody has freed the device; None: it never does."""
+    node.yes(Restarted(at))
     for number in range(1, looks):
         now = at + number * LOOK_SECONDS
-        nobody = Observed(now, ledger.seq, {}, Checkpoint({}, barrier=True), {})
-        ledger = played(ledger, nobody)
-        if ledger.entries["gpu-0"].owner is Owner.NONE:
+        node.yes(Observed(now, node.ledger.seq, {}, Checkpoint({}, barrier=True), {}))
+        if node.owner("gpu-0") is Owner.NONE:
             return now - at
     return None
 
 
 @pytest.mark.parametrize("ahead", [0.0, 3600.0, YEAR])
 def test_a_hold_ends_in_its_usual_time_however_far_the_clock_was_ahead(ahead: float) -> None:
-    ledger = Ledger.of([device(0)], NodeState("boot", merged=True))
-    ledger = played(ledger, KubeletStarted(NOON + ahead), Allocate({"gpu-0": ("GPU-0",)}, NOON + ahead))
-    assert ledger.entries["gpu-0"].owner is Owner.LEGACY
-    in_step = looks_until_free(played(ledger, Restarted(NOON + ahead)), NOON + ahead)
-    set_back = looks_until_free(played(ledger, Restarted(NOON)), NOON)
+    in_step = looks_until_free(held(NOON + ahead), NOON + ahead)
+    set_back = looks_until_free(held(NOON + ahead), NOON)
     assert in_step is not None
     assert set_back == in_step
 
 
 def test_a_move_and_its_pauses_are_counted_from_the_restart() -> None:
-    ledger = Ledger.of([device(0)], NodeState("boot", merged=True))
-    ledger = played(ledger, SetLane("gpu-0", Lane.DRA, NOON + YEAR, "asked"))
-    assert ledger.entries["gpu-0"].move is not None
-    move = played(ledger, Restarted(NOON)).entries["gpu-0"].move
+    node = Node(device(0))
+    node.yes(SetLane("gpu-0", Lane.DRA, NOON + YEAR, "asked"))
+    assert node["gpu-0"].move is not None
+    node.yes(Restarted(NOON))
+    move = node["gpu-0"].move
     assert move is None or max(move.since, move.step_since) <= NOON
 
 
@@ -83,7 +63,7 @@ def test_no_stamp_is_later_and_earlier_ones_stay(stamps: tuple[float, ...]) -> N
         since=since,
         hold=Hold(allocated_at=allocated, last_seen=seen, absent_since=absent),
         move=Move(Lane.LEGACY, Lane.DRA, MoveStep.WAITING, asked, stepped),
-        claims=(ClaimHold(ClaimRef("u", "n", "c"), Phase.GRANTED, claimed),),
+        claims=(ClaimHold(CLAIM, Phase.GRANTED, claimed),),
     )
     mended = not_after(entry, NOON)
     assert mended.hold is not None
