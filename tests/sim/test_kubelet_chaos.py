@@ -12,9 +12,9 @@ import pytest
 
 from drabridge.sim.kubelet import KubeletDownError, SimKubelet
 from drabridge.sim.runtime import LockingRuntime
+from tests.sim.dra_pods import claim_pod, gpu, grant
 from tests.sim.kubelet_peers import GPU, Driver, FakeApi, Plugin, device, running, short_dir
 from tests.sim.test_kubelet_allocation import pod
-from tests.sim.test_kubelet_dra import claim_pod, gpu, grant
 
 import grpc.aio  # isort: skip
 
