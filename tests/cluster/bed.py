@@ -23,7 +23,13 @@ CONFIG: Json = {
     "kind": "AgentConfig",
     "driver": DRIVER,
     "udevEvents": "kernel",
-    "safety": {"minHoldSeconds": 1, "absentSeconds": 1, "settleSeconds": 1, "quiesceSeconds": 1},
+    "safety": {
+        "minHoldSeconds": 1,
+        "unconfirmedSeconds": 3,  # that kubelet showed a pod is lost when the node dies before the ledger's next commit
+        "absentSeconds": 1,
+        "settleSeconds": 1,
+        "quiesceSeconds": 1,
+    },
     "resources": [
         {
             "name": RESOURCE,
@@ -100,12 +106,16 @@ class Bed(Protocol):
     async def conflicts(self) -> list[str]:
         """Workloads that found their device's lock taken."""
 
+    async def story(self) -> str:
+        """For people, when a scenario failed: what the agent knows and what it said."""
+
 
 async def until(bed: Bed, what: str, condition: Callable[[], Awaitable[Any]], seconds: float = 0.0) -> Any:
     """The condition's first true value. Fails with ``what`` after so many seconds, or after the bed's patience."""
     patience = seconds or bed.patience
     deadline = time.monotonic() + patience
     while not (value := await condition()):
-        assert time.monotonic() < deadline, f"waited {patience:.0f} s for {what}"
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"waited {patience:.0f} s for {what}\n{await bed.story()}")
         await asyncio.sleep(min(1.0, bed.patience / 300))
     return value

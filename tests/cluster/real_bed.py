@@ -141,6 +141,10 @@ class RealBed(Bed):
         status = (await self.api.get(PODS, pod, namespace=NAMESPACE))["status"]
         return any(one["restartCount"] for one in status.get("containerStatuses", ()))
 
+    async def story(self) -> str:
+        names = [one["metadata"]["name"] for one in await self._agent_pods()]
+        return "\n".join([(await asyncio.to_thread(self._log, name, previous=False))[-5000:] for name in names])
+
     def _log(self, pod: str, *, previous: bool) -> str:
         """Empty for a start that never was, and while the node is away (kubelet is the one that is asked)."""
         from kubernetes import client, config

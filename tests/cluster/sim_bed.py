@@ -186,6 +186,13 @@ class SimBed(Bed):
     async def conflicts(self) -> list[str]:
         return self.runtime.conflicts
 
+    async def story(self) -> str:
+        try:
+            known = json.dumps(await self.agent.status(), indent=1)
+        except (OSError, TimeoutError, IndexError) as error:
+            known = f"the agent does not answer: {error}"
+        return f"{known}\n{self.agent.text()[-5000:]}"
+
 
 @contextlib.asynccontextmanager
 async def simulated() -> AsyncIterator[SimBed]:
