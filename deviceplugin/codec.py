@@ -49,20 +49,19 @@ def encode_list(devices: Iterable[Device]) -> pb.ListAndWatchResponse:
 
 
 def encode_allocation(allocation: Allocation) -> pb.ContainerAllocateResponse:
-    """One container's answer."""
-    return pb.ContainerAllocateResponse(
-        envs=dict(allocation.envs),
-        mounts=[
-            pb.Mount(container_path=m.container_path, host_path=m.host_path, read_only=m.read_only)
-            for m in allocation.mounts
-        ],
-        devices=[
-            pb.DeviceSpec(container_path=d.container_path, host_path=d.host_path, permissions=d.permissions)
-            for d in allocation.devices
-        ],
-        annotations=dict(allocation.annotations),
-        cdi_devices=[pb.CDIDevice(name=name) for name in allocation.cdi_devices],
-    )
+    """One container's answer. Most have one or two kinds of content, and kubelet waits: the others are not touched."""
+    answer = pb.ContainerAllocateResponse()
+    if allocation.envs:
+        answer.envs.update(allocation.envs)
+    for m in allocation.mounts:
+        answer.mounts.add(container_path=m.container_path, host_path=m.host_path, read_only=m.read_only)
+    for d in allocation.devices:
+        answer.devices.add(container_path=d.container_path, host_path=d.host_path, permissions=d.permissions)
+    if allocation.annotations:
+        answer.annotations.update(allocation.annotations)
+    for name in allocation.cdi_devices:
+        answer.cdi_devices.add(name=name)
+    return answer
 
 
 def unique_sorted(ids: Iterable[str]) -> list[str]:

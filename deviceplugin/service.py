@@ -107,12 +107,15 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         allocations, outcome = await self._bounded(
             lambda: self._ask_all(wanted), asked, self._timeouts.allocate_seconds, "Allocate"
         )
-        fact = Allocated(self._plugin.resource, asked, outcome.code.name, outcome.message, self._clock() - started)
-        asyncio.get_running_loop().call_soon(self._notify, fact)  # kubelet waits for the answer, nobody for log lines
+        # Kubelet waits for the answer, nobody for log lines.
+        asyncio.get_running_loop().call_soon(self._allocated, asked, outcome, self._clock() - started)
         if allocations is None:
             await context.abort(outcome.code, outcome.message)
             raise AssertionError("abort raises")
         return pb.AllocateResponse(container_responses=[codec.encode_allocation(a) for a in allocations])
+
+    def _allocated(self, ids: tuple[str, ...], outcome: Outcome, seconds: float) -> None:
+        self._notify(Allocated(self._plugin.resource, ids, outcome.code.name, outcome.message, seconds))
 
     def _ask_all(self, wanted: Sequence[Sequence[str]]) -> list[Allocation] | Coroutine[Any, Any, list[Allocation]]:
         """One answer for each container, one after the other; a coroutine from the first one that has to wait."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from pathlib import Path
@@ -31,6 +30,7 @@ from drabridge.clusterapi import (
     decode,
 )
 from drabridge.errors import ClusterError, ConfigError
+from drabridge.worker import Worker
 
 CONNECT_SECONDS = 3.0
 READ_SECONDS = 10.0
@@ -60,7 +60,7 @@ class KubernetesCluster:
         self._timeout = (CONNECT_SECONDS, read_seconds)
         self._watch_timeout = (CONNECT_SECONDS, watch_read_seconds)
         self._dynamic: Any = None
-        self._worker = _Worker("kubernetes")
+        self._worker = Worker("kubernetes")
         self._streams: set[Any] = set()
 
     @classmethod
@@ -240,52 +240,6 @@ class _NoDiscovery:
 
     def __init__(self, client: Any, cache_file: str | None) -> None:
         pass
-
-
-class _Worker:
-    """One daemon thread that runs blocking calls in order."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    async def run(self, call: Callable[[], T]) -> T:
-        """The call's result. Cancelling the caller does not stop the call; its timeouts do."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-
-        def settle(result: T | None, error: BaseException | None) -> None:
-            if future.cancelled():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)  # type: ignore[arg-type]
-
-        def job() -> None:
-            result, error = None, None
-            try:
-                result = call()
-            except Exception as caught:
-                error = caught
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(settle, result, error)
-
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-            self._thread.start()
-        self._calls.put(job)
-        return await future
-
-    def stop(self) -> None:
-        if self._thread is not None:
-            self._calls.put(None)
-            self._thread = None
-
-    def _work(self) -> None:
-        while (job := self._calls.get()) is not None:
-            job()
 
 
 def _pump(response: Any, path: str, deliver: Callable[[WatchEvent | ClusterError | None], None]) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic, time
 
 from msgspec import Struct
@@ -21,6 +20,7 @@ from drabridge.ledger.machine import step
 from drabridge.ledger.model import Ledger, Policy
 from drabridge.ledger.outcome import Decision, Effect, Refusal, RefusalCode, Step
 from drabridge.ledger.store import LoadResult, Store
+from drabridge.worker import Job, Worker
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class _Batch(Struct, frozen=True):
     waiting: list[_Waiting]
     after: Ledger
     names: set[str]
-    writing: Future[None] | None
+    writing: Job[None] | None
     began: float
 
 
@@ -87,7 +87,7 @@ class Keeper:
         self._callbacks: list[Callback] = []
         self._quick = True  # how the disk was the last time
         self._written_at = float("-inf")
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
+        self._worker = Worker("ledger")
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
         """Be told of every change; returns the way to end it."""
@@ -129,13 +129,13 @@ class Keeper:
             done, _ = await asyncio.wait([self._flusher], timeout=max(0.0, deadline - monotonic()))
             if not done:
                 _log.error("the ledger's last writes are not on the disk, which does not answer")
-                self._thread.shutdown(wait=False)
+                self._worker.stop()
                 return
         try:
             if self._lazy and self.health.ok:
                 self._store.append(self.ledger, self._lazy)
         finally:
-            self._thread.shutdown()
+            self._worker.stop()
             self._store.close()
 
     def _begin(self) -> _Batch:
@@ -148,10 +148,9 @@ class Keeper:
         if not any(one.done.durable for one in waiting):
             return _Batch(waiting, after, names, None, began)
         try:
-            writing = self._thread.submit(self._store.append, after, names, removed)
+            writing = self._worker.begin(lambda: self._store.append(after, names, removed))
         except RuntimeError as error:  # closed: a task that outlived the agent's end is refused like everybody else
-            writing = Future()
-            writing.set_exception(HostError(f"the ledger is closed: {error}"))
+            writing = Job.failed(HostError(f"the ledger is closed: {error}"))
         return _Batch(waiting, after, set(), writing, began)
 
     def _calm(self) -> bool:
@@ -163,12 +162,9 @@ class Keeper:
         finished: a disk that has become slow, or hangs, holds the loop for PATIENCE_SECONDS, once.
         """
         batch = self._begin()
-        if batch.writing is not None:
-            try:
-                batch.writing.exception(PATIENCE_SECONDS)
-            except TimeoutError:
-                self._quick = False
-                return batch
+        if batch.writing is not None and not batch.writing.over(PATIENCE_SECONDS):
+            self._quick = False
+            return batch
         self._end(batch)
         return None
 
@@ -178,21 +174,21 @@ class Keeper:
             while batch or self._queue:
                 batch = batch or self._begin()
                 if batch.writing is not None:
-                    await self._wait(batch.writing)
+                    if not batch.writing.over():
+                        await self._wait()
                     self._quick = monotonic() - batch.began < PATIENCE_SECONDS
                 self._end(batch)
                 batch = None
         finally:
             self._flusher = None
 
-    async def _wait(self, writing: Future[None]) -> None:
-        """Until the thread is done. A disk that does not answer is said, once; whoever asks for it meanwhile waits."""
-        done = asyncio.wrap_future(writing)
+    async def _wait(self) -> None:
+        """Until the worker is done. A disk that does not answer is said, once; whoever asks for it meanwhile waits."""
+        done = asyncio.create_task(self._worker.reached())
         await asyncio.wait([done], timeout=HANGS_SECONDS)
         if not done.done():
             self._unwell(f"the ledger's disk is silent for {HANGS_SECONDS:g} s; nothing is granted until it answers")
-            await asyncio.wait([done])
-        done.exception()  # read, or asyncio complains about it; `_end` reads the thread's own
+        await done
 
     def _unwell(self, error: str, cause: BaseException | None = None) -> None:
         if self.health.ok:
@@ -202,7 +198,7 @@ class Keeper:
     def _end(self, batch: _Batch) -> None:
         """What the disk said: everybody in the batch is answered."""
         self._written_at = monotonic()
-        error = batch.writing.exception() if batch.writing is not None else None
+        error = batch.writing.error if batch.writing is not None else None
         if error is not None:
             self._undo(batch.waiting, error)
             return

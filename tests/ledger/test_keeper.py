@@ -302,6 +302,17 @@ async def test_a_failing_disk_is_said_once(keeper: Keeper, disk: Disk, caplog: p
     assert "Input/output error" in record.getMessage()
 
 
+async def test_a_closed_keeper_refuses_whatever_its_disk_was_like(keeper: Keeper, disk: Disk) -> None:
+    disk.seconds = 0.02
+    assert (await keeper.apply(allocate(0))).accepted
+    await keeper.close()
+    for _ in range(2):
+        refused = await asyncio.wait_for(keeper.apply(allocate(1)), 5)
+        assert [refusal.code for refusal in refused.refusals] == [RefusalCode.NOT_DURABLE]
+        assert "closed" in str(refused)
+    assert owner(keeper, "gpu-1") is Owner.NONE
+
+
 async def test_a_slow_disk_holds_the_loop_once(keeper: Keeper, disk: Disk) -> None:
     disk.seconds = 0.02
     held = []

@@ -1,0 +1,116 @@
+"""One thread for calls that may take long or hang: a disk, an API server. The loop goes on meanwhile.
+
+Not ``ThreadPoolExecutor``: here it takes half as long to hand a call over and to wait for it on the spot, which counts
+beside an fsync of a tenth of a millisecond; and the thread is a daemon: a call that hangs does not keep the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Job(Generic[T]):
+    """A call that was handed to a worker."""
+
+    __slots__ = ("_call", "_result", "_running", "error")
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call: Callable[[], T] | None = call
+        self._running = threading.Lock()
+        self._running.acquire()
+        self.error: BaseException | None = None
+        """Why it failed; None while it is not over."""
+
+    @classmethod
+    def failed(cls, error: Exception) -> Job[T]:
+        """One that was over before it began."""
+
+        def fail() -> T:
+            raise error
+
+        job = cls(fail)
+        job.run()
+        return job
+
+    def run(self) -> None:
+        """In the worker's thread."""
+        try:
+            assert self._call is not None
+            self._result = self._call()
+        except BaseException as error:  # whatever it was, the call is not to be taken for done
+            self.error = error
+        finally:
+            self._call = None
+            self._running.release()
+
+    def over(self, seconds: float = 0.0) -> bool:
+        """Whether it is over; waits for it on the spot, for so long at most."""
+        if self._running.acquire(timeout=seconds):
+            self._running.release()
+            return True
+        return False
+
+    def result(self) -> T:
+        """Of a job that is over: what the call gave. Raises what it raised."""
+        if self.error is not None:
+            raise self.error
+        return self._result
+
+
+class Worker:
+    """Runs calls in the order in which they come. Use from one loop."""
+
+    def __init__(self, name: str) -> None:
+        """The thread begins with the first call; ``name`` is what tools for threads show."""
+        self._jobs: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._stopped = False
+
+    def begin(self, call: Callable[[], T]) -> Job[T]:
+        """Hand a call over. Raises RuntimeError when the worker was stopped."""
+        if self._stopped:
+            raise RuntimeError(f"the worker {self._thread.name} was stopped")
+        if self._thread.ident is None:
+            self._thread.start()
+        job = Job(call)
+        self._jobs.put(job.run)
+        return job
+
+    async def reached(self) -> None:
+        """Until everything that was handed over so far is over. Raises RuntimeError when the worker was stopped."""
+        loop = asyncio.get_running_loop()
+        here: asyncio.Future[None] = loop.create_future()
+
+        def arrive() -> None:
+            if not here.done():
+                here.set_result(None)
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(arrive)
+
+        self.begin(tell)
+        await here
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """The call's result. Cancelling the caller does not stop the call; its timeouts do."""
+        job = self.begin(call)
+        await self.reached()
+        return job.result()
+
+    def stop(self) -> None:
+        """Take no more calls; what was handed over is still done. Does not wait."""
+        self._stopped = True
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (run := self._jobs.get()) is not None:
+            run()
+            del run  # what it refers to must not live until the next one comes

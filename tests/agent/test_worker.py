@@ -1,0 +1,108 @@
+"""The thread for what may take long: in order, nothing lost, nothing taken for done, and no reason to stay."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from drabridge.worker import Job, Worker
+
+
+async def test_calls_run_in_order_in_one_thread_that_is_not_the_loops() -> None:
+    worker = Worker("test")
+    seen: list[tuple[int, str]] = []
+    for number in range(5):
+        worker.begin(lambda number=number: seen.append((number, threading.current_thread().name)))  # type: ignore[misc]
+    await worker.reached()
+    assert seen == [(number, "test") for number in range(5)]
+    worker.stop()
+
+
+async def test_results_and_errors_come_back() -> None:
+    worker = Worker("test")
+    assert await worker.run(lambda: 3) == 3
+    with pytest.raises(ValueError, match="lost"):
+        await worker.run(lambda: int("lost"))
+    worker.stop()
+
+
+async def test_it_can_be_waited_for_on_the_spot_and_not_for_longer_than_one_likes() -> None:
+    worker, gate = Worker("test"), threading.Event()
+    job = worker.begin(lambda: gate.wait(10))
+    started = time.monotonic()
+    assert not job.over(0.02)
+    assert time.monotonic() - started < 1.0
+    assert not job.over()
+    gate.set()
+    assert job.over(5.0)
+    assert job.over(), "it stays over"
+    assert job.result() is True
+    worker.stop()
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), MemoryError()])
+async def test_whatever_ends_a_call_it_is_not_taken_for_done_and_the_next_one_runs(error: BaseException) -> None:
+    worker = Worker("test")
+
+    def fail() -> None:
+        raise error
+
+    job = worker.begin(fail)
+    assert job.over(5.0)
+    assert job.error is error
+    assert await worker.run(lambda: "next") == "next"
+    worker.stop()
+
+
+async def test_a_caller_who_is_cancelled_stops_nothing() -> None:
+    worker, gate, done = Worker("test"), threading.Event(), threading.Event()
+
+    def call() -> None:
+        gate.wait(10)
+        done.set()
+
+    task = asyncio.create_task(worker.run(call))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    gate.set()
+    await worker.reached()
+    assert done.is_set()
+    worker.stop()
+
+
+async def test_one_that_was_stopped_finishes_what_it_has_and_takes_no_more() -> None:
+    worker, gate = Worker("test"), threading.Event()
+    job = worker.begin(lambda: gate.wait(10))
+    worker.stop()
+    with pytest.raises(RuntimeError, match="test was stopped"):
+        worker.begin(lambda: None)
+    with pytest.raises(RuntimeError, match="test was stopped"):
+        await worker.reached()
+    gate.set()
+    assert job.over(5.0)
+
+
+def test_a_job_can_be_over_before_it_began() -> None:
+    job: Job[None] = Job.failed(ValueError("no"))
+    assert job.over()
+    with pytest.raises(ValueError, match="no"):
+        job.result()
+
+
+def test_a_call_that_hangs_does_not_keep_the_process_from_ending() -> None:
+    program = (
+        "import threading, time; from drabridge.worker import Worker; "
+        "worker = Worker('hangs'); job = worker.begin(lambda: threading.Event().wait(60)); "
+        "worker.stop(); print(job.over(0.05))"
+    )
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "False", "")
+    assert time.monotonic() - started < 20
