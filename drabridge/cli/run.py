@@ -70,8 +70,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
 
 
+GRPC = {
+    "GRPC_VERBOSITY": "ERROR",  # "Got goaway" at info is not for operators
+    "GRPC_ENABLE_FORK_SUPPORT": "0",  # hooks are programs; what gRPC does before a fork is for those who fork to serve
+}
+
+
 def run(arguments: argparse.Namespace) -> int:
     logs.setup(arguments.log_level, arguments.log_format)
+    for name, value in GRPC.items():  # read when gRPC is imported, which nothing has done yet
+        os.environ.setdefault(name, value)
     asyncio.run(_serve(arguments))
     return 0
 

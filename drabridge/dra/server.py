@@ -7,9 +7,6 @@ import logging
 import os
 from pathlib import Path
 
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # "Got goaway" at info is not for operators
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-
 import grpc
 
 from drabridge.dra.health import HealthBoard, HealthV1, HealthV1Alpha1
