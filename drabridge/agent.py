@@ -289,7 +289,8 @@ class Agent:
         """Ledger, kubelet's view and prepared claims, hold-biased. If kubelet is away the ledger alone counts."""
         runtime = self._runtime
         try:
-            listed = await asyncio.wait_for(runtime.witness.listed(), FIRST_LIST_SECONDS)
+            async with asyncio.timeout(FIRST_LIST_SECONDS):  # wait_for of Python 3.11 may swallow a cancellation
+                listed = await runtime.witness.listed()
         except TimeoutError:
             listed = None
         claims = prepared(runtime.paths.state, self._options.boot_id.read_text().strip())

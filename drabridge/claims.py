@@ -48,7 +48,7 @@ def prepared(state: Path, boot_id: str) -> tuple[Allocation, ...]:
         return ()
     from drabridge.dra.records import RecordStore, allocations
 
-    return allocations(record for record in RecordStore(directory).all()[0] if record.boot_id == boot_id)
+    return allocations(record for record in RecordStore(directory).all() if record.boot_id == boot_id)
 
 
 class ClaimSide:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from drabridge.cdi import CdiStore
 from drabridge.clusterapi import RESOURCE_GROUP, Cluster, NotFoundError, backoff, resource_claims
 from drabridge.config.schema import Config
-from drabridge.dra.facts import ClaimHandled, Fact, Observer, Outcome
+from drabridge.dra.facts import ClaimHandled, Fact, Observer, Outcome, RecordQuarantined
 from drabridge.dra.health import HealthBoard
 from drabridge.dra.locks import ClaimLocks
 from drabridge.dra.metadata import MetadataFiles
@@ -21,7 +21,7 @@ from drabridge.dra.planning import LookupOf, Planner, device_lookup
 from drabridge.dra.ports import InUse, Inventory, Keeper, nobody
 from drabridge.dra.prepare import Preparer
 from drabridge.dra.publisher import Publisher, PublisherState
-from drabridge.dra.records import RecordStore
+from drabridge.dra.records import RecordStore, log_damage
 from drabridge.dra.registration import RegistrationService, RegistrationState
 from drabridge.dra.releases import Releases
 from drabridge.dra.server import PluginServer
@@ -36,6 +36,7 @@ from drabridge.offers.health import health_of
 from drabridge.offers.pool import pool_of
 from drabridge.offers.slices import Desired, Feature, desired
 from drabridge.offers.sliceversions import VERSIONS, choose_version
+from drabridge.tasks import forever
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +114,7 @@ class DraDriver:
         sockets = PluginSockets.of(paths.kubelet, config.driver, instance_uid)
         boot_id = paths.boot_id.read_text().strip()
         claims = resource_claims(VERSIONS[0])
-        records = RecordStore(paths.claims)
+        records = RecordStore(paths.claims, self._damaged)
         locks = ClaimLocks(paths.state / "claims.lock")
         metadata = MetadataFiles(sockets.service.parent, cdi, config.driver) if config.dra.metadata else None
         planner = Planner(config, self.pool, lookup)
@@ -140,7 +141,6 @@ class DraDriver:
             cdi=cdi,
             metadata=metadata,
             boot_id=boot_id,
-            observer=observer,
         )
         self._health = HealthBoard(self.pool, observer)
         self._registration = RegistrationService(config.driver, sockets.service, observer)
@@ -192,12 +192,13 @@ class DraDriver:
             await self._server.start()
             self._serving = True
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._follow(restored), name="dra-follow")
                 group.create_task(self._server.watch(), name="dra-sockets")
-                group.create_task(self._releases.run(), name="dra-releases")
-                group.create_task(self._publish_slices(), name="dra-slices")
-                if self._config.dra.claim_status:
-                    group.create_task(self._status.run(), name="dra-status")
+                # A defect in one of these is no reason to leave kubelet without its sockets.
+                parts = {"follow": lambda: self._follow(restored), "releases": self._releases.run}
+                parts |= {"slices": self._publish_slices}
+                parts |= {"status": self._status.run} if self._config.dra.claim_status else {}
+                for name, run in parts.items():
+                    group.create_task(forever(f"dra-{name}", run), name=f"dra-{name}")
         finally:
             self._serving = False
             await asyncio.shield(self._stop())
@@ -289,6 +290,10 @@ class DraDriver:
         self._desired_seq = self._keeper.ledger.seq
         pool = pool_of(snapshot, self._keeper.ledger, self._policy(), self._config, self._node, self._clock())
         return desired(pool, features)
+
+    def _damaged(self, aside: Path, error: str) -> None:
+        log_damage(aside, error)
+        self._observer(RecordQuarantined(str(aside), error))
 
     def _observe(self, fact: Fact) -> None:
         if isinstance(fact, ClaimHandled) and fact.outcome is Outcome.OK:

@@ -27,9 +27,8 @@ from drabridge.dra.locks import ClaimLocks
 from drabridge.dra.metadata import MetadataFiles
 from drabridge.dra.planning import NotReadyError, Planned, Planner, cdi_devices, metadata_facts
 from drabridge.dra.ports import InUse, Inventory, Keeper, nobody
-from drabridge.dra.records import ClaimRecord, CorruptRecordError, PreparedDevice, RecordStore, State
+from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
 from drabridge.dra.tasks import join
-from drabridge.dra.upkeep import report_damage
 from drabridge.errors import ConfigError, DrabridgeError, HostError, PeerError, RefusedError
 from drabridge.inventory.model import Presence
 from drabridge.ledger import events
@@ -136,7 +135,7 @@ class Preparer:
 
     async def _attempt(self, claim: ClaimRef) -> tuple[tuple[PreparedDevice, ...], bool]:
         """One try. Returns the answer and whether the claim had been prepared before."""
-        record = self._load(claim.uid)
+        record = self._records.load(claim.uid)
         allocation = await self._allocation(claim, record)
         if record is not None and record.state is State.COMPLETED and _still_fits(record, allocation):
             return await self._replay(record, allocation), True
@@ -290,7 +289,7 @@ class Preparer:
             self._observer(ClaimHandled("unprepare", claim, outcome, time.monotonic() - started, error=error_text))
 
     async def _unprepare_locked(self, claim: ClaimRef) -> None:
-        record = self._load(claim.uid)
+        record = self._records.load(claim.uid)
         if record is not None:
             await self._check_closed(record)
             await self._undo(record)
@@ -345,13 +344,6 @@ class Preparer:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._locks.close()
-
-    def _load(self, uid: str) -> ClaimRecord | None:
-        try:
-            return self._records.load(uid)
-        except CorruptRecordError as error:
-            report_damage(error, self._observer)
-            return None
 
     async def _told(self, event: events.Event) -> Decision:
         return await self._keeper.apply(event)

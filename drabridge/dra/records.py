@@ -9,9 +9,10 @@ made other drivers refuse their own files after an upgrade.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +24,8 @@ from drabridge.errors import HostError
 from drabridge.files import TEMPORARY_SUFFIX, Care, sync_directory, write_atomically
 from drabridge.ledger.events import Allocation, Use
 from drabridge.ledger.model import ClaimRef, Share
+
+log = logging.getLogger(__name__)
 
 VERSION = 1
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,126}")
@@ -36,12 +39,12 @@ class State(StrEnum):
     COMPLETED = "PrepareCompleted"  # kubelet was, or may have been, answered
 
 
-class CorruptRecordError(HostError):
-    """The file of a claim cannot be read; it was put aside under ``moved_to``."""
+OnDamage = Callable[[Path, str], None]
+"""Told where a damaged record lies now, and what is wrong with it."""
 
-    def __init__(self, message: str, moved_to: Path) -> None:
-        super().__init__(message, hint=f"It was moved to {moved_to}; it is only of use for finding out why")
-        self.moved_to = moved_to
+
+def log_damage(aside: Path, error: str) -> None:
+    log.error("claim record quarantined", extra={"error": error, "path": str(aside)})
 
 
 class PreparedDevice(Struct, frozen=True):
@@ -121,10 +124,14 @@ def allocations(records: Iterable[ClaimRecord]) -> tuple[Allocation, ...]:
 
 
 class RecordStore:
-    """The files of one directory. Everything is read from disk each time: two instances of the agent may be at work."""
+    """The files of one directory. Everything is read from disk each time: two instances of the agent may be at work.
 
-    def __init__(self, directory: Path) -> None:
+    Whoever finds a damaged one puts it aside and tells ``on_damage``; from then on it is as if there were none.
+    """
+
+    def __init__(self, directory: Path, on_damage: OnDamage = log_damage) -> None:
         self.directory = directory
+        self._on_damage = on_damage
 
     def path(self, uid: str) -> Path:
         """Raises HostError for a UID that could not be a file's name."""
@@ -133,7 +140,7 @@ class RecordStore:
         return self.directory / f"{uid}.json"
 
     def load(self, uid: str) -> ClaimRecord | None:
-        """The claim's record; None if there is none. Raises CorruptRecordError after putting a damaged file aside."""
+        """The claim's record; None if there is none that can be believed. Raises HostError when the disk refuses."""
         path = self.path(uid)
         try:
             data = path.read_bytes()
@@ -146,7 +153,8 @@ class RecordStore:
             if record.claim.uid != uid:
                 raise ValueError(f"it is about the claim {record.claim.uid}")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise self._quarantine(path, error) from error
+            self._put_aside(path, error)
+            return None
         return record
 
     def save(self, record: ClaimRecord) -> None:
@@ -177,33 +185,25 @@ class RecordStore:
             raise HostError(f"cannot remove {path}: {error.strerror}") from error
         sync_directory(self.directory)
 
-    def all(self) -> tuple[tuple[ClaimRecord, ...], tuple[CorruptRecordError, ...]]:
-        """Every record, by UID, and what had to be put aside."""
-        records, broken = [], []
-        for path in sorted(self.directory.glob("*.json")) if self.directory.is_dir() else ():
-            if not _UID.fullmatch(path.stem):
-                continue
-            try:
-                record = self.load(path.stem)
-            except CorruptRecordError as error:
-                broken.append(error)
-            else:
-                records += [record] if record else []
-        return tuple(records), tuple(broken)
+    def all(self) -> tuple[ClaimRecord, ...]:
+        """Every record, by UID."""
+        paths = sorted(self.directory.glob("*.json")) if self.directory.is_dir() else ()
+        found = [self.load(path.stem) for path in paths if _UID.fullmatch(path.stem)]
+        return tuple(record for record in found if record is not None)
 
     def sweep(self) -> None:
         """At start: remove what a crash left half written."""
         for leftover in self.directory.glob(f".*{TEMPORARY_SUFFIX}"):
             leftover.unlink(missing_ok=True)
 
-    def _quarantine(self, path: Path, error: Exception) -> CorruptRecordError:
+    def _put_aside(self, path: Path, error: Exception) -> None:
         aside = path.with_name(f"{path.name}.corrupt-{time.time_ns()}")
         try:
             path.rename(aside)
             sync_directory(self.directory)
         except OSError as rename_error:
             raise HostError(f"{path} is damaged and cannot be moved aside: {rename_error.strerror}") from rename_error
-        return CorruptRecordError(f"the record {path.name} of a prepared claim is damaged ({error})", aside)
+        self._on_damage(aside, f"the record {path.name} of a prepared claim is damaged ({error})")
 
 
 def _encode(device: PreparedDevice) -> dict[str, Any]:

@@ -51,7 +51,12 @@ class StatusWriter:
         changed = {health.name for health in health_of(snapshot.devices) if before.get(health.name) != health}
         if first or not changed:
             return
-        for record in self._records.all()[0]:
+        try:
+            records = self._records.all()
+        except DrabridgeError as error:
+            log.warning("statuses of claims not brought up to date", extra={"error": str(error)})
+            return
+        for record in records:
             if record.state is State.COMPLETED and any(device.device in changed for device in record.devices):
                 self.claim_prepared(record.claim.uid)
 
@@ -67,6 +72,7 @@ class StatusWriter:
 
     async def _write(self, uid: str) -> None:
         delays = backoff(0.5, 10.0)
+        record = None
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 record = self._records.load(uid)

@@ -9,21 +9,14 @@ from __future__ import annotations
 import logging
 
 from drabridge.cdi import CdiStore, Family, Spec
-from drabridge.dra.facts import Observer, RecordQuarantined
 from drabridge.dra.locks import ClaimLocks
 from drabridge.dra.metadata import MetadataFiles
 from drabridge.dra.planning import NotReadyError, Planned, Planner, cdi_devices, metadata_facts
 from drabridge.dra.ports import Inventory
-from drabridge.dra.records import ClaimRecord, CorruptRecordError, RecordStore, State
+from drabridge.dra.records import ClaimRecord, RecordStore, State
 from drabridge.errors import ConfigError
 
 log = logging.getLogger(__name__)
-
-
-def report_damage(error: CorruptRecordError, observer: Observer) -> None:
-    """A record was put aside: say so loudly, and go on."""
-    log.error("claim record quarantined", extra={"error": str(error), "path": str(error.moved_to)})
-    observer(RecordQuarantined(str(error.moved_to), error.message))
 
 
 class Upkeep:
@@ -39,7 +32,6 @@ class Upkeep:
         cdi: CdiStore,
         metadata: MetadataFiles | None,
         boot_id: str,
-        observer: Observer,
     ) -> None:
         self.planner = planner
         self._inventory = inventory
@@ -48,7 +40,6 @@ class Upkeep:
         self._cdi = cdi
         self._metadata = metadata
         self._boot_id = boot_id
-        self._observer = observer
 
     def restore(self) -> tuple[ClaimRecord, ...]:
         """At start: write the CDI files of claims that are prepared in this boot, remove other claims' files.
@@ -56,9 +47,7 @@ class Upkeep:
         Returns the completed records. A device that is not there is in no file until it is.
         """
         self._records.sweep()
-        records, broken = self._records.all()
-        for damage in broken:
-            report_damage(damage, self._observer)
+        records = self._records.all()
         live = [record for record in records if record.boot_id == self._boot_id]
         specs: list[Spec] = []
         keep: set[str] = set()
@@ -79,11 +68,11 @@ class Upkeep:
 
     async def refresh(self) -> None:
         """The inventory changed: bring the CDI and metadata files of prepared claims up to date."""
-        for record in self._records.all()[0]:
+        for record in self._records.all():
             if record.state is not State.COMPLETED or record.boot_id != self._boot_id:
                 continue
             async with self._locks.hold(record.claim.uid):
-                now = self._load(record.claim.uid)
+                now = self._records.load(record.claim.uid)
                 if now is None or now.state is not State.COMPLETED:
                     continue
                 plans = self._plans(now)
@@ -107,10 +96,3 @@ class Upkeep:
                 log.error("files of a prepared claim left as they are", extra=why)
                 return None
         return plans
-
-    def _load(self, uid: str) -> ClaimRecord | None:
-        try:
-            return self._records.load(uid)
-        except CorruptRecordError as error:
-            report_damage(error, self._observer)
-            return None

@@ -101,7 +101,8 @@ class DraPlugins:
                 await changed.wait()
                 continue
             try:
-                await asyncio.wait_for(self._until_connected(driver), self._node.timings.slice_wipe_seconds)
+                async with asyncio.timeout(self._node.timings.slice_wipe_seconds):
+                    await self._until_connected(driver)
             except TimeoutError:
                 await self._wipe(driver)
                 await self._until_connected(driver)

@@ -54,7 +54,8 @@ async def dial(path: Path, timeout: float) -> grpc.aio.Channel:
     """
     channel = unix_channel(path)
     try:
-        await asyncio.wait_for(channel.channel_ready(), timeout)
+        async with asyncio.timeout(timeout):
+            await channel.channel_ready()
     except TimeoutError:
         await channel.close()
         raise PluginCallError("context deadline exceeded") from None

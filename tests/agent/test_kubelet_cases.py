@@ -165,6 +165,7 @@ async def test_dp7_a_succeeded_pod_is_not_admitted_again_and_its_device_is_free(
     assert kubelet.pod_status("uid-a").phase is Phase.SUCCEEDED
     await agent.start()
     await registered(kubelet)
+    await kubelet.process.sources_ready.wait()  # before it knows every pod it takes none for ended
     assert (await kubelet.run_pod(pod("b", N))).phase is Phase.RUNNING
 
 

@@ -148,6 +148,7 @@ class DraNode:
         self.cdi = CdiStore(root / "cdi", self.config.driver)
         self.state = root / "plugins" / self.config.driver
         self._task: asyncio.Task[None] | None = None
+        self._failed: DraDriver | None = None
 
     @property
     def claims(self) -> Claims:
@@ -178,18 +179,22 @@ class DraNode:
         task = self._task = asyncio.create_task(self.driver.run())
         await self.wait_for(lambda: self.driver.state.serving or task.done(), "the sockets")
         if task.done():
+            self._failed = self.driver  # said here
             task.result()
 
     async def stop(self) -> None:
         if self._task is None:
             return
+        task, self._task = self._task, None
+        died = task.done() and self.driver is not self._failed
         await self._channel.close()
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        self._task = None
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         self._unsubscribe()
         await self.keeper.close()
         self.cluster.close()
+        if died:
+            task.result()  # it ends only when it is told to
 
     async def restart(self) -> None:
         await self.stop()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from drabridge.dra.locks import ClaimLocks
-from drabridge.dra.records import ClaimRecord, CorruptRecordError, PreparedDevice, RecordStore, State, allocations
+from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State, allocations
 from drabridge.errors import HostError
 from drabridge.ledger.model import ClaimRef, Share
 
@@ -34,10 +34,10 @@ RECORD = ClaimRecord(
 def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
     store = RecordStore(tmp_path / "claims")
     assert store.load(UID) is None
-    assert store.all() == ((), ())
+    assert store.all() == ()
     store.save(RECORD)
     assert store.load(UID) == RECORD
-    assert store.all() == ((RECORD,), ())
+    assert store.all() == (RECORD,)
     assert store.path(UID).stat().st_mode & 0o777 == 0o600
     store.delete(UID)
     store.delete(UID)
@@ -71,16 +71,17 @@ def test_what_a_newer_agent_wrote_survives_an_older_one(tmp_path: Path) -> None:
     ids=["empty", "torn", "list", "null", "state", "field", "type", "of-another-claim", "deep"],
 )
 def test_a_damaged_record_is_put_aside_once_and_never_believed(tmp_path: Path, change: Any) -> None:
-    store = RecordStore(tmp_path)
+    told: list[tuple[Path, str]] = []
+    store = RecordStore(tmp_path, lambda *damage: told.append(damage))
     store.save(RECORD)
     text = store.path(UID).read_text()
     assert change(text) != text
     store.path(UID).write_text(change(text))
-    with pytest.raises(CorruptRecordError) as caught:
-        store.load(UID)
-    assert caught.value.moved_to.read_text() == change(text)
+    assert store.all() == ()
     assert store.load(UID) is None
-    assert store.all() == ((), ())
+    ((aside, error),) = told
+    assert aside.read_text() == change(text)
+    assert f"{UID}.json of a prepared claim is damaged" in error
 
 
 @pytest.mark.parametrize("uid", ["", "../x", "a/b", ".hidden", "a\0", "x" * 300])

@@ -194,7 +194,8 @@ class Story:
         assert agent is not None
         with tell.timed("gone"):
             agent.terminate()
-            await asyncio.wait_for(agent.wait(), WAIT_SECONDS)
+            async with asyncio.timeout(WAIT_SECONDS):
+                await agent.wait()
         tell.note("Its sockets are gone; the CDI files of running pods stay, because kubelet will replay their names.")
         print()
         tell.head("Next: drabridge suggest /dev/YOUR-DEVICE writes a configuration for a device of yours.")

@@ -110,7 +110,8 @@ async def _next(queue: asyncio.Queue[tuple[float, Change]], seconds: float) -> t
     if not queue.empty():  # a timer for each of many waiting events would be most of the work
         return queue.get_nowait()
     try:
-        return await asyncio.wait_for(queue.get(), max(seconds, 0.0))
+        async with asyncio.timeout(max(seconds, 0.0)):  # wait_for of Python 3.11 may swallow a cancellation
+            return await queue.get()
     except TimeoutError:
         return None
 

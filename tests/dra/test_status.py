@@ -1,0 +1,80 @@
+"""The status of claims is a courtesy: whatever is wrong with it, the driver serves on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from drabridge.clusterapi import resource_claims
+from drabridge.dra.facts import Fact, RecordQuarantined
+from drabridge.dra.records import RecordStore
+from drabridge.dra.status import StatusWriter
+from drabridge.inventory.model import Presence, Snapshot
+from tests.dra.helpers import DRIVER, DraNode, a_node, gpu
+
+
+def conditions(node: DraNode, name: str) -> list[tuple[str, str]]:
+    """(device, Ready) of a claim's status."""
+    devices = node.claims.get(name)["status"].get("devices", ())
+    return [(one["device"], one["conditions"][0]["status"]) for one in devices]
+
+
+async def test_a_damaged_record_is_told_of_and_other_claims_get_their_status() -> None:
+    """Whoever reads it first: here the writer of statuses, when a device changes."""
+    async with a_node() as node:
+        first, second = node.claims.add("first", "gpu-1"), node.claims.add("second", "gpu-2")
+        await node.prepared(first)
+        await node.prepared(second)
+        await node.wait_for(lambda: conditions(node, "second") == [("gpu-2", "True")], "the status")
+        record = node.state / "claims" / f"{first.uid}.json"
+        record.write_text('{"version": 1, "state": "Prep')
+
+        await node.change(gpu_1=(Presence.FAULTY, "too hot"), gpu_2=(Presence.FAULTY, "too hot"))
+
+        await node.wait_for(lambda: conditions(node, "second") == [("gpu-2", "False")], "the new status")
+        told = [fact for fact in node.facts if isinstance(fact, RecordQuarantined)]
+        assert [Path(fact.path).read_text() for fact in told] == ['{"version": 1, "state": "Prep']
+        assert await node.unprepare(first, second) == {first.uid: "", second.uid: ""}
+
+
+async def test_a_record_that_cannot_be_read_ends_neither_the_writer_nor_the_driver(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with a_node() as node:
+        claim = node.claims.add("cl", "gpu-1")
+        await node.prepared(claim)
+        await node.wait_for(lambda: conditions(node, "cl") == [("gpu-1", "True")], "the status")
+        record = node.state / "claims" / f"{claim.uid}.json"
+        text = record.read_bytes()
+        record.unlink()
+        record.mkdir()
+
+        await node.change(gpu_1=(Presence.FAULTY, "too hot"))
+        await node.wait_for(lambda: "statuses of claims not brought up to date" in caplog.text, "the warning")
+
+        record.rmdir()
+        record.write_bytes(text)
+        await node.change(gpu_1=(Presence.PRESENT, ""))
+        await node.wait_for(lambda: conditions(node, "cl") == [("gpu-1", "True")], "the status")
+        assert await node.unprepare(claim) == {claim.uid: ""}
+
+
+async def test_a_writer_that_meets_a_damaged_record_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Between the claim's preparation and its status; found by a test that damaged one just then."""
+    caplog.set_level(logging.WARNING)
+    records, facts = RecordStore(tmp_path), list[Fact]()
+    writer = StatusWriter(None, resource_claims("v1"), DRIVER, records, facts.append)  # type: ignore[arg-type]
+    task = asyncio.create_task(writer.run())
+    for uid, damage in (("a", tmp_path.joinpath("a.json").mkdir), ("b", lambda: (tmp_path / "b.json").write_text("{"))):
+        damage()
+        writer.claim_prepared(uid)
+        await asyncio.sleep(0.01)
+    assert not task.done()
+    assert [record.message for record in caplog.records] == ["claim status not written", "claim record quarantined"]
+    writer.inventory_changed(Snapshot(1, (gpu(1),)))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
