@@ -332,6 +332,7 @@ async def test_a_client_that_gives_up_does_not_cut_the_work_short() -> None:
 async def test_two_calls_at_once_are_one_prepare() -> None:
     async with a_node() as node:
         claim = node.claims.add("cl", "gpu-1")
+        node.api.faults.fail(1, 503, verb="get", resource="resourceclaims")  # it is not over when the other comes
         first, second = await asyncio.gather(node.prepared(claim), node.prepared(claim))
         assert first == second
         assert len(node.handled("prepare")) == 1

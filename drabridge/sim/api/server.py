@@ -63,6 +63,7 @@ class SimApiServer:
         self._tokens = Tokens()
         self._admin_token = self._tokens.issue(ADMIN)
         self._server: asyncio.Server | None = None
+        self._stopping = False
         self._port = 0
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._replies: dict[Reply, None] = {}
@@ -75,6 +76,7 @@ class SimApiServer:
         context: ssl.SSLContext | None = None
         if self._tls:
             context, self._certificate = tls.server_context()
+        self._stopping = False
         self._server = await asyncio.start_server(
             self._connected, "127.0.0.1", self._port, ssl=context, limit=http.MAX_HEADER_BYTES
         )
@@ -85,6 +87,7 @@ class SimApiServer:
         """Close everything; a later :meth:`start` listens on the same port with the same objects."""
         if self._server is None:
             return
+        self._stopping = True
         self._server.close()
         tasks = [*self._connections, *([self._collector] if self._collector else [])]
         for task in tasks:
@@ -146,19 +149,21 @@ class SimApiServer:
 
     # -- connections
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.faults.partitioned:
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Known at once: one that comes while the server stops is not forgotten."""
+        if self.faults.partitioned or self._stopping:
             writer.transport.abort()
             return
-        task = asyncio.current_task()
-        assert task is not None
+        task = asyncio.create_task(http.serve(reader, writer, self._handle), name="sim-connection")
         self._connections[task] = writer
-        try:
-            await http.serve(reader, writer, self._handle)
-        except asyncio.CancelledError:
+        task.add_done_callback(self._disconnected)
+
+    def _disconnected(self, task: asyncio.Task[None]) -> None:
+        writer = self._connections.pop(task)
+        if task.cancelled():
             writer.transport.abort()
-        finally:
-            del self._connections[task]
+        elif error := task.exception():
+            _log.error("a connection failed", exc_info=error)
 
     def _cut(self, watches_only: bool) -> int:
         replies = [reply for reply in self._replies if reply.streaming]
