@@ -13,7 +13,7 @@ import json
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import drabridge
 from drabridge.clusterapi import (
@@ -41,8 +41,6 @@ WATCH_READ_SECONDS = 90.0
 """Without a byte for this long a watch is dead: a server sends a bookmark about once a minute."""
 PAGE = 500  # objects of one list answer, as client-go's pager has it
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-
-T = TypeVar("T")
 
 
 class KubernetesCluster:

@@ -194,9 +194,13 @@ class DraDriver:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._server.watch(), name="dra-sockets")
                 # A defect in one of these is no reason to leave kubelet without its sockets.
-                parts = {"follow": lambda: self._follow(restored), "releases": self._releases.run}
-                parts |= {"slices": self._publish_slices}
-                parts |= {"status": self._status.run} if self._config.dra.claim_status else {}
+                parts = {
+                    "follow": lambda: self._follow(restored),
+                    "releases": self._releases.run,
+                    "slices": self._publish_slices,
+                }
+                if self._config.dra.claim_status:
+                    parts["status"] = self._status.run
                 for name, run in parts.items():
                     group.create_task(forever(f"dra-{name}", run), name=f"dra-{name}")
         finally:

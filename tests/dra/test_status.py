@@ -78,3 +78,18 @@ async def test_a_writer_that_meets_a_damaged_record_goes_on(tmp_path: Path, capl
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_a_defect_in_one_part_leaves_kubelet_its_sockets(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(writer: StatusWriter, uid: str) -> None:
+        raise ZeroDivisionError(uid)
+
+    monkeypatch.setattr(StatusWriter, "_write", broken)
+    async with a_node() as node:
+        await node.prepared(node.claims.add("first", "gpu-1"))
+        await node.wait_for(lambda: "a task failed and is started again" in caplog.text, "the defect")
+        second = node.claims.add("second", "gpu-2")
+        await node.prepared(second)
+        assert await node.unprepare(second) == {second.uid: ""}
