@@ -134,7 +134,7 @@ class SimCluster:
         return self.api.objects.find(plural, name, namespace if scoped else "")
 
     async def delete(
-        self, plural: str, name: str, namespace: str = "default", *, force: bool = False, timeout: float = 10.0
+        self, plural: str, name: str, namespace: str = "default", *, force: bool = False, timeout: float = 60.0
     ) -> None:
         """``kubectl delete``: returns when the object is gone. ``force`` is grace period 0 for pods."""
         scoped = next(one for one in BY_KIND.values() if one.plural == plural).namespaced
@@ -144,7 +144,7 @@ class SimCluster:
 
     # -- waiting
 
-    async def wait(self, condition: Callable[[], object], timeout: float = 10.0, what: str = "") -> None:
+    async def wait(self, condition: Callable[[], object], timeout: float = 60.0, what: str = "") -> None:
         """Poll every 5 ms. Raises TimeoutError that names ``what`` and shows the pods, or the error of a dead part."""
         deadline = time.monotonic() + timeout
         while not condition():
@@ -156,7 +156,7 @@ class SimCluster:
             await asyncio.sleep(0.005)
 
     async def wait_pod(
-        self, name: str, phase: str = "Running", namespace: str = "default", *, timeout: float = 10.0
+        self, name: str, phase: str = "Running", namespace: str = "default", *, timeout: float = 60.0
     ) -> JSON:
         """The pod once it is in ``phase``."""
 

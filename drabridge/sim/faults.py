@@ -1,4 +1,6 @@
-"""Faults that a test switches on: a kubelet that refuses, hangs, reads slowly, stands still, or answers nonsense."""
+"""Faults that a test switches on: a kubelet that refuses, hangs, reads slowly, stands still, answers nonsense, or does
+not hear of its pods.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +28,7 @@ class Faults:
     past the dial. ``list_delay_seconds``: pause after each ListAndWatch message read (a slow consumer).
     ``podresources``: see ListFault. ``notify_error``: the watcher tells DRA plugins this failure instead of success.
     ``running``: cleared while the process stands still as after SIGSTOP: sockets accept, nothing is read or answered.
+    ``pods_arrive``: cleared while a kubelet that starts waits for the API server: it serves plugins and knows no pod.
     """
 
     refuse_register: str = ""
@@ -34,6 +37,8 @@ class Faults:
     podresources: ListFault = ListFault.NONE
     notify_error: str = ""
     running: asyncio.Event = field(default_factory=asyncio.Event)
+    pods_arrive: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.running.set()
+        self.pods_arrive.set()

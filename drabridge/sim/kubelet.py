@@ -312,7 +312,7 @@ class SimKubelet:
             counts[f"{call.direction}/{call.method}/failed"] += bool(call.error) and call.method != "ListAndWatch"
         return counts
 
-    async def wait_for(self, predicate: Callable[[], object], timeout: float = 5.0, what: str = "") -> None:
+    async def wait_for(self, predicate: Callable[[], object], timeout: float = 60.0, what: str = "") -> None:
         """Poll every 2 ms. Raises TimeoutError that names ``what``."""
         deadline = time.monotonic() + timeout
         while not predicate():
@@ -320,15 +320,20 @@ class SimKubelet:
                 raise TimeoutError(f"waited {timeout} s for {what or predicate}; resources: {self.resources}")
             await asyncio.sleep(0.002)
 
-    async def wait_for_resource(self, resource: str, healthy: int | None = None, timeout: float = 5.0) -> None:
-        """Until the resource is registered, its list is read, and as many devices as asked for are healthy."""
+    async def wait_for_resource(
+        self, resource: str, healthy: int | None = None, timeout: float = 60.0, *, published: bool = True
+    ) -> None:
+        """Until the resource is registered, its list is read, as many devices as asked for are healthy, and the Node
+        says so: before that, pods that ask for it are refused or started without it.
+        """
 
         def there() -> bool:
             view = self.resources.get(resource)
             if view is None or not view.registered or view.streams == 0:
                 return False
             listed = resource in self.process.manager.state.healthy
-            return listed and (healthy is None or len(view.healthy) == healthy)
+            said = self.published_node_status["allocatable"].get(resource) == len(view.healthy)
+            return listed and (healthy is None or len(view.healthy) == healthy) and (said or not published)
 
         await self.wait_for(there, timeout, f"{resource} with {healthy} healthy devices")
 

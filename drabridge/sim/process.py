@@ -125,6 +125,7 @@ class KubeletProcess:
     async def _pods_arrive(self) -> None:
         """Re-admit what the API server says runs here, one by one; only then are the sources ready (kubelet.go)."""
         await asyncio.sleep(self._node.timings.pod_source_seconds)
+        await self._node.faults.pods_arrive.wait()
         for record in list(self._node.pods.values()):
             await self._node.faults.running.wait()
             if record.spec.uid in self._node.pods:

@@ -6,10 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Timings:
     """Delays in seconds. Paths in the comments are below ``pkg/kubelet`` of Kubernetes 1.36.2 unless they say
     otherwise.
+
+    They may be changed while the kubelet runs (``kubelet.node.timings``), for what begins after that: a test keeps a
+    window open for as long as it looks, and then closes it.
     """
 
     # Device plugins

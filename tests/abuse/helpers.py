@@ -28,7 +28,7 @@ async def unharmed(agent: AgentProcess, kubelet: SimKubelet, held: dict[str, str
     await agent.ready(RECOVERY_SECONDS)
     now = await owners(agent)
     assert {device: now.get(device) for device in held} == held
-    await kubelet.wait_for_resource(RESOURCE, healthy=4, timeout=RECOVERY_SECONDS)
+    await kubelet.wait_for_resource(RESOURCE, healthy=4)
     assert kubelet.resources[RESOURCE].streams == 1
     assert (await kubelet.run_pod(pod(name))).phase is Phase.RUNNING
     assert len(await owners(agent)) == len(held) + 1

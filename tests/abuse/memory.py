@@ -129,8 +129,8 @@ class Churn:
             await self._cluster.kubelets["node-a"].restart()
 
 
-async def measure(minutes: float, every_seconds: float = SAMPLE_SECONDS) -> list[Sample]:
-    """Run it all; a line for each sample goes to stdout as it is taken."""
+async def measure(minutes: float, every_seconds: float = SAMPLE_SECONDS, least_pods: int = 0) -> list[Sample]:
+    """Run it all, until so many pods have run at least; a line for each sample goes to stdout as it is taken."""
     samples: list[Sample] = []
     with short_directory() as root:
         async with SimCluster(root, timings=ClusterTimings.fast()) as cluster:
@@ -140,13 +140,13 @@ async def measure(minutes: float, every_seconds: float = SAMPLE_SECONDS) -> list
             await agent.start()
             churner: asyncio.Task[None] | None = None
             try:
-                await agent.ready(30)
+                await agent.ready()
                 await cluster.apply(CLASS)
                 assert agent.process is not None
                 churn = Churn(cluster, agent)
                 churner = asyncio.create_task(churn.run())
                 began = time.monotonic()
-                while (elapsed := time.monotonic() - began) < minutes * 60:
+                while (elapsed := time.monotonic() - began) < minutes * 60 or churn.pods < least_pods:
                     if churner.done():
                         churner.result()
                     samples.append(sample(agent.process.pid, elapsed, churn.pods))

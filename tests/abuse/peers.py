@@ -12,8 +12,9 @@ import grpc.aio
 
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
+from tests.patience import PATIENCE
 
-CALL_SECONDS = 10.0
+CALL_SECONDS = 10.0 * PATIENCE
 FLOOD = 1000  # connections; what a scanner or a client in a loop makes of a node in a moment
 
 # HTTP/2 by hand (RFC 9113, 7541): gRPC's own client always takes 64 KiB off the wire, read or not.

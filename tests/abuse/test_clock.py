@@ -19,7 +19,8 @@ from drabridge.sim.kubelet import SimKubelet
 from drabridge.sim.pods import Phase
 from drabridge.sim.timings import Timings
 from tests.abuse.helpers import owners
-from tests.agent.helpers import CONFIG, RESOURCE, AgentProcess, pod, short_directory, until
+from tests.agent.helpers import CONFIG, RESOURCE, AgentProcess, lists_read, pod, short_directory, until
+from tests.patience import PATIENCE
 
 DAY = 86_400.0
 SHORT_WAITS = "safety: {minHoldSeconds: 0.5, unconfirmedSeconds: 2, absentSeconds: 0.3, settleSeconds: 3}\n"
@@ -103,10 +104,11 @@ async def node() -> AsyncIterator[tuple[InProcess, SimKubelet, Wall]]:
             task = asyncio.create_task(agent.run())
             try:
                 await asked.ready()
+                await lists_read(kubelet)
                 yield asked, kubelet, wall
             finally:
                 agent.stop()
-                await asyncio.wait_for(task, 10)
+                await asyncio.wait_for(task, 10 * PATIENCE)
 
 
 @pytest.mark.parametrize("step", [-30 * DAY, -3600.0, 3600.0, 30 * DAY])

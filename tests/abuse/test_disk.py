@@ -17,7 +17,7 @@ from drabridge.sim.kubelet import SimKubelet
 from drabridge.sim.pods import Phase
 from drabridge.sim.timings import Timings
 from tests.abuse.helpers import alive, holding, owners, said_in_one_line, unharmed
-from tests.agent.helpers import RESOURCE, AgentProcess, pod, short_directory, until
+from tests.agent.helpers import RESOURCE, AgentProcess, lists_read, pod, short_directory, until
 
 
 def _may_mount() -> str:
@@ -72,6 +72,7 @@ async def test_the_disk_of_the_ledger_is_full() -> None:
             await agent.start()
             try:
                 await agent.ready()
+                await lists_read(kubelet)
                 assert (await kubelet.run_pod(pod("holder"))).phase is Phase.RUNNING
                 held = await owners(agent)
                 full = fill(state)
@@ -84,7 +85,7 @@ async def test_the_disk_of_the_ledger_is_full() -> None:
                 await agent.start()
                 await agent.up()
                 await until(lambda: _owns(agent, held), 10, agent.text)
-                await kubelet.wait_for_resource(RESOURCE, healthy=4, timeout=10)
+                await kubelet.wait_for_resource(RESOURCE, healthy=4)
                 refused = await kubelet.run_pod(pod("refused"))
                 assert refused.phase is Phase.FAILED
                 assert "No space left on device" in refused.message

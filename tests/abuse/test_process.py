@@ -20,6 +20,7 @@ from drabridge.sim.pods import Phase
 from tests.abuse.helpers import RECOVERY_SECONDS, alive, holding, owners, said_in_one_line, unharmed
 from tests.abuse.peers import connect
 from tests.agent.helpers import CONFIG, DRIVER, RESOURCE, AgentProcess, node, pod, short_directory, until
+from tests.patience import PATIENCE
 from tests.sim.test_kubelet_process import Kubelet, child
 
 
@@ -91,7 +92,7 @@ async def test_the_agent_is_stopped_and_continued() -> None:
             assert not waiting.done()
         finally:
             agent.process.send_signal(signal.SIGCONT)
-        assert (await asyncio.wait_for(waiting, RECOVERY_SECONDS)).phase is Phase.RUNNING
+        assert (await asyncio.wait_for(waiting, RECOVERY_SECONDS * PATIENCE)).phase is Phase.RUNNING
         held = await owners(agent)
         assert len(held) == 3
         agent.process.send_signal(signal.SIGSTOP)
@@ -126,7 +127,7 @@ def manifest(name: str) -> dict[str, Any]:
 
 async def test_kubelet_is_stopped_and_continued() -> None:
     async with two_processes() as (agent, kubelet):
-        await kubelet.until(lambda status: RESOURCE in status["resources"])
+        await kubelet.until(lambda status: status["published"]["allocatable"].get(RESOURCE) == 4)
         assert (await kubelet.do("run_pod", pod=manifest("a")))["phase"] == "Running"
         held = await owners(agent)
         assert len(held) == 1
@@ -158,7 +159,8 @@ async def test_a_kubelet_that_is_stopped_while_it_registers_us() -> None:
                 await agent.up()
                 await until(lambda: _not_ready(agent), 10)
                 kubelet.process.send_signal(signal.SIGCONT)
-                await agent.ready(30)
+                await agent.ready()
+                await kubelet.until(lambda status: status["published"]["allocatable"].get(RESOURCE) == 4)
                 assert (await kubelet.do("run_pod", pod=manifest("a")))["phase"] == "Running"
             finally:
                 kubelet.process.send_signal(signal.SIGCONT)
@@ -171,6 +173,12 @@ async def _not_ready(agent: AgentProcess) -> bool:
     return code == 503 and RESOURCE.encode() in body
 
 
+async def _confirmed(agent: AgentProcess) -> bool:
+    """Kubelet has named the pod of every hold."""
+    rows = [row for row in (await agent.status())["devices"] if row["owner"] == "legacy"]
+    return len(rows) == 2 and all(one["pod"] for row in rows for one in row["holders"])
+
+
 SHORT_WAITS = "safety: {minHoldSeconds: 0.2, unconfirmedSeconds: 0.5, absentSeconds: 0.2, settleSeconds: 0.2}\n"
 
 
@@ -180,7 +188,9 @@ async def test_a_kubelet_that_talks_nonsense(fault: ListFault) -> None:
     async with node(CONFIG.replace("resources:", f"{SHORT_WAITS}resources:")) as (agent, kubelet):
         for name in ("a", "b"):
             assert (await kubelet.run_pod(pod(name))).phase is Phase.RUNNING
+        await until(lambda: _confirmed(agent), why=agent.text)  # with waits so short nothing else keeps a device
         held = await owners(agent)
+        assert len(held) == 2
         kubelet.faults.podresources = fault
         for _ in range(15):
             await asyncio.sleep(0.2)

@@ -18,6 +18,7 @@ from typing import Any
 from drabridge.sim.kubelet import SimKubelet
 from drabridge.sim.pods import Container, PodSpec
 from drabridge.sim.timings import Timings
+from tests.patience import PATIENCE
 
 # Memory devices (/dev/null and its kin) are udev devices of every Linux machine, for root and others alike.
 RESOURCE = "example.com/mem"
@@ -79,15 +80,17 @@ class AgentProcess:
         assert self.process is not None
         if self.process.returncode is None:
             self.process.send_signal(number)
-        return await asyncio.wait_for(self.process.wait(), 10)
+        return await asyncio.wait_for(self.process.wait(), 10 * PATIENCE)
 
     async def ask(self, path: str, body: bytes | None = None) -> tuple[int, bytes]:
         """Status and body of a page on the control socket."""
         reader, writer = await asyncio.open_unix_connection(str(self.control))
         verb = "GET" if body is None else "POST"
         writer.write(f"{verb} {path} HTTP/1.1\r\nContent-Length: {len(body or b'')}\r\n\r\n".encode() + (body or b""))
-        answer = await asyncio.wait_for(reader.read(), 10)
-        writer.close()
+        try:
+            answer = await asyncio.wait_for(reader.read(), 10 * PATIENCE)
+        finally:
+            writer.close()
         head, _, rest = answer.partition(b"\r\n\r\n")
         return int(head.split()[1]), rest
 
@@ -121,7 +124,7 @@ async def until(
     condition: Callable[[], Any], seconds: float = 5.0, why: Callable[[], object] = lambda: "it never came true"
 ) -> None:
     """Wait for a condition, plain or async; fails with ``why()``."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds * PATIENCE
     while True:
         result = condition()
         if asyncio.iscoroutine(result):
@@ -148,7 +151,8 @@ async def node(
 ) -> AsyncIterator[tuple[AgentProcess, SimKubelet]]:
     """A started kubelet and a started agent; both are ended, and nothing of them stays.
 
-    ``ready`` waits until the agent is: one whose configuration has a claims lane never is without an API server.
+    ``ready`` waits until the agent is, and kubelet has its lists: an agent whose configuration has a claims lane never
+    is without an API server.
     """
     with short_directory() as root:
         simulated = SimKubelet(root, timings=kubelet.pop("timings", Timings.fast()), **kubelet)
@@ -157,12 +161,19 @@ async def node(
         await agent.start()
         try:
             if ready:
-                await agent.ready(30)
+                await agent.ready()
+                await lists_read(simulated)
             yield agent, simulated
         finally:
             with contextlib.suppress(ProcessLookupError):
                 await agent.stop(signal.SIGKILL)
             await simulated.stop()
+
+
+async def lists_read(kubelet: SimKubelet) -> None:
+    """Until kubelet has read a list of every registered resource: until then it refuses their pods."""
+    for resource in kubelet.resources:
+        await kubelet.wait_for_resource(resource)
 
 
 def pod(name: str, count: int = 1, resource: str = RESOURCE, **more: Any) -> PodSpec:

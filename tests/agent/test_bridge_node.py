@@ -13,7 +13,7 @@ from typing import Any
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from drabridge.sim.runtime import LockingRuntime
 from drabridge.sim.timings import Timings
-from tests.agent.helpers import DRIVER, RESOURCE, AgentProcess, short_directory, until
+from tests.agent.helpers import DRIVER, RESOURCE, AgentProcess, lists_read, short_directory, until
 
 CONFIG = f"""\
 apiVersion: drabridge/v1alpha1
@@ -79,7 +79,8 @@ async def bridge(
             agent = AgentProcess(root / "node-a", config, arguments=("--kubeconfig", str(kubeconfig)))
             await agent.start()
             try:
-                await agent.ready(20)
+                await agent.ready()
+                await lists_read(cluster.kubelets["node-a"])
                 await cluster.apply(CLASS)
                 yield agent, cluster, runtime
                 assert runtime.conflicts == []
@@ -225,7 +226,7 @@ async def test_kill_and_restart_keep_both_sides_holders() -> None:
         await agent.ready(20)
         after = {row["name"]: row["owner"] for row in (await agent.status())["devices"]}
         assert after == before
-        assert len(healthy(cluster)) == 2
+        await until(lambda: len(healthy(cluster)) == 2, why=agent.text)
 
 
 async def test_a_finished_claim_frees_its_device() -> None:

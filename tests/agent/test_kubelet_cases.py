@@ -19,7 +19,6 @@ import pytest
 from drabridge.sim.kubelet import SimKubelet
 from drabridge.sim.pods import Container, Phase, PodSpec
 from drabridge.sim.runtime import ContainerStartError, MemoryRuntime, RunOptions
-from drabridge.sim.timings import Timings
 from podresources import Client
 from tests.agent import test_hotplug
 from tests.agent.helpers import CONFIG, DRIVER, RESOURCE, AgentProcess, node, pod, until
@@ -36,14 +35,14 @@ QUICK_RELEASE = (
 
 @pytest.fixture
 async def there() -> AsyncIterator[Node]:
-    async with node(QUICK_RELEASE, timings=Timings.fast(pod_source_seconds=0.5)) as (agent, kubelet):
+    async with node(QUICK_RELEASE) as (agent, kubelet):
         await registered(kubelet)
         yield agent, kubelet
 
 
-async def registered(kubelet: SimKubelet, seconds: float = 10) -> None:
+async def registered(kubelet: SimKubelet) -> None:
     """N of N, over one stream."""
-    await kubelet.wait_for_resource(RESOURCE, healthy=N, timeout=seconds)
+    await kubelet.wait_for_resource(RESOURCE, healthy=N)
     status = kubelet.node_status()
     assert (status["allocatable"][RESOURCE], status["capacity"][RESOURCE]) == (N, N)
     assert kubelet.resources[RESOURCE].streams == 1
@@ -254,8 +253,10 @@ async def test_dp12_reboot_with_the_agent_there_in_time_keeps_the_pod(there: Nod
     await kubelet.stop()
     await agent.start()
     await agent.up()
+    kubelet.faults.pods_arrive.clear()
     await kubelet.reboot()
     await registered(kubelet)
+    kubelet.faults.pods_arrive.set()
     await until(lambda: starts(kubelet, "uid-a") == 2)
     assert started(kubelet, "uid-a") == before
     assert cdi_names(agent.cdi) == set(before.cdi_devices)
@@ -357,9 +358,11 @@ async def test_df5_and_df6_a_lost_stream_is_registered_again(there: Node) -> Non
 
 async def test_df7_the_agent_stops(there: Node) -> None:
     agent, kubelet = there
+    kubelet.node.timings.endpoint_grace_seconds = 300.0
     await agent.stop()
     await until(lambda: kubelet.node_status()["allocatable"][RESOURCE] == 0)
     assert kubelet.node_status()["capacity"][RESOURCE] == N
-    await until(lambda: kubelet.node_status()["capacity"][RESOURCE] == 0)  # the grace is over
+    kubelet.node.timings.endpoint_grace_seconds = 0.0  # it is over
+    await until(lambda: kubelet.node_status()["capacity"][RESOURCE] == 0)
     await agent.start()
     await registered(kubelet)

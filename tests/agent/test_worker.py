@@ -36,7 +36,7 @@ async def test_it_can_be_waited_for_on_the_spot_and_not_for_longer_than_one_like
     job = worker.begin(lambda: gate.wait(10))
     started = time.monotonic()
     assert not job.over(0.02)
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < 5.0
     assert not job.over()
     gate.set()
     assert job.over(5.0)

@@ -18,6 +18,7 @@ CLASS = "drabridge-cluster-test"
 NAMESPACE = "drabridge-test"
 MANAGER = "drabridge-cluster-test"  # owns the fields that these tests apply
 LANES = f"{DRIVER}/lanes"  # the Node's annotation
+POLL_SECONDS = 0.2
 CONFIG: Json = {
     "apiVersion": "drabridge/v1alpha1",
     "kind": "AgentConfig",
@@ -117,5 +118,5 @@ async def until(bed: Bed, what: str, condition: Callable[[], Awaitable[Any]], se
     while not (value := await condition()):
         if time.monotonic() >= deadline:
             raise AssertionError(f"waited {patience:.0f} s for {what}\n{await bed.story()}")
-        await asyncio.sleep(min(1.0, bed.patience / 300))
+        await asyncio.sleep(POLL_SECONDS)
     return value

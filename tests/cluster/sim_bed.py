@@ -17,6 +17,7 @@ import yaml
 
 from drabridge.cluster import KubernetesCluster
 from drabridge.sim.cluster import ClusterTimings, SimCluster
+from drabridge.sim.kubelet import SimKubelet
 from drabridge.sim.pods import Container, PodSpec
 from drabridge.sim.runtime import ContainerStartError, MemoryRuntime, RunOptions, names_of_devices
 from drabridge.sim.timings import Timings
@@ -35,13 +36,11 @@ from tests.cluster.bed import (
     until,
 )
 from tests.cluster.workloads import SHARED
+from tests.patience import PATIENCE
 
 NODE = "node-a"
 KUBELET = Timings.fast(
-    # Kubelet deletes the slices of a driver that is away for 30 s: an upgrade has to fit in, uninstalling has to wait.
-    slice_wipe_seconds=8.0,
-    # As it was observed: an agent that is there when kubelet boots is in time, one that starts then is not.
-    pod_source_seconds=0.5,
+    slice_wipe_seconds=Timings().slice_wipe_seconds,  # an upgrade has to fit in
 )
 
 
@@ -105,7 +104,7 @@ class SimBed(Bed):
         self.runtime = runtime
         self.node = NODE
         self.image = "busybox"
-        self.patience = self.reboot_patience = 30.0
+        self.patience = self.reboot_patience = 30.0 * PATIENCE
         self.decides_order = True
         kubeconfig = cluster.api.kubeconfig(root / "kubeconfig")
         self.api = KubernetesCluster.from_kubeconfig(kubeconfig)
@@ -136,10 +135,13 @@ class SimBed(Bed):
     async def upgrade(self) -> None:
         assert await self.agent.stop() == 0
         await self.agent.start()
-        await self.agent.ready(self.patience)
+        await self.agent.ready()
 
     async def restart_kubelet(self) -> None:
-        await self.cluster.kubelets[NODE].restart()
+        """As it was observed: an agent that is there when kubelet starts is back before the pods arrive."""
+        kubelet = self.cluster.kubelets[NODE]
+        async with _pods_come_after_the_list(kubelet):
+            await kubelet.restart()
 
     async def reboot(self, *, agent_first: bool) -> None:
         """Every process is gone and so is /run; the disk and the API server's objects are as they were."""
@@ -153,8 +155,10 @@ class SimBed(Bed):
         if agent_first:
             await self.agent.start()
             await until(self, "the agent to know its devices", self._knows_devices)
-        await kubelet.reboot()
-        if not agent_first:
+            async with _pods_come_after_the_list(kubelet):
+                await kubelet.reboot()
+        else:
+            await kubelet.reboot()
             await kubelet.process.sources_ready.wait()  # every pod was admitted again, or was not
             await self.agent.start()
 
@@ -170,6 +174,7 @@ class SimBed(Bed):
         return len(await self.devices(pod)) > 1
 
     async def uninstall(self) -> None:
+        self.cluster.kubelets[NODE].node.timings.slice_wipe_seconds = 1.0  # nobody wants to wait half a minute
         assert await self.agent.stop() == 0, self.agent.text()
         await self.api.delete(CLASSES, CLASS)
 
@@ -195,11 +200,27 @@ class SimBed(Bed):
 
 
 @contextlib.asynccontextmanager
+async def _pods_come_after_the_list(kubelet: SimKubelet) -> AsyncIterator[None]:
+    """The agent wins: kubelet has read its list before it admits a pod again."""
+
+    def lists() -> int:
+        return len(kubelet.calls.of("ListAndWatchResponse", RESOURCE))
+
+    before = lists()
+    kubelet.faults.pods_arrive.clear()
+    try:
+        yield
+        await kubelet.wait_for(lambda: lists() > before, what="the agent's list")
+    finally:
+        kubelet.faults.pods_arrive.set()
+
+
+@contextlib.asynccontextmanager
 async def simulated() -> AsyncIterator[SimBed]:
     with short_directory() as root:
         (root / "locks").mkdir()
         runtime = Locks(root / "locks", root / NODE / "cdi")
-        timings = replace(ClusterTimings.fast(), kubelet=KUBELET)
+        timings = replace(ClusterTimings.fast(), kubelet=replace(KUBELET))
         async with SimCluster(root, timings=timings, runtime=lambda _: runtime) as cluster:
             bed = SimBed(root, cluster, runtime)
             try:

@@ -33,6 +33,7 @@ from tests.cluster.bed import (
 )
 from tests.cluster.real_bed import real
 from tests.cluster.sim_bed import simulated
+from tests.patience import PATIENCE
 
 BEDS = {"simulated": simulated, "real": real}
 
@@ -152,7 +153,7 @@ async def test_from_installation_to_the_first_device(record_property: Any) -> No
         seconds = time.monotonic() - began
         record_property("first_allocatable_seconds", round(seconds, 2))
         print(f"from installation to the first allocatable device: {seconds:.2f} s on the simulated cluster")
-        assert seconds < 10
+        assert seconds < 10 * PATIENCE
 
 
 async def test_limits_claims_and_templates_side_by_side(bed: Bed) -> None:

@@ -132,7 +132,7 @@ class TestImage:
                 await cluster.apply(CLASS)
                 async with chart_pod(cluster, root, built) as agent:
                     await agent.ready(30)
-                    assert len(healthy(cluster)) == 2
+                    await until(lambda: len(healthy(cluster)) == 2, why=agent.text)
                     await cluster.apply(claim_pod("c1") + "---\n" + limits_pod("l1"))
                     await cluster.wait_pod("c1")
                     await cluster.wait_pod("l1")

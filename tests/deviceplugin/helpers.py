@@ -21,6 +21,7 @@ import pytest
 from deviceplugin import Allocation, Broadcast, Device, DeviceList, Fact, PluginServer, Timeouts
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
+from tests.patience import PATIENCE
 
 QUICK = Timeouts(
     register_seconds=3.0,
@@ -53,7 +54,7 @@ def short_directory() -> Iterator[Path]:
 
 async def eventually(condition: Callable[[], object], seconds: float = 5.0, what: str = "") -> None:
     """Wait until ``condition()`` is true; fails the test after ``seconds``."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds * PATIENCE
     while not condition():
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds} s: {what or condition}")

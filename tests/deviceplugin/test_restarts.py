@@ -21,6 +21,7 @@ from deviceplugin import BindFailed, Device, Phase, PluginServer, Registered, Re
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
 from tests.deviceplugin.helpers import QUICK, RESOURCE, Facts, ListPlugin, MiniKubelet, eventually, running, sockets_in
+from tests.patience import PATIENCE
 
 DEVICES = (Device("a"), Device("b"))
 BOTH = {"a": "Healthy", "b": "Healthy"}
@@ -78,13 +79,15 @@ async def test_restart_is_seen_when_the_inode_number_is_used_again(directory: Pa
         pytest.skip("this file system never used an inode number again")
 
 
-async def test_reregistration_is_quick(directory: Path, kubelet: MiniKubelet) -> None:
-    """From the start of a new kubelet to Register received, over 20 restarts: running pods can die of every 100 ms."""
+async def test_reregistration_does_not_wait_for_the_poll(directory: Path, kubelet: MiniKubelet) -> None:
+    """From the start of a new kubelet to Register received: running pods can die of every 100 ms. How quick it is, and
+    the worst of 20 restarts, is the benchmark's to say.
+    """
     server = make(directory)
     taken = []
     async with running(server):
         await eventually(lambda: kubelet.health() == BOTH)
-        for _ in range(20):
+        for _ in range(10):
             await kubelet.stop()
             await asyncio.sleep(0.02)
             seen = len(kubelet.registered_at)
@@ -92,8 +95,7 @@ async def test_reregistration_is_quick(directory: Path, kubelet: MiniKubelet) ->
             await kubelet.start()
             await eventually(lambda: kubelet.health() == BOTH)
             taken.append(kubelet.registered_at[seen] - started)
-    taken.sort()
-    assert taken[10] < 0.05, [round(seconds, 4) for seconds in taken]  # the worst of 20 is the benchmark's to hold
+    assert max(taken) < QUICK.poll_seconds / 2, [round(seconds, 4) for seconds in taken]
 
 
 async def test_two_quick_restarts_end_registered_once(directory: Path, kubelet: MiniKubelet) -> None:
@@ -192,9 +194,9 @@ async def test_kubelet_socket_that_listens_a_little_later(directory: Path) -> No
             kubelet.listen()
             kubelet.setblocking(False)
             started = time.monotonic()
-            connection, _ = await asyncio.wait_for(asyncio.get_running_loop().sock_accept(kubelet), 1)
+            connection, _ = await asyncio.wait_for(asyncio.get_running_loop().sock_accept(kubelet), PATIENCE)
             connection.close()
-            assert time.monotonic() - started < 2  # not by the slow poll; the benchmark holds the budget
+            assert time.monotonic() - started < QUICK.poll_seconds / 2  # the benchmark holds the budget
 
 
 async def test_a_refused_registration_is_tried_again_with_back_off(directory: Path, kubelet: MiniKubelet) -> None:
@@ -253,7 +255,7 @@ async def test_a_strangers_stream_is_ended_before_registering(directory: Path) -
             assert server.sent_version == 0
             await kubelet.start(wipe=False)
             await eventually(lambda: kubelet.health() == BOTH)
-            assert await asyncio.wait_for(call.read(), 1) is grpc.aio.EOF
+            assert await asyncio.wait_for(call.read(), PATIENCE) is grpc.aio.EOF
             assert server.state.streams == 1
     await kubelet.stop()
 
@@ -263,8 +265,8 @@ async def test_df7_stopping_ends_the_stream_and_leaves_nothing(directory: Path, 
     task = asyncio.create_task(server.run())
     await eventually(lambda: kubelet.health() == BOTH)
     started = time.monotonic()
-    await server.stop(grace_seconds=2.0)
-    assert time.monotonic() - started < 0.5, "the stream used up the grace"
+    await server.stop(grace_seconds=60.0)
+    assert time.monotonic() - started < 30, "the stream used up the grace"
     await task
     assert sockets_in(directory) == []
     assert len(kubelet.requests) == 1  # DP13: nothing registers again

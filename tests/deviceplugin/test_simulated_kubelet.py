@@ -12,6 +12,7 @@ from deviceplugin import AllocationError, Device, Health, Phase, PluginServer
 from drabridge.sim.kubelet import SimKubelet
 from drabridge.sim.pods import Container, PodSpec
 from drabridge.sim.pods import Phase as PodPhase
+from drabridge.sim.timings import Timings
 from tests.deviceplugin.helpers import QUICK, RESOURCE, AllocatingPlugin, running, sockets_in
 
 DEVICES = tuple(Device(f"d{i}", numa_nodes=(i % 2,)) for i in range(4))
@@ -24,7 +25,9 @@ def pod(name: str, count: int = 1, init: int = 0) -> PodSpec:
 
 @pytest.fixture
 async def node(directory: Path) -> AsyncIterator[SimKubelet]:
-    kubelet = SimKubelet(directory.parent, device_plugin_dir=directory, numa_nodes=(0, 1))
+    kubelet = SimKubelet(
+        directory.parent, device_plugin_dir=directory, numa_nodes=(0, 1), timings=Timings(node_status_seconds=0.1)
+    )
     await kubelet.start()
     yield kubelet
     await kubelet.stop()

@@ -29,6 +29,7 @@ from drabridge.ledger.store import Store
 from drabridge.sim.api import SimApiServer
 from drabridge.sim.api.status import ApiError
 from drabridge.wire import dra_v1_pb2, dra_v1_pb2_grpc
+from tests.patience import PATIENCE
 
 DRIVER = "dra.example.com"
 NODE = "node-a"
@@ -291,7 +292,7 @@ class DraNode:
 
     @staticmethod
     async def wait_for(condition: Callable[[], object], what: str, timeout: float = 5.0) -> None:
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout * PATIENCE
         while not condition():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"waited {timeout} s for {what}")

@@ -18,6 +18,7 @@ from drabridge.inventory.host import NodeStat
 from drabridge.inventory.model import Snapshot
 from drabridge.inventory.records import Record
 from drabridge.inventory.source import Inventory
+from tests.patience import PATIENCE
 
 LOOP_MAJOR = 7
 LOOP_CTL_ADD, LOOP_CTL_REMOVE = 0x4C80, 0x4C81
@@ -87,7 +88,7 @@ class Watched:
     async def until(self, condition: Callable[[Snapshot], bool], timeout: float = 10.0) -> Snapshot:
         """The first current snapshot that fulfils ``condition``."""
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(timeout * PATIENCE):
                 while not (self.snapshots and condition(self.snapshots[-1])):
                     self._changed.clear()
                     await self._changed.wait()

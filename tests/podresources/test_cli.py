@@ -19,6 +19,7 @@ import grpc
 import pytest
 import yaml
 
+from tests.patience import PATIENCE
 from tests.podresources.helpers import (
     Kubelet,
     capacity,
@@ -347,7 +348,7 @@ async def test_top_refreshes_in_place_on_a_terminal() -> None:
 
         async def until(text: bytes) -> None:
             nonlocal seen
-            for _ in range(500):
+            for _ in range(500 * PATIENCE):
                 try:
                     seen += os.read(ours, 65536)
                 except OSError:  # nothing yet, or the other end is closed

@@ -16,6 +16,7 @@ from podresources.known import KnownDevices
 from podresources.model import Api, DeviceKey, SocketIdentity
 from podresources.normalise import allocatable, snapshot
 from podresources.wire import v1_pb2 as wire
+from tests.patience import PATIENCE
 from tests.podresources.helpers import (
     Kubelet,
     capacity,
@@ -59,7 +60,9 @@ class Scraped:
     """An exporter in a registry of its own."""
 
     def __init__(self, path: Path, *, max_age_seconds: float = 0.0, max_series: int = 10_000) -> None:
-        self.exporter = Exporter(path, max_age_seconds=max_age_seconds, max_series=max_series, timeout_seconds=0.5)
+        self.exporter = Exporter(
+            path, max_age_seconds=max_age_seconds, max_series=max_series, timeout_seconds=0.5 * PATIENCE
+        )
         self.registry = CollectorRegistry()
         self.registry.register(self.exporter)
 

@@ -16,6 +16,7 @@ from podresources import Backoff, Client, errors
 from podresources.changes import Assigned, CapacityChanged, Released
 from podresources.watch import Event, Interrupted, Resumed, Started, pause, watch
 from podresources.wire import v1_pb2 as wire
+from tests.patience import PATIENCE
 from tests.podresources.helpers import Kubelet, capacity, container, device, fails, kubelet, listing, pod, says
 
 FAST = 0.02
@@ -29,14 +30,14 @@ def holders(*names: str) -> wire.ListPodResourcesResponse:
 @asynccontextmanager
 async def watching(server: Kubelet, settle_seconds: float = 0.3) -> AsyncIterator[AsyncIterator[Event]]:
     backoff = Backoff(initial_seconds=0.02, maximum_seconds=0.05)
-    async with Client(server.path, timeout_seconds=0.3, backoff=backoff) as client:
+    async with Client(server.path, timeout_seconds=2, backoff=backoff) as client:
         events = watch(client, interval_seconds=FAST, floor_seconds=FAST, settle_seconds=settle_seconds)
         async with aclosing(cast(Any, events)):
             yield events
 
 
 async def next_of(events: AsyncIterator[Event], seconds: float = 3.0) -> Event:
-    return await asyncio.wait_for(anext(events), seconds)
+    return await asyncio.wait_for(anext(events), seconds * PATIENCE)
 
 
 async def silence(events: AsyncIterator[Event], seconds: float) -> asyncio.Task[Event]:

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from drabridge.sim.api import SimApiServer
+from tests.patience import PATIENCE
 
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
@@ -61,7 +62,7 @@ class Client:
     async def __call__(
         self, method: str, path: str, body: Any = None, content_type: str | None = "application/json"
     ) -> Response:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(20 * PATIENCE):
             reader, writer = await self._open(method, path, body, content_type)
             try:
                 status, headers = await self._head(reader)
@@ -105,7 +106,7 @@ async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 async def take(events: AsyncIterator[Any], count: int, seconds: float = 5.0) -> list[Any]:
     """The next ``count`` events; TimeoutError when they do not come."""
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(seconds * PATIENCE):
         return [await anext(events) for _ in range(count)]
 
 

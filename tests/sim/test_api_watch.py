@@ -112,12 +112,13 @@ async def test_cut_stream_and_partition(api: SimApiServer, client: Client) -> No
 
 
 async def test_lag_delays_watches_but_not_reads(api: SimApiServer, client: Client) -> None:
-    api.faults.watch_lag_seconds = 0.3
+    api.faults.watch_lag_seconds = 60
     async with client.watch(f"{SLICES}?watch=1") as events:
         await client("POST", SLICES, slice_body("s0", "d0"))
         assert (await client("GET", f"{SLICES}/s0")).status == 200
         with pytest.raises(TimeoutError):
-            await take(events, 1, 0.15)
+            await asyncio.wait_for(anext(events), 0.15)
+    api.faults.watch_lag_seconds = 0.3
     async with client.watch(f"{SLICES}?watch=1&resourceVersion={api.objects.store.revision}") as events:
         started = asyncio.get_running_loop().time()
         await client("POST", SLICES, slice_body("s1", "d0"))

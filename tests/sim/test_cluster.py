@@ -364,4 +364,4 @@ async def test_wait_says_what_it_waited_for() -> None:
     async with clustered() as cluster:
         await cluster.apply(limits_pod("stuck", 1))
         with pytest.raises(TimeoutError, match=r"pod default/stuck to be Running.*Insufficient obs.example.com/gpu"):
-            await cluster.wait_pod("stuck", timeout=0.3)
+            await cluster.wait_pod("stuck", timeout=2)

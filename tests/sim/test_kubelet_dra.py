@@ -44,7 +44,7 @@ async def test_refused_versions_are_told_to_the_plugin_and_tried_again() -> None
             assert not driver.statuses[0].plugin_registered
             assert "plugin validation failed" in driver.statuses[0].error
             first, second, *_ = kubelet.calls.of("GetInfo")
-            assert 0.3 <= second.at - first.at < 0.6
+            assert second.at - first.at >= 0.3
             driver.versions = ["v1.DRAPlugin"]
             await registered(driver)
 

@@ -29,7 +29,8 @@ async def test_slices_go_at_every_start_and_after_thirty_seconds_without_a_drive
     async with short_dir() as root:
         api = FakeApi()
         api.failures = 1  # asked again a second later
-        async with running(root, api=api, timings=Timings.fast(slice_wipe_seconds=0.4)) as kubelet:
+        timings = Timings.fast(slice_wipe_seconds=3.0)
+        async with running(root, api=api, timings=timings) as kubelet:
             await kubelet.wait_for(lambda: api.deleted, what="the wipe at start")
             assert api.deleted[0][:2] == ("node-a", None)
             assert "failed to delete ResourceSlices" in kubelet.node.log[0]
@@ -42,8 +43,9 @@ async def test_slices_go_at_every_start_and_after_thirty_seconds_without_a_drive
                 driver.statuses.clear()
                 await driver.serve()
                 await registered(driver)
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(timings.slice_wipe_seconds + 0.2)
                 assert len(api.deleted) == 1, "back in time: slices unchanged"
+                timings.slice_wipe_seconds = 0.2
                 await driver.stop()
                 await kubelet.wait_for(lambda: len(api.deleted) == 2, what="the wipe")
                 assert api.deleted[1][:2] == ("node-a", DRIVER)
@@ -68,7 +70,7 @@ async def test_a_driver_that_registers_and_never_listens_loses_its_slices() -> N
 async def test_health_reaches_the_pod_status_and_expires() -> None:  # DR23, DR24
     async with short_dir() as root:
         api = FakeApi()
-        timings = Timings.fast(health_default_timeout_seconds=0.3)
+        timings = Timings.fast(health_default_timeout_seconds=1)
         async with running(root, api=api, timings=timings) as kubelet:
             driver = Driver(root)
             driver.devices = {"cl1": [gpu("gpu-0", "gpu")]}

@@ -19,6 +19,7 @@ from drabridge.sim.gorpc import unix_channel
 from drabridge.sim.pods import Container, Phase, PodSpec
 from podresources.wire import v1_pb2 as pb
 from podresources.wire import v1_pb2_grpc as rpc
+from tests.patience import PATIENCE
 from tests.sim.kubelet_peers import GPU, Plugin, PodResourcesClient, device, running, serving, shape, short_dir
 from tests.sim.test_kubelet_allocation import pod
 
@@ -171,7 +172,9 @@ async def test_faults_on_demand(fault: ListFault) -> None:
     async with short_dir() as root, running(root) as kubelet:
         kubelet.faults.podresources = fault
         async with unix_channel(kubelet.node.podresources_socket) as channel:
-            call = rpc.PodResourcesListerStub(channel).List(pb.ListPodResourcesRequest(), timeout=1.5)
+            call = rpc.PodResourcesListerStub(channel).List(
+                pb.ListPodResourcesRequest(), timeout=1.0 if fault is ListFault.HANG else 30 * PATIENCE
+            )
             if fault is ListFault.NONSENSE:
                 assert (await call).pod_resources[0].containers[0].devices[0].topology.nodes[0].ID < -1
                 return

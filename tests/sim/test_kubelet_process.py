@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.sim.kubelet_peers import GPU, Plugin, PodResourcesClient, device, short_dir
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -46,7 +47,7 @@ class Kubelet:
         return answer["result"]
 
     async def until(self, condition: Any) -> Any:
-        for _ in range(200):
+        for _ in range(200 * PATIENCE):
             if condition(status := await self.do("status")):
                 return status
             await asyncio.sleep(0.02)

@@ -65,7 +65,7 @@ async def test_the_dial_gives_up_after_ten_seconds_by_default() -> None:
         plugin = Plugin(root, "p.sock", FOUR)
         begin = time.monotonic()
         await refused(plugin)
-        assert 0.4 <= time.monotonic() - begin < 1.5
+        assert 0.4 <= time.monotonic() - begin < Timings().dial_seconds
 
 
 async def test_broken_options_fail_the_registration_and_nothing_follows() -> None:  # DF1
@@ -168,7 +168,7 @@ async def test_a_stream_without_a_list_leaves_zeros() -> None:
 
 
 async def test_capacity_goes_after_the_grace_and_its_key_stays() -> None:
-    timings = Timings.fast(endpoint_grace_seconds=0.3)
+    timings = Timings.fast(endpoint_grace_seconds=300.0)
     async with short_dir() as root, running(root, timings=timings) as kubelet:
         plugin = Plugin(root, "p.sock", FOUR)
         async with serving(plugin):
@@ -176,17 +176,18 @@ async def test_capacity_goes_after_the_grace_and_its_key_stays() -> None:
             await kubelet.wait_for_resource(GPU, healthy=4)
         await kubelet.wait_for(lambda: not kubelet.resources[GPU].healthy, what="the devices to go")
         assert kubelet.node_status()["capacity"] == {GPU: 4}
+        timings.endpoint_grace_seconds = 0.0
         await kubelet.wait_for(lambda: kubelet.node_status()["capacity"] == {GPU: 0}, what="the grace to pass")
         assert kubelet.resources == {}
         assert kubelet.node_status()["allocatable"] == {GPU: 0}
 
 
 async def test_the_published_node_status_lags() -> None:
-    async with short_dir() as root, running(root, timings=Timings.fast(node_status_seconds=0.4)) as kubelet:
+    async with short_dir() as root, running(root, timings=Timings.fast(node_status_seconds=2)) as kubelet:
         plugin = Plugin(root, "p.sock", FOUR)
         async with serving(plugin):
             await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=4)
+            await kubelet.wait_for_resource(GPU, healthy=4, published=False)
             assert kubelet.published_node_status["capacity"] == {}
             await kubelet.wait_for(lambda: kubelet.published_node_status["capacity"] == {GPU: 4}, what="an update")
 
@@ -251,14 +252,14 @@ async def test_a_frozen_kubelet_reads_nothing_and_goes_on_later() -> None:
 async def test_a_slow_consumer_reads_one_list_at_a_time() -> None:
     async with short_dir() as root, running(root) as kubelet:
         plugin = Plugin(root, "p.sock", FOUR)
-        kubelet.faults.list_delay_seconds = 0.2
+        kubelet.faults.list_delay_seconds = 0.5
         async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=4)
             begin = time.monotonic()
+            await plugin.register()
+            await kubelet.wait_for_resource(GPU, healthy=4, published=False)
             await plugin.send(FOUR[:2])
             await kubelet.wait_for(lambda: len(kubelet.resources[GPU].devices) == 2, what="the second list")
-            assert time.monotonic() - begin > 0.1
+            assert time.monotonic() - begin > 0.5
 
 
 async def test_a_list_beyond_four_mebibytes_kills_the_stream() -> None:

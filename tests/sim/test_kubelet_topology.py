@@ -6,7 +6,6 @@ import pytest
 
 from deviceplugin.wire import v1beta1_pb2 as pb
 from drabridge.sim.pods import Phase
-from drabridge.sim.timings import Timings
 from tests.sim.kubelet_peers import GPU, Plugin, device, running, serving, short_dir
 from tests.sim.test_kubelet_allocation import pod
 
@@ -63,8 +62,7 @@ async def test_without_the_policy_nothing_is_aligned() -> None:
 
 
 async def test_a_held_id_that_left_the_list_kills_every_new_kubelet() -> None:
-    timings = Timings.fast(pod_source_seconds=0.3)
-    async with short_dir() as root, running(root, timings=timings, **SINGLE) as kubelet:
+    async with short_dir() as root, running(root, **SINGLE) as kubelet:
         plugin = Plugin(root, "p.sock", TWO_SOCKETS)
         async with serving(plugin):
             await plugin.register()
@@ -74,10 +72,13 @@ async def test_a_held_id_that_left_the_list_kills_every_new_kubelet() -> None:
             await plugin.send([d for d in TWO_SOCKETS if held[0] != d.ID])
             await kubelet.wait_for_resource(GPU, healthy=3)
             for _ in range(2):
+                kubelet.faults.pods_arrive.clear()
                 await kubelet.restart()
                 await plugin.stop()
                 await plugin.serve()
                 await plugin.register()
+                await kubelet.wait_for_resource(GPU, healthy=3)
+                kubelet.faults.pods_arrive.set()
                 await kubelet.wait_for(lambda: kubelet.crashed, what="the crash")
                 assert "generateDeviceTopologyHints" in str(kubelet.crashed)
 

@@ -11,6 +11,7 @@ import pytest
 
 from drabridge.sim.api import ApiError
 from drabridge.sim.scheduler import events
+from tests.patience import PATIENCE
 from tests.sim.world import World, device
 
 
@@ -27,7 +28,7 @@ async def looping(world: World) -> AsyncIterator[Callable[[Callable[[], object]]
     """The scheduler as a task; gives a function that waits for a condition."""
 
     async def until(condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(3 * PATIENCE):
             while not condition():
                 assert not task.done(), task.exception()
                 await asyncio.sleep(0.005)

@@ -23,7 +23,7 @@ from drabridge.sim.clusternode import NodeTimings
 from drabridge.sim.kubelet import SimKubelet
 from drabridge.sim.scheduler import SchedulerTimings
 from drabridge.sim.timings import Timings
-from tests.agent.helpers import AgentProcess, short_directory
+from tests.agent.helpers import AgentProcess, lists_read, short_directory
 from tests.inventory.helpers import Loops
 from tests.soak.judge import Judge
 
@@ -194,7 +194,8 @@ async def bed(
             agent = AgentProcess(root / NODE, config, DRIVER, arguments, command)
             await agent.start()
             try:
-                await agent.ready(30)
+                await agent.ready()
+                await lists_read(cluster.kubelets[NODE])
                 for one in CLASSES:
                     await cluster.apply(one)
                 capacity = {MEM: len(MEMORY_DEVICES)} | ({LOOP: loop_devices} if loops else {})
