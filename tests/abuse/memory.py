@@ -152,6 +152,7 @@ async def measure(minutes: float, every_seconds: float = SAMPLE_SECONDS, least_p
                     samples.append(sample(agent.process.pid, elapsed, churn.pods))
                     print(samples[-1], flush=True)
                     await asyncio.sleep(every_seconds)
+                samples.append(sample(agent.process.pid, elapsed, churn.pods))
                 row = next(row for row in (await agent.status())["resources"] if row["name"] == RESOURCE)
                 assert row["inDoubt"] == 0, row
             finally:

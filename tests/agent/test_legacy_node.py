@@ -264,7 +264,8 @@ async def test_metrics_tell_who_holds_what() -> None:
         assert 'drabridge_device_allocation_info{api="deviceplugin"' in text
 
 
-async def test_stopping_while_everything_is_busy_takes_less_than_three_seconds() -> None:
+async def test_stopping_while_everything_is_busy_ends_in_time() -> None:
+    """3 s are promised of a machine of one's own."""
     async with node() as (agent, kubelet):
         await asyncio.gather(*(kubelet.run_pod(pod(f"p{n}")) for n in range(4)))
         before = time.monotonic()

@@ -39,9 +39,6 @@ from tests.cluster.workloads import SHARED
 from tests.patience import PATIENCE
 
 NODE = "node-a"
-KUBELET = Timings.fast(
-    slice_wipe_seconds=Timings().slice_wipe_seconds,  # an upgrade has to fit in
-)
 
 
 class Locks(MemoryRuntime):
@@ -220,7 +217,8 @@ async def simulated() -> AsyncIterator[SimBed]:
     with short_directory() as root:
         (root / "locks").mkdir()
         runtime = Locks(root / "locks", root / NODE / "cdi")
-        timings = replace(ClusterTimings.fast(), kubelet=replace(KUBELET))
+        kubelet = Timings.fast(slice_wipe_seconds=Timings().slice_wipe_seconds)  # an upgrade has to fit in
+        timings = replace(ClusterTimings.fast(), kubelet=kubelet)
         async with SimCluster(root, timings=timings, runtime=lambda _: runtime) as cluster:
             bed = SimBed(root, cluster, runtime)
             try:

@@ -54,7 +54,8 @@ def short_directory() -> Iterator[Path]:
 
 async def eventually(condition: Callable[[], object], seconds: float = 5.0, what: str = "") -> None:
     """Wait until ``condition()`` is true; fails the test after ``seconds``."""
-    deadline = time.monotonic() + seconds * PATIENCE
+    seconds *= PATIENCE
+    deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds} s: {what or condition}")

@@ -87,7 +87,7 @@ async def test_reregistration_does_not_wait_for_the_poll(directory: Path, kubele
     taken = []
     async with running(server):
         await eventually(lambda: kubelet.health() == BOTH)
-        for _ in range(10):
+        for _ in range(20):
             await kubelet.stop()
             await asyncio.sleep(0.02)
             seen = len(kubelet.registered_at)
@@ -194,7 +194,7 @@ async def test_kubelet_socket_that_listens_a_little_later(directory: Path) -> No
             kubelet.listen()
             kubelet.setblocking(False)
             started = time.monotonic()
-            connection, _ = await asyncio.wait_for(asyncio.get_running_loop().sock_accept(kubelet), PATIENCE)
+            connection, _ = await asyncio.wait_for(asyncio.get_running_loop().sock_accept(kubelet), 1 * PATIENCE)
             connection.close()
             assert time.monotonic() - started < QUICK.poll_seconds / 2  # the benchmark holds the budget
 
@@ -255,7 +255,7 @@ async def test_a_strangers_stream_is_ended_before_registering(directory: Path) -
             assert server.sent_version == 0
             await kubelet.start(wipe=False)
             await eventually(lambda: kubelet.health() == BOTH)
-            assert await asyncio.wait_for(call.read(), PATIENCE) is grpc.aio.EOF
+            assert await asyncio.wait_for(call.read(), 1 * PATIENCE) is grpc.aio.EOF
             assert server.state.streams == 1
     await kubelet.stop()
 

@@ -75,7 +75,7 @@ async def test_unchanged_lists_are_not_sent_but_on_demand(serve: Any) -> None:
     await asyncio.sleep(0.1)
     assert len(served.kubelet.client().lists) == 1
     version = served.plugin.list.resend()
-    await asyncio.wait_for(served.server.wait_sent(version), PATIENCE)
+    await asyncio.wait_for(served.server.wait_sent(version), 1 * PATIENCE)
     await eventually(lambda: len(served.kubelet.client().lists) == 2)
 
 
@@ -138,9 +138,8 @@ async def test_a_frozen_reader_does_not_block_the_stop(serve: Any) -> None:
         for round_ in range(30):
             devices = tuple(Device("x" * 50 + str(i + round_ + 1)) for i in range(4096))
             version = served.plugin.list.publish(devices)
-            await asyncio.wait_for(
-                served.server.wait_sent(version), 5 * PATIENCE
-            )  # nor does it hold up the other stream
+            # Nor does it hold up the other stream.
+            await asyncio.wait_for(served.server.wait_sent(version), 5 * PATIENCE)
         started = time.monotonic()
         path = served.server.state.socket
         await served.server.stop(grace_seconds=60)

@@ -292,7 +292,8 @@ class DraNode:
 
     @staticmethod
     async def wait_for(condition: Callable[[], object], what: str, timeout: float = 5.0) -> None:
-        deadline = time.monotonic() + timeout * PATIENCE
+        timeout *= PATIENCE
+        deadline = time.monotonic() + timeout
         while not condition():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"waited {timeout} s for {what}")

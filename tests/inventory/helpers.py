@@ -87,8 +87,9 @@ class Watched:
 
     async def until(self, condition: Callable[[Snapshot], bool], timeout: float = 10.0) -> Snapshot:
         """The first current snapshot that fulfils ``condition``."""
+        timeout *= PATIENCE
         try:
-            async with asyncio.timeout(timeout * PATIENCE):
+            async with asyncio.timeout(timeout):
                 while not (self.snapshots and condition(self.snapshots[-1])):
                     self._changed.clear()
                     await self._changed.wait()

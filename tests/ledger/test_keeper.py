@@ -343,7 +343,7 @@ async def test_a_disk_that_hangs_is_told_and_does_not_keep_the_agent(
         assert "is silent" in keeper.health.error
         started = time.monotonic()
         await keeper.close()
-        assert time.monotonic() - started < PATIENCE
+        assert time.monotonic() - started < 1 * PATIENCE
     finally:
         disk.gate.set()
     assert (await answer).accepted  # it came back

@@ -385,6 +385,15 @@ async def serving(*peers: Plugin | Driver) -> AsyncIterator[None]:
             await peer.stop()
 
 
+async def back_in_time(plugin: Plugin, kubelet: SimKubelet, healthy: int = 4) -> None:
+    """The plugin serves and registers again before the kubelet hears of its pods (``faults.pods_arrive``)."""
+    await plugin.stop()
+    await plugin.serve()
+    await plugin.register()
+    await kubelet.wait_for_resource(GPU, healthy=healthy)
+    kubelet.faults.pods_arrive.set()
+
+
 class PodResourcesClient:
     """Plain calls to the PodResources socket, a fresh connection each."""
 

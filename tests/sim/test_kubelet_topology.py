@@ -6,7 +6,7 @@ import pytest
 
 from deviceplugin.wire import v1beta1_pb2 as pb
 from drabridge.sim.pods import Phase
-from tests.sim.kubelet_peers import GPU, Plugin, device, running, serving, short_dir
+from tests.sim.kubelet_peers import GPU, Plugin, back_in_time, device, running, serving, short_dir
 from tests.sim.test_kubelet_allocation import pod
 
 SINGLE = {"topology_policy": "single-numa-node", "numa_nodes": (0, 1)}
@@ -74,11 +74,7 @@ async def test_a_held_id_that_left_the_list_kills_every_new_kubelet() -> None:
             for _ in range(2):
                 kubelet.faults.pods_arrive.clear()
                 await kubelet.restart()
-                await plugin.stop()
-                await plugin.serve()
-                await plugin.register()
-                await kubelet.wait_for_resource(GPU, healthy=3)
-                kubelet.faults.pods_arrive.set()
+                await back_in_time(plugin, kubelet, healthy=3)
                 await kubelet.wait_for(lambda: kubelet.crashed, what="the crash")
                 assert "generateDeviceTopologyHints" in str(kubelet.crashed)
 
