@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import statistics
 import tempfile
 import time
@@ -76,6 +77,7 @@ class InstantCluster:
 
 async def prepare_p50_ms() -> float:
     """NodePrepareResources as a Python client of another task sees it, records and ledger on a disk, no API server."""
+    logging.getLogger("drabridge.dra.driver").setLevel(logging.ERROR)  # it warns of the server that is not there
     times = []
     with (
         tempfile.TemporaryDirectory(prefix="dra", dir="/tmp") as directory,

@@ -135,9 +135,10 @@ def _median_seconds(once: Callable[[], None]) -> float:
 
 
 def _python(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments], env=_environment(), stdout=subprocess.PIPE, text=True, check=True, timeout=60
-    )
+    """What it printed. Its notes are not for who reads the table; they are told when it fails."""
+    done = subprocess.run([sys.executable, *arguments], env=_environment(), capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        raise RuntimeError(f"{arguments} ended with {done.returncode}:\n{done.stderr}")
     return done.stdout
 
 
