@@ -189,7 +189,8 @@ async def test_the_published_node_status_lags() -> None:
             await plugin.register()
             await kubelet.wait_for_resource(GPU, healthy=4, published=False)
             assert kubelet.published_node_status["capacity"] == {}
-            await kubelet.wait_for(lambda: kubelet.published_node_status["capacity"] == {GPU: 4}, what="an update")
+            await kubelet.wait_for_resource(GPU, healthy=4)
+            assert kubelet.published_node_status["capacity"] == {GPU: 4}
 
 
 async def test_a_device_plugin_may_register_through_the_watcher_and_is_then_forgotten() -> None:
