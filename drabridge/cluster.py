@@ -13,7 +13,7 @@ import json
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import drabridge
 from drabridge.clusterapi import (
@@ -31,6 +31,8 @@ from drabridge.clusterapi import (
 )
 from drabridge.errors import ClusterError, ConfigError
 from drabridge.worker import Worker
+
+T = TypeVar("T")
 
 CONNECT_SECONDS = 3.0
 READ_SECONDS = 10.0
@@ -60,6 +62,7 @@ class KubernetesCluster:
         self._dynamic: Any = None
         self._worker = Worker("kubernetes")
         self._streams: set[Any] = set()
+        self._closed = False
 
     @classmethod
     def in_cluster(
@@ -176,7 +179,7 @@ class KubernetesCluster:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
                 loop.call_soon_threadsafe(events.put_nowait, item)
 
-        response = await self._worker.run(lambda: self._open(path, options))
+        response = await self._in_worker(lambda: self._open(path, options))
         self._streams.add(response)
         threading.Thread(target=_pump, args=(response, path, deliver), name=f"watch-{kind}", daemon=True).start()
         try:
@@ -190,12 +193,18 @@ class KubernetesCluster:
 
     def close(self) -> None:
         """End the worker and every watch; what is still blocked in a read is left to its timeout."""
+        self._closed = True
         for response in tuple(self._streams):
             _abort(response)
         self._worker.stop()
 
     async def _call(self, method: str, path: str, body: Json | None = None, **options: Any) -> Json:
-        return await self._worker.run(lambda: self._request(method, path, body, options))
+        return await self._in_worker(lambda: self._request(method, path, body, options))
+
+    async def _in_worker(self, call: Callable[[], T]) -> T:
+        if self._closed:  # a task that outlives the agent's end is told so as by any server that is gone
+            raise UnreachableError("the connection to the API server was closed: the agent ends")
+        return await self._worker.run(call)
 
     def _request(self, method: str, path: str, body: Json | None, options: Mapping[str, Any]) -> Json:
         try:

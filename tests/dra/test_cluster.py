@@ -146,6 +146,18 @@ async def test_outside_a_cluster_the_error_says_what_to_do(tmp_path: Path) -> No
         cluster.close()
 
 
+async def test_a_closed_client_answers_like_a_server_that_is_gone(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (api, cluster):
+        await cluster.list(SLICES)
+        cluster.close()
+        before = len(api.requests)
+        with pytest.raises(UnreachableError, match="was closed"):
+            await cluster.list(SLICES)
+        with pytest.raises(UnreachableError, match="was closed"):
+            await anext(cluster.watch(SLICES, resource_version="1"))
+        assert len(api.requests) == before
+
+
 async def test_long_lists_come_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drabridge.cluster.PAGE", 2)
     async with connected(tmp_path) as (api, cluster):
