@@ -1,4 +1,5 @@
-"""What every area shares: the gate that turns skips into failures where nothing may be skipped.
+"""What every area shares: the gate that turns skips into failures where nothing may be skipped, and what is told at the
+end of a run.
 
 ``DRABRIDGE_REQUIRE_MARKERS="root podman"`` says that this machine has what those markers stand for: then a test with
 such a marker that skips itself fails the run, and so does a marker that no test carried.
@@ -45,3 +46,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if REQUIRED:
         counts = ", ".join(f"{name} {_ran[name]}" for name in sorted(REQUIRED))
         terminalreporter.write_line(f"tests that ran on the real thing: {counts}")
+    _tell_searches(terminalreporter)
+
+
+def _tell_searches(terminalreporter: pytest.TerminalReporter) -> None:
+    """What the search of small worlds explored: one line for each world and each mutant.
+
+    Here and not beside those tests: the controller of a distributed run loads no conftest but this one.
+    """
+    lines = [
+        str(value)
+        for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+        if isinstance(report, pytest.TestReport) and report.when == "call"
+        for key, value in report.user_properties
+        if key == "search"
+    ]
+    if lines:
+        terminalreporter.section("ledger: search of small worlds")
+        for line in lines:
+            terminalreporter.line(line)
