@@ -67,7 +67,7 @@ class PodWatch:
     def changed(self, kind: str, obj: Json) -> None:
         assert self._pods is not None
         demand = None if kind == "DELETED" else demand_of(obj)
-        uid = str(obj.get("metadata", {}).get("uid", ""))
+        uid = _uid(obj.get("metadata") or {})
         if demand is not None:
             self._pods[uid] = demand
         elif self._pods.pop(uid, None) is not None:
@@ -80,9 +80,9 @@ class PodWatch:
 def demand_of(pod: Json) -> Demand | None:
     """What a pod takes from the DevicePlugin side; None if nothing, or nothing any more.
 
-    App containers and sidecars hold theirs together; plain init containers run before, one after the other, and what
-    they had is taken over (kubelet pkg/kubelet/cm/devicemanager/manager.go, devicesToReuse). What DRA serves instead
-    (KEP-5004) is not counted.
+    App containers and sidecars hold theirs together; plain init containers run before, one after the other, beside the
+    sidecars that began earlier, and what they had is taken over (kubelet pkg/kubelet/cm/devicemanager/manager.go,
+    devicesToReuse). What DRA serves instead (KEP-5004) is not counted.
     """
     status, spec, metadata = pod.get("status") or {}, pod.get("spec") or {}, pod.get("metadata") or {}
     if status.get("phase") in _ENDED:
@@ -95,7 +95,7 @@ def demand_of(pod: Json) -> Demand | None:
             together += limits
         else:
             for resource, count in limits.items():
-                most[resource] = max(most.get(resource, 0), count)
+                most[resource] = max(most.get(resource, 0), together[resource] + count)
     for container in spec.get("containers") or ():
         together += _extended(container)
     mappings = (status.get("extendedResourceClaimStatus") or {}).get("requestMappings") or ()
@@ -107,7 +107,15 @@ def demand_of(pod: Json) -> Demand | None:
     }
     if not asked:
         return None
-    return Demand(str(metadata.get("namespace")), str(metadata.get("name")), str(metadata.get("uid")), asked)
+    return Demand(str(metadata.get("namespace")), str(metadata.get("name")), _uid(metadata), asked)
+
+
+def _uid(metadata: Json) -> str:
+    """The UID that kubelet knows the pod by. A static pod's is in its mirror's annotation; the mirror has another
+    (kubelet pkg/kubelet/types/pod_update.go, ConfigMirrorAnnotationKey).
+    """
+    annotations = metadata.get("annotations") or {}
+    return str(annotations.get("kubernetes.io/config.mirror") or metadata.get("uid") or "")
 
 
 def _extended(container: Json) -> Counter[str]:

@@ -47,6 +47,17 @@ SIDECAR = {"restartPolicy": "Always"}
         (pod("a", container("m", gpu=1), container("n", gpu=2), init=(container("i", gpu=1),)), {GPU: 3}),
         (pod("a", container("m"), init=(container("i", gpu=2), container("j", gpu=1))), {GPU: 2}),
         (pod("a", container("m", gpu=1), init=({**container("s", gpu=1), **SIDECAR},)), {GPU: 2}),
+        # a plain init container runs beside the sidecars before it; those after it take over what it had
+        (pod("a", container("m", gpu=1), init=({**container("s", gpu=1), **SIDECAR}, container("i", gpu=2))), {GPU: 3}),
+        (pod("a", container("m", gpu=1), init=(container("i", gpu=1), {**container("s", gpu=1), **SIDECAR})), {GPU: 2}),
+        (
+            pod(
+                "a",
+                container("m"),
+                init=(container("i", gpu=2), {**container("s", gpu=1), **SIDECAR}, container("j", gpu=2)),
+            ),
+            {GPU: 3},
+        ),
         (pod("a", container("m", cpu=1, huge=1)), None),
         (pod("a", container("m", gpu=1), phase="Succeeded"), None),
         (pod("a", container("m", gpu=1), phase="Failed"), None),
@@ -85,6 +96,22 @@ def test_an_init_container_is_accounted_for_by_a_fresh_checkpoint_alone(fresh: b
     watch = _watch(pod("a", container("m"), init=(container("i", gpu=1),)))
     checkpoint = Checkpoint({"g0": (PodRef(container="i", uid="uid-a"),)}, barrier=fresh)
     assert watch.unaccounted(LEDGER, _observed({}, checkpoint)) == missing
+
+
+def test_a_static_pod_is_known_to_kubelet_by_the_uid_that_its_mirror_names() -> None:
+    mirror = pod("a", container("m"), init=(container("i", gpu=1),))
+    mirror["metadata"]["annotations"] = {"kubernetes.io/config.mirror": "0123abcd"}
+    ended: list[int] = []
+    watch = PodWatch(None, "node-a", lambda: ended.append(1))  # type: ignore[arg-type]
+    watch.listed((mirror,))
+    checkpoint = Checkpoint({"g0": (PodRef(container="i", uid="0123abcd"),)}, barrier=True)
+    assert watch.unaccounted(LEDGER, _observed({}, checkpoint)) == {}
+    assert watch.unaccounted(LEDGER, _observed({})) == {GPU: ("default/a",)}
+    watch.changed("MODIFIED", mirror)
+    assert not ended
+    watch.changed("DELETED", mirror)
+    assert watch.unaccounted(LEDGER, _observed({})) == {}
+    assert ended == [1]
 
 
 def test_without_a_list_nothing_can_be_said() -> None:
