@@ -74,7 +74,7 @@ TABLE: dict[str, Definition] = {
         Definition(
             "registered", "gauge", ("api", "resource"), "1 while kubelet has us registered and listens, else 0."
         ),
-        Definition("kubelet_restarts", "counter", (), "How often a new kubelet was seen."),
+        Definition("kubelet_restarts", "counter", (), "How often another kubelet came, since the agent runs."),
         Definition("udev_events", "counter", ("subsystem", "action"), "Events of udev or of the kernel."),
         Definition("inventory_reconcile_duration_seconds", "histogram", (), "Time of a full enumeration."),
         Definition("inventory_last_reconcile_timestamp_seconds", "gauge", (), "When the last full enumeration ended."),

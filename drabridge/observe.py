@@ -34,6 +34,7 @@ class Sinks:
         self._now = now
         self.reconciled_at = 0.0
         self._refused: dict[str, str] = {}  # resource -> what kubelet last said to a registration that it did not take
+        self._kubelets: dict[str, int] = {}  # resource -> how many kubelets it has seen
         self.refusals: deque[RecentRefusal] = deque(maxlen=REFUSALS_KEPT)
 
     # The DevicePlugin side (deviceplugin.Observer).
@@ -58,7 +59,7 @@ class Sinks:
                     extra={"resource": fact.resource, "code": fact.code, "reason": fact.message},
                 )
             case deviceplugin.KubeletSeen():
-                metrics.count("kubelet_restarts")
+                self._seen(fact.resource)
             case deviceplugin.StreamEnded():
                 log.info("kubelet no longer listens", extra={"resource": fact.resource, "after_seconds": fact.seconds})
             case deviceplugin.ListSent():
@@ -82,6 +83,13 @@ class Sinks:
             case deviceplugin.PreStarted():
                 method = "PreStartContainer"
                 metrics.time("grpc_request_duration_seconds", fact.seconds, "deviceplugin", method, fact.code)
+
+    def _seen(self, resource: str) -> None:
+        """Every resource sees each kubelet; the first one is no restart, nor is the one that a new resource finds."""
+        so_far = max(self._kubelets.values(), default=0)
+        seen = self._kubelets[resource] = self._kubelets.get(resource, max(so_far - 1, 0)) + 1
+        if seen > max(so_far, 1):
+            self._metrics.count("kubelet_restarts")
 
     # The inventory (drabridge.inventory.facts).
 

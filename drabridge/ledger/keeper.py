@@ -18,7 +18,7 @@ from drabridge.errors import HostError
 from drabridge.ledger.events import Event, Lost
 from drabridge.ledger.machine import step
 from drabridge.ledger.model import Ledger, Policy
-from drabridge.ledger.outcome import Decision, Effect, Refusal, RefusalCode, Step
+from drabridge.ledger.outcome import Decision, Effect, Notify, Refusal, RefusalCode, Step
 from drabridge.ledger.store import LoadResult, Store
 from drabridge.worker import Job, Worker
 
@@ -72,9 +72,11 @@ class Keeper:
         self._store = store
         self.loaded: LoadResult = store.load()
         self.ledger = self.loaded.ledger
+        self._untold: tuple[Effect, ...] = ()  # what the start has to say, before anybody listens
         if self.loaded.doubtful:
             done = step(self.ledger, Lost(now(), reason=self.loaded.message), self.policy)
             self.ledger = done.of(self.ledger)
+            self._untold = tuple(effect for effect in done.effects if isinstance(effect, Notify))
         self.health = StoreHealth()
         try:
             store.rewrite(self.ledger)
@@ -90,8 +92,11 @@ class Keeper:
         self._worker = Worker("ledger")
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
-        """Be told of every change; returns the way to end it."""
+        """Be told of every change, the first one also of what the start found; returns the way to end it."""
         self._callbacks.append(callback)
+        if self._untold:
+            callback(self.ledger, self._untold)
+            self._untold = ()
         return lambda: self._callbacks.remove(callback)
 
     async def apply(self, event: Event) -> Decision:

@@ -249,8 +249,9 @@ def _lost(draft: Draft, event: ev.Lost) -> None:
     names = [name for name in event.devices or draft.ledger.entries if draft.get(name)]
     for name in names:
         _signal(draft, Signal.LOST, name, event.reason)
-    if draft.touched:
-        message = f"the record of who holds {', '.join(draft.touched)} was lost ({event.reason}); quarantined"
+    if draft.touched or not event.devices:
+        devices = ", ".join(draft.touched) or "this node's devices"
+        message = f"the record of who holds {devices} was lost ({event.reason}); quarantined until proven free"
         draft.effects.append(Notify(Subject.NODE, "LedgerLost", message))
     _set_node(draft, merged=False, lost=event.reason or "unreadable")
     draft.durable_node = True

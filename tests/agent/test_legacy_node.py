@@ -273,3 +273,24 @@ async def test_stopping_while_everything_is_busy_ends_in_time() -> None:
         assert time.monotonic() - before < 3 * PATIENCE
         assert sorted(path.name for path in agent.cdi.glob("*.json"))  # pods live on: their CDI files stay
         assert not list(Path(kubelet.node.device_plugin_dir).glob("drabridge-*"))
+
+
+async def test_each_new_kubelet_is_counted_once_and_the_first_one_is_no_restart() -> None:
+    two = (
+        CONFIG
+        + """\
+- name: example.com/tty
+  match: [{subsystem: tty, sysname: tty0}]
+"""
+    )
+
+    async def counted(agent: AgentProcess, times: int) -> bool:
+        return f"drabridge_kubelet_restarts_total {times}.0" in (await agent.ask("/metrics"))[1].decode()
+
+    async with node(two) as (agent, kubelet):
+        assert await counted(agent, 0)
+        for times in (1, 2):
+            await kubelet.restart()
+            await kubelet.wait_for_resource(RESOURCE, healthy=4)
+            await kubelet.wait_for_resource("example.com/tty")
+            await until(lambda times=times: counted(agent, times))  # type: ignore[misc]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet import SimKubelet
 from drabridge.sim.pods import Phase
 from drabridge.sim.timings import Timings
@@ -224,8 +225,16 @@ async def test_with_an_api_server_quarantine_ends_by_itself() -> None:
         await stage.start_agent()
         await stage.agent.up()
         await until(lambda: _doubt(stage.agent), 10, stage.agent.text)
+        await until(lambda: _told(stage.cluster, "LedgerLost"), 10, stage.agent.text)
         await until(lambda: _is(stage.agent, ["legacy", "none", "none", "none"]), 40, stage.agent.text)
         assert not stage.judge.conflicts
+
+
+def _told(cluster: SimCluster, reason: str) -> bool:
+    return any(
+        event["reason"] == reason and event["involvedObject"]["kind"] == "Node"
+        for event in cluster.api.objects.peek("events")
+    )
 
 
 async def _doubt(agent: AgentProcess) -> bool:
