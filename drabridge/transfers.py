@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from drabridge.claims import ClaimSide
 from drabridge.clusterapi import resource_claims
 from drabridge.config.lanes import Lanes, Selection, Share
-from drabridge.errors import ClusterError
+from drabridge.dra.allocation import allocations
+from drabridge.errors import ClusterError, PeerError
 from drabridge.inventory.match import matches
 from drabridge.inventory.model import Device, Snapshot
 from drabridge.ledger import (
     ClaimAllocated,
-    ClaimRef,
     Entry,
     Lane,
     Ledger,
@@ -26,7 +26,6 @@ from drabridge.ledger import (
     QuorumClear,
     SetLane,
     SliceWithdrawn,
-    Use,
     Withdrawn,
 )
 from drabridge.ledger.lanes import Wanted, counted, place, plan
@@ -156,36 +155,22 @@ class Transfers:
         since = runtime.keeper.ledger.seq
         try:
             listing = await cluster.list(resource_claims(driver.state.api_version))
-        except ClusterError as error:
+            allocated = allocations(listing.items, runtime.config.driver, driver.pool)
+        except (ClusterError, PeerError) as error:  # a claim that cannot be read may have any device
             log.warning("a lane move waits for the API server", extra={"reason": str(error)})
             return CLAIMS_RETRY_SECONDS
-        takers = {
-            result["device"]: _claim_ref(claim)
-            for claim in listing.items
-            for result in _results(claim)
-            if result.get("driver") == runtime.config.driver and result.get("pool") == driver.pool
-        }
-        for entry in waiting:
-            if taker := takers.get(entry.name):
-                await runtime.keeper.apply(ClaimAllocated(taker, (Use(entry.name),), runtime.now()))
-            else:
-                await runtime.keeper.apply(QuorumClear(entry.name, since, runtime.now()))
+        # Admin access holds nothing (KEP-5018): a monitoring claim on every device must not stop a move.
+        names = {entry.name for entry in waiting}
+        taken: set[str] = set()
+        for allocation in allocated:
+            if took := names & {use.device for use in allocation.uses if not use.admin}:
+                taken |= took
+                await runtime.keeper.apply(ClaimAllocated(allocation.claim, allocation.uses, runtime.now()))
+        for name in names - taken:
+            await runtime.keeper.apply(QuorumClear(name, since, runtime.now()))
         await asyncio.sleep(0)
         return CLAIMS_RETRY_SECONDS
 
 
 def _at(entry: Entry, step: MoveStep) -> bool:
     return entry.move is not None and entry.move.step is step
-
-
-def _results(claim: Mapping[str, object]) -> list[dict[str, str]]:
-    found: object = claim
-    for key in ("status", "allocation", "devices", "results"):
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found if isinstance(found, list) else []
-
-
-def _claim_ref(claim: Mapping[str, object]) -> ClaimRef:
-    metadata = claim.get("metadata")
-    assert isinstance(metadata, Mapping)
-    return ClaimRef(str(metadata["uid"]), str(metadata.get("namespace", "")), str(metadata.get("name", "")))

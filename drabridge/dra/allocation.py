@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from msgspec import Struct, field
 
 from drabridge.errors import PeerError
+from drabridge.ledger import events
 from drabridge.ledger.events import Use
 from drabridge.ledger.model import ClaimRef, Share
 from drabridge.offers.quantity import parse
@@ -77,6 +78,23 @@ def is_allocated(claim: ClaimRef, obj: Mapping[str, Any] | None) -> bool:
     if obj is None or (obj.get("metadata") or {}).get("uid") != claim.uid:
         return False
     return bool((obj.get("status") or {}).get("allocation"))
+
+
+def allocations(listed: Iterable[Mapping[str, Any]], driver: str, pool: str) -> tuple[events.Allocation, ...]:
+    """Of a LIST of claims those with devices of ``pool``, each with all of them. Raises PeerError: see above.
+
+    All of them, because what a claim no longer shows counts as taken back.
+    """
+    found = []
+    for obj in listed:
+        if not (obj.get("status") or {}).get("allocation"):
+            continue
+        metadata = obj["metadata"]
+        claim = ClaimRef(str(metadata["uid"]), str(metadata.get("namespace", "")), str(metadata.get("name", "")))
+        results = allocation_of(claim, obj, driver).results
+        if uses := tuple(result.use() for result in results if result.pool == pool):
+            found.append(events.Allocation(claim, uses))
+    return tuple(found)
 
 
 def _result(entry: Mapping[str, Any]) -> Result:

@@ -1,0 +1,86 @@
+"""What a move from the dra lane to the legacy lane makes of claims, with a real agent over real sockets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drabridge.sim.cluster import SimCluster
+from tests.agent.helpers import DRIVER, AgentProcess, until
+from tests.agent.test_bridge_node import CONFIG, bridge, devices_in_slices, healthy, set_lanes
+
+MONITOR = """\
+apiVersion: v1
+kind: Namespace
+metadata: {name: monitoring, labels: {resource.kubernetes.io/admin-access: "true"}}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: all, namespace: monitoring}
+spec: {devices: {requests: [{name: r, exactly: {deviceClassName: mem, allocationMode: All, adminAccess: true}}]}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: monitor, namespace: monitoring}
+spec:
+  resourceClaims: [{name: c, resourceClaimName: all}]
+  containers: [{name: main, image: x, resources: {claims: [{name: c}]}}]
+"""
+# A pod that waits for another scheduler keeps its claim reserved, and kubelet does not know it.
+WAITING = """\
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: two, namespace: default}
+spec: {devices: {requests: [{name: r, exactly: {deviceClassName: mem, count: 2}}]}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: two, namespace: default}
+spec:
+  schedulerName: another
+  resourceClaims: [{name: c, resourceClaimName: two}]
+  containers: [{name: main, image: x, resources: {claims: [{name: c}]}}]
+"""
+
+
+async def test_a_monitoring_claim_with_admin_access_does_not_stop_a_move() -> None:
+    async with bridge() as (agent, cluster, _):
+        await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
+        await cluster.apply(MONITOR)
+        await cluster.wait_pod("monitor", namespace="monitoring")
+        watched = [row for row in (await agent.status())["devices"] if row["holders"]]
+        assert [row["owner"] for row in watched] == ["none", "none"]  # it looks, it does not hold
+        await set_lanes(agent, legacy=4, dra=0)
+        await until(lambda: len(healthy(cluster)) == 4, 10, agent.text)
+        for row in watched:
+            assert (await agent.device(row["name"]))["holders"] == row["holders"]
+
+
+async def test_a_claim_allocated_during_the_quiet_time_keeps_all_of_its_devices() -> None:
+    """A scheduler with an old cache gives both leaving devices to one claim: the ledger hears of both at once."""
+    async with bridge(CONFIG.replace("quiesceSeconds: 0.5", "quiesceSeconds: 2")) as (agent, cluster, _):
+        await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
+        leaving = sorted(devices_in_slices(cluster))
+        await set_lanes(agent, legacy=4, dra=0)
+        await until(lambda: _in(agent, leaving, move="quiescing"), 10, agent.text)
+        await cluster.apply(WAITING)
+        _allocate(cluster, "two", leaving)
+        await until(lambda: _in(agent, leaving, owner="dra-granted", move="waiting"), 20, agent.text)
+        assert not healthy(cluster) & set(leaving)
+
+
+async def _in(agent: AgentProcess, names: list[str], *, move: str, owner: str = "none") -> bool:
+    rows = [row for row in (await agent.status())["devices"] if row["name"] in names]  # all of one moment
+    return all(row["owner"] == owner and (row["move"] or {}).get("step") == move for row in rows)
+
+
+def _allocate(cluster: SimCluster, claim: str, devices: list[str]) -> None:
+    """What the scheduler writes."""
+    pod = cluster.get("pods", claim)
+    assert pod is not None
+    results = [{"request": "r", "driver": DRIVER, "pool": "node-a", "device": device} for device in devices]
+    reserved = [{"resource": "pods", "name": claim, "uid": pod["metadata"]["uid"]}]
+
+    def write(obj: dict[str, Any]) -> None:
+        obj["status"] = {"allocation": {"devices": {"results": results}}, "reservedFor": reserved}
+
+    cluster.api.objects.modify("resourceclaims", claim, write, namespace="default", subresource="status")
