@@ -50,7 +50,8 @@ def resolve(draft: Draft, entry: Entry, event: Resolve) -> Outcome:
         for held in entry.holders:
             if held.api_allocated:
                 return refusal.in_use(entry, f"the API server shows it allocated to claim {held.claim}")
-        claims = ()
+        ended = {held.claim.uid for held in entry.holders}
+        claims = tuple(held for held in claims if held.claim.uid not in ended)  # admin access of others is in use
     if entry.owner is Owner.QUARANTINE and hold is not None:
         return reclaim(draft, entry, claims, "the operator resolved it")
     return settle(draft, entry, hold, claims, "the operator resolved it")

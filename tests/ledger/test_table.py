@@ -267,5 +267,7 @@ def test_a_prepared_claim_that_kubelet_forgot_can_be_ended_by_hand() -> None:
     node.yes(prepare(0))
     assert "the API server shows it allocated" in node.no(Resolve("gpu-0", NOON))[1]
     node.yes(ClaimDeallocated("uid-1", NOON))
+    node.yes(Prepare(OTHER, (Use("gpu-0", admin=True),), NOON))
     node.yes(Resolve("gpu-0", NOON))
     assert node.owner("gpu-0") is Owner.NONE
+    assert [held.claim for held in node["gpu-0"].claims] == [OTHER]  # it looks, and nobody said that it had ended
