@@ -197,7 +197,7 @@ class Pages:
 
     async def _release(self, request: Request) -> Response:
         try:
-            return Response.json(await resolve(self._runtime, request.body))
+            return Response.json(await resolve(self._runtime, self._claims, request.body))
         except ConfigError as error:
             return Response.json({"error": str(error)}, HTTPStatus.BAD_REQUEST)
         except DrabridgeError as error:

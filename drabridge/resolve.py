@@ -7,19 +7,22 @@ import logging
 from typing import Any
 
 from drabridge.cdi import Family
-from drabridge.errors import ConfigError, RefusedError
+from drabridge.claims import ClaimSide
+from drabridge.errors import ClusterError, ConfigError, RefusedError
 from drabridge.ledger import DRA_OWNERS, Entry, Owner, Resolve
+from drabridge.ledger.model import ClaimHold, Phase
 from drabridge.ledger.refusal import holder
 from drabridge.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
 
-async def resolve(runtime: Runtime, body: bytes) -> dict[str, Any]:
+async def resolve(runtime: Runtime, claims: ClaimSide, body: bytes) -> dict[str, Any]:
     """``{"device": NAME}``: end the holds of a device in QUARANTINE or CONFLICT, or of a claim left prepared.
 
-    Asks kubelet first, so that the answer rests on what is true now. Raises ConfigError for what cannot be meant,
-    RefusedError while kubelet or the API server says that somebody uses it. Returns the device as it is afterwards.
+    Asks kubelet and the API server first, so that the answer rests on what is true now. Raises ConfigError for what
+    cannot be meant, RefusedError while one of them says that somebody uses it or, about a claim, cannot be asked.
+    Returns the device as it is afterwards.
     """
     entry = _entry(runtime, body)
     await runtime.evidence.look()
@@ -31,6 +34,9 @@ async def resolve(runtime: Runtime, body: bytes) -> dict[str, Any]:
         )
     if before.owner in DRA_OWNERS - {Owner.DRA_PREPARED}:
         raise RefusedError(f"{before.name} is held by {holder(before)}", hint="delete the pod or the claim")
+    for held in before.holders:
+        if held.phase is Phase.PREPARED:
+            await _make_sure_of(runtime, claims, before, held)
     decision = await runtime.keeper.apply(Resolve(before.name, runtime.now()))
     if not decision.accepted:
         raise RefusedError(str(decision))
@@ -44,6 +50,37 @@ async def resolve(runtime: Runtime, body: bytes) -> dict[str, Any]:
         "lane": str(after.lane),
         "because": after.released_because,
     }
+
+
+async def _make_sure_of(runtime: Runtime, claims: ClaimSide, entry: Entry, held: ClaimHold) -> None:
+    """Of a prepared claim nobody else is asked: kubelet says when it has ended, unless it has forgotten the claim.
+
+    Returns if the API server shows it allocated, which the ledger then refuses, or if nobody is seen with the device.
+    """
+    claim = held.claim
+    try:
+        if not claim.name:
+            raise ClusterError("its name is not known")
+        if claims.driver is None:
+            raise ClusterError("claims are not served")
+        if not await claims.driver.release_if_deallocated(claim):
+            return
+    except ClusterError as error:
+        raise RefusedError(
+            f"{entry.name} is prepared for claim {claim}, and the API server could not be asked about it: {error}",
+            hint="try again when it answers ('drabridge status' says what claims wait for)",
+        ) from error
+    users = await runtime.witness.users(claim, runtime.config.driver, entry.name)
+    if users is None:
+        raise RefusedError(
+            f"{entry.name} is prepared for claim {claim}, and kubelet could not be asked who uses it: "
+            f"{runtime.witness.error}",
+            hint="try again when it answers",
+        )
+    opened = await runtime.others.in_use({entry.name})
+    if users or opened:
+        who = ", ".join([*(f"pod {user}" for user in users), *opened.values()])
+        raise RefusedError(f"claim {claim} is gone, but {entry.name} is still used by {who}", hint="stop it first")
 
 
 def _entry(runtime: Runtime, body: bytes) -> Entry:

@@ -20,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "Free devices move at once: each is revoked, acknowledged, then offered on the other side. A held device is\n"
         "marked and moves when it is let go. The Node's annotation <driver>/lanes wins over what is set here.\n\n"
         "release says that nobody uses a device in quarantine or conflict, or one that a deleted claim left prepared.\n"
-        "It is refused while kubelet or the API server says otherwise: stop the user first.\n\n"
+        "It is refused while kubelet or the API server says otherwise or, for a claim, cannot be asked.\n\n"
         "examples:\n"
         "  drabridge lanes                                     # where devices are, what still moves, and why\n"
         "  drabridge lanes set nvidia.com/gpu legacy=2 dra=6\n"

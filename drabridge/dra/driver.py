@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from drabridge.cdi import CdiStore
-from drabridge.clusterapi import RESOURCE_GROUP, Cluster, NotFoundError, backoff, resource_claims
+from drabridge.clusterapi import RESOURCE_GROUP, Cluster, NotFoundError, UnreachableError, backoff, resource_claims
 from drabridge.config.schema import Config
 from drabridge.dra.facts import ClaimHandled, Fact, Observer, Outcome, RecordQuarantined
 from drabridge.dra.health import HealthBoard
@@ -31,7 +31,7 @@ from drabridge.dra.status import StatusWriter
 from drabridge.dra.upkeep import Upkeep
 from drabridge.errors import ClusterError, DrabridgeError
 from drabridge.inventory.model import Device, Snapshot
-from drabridge.ledger.model import DRA_OWNERS, Policy
+from drabridge.ledger.model import DRA_OWNERS, ClaimRef, Policy
 from drabridge.offers.health import health_of
 from drabridge.offers.pool import pool_of
 from drabridge.offers.slices import Desired, Feature, desired
@@ -147,7 +147,7 @@ class DraDriver:
         service = ClaimService(self._preparer, observer)
         self._server = PluginServer(sockets, config.driver, service, self._health, self._registration)
         self._status = StatusWriter(cluster, claims, config.driver, records, observer)
-        self._releases = Releases(keeper, self._preparer.release_if_deallocated)
+        self._releases = Releases(keeper, self.release_if_deallocated)
         self._publisher: Publisher | None = None
         self._seen: Snapshot | None = None  # what _look() looked at last
         self._offered: dict[str, Device] = {}
@@ -172,6 +172,16 @@ class DraDriver:
         self._preparer.planner = self._upkeep.planner = planner
         self._seen = None
         self.publish()
+
+    async def release_if_deallocated(self, claim: ClaimRef) -> bool:
+        """Ask the API server about a claim; tell the ledger if it let go of its devices. What is prepared stays held.
+
+        Raises ClusterError when it cannot be asked; so it is while nobody knows which versions the server has: what it
+        answers about another one, 404, is also what it says of a claim that is gone.
+        """
+        if not self._version:
+            raise UnreachableError(self._error or "the API server has not answered yet")
+        return await self._preparer.release_if_deallocated(claim)
 
     async def run(self) -> None:
         """Serve until cancelled. The sockets open once the inventory is complete; slices follow when the API answers.

@@ -239,7 +239,7 @@ class Preparer:
         return await self._keeper.apply(event) if any(released) else decision
 
     async def release_if_deallocated(self, claim: ClaimRef) -> bool:
-        """Ask the API server about a claim that is not prepared here; tell the ledger if it let go of its devices.
+        """Ask the API server about a claim; tell the ledger if it let go of its devices. What is prepared stays held.
 
         Raises ClusterError when it cannot be asked: then the claim keeps what it has.
         """

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from drabridge.evidence import checkpoint as checkpoint_file
 from drabridge.ledger import events
-from drabridge.ledger.model import Entry, Ledger, Owner, PodRef
+from drabridge.ledger.model import ClaimRef, Entry, Ledger, Owner, PodRef
 from podresources import Client, PodResourcesError
 from podresources.model import Snapshot
 
@@ -69,6 +69,17 @@ class Witness:
         allocated, without what is being allocated, and the next pod would be given the same (UpdateAllocatedDevices and
         allocateContainerResources in pkg/kubelet/cm/devicemanager/manager.go; found by a soak run).
         """
+        snapshot = await self._list()
+        return None if snapshot is None else pods_of(snapshot)
+
+    async def users(self, claim: ClaimRef, driver: str, device: str) -> tuple[PodRef, ...] | None:
+        """Containers that kubelet (1.34 or later, before that it tells nobody) shows with this device through this
+        claim. None: it could not be asked.
+        """
+        snapshot = await self._list()
+        return None if snapshot is None else users_of(snapshot, claim, driver, device)
+
+    async def _list(self) -> Snapshot | None:
         await self._quiet()
         try:
             snapshot = await self._client.list(timeout_seconds=LIST_SECONDS)
@@ -78,7 +89,7 @@ class Witness:
             self.error = str(error)
             return None
         self.error = ""
-        return pods_of(snapshot)
+        return snapshot
 
     async def allocatable(self) -> frozenset[str] | None:
         """The ids that kubelet would still give out or has given out: healthy ones. None: it could not be asked."""
@@ -120,6 +131,18 @@ def pods_of(snapshot: Snapshot) -> events.Pods:
                 for unit in entry.device_ids:
                     found.setdefault(unit, {})[PodRef(pod.namespace, pod.name, container.name)] = None
     return {unit: tuple(pods) for unit, pods in found.items()}
+
+
+def users_of(snapshot: Snapshot, claim: ClaimRef, driver: str, device: str) -> tuple[PodRef, ...]:
+    """Containers of a List that have ``device`` through ``claim``."""
+    return tuple(
+        PodRef(pod.namespace, pod.name, container.name)
+        for pod in snapshot.pods
+        for container in pod.containers
+        for used in container.claims
+        if (used.namespace, used.name) == (claim.namespace, claim.name)
+        and any((given.driver, given.device) == (driver, device) for given in used.devices)
+    )
 
 
 def _pods_of_checkpoint(found: checkpoint_file.Checkpoint) -> events.Pods:

@@ -11,9 +11,10 @@ import grpc
 import pytest
 from msgspec.structs import replace
 
+from drabridge.clusterapi import UnreachableError
 from drabridge.dra.facts import RecordQuarantined
 from drabridge.inventory.model import Device, DeviceNode, Presence
-from drabridge.ledger.model import Owner
+from drabridge.ledger.model import ClaimRef, Owner
 from drabridge.wire import dra_v1_pb2, dra_v1beta1_pb2, dra_v1beta1_pb2_grpc
 from tests.dra.helpers import CONFIG, DRIVER, NODE, RESOURCE, DraNode, a_node, gpu
 
@@ -40,6 +41,23 @@ async def test_a_claim_gets_exactly_its_devices_and_gives_them_back() -> None:
         assert node.owner("gpu-1") is Owner.DRA_GRANTED  # until the API server has taken it back
         node.claims.deallocate("cl1")
         await node.wait_for(lambda: node.owner("gpu-1") is Owner.NONE, "the release")
+
+
+async def test_no_claim_is_asked_about_before_it_is_known_which_versions_the_server_has() -> None:
+    """A server says 404 of a claim in a version that it lacks, as it does of one that is gone."""
+    async with a_node(versions=("v1beta1",)) as node:
+        await node.wait_for(lambda: node.driver.state.api_version, "the version")
+        claim = node.claims.add("cl1", "gpu-1")
+        await node.prepared(claim)
+        await node.unprepare(claim)
+        await node.stop()
+        node.api.faults.fail(1, 503)
+        await node.start()
+        with pytest.raises(UnreachableError):
+            await node.driver.release_if_deallocated(ClaimRef(claim.uid, "default", "cl1"))
+        await node.wait_for(lambda: node.driver.state.api_version, "the version")
+        assert not await node.driver.release_if_deallocated(ClaimRef(claim.uid, "default", "cl1"))
+        assert node.owner("gpu-1") is Owner.DRA_GRANTED
 
 
 async def test_an_empty_request_is_answered_at_once() -> None:
