@@ -133,8 +133,7 @@ class Pages:
             notes.append(f"open device nodes cannot be looked for: {runtime.others.error}")
         if runtime.keeper.loaded.message:
             notes.append(f"ledger at the last start: {runtime.keeper.loaded.message}")
-        if self._wishes.annotation_error:
-            notes.append(f"the Node's annotation for lanes is not followed: {self._wishes.annotation_error}")
+        notes += self._wishes.notes()
         if (state := self._claims.state) is not None:
             notes += state.publisher.notes
         notes.append(f"device events: {runtime.inventory.status}")

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 FILE_NAME = "lanes.json"
 SEEN_FILE_NAME = "lanes.node.json"
+ANNOTATION, COMMAND, CONFIGURATION = "annotation", "lanes set", "configuration"  # the status document's words
 Overrides = dict[str, dict[str, Any]]
 
 
@@ -44,22 +45,47 @@ class Wishes:
         self._annotation: Overrides = _load(self._seen_path) if follows_node else {}
         self._saved = self._annotation if follows_node else None  # what the file says; None: nobody looked
         self.annotation_error = ""  # why the annotation is not followed, for people
+        self._unfollowed: dict[str, dict[str, str]] = {}  # resource -> place that asked for something else -> why not
 
     def lanes(self, resource: Resource) -> Lanes:
         """What is wanted of one resource."""
-        for overrides in (self._annotation, self._local):
-            if resource.name in overrides:
-                try:
-                    return _merge(resource, overrides[resource.name])
-                except ConfigError as error:
-                    log.error("lanes cannot be followed", extra={"resource": resource.name, "reason": str(error)})
-        return resource.lanes
+        return self._decided(resource)[1]
 
     def source(self, resource: str) -> str:
         """Which place decides about a resource."""
-        if resource in self._annotation:
-            return "annotation"
-        return "lanes set" if resource in self._local else "configuration"
+        return self._decided(self._config().resource(resource))[0]
+
+    def notes(self) -> list[str]:
+        """What somebody asked for and does not get, and why, for people."""
+        notes = []
+        if self.annotation_error:
+            notes.append(f"the Node's annotation for lanes is not followed: {self.annotation_error}")
+        for resource in self._config().resources:
+            source = self.source(resource.name)
+            for place, reason in self._unfollowed.get(resource.name, {}).items():
+                if reason != self.annotation_error:
+                    what = "the Node's annotation" if place == ANNOTATION else f"what '{place}' gave"
+                    notes.append(f"{what} for {resource.name} is not followed, {source} decides: {reason}")
+        return notes
+
+    def _decided(self, resource: Resource) -> tuple[str, Lanes]:
+        """The first place whose wish fits with the floors as they are now: one may be older than they are."""
+        unfollowed: dict[str, str] = {}
+        before = self._unfollowed.get(resource.name, {})
+        decided = (CONFIGURATION, resource.lanes)
+        for place, overrides in ((ANNOTATION, self._annotation), (COMMAND, self._local)):
+            if resource.name not in overrides:
+                continue
+            try:
+                decided = (place, _merge(resource, overrides[resource.name]))
+                break
+            except ConfigError as error:
+                unfollowed[place] = reason = str(error)
+                if before.get(place) != reason:  # every plan asks
+                    said = {"resource": resource.name, "asked_by": place, "reason": reason}
+                    log.error("lanes cannot be followed", extra=said)
+        self._unfollowed[resource.name] = unfollowed
+        return decided
 
     def set(self, body: bytes) -> dict[str, Any]:
         """The operator's command: ``{"resource": ..., "legacy": ..., "dra": ...}``, or with ``"reset": true`` instead.
@@ -95,6 +121,7 @@ class Wishes:
 
     def annotate(self, text: str | None) -> None:
         """The annotation's value as it is now; None when there is none. A bad one is reported, and not followed."""
+        before = self.annotation_error
         try:
             overrides = _parse(text) if text else {}
             for name, wish in overrides.items():
@@ -112,7 +139,8 @@ class Wishes:
                 self._annotation = overrides
                 self._changed()
             return
-        log.error("the Node's annotation is not followed", extra={"reason": self.annotation_error})
+        if self.annotation_error != before:  # a Node changes every few seconds
+            log.error("the Node's annotation is not followed", extra={"reason": self.annotation_error})
 
 
 def _load(path: Path) -> Overrides:

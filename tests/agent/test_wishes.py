@@ -154,3 +154,37 @@ def test_an_annotation_that_went_while_nobody_looked_does_not_come_back(tmp_path
     place = Place(tmp_path)  # claims were off at this start; a reload turned them on
     place.wishes.annotate(None)
     assert Place(tmp_path, follows_node=True).targets == (7, 1)
+
+
+def test_floors_that_were_raised_later_take_the_decision_back_and_say_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = [CONFIG]
+    wishes = Wishes(tmp_path, lambda: config[0], lambda: None)
+    wishes.set(b'{"resource": "nvidia.com/gpu", "legacy": 3}')
+    wishes.annotate('{"nvidia.com/gpu": {"legacy": "*", "dra": 0}}')
+    (gpu, other) = CONFIG.resources
+    assert (wishes.source(gpu.name), wishes.notes()) == ("annotation", [])
+
+    raised = gpu.model_copy(update={"lanes": gpu.lanes.model_copy(update={"min_dra": 1})})
+    config[0] = CONFIG.model_copy(update={"resources": (raised, other)})
+    for _ in range(5):  # plans
+        assert wishes.lanes(raised).targets(8) == (3, 5)
+    assert wishes.describe(raised) == {"legacy": "3", "dra": "*", "source": "lanes set"}
+    (note,) = wishes.notes()
+    assert note.startswith("the Node's annotation for nvidia.com/gpu is not followed, lanes set decides: ")
+    assert "minDra" in note
+    assert [record.message for record in caplog.records] == ["lanes cannot be followed"]
+
+    for _ in range(3):  # the Node is seen again and again
+        wishes.annotate('{"nvidia.com/gpu": {"legacy": "*", "dra": 0}}')
+    assert [record.message for record in caplog.records[1:]] == ["the Node's annotation is not followed"]
+    assert len(wishes.notes()) == 1
+
+    config[0] = CONFIG
+    assert wishes.source(gpu.name) == "annotation"
+    wishes.annotate('{"nvidia.com/gpu": {"legacy": "*", "dra": 0}}')
+    assert wishes.notes() == []
+    config[0] = CONFIG.model_copy(update={"resources": (raised, other)})
+    assert wishes.source(gpu.name) == "lanes set"
+    assert caplog.records[-1].message == "lanes cannot be followed"  # another time
