@@ -8,6 +8,9 @@ stays as ``ledger.jsonl.previous``.
 
 A last line without its end was never acknowledged and is dropped. Anything else that does not read as it was written
 ends the reading: what was read so far is kept, and every device that looks free there is quarantined.
+
+The Node's UID is not in it: a Node object that is made anew changes nothing about who holds the machine's devices (the
+pods' ends and the claims' deallocations come as they always do), and there is no API server to ask at this point.
 """
 
 from __future__ import annotations
@@ -86,13 +89,10 @@ class Store:
     ``fsync`` is the only call that a test replaces: to lose what was not synced, or to fail.
     """
 
-    def __init__(
-        self, directory: Path, *, node: str, node_uid: str = "", fsync: Callable[[int], None] = os.fsync
-    ) -> None:
+    def __init__(self, directory: Path, *, node: str, fsync: Callable[[int], None] = os.fsync) -> None:
         self.path = directory / FILE
         self.previous = directory / f"{FILE}.previous"
         self.node = node
-        self.node_uid = node_uid
         self._fsync = fsync
         self._fd: int | None = None
         self._journal_bytes = 0
@@ -129,11 +129,11 @@ class Store:
                 _HINT,
                 self._set_aside(),
             )
-        notes = [note for note in (self._close_mode(), self._new_uid(read)) if note]
+        mode = self._close_mode()
         if read.torn:
-            notes.append("dropped an unfinished commit that nobody was told about")
-            return LoadResult(Loaded.REPAIRED, read.ledger, "; ".join(notes))
-        return LoadResult(Loaded.COMPLETE, read.ledger, "; ".join(notes))
+            torn = "dropped an unfinished commit that nobody was told about"
+            return LoadResult(Loaded.REPAIRED, read.ledger, f"{mode}; {torn}" if mode else torn)
+        return LoadResult(Loaded.COMPLETE, read.ledger, mode)
 
     def _from_previous(self, problem: str) -> LoadResult:
         """The copy before the last rewrite is old: its holders are kept, what looks free in it is not believed."""
@@ -177,14 +177,6 @@ class Store:
                 read.fault = f"line {number} ({error})"
                 break
         return read
-
-    def _new_uid(self, read: _Read) -> str:
-        before = str(read.envelope.get("node_uid", ""))
-        if not before or not self.node_uid or before == self.node_uid:
-            return ""
-        return (
-            f"node {self.node} was registered anew (uid {before} before, {self.node_uid} now); its containers are kept"
-        )
 
     def _close_mode(self) -> str:
         mode = stat.S_IMODE(self.path.stat().st_mode)
@@ -241,7 +233,6 @@ class Store:
             "format": FORMAT,
             "version": VERSION,
             "node": self.node,
-            "node_uid": self.node_uid,
             "seq": ledger.seq,
             "entries": len(ledger.entries),
             "node_state": node_to_json(ledger.node),
