@@ -321,7 +321,7 @@ def _health(row: Row) -> Html:
 def _move(row: Row, now: float) -> str:
     move = row["move"]
     if move is None:
-        return "draining" if row["drain"] else ""
+        return ""
     words = f"→ {move['to']}: {move['step']} for {age(now, seconds_of(move['since']))}"
     return f"{words}; {move['reason']}" if move["reason"] else words
 

@@ -57,7 +57,7 @@ def tombstones(ledger: Ledger, at: float, policy: Policy) -> tuple[str, ...]:
 
 def _free_for(ledger: Ledger, entry: Entry, lanes: frozenset[Lane], policy: Policy) -> bool:
     """Free, offered in one of ``lanes``, and no overlapping device is held or offered elsewhere."""
-    if entry.owner is not Owner.NONE or entry.drain or entry.lane not in lanes:
+    if entry.owner is not Owner.NONE or entry.lane not in lanes:
         return False
     if entry.lane is Lane.SHARED and not policy.g2:
         return False

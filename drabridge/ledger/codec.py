@@ -25,7 +25,7 @@ from drabridge.ledger.model import (
 )
 
 ENTRY_FIELDS = frozenset(
-    {"name", "resource", "units", "root", "presence", "shareable", "capacity", "owner", "lane", "drain"}
+    {"name", "resource", "units", "root", "presence", "shareable", "capacity", "owner", "lane"}
     | {"hold", "claims", "move", "since", "seq", "released_because"}
 )
 
@@ -48,8 +48,6 @@ def entry_to_json(entry: Entry) -> Json:
     if facts.shareable:
         data["shareable"] = True
         data["capacity"] = dict(facts.capacity)
-    if entry.drain:
-        data["drain"] = True
     if entry.hold is not None:
         data["hold"] = _hold_to_json(entry.hold)
     if entry.claims:
@@ -86,7 +84,6 @@ def entry_from_json(data: Mapping[str, Any]) -> Entry:
         facts,
         Owner(data["owner"]),
         Lane(data["lane"]),
-        bool(data.get("drain", False)),
         None if hold is None else _hold_from_json(hold),
         tuple(_claim_from_json(held) for held in data.get("claims", ())),
         None

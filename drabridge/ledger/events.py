@@ -126,14 +126,6 @@ class SetLane(Struct, frozen=True):
     reason: str = ""
 
 
-class Drain(Struct, frozen=True):
-    """Stop (or resume) offering a device once it is free, without moving it."""
-
-    device: str
-    on: bool
-    at: float
-
-
 class Withdrawn(Struct, frozen=True):
     """Kubelet's acknowledgement: GetAllocatableResources no longer has the device, and no Allocate or
     GetPreferredAllocation of ours was open. ``since_seq``: the ledger when that question was asked."""
@@ -235,7 +227,6 @@ Event = (
     | PrepareFailed
     | Unprepare
     | SetLane
-    | Drain
     | Withdrawn
     | SliceWithdrawn
     | QuorumClear

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from drabridge.ledger import refusal
 from drabridge.ledger.draft import Draft, Outcome
-from drabridge.ledger.events import Drain, QuorumClear, SetLane
+from drabridge.ledger.events import QuorumClear, SetLane
 from drabridge.ledger.model import (
     MOVING,
     Entry,
@@ -45,11 +45,6 @@ def move_later(draft: Draft, entry: Entry, event: SetLane) -> Outcome:
 
 def _moved(draft: Draft, entry: Entry, lane: Lane, move: Move | None) -> Entry:
     return replace(entry, lane=lane, move=move, since=draft.at, seq=draft.seq)
-
-
-def drain(draft: Draft, entry: Entry, event: Drain) -> Outcome:
-    """Offer the device no more once it is free, or again."""
-    return entry if entry.drain is event.on else replace(entry, drain=event.on, since=draft.at, seq=draft.seq)
 
 
 def acknowledge(draft: Draft, entry: Entry, since_seq: int) -> Outcome:

@@ -339,7 +339,6 @@ _HANDLERS: dict[type, Callable[[Draft, Any], None]] = {
     ev.PrepareFailed: _of_claim(Signal.UNPREPARE),
     ev.Unprepare: _of_claim(Signal.UNPREPARE),
     ev.SetLane: _of_device(Signal.SET_LANE, lambda event: event),
-    ev.Drain: _of_device(Signal.DRAIN, lambda event: event),
     ev.Withdrawn: _of_device(Signal.WITHDRAWN, lambda event: event.since_seq),
     ev.SliceWithdrawn: _of_device(Signal.SLICE_WITHDRAWN, lambda event: event.since_seq),
     ev.QuorumClear: _of_device(Signal.QUORUM_CLEAR, lambda event: event),

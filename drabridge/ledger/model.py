@@ -175,7 +175,6 @@ class Entry(Struct, frozen=True):
     device: Facts
     owner: Owner = Owner.NONE
     lane: Lane = Lane.LEGACY
-    drain: bool = False  # the operator's wish: not to be offered once free
     hold: Hold | None = None
     claims: tuple[ClaimHold, ...] = ()
     move: Move | None = None
@@ -189,8 +188,15 @@ class Entry(Struct, frozen=True):
 
     @property
     def leaving(self) -> bool:
-        """Whether the device is to leave its lane, or the offers: the last one to choose for new work."""
-        return self.drain or self.move is not None
+        """Whether the device is to leave its lane: the last one to choose for new work."""
+        return self.move is not None
+
+    @property
+    def drain(self) -> bool:
+        """Whether it is busy and leaves its lane when it is let go. The mark is the waiting move, so it cannot differ
+        from it: a move that is withdrawn or begins takes the mark with it.
+        """
+        return self.move is not None and self.move.step is MoveStep.WAITING
 
     @property
     def holders(self) -> tuple[ClaimHold, ...]:

@@ -62,7 +62,7 @@ def settle(
         released = because
         who = refusal.holder(before, hold, claims)
         draft.effects.append(Released(before.name, who, because, draft.at - before.since))
-    return Entry(before.device, owner, lane, before.drain, hold, claims, move, since, draft.seq, released)
+    return Entry(before.device, owner, lane, hold, claims, move, since, draft.seq, released)
 
 
 def lane_when_held(draft: Draft, before: Entry, owner: Owner) -> tuple[Lane, Move | None]:

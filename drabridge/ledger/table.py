@@ -40,7 +40,6 @@ class Signal(StrEnum):
     SLICE_WITHDRAWN = "slice-withdrawn"  # the API server offers it no more
     QUORUM_CLEAR = "quorum-clear"  # and no claim has it
     SET_LANE = "set-lane"
-    DRAIN = "drain"
     REBOOTED = "rebooted"
     RECOUNT = "recount"  # kubelet or the agent began anew
     LOST = "lost"  # the record is unreadable
@@ -114,7 +113,6 @@ ROWS: tuple[Row, ...] = (
     #
     Row(S.SET_LANE, FREE, ALL, lanes.move_free),
     Row(S.SET_LANE, ANY - FREE, ALL, lanes.move_later),
-    Row(S.DRAIN, ANY, ALL, lanes.drain),
     Row(S.WITHDRAWN, FREE, TO_DRA, lanes.acknowledge),
     Row(S.WITHDRAWN, FREE, ALL - TO_DRA, common.ignore),
     Row(S.WITHDRAWN, PENDING, ALL, claims.lease_withdrawn),

@@ -92,9 +92,7 @@ def _taints(device: Device, entry: Entry, ledger: Ledger, policy: Policy, config
 
 def _reason(entry: Entry) -> str:
     """Why a device that is present is not to be had; a label's value."""
-    if entry.owner is not Owner.NONE:
-        return str(entry.owner)
-    return "draining" if entry.drain else "overlaps"
+    return str(entry.owner) if entry.owner is not Owner.NONE else "overlaps"
 
 
 def _policy(policy: RequestPolicy) -> CapacityPolicy:

@@ -66,9 +66,14 @@ async def test_a_claim_allocated_during_the_quiet_time_keeps_all_of_its_devices(
         _allocate(cluster, "two", leaving)
         await until(lambda: _in(agent, leaving, owner="dra-granted", move="waiting"), 20, agent.text)
         assert not healthy(cluster) & set(leaving)
+        rows = (await agent.status())["devices"]
+        assert {row["name"] for row in rows if row["drain"]} == set(leaving)
+        await set_lanes(agent, legacy=2, dra=2)  # withdrawn
+        await until(lambda: _in(agent, leaving, owner="dra-granted", move=None), 10, agent.text)
+        assert not [row for row in (await agent.status())["devices"] if row["drain"]]
 
 
-async def _in(agent: AgentProcess, names: list[str], *, move: str, owner: str = "none") -> bool:
+async def _in(agent: AgentProcess, names: list[str], *, move: str | None, owner: str = "none") -> bool:
     rows = [row for row in (await agent.status())["devices"] if row["name"] in names]  # all of one moment
     return all(row["owner"] == owner and (row["move"] or {}).get("step") == move for row in rows)
 

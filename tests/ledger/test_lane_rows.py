@@ -6,7 +6,6 @@ import pytest
 
 from drabridge.ledger import (
     ClaimDeallocated,
-    Drain,
     Lane,
     LeaseDenied,
     LeaseGranted,
@@ -82,15 +81,26 @@ def test_a_move_can_be_taken_back(lane: Lane) -> None:
     assert (node["gpu-0"].lane, node["gpu-0"].move) == (lane, None)
 
 
-def test_drained_devices_are_offered_no_more_once_free() -> None:
-    node = Node(device(0), device(1, Lane.DRA))
-    for name in ("gpu-0", "gpu-1"):
-        node.yes(Drain(name, True, NOON))
-        assert node.offers(name) == (False, False)
-    node.yes(allocate(0))  # it was on its way
-    assert node.offers("gpu-0") == (True, False)
-    node.yes(Drain("gpu-1", False, NOON))
-    assert node.offers("gpu-1") == (False, True)
+@pytest.mark.parametrize("lane", [Lane.LEGACY, Lane.DRA])
+def test_a_busy_device_that_is_to_leave_is_marked_until_it_moves_or_may_stay(lane: Lane) -> None:
+    other = Lane.DRA if lane is Lane.LEGACY else Lane.LEGACY
+    node = Node(device(0, lane), device(1, lane))
+
+    def marked() -> list[str]:
+        return [entry.name for entry in node.ledger.entries.values() if entry.drain]
+
+    node.yes(SetLane("gpu-1", other, NOON))  # nobody has it: it moves
+    node.yes(allocate(0) if lane is Lane.LEGACY else allocated(0))
+    assert marked() == []
+    node.yes(SetLane("gpu-0", other, NOON))
+    assert marked() == ["gpu-0"]
+    node.yes(SetLane("gpu-0", lane, NOON))  # withdrawn
+    assert marked() == []
+    node.yes(SetLane("gpu-0", other, NOON))
+    assert marked() == ["gpu-0"]
+    if lane is Lane.DRA:
+        node.yes(ClaimDeallocated("uid-1", NOON))
+        assert (marked(), node["gpu-0"].lane) == ([], Lane.DRA_TO_LEGACY)
 
 
 # --- the lease of level G2 ---

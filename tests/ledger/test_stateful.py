@@ -22,7 +22,6 @@ from drabridge.ledger import (
     ClaimDeallocated,
     ClaimRef,
     Discovered,
-    Drain,
     Event,
     Facts,
     KubeletStarted,
@@ -172,10 +171,6 @@ class Machine(RuleBasedStateMachine):
     def acknowledge(self, name: str, late: int, kind: type[Withdrawn | SliceWithdrawn | QuorumClear]) -> None:
         self.happen(kind(name, self.ledger.seq - late, self.clock))
 
-    @rule(name=names, on=st.booleans())
-    def drain(self, name: str, on: bool) -> None:
-        self.happen(Drain(name, on, self.clock))
-
     @rule(chosen=st.sets(names))
     def plug(self, chosen: set[str]) -> None:
         self.happen(Discovered(tuple(facts for facts in FACTS if facts.name in chosen), self.clock))
@@ -286,7 +281,6 @@ def _durable(ledger: Ledger) -> dict[str, object]:
         name: (
             entry.owner,
             entry.lane,
-            entry.drain,
             entry.claims,
             entry.move,
             entry.device,

@@ -17,7 +17,6 @@ from drabridge.errors import HostError
 from drabridge.ledger import (
     Allocate,
     ClaimRef,
-    Drain,
     Entry,
     Facts,
     Lane,
@@ -97,7 +96,6 @@ def test_everything_comes_back(directory: Path) -> None:
         Prepare(ClaimRef("u1", "ns", "claim"), (Use("b", Share("s1", (("memory", 40),))), Use("c", admin=True)), 4.0),
         SetLane("a", Lane.DRA, 5.0, "because"),
         SetLane("c", Lane.DRA, 5.0),
-        Drain("c", True, 6.0),
     ):
         done = step(ledger, event, POLICY)
         assert done.decision.accepted, done.decision

@@ -81,9 +81,8 @@ FREE = Entry(Facts.of(device()), lane=Lane.DRA)
         (replace(FREE, owner=Owner.LEGACY, hold=Hold()), "legacy"),
         (replace(FREE, owner=Owner.CONFLICT, claims=(CLAIM,), hold=Hold()), "conflict"),
         (replace(FREE, owner=Owner.QUARANTINE), "quarantine"),
-        (replace(FREE, drain=True), "draining"),
     ],
-    ids=["free", "held", "held-in-legacy-lane", "by-a-pod", "conflict", "quarantine", "drain"],
+    ids=["free", "held", "held-in-legacy-lane", "by-a-pod", "conflict", "quarantine"],
 )
 def test_what_cannot_be_had_is_tainted(entry: Entry, taint: str | None) -> None:
     offer = one(entry)
