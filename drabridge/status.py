@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from drabridge.inventory.model import Device, Presence, Snapshot
-from drabridge.ledger.advertise import dra_schedulable, legacy_healthy
+from drabridge.ledger.advertise import dra_schedulable, hindrance, legacy_healthy
 from drabridge.ledger.model import Entry, Hold, Lane, Ledger, Owner, PodRef, Policy
 
 API_VERSION = "drabridge/v1alpha1"
@@ -121,7 +121,7 @@ def _device(ledger: Ledger, entry: Entry, device: Device | None, policy: Policy)
         "id": device.id if device else "",
         "resource": entry.device.resource,
         "presence": str(entry.device.presence),
-        "reason": device.reason if device else "",
+        "reason": (device.reason if device else "") or _hindered(ledger, entry),
         "lane": str(entry.lane),
         "owner": str(entry.owner),
         "offered": offered,
@@ -142,6 +142,15 @@ def _device(ledger: Ledger, entry: Entry, device: Device | None, policy: Policy)
         "pciBusID": device.pci_bus_id if device else "",
         "nodes": [node.path for node in device.nodes] if device else [],
     }
+
+
+def _hindered(ledger: Ledger, entry: Entry) -> str:
+    """Why a free device that is there is offered to nobody, though its lane would."""
+    there = entry.owner is Owner.NONE and entry.device.presence is Presence.PRESENT
+    if not there or (relative := hindrance(ledger, entry)) is None:
+        return ""
+    why = f"in lane {relative.lane}" if relative.owner is Owner.NONE else f"held ({relative.owner})"
+    return f"shares its hardware with {relative.name}, which is {why}"
 
 
 def _holders(entry: Entry) -> list[Document]:

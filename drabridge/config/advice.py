@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from drabridge.config.lanes import Share
+from drabridge.config.lanes import COUNT_MAX, Lanes, Share
 from drabridge.config.predicate import All, Predicate, Source, Test
 from drabridge.config.predicate import Any as AnyOf
 from drabridge.config.schema import Config, Resource
@@ -24,6 +24,22 @@ def _advice(config: Config) -> Iterator[str]:
     for index, resource in enumerate(config.resources):
         for text in _of_resource(resource):
             yield f"resources[{index}] ({resource.name}): {text}"
+        if resource.partition is not None:
+            whole = config.resource(resource.partition.of)
+            ours, theirs = _sides(resource.lanes), _sides(whole.lanes)
+            if ours != theirs:
+                yield (
+                    f"resources[{index}] ({resource.name}): parts go to {' and '.join(ours)}, their wholes "
+                    f"({whole.name}) to {' and '.join(theirs)}: a part and its whole that are in different lanes are "
+                    "offered to nobody; give both resources the same lanes"
+                )
+
+
+def _sides(lanes: Lanes) -> tuple[str, ...]:
+    """The lanes that get a device of many."""
+    if not all(isinstance(lane, Share) for lane in lanes.resolved):
+        return ("legacy", "dra")
+    return tuple(lane for lane, count in zip(("legacy", "dra"), lanes.targets(COUNT_MAX), strict=True) if count)
 
 
 def _of_resource(resource: Resource) -> Iterator[str]:

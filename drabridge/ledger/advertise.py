@@ -61,6 +61,16 @@ def _free_for(ledger: Ledger, entry: Entry, lanes: frozenset[Lane], policy: Poli
         return False
     if entry.lane is Lane.SHARED and not policy.g2:
         return False
-    return all(
-        relative.owner is Owner.NONE and relative.lane is entry.lane for relative in ledger.relatives(entry.device)
+    return hindrance(ledger, entry) is None
+
+
+def hindrance(ledger: Ledger, entry: Entry) -> Entry | None:
+    """The whole of a part, or a part of a whole, because of which a free device is offered to nobody."""
+    return next(
+        (
+            relative
+            for relative in ledger.relatives(entry.device)
+            if relative.owner is not Owner.NONE or relative.lane is not entry.lane
+        ),
+        None,
     )

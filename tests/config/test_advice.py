@@ -47,6 +47,27 @@ def test_subsystem(match: str, count: int) -> None:
     assert len(advice(load(document(f"match: {match}", head=HEAD)))) == count
 
 
+@pytest.mark.parametrize(
+    ("whole", "part", "surprise"),
+    [
+        ('legacy: "*", dra: 0', 'legacy: 0, dra: "*"', "parts go to dra, their wholes (example.com/thing) to legacy"),
+        ("dra: 2", 'legacy: 0, dra: "*"', "parts go to dra, their wholes (example.com/thing) to legacy and dra"),
+        ("legacy: 1", "dra: {match: [{subsystem: usb}]}", ""),
+        ("dra: 0", "legacy: 100%", ""),
+        ('dra: "100%"', "legacy: 0", ""),
+    ],
+)
+def test_parts_and_wholes_in_different_lanes(whole: str, part: str, surprise: str) -> None:
+    parts = f"""- name: example.com/part
+  match: [{{subsystem: usb}}]
+  partition: {{of: example.com/thing}}
+  lanes: {{{part}}}
+"""
+    found = advice(load(document(f"match: [{{subsystem: usb}}]\nlanes: {{{whole}}}", head=HEAD) + parts))
+    assert [text.partition(": ")[0] for text in found] == (["resources[1] (example.com/part)"] if surprise else [])
+    assert surprise in "".join(found)
+
+
 def test_the_placeholder_driver() -> None:
     assert "placeholder" in advice(load(document("match: [{subsystem: usb}]")))[0]
 
