@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from drabridge.inventory.model import Presence
+from drabridge.inventory.model import Presence, device_id_of
 from drabridge.ledger import events
 from drabridge.ledger.advertise import must_list
 from drabridge.runtime import Runtime
@@ -35,7 +35,7 @@ class Housekeeping:
         if not runtime.inventory.current.complete:
             return
         known = runtime.inventory.current.by_name()
-        recent = runtime.legacy.recent_ids
+        recent = {device_id_of(unit) for unit in runtime.legacy.recent_ids}
         now = runtime.now()
         gone = [
             entry.name
@@ -43,7 +43,7 @@ class Housekeeping:
             if entry.device.presence is Presence.GONE
             and entry.name not in known
             and not must_list(entry, now, runtime.keeper.policy)
-            and recent.isdisjoint(entry.device.units)
+            and entry.device.id not in recent
         ]
         if gone:
             await runtime.keeper.apply(events.Forgotten(tuple(gone), now))

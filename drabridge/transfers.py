@@ -16,7 +16,7 @@ from drabridge.config.lanes import Lanes, Selection, Share
 from drabridge.dra.allocation import allocations
 from drabridge.errors import ClusterError, PeerError
 from drabridge.inventory.match import matches
-from drabridge.inventory.model import Device, Snapshot
+from drabridge.inventory.model import Device, Snapshot, device_id_of
 from drabridge.ledger import (
     ClaimAllocated,
     Entry,
@@ -125,14 +125,13 @@ class Transfers:
         since = runtime.keeper.ledger.seq
         if not await runtime.legacy.delivered({entry.device.resource for entry in waiting}, DELIVERY_SECONDS):
             return
-        busy = set(runtime.legacy.busy_ids)
+        busy = runtime.legacy.busy_ids
         offered = await runtime.witness.allocatable()
         if offered is None:
             return
-        busy |= runtime.legacy.busy_ids
+        open_ids = {device_id_of(unit) for unit in (*offered, *busy, *runtime.legacy.busy_ids)}  # former units as well
         for entry in waiting:
-            units = set(entry.device.units)
-            if units.isdisjoint(offered) and units.isdisjoint(busy):
+            if entry.device.id not in open_ids:
                 await runtime.keeper.apply(Withdrawn(entry.name, since, runtime.now()))
 
     async def _look_at_slices(self, waiting: list[Entry]) -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from drabridge.evidence.pods import PodWatch
 from drabridge.evidence.probe import Opened, opened
-from drabridge.inventory.model import Device
+from drabridge.inventory.model import Device, device_id_of
 from drabridge.ledger import events
 from drabridge.ledger.model import Ledger, Owner
 
@@ -40,12 +40,11 @@ class Others:
 
     async def _opened(self, ledger: Ledger, observed: events.Observed) -> dict[str, bool] | None:
         """Only devices whose hold may be about to end: looking costs a few milliseconds of the whole machine."""
-        listed = observed.listed or {}
+        listed = set(map(device_id_of, observed.listed or ()))
         absent = {
             entry.name
             for entry in ledger.entries.values()
-            if entry.owner in (Owner.LEGACY, Owner.CONFLICT, Owner.QUARANTINE)
-            and not any(unit in listed for unit in entry.device.units)
+            if entry.owner in (Owner.LEGACY, Owner.CONFLICT, Owner.QUARANTINE) and entry.device.id not in listed
         }
         found = await self.look(absent)
         if found is None:

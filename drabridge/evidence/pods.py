@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from drabridge.clusterapi import PODS, Cluster, Json
 from drabridge.clusterwatch import follow
+from drabridge.inventory.model import device_id_of
 from drabridge.ledger import events
 from drabridge.ledger.model import Ledger, PodRef
 
@@ -130,7 +131,7 @@ def _extended(container: Json) -> Counter[str]:
 
 def _shown(ledger: Ledger, observed: events.Observed) -> Counter[tuple[str, str]]:
     """How many units of a resource kubelet shows with a pod, by its UID (fresh checkpoint) and by its name (List)."""
-    resource_of = {unit: entry.device.resource for entry in ledger.entries.values() for unit in entry.device.units}
+    resource_of = {entry.device.id: entry.device.resource for entry in ledger.entries.values()}
     fresh = observed.checkpoint is not None and observed.checkpoint.barrier
     by_uid = observed.checkpoint.pods.items() if observed.checkpoint and fresh else ()
     by_name = (observed.listed or {}).items()
@@ -149,5 +150,5 @@ def _holders(
 ) -> Iterable[tuple[str, str]]:
     """(resource, pod) once for each unit that the pod has."""
     for unit, refs in shown:
-        if unit in resource_of:
-            yield from ((resource_of[unit], pod) for pod in {key(ref) for ref in refs})
+        if resource := resource_of.get(device_id_of(unit)):
+            yield from ((resource, pod) for pod in {key(ref) for ref in refs})

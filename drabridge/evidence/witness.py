@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 from drabridge.evidence import checkpoint as checkpoint_file
+from drabridge.inventory.model import device_id_of
 from drabridge.ledger import events
 from drabridge.ledger.model import ClaimRef, Entry, Ledger, Owner, PodRef
 from podresources import Client, PodResourcesError
@@ -154,12 +155,12 @@ def _pods_of_checkpoint(found: checkpoint_file.Checkpoint) -> events.Pods:
 
 
 def _absent(ledger: Ledger, listed: events.Pods) -> list[Entry]:
-    """Devices that a legacy pod holds on our books and that the List does not show."""
+    """Devices that a legacy pod holds on our books and that the List does not show, by whatever unit of them."""
+    shown = set(map(device_id_of, listed))
     return [
         entry
         for entry in ledger.entries.values()
-        if entry.owner in (Owner.LEGACY, Owner.CONFLICT, Owner.QUARANTINE)
-        and not any(unit in listed for unit in entry.device.units)
+        if entry.owner in (Owner.LEGACY, Owner.CONFLICT, Owner.QUARANTINE) and entry.device.id not in shown
     ]
 
 

@@ -5,12 +5,12 @@ Requests that grant something are all or nothing: one refused device, and the st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
-from drabridge.inventory.model import Presence
+from drabridge.inventory.model import Presence, device_id_of
 from drabridge.ledger import advertise, refusal
 from drabridge.ledger import events as ev
 from drabridge.ledger.claim_rows import lease_effects
@@ -135,39 +135,57 @@ def _observed(draft: Draft, event: ev.Observed) -> None:
     if event.since_seq < node.kubelet_seq:
         return
     opened = event.opened or {}
+    listed = None if event.listed is None else _Shown(event.listed)
+    checkpoint = None if event.checkpoint is None else _Shown(event.checkpoint.pods)
+    barrier = event.checkpoint is not None and event.checkpoint.barrier
     for entry in draft.ledger.entries.values():
         if entry.seq <= event.since_seq:
             unaccounted = None if event.unaccounted is None else event.unaccounted.get(entry.device.resource, ())
-            _weigh(draft, entry, event.listed, event.checkpoint, unaccounted, opened.get(entry.device.name))
+            _weigh(draft, entry, listed, checkpoint, barrier, unaccounted, opened.get(entry.device.name))
 
 
 def _weigh(
     draft: Draft,
     entry: Entry,
-    listed: ev.Pods | None,
-    checkpoint: ev.Checkpoint | None,
+    listed: _Shown | None,
+    checkpoint: _Shown | None,
+    barrier: bool,
     unaccounted: tuple[str, ...] | None,
     opened: bool | None,
 ) -> None:
     """Bring one round of evidence to one device."""
-    units = entry.device.units
-    if entry.hold and entry.hold.units and entry.hold.units != units:
-        units = tuple({*units, *entry.hold.units})
-    barrier = checkpoint is not None and checkpoint.barrier
     witness = Witness(
-        None if listed is None else _pods(listed, units),
-        None if checkpoint is None else _pods(checkpoint.pods, units),
+        None if listed is None else listed.pods(entry),
+        None if checkpoint is None else checkpoint.pods(entry),
         barrier,
         unaccounted,
         opened,
+        tuple(unit for shown in (listed, checkpoint) if shown is not None for unit in shown.units(entry)),
     )
     _signal(draft, Signal.SEEN if witness.pods else Signal.ABSENT, entry.device.name, witness)
 
 
-def _pods(shown: ev.Pods, units: tuple[str, ...]) -> tuple[PodRef, ...]:
-    if len(units) == 1:
-        return shown.get(units[0], ())
-    return tuple(dict.fromkeys(pod for unit in units for pod in shown.get(unit, ())))
+class _Shown:
+    """What kubelet shows, by device: whatever unit a pod has, one of another number of replicas included, is of it."""
+
+    def __init__(self, shown: ev.Pods) -> None:
+        self._shown = shown
+        self._units: dict[str, list[str]] = {}
+        for unit in shown:
+            self._units.setdefault(device_id_of(unit), []).append(unit)
+
+    def units(self, entry: Entry) -> Sequence[str]:
+        """The units that kubelet shows with a pod: the device's, and those that its hold names in whatever way."""
+        found = self._units.get(entry.device.id, ())
+        if entry.hold is None or entry.hold.units == entry.device.units:
+            return found
+        return tuple(dict.fromkeys((*found, *(unit for unit in entry.hold.units if unit in self._shown))))
+
+    def pods(self, entry: Entry) -> tuple[PodRef, ...]:
+        units = self.units(entry)
+        if len(units) == 1:
+            return self._shown[units[0]]
+        return tuple(dict.fromkeys(pod for unit in units for pod in self._shown[unit]))
 
 
 # --- beginnings -----------------------------------------------------------------------------------------------------
@@ -199,17 +217,15 @@ def _booted(draft: Draft, event: ev.Booted) -> None:
 
 def _restarted(draft: Draft, event: ev.Restarted) -> None:
     """Union of what the ledger, kubelet, the CDI files and the API server know; in doubt the holder stays."""
+    witnesses = [_Shown(pods) for pods in (event.listed, event.checkpoint and event.checkpoint.pods) if pods]
     for entry in draft.ledger.entries.values():
         if (mended := not_after(entry, event.at)) is not entry:
             draft.touched[entry.name] = replace(mended, seq=draft.seq)
         _signal(draft, Signal.RECOUNT, entry.device.name, None)
-        seen = tuple(
-            pods
-            for shown in (event.listed, event.checkpoint.pods if event.checkpoint else None)
-            if shown and (pods := _pods(shown, entry.device.units))
-        )
+        seen = tuple(shown for shown in witnesses if shown.pods(entry))
         if seen:
-            _signal(draft, Signal.SEEN, entry.device.name, Witness(listed=seen[0]))
+            units = tuple(unit for shown in seen for unit in shown.units(entry))
+            _signal(draft, Signal.SEEN, entry.device.name, Witness(listed=seen[0].pods(entry), units=units))
     for found in event.prepared:
         for use in found.uses:
             if draft.get(use.device):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from msgspec import Struct, field
 
-from drabridge.inventory.model import Device, Presence
+from drabridge.inventory.model import Device, Presence, device_id_of
 from drabridge.ledger.shards import Shards
 
 
@@ -151,6 +151,11 @@ class Facts(Struct, frozen=True):
     presence: Presence = Presence.PRESENT
     shareable: bool = False  # several claims may hold it (allowMultipleAllocations)
     capacity: tuple[tuple[str, int], ...] = ()  # defence against over-commitment of a shareable device
+
+    @property
+    def id(self) -> str:
+        """What all of its units begin with, however many replicas it has, had, or another agent gave it."""
+        return device_id_of(self.units[0]) if self.units else ""
 
     @classmethod
     def of(cls, device: Device, *, shareable: bool = False) -> Facts:

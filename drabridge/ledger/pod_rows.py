@@ -62,7 +62,8 @@ def confirm(draft: Draft, entry: Entry, witness: Witness) -> Outcome:
 
 def adopt(draft: Draft, entry: Entry, witness: Witness) -> Outcome:
     """Kubelet shows a pod on a device that no pod was known to have: believe it. With a claim on it: CONFLICT."""
-    hold = Hold(entry.device.units, draft.at, True, draft.at, pods=witness.pods, because=HeldBecause.RUNNING)
+    units = tuple(dict.fromkeys(witness.units)) or entry.device.units  # perhaps of more replicas than it has now
+    hold = Hold(units, draft.at, True, draft.at, pods=witness.pods, because=HeldBecause.RUNNING)
     message = f"{entry.name} was recorded as {entry.owner}, and kubelet shows {', '.join(map(str, witness.pods))} on it"
     draft.effects.append(Notify(Subject.NODE, "DeviceAdopted", message, warning=False))
     return settle(draft, entry, hold, entry.claims)

@@ -22,6 +22,7 @@ class Witness(Struct, frozen=True):
     barrier: bool = False  # the checkpoint was provably written after the List
     unaccounted: tuple[str, ...] | None = None  # API server: pods whose devices kubelet does not show
     opened: bool | None = None  # physical probe
+    units: tuple[str, ...] = ()  # kubelet's ids by which it shows the device with a pod
 
     @property
     def pods(self) -> tuple[PodRef, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import deviceplugin
@@ -20,7 +20,8 @@ from drabridge.inventory.model import Device, Presence
 from drabridge.ledger import events
 from drabridge.ledger.model import Ledger, Policy
 from drabridge.ledger.outcome import Decision
-from drabridge.offers.legacy import legacy_list, of_resource
+from drabridge.legacy.units import Units
+from drabridge.offers.legacy import legacy_list, of_resource, surplus
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class LegacyResource:
         self._resolve = resolve
         self._now = now
         self._list: DeviceList = Broadcast()
-        self._owner: dict[str, str] = {}  # unit id -> device name
+        self._ids = Units()
         self._units: tuple[Unit, ...] = ()
         self._hook = asyncio.Lock()  # a reset hook never runs twice at once
 
@@ -81,18 +82,23 @@ class LegacyResource:
     def devices(self) -> DeviceList:
         return self._list
 
-    def learn(self) -> None:
-        """Take over which devices there are; :meth:`refresh` follows. Not needed when only owners have changed."""
-        devices = self._devices()
-        entries = of_resource(self._keeper.ledger, self.resource)
-        self._owner = {unit: entry.name for entry in entries for unit in entry.device.units}
-        self._units = tuple(self._describe(devices))
+    def learn(self, recent: Collection[str] = ()) -> None:
+        """Take over which devices there are; :meth:`refresh` follows. Not needed when only owners have changed.
+
+        ``recent``: ids that kubelet asked about a short while ago; they must not leave the list.
+        """
+        entries, keep_seconds = of_resource(self._keeper.ledger, self.resource), self._keeper.policy.tombstone_seconds
+        self._ids.follow(entries, self._now())
+        self._ids.forget(entries, self._now(), keep_seconds=keep_seconds, recent=recent)
+        self._units = tuple(self._describe(self._devices()))
         self.refresh()
 
     def refresh(self) -> None:
         """Bring the list up to date with inventory and ledger. An unchanged list is not sent."""
+        ledger, at = self._keeper.ledger, self._now()
+        self._ids.follow((entry for entry in ledger.entries.values() if entry.device.resource == self.resource), at)
         listed = legacy_list(
-            self._keeper.ledger, self._devices(), self.resource, at=self._now(), policy=self._keeper.policy
+            ledger, self._devices(), self.resource, at=at, policy=self._keeper.policy, former=self._ids.former()
         )
         self._list.publish(
             tuple(
@@ -110,6 +116,8 @@ class LegacyResource:
                 hint=f"several shares are no more of the device than one: set limits to {limit} or less",
             )
         units = self._by_device(ids)
+        if self._ids.former():
+            self._refuse_surplus(ids)
         decision = self._keeper.submit(events.Allocate(units, self._now()))
         return self._decided(decision.result(), units) if decision.done() else self._when_durable(decision, units)
 
@@ -151,18 +159,34 @@ class LegacyResource:
 
     def _by_device(self, ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
         """Unit ids -> device name -> its units. An unknown id is refused before anything moves."""
-        unknown = [unit for unit in ids if unit not in self._owner]
+        owner = self._ids.owner
+        unknown = [unit for unit in ids if unit not in owner]
         if unknown:
             raise AllocationError(
                 "NOT_FOUND",
-                f"{self.resource} has no device {', '.join(unknown)} on this node (it has {len(self._owner)})",
+                f"{self.resource} has no device {', '.join(unknown)} on this node (it has {len(owner)})",
                 hint="it was probably unplugged after kubelet chose it; delete the pod, its replacement gets another",
             )
         found: dict[str, tuple[str, ...]] = {}
         for unit in ids:
-            name = self._owner[unit]
+            name = owner[unit]
             found[name] = (*found.get(name, ()), unit)
         return found
+
+    def _refuse_surplus(self, ids: Sequence[str]) -> None:
+        """Kubelet chose shares that there are no more, before it read the list which says so. What a pod has already
+        is no surplus: an app container gets what the pod's init container had.
+        """
+        entries, owner = self._keeper.ledger.entries, self._ids.owner
+        for unit in ids:
+            entry = entries.get(owner[unit])
+            held = entry is not None and entry.hold is not None and unit in entry.hold.units
+            if not held and (self._ids.is_former(unit) or (entry is not None and surplus(entry, unit))):
+                raise AllocationError(
+                    "NOT_FOUND",
+                    f"{self.resource} has no share {unit} to give: {owner[unit]} has fewer replicas than before",
+                    hint="kubelet chose it before it knew; delete the pod, its replacement gets another",
+                )
 
     def _reasons(self, names: Iterable[str]) -> list[str]:
         """What the inventory says of those that are not well: the ledger does not know it, the person needs it."""

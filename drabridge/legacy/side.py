@@ -99,7 +99,7 @@ class LegacySide:
     def learn(self) -> None:
         """Take over which devices there are, and bring every list up to date."""
         for served in self._served.values():
-            served.plugin.learn()
+            served.plugin.learn(served.server.recent_ids)
 
     def refresh(self) -> None:
         """Bring every list up to date with the ledger; nothing is sent where nothing changed."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from msgspec import Struct
 
 from drabridge.inventory.model import Device
 from drabridge.ledger.advertise import legacy_healthy, must_list
 from drabridge.ledger.model import Entry, Lane, Ledger, Owner, Policy
+
+_NONE: Mapping[str, Collection[str]] = MappingProxyType({})
 
 
 class Listed(Struct, frozen=True):
@@ -26,13 +29,22 @@ def of_resource(ledger: Ledger, resource: str) -> tuple[Entry, ...]:
 
 
 def legacy_list(
-    ledger: Ledger, devices: Mapping[str, Device], resource: str, *, at: float, policy: Policy
+    ledger: Ledger,
+    devices: Mapping[str, Device],
+    resource: str,
+    *,
+    at: float,
+    policy: Policy,
+    former: Mapping[str, Collection[str]] = _NONE,
 ) -> tuple[Listed, ...]:
     """The complete list of one resource. ``devices`` are the inventory's, by name; ``at`` is wall seconds.
 
     Devices of the DRA lane stay in the list as Unhealthy, so that capacity tells what the node has and allocatable
     what is left for limits. When no device is left for limits at all the list is empty: allocatable 0 without any
     NUMA record makes the scheduler and kubelet treat the name as served by DRA (``extendedResourceName``).
+
+    ``former``: device name -> ids that it had with another number of replicas. Kubelet may be allocating them, or a pod
+    may have them, so they stay, Unhealthy: they are given to nobody any more.
     """
     entries = of_resource(ledger, resource)
     if not any(_concerns_legacy(entry, at, policy) for entry in entries):
@@ -44,8 +56,18 @@ def legacy_list(
         device = devices.get(entry.name)
         numa = device.numa_nodes if device else ()
         healthy = legacy_healthy(ledger, entry, policy)
-        listed.extend(Listed(unit, healthy, numa) for unit in entry.device.units)
+        if entry.name in former:
+            listed.extend(Listed(unit, healthy and not surplus(entry, unit), numa) for unit in entry.device.units)
+            listed.extend(Listed(unit, False, numa) for unit in sorted(former[entry.name]))
+        else:
+            listed.extend(Listed(unit, healthy, numa) for unit in entry.device.units)
     return tuple(listed)
+
+
+def surplus(entry: Entry, unit: str) -> bool:
+    """Whether no other pod is to get this unit: the pods of a device with fewer replicas now have all of its shares."""
+    hold = entry.hold
+    return hold is not None and unit not in hold.units and len(hold.units) >= len(entry.device.units)
 
 
 def _concerns_legacy(entry: Entry, at: float, policy: Policy) -> bool:

@@ -1,0 +1,167 @@
+"""Ids of kubelet that a device no longer has: listed until nobody can mean them, given to nobody."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from deviceplugin import Allocation, AllocationError, Health
+from drabridge.cdi import CdiStore
+from drabridge.config import load
+from drabridge.evidence.pods import PodWatch
+from drabridge.inventory.model import Device, DeviceNode
+from drabridge.ledger import Booted, Discovered, Facts, Observed, Owner, PodRef, Policy, Restarted
+from drabridge.ledger.keeper import Keeper
+from drabridge.ledger.store import Store
+from drabridge.legacy.resource import LegacyResource
+
+RESOURCE = load("""\
+apiVersion: drabridge/v1alpha1
+kind: AgentConfig
+driver: example.com
+resources:
+- name: example.com/card
+  match: [{subsystem: drm}]
+""").resources[0]
+CARD = Device("card-0", "C0", RESOURCE.name, nodes=(DeviceNode("/dev/null", "/dev/card", "rw", "c", 1, 3),), replicas=4)
+HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
+
+
+class Place:
+    """One resource with one device of so many replicas, on a real ledger; ``now`` is its clock."""
+
+    def __init__(self, directory: Path) -> None:
+        self.now = 0.0
+        self.card = CARD
+        self.keeper = Keeper(Store(directory / "state", node="n"), Policy(), now=lambda: self.now)
+        self.resource = LegacyResource(
+            RESOURCE,
+            inject="cdi",
+            keeper=self.keeper,
+            cdi=CdiStore(directory / "cdi", "example.com"),
+            devices=lambda: {self.card.name: self.card},
+            resolve=lambda device: device,
+            now=lambda: self.now,
+        )
+
+    async def have(self, replicas: int) -> None:
+        self.card = replace(CARD, replicas=replicas)
+        await self.keeper.apply(Discovered((Facts.of(self.card),), self.now))
+
+    async def allocate(self, *ids: str) -> Allocation:
+        answer = self.resource.allocate(ids)
+        return answer if isinstance(answer, Allocation) else await answer
+
+    @property
+    def listed(self) -> dict[str, str]:
+        current = self.resource.devices().current
+        assert current is not None
+        return {one.id: HEALTHY if one.health is Health.HEALTHY else UNHEALTHY for one in current.value}
+
+    @property
+    def owner(self) -> Owner:
+        return self.keeper.ledger.entries["card-0"].owner
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    place = Place(tmp_path)
+    await place.keeper.apply(Booted("boot", 0.0))
+    await place.have(4)
+    await place.keeper.apply(Restarted(0.0))
+    place.resource.learn()
+    yield place
+    await place.keeper.close()
+
+
+async def test_former_ids_stay_listed_for_the_time_of_a_tombstone(place: Place) -> None:
+    await place.have(2)
+    place.resource.refresh()  # may come before learn(): the ledger tells of its change at once
+    wanted = {"C0::0": HEALTHY, "C0::1": HEALTHY, "C0::2": UNHEALTHY, "C0::3": UNHEALTHY}
+    assert place.listed == wanted
+    place.now = 59.0
+    place.resource.learn()
+    assert place.listed == wanted
+    place.now = 61.0
+    place.resource.learn(recent=frozenset({"C0::3"}))  # kubelet asked about it a moment ago
+    assert place.listed == {"C0::0": HEALTHY, "C0::1": HEALTHY, "C0::3": UNHEALTHY}
+    place.resource.learn()
+    assert place.listed == {"C0::0": HEALTHY, "C0::1": HEALTHY}
+
+
+async def test_what_a_pod_has_stays_listed_and_is_answered_again(place: Place) -> None:
+    await place.allocate("C0::3")
+    await place.have(2)
+    place.now = 600.0
+    for _ in range(2):
+        place.resource.learn()
+        assert place.listed["C0::3"] == UNHEALTHY  # kubelet has it in use; nobody else is to get it
+        assert await place.allocate("C0::3")  # the app container after the init container
+    with pytest.raises(AllocationError, match="no share C0::2 to give"):
+        await place.allocate("C0::2")  # chosen before kubelet had read the list
+    assert place.owner is Owner.LEGACY
+    assert place.keeper.ledger.entries["card-0"].hold is not None
+
+
+async def test_fewer_replicas_are_not_shared_by_more_pods_than_that(place: Place) -> None:
+    await place.allocate("C0::0", "C0::3")
+    await place.have(1)
+    place.resource.learn()
+    assert set(place.listed.values()) == {UNHEALTHY}
+    with pytest.raises(AllocationError, match="fewer replicas"):
+        await place.allocate("C0")
+    await place.have(3)
+    place.resource.learn()
+    assert place.listed == {"C0": UNHEALTHY} | {
+        f"C0::{n}": health for n, health in enumerate([HEALTHY, HEALTHY, HEALTHY, UNHEALTHY])
+    }
+    await place.allocate("C0::1")
+    place.resource.refresh()
+    assert place.listed["C0::2"] == UNHEALTHY  # ::0, ::1 and ::3 are three
+
+
+async def test_an_id_that_comes_back_is_offered_again(place: Place) -> None:
+    for count in (1, 4):
+        await place.have(count)
+        place.resource.refresh()
+    assert place.listed == {"C0": UNHEALTHY} | {f"C0::{n}": HEALTHY for n in range(4)}
+    assert await place.allocate("C0::3")
+
+
+async def test_a_start_believes_what_the_ledger_says_a_pod_has(place: Place, tmp_path: Path) -> None:
+    await place.allocate("C0::3")
+    await place.keeper.close()
+    after = Place(tmp_path)
+    await after.have(2)
+    await after.keeper.apply(Restarted(1.0))
+    after.resource.learn()
+    assert after.listed == {"C0::0": HEALTHY, "C0::1": HEALTHY, "C0::3": UNHEALTHY}
+    await after.keeper.close()
+
+
+POD = PodRef("default", "p", "main")
+
+
+async def test_a_pod_that_kubelet_shows_with_a_former_id_holds_the_device(place: Place) -> None:
+    """Another agent had more replicas, or the record was lost."""
+    await place.have(2)
+    await place.keeper.apply(Restarted(1.0, listed={"C0::139": (POD,)}))
+    assert place.owner is Owner.LEGACY
+    place.resource.learn()
+    assert place.listed["C0::139"] == UNHEALTHY
+
+
+async def test_evidence_finds_a_pod_by_any_id_of_the_device(place: Place) -> None:
+    await place.have(2)
+    seq = place.keeper.ledger.seq
+    observed = Observed(at=1.0, since_seq=seq, listed={"C0::139": (POD,)})
+    pods = PodWatch(None, "n", lambda: None)  # type: ignore[arg-type]
+    container = {"resources": {"limits": {RESOURCE.name: "1"}}}
+    metadata = {"namespace": "default", "name": "p", "uid": "u"}
+    pods.listed(({"metadata": metadata, "spec": {"containers": [container]}},))
+    assert pods.unaccounted(place.keeper.ledger, observed) == {}
+    await place.keeper.apply(observed)
+    assert place.owner is Owner.LEGACY
