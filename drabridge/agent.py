@@ -106,6 +106,7 @@ class Agent:
         self._stop = asyncio.Event()
         self._snapshot = Signal()
         self._merged = False  # the ledger agrees with what kubelet and the CDI directory say
+        self._behind = False  # the ledger could not be told of the newest snapshot: its disk is full
         self._refresh: asyncio.TimerHandle | None = None
         self._background: set[asyncio.Task[Decision]] = set()
 
@@ -214,7 +215,7 @@ class Agent:
             "devices": self._follow_inventory,
             "inventory": lambda: runtime.inventory.run(lambda _: self._snapshot.set()),
             "configuration": self._follower.run,
-            "housekeeping": Housekeeping(runtime).run,
+            "housekeeping": Housekeeping(runtime, self._claims).run,
         }
         self._tasks = [asyncio.create_task(forever(name, start), name=name) for name, start in work.items()]
         try:
@@ -280,7 +281,8 @@ class Agent:
         shareable = {r.name: r.sharing.allow_multiple_allocations for r in runtime.config.resources}
         runtime.devices = snapshot.by_name()
         facts = tuple(Facts.of(device, shareable=shareable.get(device.resource, False)) for device in snapshot.devices)
-        await runtime.keeper.apply(Discovered(facts, self._now(), self._transfers.first_lanes(snapshot)))
+        taken = await runtime.keeper.apply(Discovered(facts, self._now(), self._transfers.first_lanes(snapshot)))
+        self._behind = not taken.accepted
         self._identities.save(snapshot)
         for collision in snapshot.collisions:
             log.error("devices with one identity are not offered", extra={"collision": str(collision)})
@@ -317,6 +319,8 @@ class Agent:
     def _follow_ledger(self) -> None:
         """Offers, moves and questions to kubelet after one change of the ledger or several."""
         self._refresh = None
+        if self._behind and self._runtime.keeper.health.ok:
+            self._snapshot.set()
         self._claims.wake()
         self._runtime.evidence.changed()
         self._runtime.changed.set()

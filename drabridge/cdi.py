@@ -41,6 +41,8 @@ _CLASS = re.compile(r"[A-Za-z]([A-Za-z0-9_-]*[A-Za-z0-9])?")  # a dot would need
 _DEVICE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 _MOUNT_OPTIONS = {True: ("ro", "nosuid", "nodev", "bind"), False: ("rw", "nosuid", "nodev", "bind")}
 
+PROBE_BYTES = 4096  # a block: a full file system may still make empty files
+
 _NO_ENV: Mapping[str, str] = MappingProxyType({})
 
 
@@ -136,6 +138,8 @@ class CdiStore:
         self.vendor = vendor
         self.kind = f"{vendor}/{device_class}"
         self._prefix = f"{vendor}-{device_class}-"
+        self.error = ""  # why the last write failed, until :meth:`probe` finds that it would not fail now
+        self._kept: set[str] = set()  # names of files that were written and not removed
 
     def legacy_spec(self, device: Device, units: Collection[str] = ()) -> Spec:
         """The spec of a device that containers hold through the device plugin API.
@@ -182,14 +186,51 @@ class CdiStore:
             self.remove_file(spec.file_name)
             return ()
         path = os.path.join(self.directory, spec.file_name)
-        with _host_errors(self.directory):
-            if read_if_there(path) != data:
-                try:  # no fsync: what a power cut tears is written again at start; until then runtimes refuse it
-                    write_atomically(path, data, mode=0o644, care=Care.PROCESS)
-                except FileNotFoundError:
-                    self.directory.mkdir(mode=0o755, exist_ok=True)
-                    write_atomically(path, data, mode=0o644, care=Care.PROCESS)
+        try:
+            with _host_errors(self.directory):
+                if read_if_there(path) != data:
+                    self._put(path, data)
+        except HostError as error:
+            self.error = str(error)
+            raise
+        self._kept.add(spec.file_name)
         return spec.names
+
+    def _put(self, path: str, data: bytes) -> None:
+        try:  # no fsync: what a power cut tears is written again at start; until then runtimes refuse it
+            write_atomically(path, data, mode=0o644, care=Care.PROCESS)
+        except FileNotFoundError:
+            self.directory.mkdir(mode=0o755, exist_ok=True)
+            write_atomically(path, data, mode=0o644, care=Care.PROCESS)
+
+    def probe(self) -> bool:
+        """After a failure: whether files can be written now. Nobody but us sees the file that this makes."""
+        path = os.path.join(self.directory, f".{self._prefix}{Family.LEGACY}-probe{TEMPORARY_SUFFIX}")
+        try:
+            with _host_errors(self.directory):
+                self._put(path, bytes(PROBE_BYTES))
+                os.unlink(path)
+        except HostError as error:
+            self.error = str(error)
+            return False
+        self.error = ""
+        return True
+
+    def missing(self) -> tuple[str, ...]:
+        """Names of files that were written and that somebody else removed since the last call, sorted. One listing.
+
+        A directory that cannot be listed is a failure like that of a write: once it is over, all files are written.
+        """
+        try:
+            there = set(os.listdir(self.directory))
+        except FileNotFoundError:
+            there = set()  # it is made again with the next file
+        except OSError as error:
+            self.error = f"cannot keep CDI files in {self.directory}: {error.strerror or error}"
+            return ()
+        gone = self._kept - there
+        self._kept -= gone
+        return tuple(sorted(gone))
 
     def remove(self, family: Family, key: str) -> bool:
         """Remove the file of one legacy device or one claim; false if there was none."""
@@ -197,6 +238,7 @@ class CdiStore:
 
     def remove_file(self, file_name: str) -> bool:
         """Remove a file by the name in its :class:`Spec`; false if there was none."""
+        self._kept.discard(file_name)
         with _host_errors(self.directory):
             try:
                 (self.directory / file_name).unlink()

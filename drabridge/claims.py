@@ -73,6 +73,11 @@ class ClaimSide:
         if self.driver is not None:
             self.driver.publish()
 
+    def renew_files(self) -> None:
+        """Files of prepared claims may be missing. A driver that starts later writes them anyway."""
+        if self.driver is not None:
+            self.driver.renew_files()
+
     def reconfigure(self, config: Config) -> None:
         """Take a changed configuration; what a running driver cannot change makes a new one, with the same slices."""
         if self.driver is not None and config.dra == self._settings:

@@ -1,22 +1,30 @@
-"""What is due by time alone: tombstones, CDI files that nothing refers to any more, the heartbeat."""
+"""What is due by time alone: tombstones, CDI files that nothing refers to any more or that somebody removed, another
+try where a disk failed, the heartbeat.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 
+from drabridge.claims import ClaimSide
 from drabridge.inventory.model import Presence, device_id_of
 from drabridge.ledger import events
 from drabridge.ledger.advertise import must_list
 from drabridge.runtime import Runtime
 
-TICK_SECONDS = 3.0
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 3.0  # how long a disk that works again stays unnoticed; kubelet's own retries take longer
 
 
 class Housekeeping:
     """A slow tick. Everything here may be late; nothing here may be wrong."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, claims: ClaimSide) -> None:
         self._runtime = runtime
+        self._claims = claims
+        self._said = False  # that CDI files cannot be written
 
     async def run(self) -> None:
         while True:
@@ -25,9 +33,30 @@ class Housekeeping:
             await asyncio.sleep(TICK_SECONDS)
 
     async def tick(self) -> None:
+        self._runtime.keeper.retry()  # while a grant would fail nothing is offered, so nobody else tries
+        self._look_after_files()
         await self._forget()
         self._runtime.legacy.learn()  # a device may have left its lane long enough ago to leave the list as well
         self._runtime.files.sweep(self._runtime.keeper.ledger)
+
+    def _look_after_files(self) -> None:
+        """Kubelet and runtimes resolve CDI names for as long as pods live: what is missing is written again."""
+        runtime = self._runtime
+        failed = runtime.cdi.error
+        if failed and not runtime.cdi.probe():
+            if runtime.cdi_error and not self._said:
+                log.error("CDI files cannot be written: no device is offered that needs one", extra={"reason": failed})
+            self._said = True
+            return
+        if failed:
+            log.info("CDI files can be written again", extra={"directory": str(runtime.cdi.directory)})
+        self._said = False
+        gone = runtime.cdi.missing()
+        if gone:
+            log.warning("CDI files were removed by somebody else; they are written again", extra={"files": gone})
+        if (failed or gone) and runtime.keeper.ledger.node.merged:  # the merge does it, too
+            runtime.files.restore(runtime.keeper.ledger, runtime.devices)
+            self._claims.renew_files()
 
     async def _forget(self) -> None:
         """Drop devices that are gone for good: unheld, unknown to the inventory, and quiescent at kubelet."""

@@ -87,6 +87,8 @@ class Pages:
         reasons = [] if runtime.inventory.current.complete else ["the first enumeration of devices has not ended"]
         if runtime.keeper.health.error:
             reasons.append(f"ledger: {runtime.keeper.health.error}")
+        if runtime.cdi_error:
+            reasons.append(f"CDI: {runtime.cdi_error}")
         states = runtime.legacy.states
         if not states:
             reasons.append("no resource is served yet")

@@ -67,6 +67,14 @@ class Runtime(Struct):
     config_error: str = ""  # why the file on disk is not the one in use
     beat: float = 0.0  # the slow tick's last time on the loop's clock
 
+    @property
+    def cdi_error(self) -> str:
+        """Why CDI files cannot be written; empty where nothing enters a container by them."""
+        needed = self.cluster is not None or "cdi" in {
+            resource.inject or self.config.legacy.inject for resource in self.config.resources
+        }
+        return self.cdi.error if needed else ""
+
     def resource_of(self, device: str) -> str:
         """The resource of a device that the ledger knows; empty for another."""
         entry = self.keeper.ledger.entries.get(device)

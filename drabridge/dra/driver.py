@@ -152,6 +152,7 @@ class DraDriver:
         self._seen: Snapshot | None = None  # what _look() looked at last
         self._offered: dict[str, Device] = {}
         self._others: tuple[str, ...] | None = None
+        self._renew = False  # files of prepared claims are missing
         self._changed = asyncio.Event()
 
     @property
@@ -164,6 +165,11 @@ class DraDriver:
         """The inventory, the ledger or the configuration changed: look again. Cheap, never blocks."""
         self._changed.set()
         self._releases.wake()
+
+    def renew_files(self) -> None:
+        """Somebody removed files of prepared claims: write those that are missing."""
+        self._renew = True
+        self._changed.set()
 
     def reconfigure(self, config: Config) -> None:
         """Take over a configuration whose driver, pool and metadata setting are the same as before."""
@@ -230,10 +236,10 @@ class DraDriver:
             self._changed.clear()
             self._look()
             snapshot = self._inventory()
-            if snapshot.version != version:
-                version = snapshot.version
+            if snapshot.version != version or self._renew:
+                version, renew, self._renew = snapshot.version, self._renew, False
                 try:
-                    await self._upkeep.refresh()
+                    await self._upkeep.refresh(missing=renew)
                 except DrabridgeError as error:
                     log.error("files of prepared claims not brought up to date", extra={"error": str(error)})
 

@@ -66,8 +66,10 @@ class Upkeep:
             self._metadata.sweep({record.claim.uid for record in records} | keep)
         return tuple(record for record in records if record.state is State.COMPLETED)
 
-    async def refresh(self) -> None:
-        """The inventory changed: bring the CDI and metadata files of prepared claims up to date."""
+    async def refresh(self, *, missing: bool = False) -> None:
+        """The inventory changed: bring the CDI and metadata files of prepared claims up to date. ``missing``: some were
+        removed, and perhaps those which mount metadata that has not changed.
+        """
         for record in self._records.all():
             if record.state is not State.COMPLETED or record.boot_id != self._boot_id:
                 continue
@@ -81,6 +83,8 @@ class Upkeep:
                 self._cdi.write(self._cdi.claim_spec(now.claim.uid, cdi_devices(plans)))
                 if self._metadata is not None and len(plans) == len(now.devices):
                     self._metadata.update(now.claim, metadata_facts(plans))
+                    if missing:
+                        self._metadata.write(now.claim, now.pod_claim_name, metadata_facts(plans))
 
     def _plans(self, record: ClaimRecord) -> list[Planned] | None:
         """The claim's devices that are here, as they are now; None when that cannot be said: its files stay then."""

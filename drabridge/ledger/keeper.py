@@ -18,7 +18,7 @@ from drabridge.errors import HostError
 from drabridge.ledger.events import Event, Lost
 from drabridge.ledger.machine import step
 from drabridge.ledger.model import Ledger, Policy
-from drabridge.ledger.outcome import Decision, Effect, Notify, Refusal, RefusalCode, Step
+from drabridge.ledger.outcome import ACCEPTED, Decision, Effect, Notify, Refusal, RefusalCode, Step
 from drabridge.ledger.store import LoadResult, Store
 from drabridge.worker import Job, Worker
 
@@ -30,7 +30,8 @@ HANGS_SECONDS = 3.0  # an overloaded disk answers within it; an Allocate is give
 CLOSE_SECONDS = 1.0  # of the 3 s in which SIGTERM is promised to end the agent
 
 Callback = Callable[[Ledger, tuple[Effect, ...]], None]
-"""Called on the loop after every step that changed something or has effects: the ledger now, and the effects."""
+"""Called on the loop after every step that changed something or has effects, and when :attr:`Keeper.health` changes:
+the ledger now, and the effects."""
 
 
 class StoreHealth(Struct, frozen=True):
@@ -82,6 +83,7 @@ class Keeper:
             store.rewrite(self.ledger)
         except HostError as error:  # an agent that cannot start cannot say why; this one grants nothing and says it
             self.health = StoreHealth(False, str(error), now())
+            _log.error("%s", error)
         self._head = self.ledger  # with the steps that wait for the disk
         self._queue: list[_Waiting] = []
         self._lazy: set[str] = set()
@@ -108,8 +110,17 @@ class Keeper:
 
     def submit(self, event: Event) -> asyncio.Future[Decision]:
         """As :meth:`apply`; with a quick disk the future is done on return."""
+        return self._take(step(self._head, event, self.policy))
+
+    def retry(self) -> None:
+        """While the ledger cannot be written: try again, though nobody asks for anything. Does not wait for the disk;
+        subscribers hear of it when it is well again.
+        """
+        if not self.health.ok and self._flusher is None:
+            self._take(Step(ACCEPTED, durable=True))
+
+    def _take(self, done: Step) -> asyncio.Future[Decision]:
         answer: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
-        done = step(self._head, event, self.policy)
         self._head = done.of(self._head)
         if self._flusher is None and not done.durable:
             self.ledger = self._head
@@ -193,6 +204,7 @@ class Keeper:
         await asyncio.wait([done], timeout=HANGS_SECONDS)
         if not done.done():
             self._unwell(f"the ledger's disk is silent for {HANGS_SECONDS:g} s; nothing is granted until it answers")
+            self._tell(())
         await done
 
     def _unwell(self, error: str, cause: BaseException | None = None) -> None:
@@ -207,18 +219,20 @@ class Keeper:
         if error is not None:
             self._undo(batch.waiting, error)
             return
-        if batch.writing is not None:
-            self.health = StoreHealth()
         self.ledger, self._lazy = batch.after, batch.names
         for waiting in batch.waiting:
             if not waiting.answer.done():
                 waiting.answer.set_result(waiting.done.decision)
+        if batch.writing is not None and not self.health.ok:
+            self.health = StoreHealth()
+            _log.info("the ledger can be written again")
+            self._tell(())
         for waiting in batch.waiting:
             self._publish(waiting.done)
 
     def _undo(self, batch: list[_Waiting], error: BaseException) -> None:
         """Fail closed: the ledger is what it was, and everybody who waits is refused."""
-        known = isinstance(error, HostError)
+        known, news = isinstance(error, HostError), self.health.ok
         self._unwell(str(error) if known else f"the ledger cannot be written: {error}", None if known else error)
         batch, self._queue = batch + self._queue, []
         self._head = self.ledger
@@ -228,11 +242,16 @@ class Keeper:
         for waiting in batch:
             if not waiting.answer.done():
                 waiting.answer.set_result(refused)
+        if news:
+            self._tell(())
 
     def _publish(self, done: Step) -> None:
         if done or done.effects:
-            for callback in tuple(self._callbacks):
-                try:
-                    callback(self.ledger, done.effects)
-                except Exception:
-                    _log.exception("a subscriber of the ledger failed")
+            self._tell(done.effects)
+
+    def _tell(self, effects: tuple[Effect, ...]) -> None:
+        for callback in tuple(self._callbacks):
+            try:
+                callback(self.ledger, effects)
+            except Exception:
+                _log.exception("a subscriber of the ledger failed")

@@ -18,6 +18,7 @@ from drabridge.errors import HostError
 from drabridge.hooks import run_hook
 from drabridge.inventory.model import Device, Presence
 from drabridge.ledger import events
+from drabridge.ledger.keeper import StoreHealth
 from drabridge.ledger.model import Ledger, Policy
 from drabridge.ledger.outcome import Decision
 from drabridge.legacy.units import Units
@@ -34,6 +35,9 @@ class Keeper(Protocol):
 
     @property
     def policy(self) -> Policy: ...
+
+    @property
+    def health(self) -> StoreHealth: ...
 
     def submit(self, event: events.Event) -> asyncio.Future[Decision]: ...
 
@@ -65,6 +69,7 @@ class LegacyResource:
         self._now = now
         self._list: DeviceList = Broadcast()
         self._ids = Units()
+        self._refused: set[str] = set()  # what kubelet could not be given since the disk is full, or the like
         self._units: tuple[Unit, ...] = ()
         self._hook = asyncio.Lock()  # a reset hook never runs twice at once
 
@@ -96,9 +101,17 @@ class LegacyResource:
     def refresh(self) -> None:
         """Bring the list up to date with inventory and ledger. An unchanged list is not sent."""
         ledger, at = self._keeper.ledger, self._now()
+        if not self._stuck:
+            self._refused.clear()
         self._ids.follow((entry for entry in ledger.entries.values() if entry.device.resource == self.resource), at)
         listed = legacy_list(
-            ledger, self._devices(), self.resource, at=at, policy=self._keeper.policy, former=self._ids.former()
+            ledger,
+            self._devices(),
+            self.resource,
+            at=at,
+            policy=self._keeper.policy,
+            former=self._ids.former(),
+            refused=self._refused if self._stuck else None,
         )
         self._list.publish(
             tuple(
@@ -126,8 +139,9 @@ class LegacyResource:
 
     def _decided(self, decision: Decision, units: Mapping[str, Sequence[str]]) -> Allocation:
         if not decision.accepted:
+            self._say_if_stuck(units)
             raise AllocationError("FAILED_PRECONDITION", "; ".join([str(decision), *self._reasons(units)]))
-        return self._answer(sorted(units))
+        return self._answer(units)
 
     def prefer(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
         return prefer(self._units, available, must_include, size, Spread(self.config.replicas.policy))
@@ -193,14 +207,26 @@ class LegacyResource:
         found = [self._devices().get(name) for name in names]
         return [f"{device.name}: {device.reason}" for device in found if device is not None and device.reason]
 
-    def _answer(self, names: Sequence[str]) -> Allocation:
+    @property
+    def _stuck(self) -> bool:
+        """Whether no grant can be kept, whatever the device: every Allocate would fail."""
+        return not self._keeper.health.ok or (self._inject == "cdi" and bool(self._cdi.error))
+
+    def _say_if_stuck(self, units: Mapping[str, Sequence[str]]) -> None:
+        """Kubelet would try the same again with the next pod, and the next: tell it at once that there is no use."""
+        if self._stuck:
+            self._refused.update(unit for own in units.values() for unit in own)
+            self.refresh()
+
+    def _answer(self, units: Mapping[str, Sequence[str]]) -> Allocation:
         """What the container gets. The grant is durable by now; if this fails the ledger lets go by itself."""
         try:
-            devices = [self._current(name) for name in names]
+            devices = [self._current(name) for name in sorted(units)]
             if self._inject == "cdi":
                 written = [self._cdi.write(self._cdi.legacy_spec(device)) for device in devices]
                 return Allocation(cdi_devices=tuple(name for names_of_one in written for name in names_of_one))
         except HostError as error:
+            self._say_if_stuck(units)
             raise AllocationError("UNAVAILABLE", error.message, hint=error.hint) from error
         return Allocation(
             envs={key: value for device in devices for key, value in device.env.items()},

@@ -36,6 +36,7 @@ def legacy_list(
     at: float,
     policy: Policy,
     former: Mapping[str, Collection[str]] = _NONE,
+    refused: Collection[str] | None = None,
 ) -> tuple[Listed, ...]:
     """The complete list of one resource. ``devices`` are the inventory's, by name; ``at`` is wall seconds.
 
@@ -45,6 +46,8 @@ def legacy_list(
 
     ``former``: device name -> ids that it had with another number of replicas. Kubelet may be allocating them, or a pod
     may have them, so they stay, Unhealthy: they are given to nobody any more.
+    ``refused``: nothing can be granted now (a full disk), and the ids for which kubelet was told so. What pods have
+    stays Healthy; the rest is not, or kubelet would send one pod after another into the same failure.
     """
     entries = of_resource(ledger, resource)
     if not any(_concerns_legacy(entry, at, policy) for entry in entries):
@@ -55,12 +58,16 @@ def legacy_list(
             continue
         device = devices.get(entry.name)
         numa = device.numa_nodes if device else ()
-        healthy = legacy_healthy(ledger, entry, policy)
+        units = entry.device.units
+        healthy: Collection[str] = units if legacy_healthy(ledger, entry, policy) else ()
+        if healthy and refused is not None:
+            healthy = set(entry.hold.units).difference(refused) if entry.hold is not None else ()
+        elif healthy and entry.name in former:
+            healthy = {unit for unit in units if not surplus(entry, unit)}
+        every = healthy is units
+        listed.extend(Listed(unit, every or unit in healthy, numa) for unit in units)
         if entry.name in former:
-            listed.extend(Listed(unit, healthy and not surplus(entry, unit), numa) for unit in entry.device.units)
             listed.extend(Listed(unit, False, numa) for unit in sorted(former[entry.name]))
-        else:
-            listed.extend(Listed(unit, healthy, numa) for unit in entry.device.units)
     return tuple(listed)
 
 

@@ -85,19 +85,17 @@ async def test_the_disk_of_the_ledger_is_full() -> None:
                 await agent.start()
                 await agent.up()
                 await until(lambda: _owns(agent, held), 10, agent.text)
-                await kubelet.wait_for_resource(RESOURCE, healthy=4)
-                refused = await kubelet.run_pod(pod("refused"))
-                assert refused.phase is Phase.FAILED
-                assert "No space left on device" in refused.message
+                # Only what pods have is offered: a scheduler sends no pod, and kubelet refuses one that comes.
+                await kubelet.wait_for_resource(RESOURCE, healthy=len(held))
+                assert (await kubelet.run_pod(pod("refused"))).phase is Phase.FAILED
                 code, body = await agent.ask("/readyz")
                 assert code == 503
                 assert b"No space left on device" in body
                 await until(lambda: said_in_one_line(agent, "No space left on device"), 5)
                 assert await owners(agent) == held
                 full.unlink()
-                # The next grant tries again and finds the disk well.
-                await until(lambda: _runs(kubelet), 10, agent.text)
-                held = await owners(agent)
+                # The agent tries again by itself.
+                await kubelet.wait_for_resource(RESOURCE, healthy=4)
                 await unharmed(agent, kubelet, held)
             finally:
                 with contextlib.suppress(ProcessLookupError):
@@ -109,23 +107,18 @@ async def _owns(agent: AgentProcess, held: dict[str, str]) -> bool:
     return held.items() <= (await owners(agent)).items()
 
 
-_attempts = iter(range(1000))
-
-
-async def _runs(kubelet: SimKubelet) -> bool:
-    return (await kubelet.run_pod(pod(f"again-{next(_attempts)}"))).phase is Phase.RUNNING
-
-
 async def test_the_cdi_directory_becomes_read_only() -> None:
     async with holding() as (agent, kubelet, held):
         with read_only(agent.cdi):
             status = await kubelet.run_pod(pod("refused"))
             assert status.phase is Phase.FAILED
             assert "Read-only file system" in status.message
+            await kubelet.wait_for_resource(RESOURCE, healthy=2)  # one failed; no other pod is to follow it
+            assert b"Read-only file system" in (await agent.ask("/readyz"))[1]
             await until(lambda: said_in_one_line(agent, "Read-only file system"), 5)
             assert alive(agent)
             assert held.items() <= (await owners(agent)).items()
-            await asyncio.sleep(0.2)
+        await kubelet.wait_for_resource(RESOURCE, healthy=4)
         assert (await kubelet.run_pod(pod("next"))).phase is Phase.RUNNING
         assert alive(agent)
         assert held.items() <= (await owners(agent)).items()

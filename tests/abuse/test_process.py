@@ -75,6 +75,8 @@ async def test_no_file_may_grow_not_even_the_log() -> None:
             assert b"File too large" in body
             assert await owners(agent) == held
             assert any("ledger" in reason for reason in (await agent.status())["notReadyBecause"])
+            await kubelet.wait_for_resource(RESOURCE, healthy=2)  # what pods hold; no other pod is to fail
+        await kubelet.wait_for_resource(RESOURCE, healthy=4)
         assert (await kubelet.run_pod(pod("next"))).phase is Phase.RUNNING
         held = await owners(agent)
         assert len(held) == 3

@@ -216,3 +216,38 @@ def test_edits_join_and_the_later_wins() -> None:
     joined = Edits((NODE,), {"A": "1", "B": "1"}) | Edits((RENAMED,), {"B": "2"}, (Mount("/a", "/b"),))
 
     assert joined == Edits((NODE, RENAMED), {"A": "1", "B": "2"}, (Mount("/a", "/b"),))
+
+
+def test_a_failure_lasts_until_a_probe_succeeds(tmp_path: Path) -> None:
+    store = CdiStore(tmp_path / "cdi", "drabridge.example.com")
+    store.directory.write_text("in the way")
+    with pytest.raises(HostError):
+        store.write(store.legacy_spec(DEVICE))
+    assert "Not a directory" in store.error
+    assert not store.probe()
+    assert "Not a directory" in store.error
+    store.directory.unlink()
+    assert store.probe()
+    assert store.error == ""
+    assert list(store.directory.iterdir()) == []  # the probe leaves nothing
+
+
+def test_files_that_somebody_else_removed_are_missed_once(store: CdiStore) -> None:
+    spec = store.legacy_spec(DEVICE)
+    store.write(spec)
+    store.write(store.claim_spec(UID, [CdiDevice("claim-x", Edits((NODE,)))]))
+    assert store.missing() == ()
+    store.remove(Family.CLAIM, UID)
+    assert store.missing() == ()
+    (store.directory / spec.file_name).unlink()
+    store.directory.rmdir()
+    assert store.missing() == (spec.file_name,)
+    assert store.missing() == ()
+    store.write(spec)
+    assert store.missing() == ()
+
+
+def test_a_directory_that_cannot_be_listed_is_a_failure(store: CdiStore) -> None:
+    store.directory.write_text("in the way")
+    assert store.missing() == ()
+    assert "Not a directory" in store.error

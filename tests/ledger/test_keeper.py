@@ -159,6 +159,38 @@ async def test_an_agent_starts_on_a_disk_that_is_full_and_grants_when_it_no_long
     await keeper.close()
 
 
+async def test_a_disk_that_is_well_again_is_found_without_a_request(keeper: Keeper, disk: Disk) -> None:
+    heard: list[bool] = []
+    keeper.subscribe(lambda ledger, effects: heard.append(keeper.health.ok))
+    keeper.retry()
+    assert heard == []  # nothing to try
+    disk.error = OSError(28, "No space left on device")
+    assert not (await keeper.apply(allocate(0))).accepted
+    assert heard == [False]
+    keeper.retry()
+    await until(lambda: disk.syncs >= 2)
+    await keeper.apply(allocate(0))
+    assert heard == [False], "an old story"
+    disk.error = None
+    keeper.retry()
+    await until(lambda: keeper.health.ok)
+    assert heard == [False, True]
+    assert owner(keeper, "gpu-0") is Owner.NONE
+
+
+async def test_a_try_does_not_queue_behind_a_disk_that_hangs(keeper: Keeper, disk: Disk) -> None:
+    disk.error = OSError(28, "No space left on device")
+    await keeper.apply(allocate(0))
+    disk.error = None
+    disk.gate.clear()
+    began = time.monotonic()
+    for _ in range(50):
+        keeper.retry()
+    assert time.monotonic() - began < 1.0
+    disk.gate.set()
+    await until(lambda: keeper.health.ok)
+
+
 async def test_an_unprepare_that_is_not_durable_is_not_answered_with_yes(keeper: Keeper, disk: Disk) -> None:
     await keeper.apply(prepare(2))
     disk.error = OSError(5, "Input/output error")

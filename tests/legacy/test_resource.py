@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from deviceplugin import Allocation, AllocationError
+from deviceplugin import Allocation, AllocationError, Health
 from drabridge.cdi import CdiStore
 from drabridge.config import load
 from drabridge.errors import HostError
 from drabridge.inventory.model import Device, DeviceNode
-from drabridge.ledger import Booted, Discovered, Facts, Owner, Policy, Restarted
+from drabridge.ledger import Booted, Discovered, Facts, Owner, Policy, Restarted, store
 from drabridge.ledger.keeper import Keeper
 from drabridge.ledger.store import Store
 from drabridge.legacy.resource import LegacyResource
@@ -45,16 +46,23 @@ class Place:
     def __init__(self, keeper: Keeper, directory: Path, inject: Literal["cdi", "devices"]) -> None:
         self.fault: HostError | None = None
         self.cdi = directory / "cdi"
+        self.store = CdiStore(self.cdi, "example.com")
         self.resource = LegacyResource(
             RESOURCE,
             inject=inject,
             keeper=keeper,
-            cdi=CdiStore(self.cdi, "example.com"),
+            cdi=self.store,
             devices=lambda: {RADIO.name: RADIO},
             resolve=self._resolve,
             now=lambda: 100.0,
         )
         self.resource.learn()
+
+    @property
+    def healthy(self) -> set[str]:
+        current = self.resource.devices().current
+        assert current is not None
+        return {one.id for one in current.value if one.health is Health.HEALTHY}
 
     def _resolve(self, device: Device) -> Device:
         if self.fault is not None:
@@ -87,3 +95,51 @@ async def test_nothing_is_answered_before_the_grant_is_on_disk(keeper: Keeper, t
     assert keeper.ledger.entries["radio-0"].owner is Owner.LEGACY
     assert '"owner":"legacy"' in (tmp_path / "state" / "ledger.jsonl").read_text().splitlines()[-1]
     assert [path.name for path in place.cdi.iterdir()] == ["example.com-device-legacy-radio-0.json"]
+
+
+async def test_a_cdi_directory_that_fails_is_told_to_kubelet_at_once(keeper: Keeper, tmp_path: Path) -> None:
+    """The ledger says held, but the pod failed: kubelet would give the same device to the next one, and the next."""
+    place = Place(keeper, tmp_path, "cdi")
+    place.cdi.write_text("in the way")
+    assert place.healthy == {"R0"}
+    with pytest.raises(AllocationError, match="cannot keep CDI files"):
+        await place.allocate("R0")
+    assert place.healthy == set()
+    assert not place.store.probe()
+    place.resource.refresh()
+    assert place.healthy == set()
+    place.cdi.unlink()
+    assert place.store.probe()
+    place.resource.refresh()
+    assert place.healthy == {"R0"}
+    await place.allocate("R0")
+    place.store.error = "fails again"
+    place.resource.refresh()
+    assert place.healthy == {"R0"}  # a pod has it: it must stay admissible
+
+
+async def test_who_needs_no_cdi_file_does_not_mind(keeper: Keeper, tmp_path: Path) -> None:
+    place = Place(keeper, tmp_path, "devices")
+    place.store.error = "cannot be written"
+    place.resource.refresh()
+    assert place.healthy == {"R0"}
+
+
+async def test_a_ledger_that_cannot_be_written_is_told_to_kubelet_at_once(
+    keeper: Keeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(keeper, tmp_path, "cdi")
+
+    def full(fd: int, data: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_write", full)
+        with pytest.raises(AllocationError, match="No space left on device"):
+            await place.allocate("R0")
+        assert place.healthy == set()
+    keeper.retry()  # what housekeeping does
+    await keeper.apply(Booted("boot", 1.0))
+    assert keeper.health.ok
+    place.resource.refresh()
+    assert place.healthy == {"R0"}

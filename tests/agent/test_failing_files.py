@@ -1,0 +1,71 @@
+"""Disks and directories that fail below a running agent: no storm of failed pods, and it heals without being asked."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import shutil
+
+from drabridge.sim.pods import Phase
+from tests.agent.helpers import RESOURCE, AgentProcess, node, pod, until
+from tests.agent.test_bridge_node import bridge, claim_pod, limits_pod
+
+
+def limit_files(agent: AgentProcess, soft: int) -> None:
+    """With 1, every write to a file fails with EFBIG, whoever the agent runs as: as good as a full disk."""
+    assert agent.process is not None
+    hard = resource.prlimit(agent.process.pid, resource.RLIMIT_FSIZE)[1]
+    resource.prlimit(agent.process.pid, resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def test_a_full_disk_costs_one_pod() -> None:
+    async with node() as (agent, kubelet):
+        assert (await kubelet.run_pod(pod("holder"))).phase is Phase.RUNNING
+        held = set(kubelet.resources[RESOURCE].allocated)
+        limit_files(agent, 1)
+        first = await kubelet.run_pod(pod("first"))
+        assert first.phase is Phase.FAILED
+        assert "the ledger cannot be written" in first.message
+        await until(lambda: kubelet.resources[RESOURCE].healthy == held, 1, agent.text)
+        assert kubelet.resources[RESOURCE].devices > held
+        assert (await agent.ask("/readyz"))[0] == 503
+        await asyncio.sleep(3.5)  # tries in between change nothing
+        assert kubelet.resources[RESOURCE].healthy == held
+        limit_files(agent, resource.RLIM_INFINITY)
+        await kubelet.wait_for_resource(RESOURCE, healthy=4, timeout=10)
+        await agent.ready(5)
+        assert (await kubelet.run_pod(pod("next"))).phase is Phase.RUNNING
+
+
+async def test_a_cdi_directory_that_is_none_costs_one_pod_at_most() -> None:
+    async with node() as (agent, kubelet):
+        assert (await kubelet.run_pod(pod("holder"))).phase is Phase.RUNNING
+        held = set(kubelet.resources[RESOURCE].allocated)
+        (file,) = agent.cdi.iterdir()
+        shutil.rmtree(agent.cdi)
+        agent.cdi.write_text("in the way")
+        await kubelet.run_pod(pod("first"))  # unless the agent has looked by now, this one fails
+        await until(lambda: kubelet.resources[RESOURCE].healthy == held, 10, agent.text)
+        code, body = await agent.ask("/readyz")
+        assert code == 503
+        assert b"CDI: cannot keep CDI files" in body
+        agent.cdi.unlink()
+        await kubelet.wait_for_resource(RESOURCE, healthy=4, timeout=10)
+        await agent.ready(5)
+        assert file.exists()  # the holder's container may be started again at any time
+        assert (await kubelet.run_pod(pod("next"))).phase is Phase.RUNNING
+        assert agent.text().count("CDI files cannot be written:") <= 1
+
+
+async def test_cdi_files_that_somebody_removes_come_back() -> None:
+    async with bridge() as (agent, cluster, _):
+        for name, manifest in (("c", claim_pod("c")), ("l", limits_pod("l"))):
+            await cluster.apply(manifest)
+            await cluster.wait_pod(name)
+        before = {path.name: path.read_bytes() for path in agent.cdi.iterdir()}
+        assert len(before) == 3  # the claim's, its metadata's, and the legacy device's
+        shutil.rmtree(agent.cdi)
+        await until(lambda: agent.cdi.exists() and before.keys() <= {path.name for path in agent.cdi.iterdir()}, 10)
+        await asyncio.sleep(0.1)
+        assert {path.name: path.read_bytes() for path in agent.cdi.iterdir()} == before
+        assert agent.text().count("CDI files were removed by somebody else") == 1
