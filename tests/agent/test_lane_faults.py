@@ -1,0 +1,164 @@
+"""Moves between the lanes while a peer is in trouble: what is not acknowledged does not move, and moves when it is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from typing import Any
+
+from drabridge.sim.api import SimApiServer
+from drabridge.sim.cluster import SimCluster
+from drabridge.sim.kubelet import SimKubelet
+from drabridge.sim.timings import Timings
+from tests.agent.helpers import DRIVER, RESOURCE, AgentProcess, pod, short_directory, until
+from tests.agent.test_bridge_node import CONFIG, bridge, claim_pod, devices_in_slices, healthy, set_lanes
+
+QUIET_SECONDS = 0.5  # quiesceSeconds of CONFIG
+WRITES = ("create", "update", "patch", "delete", "deletecollection")
+ALWAYS = 1_000_000  # until faults are healed
+
+
+async def moving(agent: AgentProcess) -> dict[str, str]:
+    """Devices that are on their way -> the step they are at."""
+    return {row["name"]: row["move"]["step"] for row in (await agent.status())["devices"] if row["move"]}
+
+
+async def at_step(agent: AgentProcess, step: str, count: int) -> bool:
+    return list((await moving(agent)).values()) == [step] * count
+
+
+async def look_for(seconds: float, look: Any) -> None:
+    """Look again and again for so long; ``look`` asserts."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        await look()
+        await asyncio.sleep(0.02)
+
+
+async def test_a_device_stays_out_of_pods_reach_while_claims_cannot_be_listed() -> None:
+    async with bridge() as (agent, cluster, _):
+        before = healthy(cluster)
+        cluster.api.faults.fail(ALWAYS, 503, verb="list", resource="resourceclaims")
+        await set_lanes(agent, legacy=4, dra=0)
+        await until(lambda: at_step(agent, "quiescing", 2), 10, agent.text)
+
+        async def kept() -> None:
+            assert healthy(cluster) == before, agent.text()
+            assert await at_step(agent, "quiescing", 2), await moving(agent)
+
+        await look_for(4 * QUIET_SECONDS, kept)
+        await until(lambda: "a lane move waits for the API server" in agent.text(), 10, agent.text)
+        assert healthy(cluster) == before
+        cluster.api.faults.heal()
+        await until(lambda: len(healthy(cluster)) == 4, 20, agent.text)
+
+
+async def test_a_device_stays_out_of_pods_reach_while_its_slice_cannot_be_written() -> None:
+    async with bridge() as (agent, cluster, _):
+        await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
+        for verb in WRITES:
+            cluster.api.faults.fail(ALWAYS, 503, verb=verb, resource="resourceslices")
+        await set_lanes(agent, legacy=4, dra=0)
+        await until(lambda: _moves(agent, 2), 10, agent.text)
+
+        async def on_one_side() -> None:
+            assert not devices_in_slices(cluster) & healthy(cluster), agent.text()
+
+        await look_for(4 * QUIET_SECONDS, on_one_side)
+        assert len(devices_in_slices(cluster)) == 2
+        assert await at_step(agent, "revoking", 2), await moving(agent)
+        cluster.api.faults.heal()
+
+        async def all_moved() -> bool:
+            await on_one_side()
+            return len(healthy(cluster)) == 4
+
+        await until(all_moved, 30, agent.text)
+        assert not devices_in_slices(cluster)
+
+
+async def _moves(agent: AgentProcess, count: int) -> bool:
+    return len(await moving(agent)) == count
+
+
+async def allocate(cluster: SimCluster, name: str, device: str) -> None:
+    """What a scheduler writes that saw the slice a moment ago; its pod is not bound yet: nothing is prepared."""
+    await cluster.apply(
+        claim_pod(name).replace("spec:\n  resourceClaims", "spec:\n  schedulerName: slow\n  resourceClaims")
+    )
+    waiting = cluster.api.objects.get("pods", name, "default")
+    claim = cluster.api.objects.get("resourceclaims", name, "default")
+    result = {"request": "r", "driver": DRIVER, "pool": "node-a", "device": device}
+    claim["status"] = {
+        "allocation": {"devices": {"results": [result]}},
+        "reservedFor": [{"resource": "pods", "name": name, "uid": waiting["metadata"]["uid"]}],
+    }
+    cluster.api.objects.update(claim, namespace="default", subresource="status")
+
+
+async def test_a_claim_that_was_allocated_in_the_quiet_time_keeps_its_device() -> None:
+    async with bridge(CONFIG.replace("quiesceSeconds: 0.5", "quiesceSeconds: 2")) as (agent, cluster, _):
+        await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
+        taken, other = sorted(devices_in_slices(cluster))
+        before = healthy(cluster)
+        cluster.api.faults.fail(ALWAYS, 503, verb="list", resource="resourceclaims")  # however late this test is
+        await set_lanes(agent, legacy=4, dra=0)
+        await until(lambda: at_step(agent, "quiescing", 2), 10, agent.text)
+        await allocate(cluster, "late", taken)
+        cluster.api.faults.heal()
+
+        async def others_moved() -> bool:
+            assert taken not in healthy(cluster), agent.text()
+            return healthy(cluster) == before | {other}
+
+        await until(others_moved, 20, agent.text)
+        row = await agent.device(taken)
+        assert row["owner"] == "dra-granted"
+        assert [holder["claim"] for holder in row["holders"]] == ["late"]
+
+        async def kept() -> None:
+            assert taken not in healthy(cluster), agent.text()
+
+        await look_for(QUIET_SECONDS, kept)
+        await cluster.delete("pods", "late")
+        await cluster.delete("resourceclaims", "late")
+        await until(lambda: len(healthy(cluster)) == 4, 30, agent.text)
+        assert (await agent.device(taken))["owner"] == "none"
+
+
+async def test_no_slice_is_published_before_kubelet_has_read_the_list_of_devices() -> None:
+    """A kubelet that ran before us may believe that every device is its own to give."""
+    with short_directory() as root:
+        async with SimApiServer() as api:
+            api.objects.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"}})
+            kubelet = SimKubelet(root, timings=Timings.fast())
+            agent = AgentProcess(root, CONFIG, arguments=("--kubeconfig", str(api.kubeconfig(root / "kubeconfig"))))
+            kubelet.faults.hang_dial_back = True  # it takes the Register, and never comes to read
+            await kubelet.start()
+            await agent.start()
+            try:
+                await agent.up()
+                await until(lambda: kubelet.calls.of("Register"), 10, agent.text)
+
+                async def nothing() -> None:
+                    assert not api.objects.peek("resourceslices"), agent.text()
+
+                await look_for(2.0, nothing)
+                assert not kubelet.calls.of("ListAndWatchResponse")
+                kubelet.faults.hang_dial_back = False
+                await kubelet.restart()
+
+                def published() -> bool:
+                    there = bool(api.objects.peek("resourceslices"))
+                    assert not there or kubelet.calls.of("ListAndWatchResponse"), agent.text()
+                    return there
+
+                await until(published, 30, agent.text)
+                assert (await kubelet.run_pod(pod("a", 2))).message == ""
+                assert len(kubelet.resources[RESOURCE].healthy) == 2
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    await agent.stop(signal.SIGKILL)
+                await kubelet.stop()
