@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from drabridge.sim.api import SimApiServer
 from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet import SimKubelet
-from drabridge.sim.pods import Phase
+from drabridge.sim.pods import Container, Phase, PodSpec
 from drabridge.sim.timings import Timings
 from tests.agent.helpers import CONFIG, RESOURCE, AgentProcess, node, pod, short_directory, until
 from tests.agent.test_bridge_node import claim_pod, limits_pod
@@ -63,6 +64,47 @@ async def test_pods_of_the_plugin_before_us_are_recognised() -> None:
                 await until(let_go, 15, agent.text)
             finally:
                 await agent.stop(signal.SIGKILL)
+
+
+async def test_a_pod_that_only_kubelet_s_checkpoint_shows_keeps_its_devices_from_claims() -> None:
+    """A List leaves plain init containers out, and a fresh ledger gives everything to the lane of claims."""
+    config = QUICK.replace("  match:", '  lanes: {legacy: 0, dra: "*"}\n  match:')
+    assert config != QUICK
+    with short_directory() as root:
+        async with SimApiServer() as api, SimKubelet(root, timings=Timings.fast()) as kubelet:
+            api.objects.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"}})
+            vendor = Plugin(root, "vendor.sock", [device(name) for name in IDS], RESOURCE)
+            agent = AgentProcess(root, config, arguments=("--kubeconfig", str(api.kubeconfig(root / "kubeconfig"))))
+            await vendor.serve()
+            await vendor.register()
+            await kubelet.wait_for_resource(RESOURCE, healthy=4)
+            long = Container("fetch", {RESOURCE: 2}, run_seconds=3600)
+            spec = PodSpec("default", "a", uid="uid-a", init_containers=(long,), containers=(Container("main"),))
+            starting = asyncio.create_task(kubelet.run_pod(spec))
+            await kubelet.wait_for(lambda: "fetch" in kubelet.node.pods["uid-a"].running if kubelet.pods else False)
+            held = set(kubelet.resources[RESOURCE].allocated)
+            assert len(held) == 2
+            await vendor.stop()
+            await agent.start()
+            try:
+                await agent.ready()
+
+                def published() -> set[str]:
+                    slices = api.objects.peek("resourceslices")
+                    found = {one["name"] for each in slices for one in each["spec"].get("devices") or ()}
+                    assert not found & held, agent.text()
+                    return found
+
+                await until(lambda: published() == set(IDS) - held, 10, agent.text)
+                owners = await _owners(agent)
+                assert {name for name, owner in owners.items() if owner == "legacy"} == held
+                await asyncio.sleep(2)  # longer than every doubt of QUICK, with a List that never shows the pod
+                assert published() == set(IDS) - held
+                assert {name for name, owner in (await _owners(agent)).items() if owner == "legacy"} == held
+            finally:
+                await agent.stop(signal.SIGKILL)
+                starting.cancel()
+                await asyncio.gather(starting, return_exceptions=True)
 
 
 async def test_a_reboot_keeps_pods_holds_until_proven_free_and_drops_prepared_marks() -> None:
