@@ -6,19 +6,23 @@ import asyncio
 import json
 import signal
 import sys
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from drabridge.ledger import ClaimDeallocated, Policy, step
+from drabridge.ledger.store import Store
 from drabridge.sim.api import SimApiServer
+from drabridge.sim.claims import FILE_NAME as CLAIMS_FILE
 from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet import SimKubelet
 from drabridge.sim.pods import Container, Phase, PodSpec
 from drabridge.sim.timings import Timings
 from tests.agent.helpers import CONFIG, RESOURCE, AgentProcess, node, pod, short_directory, until
-from tests.agent.test_bridge_node import claim_pod, limits_pod
+from tests.agent.test_bridge_node import bridge, claim_pod, limits_pod
 from tests.sim.kubelet_peers import Plugin, device
 from tests.soak.bed import MEM, bed
 
@@ -255,6 +259,53 @@ async def test_release_says_what_it_cannot_do() -> None:
         assert "It has full, null, random, zero" in said
         code, said = await _lanes_release(agent, next(name for name in IDS if name != used))
         assert code == 0, said
+
+
+async def test_a_claim_that_was_released_does_not_come_back_with_the_next_start() -> None:
+    """Kubelet was wiped and forgot its pods: nobody will ever unprepare the claim."""
+    async with bridge() as (agent, cluster, runtime):
+        kubelet = cluster.kubelets["node-a"]
+        await cluster.apply(claim_pod("c"))
+        await cluster.wait_pod("c")
+        rows = (await agent.status())["devices"]
+        ((name, uid),) = [(row["name"], row["holders"][0]["claimUID"]) for row in rows if row["holders"]]
+        await kubelet.stop()
+        await runtime.stop_container(next(iter(kubelet.node.pods)), "main")
+        kubelet.node.pods.clear()
+        (kubelet.node.root / CLAIMS_FILE).unlink()
+        await cluster.delete("pods", "c", force=True)
+        await cluster.delete("resourceclaims", "c")
+        await agent.stop(signal.SIGKILL)
+        state = agent.control.parent
+        _deallocated(state, uid)
+        await agent.start()
+        await agent.up()
+        await until(lambda: _owned(agent, name, "dra-prepared"), 10, agent.text)
+        files = [*(state / "claims").glob("*.json"), *agent.cdi.glob(f"*-claim-{uid}*")]
+        assert len(files) == 2
+        code, body = await agent.ask("/release", json.dumps({"device": name}).encode())
+        assert code == 200, body
+        assert json.loads(body)["owner"] == "none"
+        assert not [file for file in files if file.exists()]
+        await agent.stop(signal.SIGKILL)
+        await kubelet.start()
+        await agent.start()
+        await agent.ready()
+        assert await _owned(agent, name, "none")
+
+
+def _deallocated(state: Path, uid: str) -> None:
+    """The API server's word about a claim, as the ledger keeps it: the allocation has been taken back."""
+    store = Store(state, node="node-a")
+    try:
+        before = store.load().ledger
+        store.rewrite(step(before, ClaimDeallocated(uid, time.time()), Policy()).of(before))
+    finally:
+        store.close()
+
+
+async def _owned(agent: AgentProcess, name: str, owner: str) -> bool:
+    return (await _owners(agent)).get(name) == owner
 
 
 async def test_with_an_api_server_quarantine_ends_by_itself() -> None:
