@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,11 @@ import pytest
 
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
+from drabridge.legacy.side import QUIET_SECONDS
 from drabridge.sim.kubelet import SimKubelet
 from drabridge.sim.pods import Phase
-from tests.agent.helpers import DRIVER, AgentProcess, node, pod, until
+from drabridge.sim.timings import Timings
+from tests.agent.helpers import DRIVER, AgentProcess, node, pod, short_directory, until
 
 RESOURCE = "example.com/zero"
 
@@ -125,6 +129,37 @@ async def test_devices_and_mounts_for_runtimes_without_cdi(tmp_path: Path) -> No
         assert dict(answer.envs) == {"WHICH": "zero"}
         assert not answer.cdi_devices
         assert not list(agent.cdi.glob("*.json"))
+
+
+async def test_kubelet_is_not_asked_who_holds_what_while_an_allocate_is_open() -> None:
+    """A List makes kubelet forget what it is just allocating, and the next pod would be given the same device."""
+    with short_directory() as root:
+        hold = root / "hold"
+        command = ("-m", "tests.agent.slow_disk", str(hold))
+        agent = AgentProcess(root, config(), command=command)
+        async with SimKubelet(root, timings=Timings.fast()) as kubelet:
+            await agent.start()
+            try:
+                await agent.ready()
+                await kubelet.wait_for_resource(RESOURCE, healthy=2)
+                await until(lambda: len(kubelet.calls.of("List")) >= 2, 10, agent.text)  # those of every start
+                hold.touch()
+                running = asyncio.create_task(kubelet.run_pod(pod("a", resource=RESOURCE)))
+                await until(lambda: kubelet.calls.of("Allocate"), 10, agent.text)
+                (open_call,) = kubelet.calls.of("Allocate")
+                lists = len(kubelet.calls.of("List"))
+                asked = asyncio.create_task(agent.ask("/release", b'{"device": "zero"}'))  # a round of evidence, now
+                while time.monotonic() < open_call.at + QUIET_SECONDS / 2:
+                    assert open_call.seconds is None
+                    assert len(kubelet.calls.of("List")) == lists, agent.text()
+                    await asyncio.sleep(0.01)
+                hold.unlink()
+                assert (await running).phase is Phase.RUNNING
+                await asked
+                assert len(kubelet.calls.of("List")) > lists
+            finally:
+                hold.unlink(missing_ok=True)
+                await agent.stop(signal.SIGKILL)
 
 
 # --- before a container starts ----------------------------------------------------------------------------------------
