@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +18,7 @@ from drabridge.evidence.others import Others
 from drabridge.evidence.probe import opened
 from drabridge.inventory.model import Device, DeviceNode
 from drabridge.ledger.events import Observed
-from drabridge.ledger.model import Entry, Facts, Hold, Ledger, Owner, PodRef
+from drabridge.ledger.model import ClaimHold, ClaimRef, Entry, Facts, Hold, Ledger, Owner, Phase, PodRef
 
 
 def device(name: str, path: str) -> Device:
@@ -76,6 +79,41 @@ def test_links_of_a_descriptor_table_are_followed(tmp_path: Path) -> None:
     (table / "1").symlink_to("/nowhere")
     (tmp_path / "7" / "comm").write_text("trainer\n")
     assert opened({"full": FULL}, tmp_path).by == {"full": "process 7 (trainer)"}
+
+
+@contextlib.contextmanager
+def child_with_null_open() -> Iterator[None]:
+    child = subprocess.Popen(["sleep", "3600"], stdin=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        child.kill()
+        child.wait()
+
+
+@pytest.mark.parametrize("owner", [Owner.LEGACY, Owner.QUARANTINE, Owner.CONFLICT])
+async def test_every_hold_that_may_be_about_to_end_is_looked_at(owner: Owner) -> None:
+    claims = (ClaimHold(ClaimRef("uid-c"), Phase.PREPARED, 0.0),) if owner is Owner.CONFLICT else ()
+    held = Entry(Facts("null", "example.com/mem", ("null",)), owner, hold=Hold(("null",)), claims=claims)
+    others = Others(lambda: Ledger.of([held]), lambda: {"null": NULL}, lambda: frozenset({"example.com/mem"}))
+    with child_with_null_open():
+        assert (await others.enrich(Observed(0.0, 0, listed={}))).opened == {"null": True}
+
+
+async def test_a_process_that_may_not_be_looked_at_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may look at everything here, so the kernel's refusal is made: for the first process alone."""
+    listdir = os.listdir
+
+    def refusing(path: os.PathLike[str]) -> list[str]:
+        if Path(path) == Path("/proc/1/fd"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listdir(path)
+
+    others = Others(Ledger, lambda: {"null": NULL}, lambda: frozenset({"example.com/mem"}))
+    monkeypatch.setattr(os, "listdir", refusing)
+    with child_with_null_open():
+        assert "process" in (await others.in_use({"null"}))["null"]
+        assert "hostPID" in others.error
 
 
 async def test_only_resources_that_ask_for_it_and_only_what_kubelet_does_not_show() -> None:
