@@ -13,11 +13,12 @@ def legacy_healthy(ledger: Ledger, entry: Entry, policy: Policy) -> bool:
     """Healthy in ListAndWatch: present, and held by a legacy pod or free for one.
 
     A device that a legacy pod holds stays Healthy whatever its lane: kubelet fails the pod otherwise when it restarts.
+    Not under another resource than the pod's, where kubelet takes it for free.
     """
     if entry.device.presence is not Presence.PRESENT:
         return False
     if entry.owner is Owner.LEGACY:
-        return True
+        return not entry.counted_elsewhere
     return _free_for(ledger, entry, _LEGACY_LANES, policy)
 
 
@@ -65,12 +66,19 @@ def _free_for(ledger: Ledger, entry: Entry, lanes: frozenset[Lane], policy: Poli
 
 
 def hindrance(ledger: Ledger, entry: Entry) -> Entry | None:
-    """The whole of a part, or a part of a whole, because of which a free device is offered to nobody."""
+    """What shares the hardware of a free device and keeps it from being offered: the whole of a part, a part of a
+    whole, what the place was called before.
+    """
     return next(
         (
             relative
             for relative in ledger.relatives(entry.device)
-            if relative.owner is not Owner.NONE or relative.lane is not entry.lane
+            if relative.owner is not Owner.NONE or not (relative.lane is entry.lane or _left(relative, entry))
         ),
         None,
     )
+
+
+def _left(relative: Entry, entry: Entry) -> bool:
+    """Whether a relative is only what the place was called before: it is given to nobody, whatever its lane."""
+    return relative.device.presence is Presence.GONE and relative.device.same_place(entry.device)

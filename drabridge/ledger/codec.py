@@ -26,7 +26,7 @@ from drabridge.ledger.model import (
 
 ENTRY_FIELDS = frozenset(
     {"name", "resource", "units", "root", "presence", "shareable", "capacity", "owner", "lane"}
-    | {"hold", "claims", "move", "since", "seq", "released_because"}
+    | {"syspath", "hold", "claims", "move", "since", "seq", "released_because"}
 )
 
 
@@ -45,6 +45,8 @@ def entry_to_json(entry: Entry) -> Json:
     }
     if facts.root:
         data["root"] = facts.root
+    if facts.syspath:
+        data["syspath"] = facts.syspath
     if facts.shareable:
         data["shareable"] = True
         data["capacity"] = dict(facts.capacity)
@@ -77,6 +79,7 @@ def entry_from_json(data: Mapping[str, Any]) -> Entry:
         Presence(data.get("presence", Presence.PRESENT)),
         bool(data.get("shareable", False)),
         _amounts(data.get("capacity", {})),
+        _text(data.get("syspath", "")),
     )
     hold = data.get("hold")
     move = data.get("move")
@@ -125,7 +128,7 @@ def node_from_json(data: Mapping[str, Any]) -> NodeState:
 
 
 def _hold_to_json(hold: Hold) -> Json:
-    return {
+    data: Json = {
         "units": hold.units,
         "allocated_at": hold.allocated_at,
         "confirmed": hold.confirmed,
@@ -136,6 +139,9 @@ def _hold_to_json(hold: Hold) -> Json:
         ],
         "because": hold.because,
     }
+    if hold.resource:
+        data["resource"] = hold.resource
+    return data
 
 
 def _hold_from_json(data: Mapping[str, Any]) -> Hold:
@@ -150,6 +156,7 @@ def _hold_from_json(data: Mapping[str, Any]) -> Hold:
             for pod in data.get("pods", ())
         ),
         because=HeldBecause(data.get("because", HeldBecause.TOO_YOUNG)),
+        resource=_text(data.get("resource", "")),
     )
 
 

@@ -126,7 +126,7 @@ def no_arbitration_by_health(ledger: Ledger, truth: Truth, policy: Policy) -> Fo
     for name, entry in ledger.entries.items():
         healthy = advertise.legacy_healthy(ledger, entry, policy)
         present = entry.device.presence is Presence.PRESENT
-        if entry.owner is Owner.LEGACY and present and not healthy:
+        if entry.owner is Owner.LEGACY and present and not healthy and not entry.counted_elsewhere:
             yield Violation("I5", name, "held by a pod and Unhealthy")
         allocate = ev.Allocate({name: entry.device.units}, entry.since)
         if healthy and ledger.node.merged and not step(ledger, allocate, policy).decision.accepted:

@@ -299,7 +299,11 @@ def _known(draft: Draft, entry: Entry, facts: Facts) -> None:
     if gone and facts.presence is not Presence.PRESENT and entry.owner is not Owner.NONE:
         message = f"{entry.name} is {facts.presence} while it is held by {refusal.holder(entry)}"
         draft.effects.append(Notify(Subject.NODE, "HeldDeviceUnavailable", message))
-    draft.touched[entry.name] = replace(entry, device=facts, since=draft.at if gone else entry.since, seq=draft.seq)
+    hold = entry.hold
+    if hold is not None and facts.resource != entry.device.resource:  # kubelet goes on counting it as it did
+        hold = replace(hold, resource=hold.resource or entry.device.resource)
+    since = draft.at if gone else entry.since
+    draft.touched[entry.name] = replace(entry, device=facts, hold=hold, since=since, seq=draft.seq)
 
 
 def _forgotten(draft: Draft, event: ev.Forgotten) -> None:

@@ -110,6 +110,7 @@ class Hold(Struct, frozen=True):
     absent_since: float = 0.0  # the first of them
     pods: tuple[PodRef, ...] = ()
     because: HeldBecause = HeldBecause.TOO_YOUNG
+    resource: str = ""  # what kubelet counts it under, where the device has become another resource's; else empty
 
 
 class Share(Struct, frozen=True):
@@ -151,6 +152,11 @@ class Facts(Struct, frozen=True):
     presence: Presence = Presence.PRESENT
     shareable: bool = False  # several claims may hold it (allowMultipleAllocations)
     capacity: tuple[tuple[str, int], ...] = ()  # defence against over-commitment of a shareable device
+    syspath: str = ""  # where the hardware is, or was last: two names for one place never both have a holder
+
+    def same_place(self, other: Facts) -> bool:
+        """Whether both are names for what is, or was, at one syspath."""
+        return bool(self.syspath) and self.syspath == other.syspath
 
     @property
     def id(self) -> str:
@@ -168,6 +174,7 @@ class Facts(Struct, frozen=True):
             device.presence,
             shareable,
             tuple(sorted(device.capacity.items())) if shareable else (),
+            device.syspath,
         )
 
 
@@ -208,6 +215,11 @@ class Entry(Struct, frozen=True):
         """The claims that really hold the device: those without admin access."""
         return tuple(claim for claim in self.claims if not claim.admin)
 
+    @property
+    def counted_elsewhere(self) -> bool:
+        """Whether kubelet counts the pod's hold under another resource: under this one it would give it out again."""
+        return self.hold is not None and self.hold.resource not in ("", self.device.resource)
+
     def claim(self, uid: str) -> ClaimHold | None:
         """What the claim ``uid`` has of this device."""
         return next((held for held in self.claims if held.claim.uid == uid), None)
@@ -226,13 +238,14 @@ class NodeState(NamedTuple):
 
 
 class Ledger(Struct, frozen=True):
-    """All entries at one moment. The two indexes are derived; build ledgers with :meth:`of` and :meth:`replace`."""
+    """All entries at one moment. The indexes are derived; build ledgers with :meth:`of` and :meth:`replace`."""
 
     entries: Shards[Entry] = field(default_factory=Shards)
     node: NodeState = field(default_factory=NodeState)
     seq: int = 0
     by_root: Shards[tuple[str, ...]] = field(default_factory=Shards)  # whole device -> its parts
     by_claim: Shards[tuple[str, ...]] = field(default_factory=Shards)  # claim UID -> devices
+    by_place: Shards[tuple[str, ...]] = field(default_factory=Shards)  # syspath -> devices
 
     @classmethod
     def of(cls, entries: Iterable[Entry], node: NodeState | None = None, seq: int = 0) -> Ledger:
@@ -247,7 +260,7 @@ class Ledger(Struct, frozen=True):
         seq: int | None = None,
     ) -> Ledger:
         """This ledger with some entries replaced or removed, as a new value; ``seq`` is one more unless given."""
-        entries, by_root, by_claim = self.entries, self.by_root, self.by_claim
+        entries, by_root, by_claim, by_place = self.entries, self.by_root, self.by_claim, self.by_place
         for entry in changes:
             name = entry.device.name
             before = entries.get(name)
@@ -256,22 +269,30 @@ class Ledger(Struct, frozen=True):
                 by_claim = _refile(by_claim, name, _uids(before), _uids(entry))
             if before is None or before.device is not entry.device:
                 by_root = _refile(by_root, name, _roots(before), _roots(entry))
+                by_place = _refile(by_place, name, _places(before), _places(entry))
         for name in removed:
             before = entries.get(name)
             entries = entries.drop(name)
             by_claim = _refile(by_claim, name, _uids(before), ())
             by_root = _refile(by_root, name, _roots(before), ())
-        return Ledger(
-            entries, self.node if node is None else node, self.seq + 1 if seq is None else seq, by_root, by_claim
-        )
+            by_place = _refile(by_place, name, _places(before), ())
+        node = self.node if node is None else node
+        return Ledger(entries, node, self.seq + 1 if seq is None else seq, by_root, by_claim, by_place)
 
     def relatives(self, device: Facts) -> tuple[Entry, ...]:
-        """The whole of a part, or the parts of a whole: those that overlap with it in hardware."""
+        """Those that overlap with it in hardware: the whole of a part, the parts of a whole, what had its place."""
+        others = self._others_in_place(device)
         if device.root:
             whole = self.entries.get(device.root)
-            return (whole,) if whole else ()
+            return (whole, *others) if whole else others
         parts = self.by_root.get(device.name)
-        return tuple(self.entries[name] for name in parts) if parts else ()
+        return (*(self.entries[name] for name in parts), *others) if parts else others
+
+    def _others_in_place(self, device: Facts) -> tuple[Entry, ...]:
+        names = self.by_place.get(device.syspath) if device.syspath else None
+        if names is None or names == (device.name,):
+            return ()
+        return tuple(self.entries[name] for name in names if name != device.name)
 
 
 def _uids(entry: Entry | None) -> tuple[str, ...]:
@@ -284,6 +305,10 @@ def _uids(entry: Entry | None) -> tuple[str, ...]:
 
 def _roots(entry: Entry | None) -> tuple[str, ...]:
     return (entry.device.root,) if entry and entry.device.root else ()
+
+
+def _places(entry: Entry | None) -> tuple[str, ...]:
+    return (entry.device.syspath,) if entry and entry.device.syspath else ()
 
 
 def _refile(

@@ -36,8 +36,11 @@ def take_shared(draft: Draft, entry: Entry, units: tuple[str, ...]) -> Outcome:
 def retake(draft: Draft, entry: Entry, units: tuple[str, ...]) -> Outcome:
     """Allocate of what a legacy pod has: an app container after its init container, a re-admitted pod, another replica.
 
-    Refusing here on the word of PodResources made pods fail in storms (project-akri/akri#849).
+    Refusing here on the word of PodResources made pods fail in storms (project-akri/akri#849). Not under another
+    resource than the pod's: there kubelet does not know of it, and takes the device for free.
     """
+    if entry.counted_elsewhere:
+        return refusal.held(entry, draft.at)
     if entry.device.presence is not Presence.PRESENT:
         return refusal.not_present(entry)
     old = entry.hold or Hold()
