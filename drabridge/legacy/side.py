@@ -131,8 +131,11 @@ class LegacySide:
         return await self._sent({name: self._version(name) for name in resources}, timeout_seconds)
 
     async def resend(self, resources: Iterable[str], timeout_seconds: float) -> bool:
-        """Send the same lists again, which makes kubelet rewrite its checkpoint; as :meth:`delivered`."""
-        known = [name for name in resources if name in self._served]
+        """Send the same lists again, which makes kubelet rewrite its checkpoint; as :meth:`delivered`.
+
+        The file is one for all resources: for those that the configuration no longer has, the others' lists do.
+        """
+        known = [name for name in resources if name in self._served] or list(self._served)
         versions = {name: self._served[name].plugin.devices().resend() for name in known if self._version(name)}
         return await self._sent(versions, timeout_seconds)
 
