@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from msgspec.structs import replace
 
@@ -44,6 +44,7 @@ from drabridge.ledger import (
     Policy,
     Readvertise,
     Refused,
+    Released,
     Restarted,
     Subscribed,
 )
@@ -81,9 +82,9 @@ def policy_of(config: Config) -> Policy:
     return Policy(**config.safety.model_dump())
 
 
-def probed(config: Config) -> frozenset[str]:
+def probed(configs: Iterable[Config]) -> frozenset[str]:
     """Resources whose device nodes are looked at before a device counts as let go."""
-    return frozenset(resource.name for resource in config.resources if resource.probe_open)
+    return frozenset(resource.name for config in configs for resource in config.resources if resource.probe_open)
 
 
 class Agent:
@@ -156,7 +157,8 @@ class Agent:
         metrics = Metrics(lambda: self._pages.samples())
         sinks = Sinks(metrics, lambda device: runtime.resource_of(device), self._now)
         self._identities = Identities(paths.state)
-        inventory = Inventory(config, held=held, given=self._identities.load(), on_fact=sinks.inventory)
+        given, named_by = self._identities.load(config)
+        inventory = Inventory(config, held=held, given=given, named_by=named_by, on_fact=sinks.inventory)
         cdi = CdiStore(paths.cdi, config.driver)
         client = Client(paths.podresources_socket, observe=sinks.asked)
         legacy = LegacySide(
@@ -169,7 +171,7 @@ class Agent:
             now=self._now,
         )
         witness = Witness(client, paths.device_plugins, legacy.resend, self._now, legacy.quiet)
-        others = Others(lambda: keeper.ledger, lambda: runtime.devices, lambda: probed(runtime.config))
+        others = Others(lambda: keeper.ledger, lambda: runtime.devices, lambda: probed(inventory.configs()))
         runtime = Runtime(
             options=self._options,
             paths=paths,
@@ -283,7 +285,7 @@ class Agent:
         facts = tuple(Facts.of(device, shareable=shareable.get(device.resource, False)) for device in snapshot.devices)
         taken = await runtime.keeper.apply(Discovered(facts, self._now(), self._transfers.first_lanes(snapshot)))
         self._behind = not taken.accepted
-        self._identities.save(snapshot)
+        self._identities.save(runtime.inventory.remembered())
         for collision in snapshot.collisions:
             log.error("devices with one identity are not offered", extra={"collision": str(collision)})
 
@@ -311,6 +313,7 @@ class Agent:
                 self._announcer.tell(effect)
             elif isinstance(effect, Readvertise):
                 self._runtime.legacy.repeat({self._runtime.resource_of(device) for device in effect.devices})
+        self._runtime.inventory.let_go(effect.device for effect in effects if isinstance(effect, Released))
         if self._refresh is None:
             self._refresh = asyncio.get_running_loop().call_later(REFRESH_SECONDS, self._follow_ledger)
         if any(isinstance(effect, Refused) for effect in effects):

@@ -1,4 +1,6 @@
-"""Names that devices were given, remembered over restarts: a held device keeps its name when a twin appears."""
+"""Names that devices were given, remembered over restarts: a held device keeps its name when a twin appears, and when
+the configuration that the agent starts with calls it otherwise.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,13 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from drabridge.config.loader import load
+from drabridge.config.messages import ConfigErrors
+from drabridge.config.schema import Config
 from drabridge.files import write_atomically
 from drabridge.inventory.identity import Key
-from drabridge.inventory.model import Presence, Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -17,41 +22,76 @@ FILE_NAME = "identities.json"
 
 
 class Identities:
-    """``identities.json``: ``{"version": 1, "given": [[resource, syspath, id], ...]}``.
+    """``identities.json``: ``{"version": 1, "given": [[resource, syspath, id], ...], "namedBy": [...]}``.
+
+    ``namedBy`` has one ``{"ids": [...], "configuration": {...}}`` for each configuration that named what is there: that
+    of now, and those of before whose devices somebody holds yet.
 
     It is a preference, not a record of ownership: if it is lost, names are derived anew, and they are the same unless
-    twins are involved. So whatever is wrong with the file is logged and the file is replaced.
+    twins or a changed configuration are involved. So whatever is wrong with the file is logged and it is replaced.
     """
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE_NAME
-        self._saved: dict[Key, str] | None = None
+        self._saved: dict[Key, tuple[str, Config]] | None = None
 
-    def load(self) -> Mapping[Key, str]:
+    def load(self, config: Config) -> tuple[Mapping[Key, str], Mapping[Key, Config]]:
+        """The ids by (resource, syspath), and the configurations that gave them where that is known; ``config`` is
+        the one in use.
+        """
         try:
             data = json.loads(self._path.read_text())
             given = {(str(resource), str(syspath)): str(device_id) for resource, syspath, device_id in data["given"]}
+            by_id = {
+                str(device_id): former
+                for row in data.get("namedBy", ())
+                if (former := _parsed(row["configuration"], config)) is not None
+                for device_id in row["ids"]
+            }
         except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            return {}, {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             log.warning("remembered names are lost", extra={"file": str(self._path), "reason": str(error)})
-            return {}
-        self._saved = given
-        return given
-
-    def save(self, snapshot: Snapshot) -> None:
-        """Remember the names of all devices that are there; nothing is written when nothing changed."""
-        given = {
-            (device.resource, device.syspath): device.id
-            for device in snapshot.devices
-            if device.presence is not Presence.GONE
+            return {}, {}
+        named_by = {
+            key: by_id[device_id]
+            for key, device_id in given.items()
+            if device_id in by_id and any(resource.name == key[0] for resource in by_id[device_id].resources)
         }
-        if given == self._saved:
+        self._saved = {key: (given[key], former) for key, former in named_by.items()}
+        return given, named_by
+
+    def save(self, remembered: Mapping[Key, tuple[str, Config]]) -> None:
+        """Remember what devices are called, and by which configuration; nothing is written when nothing changed."""
+        if remembered == self._saved:
             return
-        rows = sorted([resource, syspath, device_id] for (resource, syspath), device_id in given.items())
+        rows = sorted([resource, syspath, device_id] for (resource, syspath), (device_id, _) in remembered.items())
+        configs = {id(config): config for _, config in remembered.values()}
+        named_by = [
+            {"configuration": _plain(config), "ids": sorted(i for i, other in remembered.values() if other is config)}
+            for config in configs.values()
+        ]
         try:
-            write_atomically(self._path, json.dumps({"version": 1, "given": rows}, indent=1).encode())
+            text = json.dumps({"version": 1, "given": rows, "namedBy": named_by}, indent=1)
+            write_atomically(self._path, text.encode())
         except OSError as error:
             log.warning("names could not be remembered", extra={"file": str(self._path), "reason": str(error)})
             return
-        self._saved = given
+        self._saved = dict(remembered)
+
+
+def _plain(config: Config) -> dict[str, Any]:
+    """What the names follow from, as the file has it."""
+    chosen = {"api_version", "kind", "resources"}
+    return config.model_dump(mode="json", by_alias=True, exclude_unset=True, include=chosen)
+
+
+def _parsed(plain: object, current: Config) -> Config | None:
+    """The configuration of :func:`_plain`; the one in use where it is that. None: another version's, not understood."""
+    if plain == _plain(current):
+        return current
+    try:
+        return load(json.dumps(plain))
+    except ConfigErrors as error:
+        log.warning("the configuration that named held devices is not understood", extra={"reason": str(error)})
+        return None

@@ -16,7 +16,7 @@ from drabridge.config.lanes import Lanes, Selection, Share
 from drabridge.dra.allocation import allocations
 from drabridge.errors import ClusterError, PeerError
 from drabridge.inventory.match import matches
-from drabridge.inventory.model import Device, Snapshot, device_id_of
+from drabridge.inventory.model import Device, Presence, Snapshot, device_id_of
 from drabridge.ledger import (
     ClaimAllocated,
     Entry,
@@ -52,8 +52,13 @@ class Transfers:
         """Where devices start that the ledger has never seen."""
         ledger = self._runtime.keeper.ledger
         found: dict[str, Lane] = {}
+        here = {device.syspath for device in snapshot.devices if device.presence is not Presence.GONE}
         for resource in self._runtime.config.resources:
-            devices = snapshot.of(resource.name)
+            devices = [
+                device
+                for device in snapshot.of(resource.name)
+                if device.presence is not Presence.GONE or device.syspath not in here  # another has its place, and lane
+            ]
             found |= place(ledger, devices, self._wanted(self._wishes.lanes(resource), devices))
         return found
 

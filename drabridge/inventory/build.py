@@ -3,6 +3,10 @@
 Reads nothing but the records, NVIDIA's facts and, through :class:`~drabridge.inventory.host.Host`, the nodes and files
 that the configuration names. A device that several resources match belongs to the first of them in the file: one piece
 of hardware is never counted twice.
+
+A device that somebody holds stays what it was when a changed configuration would call it otherwise, or not at all: with
+the resource, the id and the nodes of the configuration that named it, until it is let go. That it is the same hardware
+is told by that configuration's identity, not by the place: another stick in the same port is another device.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from drabridge.config.matcher import any_of
 from drabridge.config.pattern import is_hex_id
@@ -22,7 +27,7 @@ from drabridge.config.template import parse
 from drabridge.inventory import nodes, topology, typed
 from drabridge.inventory.fields import driver
 from drabridge.inventory.host import Host
-from drabridge.inventory.identity import Candidate, Identity, Key, assign, name_of
+from drabridge.inventory.identity import Candidate, Identity, Key, assign, id_of, name_of
 from drabridge.inventory.match import holds
 from drabridge.inventory.model import Attribute, Collision, Device, Mount, Presence
 from drabridge.inventory.nodes import Subject
@@ -43,6 +48,7 @@ class _Seen(Struct, frozen=True):
     """What follows from one matched record alone; kept as long as the record is the same object."""
 
     record: Record
+    config: Config
     resource: Resource
     needs_database: bool
     nvidia: Mapping[str, str]
@@ -50,10 +56,15 @@ class _Seen(Struct, frozen=True):
 
 
 class Builder:
-    """Builds devices for one configuration, and remembers those whose records have not changed."""
+    """Builds devices for one configuration, and remembers those whose records have not changed.
 
-    def __init__(self, config: Config, host: Host) -> None:
-        self._resources = config.resources
+    ``named_by`` says which configuration named a device, by (resource, syspath); it is kept up to date.
+    """
+
+    def __init__(self, config: Config, host: Host, named_by: Mapping[Key, Config] | None = None) -> None:
+        self._config = config
+        self.named_by = dict(named_by or {})
+        self.kept: frozenset[str] = frozenset()  # names that an earlier configuration gave and this one would not
         self._host = host
         self._rules: list[tuple[Resource, Predicate, bool]] = [
             (resource, any_of(resource.match), needs_database(resource)) for resource in config.resources
@@ -76,7 +87,7 @@ class Builder:
         """All devices. ``ready`` says whether udevd is done with a record; ``fresh`` looks at every node again."""
         world = _World(records)
         chosen, waiting = [], []
-        for seen in self._match(records, facts, fresh):
+        for seen in self._match(records, facts, fresh, self._held_otherwise(given, held)):
             if seen.needs_database and not ready(seen.record):
                 waiting.append(seen.record.syspath)
             else:
@@ -98,18 +109,30 @@ class Builder:
             root = _root(resource, record, wholes)
             basis = (record, *subject.companions, subject.nvidia, identity, root)
             device = self._remembered(key, basis) if not fresh else None
-            device = device or self._device(resource, subject, identity, root)
+            device = device or replace(
+                self._device(resource, subject, identity, root), former=seen.config is not self._config
+            )
             made[key] = (basis, device)
             subjects[identity.name] = (resource, subject)
             devices.append(device)
         self._made, self._subjects = made, subjects
+        names = {seen.candidate.key: seen for seen in chosen if seen.candidate.key in identities}
+        self.kept = frozenset(identities[key].name for key, seen in names.items() if seen.config is not self._config)
+        away = {
+            key: config
+            for key, config in self.named_by.items()
+            if key not in names and key in given and held(name_of(given[key]))
+        }
+        self.named_by = away | {key: seen.config for key, seen in names.items()}
         return Built(tuple(devices), collisions, tuple(waiting))
 
     def subject(self, name: str) -> tuple[Resource, Subject] | None:
         """What the device of that name was last made of; None when it is not there."""
         return self._subjects.get(name)
 
-    def _match(self, records: Mapping[str, Record], facts: Facts, fresh: bool) -> Iterator[_Seen]:
+    def _match(
+        self, records: Mapping[str, Record], facts: Facts, fresh: bool, held: Mapping[str, Mapping[Key, str]]
+    ) -> Iterator[_Seen]:
         """Every record that a resource matches; what is known of an unchanged one is not worked out again."""
         matched = {}
         for syspath, record in records.items():
@@ -117,18 +140,44 @@ class Builder:
             if known is None or known[0] is not record or (known[1] and (fresh or self._facts is not facts)):
                 known = (record, self._see(record, facts))
             matched[syspath] = known
-            if known[1] is not None:
-                yield known[1]
+            seen = known[1]
+            if syspath in held:
+                seen = self._as_held(record, seen, held[syspath], facts)
+            if seen is not None:
+                yield seen
         self._matched, self._facts = matched, facts
+
+    def _held_otherwise(self, given: Mapping[Key, str], held: Callable[[str], bool]) -> dict[str, dict[Key, str]]:
+        """Where held hardware was that an earlier configuration named, and what it is called."""
+        places: dict[str, dict[Key, str]] = {}
+        for key, config in self.named_by.items():
+            if config is not self._config and key in given and held(name_of(given[key])):
+                places.setdefault(key[1], {})[key] = given[key]
+        return places
+
+    def _as_held(self, record: Record, seen: _Seen | None, held: Mapping[Key, str], facts: Facts) -> _Seen | None:
+        """The device as its holder knows it, where this configuration would call it otherwise."""
+        if seen is not None and held.get(seen.candidate.key, "") in map(id_of, seen.candidate.values):
+            return seen
+        for key, device_id in held.items():
+            config = self.named_by[key]
+            resource = config.resource(key[0])
+            former = self._described(config, resource, needs_database(resource), record, facts)
+            if device_id in map(id_of, former.candidate.values):
+                return replace(former, candidate=Candidate(*key, (device_id,)))
+        return seen
 
     def _see(self, record: Record, facts: Facts) -> _Seen | None:
         for resource, rule, database in self._rules:
             if holds(rule, record):
-                nvidia = facts.of(topology.pci_bus_id(record)) if facts.gpus else {}
-                values = Subject(record, nvidia=nvidia).lookup(self._host)
-                ids = tuple(template.render(values) or "" for template in resource.id)
-                return _Seen(record, resource, database, nvidia, Candidate(resource.name, record.syspath, ids))
+                return self._described(self._config, resource, database, record, facts)
         return None
+
+    def _described(self, config: Config, resource: Resource, database: bool, record: Record, facts: Facts) -> _Seen:
+        nvidia = facts.of(topology.pci_bus_id(record)) if facts.gpus else {}
+        values = Subject(record, nvidia=nvidia).lookup(self._host)
+        ids = tuple(template.render(values) or "" for template in resource.id)
+        return _Seen(record, config, resource, database, nvidia, Candidate(resource.name, record.syspath, ids))
 
     def _remembered(self, key: Key, basis: tuple[object, ...]) -> Device | None:
         """The device as it was made, when nothing it is made of changed. A faulty one is always looked at again."""

@@ -19,7 +19,7 @@ class Presence(StrEnum):
 
     PRESENT = "present"
     FAULTY = "faulty"  # there, but its node is missing, unreadable, or a health rule says no
-    GONE = "gone"  # unplugged, or no longer matched; kept while somebody may hold it
+    GONE = "gone"  # unplugged, or called otherwise, or no longer matched; kept while somebody may hold it
 
 
 class Semver(Struct, frozen=True):
@@ -74,6 +74,7 @@ class Device(Struct, frozen=True):
     replicas: int = 1
     presence: Presence = Presence.PRESENT
     reason: str = ""  # why it is not PRESENT, for people
+    former: bool = False  # held under a name of an earlier configuration, and offered to nobody anew under it
 
     @property
     def units(self) -> tuple[str, ...]:

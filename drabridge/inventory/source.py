@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -32,12 +32,12 @@ from drabridge.inventory.facts import (
     SourceChanged,
 )
 from drabridge.inventory.host import Host, RealHost
-from drabridge.inventory.identity import Key
+from drabridge.inventory.identity import Key, name_of
 from drabridge.inventory.model import Device, DeviceNode, Presence, Snapshot
 from drabridge.inventory.records import Record
 from drabridge.inventory.tracker import TOMBSTONE_SECONDS, Tracker
 from drabridge.inventory.udev import Monitor, Udev
-from drabridge.inventory.wanted import needs_nvidia, wanted
+from drabridge.inventory.wanted import Wanted, needs_nvidia, together, wanted
 from drabridge.inventory.world import World
 
 UNANSWERED_SECONDS = 1.0
@@ -60,8 +60,8 @@ class Inventory:
     """What exists on this node, for one configuration. Everything runs on the loop that ``run`` runs on.
 
     ``held(name)`` says whether somebody may hold the device of that name; ``given`` are identities remembered from an
-    earlier run, by (resource, syspath); ``on_fact`` is told what happens. ``proc`` and ``database`` (udevd's) are where
-    the host's are mounted.
+    earlier run, by (resource, syspath), and ``named_by`` the configurations that gave them; ``on_fact`` is told what
+    happens. ``proc`` and ``database`` (udevd's) are where the host's are mounted.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class Inventory:
         *,
         held: Callable[[str], bool] = lambda name: False,
         given: Mapping[Key, str] | None = None,
+        named_by: Mapping[Key, Config] | None = None,
         host: Host | None = None,
         proc: Path = Path("/proc"),
         database: Path = detect.DATABASE,
@@ -84,8 +85,8 @@ class Inventory:
         self._given = dict(given or {})
         self._on_fact = on_fact
         self._tracker = Tracker(held, tombstone_seconds)
-        self._builder = Builder(config, self._host)
-        self._udev = Udev(wanted(config))
+        self._builder = Builder(config, self._host, self._of_held(named_by or {}))
+        self._udev = Udev(self._wanted())
         self._world = World(self._udev)
         self._monitors: list[Monitor] = []
         self._failed: str = ""  # why the event sockets must be replaced
@@ -110,12 +111,38 @@ class Inventory:
     def reconfigure(self, config: Config) -> None:
         """Take over another configuration; the next snapshot follows at once. Call it on the loop."""
         self._config = config
-        self._builder = Builder(config, self._host)
-        if wanted(config) != self._udev.wanted:
-            self._udev.wanted = wanted(config)
+        self._builder = Builder(config, self._host, self._of_held(self._builder.named_by))
+        if (wanted_now := self._wanted()) != self._udev.wanted:
+            self._udev.wanted = wanted_now
             self._close()  # the filters of the sockets are the wanted subsystems
             self._world.records.clear()
         self.refresh()
+
+    def remembered(self) -> dict[Key, tuple[str, Config]]:
+        """What devices that are here, or held, are called, and by which configuration; by (resource, syspath)."""
+        known = self._known()
+        return {key: (known[key], config) for key, config in self._builder.named_by.items() if key in known}
+
+    def let_go(self, names: Iterable[str]) -> None:
+        """Nobody holds these devices any more: what kept an earlier configuration's name gets its new one at once."""
+        if not self._builder.kept.isdisjoint(names):
+            self.refresh()
+
+    def _known(self) -> dict[Key, str]:
+        """The ids of devices that are or were here."""
+        return self._given | self._tracker.given()
+
+    def _of_held(self, named_by: Mapping[Key, Config]) -> dict[Key, Config]:
+        """Those of devices that are held: the others take what a new configuration calls them."""
+        known = self._known()
+        return {key: config for key, config in named_by.items() if key in known and self._held(name_of(known[key]))}
+
+    def configs(self) -> list[Config]:
+        """The configuration, and those before it that named what may be held."""
+        return list({id(config): config for config in (self._config, *self._builder.named_by.values())}.values())
+
+    def _wanted(self) -> Wanted:
+        return together(map(wanted, self.configs()))
 
     def refresh(self) -> None:
         """Enumerate everything again soon. Call it on the loop."""
@@ -218,7 +245,7 @@ class Inventory:
         touched = self._world.enumerate() if full else set()
         touched |= self._apply(news, now, enumerated=full)
         touched |= self._pay(now)
-        if needs_nvidia(self._config) and (full or touched):
+        if (full or touched) and any(map(needs_nvidia, self.configs())):
             self._facts = nvidia.read(self._proc / "driver/nvidia")
         if full:
             self._stale = False
@@ -227,7 +254,7 @@ class Inventory:
         built = self._builder.build(
             self._world.records,
             self._facts,
-            given=self._given | self._tracker.given(),
+            given=self._known(),
             held=self._held,
             ready=lambda record: not self._database or self._world.finished(record, now),
             fresh=full,

@@ -30,8 +30,15 @@ class Tracker:
         self.current = Snapshot(version=0, complete=False)
 
     def given(self) -> dict[Key, str]:
-        """The identities that are taken: of devices that are here, or gone and not forgotten."""
-        return {(device.resource, device.syspath): device.id for device in self.current.devices}
+        """The identities that are taken: of devices that are here, or gone and not forgotten. Of two in one place the
+        held one is: its holder may have it yet.
+        """
+        found: dict[Key, Device] = {}
+        for device in self.current.devices:
+            other = found.get((device.resource, device.syspath))
+            if other is None or not self._held(other.name):
+                found[device.resource, device.syspath] = device
+        return {key: device.id for key, device in found.items()}
 
     def update(
         self, devices: Iterable[Device], collisions: Iterable[Collision], resources: Sequence[str], now: float

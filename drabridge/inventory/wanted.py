@@ -25,6 +25,17 @@ class Wanted(Struct, frozen=True):
     links: frozenset[str] = frozenset()
 
 
+def together(parts: Iterable[Wanted]) -> Wanted:
+    """Everything that any of them wants."""
+    every = list(parts)
+    subsystems = [part.subsystems for part in every]
+    return Wanted(
+        frozenset().union(*subsystems) if all(subsystems) else frozenset(),
+        frozenset().union(*(part.attributes for part in every)),
+        frozenset().union(*(part.links for part in every)),
+    )
+
+
 def wanted(config: Config) -> Wanted:
     """Everything that matching, identity, nodes and attributes of this configuration may read."""
     subsystems: set[str] | None = set()

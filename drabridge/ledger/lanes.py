@@ -74,12 +74,24 @@ def order(devices: Iterable[Device]) -> list[Device]:
 
 
 def counted(ledger: Ledger, resource: str, at: float) -> tuple[str, ...]:
-    """The devices of a resource that the numbers are about: those that are there, or were until just now."""
+    """The devices of a resource that the numbers are about: those that are there, or were until just now and did not
+    make room for another (a device that is called otherwise now counts once).
+    """
     return tuple(
         entry.name
         for entry in ledger.entries.values()
         if entry.device.resource == resource
-        and (entry.device.presence is not Presence.GONE or at - entry.since < HYSTERESIS_SECONDS)
+        and (
+            entry.device.presence is not Presence.GONE
+            or (at - entry.since < HYSTERESIS_SECONDS and not _replaced(ledger, entry))
+        )
+    )
+
+
+def _replaced(ledger: Ledger, entry: Entry) -> bool:
+    return any(
+        other.device.presence is not Presence.GONE and other.device.same_place(entry.device)
+        for other in ledger.relatives(entry.device)
     )
 
 

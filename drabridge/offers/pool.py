@@ -33,6 +33,7 @@ def pool_of(snapshot: Snapshot, ledger: Ledger, policy: Policy, config: Config, 
         for device in snapshot.devices
         if (entry := ledger.entries.get(device.name)) is not None
         and device.resource in resources
+        and not device.former  # a scheduler that waits for it would take it under a name that ends with the hold
         and is_published(entry)
     ]
     offered = {name for offer in offers for name in offer.consumes}

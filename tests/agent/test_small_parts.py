@@ -10,35 +10,57 @@ from pathlib import Path
 import pytest
 
 from drabridge import metrics, tasks
+from drabridge.config.loader import load
 from drabridge.errors import ConfigError
 from drabridge.identities import FILE_NAME, Identities
-from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.memory import settle
 from drabridge.metrics import TABLE, Metrics
 from drabridge.pages import parse_listen
 from drabridge.paths import Paths
+from tests.agent.helpers import CONFIG
+
+EXAMPLES = Path(__file__).parents[2] / "deploy/examples"
 
 
 def test_names_survive_a_restart_and_are_written_only_when_they_change(tmp_path: Path) -> None:
-    devices = (
-        Device("a", "A", "r/x", "/sys/a"),
-        Device("b", "B", "r/x", "/sys/b", presence=Presence.GONE),
-    )
+    a, b = ("example.com/mem", "/sys/a"), ("example.com/former", "/sys/b")
+    now, former = load(CONFIG), load(CONFIG.replace("example.com/mem", "example.com/former"))
     first = Identities(tmp_path)
-    assert first.load() == {}
-    first.save(Snapshot(1, devices))
+    assert first.load(now) == ({}, {})
+    first.save({a: ("A", now), b: ("B", former)})
     written = (tmp_path / FILE_NAME).stat().st_mtime_ns
-    first.save(Snapshot(2, devices))
+    first.save({a: ("A", now), b: ("B", former)})
+    second = Identities(tmp_path)
+    given, named_by = second.load(now)
+    assert (given, named_by) == ({a: "A", b: "B"}, {a: now, b: named_by[b]})
+    assert named_by[a] is now, "the same text is not another configuration"
+    assert named_by[b].resources == former.resources
+    second.save({a: ("A", now), b: ("B", named_by[b])})
     assert (tmp_path / FILE_NAME).stat().st_mtime_ns == written
-    assert Identities(tmp_path).load() == {("r/x", "/sys/a"): "A"}
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_configuration_that_named_a_device_is_read_as_it_was(tmp_path: Path, example: Path) -> None:
+    config = load(example)
+    key = (config.resources[0].name, "/sys/a")
+    Identities(tmp_path).save({key: ("A", config)})
+    assert Identities(tmp_path).load(load(CONFIG))[1][key].resources == config.resources
+
+
+def test_names_of_an_earlier_version_and_of_a_later_one_are_taken_over(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_text('{"version": 1, "given": [["r/x", "/sys/a", "A"]]}')
+    assert Identities(tmp_path).load(load(CONFIG)) == ({("r/x", "/sys/a"): "A"}, {})
+    later = {"given": [["r/x", "/sys/a", "A"]], "namedBy": [{"ids": ["A"], "configuration": {"unknown": 1}}]}
+    (tmp_path / FILE_NAME).write_text(json.dumps(later))
+    assert Identities(tmp_path).load(load(CONFIG)) == ({("r/x", "/sys/a"): "A"}, {})
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"given": [["a"]]}', '{"given": 3}', "\0"])
 def test_lost_names_are_no_reason_to_stop(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE_NAME).write_text(text)
     identities = Identities(tmp_path)
-    assert identities.load() == {}
-    identities.save(Snapshot(1, (Device("a", "A", "r/x", "/sys/a"),)))
+    assert identities.load(load(CONFIG)) == ({}, {})
+    identities.save({("r/x", "/sys/a"): ("A", load(CONFIG))})
     assert json.loads((tmp_path / FILE_NAME).read_text())["given"] == [["r/x", "/sys/a", "A"]]
 
 

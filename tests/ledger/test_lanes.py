@@ -7,7 +7,7 @@ from collections.abc import Collection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drabridge.inventory.model import Device
+from drabridge.inventory.model import Device, Presence
 from drabridge.ledger import (
     Allocate,
     Discovered,
@@ -178,3 +178,12 @@ def test_any_numbers_are_reached_and_left_alone(situation: tuple[list[Device], L
         assert plan(ledger, found, Wanted(dra)) == ()
         ledger = acknowledge(ledger, 2.0)
         assert plan(ledger, found, Wanted(dra)) == ()
+
+
+def test_a_device_that_is_called_otherwise_now_counts_once() -> None:
+    place = "/sys/devices/a"
+    gone = Entry(Facts("old", "r", ("old",), presence=Presence.GONE, syspath=place), since=100.0)
+    away = Entry(Facts("away", "r", ("away",), presence=Presence.GONE), since=100.0)
+    new = Entry(Facts("new", "r", ("new",), syspath=place))
+    assert set(counted(Ledger.of([gone, away]), "r", 110.0)) == {"old", "away"}
+    assert set(counted(Ledger.of([gone, away, new]), "r", 110.0)) == {"away", "new"}

@@ -1,0 +1,125 @@
+"""A changed configuration calls hardware otherwise: what is held stays what it was, if it is the same hardware."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from drabridge.config.schema import Config
+from drabridge.inventory.build import Builder, Built
+from drabridge.inventory.identity import Key
+from drabridge.inventory.model import Device, Presence
+from drabridge.inventory.nvidia import NOTHING
+from drabridge.inventory.tracker import Tracker
+from drabridge.inventory.wanted import Wanted, together, wanted
+from tests.inventory.helpers import MemoryHost, config, record
+
+STICK = "/sys/devices/pci0000:00/0000:00:14.0/1-4"
+BY_SERIAL: dict[str, Any] = {
+    "name": "example.com/stick",
+    "match": [{"subsystem": "usb"}],
+    "id": ["{attr:serial}", "{sysname}"],
+    "env": {"CALLED": "{name}"},
+    "replicas": {"count": 2},
+}
+OLD = config(BY_SERIAL)
+CHANGES = {
+    "id": config(BY_SERIAL | {"id": ["usb-{sysname}"], "env": {}, "replicas": {"count": 1}}),
+    "name": config(BY_SERIAL | {"name": "example.com/other"}),
+    "match": config(BY_SERIAL | {"name": "example.com/first"}, BY_SERIAL),
+    "match and id": config(BY_SERIAL | {"name": "example.com/first", "id": ["{sysname}"]}),
+    "nothing matches": config(BY_SERIAL | {"match": [{"subsystem": "net"}]}),
+}
+
+
+class Bench:
+    """One port with a stick, and a configuration that changes. ``held`` are the names that somebody holds."""
+
+    def __init__(self, first: Config = OLD, serial: str = "A1") -> None:
+        self.held: set[str] = set()
+        self.given: dict[Key, str] = {}
+        self.builder = Builder(first, MemoryHost())
+        self.look(serial)
+
+    def look(self, serial: str) -> Built:
+        stick = record(STICK, "usb", attributes={"serial": serial} if serial else {})
+        held = self.held.__contains__
+        built = self.builder.build({STICK: stick}, NOTHING, given=self.given, held=held)
+        self.given |= {(device.resource, device.syspath): device.id for device in built.devices}
+        return built
+
+    def change(self, new: Config) -> None:
+        self.builder = Builder(new, MemoryHost(), self.builder.named_by)
+
+
+def called(built: Built) -> list[tuple[str, str]]:
+    return [(device.resource.rpartition("/")[2], device.id) for device in built.devices]
+
+
+def test_a_held_device_is_what_it_was_until_it_is_let_go() -> None:
+    after = {
+        "id": ("stick", "usb-1-4"),
+        "name": ("other", "A1"),
+        "match": ("first", "A1"),
+        "match and id": ("first", "1-4"),
+        "nothing matches": None,
+    }
+    for what, new in CHANGES.items():
+        bench = Bench()
+        before = replace(bench.look("A1").devices[0], former=True)
+        bench.held = {"a1"}
+        bench.change(new)
+        for _ in range(2):
+            assert bench.look("A1").devices == (before,), what
+        assert bench.builder.kept == {"a1"}
+        bench.change(new)
+        assert bench.look("A1").devices == (before,), "changed again"
+        bench.held = set()
+        assert called(bench.look("A1")) == ([after[what]] if after[what] else []), what
+        assert not bench.builder.kept
+        assert OLD not in bench.builder.named_by.values()
+
+
+def test_what_nobody_holds_is_renamed_at_once() -> None:
+    bench = Bench()
+    bench.change(CHANGES["id"])
+    assert called(bench.look("A1")) == [("stick", "usb-1-4")]
+
+
+def test_another_stick_in_the_port_of_a_held_one_is_not_taken_for_it() -> None:
+    bench = Bench()
+    bench.held = {"a1"}
+    bench.change(CHANGES["name"])
+    assert called(bench.look("B2")) == [("other", "B2")]
+    assert called(bench.look("A1")) == [("stick", "A1")], "and the held one comes back as what it was"
+
+
+def test_a_name_that_a_held_device_keeps_is_given_to_no_other() -> None:
+    bench = Bench()
+    bench.held = {"a1"}
+    bench.change(config(BY_SERIAL | {"name": "example.com/other"}))
+    sticks = {path: record(path, "usb", attributes={"serial": "A1"}) for path in (STICK, STICK.replace("1-4", "1-5"))}
+    built = bench.builder.build(sticks, NOTHING, given=bench.given, held=bench.held.__contains__)
+    assert called(built)[0] == ("stick", "A1")
+    assert len({device.name for device in built.devices}) == len(built.devices)
+
+
+def test_of_two_names_in_one_place_the_held_one_is_remembered() -> None:
+    tracker = Tracker(lambda name: name == "held")
+    old, new = (Device(name, name, "r/x", STICK) for name in ("held", "new"))
+    for here in ([old], [new], [new]):
+        tracker.update(here, (), ["r/x"], 1.0)
+    assert {device.name: device.presence for device in tracker.current.devices} == {
+        "held": Presence.GONE,
+        "new": Presence.PRESENT,
+    }
+    assert tracker.given() == {("r/x", STICK): "held"}
+
+
+def test_what_two_configurations_look_at_is_everything_that_either_does() -> None:
+    other = config(BY_SERIAL | {"match": [{"subsystem": "net"}], "id": ["{attr:address}"]})
+    assert together([wanted(OLD), wanted(other)]) == Wanted(
+        frozenset({"usb", "net"}), frozenset({"serial", "address"}), frozenset()
+    )
+    assert not together([wanted(OLD), Wanted()]).subsystems, "none are all"
