@@ -83,6 +83,23 @@ async def test_pods_keep_their_devices_and_nobody_else_gets_them(what: str, rest
         assert status.phase is Phase.RUNNING, status.message
 
 
+async def test_without_the_remembered_names_the_ledger_knows_the_place() -> None:
+    config, resource, ids = CHANGES["id"]
+    async with node(QUICK) as (agent, kubelet):
+        await kubelet.run_pod(pod("a", 4))
+        await until(lambda: _seen(agent), 15, agent.text)
+        await agent.stop()
+        (agent.root / "plugins" / agent.driver / "identities.json").unlink()
+        agent.config.write_text(config)
+        await agent.start()
+        await agent.ready()
+        await until(lambda: {f"mem-{name}" for name in ALL} <= kubelet.resources[resource].devices, 15)
+        assert (await kubelet.run_pod(pod("b", 1))).phase is Phase.FAILED
+        await kubelet.finish_pod("uid-a")
+        await until(lambda: sees(kubelet, resource, ids), 30, agent.text)
+        assert (await kubelet.run_pod(pod("c", 4))).phase is Phase.RUNNING
+
+
 async def _seen(agent: AgentProcess) -> bool:
     rows = (await agent.status())["devices"]
     return all(row["evidence"].startswith("running") for row in rows)
