@@ -105,7 +105,7 @@ def test_the_place_and_the_resource_of_a_hold_are_on_disk(tmp_path: Path) -> Non
     store = Store(tmp_path, node="n")
     store.rewrite(node.ledger)
     store.close()
-    loaded = load(tmp_path, "n", "").ledger
+    loaded = load(tmp_path, "n").ledger
     assert loaded.entries == node.ledger.entries
     again = Node()
     again.ledger = Ledger.of(loaded.entries.values(), NodeState("boot", merged=True))
