@@ -180,4 +180,10 @@ def _merge(resource: Resource, wish: Mapping[str, Any]) -> Lanes:
             f"{resource.name}: legacy and dra were expected, found {', '.join(map(str, wish)) or 'nothing'}"
         )
     floors = {"minLegacy": resource.lanes.min_legacy, "minDra": resource.lanes.min_dra}
-    return read(Lanes, json.dumps({**floors, **wish}), name=f"lanes of {resource.name}")
+    lanes = read(Lanes, json.dumps({**floors, **wish}), name=f"lanes of {resource.name}")
+    if lanes.uses_dra and not resource.claimable:
+        raise ConfigError(
+            f"{resource.name} has replicas, and a claim would take the whole device",
+            hint="Set sharing.allowMultipleAllocations: true in the configuration, or dra=0",
+        )
+    return lanes

@@ -162,7 +162,7 @@ class Resource(Model):
             if capacity.request_policy is not None and not shared:
                 hint = "set sharing.allowMultipleAllocations: true"
                 yield Problem("no requestPolicy on an exclusive device", hint, ("capacity", name, "requestPolicy"))
-        if self.replicas.count > 1 and self.lanes.uses_dra and not shared:
+        if self.lanes.uses_dra and not self.claimable:
             yield Problem(
                 "replicas in the legacy lane only, or sharing for the dra lane",
                 "a claim would take the whole device: set sharing.allowMultipleAllocations: true, or lanes.dra: 0",
@@ -172,6 +172,11 @@ class Resource(Model):
             yield Problem(f"at most count ({self.replicas.count})", path=("replicas", "maxPerRequest"))
         if self.partition is not None and self.partition.of == self.name:
             yield Problem("another resource", "a device is not a part of itself", ("partition", "of"))
+
+    @property
+    def claimable(self) -> bool:
+        """Whether claims may have its devices: replicas are counted by kubelet alone."""
+        return self.replicas.count == 1 or self.sharing.allow_multiple_allocations
 
     def _attribute_limits(self) -> Iterator[Problem]:
         limit = names.ATTRIBUTES_AND_CAPACITY_MAX - RESERVED_ATTRIBUTES

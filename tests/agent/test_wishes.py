@@ -22,6 +22,9 @@ resources:
   lanes: {legacy: "*", dra: 1, minLegacy: 1}
 - name: example.com/other
   match: [{subsystem: usb}]
+- name: example.com/kvm
+  match: [{subsystem: misc}]
+  replicas: {count: 10}
 """)
 
 
@@ -188,3 +191,11 @@ def test_floors_that_were_raised_later_take_the_decision_back_and_say_so_once(
     config[0] = CONFIG.model_copy(update={"resources": (raised, other)})
     assert wishes.source(gpu.name) == "lanes set"
     assert caplog.records[-1].message == "lanes cannot be followed"  # another time
+
+
+def test_replicas_are_not_given_to_claims_by_an_override_either(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    with pytest.raises(ConfigError, match="replicas"):
+        place.wishes.set(b'{"resource": "example.com/kvm", "dra": 1}')
+    place.wishes.annotate('{"example.com/kvm": {"dra": 1}}')
+    assert "replicas" in place.wishes.annotation_error
