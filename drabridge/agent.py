@@ -110,6 +110,7 @@ class Agent:
         self._behind = False  # the ledger could not be told of the newest snapshot: its disk is full
         self._refresh: asyncio.TimerHandle | None = None
         self._background: set[asyncio.Task[Decision]] = set()
+        self._watches: list[asyncio.Task[None]] = []  # of the API server
 
     def stop(self) -> None:
         """End gracefully: streams first, sockets removed, CDI files left, everything known on disk."""
@@ -194,9 +195,13 @@ class Agent:
         )
         self._runtime = runtime
         self._wishes = Wishes(
-            paths.state, lambda: runtime.config, runtime.changed.set, follows_node=runtime.cluster is not None
+            paths.state,
+            lambda: runtime.config,
+            self._wished,
+            follows_node=runtime.cluster is not None,
+            off=lambda: runtime.off,
         )
-        self._claims = ClaimSide(runtime)
+        self._claims = ClaimSide(runtime, self._wishes)
         self._announcer = Announcer(
             runtime.cluster,
             self._options.node_name,
@@ -265,18 +270,32 @@ class Agent:
         asyncio.get_running_loop().call_later(SETTLE_SECONDS, settle)
 
     def _join_cluster(self) -> None:
-        """Follow what the API server says of this node. Also when a reload is the first to ask for claims."""
+        """Follow what the API server says of this node. Also when a reload is the first to allow it."""
         cluster, node = self._runtime.cluster, self._options.node_name
         if cluster is None:
             return
         self._announcer.cluster = cluster
-        self._spawn("node", NodeWatch(cluster, node, self._runtime.config.driver, self._wishes.annotate).run)
         pods = PodWatch(cluster, node, self._runtime.evidence.hurry)
         self._runtime.others.pods = pods
-        self._spawn("pods", pods.run)
+        self._watches = [
+            self._spawn("node", NodeWatch(cluster, node, self._runtime.config.driver, self._wishes.annotate).run),
+            self._spawn("pods", pods.run),
+        ]
 
-    def _spawn(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        self._tasks.append(asyncio.create_task(forever(name, work), name=name))
+    async def _leave_cluster(self) -> None:
+        """A reload says that no API server is to be talked to. What it said last counts no more."""
+        watches, self._watches = self._watches, []
+        for task in watches:
+            task.cancel()
+            self._tasks.remove(task)
+        await asyncio.gather(*watches, return_exceptions=True)
+        self._runtime.cluster = self._announcer.cluster = self._runtime.others.pods = None
+        self._wishes.forget_annotation()
+
+    def _spawn(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        task = asyncio.create_task(forever(name, work), name=name)
+        self._tasks.append(task)
+        return task
 
     async def _take(self, snapshot: Snapshot) -> None:
         runtime = self._runtime
@@ -329,6 +348,11 @@ class Agent:
         self._runtime.changed.set()
         self._runtime.legacy.refresh()
 
+    def _wished(self) -> None:
+        """Other lanes are wanted than before."""
+        self._runtime.changed.set()
+        self._claims.wake()
+
     def observe(self, fact: deviceplugin.Fact) -> None:
         """Facts of the DevicePlugin side."""
         self._runtime.sinks.observe(fact)
@@ -351,9 +375,12 @@ class Agent:
         runtime.inventory.reconfigure(config)
         await runtime.legacy.configure(config)
         runtime.legacy.learn()
-        if runtime.cluster is None and (cluster := connect(self._options, config)) is not None:
+        if config.dra.enabled is False:
+            await self._leave_cluster()
+        elif runtime.cluster is None and (cluster := connect(self._options, config)) is not None:
             runtime.cluster = cluster
-            self._join_cluster()
+            if self._merged:
+                self._join_cluster()
         self._claims.reconfigure(config)
         runtime.changed.set()
 

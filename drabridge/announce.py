@@ -90,11 +90,13 @@ class Announcer(Struct):
         return True
 
     async def _write(self, notice: Notify) -> None:
-        assert self.cluster is not None
+        cluster = self.cluster
+        if cluster is None:  # a reload took it away while this waited
+            return
         if notice.subject is Subject.NODE and not self._node_uid:
-            self._node_uid = str((await self.cluster.get(NODES, self.node))["metadata"]["uid"])
+            self._node_uid = str((await cluster.get(NODES, self.node))["metadata"]["uid"])
         event = self._event(notice)
-        await self.cluster.create(EVENTS, event, namespace=event["metadata"]["namespace"])
+        await cluster.create(EVENTS, event, namespace=event["metadata"]["namespace"])
 
     def _event(self, notice: Notify) -> Json:
         about_node = notice.subject is Subject.NODE

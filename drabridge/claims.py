@@ -1,4 +1,8 @@
-"""The DRA side within the agent: its API server, when it starts, what the ledger learns from its records."""
+"""The DRA side within the agent: its API server, when it starts, what the ledger learns from its records.
+
+An API server that can be talked to is followed, for the Node's annotation; the driver itself starts once there is
+something for it to serve, however that came: from the configuration, an override of the lanes, or an earlier life.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from drabridge.clusterapi import Cluster
 from drabridge.config.schema import Config
-from drabridge.ledger import Allocation
+from drabridge.ledger import Allocation, Lane
 from drabridge.runtime import Options, Runtime
 from drabridge.tasks import Signal
+from drabridge.wishes import Wishes
 
 if TYPE_CHECKING:
     from drabridge.dra.driver import DraDriver, DraState
@@ -26,19 +31,30 @@ DELIVERED_POLL_SECONDS = 0.05  # registration takes about as long; while kubelet
 
 def connect(options: Options, config: Config) -> Cluster | None:
     """The API server to talk to, or None: DRA is off, or there is none. Imports the client only when it is needed."""
-    if not config.wants_dra:
+    if config.dra.enabled is False:
         return None
-    from drabridge.cluster import KubernetesCluster  # 0.4 s and 20 MiB: never for the DevicePlugin side alone
+    # Every pod has the variable; without a token it says something only to who expects claims to be served.
+    in_pod = SERVICE_ACCOUNT.exists() or (config.wants_dra and "KUBERNETES_SERVICE_HOST" in os.environ)
+    if options.kubeconfig is None and not in_pod:
+        if config.wants_dra:
+            log.warning(
+                "no API server: not in a pod and no --kubeconfig; the DevicePlugin side works, claims are not served",
+                extra={"driver": config.driver},
+            )
+        return None
+    from drabridge.cluster import KubernetesCluster  # 0.4 s and 20 MiB: never where there is nobody to talk to
 
     if options.kubeconfig is not None:
         return KubernetesCluster.from_kubeconfig(options.kubeconfig)
-    if SERVICE_ACCOUNT.exists() or "KUBERNETES_SERVICE_HOST" in os.environ:
-        return KubernetesCluster.in_cluster()
-    log.warning(
-        "no API server: not in a pod and no --kubeconfig; the DevicePlugin side works, claims are not served",
-        extra={"driver": config.driver},
-    )
-    return None
+    return KubernetesCluster.in_cluster()
+
+
+def _names(directory: Path) -> frozenset[str]:
+    """Of records of claims, damaged ones too: kubelet may still ask to unprepare what they were about."""
+    try:
+        return frozenset(name for name in os.listdir(directory) if not name.startswith("."))
+    except OSError:
+        return frozenset()
 
 
 def prepared(state: Path, boot_id: str) -> tuple[Allocation, ...]:
@@ -52,26 +68,70 @@ def prepared(state: Path, boot_id: str) -> tuple[Allocation, ...]:
 
 
 class ClaimSide:
-    """Starts the DRA driver once kubelet has taken the DevicePlugin lists, and keeps it at hand."""
+    """Starts the DRA driver once kubelet has taken the DevicePlugin lists, and keeps it at hand.
 
-    def __init__(self, runtime: Runtime) -> None:
+    Once started it stays: claims come back more often than they go for good. A restart, or a reload that changes
+    ``dra``, looks again.
+    """
+
+    def __init__(self, runtime: Runtime, wishes: Wishes) -> None:
         self._runtime = runtime
-        self._again = Signal()  # the driver is to be made, or made anew
+        self._wishes = wishes
+        self._again = Signal()  # the running driver is to be made anew
+        self._look = Signal()  # there may be something to serve now
         self._settings = runtime.config.dra
+        self._serving = False  # the driver runs, or waits for kubelet
+        self._said = False
+        self._directory = runtime.paths.state / "claims"
+        self._recorded = _names(self._directory)  # only a driver changes them
         self.driver: DraDriver | None = None
 
     @property
     def wanted(self) -> bool:
-        return self._runtime.cluster is not None
+        """Whether claims are served, or are to be."""
+        return self._runtime.cluster is not None and (self._serving or self.needed)
+
+    @property
+    def needed(self) -> bool:
+        """Whether anything on this node is, or is to be, for claims."""
+        runtime = self._runtime
+        return (
+            runtime.config.wants_dra
+            or bool(self._recorded or runtime.keeper.ledger.by_claim)
+            or any(entry.lane is not Lane.LEGACY for entry in runtime.keeper.ledger.entries.values())
+            or any(self._wishes.lanes(resource).uses_dra for resource in runtime.config.resources)
+        )
+
+    @property
+    def stranded(self) -> str:
+        """What waits for the DRA side while that is off, and what to do, in words; empty when nothing does."""
+        off = self._runtime.off
+        if off is None:
+            return ""
+        ledger = self._runtime.keeper.ledger
+        devices = sum(entry.lane is not Lane.LEGACY for entry in ledger.entries.values())
+        claims = len({*ledger.by_claim, *(name[:-5] for name in self._recorded if name.endswith(".json"))})
+        left = [
+            *([f"{devices} device{'s' * (devices > 1)} in the dra lane"] if devices else ()),
+            *([f"{claims} claim{'s' * (claims > 1)} held"] if claims else ()),
+        ]
+        if not left:
+            return ""
+        return (
+            f"{' and '.join(left)}, and the DRA side is off: {off.why}. Nobody can have these devices, pods with these "
+            f"claims cannot end: {off.remedy}, at least until all are back in the legacy lane"
+        )
 
     @property
     def state(self) -> DraState | None:
         return self.driver.state if self.driver else None
 
     def wake(self) -> None:
-        """Inventory or ledger changed."""
+        """Inventory, ledger or wishes changed."""
         if self.driver is not None:
             self.driver.publish()
+        elif not self._serving:
+            self._look.set()
 
     def renew_files(self) -> None:
         """Files of prepared claims may be missing. A driver that starts later writes them anyway."""
@@ -82,16 +142,21 @@ class ClaimSide:
         """Take a changed configuration; what a running driver cannot change makes a new one, with the same slices."""
         if self.driver is not None and config.dra == self._settings:
             self.driver.reconfigure(config)
-        else:
+        elif self._serving:
             self._again.set()
+        else:
+            self._look.set()
 
     async def run(self) -> None:
-        """Until cancelled. Waits where DRA is off, until a reload turns it on."""
+        """Until cancelled. Waits while there is nothing to serve, or nobody to serve it with."""
         while True:
-            if self._runtime.cluster is None:
-                await self._again.wait()
+            cluster = self._runtime.cluster
+            if cluster is None or not self.needed:
+                self._say()
+                await self._look.wait()
                 continue
-            serving = asyncio.create_task(self._serve(self._runtime.cluster))
+            self._serving, self._said = True, False
+            serving = asyncio.create_task(self._serve(cluster))
             waiting = asyncio.create_task(self._again.wait())
             try:
                 await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -101,6 +166,15 @@ class ClaimSide:
                 for task in (serving, waiting):
                     task.cancel()
                 await asyncio.gather(serving, waiting, return_exceptions=True)
+                self._serving = False
+                self._recorded = _names(self._directory)
+
+    def _say(self) -> None:
+        """In the log, once; /readyz has the numbers as they are now."""
+        stranded = self.stranded
+        if stranded and not self._said:
+            log.error("claims are not served", extra={"reason": stranded})
+        self._said = bool(stranded)
 
     async def _serve(self, cluster: Cluster) -> None:
         runtime = self._runtime

@@ -100,6 +100,8 @@ class Pages:
         state = self._claims.state
         if self._claims.wanted and not (state and state.ready):
             reasons.append(f"claims: {self._claim_trouble()}")
+        elif stranded := self._claims.stranded:
+            reasons.append(f"claims: {stranded}")
         return reasons
 
     def _claim_trouble(self) -> str:
@@ -120,6 +122,8 @@ class Pages:
             ready = state is not None and state.ready
             error = "" if ready else self._claim_trouble()
             found.append(Endpoint("dra", self._runtime.config.driver, "ready" if ready else "waiting", ready, 0, error))
+        elif self._claims.stranded and (off := self._runtime.off):
+            found.append(Endpoint("dra", self._runtime.config.driver, "off", False, 0, off.why))
         return found
 
     def _endpoint(self, state: ServerState, loop_now: float) -> Endpoint:

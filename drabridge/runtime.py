@@ -42,6 +42,13 @@ class Options(Struct, frozen=True):
     boot_id: Path = BOOT_ID
 
 
+class Off(Struct, frozen=True):
+    """Why claims cannot be served on this node, and what would change that."""
+
+    why: str
+    remedy: str
+
+
 class Runtime(Struct):
     """Built once by the agent. ``config`` and ``devices`` are replaced as a whole when they change."""
 
@@ -61,7 +68,7 @@ class Runtime(Struct):
     sinks: Sinks
     now: Callable[[], float]
     started_at: float
-    cluster: Cluster | None = None  # None: no DRA side
+    cluster: Cluster | None = None  # None: DRA is switched off, or there is no API server
     changed: Signal = field(default_factory=Signal)  # ledger, inventory or wishes: lanes are looked at again
     devices: Mapping[str, Device] = field(default_factory=dict)
     config_error: str = ""  # why the file on disk is not the one in use
@@ -74,6 +81,15 @@ class Runtime(Struct):
             resource.inject or self.config.legacy.inject for resource in self.config.resources
         }
         return self.cdi.error if needed else ""
+
+    @property
+    def off(self) -> Off | None:
+        """None: claims can be served, as far as this agent's own settings go."""
+        if self.config.dra.enabled is False:
+            return Off("dra.enabled is false", "set dra.enabled: auto, or leave it out")
+        if self.cluster is None:
+            return Off("there is no API server", "give --kubeconfig, or run the agent in a pod with a service account")
+        return None
 
     def resource_of(self, device: str) -> str:
         """The resource of a device that the ledger knows; empty for another."""

@@ -4,6 +4,7 @@ The Node's annotation ``<driver>/lanes`` wins, because it is what a cluster's ad
 the node itself, which survives restarts in ``lanes.json``; then the configuration. The floors are always its.
 Both overrides have one form: ``{"<resource>": {"legacy": 6, "dra": "*"}}``. The annotation as it was seen last is kept
 in ``lanes.node.json``: an agent that starts while the API server is away must not move devices there and back.
+An override that gives devices to claims is followed only where claims can be served: elsewhere nobody could have them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from drabridge.config.loader import read
 from drabridge.config.schema import Config, Resource
 from drabridge.errors import ConfigError
 from drabridge.files import write_atomically
+from drabridge.runtime import Off
 
 log = logging.getLogger(__name__)
 
@@ -32,15 +34,23 @@ class Wishes:
     """The three places. ``changed`` is called when a wish changed.
 
     ``follows_node``: there is an API server to ask. Without one nobody could take back an annotation of earlier days.
+    ``off`` says why claims cannot be served, if so.
     """
 
     def __init__(
-        self, state: Path, config: Callable[[], Config], changed: Callable[[], None], *, follows_node: bool = False
+        self,
+        state: Path,
+        config: Callable[[], Config],
+        changed: Callable[[], None],
+        *,
+        follows_node: bool = False,
+        off: Callable[[], Off | None] = lambda: None,
     ) -> None:
         self._path = state / FILE_NAME
         self._seen_path = state / SEEN_FILE_NAME
         self._config = config
         self._changed = changed
+        self._off = off
         self._local: Overrides = _load(self._path)
         self._annotation: Overrides = _load(self._seen_path) if follows_node else {}
         self._saved = self._annotation if follows_node else None  # what the file says; None: nobody looked
@@ -51,9 +61,9 @@ class Wishes:
         """What is wanted of one resource."""
         return self._decided(resource)[1]
 
-    def source(self, resource: str) -> str:
+    def source(self, resource: Resource) -> str:
         """Which place decides about a resource."""
-        return self._decided(self._config().resource(resource))[0]
+        return self._decided(resource)[0]
 
     def notes(self) -> list[str]:
         """What somebody asked for and does not get, and why, for people."""
@@ -61,7 +71,7 @@ class Wishes:
         if self.annotation_error:
             notes.append(f"the Node's annotation for lanes is not followed: {self.annotation_error}")
         for resource in self._config().resources:
-            source = self.source(resource.name)
+            source = self.source(resource)
             for place, reason in self._unfollowed.get(resource.name, {}).items():
                 if reason != self.annotation_error:
                     what = "the Node's annotation" if place == ANNOTATION else f"what '{place}' gave"
@@ -77,7 +87,7 @@ class Wishes:
             if resource.name not in overrides:
                 continue
             try:
-                decided = (place, _merge(resource, overrides[resource.name]))
+                decided = (place, self._merge(resource, overrides[resource.name]))
                 break
             except ConfigError as error:
                 unfollowed[place] = reason = str(error)
@@ -108,7 +118,7 @@ class Wishes:
         if wish.pop("reset", False):
             self._local.pop(name, None)
         else:
-            _merge(resource, wish)
+            self._merge(resource, wish)
             self._local[name] = wish
         _save(self._path, self._local)
         self._changed()
@@ -116,8 +126,9 @@ class Wishes:
 
     def describe(self, resource: Resource) -> dict[str, str]:
         """``{legacy, dra, source}`` of one resource, for people."""
-        legacy, dra = (share if isinstance(share, Share) else "selected" for share in self.lanes(resource).resolved)
-        return {"legacy": str(legacy), "dra": str(dra), "source": self.source(resource.name)}
+        source, lanes = self._decided(resource)
+        legacy, dra = (share if isinstance(share, Share) else "selected" for share in lanes.resolved)
+        return {"legacy": str(legacy), "dra": str(dra), "source": source}
 
     def annotate(self, text: str | None) -> None:
         """The annotation's value as it is now; None when there is none. A bad one is reported, and not followed."""
@@ -125,7 +136,7 @@ class Wishes:
         try:
             overrides = _parse(text) if text else {}
             for name, wish in overrides.items():
-                _merge(self._config().resource(name), wish)
+                self._merge(self._config().resource(name), wish)
         except KeyError as error:
             self.annotation_error = f"the configuration has no resource {error}"
         except ConfigError as error:
@@ -141,6 +152,20 @@ class Wishes:
             return
         if self.annotation_error != before:  # a Node changes every few seconds
             log.error("the Node's annotation is not followed", extra={"reason": self.annotation_error})
+
+    def forget_annotation(self) -> None:
+        """From now on nobody tells of its changes. What is on disk counts again when somebody does."""
+        self._saved, self.annotation_error = None, ""
+        if self._annotation:
+            self._annotation = {}
+            self._changed()
+
+    def _merge(self, resource: Resource, wish: Mapping[str, Any]) -> Lanes:
+        """The wish with the configuration's floors. Raises ConfigError for what cannot be meant, or done here."""
+        lanes = _merge(resource, wish)
+        if lanes.uses_dra and (off := self._off()) is not None:
+            raise ConfigError(f"{resource.name}: claims are not served on this node: {off.why}", hint=off.remedy)
+        return lanes
 
 
 def _load(path: Path) -> Overrides:

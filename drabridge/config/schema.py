@@ -75,7 +75,9 @@ class DraSettings(Model):
     """The Dynamic Resource Allocation side."""
 
     enabled: bool | Literal["auto"] = "auto"
-    """`auto`: when a resource has a dra lane and the cluster serves resource.k8s.io."""
+    """`auto`: where there is an API server (the agent is in a pod, or has `--kubeconfig`) the Node's annotation is
+    followed, and claims are served as soon as this file, the annotation or `drabridge lanes set` wants a device in a
+    dra lane, or claims still have one. `true`: from the start. `false`: no API server is talked to."""
     pool: PoolName | None = None
     """Name of the node's pool in ResourceSlices; the node's name when left out."""
     metadata: bool = True
@@ -256,7 +258,7 @@ class Config(Model):
 
     @property
     def wants_dra(self) -> bool:
-        """Whether the DRA side is to be started, as far as this file says."""
+        """Whether claims are to be served, whatever annotations and commands say."""
         if self.dra.enabled == "auto":
             return any(resource.lanes.uses_dra for resource in self.resources)
         return bool(self.dra.enabled)

@@ -10,6 +10,7 @@ import pytest
 
 from drabridge.config import Config, load
 from drabridge.errors import ConfigError
+from drabridge.runtime import Off
 from drabridge.wishes import FILE_NAME, SEEN_FILE_NAME, Wishes
 
 CONFIG = load("""\
@@ -33,7 +34,8 @@ class Place:
 
     def __init__(self, path: Path, config: Config = CONFIG, *, follows_node: bool = False) -> None:
         self.changes = 0
-        self.wishes = Wishes(path, lambda: config, self._changed, follows_node=follows_node)
+        self.off: Off | None = None
+        self.wishes = Wishes(path, lambda: config, self._changed, follows_node=follows_node, off=lambda: self.off)
         self.resource = config.resource("nvidia.com/gpu")
 
     def _changed(self) -> None:
@@ -50,7 +52,7 @@ class Place:
 def test_the_configuration_decides_when_nobody_else_does(tmp_path: Path) -> None:
     place = Place(tmp_path)
     assert place.targets == (7, 1)
-    assert place.wishes.source("nvidia.com/gpu") == "configuration"
+    assert place.wishes.source(place.resource) == "configuration"
 
 
 def test_what_was_set_survives_a_restart_until_it_is_reset(tmp_path: Path) -> None:
@@ -135,7 +137,7 @@ def test_the_annotation_counts_from_the_start_until_the_node_is_seen_again(tmp_p
     Place(tmp_path, follows_node=True).wishes.annotate('{"nvidia.com/gpu": {"legacy": 2, "dra": 6}}')
     place = Place(tmp_path, follows_node=True)  # another run, and the API server has not answered yet
     assert place.targets == (2, 6)
-    assert place.wishes.source("nvidia.com/gpu") == "annotation"
+    assert place.wishes.source(place.resource) == "annotation"
     place.wishes.annotate(None)  # it was taken away meanwhile
     assert (place.targets, place.changes) == ((7, 1), 1)
     assert Place(tmp_path, follows_node=True).targets == (7, 1)
@@ -166,11 +168,11 @@ def test_floors_that_were_raised_later_take_the_decision_back_and_say_so_once(
     wishes = Wishes(tmp_path, lambda: config[0], lambda: None)
     wishes.set(b'{"resource": "nvidia.com/gpu", "legacy": 3}')
     wishes.annotate('{"nvidia.com/gpu": {"legacy": "*", "dra": 0}}')
-    (gpu, other) = CONFIG.resources
-    assert (wishes.source(gpu.name), wishes.notes()) == ("annotation", [])
+    gpu, *others = CONFIG.resources
+    assert (wishes.source(gpu), wishes.notes()) == ("annotation", [])
 
     raised = gpu.model_copy(update={"lanes": gpu.lanes.model_copy(update={"min_dra": 1})})
-    config[0] = CONFIG.model_copy(update={"resources": (raised, other)})
+    config[0] = CONFIG.model_copy(update={"resources": (raised, *others)})
     for _ in range(5):  # plans
         assert wishes.lanes(raised).targets(8) == (3, 5)
     assert wishes.describe(raised) == {"legacy": "3", "dra": "*", "source": "lanes set"}
@@ -185,12 +187,46 @@ def test_floors_that_were_raised_later_take_the_decision_back_and_say_so_once(
     assert len(wishes.notes()) == 1
 
     config[0] = CONFIG
-    assert wishes.source(gpu.name) == "annotation"
+    assert wishes.source(gpu) == "annotation"
     wishes.annotate('{"nvidia.com/gpu": {"legacy": "*", "dra": 0}}')
     assert wishes.notes() == []
-    config[0] = CONFIG.model_copy(update={"resources": (raised, other)})
-    assert wishes.source(gpu.name) == "lanes set"
+    config[0] = CONFIG.model_copy(update={"resources": (raised, *others)})
+    assert wishes.source(raised) == "lanes set"
     assert caplog.records[-1].message == "lanes cannot be followed"  # another time
+
+
+def test_where_claims_are_not_served_no_device_is_set_aside_for_them(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.off = Off("there is no API server", "give --kubeconfig")
+    with pytest.raises(ConfigError, match=r"there is no API server.*--kubeconfig"):
+        place.set(legacy=1)  # the rest, which is what the other lane gets, is a share too
+    assert not (tmp_path / FILE_NAME).exists()
+    assert place.targets == (7, 1)
+    other = json.dumps({"resource": "example.com/other", "legacy": "*", "dra": 0}).encode()
+    assert place.wishes.set(other)["source"] == "lanes set"
+
+
+def test_what_was_set_while_claims_were_served_waits_until_they_are_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Place(tmp_path).set(legacy=2, dra=6)
+    place = Place(tmp_path)
+    place.off = Off("dra.enabled is false", "set dra.enabled: auto")
+    assert [place.targets for _ in range(3)] == [(7, 1)] * 3
+    assert caplog.text.count("lanes cannot be followed") == 1
+    assert place.wishes.describe(place.resource)["source"] == "configuration"
+    assert "dra.enabled is false" in place.wishes.notes()[0]
+    place.off = None
+    assert place.targets == (2, 6)
+    assert place.wishes.notes() == []
+
+
+def test_an_annotation_that_nobody_follows_any_more_is_forgotten(tmp_path: Path) -> None:
+    place = Place(tmp_path, follows_node=True)
+    place.wishes.annotate('{"nvidia.com/gpu": {"dra": 4}}')
+    place.wishes.forget_annotation()
+    assert (place.targets, place.changes) == ((7, 1), 2)
+    assert Place(tmp_path, follows_node=True).targets == (4, 4)  # until the Node is seen, as after any restart
 
 
 def test_replicas_are_not_given_to_claims_by_an_override_either(tmp_path: Path) -> None:

@@ -1,0 +1,254 @@
+"""The README's way from limits to claims, and back: it begins with an agent that serves no claims at all.
+
+Whatever asks for claims starts the DRA side of a running agent; whatever is left of them starts it after a restart; and
+where it cannot start, nothing is given to claims, and what they have is said to be stranded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from drabridge import claims
+from drabridge.config import load
+from drabridge.runtime import Options
+from drabridge.sim.cluster import SimCluster
+from tests.agent.helpers import DRIVER, RESOURCE, AgentProcess, node, until
+from tests.agent.test_bridge_node import CONFIG, bridge, claim_pod, devices_in_slices, healthy, limits_pod, set_lanes
+
+LANES = "  lanes: {legacy: 2, dra: 2}\n"
+LEFT_OUT = CONFIG.replace(LANES, "")
+WRITTEN = CONFIG.replace(LANES, '  lanes: {legacy: "*", dra: 0}\n')
+SAID = 'msg="claims are not served"'
+OFF = LEFT_OUT.replace("resources:", "dra: {enabled: false}\nresources:")
+
+
+async def annotate(cluster: SimCluster, **lanes: int | str) -> None:
+    annotations = {f"{DRIVER}/lanes": json.dumps({RESOURCE: lanes})}
+    await cluster.apply(
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a", "annotations": annotations}}
+    )
+
+
+async def restart(agent: AgentProcess, number: int = signal.SIGTERM, config: str | None = None) -> None:
+    """Up again, which does not mean ready."""
+    await agent.stop(number)
+    if config is not None:
+        agent.config.write_text(config)
+    await agent.start()
+    await agent.up()
+
+
+async def offered(cluster: SimCluster, agent: AgentProcess, *, pods: int, claims: int) -> None:
+    """Until each side has so many, as kubelet and the API server see it."""
+    await until(
+        lambda: (len(healthy(cluster)), len(devices_in_slices(cluster))) == (pods, claims),
+        20,
+        lambda: f"pods: {healthy(cluster)}, claims: {devices_in_slices(cluster)}\n{agent.text()}",
+    )
+    assert not healthy(cluster) & devices_in_slices(cluster)
+
+
+async def sides(agent: AgentProcess) -> list[str]:
+    """The APIs that the agent serves, or should."""
+    return [endpoint["api"] for endpoint in (await agent.status())["endpoints"]]
+
+
+async def unready(agent: AgentProcess) -> str:
+    """Why, in the words of /readyz; empty when it is ready."""
+    code, body = await agent.ask("/readyz")
+    return "" if code == 200 else body.decode()
+
+
+def asked(cluster: SimCluster) -> int:
+    """How many requests the agent has made."""
+    return sum(request.user_agent.startswith("drabridge") for request in cluster.api.requests)
+
+
+@pytest.mark.parametrize("config", [LEFT_OUT, WRITTEN], ids=["left-out", "written"])
+async def test_by_annotation_there_and_back(config: str) -> None:
+    async with bridge(config) as (agent, cluster, _):
+        assert await sides(agent) == ["deviceplugin"]
+        await cluster.apply(limits_pod("old"))
+        await cluster.wait_pod("old")
+        await annotate(cluster, legacy=3, dra=1)
+        await offered(cluster, agent, pods=3, claims=1)
+        await cluster.apply(claim_pod("new"))
+        await cluster.wait_pod("new")
+        assert sorted(await sides(agent)) == ["deviceplugin", "dra"]
+        await restart(agent)
+        await agent.ready()
+        assert sorted(row["owner"] for row in (await agent.status())["devices"]) == [
+            "dra-prepared",
+            "legacy",
+            "none",
+            "none",
+        ]
+        # Back: the device that a claim holds moves when it is let go.
+        await annotate(cluster, legacy="*", dra=0)
+        await restart(agent)
+        await cluster.delete("pods", "new")
+        await cluster.delete("resourceclaims", "new")
+        await offered(cluster, agent, pods=4, claims=0)
+        await restart(agent)
+        await agent.ready()
+        assert await sides(agent) == ["deviceplugin"]
+        await offered(cluster, agent, pods=4, claims=0)
+
+
+@pytest.mark.parametrize(
+    ("config", "kubeconfig", "token", "pod", "connects"),
+    [
+        (LEFT_OUT, True, False, False, True),
+        (LEFT_OUT, False, True, True, True),
+        (LEFT_OUT, False, False, False, False),
+        (LEFT_OUT, False, False, True, False),  # every pod has the variable; nobody has asked for claims here
+        (CONFIG, False, False, True, True),  # somebody has: that the pod has no token is said when it is read
+        (OFF, True, True, True, False),
+    ],
+)
+def test_whom_it_talks_to(
+    config: str,
+    kubeconfig: bool,
+    token: bool,
+    pod: bool,
+    connects: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(claims, "SERVICE_ACCOUNT", tmp_path if token else tmp_path / "none")
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    if pod:
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    options = Options(tmp_path / "config.yaml", "node-a", kubeconfig=tmp_path / "kubeconfig" if kubeconfig else None)
+    assert (claims.connect(options, load(config)) is not None) == connects
+
+
+async def test_by_command_there_and_back() -> None:
+    async with bridge(LEFT_OUT) as (agent, cluster, _):
+        await set_lanes(agent, legacy=2, dra=2)
+        await offered(cluster, agent, pods=2, claims=2)
+        await restart(agent, signal.SIGKILL)
+        await cluster.apply(claim_pod("new"))
+        await cluster.wait_pod("new")
+        await cluster.delete("pods", "new")
+        await cluster.delete("resourceclaims", "new")
+        await set_lanes(agent, reset=True)
+        await restart(agent, signal.SIGKILL)
+        await offered(cluster, agent, pods=4, claims=0)
+        await restart(agent)
+        await agent.ready()
+        assert await sides(agent) == ["deviceplugin"]
+
+
+async def test_a_configuration_that_no_longer_names_claims_takes_their_devices_back_after_a_restart() -> None:
+    async with bridge() as (agent, cluster, _):
+        await offered(cluster, agent, pods=2, claims=2)
+        await restart(agent, config=LEFT_OUT)
+        await offered(cluster, agent, pods=4, claims=0)
+
+
+async def test_a_claim_that_is_held_is_served_to_its_end_whatever_the_configuration_says() -> None:
+    async with bridge() as (agent, cluster, _):
+        await cluster.apply(claim_pod("c"))
+        await cluster.wait_pod("c")
+        await restart(agent, config=LEFT_OUT)
+        await agent.ready()
+        await cluster.delete("pods", "c")
+        await cluster.delete("resourceclaims", "c")
+        await offered(cluster, agent, pods=4, claims=0)
+
+
+async def test_switched_off_by_force_it_says_what_is_stranded_and_takes_it_up_again() -> None:
+    async with bridge() as (agent, cluster, _):
+        await cluster.apply(claim_pod("c"))
+        await cluster.wait_pod("c")
+        await set_lanes(agent, legacy=1, dra=3)
+        await until(lambda: _in_dra(agent, 3), 20, agent.text)
+        await restart(agent, config=OFF)
+        await until(lambda: SAID in agent.text(), 10, agent.text)
+        assert "3 devices in the dra lane and 1 claim held" in await unready(agent)
+        assert "set dra.enabled: auto" in await unready(agent)
+        status = await agent.status()
+        assert [end["phase"] for end in status["endpoints"] if end["api"] == "dra"] == ["off"]
+        # What was set is not followed where nobody could have the devices, and cannot be set anew.
+        assert any("lanes set is not followed" in note for note in status["notes"])
+        code, body = await agent.ask("/lanes", json.dumps({"resource": RESOURCE, "dra": 4}).encode())
+        assert (code, b"dra.enabled is false" in body) == (400, True)
+        await asyncio.sleep(1)
+        assert agent.text().count(SAID) == 1
+        assert agent.text().count("lanes cannot be followed") == 1
+        agent.config.write_text(CONFIG)
+        await agent.ready()
+        await until(lambda: _in_dra(agent, 3), 20, agent.text)
+        await cluster.delete("pods", "c")
+
+
+async def _in_dra(agent: AgentProcess, count: int) -> bool:
+    return bool((await agent.status())["resources"][0]["lanes"].get("dra") == count)
+
+
+async def test_a_reload_that_switches_it_off_is_followed_as_a_restart_is() -> None:
+    async with bridge() as (agent, cluster, _):
+        agent.config.write_text(OFF)
+        await until(lambda: unready(agent), 20, agent.text)
+        assert "2 devices in the dra lane, and the DRA side is off" in await unready(agent)
+        before = asked(cluster)
+        await asyncio.sleep(1.5)
+        assert asked(cluster) == before
+        agent.config.write_text(LEFT_OUT)
+        await offered(cluster, agent, pods=4, claims=0)
+        agent.config.write_text(OFF)
+        await until(lambda: _only_pods(agent), 20, agent.text)
+        assert await unready(agent) == ""
+
+
+async def _only_pods(agent: AgentProcess) -> bool:
+    return await sides(agent) == ["deviceplugin"]
+
+
+async def test_with_nothing_for_claims_it_needs_no_api_server_that_answers() -> None:
+    async with bridge(LEFT_OUT) as (agent, cluster, _):
+        cluster.api.faults.partition()
+        await restart(agent)
+        await agent.ready()
+        assert await sides(agent) == ["deviceplugin"]
+        cluster.api.faults.heal()
+        await annotate(cluster, legacy=3, dra=1)
+        await offered(cluster, agent, pods=3, claims=1)
+
+
+async def test_switched_off_it_talks_to_no_api_server() -> None:
+    async with bridge(OFF) as (agent, cluster, _):
+        await annotate(cluster, legacy=3, dra=1)
+        await asyncio.sleep(1)
+        assert asked(cluster) == 0
+        assert await unready(agent) == ""
+        assert len(healthy(cluster)) == 4
+
+
+async def test_without_an_api_server_nothing_is_given_to_claims() -> None:
+    async with node(LEFT_OUT) as (agent, kubelet):
+        code, body = await agent.ask("/lanes", json.dumps({"resource": RESOURCE, "legacy": 2, "dra": 2}).encode())
+        assert code == 400
+        assert b"there is no API server" in body
+        assert b"--kubeconfig" in body
+        assert (await agent.ask("/lanes", json.dumps({"resource": RESOURCE, "dra": 0}).encode()))[0] == 200
+        assert len(kubelet.resources[RESOURCE].healthy) == 4
+        assert await unready(agent) == ""
+
+
+async def test_an_api_server_that_is_no_longer_named_strands_devices_and_it_says_so() -> None:
+    async with bridge() as (agent, cluster, _):
+        await offered(cluster, agent, pods=2, claims=2)
+        arguments, agent.arguments = agent.arguments, ()
+        await restart(agent)
+        assert "2 devices in the dra lane, and the DRA side is off: there is no API server" in await unready(agent)
+        agent.arguments = arguments
+        await restart(agent)
+        await agent.ready()
+        await offered(cluster, agent, pods=2, claims=2)
