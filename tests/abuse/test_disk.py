@@ -91,6 +91,7 @@ async def test_the_disk_of_the_ledger_is_full() -> None:
                 code, body = await agent.ask("/readyz")
                 assert code == 503
                 assert b"No space left on device" in body
+                assert b"drabridge_ledger_healthy 0.0" in (await agent.ask("/metrics"))[1]
                 await until(lambda: said_in_one_line(agent, "No space left on device"), 5)
                 assert await owners(agent) == held
                 full.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -10,9 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from drabridge.sim.cluster import SimCluster
 from drabridge.sim.faults import ListFault
 from drabridge.sim.kubelet import SimKubelet
+from drabridge.sim.pods import Phase
 from tests.abuse.helpers import plugin_socket
 from tests.abuse.peers import allocate
-from tests.agent.helpers import RESOURCE, AgentProcess, until
+from tests.agent.helpers import CONFIG, RESOURCE, AgentProcess, node, pod, short_directory, until
 from tests.agent.test_bridge_node import bridge, claim_pod, devices_in_slices, set_lanes
 
 ALWAYS = 1_000_000  # until faults are healed
@@ -83,3 +85,42 @@ async def test_a_refused_allocate_names_the_holder_and_sends_kubelet_the_list_ag
         assert refusal["device"] == name
         assert "claim default/c" in refusal["message"]
         await until(lambda: cluster.events(reason="AllocateRefused"), 10, agent.text)
+
+
+async def test_every_pod_that_shares_a_device_is_named() -> None:
+    text = CONFIG.replace('[zero, "null", full, random]', "zero").replace(
+        "  match:", "  replicas: {count: 2}\n  match:"
+    )
+    async with node(text) as (agent, kubelet):
+        await kubelet.wait_for_resource(RESOURCE, healthy=2)
+        for name in ("a", "b"):
+            assert (await kubelet.run_pod(pod(name))).phase is Phase.RUNNING
+
+        async def named() -> bool:
+            await agent.ask("/release", b'{"device": "zero"}')  # asks kubelet first
+            return {holder["pod"] for holder in (await agent.device("zero"))["holders"]} == {"a", "b"}
+
+        await until(named, 10, agent.text)
+        for name in ("a", "b"):
+            assert await metric(agent, "device_allocation_info", device="zero", pod=name, container="main") == 1
+        assert await metric(agent, "device_allocation_info") == 2
+
+
+async def test_an_agent_whose_loop_no_longer_beats_is_not_alive() -> None:
+    """Its slow tick comes once an hour, and half a second without one is too long."""
+    code = "import sys; from drabridge import housekeeping, pages; from drabridge.cli import main; "
+    code += "housekeeping.TICK_SECONDS, pages.HEARTBEAT_SECONDS = 3600.0, 0.5; sys.exit(main(sys.argv[1:]))"
+    with short_directory() as root:
+        agent = AgentProcess(root, command=("-c", code))
+        await agent.start()
+
+        async def stuck() -> bool:
+            with contextlib.suppress(OSError, TimeoutError, IndexError):
+                status, body = await agent.ask("/healthz")
+                return status == 503 and b"no heartbeat" in body
+            return False
+
+        try:
+            await until(stuck, 30, agent.text)
+        finally:
+            assert await agent.stop() == 0

@@ -1,0 +1,83 @@
+"""What a changed configuration reaches while the agent runs, and what it may not change."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+from tests.abuse.helpers import plugin_socket
+from tests.abuse.peers import allocate
+from tests.agent.helpers import CONFIG, DRIVER, RESOURCE, AgentProcess, node, pod, until
+from tests.agent.test_bridge_node import CONFIG as BOTH_LANES
+from tests.agent.test_bridge_node import bridge
+from tests.agent.test_counters import held_by_claim, metric
+
+SAFETY = "safety: {minHoldSeconds: %s, unconfirmedSeconds: 2, absentSeconds: 0.4, settleSeconds: 1}\nresources:\n"
+
+
+def reload(agent: AgentProcess, text: str) -> None:
+    """Change the file, and do not wait until the agent looks at it."""
+    agent.config.write_text(text)
+    assert agent.process is not None
+    agent.process.send_signal(signal.SIGHUP)
+
+
+async def test_other_safety_times_count_for_what_is_held_already() -> None:
+    long, short = (CONFIG.replace("resources:\n", SAFETY % seconds) for seconds in (3600, 0.4))
+    async with node(long) as (agent, kubelet):
+        await kubelet.run_pod(pod("a"))
+        (name,) = kubelet.resources[RESOURCE].allocated
+
+        async def looked_at() -> str:
+            """The owner after one more round of evidence."""
+            await agent.ask("/release", json.dumps({"device": name}).encode())
+            return str((await agent.device(name))["owner"])
+
+        assert await looked_at() == "legacy"  # kubelet shows the pod by now
+        await kubelet.delete_pod("uid-a")
+
+        async def too_young() -> bool:
+            assert await looked_at() == "legacy"
+            return await metric(agent, "hold_reason", reason="too-young") == 1
+
+        await until(too_young, 10, agent.text)
+        reload(agent, short)
+
+        async def free() -> bool:
+            return await looked_at() == "none"
+
+        await until(free, 15, agent.text)
+
+
+async def test_another_driver_is_refused_and_said() -> None:
+    async with node() as (agent, kubelet):
+        reload(agent, CONFIG.replace(DRIVER, "other.example.com").replace("WHICH", "OTHER"))
+
+        async def said() -> bool:
+            notes = (await agent.status())["notes"]
+            return any("other.example.com" in note and f"runs as {DRIVER}" in note for note in notes)
+
+        await until(said, 10, agent.text)
+        assert (await agent.status())["driver"] == DRIVER
+        assert await metric(agent, "config_last_reload_successful") == 0
+        await kubelet.run_pod(pod("a"))
+        (file,) = agent.cdi.glob("*.json")
+        assert file.name.startswith(DRIVER)
+        assert "OTHER" not in file.read_text()  # nothing else of that file is taken either
+        reload(agent, CONFIG)
+
+        async def well() -> bool:
+            return await metric(agent, "config_last_reload_successful") == 1
+
+        await until(well, 10, agent.text)
+        assert not await said()
+
+
+async def test_events_are_written_after_a_reload_that_is_the_first_to_ask_for_claims() -> None:
+    async with bridge(BOTH_LANES.replace("{legacy: 2, dra: 2}", '{legacy: "*", dra: 0}')) as (agent, cluster, _):
+        reload(agent, BOTH_LANES)
+        name = await held_by_claim(agent, cluster)
+        assert (await allocate(plugin_socket(agent), [name]))[0] == "FAILED_PRECONDITION"
+        await until(lambda: cluster.events(reason="AllocateRefused"), 10, agent.text)
+        (event,) = cluster.events(reason="AllocateRefused")
+        assert "claim default/c" in event["message"]
