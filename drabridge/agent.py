@@ -49,7 +49,8 @@ from drabridge.ledger import (
     Subscribed,
 )
 from drabridge.ledger.keeper import Keeper
-from drabridge.ledger.store import LedgerLockedError, Store
+from drabridge.ledger.lock import LedgerLockedError
+from drabridge.ledger.store import Store
 from drabridge.legacy.files import LegacyFiles
 from drabridge.legacy.side import LegacySide
 from drabridge.memory import settle

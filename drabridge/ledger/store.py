@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
+import logging
 import os
 import stat
 from collections.abc import Callable, Iterable
@@ -29,7 +29,10 @@ from msgspec import Struct, field
 from drabridge.errors import HostError
 from drabridge.ledger.codec import ENTRY_FIELDS, entry_from_json, entry_to_json, node_from_json, node_to_json
 from drabridge.ledger.lines import Json, Unreadable, decode, encode
+from drabridge.ledger.lock import Lock, same_file
 from drabridge.ledger.model import Entry, Ledger, NodeState
+
+log = logging.getLogger(__name__)
 
 FORMAT = "drabridge-ledger"
 VERSION = 1
@@ -79,10 +82,6 @@ class _Read(Struct):
         return Ledger.of(self.entries.values(), self.node, self.seq)
 
 
-class LedgerLockedError(HostError):
-    """Another process is the ledger's writer."""
-
-
 class Store:
     """The one writer of the ledger of one node. :exc:`HostError` if another process is, or the disk refuses.
 
@@ -95,18 +94,16 @@ class Store:
         self.node = node
         self._fsync = fsync
         self._fd: int | None = None
+        self._opened: os.stat_result | None = None  # of ``_fd``
         self._journal_bytes = 0
         self._envelope: Json = {}
         self._unknown: dict[str, Json] = {}
-        self._lock: int | None
-        self._ran_before, self._lock = _lock(directory)
+        self._lock = Lock(directory)
 
     def close(self) -> None:
         """Let another process have the ledger."""
         self._drop()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._lock.close()
 
     # --- reading ---
 
@@ -115,7 +112,7 @@ class Store:
         try:
             read = self._read(self.path)
         except FileNotFoundError:
-            if not self._ran_before and not self.previous.exists():
+            if not self._lock.ran_before and not self.previous.exists():
                 return LoadResult(Loaded.FRESH, Ledger())
             return self._from_previous(f"{self.path} is missing though the agent ran here before")
         except (OSError, Unreadable) as error:
@@ -205,7 +202,8 @@ class Store:
         """Make ``names`` (and the node's state) of ``ledger`` durable; on return they are. :exc:`HostError` if not.
 
         After a failure nothing more is appended to the file: the next call writes all of it anew, because what the
-        kernel kept of a failed fsync is unknown.
+        kernel kept of a failed fsync is unknown. So it is when the file is not at its path any more: what was appended
+        to a file that somebody removed, no agent would ever read.
         """
         if self._fd is None or self._journal_bytes > _COMPACT_BYTES:
             self.rewrite(ledger)
@@ -225,10 +223,14 @@ class Store:
             self._drop()
             raise self._failed(error) from error
         self._journal_bytes += len(line)
+        if self._opened is None or not same_file(self.path, self._opened):
+            log.error("the ledger's file was removed or replaced, it is written anew", extra={"path": str(self.path)})
+            self.rewrite(ledger)
 
     def rewrite(self, ledger: Ledger) -> None:
         """Replace the file by a snapshot of ``ledger``; the file before becomes the previous copy."""
         self._drop()
+        self._lock.renew()
         envelope = self._envelope | {
             "format": FORMAT,
             "version": VERSION,
@@ -255,7 +257,7 @@ class Store:
                 raise
         except OSError as error:
             raise self._failed(error) from error
-        self._fd = fd
+        self._fd, self._opened = fd, os.fstat(fd)
         self._journal_bytes = 0
 
     def _keep_previous(self) -> None:
@@ -288,32 +290,6 @@ _HINT = (
     "'drabridge status' says what is missing and 'drabridge lanes release' ends it by hand"
 )
 _NOT_OURS = (ValueError, KeyError, TypeError, AttributeError)
-
-
-def _lock(directory: Path) -> tuple[bool, int]:
-    """Be the one writer. Returns whether an agent ran here before, and the lock."""
-    path = directory / "ledger.lock"
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        before = path.exists()
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise HostError(
-            f"the ledger's directory {directory} cannot be used: {error.strerror or error}",
-            hint="it must be a directory on the node's own disk that root may write to",
-        ) from error
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        other = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
-        os.close(fd)
-        raise LedgerLockedError(
-            f"another agent (pid {other}) has the ledger in {directory}",
-            hint="two agents must not grant the same devices: stop that one first",
-        ) from error
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    return before, fd
 
 
 def _check_envelope(envelope: Json, node: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from drabridge.ledger import (
     step,
 )
 from drabridge.ledger.keeper import Keeper
+from drabridge.ledger.lock import LedgerLockedError
 from drabridge.ledger.store import FILE, Loaded, LoadResult, Store
 
 POLICY = Policy()
@@ -339,3 +341,65 @@ def test_after_a_failed_fsync_the_file_is_written_anew(directory: Path) -> None:
     store.append(other, ["gpu-2"])
     store.close()
     assert owners(load(directory, "n").ledger) == ["gpu-0:none", "gpu-1:none", "gpu-2:legacy", "gpu-3:none"]
+
+
+def _unlink(path: Path) -> None:
+    path.unlink()
+
+
+def _unlink_with_lock(path: Path) -> None:
+    path.unlink()
+    path.with_name("ledger.lock").unlink()
+
+
+def _remove_the_directory(path: Path) -> None:
+    shutil.rmtree(path.parent)
+
+
+def _replace_by_a_backup(path: Path) -> None:
+    backup = path.with_name("backup")
+    shutil.copy(path, backup)
+    backup.replace(path)
+
+
+@pytest.mark.parametrize("remove", [_unlink, _unlink_with_lock, _remove_the_directory, _replace_by_a_backup])
+def test_a_file_that_was_removed_while_it_was_open_is_written_anew(
+    directory: Path, remove: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store(directory, node="node-a")
+    ledger = ledger_of()
+    store.rewrite(ledger)
+    ledger = allocate(ledger, 0)
+    store.append(ledger, ["gpu-0"])
+    remove(store.path)
+    ledger = allocate(ledger, 2)
+    store.append(ledger, ["gpu-2"])
+    assert "written anew" in caplog.text
+    caplog.clear()
+    ledger = step(ledger, Drain("gpu-1", True, 5.0), POLICY).of(ledger)
+    store.append(ledger, ["gpu-1"])
+    assert not caplog.records  # once, and not with every commit from then on
+    with pytest.raises(LedgerLockedError):  # the lock is the one that another agent would meet
+        Store(directory, node="node-a")
+    store.close()
+    loaded = Store(directory, node="node-a").load()
+    assert loaded.kind is Loaded.COMPLETE
+    owners = {name: entry.owner for name, entry in loaded.ledger.entries.items()}
+    assert owners == {"gpu-0": Owner.LEGACY, "gpu-1": Owner.NONE, "gpu-2": Owner.LEGACY, "gpu-3": Owner.NONE}
+    assert loaded.ledger.entries["gpu-1"].drain
+
+
+def test_where_another_agent_took_over_a_removed_directory_nothing_more_is_granted(directory: Path) -> None:
+    store = Store(directory, node="node-a")
+    store.rewrite(ledger_of())
+    shutil.rmtree(directory)
+    other = Store(directory, node="node-a")
+    other.rewrite(ledger_of(2))
+    before = other.path.read_bytes()
+    for _ in range(2):
+        with pytest.raises(LedgerLockedError):
+            store.append(allocate(ledger_of(), 0), ["gpu-0"])
+    assert other.path.read_bytes() == before
+    other.close()
+    store.append(allocate(ledger_of(), 0), ["gpu-0"])  # it has gone: this one is the writer again
+    store.close()

@@ -1,0 +1,71 @@
+"""One writer of the ledger on one node: a lock file beside it, held for as long as the process lives."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from drabridge.errors import HostError
+
+
+class LedgerLockedError(HostError):
+    """Another process is the ledger's writer."""
+
+
+class Lock:
+    """The lock of one directory. ``ran_before``: an agent was here before. :exc:`HostError` if it cannot be had."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "ledger.lock"
+        self._fd: int | None
+        self.ran_before, self._fd = _take(self._path)
+
+    def renew(self) -> None:
+        """Take it again if its file is not at its path any more: there, another agent could have its own by now."""
+        if self._fd is None:
+            raise HostError("the ledger was closed by this process", hint="another agent may have it by now")
+        if not same_file(self._path, os.fstat(self._fd)):
+            _, fd = _take(self._path)
+            self.close()
+            self._fd = fd
+
+    def close(self) -> None:
+        """Let another process have it."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def same_file(path: Path, opened: os.stat_result) -> bool:
+    """Whether the file that was opened is what the next process finds at ``path``."""
+    try:
+        there = os.stat(path)
+    except OSError:
+        return False
+    return os.path.samestat(there, opened)
+
+
+def _take(path: Path) -> tuple[bool, int]:
+    """Be the one writer. Returns whether an agent ran here before, and the lock."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        before = path.exists()
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise HostError(
+            f"the ledger's directory {path.parent} cannot be used: {error.strerror or error}",
+            hint="it must be a directory on the node's own disk that root may write to",
+        ) from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        other = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(fd)
+        raise LedgerLockedError(
+            f"another agent (pid {other}) has the ledger in {path.parent}",
+            hint="two agents must not grant the same devices: stop that one first",
+        ) from error
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return before, fd
