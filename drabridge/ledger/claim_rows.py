@@ -94,6 +94,7 @@ def _join(draft: Draft, entry: Entry, demand: Demand, phase: Phase) -> Outcome:
         return entry
     changed = replace(
         known,
+        claim=known.claim if known.claim.name else demand.claim,
         phase=phase if stronger else known.phase,
         since=draft.at if stronger else known.since,
         shares=known.shares + (_shares(use) if new_share else ()),
@@ -143,7 +144,8 @@ def found_prepared(draft: Draft, entry: Entry, demand: Demand) -> Outcome:
     known = entry.claim(demand.claim.uid)
     if known and known.phase is Phase.PREPARED:
         return entry
-    new = ClaimHold(demand.claim, Phase.PREPARED, draft.at, _shares(demand.use), demand.use.admin)
+    claim = known.claim if known and known.claim.name else demand.claim  # a CDI file does not know the names
+    new = ClaimHold(claim, Phase.PREPARED, draft.at, _shares(demand.use), demand.use.admin)
     hold = None if entry.owner is Owner.QUARANTINE and entry.hold and not entry.hold.confirmed else entry.hold
     return settle(draft, entry, hold, _with(entry.claims, new))
 

@@ -40,6 +40,21 @@ class Allocate(Struct, frozen=True):
     at: float
 
 
+class Use(Struct, frozen=True):
+    """One device of a claim's allocation."""
+
+    device: str
+    share: Share | None = None
+    admin: bool = False
+
+
+class Allocation(Struct, frozen=True):
+    """A claim with its devices of ours, as the API server, kubelet or a CDI file shows it."""
+
+    claim: ClaimRef
+    uses: tuple[Use, ...]
+
+
 class Checkpoint(Struct, frozen=True):
     """Kubelet's checkpoint file. ``barrier``: it was read after List and a re-sent ListAndWatch, so it is fresh."""
 
@@ -57,6 +72,10 @@ class Observed(Struct, frozen=True):
     unaccounted: Mapping[str, tuple[str, ...]] | None = None
     """From the API server: resource -> pods bound here, not terminal, that ask for more of it than kubelet shows."""
     opened: Mapping[str, bool] | None = None  # physical probe: device name -> a process has its node open
+    claimed: Mapping[str, tuple[ClaimRef, ...]] = field(default_factory=dict)
+    """From PodResources: device name -> claims that a container has it by."""
+    allocated: tuple[Allocation, ...] | None = ()
+    """LIST of claims, asked for while a device is in quarantine; None: the API server did not answer."""
 
 
 class KubeletStarted(Struct, frozen=True):
@@ -69,14 +88,6 @@ class Subscribed(Struct, frozen=True):
     """Kubelet opened ListAndWatch: a new one, or the old one after a loss. Treated like a start, to be safe."""
 
     at: float
-
-
-class Use(Struct, frozen=True):
-    """One device of a claim's allocation."""
-
-    device: str
-    share: Share | None = None
-    admin: bool = False
 
 
 class ClaimAllocated(Struct, frozen=True):
@@ -158,18 +169,11 @@ class Booted(Struct, frozen=True):
     at: float
 
 
-class Allocation(Struct, frozen=True):
-    """A claim with its devices of ours, as the API server or a CDI file shows it."""
-
-    claim: ClaimRef
-    uses: tuple[Use, ...]
-
-
 class Restarted(Struct, frozen=True):
     """An agent began: what it found, to be merged with the ledger. In doubt the holder stays.
 
-    ``prepared`` are the claims that have CDI files on this node. They are local: if the directory cannot be read there
-    is no such event, and nothing is granted.
+    ``prepared`` are the claims that have records or CDI files on this node, or that kubelet shows with a container. The
+    files are local: if they cannot be read there is no such event, and nothing is granted.
     """
 
     at: float

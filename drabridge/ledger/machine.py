@@ -15,7 +15,7 @@ from drabridge.ledger import advertise, refusal
 from drabridge.ledger import events as ev
 from drabridge.ledger.claim_rows import lease_effects
 from drabridge.ledger.draft import Demand, Draft
-from drabridge.ledger.model import Entry, Facts, Lane, Ledger, Owner, PodRef, Policy
+from drabridge.ledger.model import ClaimRef, Entry, Facts, Lane, Ledger, Owner, PodRef, Policy
 from drabridge.ledger.outcome import (
     ACCEPTED,
     Decision,
@@ -31,6 +31,9 @@ from drabridge.ledger.outcome import (
 from drabridge.ledger.release import Witness
 from drabridge.ledger.stamps import not_after
 from drabridge.ledger.table import TABLE, Signal, Transition
+
+_Claims = tuple[tuple[ClaimRef, ...], tuple[tuple[ClaimRef, ev.Use], ...] | None]
+_NO_CLAIMS: _Claims = ((), ())
 
 _DEFAULT = Policy()
 Table = Mapping[tuple[Signal, Owner, Lane], Transition]
@@ -141,7 +144,8 @@ def _observed(draft: Draft, event: ev.Observed) -> None:
     for entry in draft.ledger.entries.values():
         if entry.seq <= event.since_seq:
             unaccounted = None if event.unaccounted is None else event.unaccounted.get(entry.device.resource, ())
-            _weigh(draft, entry, listed, checkpoint, barrier, unaccounted, opened.get(entry.device.name))
+            claims = _claims(event, entry.device.name) if entry.owner is Owner.QUARANTINE else _NO_CLAIMS
+            _weigh(draft, entry, listed, checkpoint, barrier, unaccounted, opened.get(entry.device.name), claims)
 
 
 def _weigh(
@@ -152,6 +156,7 @@ def _weigh(
     barrier: bool,
     unaccounted: tuple[str, ...] | None,
     opened: bool | None,
+    claims: _Claims,
 ) -> None:
     """Bring one round of evidence to one device."""
     witness = Witness(
@@ -161,6 +166,7 @@ def _weigh(
         unaccounted,
         opened,
         tuple(unit for shown in (listed, checkpoint) if shown is not None for unit in shown.units(entry)),
+        *claims,
     )
     _signal(draft, Signal.SEEN if witness.pods else Signal.ABSENT, entry.device.name, witness)
 
@@ -186,6 +192,14 @@ class _Shown:
         if len(units) == 1:
             return self._shown[units[0]]
         return tuple(dict.fromkeys(pod for unit in units for pod in self._shown[unit]))
+
+
+def _claims(event: ev.Observed, name: str) -> _Claims:
+    """What is shown of claims with one device: by kubelet, and by the API server."""
+    if event.allocated is None:
+        return event.claimed.get(name, ()), None
+    allocated = tuple((one.claim, use) for one in event.allocated for use in one.uses if use.device == name)
+    return event.claimed.get(name, ()), allocated
 
 
 # --- beginnings -----------------------------------------------------------------------------------------------------

@@ -236,6 +236,11 @@ class NodeState(NamedTuple):
     denied: frozenset[str] = frozenset()  # claim UIDs whose lease was denied (G2)
     lost: str = ""  # why the record was lost; until the merge, a device without an entry is quarantined, not free
 
+    @property
+    def ever_merged(self) -> bool:
+        """Whether an agent has ever compared this ledger with kubelet's view: before that, "free" is not known."""
+        return self.releases_suspended_until > 0.0  # every merge sets it
+
 
 class Ledger(Struct, frozen=True):
     """All entries at one moment. The indexes are derived; build ledgers with :meth:`of` and :meth:`replace`."""

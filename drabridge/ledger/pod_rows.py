@@ -10,10 +10,12 @@ from drabridge.inventory.model import Presence
 from drabridge.ledger import refusal, release
 from drabridge.ledger.draft import Draft, Outcome
 from drabridge.ledger.model import (
+    ClaimHold,
     Entry,
     HeldBecause,
     Hold,
     Owner,
+    Phase,
 )
 from drabridge.ledger.outcome import (
     Notify,
@@ -88,8 +90,18 @@ def weigh(draft: Draft, entry: Entry, witness: Witness) -> Outcome:
         strict=strict,
     )
     if isinstance(verdict, Free):
-        return settle(draft, entry, None, entry.claims, verdict.because)
+        claims = (*entry.claims, *_allocated(draft, entry, witness)) if strict else entry.claims
+        return settle(draft, entry, None, claims, verdict.because)
     return entry if verdict is hold else replace(entry, hold=verdict)
+
+
+def _allocated(draft: Draft, entry: Entry, witness: Witness) -> list[ClaimHold]:
+    """No container uses the device, but the scheduler gave it to these claims before the record was lost."""
+    return [
+        ClaimHold(claim, Phase.GRANTED, draft.at, (use.share,) if use.share else ())
+        for claim, use in witness.allocated or ()
+        if not use.admin and entry.claim(claim.uid) is None
+    ]
 
 
 def recount(draft: Draft, entry: Entry, what: Any) -> Outcome:

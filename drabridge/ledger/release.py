@@ -11,7 +11,8 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from drabridge.ledger.model import HeldBecause, Hold, PodRef, Policy
+from drabridge.ledger.events import Use
+from drabridge.ledger.model import ClaimRef, HeldBecause, Hold, PodRef, Policy
 
 
 class Witness(Struct, frozen=True):
@@ -23,6 +24,8 @@ class Witness(Struct, frozen=True):
     unaccounted: tuple[str, ...] | None = None  # API server: pods whose devices kubelet does not show
     opened: bool | None = None  # physical probe
     units: tuple[str, ...] = ()  # kubelet's ids by which it shows the device with a pod
+    claimed: tuple[ClaimRef, ...] = ()  # PodResources: claims that a container has the device by
+    allocated: tuple[tuple[ClaimRef, Use], ...] | None = ()  # API server: claims that the device is allocated to
 
     @property
     def pods(self) -> tuple[PodRef, ...]:
@@ -49,9 +52,13 @@ def seen(hold: Hold, witness: Witness, at: float) -> Hold:
 def weigh(
     hold: Hold, witness: Witness, *, at: float, suspended_until: float, policy: Policy, strict: bool = False
 ) -> Hold | Free:
-    """Judge a hold that fresh evidence does not show. ``strict`` (quarantine) wants every witness that there is."""
+    """Judge a hold that fresh evidence does not show. ``strict`` (quarantine) wants every witness that there is, and
+    asks about claims, too: with the record of pods that of claims was lost.
+    """
     if witness.listed is None:
         return _held(hold, HeldBecause.NO_LIST)
+    if strict and witness.claimed:
+        return _held(hold, HeldBecause.RUNNING)
     if witness.checkpointed:
         return _held(hold, HeldBecause.IN_CHECKPOINT)
     if witness.opened:
@@ -62,7 +69,8 @@ def weigh(
         return _held(hold, HeldBecause.POD_UNACCOUNTED)
     by_checkpoint = witness.checkpointed is not None and witness.barrier
     by_api = witness.unaccounted is not None
-    enough = by_api and (by_checkpoint or witness.checkpointed is None) if strict else by_checkpoint or by_api
+    by_everybody = by_api and witness.allocated is not None and (by_checkpoint or witness.checkpointed is None)
+    enough = by_everybody if strict else by_checkpoint or by_api
     if not enough:
         return _held(hold, HeldBecause.NO_SECOND_WITNESS)
     if at - hold.allocated_at < (policy.min_hold_seconds if hold.confirmed else policy.unconfirmed_seconds):

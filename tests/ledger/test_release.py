@@ -7,7 +7,10 @@ from msgspec.structs import replace
 
 from drabridge.ledger import (
     Allocate,
+    Allocation,
     Checkpoint,
+    ClaimDeallocated,
+    ClaimRef,
     Entry,
     Facts,
     HeldBecause,
@@ -15,20 +18,25 @@ from drabridge.ledger import (
     KubeletStarted,
     Lane,
     Ledger,
+    Lost,
     NodeState,
     Observed,
     Owner,
     PodRef,
     Policy,
+    Prepare,
     Released,
+    Restarted,
     SetLane,
     Subscribed,
+    Use,
     step,
 )
 from drabridge.ledger.release import Free, Witness, weigh
 
 POLICY = Policy()
 POD = PodRef("team-a", "train", "main", "uid-1")
+CLAIM = ClaimRef("5bd47ba5-dc39-4e01-b577-25147473f530", "team-a", "c")
 NOBODY = Witness(listed=(), checkpointed=(), barrier=True, unaccounted=())
 OLD = Hold(("GPU-0",), 0.0, True, 10.0)
 
@@ -80,6 +88,17 @@ def test_quarantine_wants_the_api_server_as_well() -> None:
     assert isinstance(judge(once, replace(NOBODY, unaccounted=None), strict=True), Hold)
     assert isinstance(judge(once, replace(NOBODY, barrier=False), strict=True), Hold)
     assert isinstance(judge(once, NOBODY, strict=True), Free)
+
+
+def test_quarantine_ends_for_no_claim_either() -> None:
+    once = replace(OLD, absences=1, absent_since=900.0)
+    shown = judge(once, replace(NOBODY, claimed=(CLAIM,)), strict=True)
+    assert isinstance(shown, Hold)
+    assert (shown.because, shown.absences) == (HeldBecause.RUNNING, 0)
+    unasked = judge(once, replace(NOBODY, allocated=None), strict=True)
+    assert isinstance(unasked, Hold)
+    assert unasked.because is HeldBecause.NO_SECOND_WITNESS
+    assert isinstance(judge(once, replace(NOBODY, claimed=(CLAIM,), allocated=None)), Free)  # a pod's hold is its own
 
 
 def test_the_reason_says_who_agreed() -> None:
@@ -203,3 +222,29 @@ def test_a_release_tells_who_left_and_begins_a_waiting_move() -> None:
     entry = done.of(ledger).entries["gpu-0"]
     assert (entry.owner, entry.lane) == (Owner.NONE, Lane.LEGACY_TO_DRA)
     assert done.durable
+
+
+@pytest.mark.parametrize("admin", [False, True])
+def test_what_leaves_quarantine_goes_to_the_claim_that_the_api_server_shows(admin: bool) -> None:
+    ledger = Ledger.of([Entry(Facts("gpu-0", "r", ("GPU-0",)))], NodeState(merged=True))
+    ledger = step(ledger, Lost(0.0), POLICY).of(ledger)
+    ledger = step(ledger, Restarted(0.0), POLICY).of(ledger)
+    allocated = (Allocation(CLAIM, (Use("gpu-0", admin=admin), Use("gpu-9"))),)
+    for at in (200.0, 220.0):
+        seen = Observed(at, ledger.seq, {}, Checkpoint({}), {}, allocated=allocated)
+        ledger = step(ledger, seen, POLICY).of(ledger)
+    assert owner(ledger) is (Owner.NONE if admin else Owner.DRA_GRANTED)
+    assert [held.claim for held in ledger.entries["gpu-0"].claims] == ([] if admin else [CLAIM])
+
+
+def test_a_claim_known_by_its_uid_alone_gets_its_name_when_somebody_tells() -> None:
+    ledger = Ledger.of([Entry(Facts("gpu-0", "r", ("GPU-0",)))])
+    found = Allocation(ClaimRef(CLAIM.uid), (Use("gpu-0"),))
+    ledger = step(ledger, Restarted(0.0, (found,)), POLICY).of(ledger)
+    ledger = step(ledger, ClaimDeallocated(CLAIM.uid, 0.0), POLICY).of(ledger)  # nobody knows better
+    assert owner(ledger) is Owner.DRA_PREPARED
+    ledger = step(ledger, Prepare(CLAIM, (Use("gpu-0"),), 1.0), POLICY).of(ledger)
+    (held,) = ledger.entries["gpu-0"].claims
+    assert (held.claim, held.api_allocated) == (CLAIM, True)
+    ledger = step(ledger, Restarted(2.0, (found,)), POLICY).of(ledger)
+    assert ledger.entries["gpu-0"].claims[0].claim == CLAIM
