@@ -17,8 +17,9 @@ from msgspec.structs import replace
 
 import deviceplugin
 from drabridge.announce import Announcer
+from drabridge.beginning import merge
 from drabridge.cdi import CdiStore
-from drabridge.claims import ClaimSide, connect, prepared
+from drabridge.claims import ClaimSide, connect
 from drabridge.clock import SteadyClock
 from drabridge.config.advice import advice
 from drabridge.config.loader import load
@@ -45,7 +46,6 @@ from drabridge.ledger import (
     Readvertise,
     Refused,
     Released,
-    Restarted,
     Subscribed,
 )
 from drabridge.ledger.keeper import Keeper
@@ -68,7 +68,6 @@ from podresources import Client
 
 log = logging.getLogger(__name__)
 
-FIRST_LIST_SECONDS = 0.5  # kubelet answers in milliseconds when it is there; registration must not wait when it is not
 STOP_GRACE_SECONDS = 1.5  # for calls in flight at SIGTERM; the whole stop is promised within 3 s
 REFRESH_SECONDS = 0.01  # an Allocate is answered first; several that come together make one list
 SETTLE_SECONDS = 1.0  # after the first list: registration is over by then, or waits for kubelet
@@ -109,6 +108,7 @@ class Agent:
         self._snapshot = Signal()
         self._merged = False  # the ledger agrees with what kubelet and the CDI directory say
         self._behind = False  # the ledger could not be told of the newest snapshot: its disk is full
+        self._rebooted = False  # since the ledger was written
         self._refresh: asyncio.TimerHandle | None = None
         self._background: set[asyncio.Task[Decision]] = set()
         self._watches: list[asyncio.Task[None]] = []  # of the API server
@@ -172,7 +172,7 @@ class Agent:
             observer=self,
             now=self._now,
         )
-        witness = Witness(client, paths.device_plugins, legacy.resend, self._now, legacy.quiet)
+        witness = Witness(client, paths.device_plugins, legacy.resend, self._now, legacy.quiet, config.driver)
         others = Others(lambda: keeper.ledger, lambda: runtime.devices, lambda: probed(inventory.configs()))
         runtime = Runtime(
             options=self._options,
@@ -245,16 +245,18 @@ class Agent:
         """Every snapshot into the ledger, and from there to kubelet; after the first one, the merge."""
         runtime = self._runtime
         if not self._merged:
-            await runtime.keeper.apply(Booted(self._options.boot_id.read_text().strip(), self._now()))
+            boot_id, before = self._options.boot_id.read_text().strip(), runtime.keeper.ledger.node.boot_id
+            self._rebooted = self._rebooted or before not in ("", boot_id)
+            await runtime.keeper.apply(Booted(boot_id, self._now()))
         while True:
             if (snapshot := runtime.inventory.current).complete:
                 await self._take(snapshot)
                 if self._merged:
                     runtime.files.follow(runtime.keeper.ledger, runtime.devices)
                 else:
-                    await self._merge()
-                    await runtime.legacy.configure(runtime.config)
+                    await merge(runtime, rebooted=self._rebooted)
                     self._merged = True
+                    await runtime.legacy.configure(runtime.config)
                     self._begin_to_serve()
                 runtime.legacy.learn()
                 self._claims.wake()
@@ -273,11 +275,12 @@ class Agent:
     def _join_cluster(self) -> None:
         """Follow what the API server says of this node. Also when a reload is the first to allow it."""
         cluster, node = self._runtime.cluster, self._options.node_name
-        if cluster is None:
+        if cluster is None or self._runtime.others.pods is not None:
             return
         self._announcer.cluster = cluster
         pods = PodWatch(cluster, node, self._runtime.evidence.hurry)
         self._runtime.others.pods = pods
+        self._runtime.others.claims = self._claims.allocated
         self._watches = [
             self._spawn("node", NodeWatch(cluster, node, self._runtime.config.driver, self._wishes.annotate).run),
             self._spawn("pods", pods.run),
@@ -290,7 +293,8 @@ class Agent:
             task.cancel()
             self._tasks.remove(task)
         await asyncio.gather(*watches, return_exceptions=True)
-        self._runtime.cluster = self._announcer.cluster = self._runtime.others.pods = None
+        self._runtime.cluster = self._announcer.cluster = None
+        self._runtime.others.pods = self._runtime.others.claims = None
         self._wishes.forget_annotation()
 
     def _spawn(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
@@ -308,18 +312,6 @@ class Agent:
         self._identities.save(runtime.inventory.remembered())
         for collision in snapshot.collisions:
             log.error("devices with one identity are not offered", extra={"collision": str(collision)})
-
-    async def _merge(self) -> None:
-        """Ledger, kubelet's view and prepared claims, hold-biased. If kubelet is away the ledger alone counts."""
-        runtime = self._runtime
-        try:
-            async with asyncio.timeout(FIRST_LIST_SECONDS):  # wait_for of Python 3.11 may swallow a cancellation
-                listed = await runtime.witness.listed()
-        except TimeoutError:
-            listed = None
-        claims = prepared(runtime.paths.state, self._options.boot_id.read_text().strip())
-        await runtime.keeper.apply(Restarted(self._now(), claims, listed, runtime.witness.checkpoint()))
-        runtime.files.restore(runtime.keeper.ledger, runtime.devices)
 
     # --- what others report -----------------------------------------------------------------------------------------
 
@@ -374,8 +366,9 @@ class Agent:
         runtime.config, runtime.config_error = config, ""
         runtime.keeper.policy = policy_of(config)
         runtime.inventory.reconfigure(config)
-        await runtime.legacy.configure(config)
-        runtime.legacy.learn()
+        if self._merged:  # else nothing is served yet, and it begins with the configuration of then
+            await runtime.legacy.configure(config)
+            runtime.legacy.learn()
         if config.dra.enabled is False:
             await self._leave_cluster()
         elif runtime.cluster is None and (cluster := connect(self._options, config)) is not None:

@@ -39,6 +39,7 @@ DIGIT_NAME_VERSION = "0.5.0"  # device names that begin with a digit
 _VENDOR = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 _CLASS = re.compile(r"[A-Za-z]([A-Za-z0-9_-]*[A-Za-z0-9])?")  # a dot would need 0.6.0
 _DEVICE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+_OF_CLAIM = re.compile(r"=claim-(?P<uid>[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})-")  # the API server's UIDs
 _MOUNT_OPTIONS = {True: ("ro", "nosuid", "nodev", "bind"), False: ("rw", "nosuid", "nodev", "bind")}
 
 PROBE_BYTES = 4096  # a block: a full file system may still make empty files
@@ -251,6 +252,23 @@ class CdiStore:
         prefix = f"{self._prefix}{family}-"
         return tuple(sorted(path.name[len(prefix) : -len(".json")] for path in self._ours(prefix)))
 
+    def claimed(self) -> dict[str, tuple[str, ...]]:
+        """Claim UID -> what its file says of each device, ``<request>-<device>[-<share>]``; () for a torn file."""
+        found = {}
+        for uid in self.keys(Family.CLAIM):
+            document = _document(self.directory / self.file_name(Family.CLAIM, uid))
+            entries = document.get("devices") if document else None
+            names = [str(entry.get("name")) for entry in entries or () if isinstance(entry, dict)]
+            prefix = self.claim_device_name(uid, "", "") + "-"
+            found[uid] = tuple(name.removeprefix(prefix) for name in names if name.startswith(prefix))
+        return found
+
+    @staticmethod
+    def claim_uid(qualified: str) -> str:
+        """The UID of the claim that a qualified name of ours was made for; "" for a name of anything else."""
+        found = _OF_CLAIM.search(qualified)
+        return found["uid"] if found else ""
+
     def regenerate(self, family: Family, specs: Iterable[Spec], *, keep: Collection[str] = ()) -> tuple[str, ...]:
         """At start: write every spec that something may still refer to, remove the family's others.
 
@@ -324,12 +342,16 @@ def _absolute(path: str) -> str:
 
 
 def _kind(path: Path) -> str | None:
+    kind = (_document(path) or {}).get("kind")
+    return kind if isinstance(kind, str) else None
+
+
+def _document(path: Path) -> dict[str, Any] | None:
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
-    kind = document.get("kind") if isinstance(document, dict) else None
-    return kind if isinstance(kind, str) else None
+    return document if isinstance(document, dict) else None
 
 
 @contextlib.contextmanager

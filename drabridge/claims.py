@@ -12,8 +12,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drabridge.clusterapi import Cluster
+from drabridge.clusterapi import Cluster, resource_claims
 from drabridge.config.schema import Config
+from drabridge.errors import ClusterError, PeerError
 from drabridge.ledger import Allocation, Lane
 from drabridge.runtime import Options, Runtime
 from drabridge.tasks import Signal
@@ -65,6 +66,16 @@ def prepared(state: Path, boot_id: str) -> tuple[Allocation, ...]:
     from drabridge.dra.records import RecordStore, allocations
 
     return allocations(record for record in RecordStore(directory).all() if record.boot_id == boot_id)
+
+
+def earlier(state: Path, boot_id: str) -> frozenset[str]:
+    """UIDs of claims that were prepared here before the node was rebooted: no container of theirs is running."""
+    directory = state / "claims"
+    if not directory.exists():
+        return frozenset()
+    from drabridge.dra.records import RecordStore
+
+    return frozenset(record.claim.uid for record in RecordStore(directory).all() if record.boot_id != boot_id)
 
 
 class ClaimSide:
@@ -146,6 +157,20 @@ class ClaimSide:
             self._again.set()
         else:
             self._look.set()
+
+    async def allocated(self) -> tuple[Allocation, ...] | None:
+        """The claims that the API server shows allocated with devices of this node. None: it cannot be asked."""
+        cluster, driver = self._runtime.cluster, self.driver
+        if cluster is None or driver is None or not driver.state.api_version:
+            return None
+        from drabridge.dra.allocation import allocations
+
+        try:
+            listing = await cluster.list(resource_claims(driver.state.api_version))
+            return allocations(listing.items, self._runtime.config.driver, driver.pool)
+        except (ClusterError, PeerError) as error:
+            log.warning("who has devices by claims is not known", extra={"reason": str(error)})
+            return None
 
     async def run(self) -> None:
         """Until cancelled. Waits while there is nothing to serve, or nobody to serve it with."""

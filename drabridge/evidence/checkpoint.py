@@ -8,6 +8,7 @@ so a reader sees a whole file or none. Whatever cannot be understood is "unknown
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,11 @@ def parse(text: str, *, modified_at: float = 0.0) -> Checkpoint | None:
         resource: {unit: tuple(sorted(holders)) for unit, holders in units.items()} for resource, units in held.items()
     }
     return Checkpoint(frozen, registered, modified_at)
+
+
+def exists(directory: Path) -> bool:
+    """Whether kubelet has such a file. Where there is none, no device plugin has ever been registered."""
+    return os.path.lexists(directory / FILE_NAME)
 
 
 def read(directory: Path) -> Checkpoint | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from msgspec.structs import replace
 
@@ -15,6 +15,10 @@ from drabridge.ledger import events
 from drabridge.ledger.model import Ledger, Owner
 
 log = logging.getLogger(__name__)
+
+
+Claims = Callable[[], Awaitable[tuple[events.Allocation, ...] | None]]
+"""The claims that the API server shows allocated; None if it cannot be asked."""
 
 
 class Others:
@@ -30,13 +34,36 @@ class Others:
         self._devices = devices
         self._probed = probed
         self.pods: PodWatch | None = None  # where there is an API server
+        self.claims: Claims | None = None  # and what it shows allocated here
         self.error = ""  # why the probe cannot vouch for anything, for people
 
     async def enrich(self, observed: events.Observed) -> events.Observed:
         """``observed`` with what the others know. Never raises."""
         ledger = self._ledger()
         unaccounted = self.pods.unaccounted(ledger, observed) if self.pods is not None else None
-        return replace(observed, unaccounted=unaccounted, opened=await self._opened(ledger, observed))
+        return replace(
+            observed,
+            unaccounted=unaccounted,
+            opened=await self._opened(ledger, observed),
+            allocated=await self._allocated(ledger, observed, unaccounted),
+        )
+
+    async def _allocated(
+        self, ledger: Ledger, observed: events.Observed, unaccounted: Mapping[str, tuple[str, ...]] | None
+    ) -> tuple[events.Allocation, ...] | None:
+        """Asked only where nothing else keeps a device in quarantine: it is a LIST of the claims of the cluster."""
+        if self.claims is None or unaccounted is None or observed.listed is None:
+            return None
+        listed, claimed = observed.listed, observed.claimed
+        if not any(
+            entry.owner is Owner.QUARANTINE
+            and entry.name not in claimed
+            and entry.device.resource not in unaccounted
+            and not any(unit in listed for unit in entry.device.units)
+            for entry in ledger.entries.values()
+        ):
+            return ()
+        return await self.claims()
 
     async def _opened(self, ledger: Ledger, observed: events.Observed) -> dict[str, bool] | None:
         """Only devices whose hold may be about to end: looking costs a few milliseconds of the whole machine."""

@@ -12,10 +12,13 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
+from msgspec import Struct
+
+from drabridge.cdi import CdiStore
 from drabridge.evidence import checkpoint as checkpoint_file
 from drabridge.inventory.model import device_id_of
 from drabridge.ledger import events
-from drabridge.ledger.model import ClaimRef, Entry, Ledger, Owner, PodRef
+from drabridge.ledger.model import ClaimRef, Entry, Ledger, Owner, PodRef, Share
 from podresources import Client, PodResourcesError
 from podresources.model import Snapshot
 
@@ -32,6 +35,21 @@ async def _at_once() -> None:
     """Where nobody allocates."""
 
 
+class Listed(Struct, frozen=True):
+    """One List. A claim has its UID from the names in its CDI file; "" where it has none."""
+
+    pods: events.Pods
+    claims: tuple[events.Allocation, ...] = ()
+
+    def claimed(self) -> dict[str, tuple[ClaimRef, ...]]:
+        """Device name -> claims that containers have it by."""
+        found: dict[str, tuple[ClaimRef, ...]] = {}
+        for one in self.claims:
+            for use in one.uses:
+                found[use.device] = (*found.get(use.device, ()), one.claim)
+        return found
+
+
 class Witness:
     """Gathers :class:`drabridge.ledger.events.Observed`. Decides nothing."""
 
@@ -42,8 +60,12 @@ class Witness:
         resend: Resend,
         now: Callable[[], float],
         quiet: Callable[[], Awaitable[None]] = _at_once,
+        driver: str = "",
     ) -> None:
-        """``resend`` sends the lists again; ``quiet`` waits for a moment in which no Allocate is open."""
+        """``resend`` sends the lists again; ``quiet`` waits for a moment in which no Allocate is open; ``driver``
+        is the one whose claims count.
+        """
+        self._driver = driver
         self._client = client
         self._directory = device_plugins
         self._resend = resend
@@ -61,17 +83,20 @@ class Witness:
         at = self._now()
         listed = await self.listed()
         checkpoint = None
-        if listed is not None and barrier and (absent := _absent(ledger, listed)):
+        if listed is not None and barrier and (absent := _absent(ledger, listed.pods)):
             checkpoint = await self._behind_barrier({entry.device.resource for entry in absent})
-        return events.Observed(at=at, since_seq=ledger.seq, listed=listed, checkpoint=checkpoint)
+        if listed is None:
+            return events.Observed(at=at, since_seq=ledger.seq)
+        claimed = listed.claimed()
+        return events.Observed(at=at, since_seq=ledger.seq, listed=listed.pods, checkpoint=checkpoint, claimed=claimed)
 
-    async def listed(self) -> events.Pods | None:
-        """Kubelet's List: unit id -> containers. Not while an Allocate is open: a List makes kubelet count anew what is
+    async def listed(self) -> Listed | None:
+        """Kubelet's List. Not while an Allocate is open: a List makes kubelet count anew what is
         allocated, without what is being allocated, and the next pod would be given the same (UpdateAllocatedDevices and
         allocateContainerResources in pkg/kubelet/cm/devicemanager/manager.go; found by a soak run).
         """
         snapshot = await self._list()
-        return None if snapshot is None else pods_of(snapshot)
+        return None if snapshot is None else Listed(pods_of(snapshot), claims_of(snapshot, self._driver))
 
     async def users(self, claim: ClaimRef, driver: str, device: str) -> tuple[PodRef, ...] | None:
         """Containers that kubelet (1.34 or later, before that it tells nobody) shows with this device through this
@@ -144,6 +169,21 @@ def users_of(snapshot: Snapshot, claim: ClaimRef, driver: str, device: str) -> t
         if (used.namespace, used.name) == (claim.namespace, claim.name)
         and any((given.driver, given.device) == (driver, device) for given in used.devices)
     )
+
+
+def claims_of(snapshot: Snapshot, driver: str) -> tuple[events.Allocation, ...]:
+    """Prepared claims of a List with their devices of ours. Kubelet before 1.34 shows none unless it is told to."""
+    found: dict[ClaimRef, dict[events.Use, None]] = {}
+    for pod in snapshot.pods:
+        for container in pod.containers:
+            for claim in container.claims:
+                ours = [device for device in claim.devices if device.driver == driver]
+                uids = (CdiStore.claim_uid(name) for device in ours for name in device.cdi_ids)
+                ref = ClaimRef(next(filter(None, uids), ""), claim.namespace, claim.name)
+                for device in ours:
+                    share = Share(device.share_id) if device.share_id else None
+                    found.setdefault(ref, {})[events.Use(device.device, share)] = None
+    return tuple(events.Allocation(ref, tuple(uses)) for ref, uses in found.items())
 
 
 def _pods_of_checkpoint(found: checkpoint_file.Checkpoint) -> events.Pods:

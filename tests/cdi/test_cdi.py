@@ -251,3 +251,18 @@ def test_a_directory_that_cannot_be_listed_is_a_failure(store: CdiStore) -> None
     store.directory.write_text("in the way")
     assert store.missing() == ()
     assert "Not a directory" in store.error
+
+
+def test_a_claims_file_tells_its_uid_and_its_devices_without_any_record(store: CdiStore, tmp_path: Path) -> None:
+    names = [store.claim_device_name(UID, "r", "gpu-0"), store.claim_device_name(UID, "r", "gpu-1", "share")]
+    qualified = store.write(store.claim_spec(UID, [CdiDevice(name, Edits((NODE,))) for name in names]))
+    torn = store.file_name(Family.CLAIM, "torn")
+    (store.directory / torn).write_text('{"cdiVersion": "0.3')
+    list_ = store.file_name(Family.CLAIM, "list")
+    (store.directory / list_).write_text(json.dumps({"kind": store.kind, "devices": ["no", {"name": 1}]}))
+    store.write(store.legacy_spec(DEVICE))
+
+    assert store.claimed() == {UID: ("r-gpu-0", "r-gpu-1-share"), "torn": (), "list": ()}
+    assert [store.claim_uid(name) for name in qualified] == [UID, UID]
+    assert store.claim_uid(store.legacy_spec(DEVICE).names[0]) == ""
+    assert CdiStore(tmp_path / "none", "v.example.com").claimed() == {}

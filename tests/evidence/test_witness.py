@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 from msgspec.structs import replace
 
-from drabridge.evidence.witness import Witness
+from drabridge.evidence.witness import Listed, Witness
 from drabridge.ledger.events import Observed
 from drabridge.ledger.model import Entry, Facts, Hold, Ledger, NodeState, Owner
 from drabridge.sim.faults import ListFault
@@ -190,6 +190,6 @@ async def test_a_list_waits_for_a_quiet_moment() -> None:
             assert order == ["asked"]
             assert not one.kubelet.calls.of("List")
             gate.set()
-            assert await looking == {}
+            assert await looking == Listed({})
         assert order == ["asked", "quiet"]
         assert len(one.kubelet.calls.of("List")) == 1

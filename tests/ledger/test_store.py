@@ -376,7 +376,7 @@ def test_a_file_that_was_removed_while_it_was_open_is_written_anew(
     store.append(ledger, ["gpu-2"])
     assert "written anew" in caplog.text
     caplog.clear()
-    ledger = step(ledger, Drain("gpu-1", True, 5.0), POLICY).of(ledger)
+    ledger = allocate(ledger, 1)
     store.append(ledger, ["gpu-1"])
     assert not caplog.records  # once, and not with every commit from then on
     with pytest.raises(LedgerLockedError):  # the lock is the one that another agent would meet

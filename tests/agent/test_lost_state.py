@@ -1,0 +1,262 @@
+"""The agent's state is gone, all of it or some: what CDI files, kubelet and the API server know is not free."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import signal
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drabridge import beginning
+from drabridge.sim import checkpoint
+from drabridge.sim.cluster import ClusterTimings, SimCluster
+from drabridge.sim.faults import ListFault
+from drabridge.sim.kubelet import SimKubelet
+from drabridge.sim.runtime import LockingRuntime
+from drabridge.sim.timings import Timings
+from tests.agent.helpers import CONFIG as LEGACY_ONLY
+from tests.agent.helpers import RESOURCE, AgentProcess, short_directory, until
+from tests.agent.test_bridge_node import CLASS, CONFIG, bridge, claim_pod, healthy, limits_pod, set_lanes
+from tests.sim.kubelet_peers import Plugin, device
+
+IDS = ("full", "null", "random", "zero")
+
+
+async def _rows(agent: AgentProcess) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in (await agent.status())["devices"]}
+
+
+async def _owners(agent: AgentProcess) -> list[str]:
+    return sorted(row["owner"] for row in (await _rows(agent)).values())
+
+
+async def _claimed(agent: AgentProcess) -> str:
+    """The one device that a claim has prepared."""
+    (name,) = [name for name, row in (await _rows(agent)).items() if row["owner"] == "dra-prepared"]
+    return name
+
+
+async def _become(agent: AgentProcess, *owners: str) -> None:
+    async def are() -> bool:
+        return await _owners(agent) == sorted(owners)
+
+    await until(are, 20, lambda: agent.text()[-3000:])
+
+
+def _everything(state: Path) -> None:
+    shutil.rmtree(state)
+
+
+def _all_but_the_lock(state: Path) -> None:
+    shutil.rmtree(state / "claims")
+    for file in state.glob("ledger.jsonl*"):
+        file.unlink()
+
+
+def _claim_files(agent: AgentProcess) -> list[str]:
+    return [path.name for path in agent.cdi.glob("*-device-claim-*.json")]
+
+
+@pytest.mark.parametrize("lose", [_everything, _all_but_the_lock])
+@pytest.mark.parametrize("fault", [ListFault.NONE, ListFault.ERROR])
+async def test_a_running_claim_keeps_its_device_when_the_state_is_lost(
+    lose: Callable[[Path], None], fault: ListFault
+) -> None:
+    async with bridge() as (agent, cluster, _):
+        kubelet = cluster.kubelets["node-a"]
+        await cluster.apply(claim_pod("c"))
+        await cluster.wait_pod("c")
+        used, files = await _claimed(agent), _claim_files(agent)
+        await agent.stop()
+        lose(agent.control.parent)
+        kubelet.faults.podresources = fault  # then its CDI file alone tells of the claim
+        await agent.start()
+        await agent.up()
+        await _become(agent, "dra-prepared", "quarantine", "quarantine", "quarantine")
+        assert await _claimed(agent) == used
+        kubelet.faults.podresources = ListFault.NONE
+        await _become(agent, "dra-prepared", "none", "none", "none")
+        assert await _claimed(agent) == used
+        assert _claim_files(agent) == files
+        # Kubelet ends it as if nothing had happened.
+        await agent.ready()
+        await cluster.delete("pods", "c")
+        await _become(agent, "none", "none", "none", "none")
+        assert _claim_files(agent) == []
+
+
+async def test_a_running_claims_device_is_not_given_to_pods_though_the_lanes_say_so() -> None:
+    async with bridge() as (agent, cluster, _):
+        await cluster.apply(claim_pod("c"))
+        await cluster.wait_pod("c")
+        used = await _claimed(agent)
+        await agent.stop()
+        _everything(agent.control.parent)
+        agent.config.write_text(CONFIG.replace("lanes: {legacy: 2, dra: 2}", "lanes: {legacy: 3, dra: 1}"))
+        await agent.start()
+        await agent.ready()
+        await set_lanes(agent, legacy=4, dra=0)
+        await until(lambda: len(healthy(cluster)) == 3, 20, lambda: agent.text()[-3000:])
+        await asyncio.sleep(2)  # longer than every doubt
+        assert used not in healthy(cluster)
+        await cluster.apply(limits_pod("l", 3))
+        await cluster.wait_pod("l")
+        assert (await _rows(agent))[used]["owner"] == "dra-prepared"
+
+
+async def test_quarantine_does_not_end_while_kubelet_shows_a_claim_on_the_device() -> None:
+    async with bridge() as (agent, cluster, _):
+        await cluster.apply(claim_pod("c"))
+        await cluster.wait_pod("c")
+        used = await _claimed(agent)
+        await agent.stop(signal.SIGKILL)
+        _everything(agent.control.parent)
+        kubelet = cluster.kubelets["node-a"]
+        for file in agent.cdi.glob("*"):
+            file.unlink()
+        kubelet.faults.podresources = ListFault.ERROR  # nobody on this node tells of the claim
+        agent.control.parent.mkdir(parents=True)
+        (agent.control.parent / "ledger.lock").touch()  # an agent ran here
+        await agent.start()
+        await agent.ready()
+        assert await _owners(agent) == ["quarantine"] * 4
+        kubelet.faults.podresources = ListFault.NONE
+        await _become(agent, "none", "none", "none", "quarantine")
+        await asyncio.sleep(2)  # longer than every doubt
+        assert (await _rows(agent))[used]["owner"] == "quarantine"
+        assert b'drabridge_hold_reason{reason="running"} 1' in (await agent.ask("/metrics"))[1]
+        await cluster.delete("pods", "c")
+        await _become(agent, "none", "none", "none", "none")
+
+
+async def test_state_that_is_removed_under_a_running_agent_is_written_again() -> None:
+    async with bridge() as (agent, cluster, _):
+        await cluster.apply(claim_pod("c"))
+        await cluster.wait_pod("c")
+        used, state = await _claimed(agent), agent.control.parent
+        shutil.rmtree(state / "claims")
+        for file in state.glob("ledger*"):
+            file.unlink()
+        await cluster.apply(limits_pod("l"))
+        await cluster.wait_pod("l")
+        await agent.stop(signal.SIGKILL)
+        assert "was removed or replaced, it is written anew" in agent.text()
+        await agent.start()
+        await agent.ready()
+        assert await _owners(agent) == ["dra-prepared", "legacy", "none", "none"]
+        assert await _claimed(agent) == used
+        assert len(_claim_files(agent)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "devices"),
+    [
+        ("r-gpu-1", ["gpu-1"]),
+        ("r-gpu-1-0e1669b7-57c4-4873-aa03-f781ee2f4685", ["gpu-1"]),  # a share of it
+        ("my-gpu-1-gpu-12", ["gpu-12"]),
+        ("r-gpu-1-part-2", ["gpu-1-part-2"]),
+        ("r-big-gpu-1", ["gpu-1", "big-gpu-1"]),  # which of the two cannot be known
+        ("r-fpga-0", []),
+    ],
+)
+def test_the_devices_of_a_claim_are_read_from_its_cdi_file(text: str, devices: list[str]) -> None:
+    assert beginning._named(text, ["gpu-1", "gpu-12", "gpu-1-part-2", "big-gpu-1"]) == devices
+
+
+# --- a node that no agent has seen before -----------------------------------------------------------------------------
+
+
+def _init_pod(name: str, count: int) -> str:
+    return f"""\
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, namespace: default}}
+spec:
+  initContainers: [{{name: init, image: x, runSeconds: 90, resources: {{limits: {{"{RESOURCE}": {count}}}}}}}]
+  containers: [{{name: main, image: x}}]
+"""
+
+
+@contextlib.asynccontextmanager
+async def _vendors_node(pod: str) -> AsyncIterator[tuple[AgentProcess, SimCluster]]:
+    """Another vendor's plugin has given its devices to ``pod`` and has gone; the agent is not started yet."""
+    with short_directory() as root:
+        locks = root / "locks"
+        locks.mkdir()
+        runtime = LockingRuntime(locks)
+        timings = replace(ClusterTimings.fast(), kubelet=Timings.fast())
+        async with SimCluster(root, timings=timings, runtime=lambda _: runtime) as cluster:
+            kubeconfig = root / "kubeconfig"
+            cluster.api.kubeconfig(kubeconfig)
+            kubelet = cluster.kubelets["node-a"]
+            vendor = Plugin(root / "node-a", "vendor.sock", [device(name) for name in IDS], RESOURCE)
+            await vendor.serve()
+            await vendor.register()
+            await kubelet.wait_for_resource(RESOURCE, healthy=4)
+            await cluster.apply(pod)
+            await until(lambda: runtime.running, 10)
+            await vendor.stop()
+            agent = AgentProcess(root / "node-a", CONFIG, arguments=("--kubeconfig", str(kubeconfig)))
+            try:
+                yield agent, cluster
+                assert runtime.conflicts == []
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    await agent.stop(signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("pod", "fault"),
+    [
+        (_init_pod("p", 4), ListFault.NONE),  # List does not show it
+        (limits_pod("p", 4), ListFault.HANG),
+        (limits_pod("p", 4), ListFault.ERROR),
+    ],
+)
+async def test_a_checkpoint_of_another_format_makes_nothing_free(
+    monkeypatch: pytest.MonkeyPatch, pod: str, fault: ListFault
+) -> None:
+    written = checkpoint.encode
+    with monkeypatch.context() as newer:
+        newer.setattr(checkpoint, "encode", lambda *held: '{"V2":' + written(*held) + "}")
+        async with _vendors_node(pod) as (agent, cluster):
+            kubelet = cluster.kubelets["node-a"]
+            kubelet.faults.podresources = fault
+            await agent.start()
+            await agent.up()
+            await _become(agent, *["quarantine"] * 4)
+            await cluster.apply(CLASS)
+            await cluster.apply(claim_pod("c", 2))
+            await asyncio.sleep(3)  # longer than every doubt
+            assert await _owners(agent) == ["quarantine"] * 4
+            assert any("checkpoint" in note for note in (await agent.status())["notes"])
+            kubelet.faults.podresources = ListFault.NONE
+            newer.undo()
+            await cluster.delete("pods", "p")
+            await cluster.wait_pod("c", timeout=30)  # kubelet and the API server account for every pod
+
+
+async def test_a_new_node_whose_kubelet_comes_later_is_not_in_quarantine() -> None:
+    with short_directory() as root:
+        agent = AgentProcess(root, LEGACY_ONLY)
+        await agent.start()
+        try:
+            await agent.up()
+            await until(lambda: "no agent has seen this node before" in agent.text())
+            agent.config.write_text(LEGACY_ONLY.replace(", random]", "]"))  # a reload meanwhile serves nothing, either
+            assert agent.process is not None
+            agent.process.send_signal(signal.SIGHUP)
+            async with SimKubelet(root, timings=Timings.fast()) as kubelet:
+                await agent.ready()
+                await kubelet.wait_for_resource(RESOURCE, healthy=3)
+                assert set(await _owners(agent)) == {"none"}
+                assert "quarantined" not in agent.text()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                await agent.stop(signal.SIGKILL)
