@@ -176,7 +176,7 @@ async def test_switched_off_by_force_it_says_what_is_stranded_and_takes_it_up_ag
         status = await agent.status()
         assert [end["phase"] for end in status["endpoints"] if end["api"] == "dra"] == ["off"]
         # What was set is not followed where nobody could have the devices, and cannot be set anew.
-        assert any("lanes set is not followed" in note for note in status["notes"])
+        assert any("what 'lanes set' gave" in note and "is not followed" in note for note in status["notes"])
         code, body = await agent.ask("/lanes", json.dumps({"resource": RESOURCE, "dra": 4}).encode())
         assert (code, b"dra.enabled is false" in body) == (400, True)
         await asyncio.sleep(1)

@@ -6,15 +6,12 @@ import asyncio
 import json
 import signal
 import sys
-import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from drabridge.ledger import ClaimDeallocated, Policy, step
-from drabridge.ledger.store import Store
 from drabridge.sim.api import SimApiServer
 from drabridge.sim.claims import FILE_NAME as CLAIMS_FILE
 from drabridge.sim.cluster import SimCluster
@@ -277,9 +274,9 @@ async def test_a_claim_that_was_released_does_not_come_back_with_the_next_start(
         await cluster.delete("resourceclaims", "c")
         await agent.stop(signal.SIGKILL)
         state = agent.control.parent
-        _deallocated(state, uid)
+        await kubelet.start()
         await agent.start()
-        await agent.up()
+        await agent.ready()
         await until(lambda: _owned(agent, name, "dra-prepared"), 10, agent.text)
         files = [*(state / "claims").glob("*.json"), *agent.cdi.glob(f"*-claim-{uid}*")]
         assert len(files) == 2
@@ -288,20 +285,9 @@ async def test_a_claim_that_was_released_does_not_come_back_with_the_next_start(
         assert json.loads(body)["owner"] == "none"
         assert not [file for file in files if file.exists()]
         await agent.stop(signal.SIGKILL)
-        await kubelet.start()
         await agent.start()
         await agent.ready()
         assert await _owned(agent, name, "none")
-
-
-def _deallocated(state: Path, uid: str) -> None:
-    """The API server's word about a claim, as the ledger keeps it: the allocation has been taken back."""
-    store = Store(state, node="node-a")
-    try:
-        before = store.load().ledger
-        store.rewrite(step(before, ClaimDeallocated(uid, time.time()), Policy()).of(before))
-    finally:
-        store.close()
 
 
 async def _owned(agent: AgentProcess, name: str, owner: str) -> bool:

@@ -376,7 +376,7 @@ def test_a_file_that_was_removed_while_it_was_open_is_written_anew(
     store.append(ledger, ["gpu-2"])
     assert "written anew" in caplog.text
     caplog.clear()
-    ledger = allocate(ledger, 1)
+    ledger = step(ledger, SetLane("gpu-1", Lane.LEGACY, 5.0), POLICY).of(ledger)
     store.append(ledger, ["gpu-1"])
     assert not caplog.records  # once, and not with every commit from then on
     with pytest.raises(LedgerLockedError):  # the lock is the one that another agent would meet
@@ -386,7 +386,7 @@ def test_a_file_that_was_removed_while_it_was_open_is_written_anew(
     assert loaded.kind is Loaded.COMPLETE
     owners = {name: entry.owner for name, entry in loaded.ledger.entries.items()}
     assert owners == {"gpu-0": Owner.LEGACY, "gpu-1": Owner.NONE, "gpu-2": Owner.LEGACY, "gpu-3": Owner.NONE}
-    assert loaded.ledger.entries["gpu-1"].drain
+    assert loaded.ledger.entries["gpu-1"].lane is Lane.DRA_TO_LEGACY
 
 
 def test_where_another_agent_took_over_a_removed_directory_nothing_more_is_granted(directory: Path) -> None:
