@@ -54,9 +54,7 @@ async def merge(runtime: Runtime, *, rebooted: bool) -> None:
     unknown = [one.claim.uid for one in claims if not one.claim.name and one.claim.uid not in keeper.ledger.by_claim]
     pods = None if listed is None else listed.pods
     await keeper.apply(Restarted(runtime.now(), claims, pods, checkpoint))
-    for (
-        uid
-    ) in unknown:  # nobody can ask the API server about it: it ends when kubelet unprepares it, or a person says so
+    for uid in unknown:  # without a name the API server cannot be asked: they end with Unprepare, or by the operator
         await keeper.apply(ClaimDeallocated(uid, runtime.now()))
     runtime.files.restore(keeper.ledger, runtime.devices)
 
