@@ -253,8 +253,9 @@ class Agent:
                 await self._take(snapshot)
                 if self._merged:
                     runtime.files.follow(runtime.keeper.ledger, runtime.devices)
+                elif self._behind or not await merge(runtime, rebooted=self._rebooted):
+                    self._behind = True  # the disk is full: again when it is not, and nothing is served before
                 else:
-                    await merge(runtime, rebooted=self._rebooted)
                     self._merged = True
                     await runtime.legacy.configure(runtime.config)
                     self._begin_to_serve()

@@ -24,21 +24,18 @@ from drabridge.runtime import Runtime
 log = logging.getLogger(__name__)
 
 FIRST_LIST_SECONDS = 0.5  # kubelet answers in milliseconds when it is there; registration must not wait when it is not
-AGAIN_SECONDS = 0.2  # between questions on a new node: nothing can be registered there before kubelet is up, either
 _SHARE = re.compile(r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")  # the API server's share ids
 
 
-async def merge(runtime: Runtime, *, rebooted: bool) -> None:
-    """If kubelet is away the ledger alone counts, once it has been compared with kubelet's view."""
+async def merge(runtime: Runtime, *, rebooted: bool) -> bool:
+    """Whether it is on disk; else it is to be tried again, and nothing is served before.
+
+    If kubelet is away the ledger alone counts. On a new node that may be empty: where kubelet has no checkpoint no
+    plugin has ever registered, and in a directory that is not kubelet's nobody asks us for devices.
+    """
     keeper, directory = runtime.keeper, runtime.paths.device_plugins
     node = keeper.ledger.node
     listed = await _listed(runtime)
-    if not node.ever_merged and not node.lost:
-        if listed is None and not checkpoint_file.exists(directory):
-            log.info("waits for kubelet to say who holds devices: no agent has seen this node before")
-        while listed is None and not checkpoint_file.exists(directory):
-            await asyncio.sleep(AGAIN_SECONDS)
-            listed = await _listed(runtime)
     checkpoint = runtime.witness.checkpoint()
     if not node.ever_merged and not node.lost:
         doubt = ""
@@ -46,17 +43,21 @@ async def merge(runtime: Runtime, *, rebooted: bool) -> None:
             doubt = f"CDI files in {runtime.cdi.directory} are of an agent whose ledger is gone"
         elif checkpoint is None and checkpoint_file.exists(directory):
             doubt = "kubelet's checkpoint of devices is not understood, and it alone knows every pod"
-        if doubt:
-            await _lose(runtime, doubt)
+        if doubt and not await _lose(runtime, doubt):
+            return False
     claims = _claims(runtime, listed, rebooted=rebooted)
     if listed is not None and (nameless := _without_uid(keeper.ledger, listed, claims)):
-        await keeper.apply(Lost(runtime.now(), nameless, "kubelet shows a claim on it that is not on record"))
+        lost = Lost(runtime.now(), nameless, "kubelet shows a claim on it that is not on record")
+        if not (await keeper.apply(lost)).accepted:
+            return False
     unknown = [one.claim.uid for one in claims if not one.claim.name and one.claim.uid not in keeper.ledger.by_claim]
     pods = None if listed is None else listed.pods
-    await keeper.apply(Restarted(runtime.now(), claims, pods, checkpoint))
+    if not (await keeper.apply(Restarted(runtime.now(), claims, pods, checkpoint))).accepted:
+        return False
     for uid in unknown:  # without a name the API server cannot be asked: they end with Unprepare, or by the operator
         await keeper.apply(ClaimDeallocated(uid, runtime.now()))
     runtime.files.restore(keeper.ledger, runtime.devices)
+    return True
 
 
 async def _listed(runtime: Runtime) -> Listed | None:
@@ -67,12 +68,14 @@ async def _listed(runtime: Runtime) -> Listed | None:
         return None
 
 
-async def _lose(runtime: Runtime, doubt: str) -> None:
+async def _lose(runtime: Runtime, doubt: str) -> bool:
     keeper = runtime.keeper
     message = f"there is no ledger of this node, and {doubt}: every device without a known holder is quarantined"
     log.error("ledger", extra={"found": str(Loaded.LOST), "message_text": message})
-    await keeper.apply(Lost(runtime.now(), reason=doubt))
+    if not (await keeper.apply(Lost(runtime.now(), reason=doubt))).accepted:
+        return False
     keeper.loaded = replace(keeper.loaded, kind=Loaded.LOST, message=message)
+    return True
 
 
 def _claims(runtime: Runtime, listed: Listed | None, *, rebooted: bool) -> tuple[Allocation, ...]:

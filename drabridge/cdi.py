@@ -255,7 +255,7 @@ class CdiStore:
     def claimed(self) -> dict[str, tuple[str, ...]]:
         """Claim UID -> what its file says of each device, ``<request>-<device>[-<share>]``; () for a torn file."""
         found = {}
-        for uid in self.keys(Family.CLAIM):
+        for uid in filter(_DEVICE.fullmatch, self.keys(Family.CLAIM)):  # else no file of ours: a copy by hand
             document = _document(self.directory / self.file_name(Family.CLAIM, uid))
             entries = document.get("devices") if document else None
             names = [str(entry.get("name")) for entry in entries or () if isinstance(entry, dict)]

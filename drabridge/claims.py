@@ -12,10 +12,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drabridge.clusterapi import Cluster, resource_claims
+from drabridge.clusterapi import RESOURCE_GROUP, Cluster, NotFoundError, UnreachableError, resource_claims
 from drabridge.config.schema import Config
 from drabridge.errors import ClusterError, PeerError
 from drabridge.ledger import Allocation, Lane
+from drabridge.offers.sliceversions import choose_version
 from drabridge.runtime import Options, Runtime
 from drabridge.tasks import Signal
 from drabridge.wishes import Wishes
@@ -76,6 +77,21 @@ def earlier(state: Path, boot_id: str) -> frozenset[str]:
     from drabridge.dra.records import RecordStore
 
     return frozenset(record.claim.uid for record in RecordStore(directory).all() if record.boot_id != boot_id)
+
+
+async def _version(cluster: Cluster) -> str:
+    """The version of the API to speak where no driver runs, which would know it; "" if claims are not served at all.
+
+    Raises ClusterError.
+    """
+    try:
+        group = await cluster.read(f"/apis/{RESOURCE_GROUP}")
+    except NotFoundError:
+        return ""
+    version = choose_version([entry["version"] for entry in group.get("versions") or ()])
+    if version is None:
+        raise UnreachableError("the API server serves no version of resource.k8s.io that is known")
+    return version
 
 
 class ClaimSide:
@@ -161,13 +177,19 @@ class ClaimSide:
     async def allocated(self) -> tuple[Allocation, ...] | None:
         """The claims that the API server shows allocated with devices of this node. None: it cannot be asked."""
         cluster, driver = self._runtime.cluster, self.driver
-        if cluster is None or driver is None or not driver.state.api_version:
+        if cluster is None:
             return None
         from drabridge.dra.allocation import allocations
 
+        config = self._runtime.config
+        pool = driver.pool if driver is not None else config.dra.pool or self._runtime.options.node_name
         try:
-            listing = await cluster.list(resource_claims(driver.state.api_version))
-            return allocations(listing.items, self._runtime.config.driver, driver.pool)
+            version = driver.state.api_version if driver is not None else ""
+            version = version or await _version(cluster)
+            if not version:
+                return ()
+            listing = await cluster.list(resource_claims(version))
+            return allocations(listing.items, config.driver, pool)
         except (ClusterError, PeerError) as error:
             log.warning("who has devices by claims is not known", extra={"reason": str(error)})
             return None

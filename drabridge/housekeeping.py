@@ -37,7 +37,8 @@ class Housekeeping:
         self._look_after_files()
         await self._forget()
         self._runtime.legacy.learn()  # a device may have left its lane long enough ago to leave the list as well
-        self._runtime.files.sweep(self._runtime.keeper.ledger)
+        if self._runtime.keeper.ledger.node.merged:  # before, a file may be all that is known of a hold
+            self._runtime.files.sweep(self._runtime.keeper.ledger)
 
     def _look_after_files(self) -> None:
         """Kubelet and runtimes resolve CDI names for as long as pods live: what is missing is written again."""

@@ -289,8 +289,10 @@ class Ledger(Struct, frozen=True):
         others = self._others_in_place(device)
         if device.root:
             whole = self.entries.get(device.root)
-            return (whole, *others) if whole else others
-        parts = self.by_root.get(device.name)
+            return (whole, *self._others_in_place(whole.device), *others) if whole else others
+        parts = self.by_root.get(device.name, ())
+        if others:  # the parts of what the place was called before are parts of it
+            parts = (*parts, *(name for other in others for name in self.by_root.get(other.name, ())))
         return (*(self.entries[name] for name in parts), *others) if parts else others
 
     def _others_in_place(self, device: Facts) -> tuple[Entry, ...]:

@@ -248,8 +248,7 @@ async def test_a_new_node_whose_kubelet_comes_later_is_not_in_quarantine() -> No
         await agent.start()
         try:
             await agent.up()
-            await until(lambda: "no agent has seen this node before" in agent.text())
-            agent.config.write_text(LEGACY_ONLY.replace(", random]", "]"))  # a reload meanwhile serves nothing, either
+            agent.config.write_text(LEGACY_ONLY.replace(", random]", "]"))
             assert agent.process is not None
             agent.process.send_signal(signal.SIGHUP)
             async with SimKubelet(root, timings=Timings.fast()) as kubelet:
