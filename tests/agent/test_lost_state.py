@@ -259,3 +259,36 @@ async def test_a_new_node_whose_kubelet_comes_later_is_not_in_quarantine() -> No
         finally:
             with contextlib.suppress(ProcessLookupError):
                 await agent.stop(signal.SIGKILL)
+
+
+async def test_a_merge_that_the_disk_refuses_is_made_when_it_is_well() -> None:
+    async with bridge() as (agent, cluster, _):
+        await cluster.apply(claim_pod("c"))
+        await cluster.wait_pod("c")
+        used = await _claimed(agent)
+        await agent.stop()
+        _everything(agent.control.parent)
+        in_the_way = agent.control.parent / "ledger.jsonl.new"  # where a snapshot is written first
+        (in_the_way / "x").mkdir(parents=True)
+        agent.config.write_text(CONFIG.replace("lanes: {legacy: 2, dra: 2}", 'lanes: {legacy: "*", dra: 0}'))
+        await agent.start()
+        await agent.up()
+        await until(lambda: "the ledger cannot be written" in agent.text())
+        await asyncio.sleep(1)
+        assert not healthy(cluster)
+        shutil.rmtree(in_the_way)
+        await until(lambda: len(healthy(cluster)) == 3, 20, lambda: agent.text()[-3000:])
+        assert used not in healthy(cluster)
+        assert (await _rows(agent))[used]["owner"] == "dra-prepared"
+
+
+async def test_with_an_api_server_and_no_claims_lane_quarantine_ends_by_itself_too() -> None:
+    async with bridge() as (agent, _, _):
+        await agent.stop()
+        for file in agent.control.parent.glob("ledger.jsonl*"):
+            file.write_text("garbage")
+        agent.config.write_text(CONFIG.replace("lanes: {legacy: 2, dra: 2}", 'lanes: {legacy: "*", dra: 0}'))
+        await agent.start()
+        await agent.up()
+        await _become(agent, "none", "none", "none", "none")
+        assert "quarantined" in agent.text()
