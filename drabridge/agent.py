@@ -251,14 +251,18 @@ class Agent:
         while True:
             if (snapshot := runtime.inventory.current).complete:
                 await self._take(snapshot)
-                if self._merged:
+                if self._merged and runtime.keeper.ledger.node.merged:
                     runtime.files.follow(runtime.keeper.ledger, runtime.devices)
-                elif self._behind or not await merge(runtime, rebooted=self._rebooted):
-                    self._behind = True  # the disk is full: again when it is not, and nothing is served before
                 else:
-                    self._merged = True
-                    await runtime.legacy.configure(runtime.config)
-                    self._begin_to_serve()
+                    done = not self._behind and await merge(runtime, rebooted=self._rebooted)
+                    self._behind = not done  # the disk is full: again when it is not
+                    node = runtime.keeper.ledger.node
+                    if not self._merged and (
+                        done or (node.ever_merged and not node.lost)
+                    ):  # else nobody knows who holds
+                        self._merged = True
+                        await runtime.legacy.configure(runtime.config)
+                        self._begin_to_serve()
                 runtime.legacy.learn()
                 self._claims.wake()
                 runtime.changed.set()
