@@ -106,7 +106,7 @@ class Agent:
             log.warning("configuration", extra={"note": hint})
         self._stop = asyncio.Event()
         self._snapshot = Signal()
-        self._merged = False  # the ledger agrees with what kubelet and the CDI directory say
+        self._serving = False  # the ledger knows enough for it: from kubelet and the CDI files, or from before
         self._behind = False  # the ledger could not be told of the newest snapshot: its disk is full
         self._rebooted = False  # since the ledger was written
         self._refresh: asyncio.TimerHandle | None = None
@@ -244,29 +244,32 @@ class Agent:
     async def _follow_inventory(self) -> None:
         """Every snapshot into the ledger, and from there to kubelet; after the first one, the merge."""
         runtime = self._runtime
-        if not self._merged:
+        if not self._serving:
             boot_id, before = self._options.boot_id.read_text().strip(), runtime.keeper.ledger.node.boot_id
             self._rebooted = self._rebooted or before not in ("", boot_id)
             await runtime.keeper.apply(Booted(boot_id, self._now()))
         while True:
             if (snapshot := runtime.inventory.current).complete:
                 await self._take(snapshot)
-                if self._merged and runtime.keeper.ledger.node.merged:
+                if self._serving and runtime.keeper.ledger.node.merged:
                     runtime.files.follow(runtime.keeper.ledger, runtime.devices)
                 else:
-                    done = not self._behind and await merge(runtime, rebooted=self._rebooted)
-                    self._behind = not done  # the disk is full: again when it is not
-                    node = runtime.keeper.ledger.node
-                    if not self._merged and (
-                        done or (node.ever_merged and not node.lost)
-                    ):  # else nobody knows who holds
-                        self._merged = True
-                        await runtime.legacy.configure(runtime.config)
-                        self._begin_to_serve()
+                    await self._merge()
                 runtime.legacy.learn()
                 self._claims.wake()
                 runtime.changed.set()
             await self._snapshot.wait()
+
+    async def _merge(self) -> None:
+        """And begin to serve. While the disk is full that needs a ledger of before: else nobody knows who holds."""
+        runtime = self._runtime
+        merged = not self._behind and await merge(runtime, rebooted=self._rebooted)
+        self._behind = not merged  # again when the disk is well
+        node = runtime.keeper.ledger.node
+        if not self._serving and (merged or (node.ever_merged and not node.lost)):
+            self._serving = True
+            await runtime.legacy.configure(runtime.config)
+            self._begin_to_serve()
 
     def _begin_to_serve(self) -> None:
         """What may run once the ledger agrees with kubelet's view."""
@@ -371,14 +374,14 @@ class Agent:
         runtime.config, runtime.config_error = config, ""
         runtime.keeper.policy = policy_of(config)
         runtime.inventory.reconfigure(config)
-        if self._merged:  # else nothing is served yet, and it begins with the configuration of then
+        if self._serving:  # else nothing is served yet, and it begins with the configuration of then
             await runtime.legacy.configure(config)
             runtime.legacy.learn()
         if config.dra.enabled is False:
             await self._leave_cluster()
         elif runtime.cluster is None and (cluster := connect(self._options, config)) is not None:
             runtime.cluster = cluster
-            if self._merged:
+            if self._serving:
                 self._join_cluster()
         self._claims.reconfigure(config)
         runtime.changed.set()

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from drabridge.cdi import Family
-from drabridge.claims import earlier, prepared
+from drabridge.claims import recorded
 from drabridge.evidence import checkpoint as checkpoint_file
 from drabridge.evidence.witness import Listed
 from drabridge.ledger import Allocation, ClaimDeallocated, ClaimRef, Ledger, Lost, Restarted, Use
@@ -81,10 +81,10 @@ async def _lose(runtime: Runtime, doubt: str) -> bool:
 def _claims(runtime: Runtime, listed: Listed | None, *, rebooted: bool) -> tuple[Allocation, ...]:
     """Claims that a container may use: by our records; else as kubelet shows them; else by their CDI files."""
     state, boot_id = runtime.paths.state, runtime.options.boot_id.read_text().strip()
-    found = {one.claim.uid: one for one in prepared(state, boot_id)}
+    prepared, before = recorded(state, boot_id)
+    found = {one.claim.uid: one for one in prepared}
     if rebooted:  # whatever was left lying there, no container has it
         return tuple(found.values())
-    before = earlier(state, boot_id)
     for one in listed.claims if listed is not None else ():
         if one.claim.uid and one.claim.uid not in before:
             found.setdefault(one.claim.uid, one)

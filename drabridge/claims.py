@@ -12,11 +12,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drabridge.clusterapi import RESOURCE_GROUP, Cluster, NotFoundError, UnreachableError, resource_claims
+from drabridge.clusterapi import Cluster, UnreachableError, resource_claims, resource_versions
 from drabridge.config.schema import Config
 from drabridge.errors import ClusterError, PeerError
 from drabridge.ledger import Allocation, Lane
-from drabridge.offers.sliceversions import choose_version
 from drabridge.runtime import Options, Runtime
 from drabridge.tasks import Signal
 from drabridge.wishes import Wishes
@@ -59,24 +58,19 @@ def _names(directory: Path) -> frozenset[str]:
         return frozenset()
 
 
-def prepared(state: Path, boot_id: str) -> tuple[Allocation, ...]:
-    """Claims that were prepared on this node in this boot: they hold their devices, whoever else says what."""
+def recorded(state: Path, boot_id: str) -> tuple[tuple[Allocation, ...], frozenset[str]]:
+    """Claims that were prepared on this node in this boot: they hold their devices, whoever else says what.
+
+    And the UIDs of those that were before the node was rebooted: no container of theirs is running.
+    """
     directory = state / "claims"
     if not directory.exists():  # DRA was never on here
-        return ()
+        return (), frozenset()
     from drabridge.dra.records import RecordStore, allocations
 
-    return allocations(record for record in RecordStore(directory).all() if record.boot_id == boot_id)
-
-
-def earlier(state: Path, boot_id: str) -> frozenset[str]:
-    """UIDs of claims that were prepared here before the node was rebooted: no container of theirs is running."""
-    directory = state / "claims"
-    if not directory.exists():
-        return frozenset()
-    from drabridge.dra.records import RecordStore
-
-    return frozenset(record.claim.uid for record in RecordStore(directory).all() if record.boot_id != boot_id)
+    records = RecordStore(directory).all()
+    earlier = frozenset(record.claim.uid for record in records if record.boot_id != boot_id)
+    return allocations(record for record in records if record.boot_id == boot_id), earlier
 
 
 async def _version(cluster: Cluster) -> str:
@@ -84,14 +78,13 @@ async def _version(cluster: Cluster) -> str:
 
     Raises ClusterError.
     """
-    try:
-        group = await cluster.read(f"/apis/{RESOURCE_GROUP}")
-    except NotFoundError:
-        return ""
-    version = choose_version([entry["version"] for entry in group.get("versions") or ()])
-    if version is None:
+    from drabridge.offers.sliceversions import choose_version
+
+    served = await resource_versions(cluster)
+    version = choose_version(served)
+    if served and version is None:
         raise UnreachableError("the API server serves no version of resource.k8s.io that is known")
-    return version
+    return version or ""
 
 
 class ClaimSide:

@@ -176,6 +176,15 @@ class Cluster(Protocol):
         ...
 
 
+async def resource_versions(cluster: Cluster) -> tuple[str, ...]:
+    """The versions of ``resource.k8s.io`` that the server has; none where it has no DRA. Raises ClusterError."""
+    try:
+        group = await cluster.read(f"/apis/{RESOURCE_GROUP}")
+    except NotFoundError:
+        return ()
+    return tuple(entry["version"] for entry in group.get("versions") or ())
+
+
 def backoff(
     first_seconds: float, most_seconds: float, *, rng: random.Random | None = None, factor: float = 2.0
 ) -> Iterator[float]:

@@ -70,7 +70,7 @@ async def _make_sure_of(runtime: Runtime, claims: ClaimSide, entry: Entry, held:
             f"{entry.name} is prepared for claim {claim}, and the API server could not be asked about it: {error}",
             hint="try again when it answers ('drabridge status' says what claims wait for)",
         ) from error
-    users = await runtime.witness.users(claim, runtime.config.driver, entry.name)
+    users = await runtime.witness.users(claim, entry.name)
     if users is None:
         raise RefusedError(
             f"{entry.name} is prepared for claim {claim}, and kubelet could not be asked who uses it: "

@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from drabridge.cdi import CdiStore
-from drabridge.clusterapi import RESOURCE_GROUP, Cluster, NotFoundError, UnreachableError, backoff, resource_claims
+from drabridge.clusterapi import Cluster, UnreachableError, backoff, resource_claims, resource_versions
 from drabridge.config.schema import Config
 from drabridge.dra.facts import ClaimHandled, Fact, Observer, Outcome, RecordQuarantined
 from drabridge.dra.health import HealthBoard
@@ -285,11 +285,11 @@ class DraDriver:
         """The version of the API to speak; waits for a server that has one."""
         for delay in backoff(DISCOVERY_FIRST_SECONDS, DISCOVERY_MOST_SECONDS):
             try:
-                group = await self._cluster.read(f"/apis/{RESOURCE_GROUP}")
-                version = choose_version([entry["version"] for entry in group.get("versions") or ()])
+                served = await resource_versions(self._cluster)
+                version = choose_version(served)
                 self._error = "the API server serves no version of resource.k8s.io that is known (1.32 to 1.37 do)"
-            except NotFoundError:
-                version, self._error = None, "the API server does not serve resource.k8s.io: DRA is switched off"
+                if not served:
+                    self._error = "the API server does not serve resource.k8s.io: DRA is switched off"
             except ClusterError as error:
                 version, self._error = None, str(error)
             if version is not None:

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from drabridge.evidence.pods import PodWatch
 from drabridge.evidence.probe import Opened, opened
-from drabridge.inventory.model import Device, device_id_of
+from drabridge.evidence.witness import absent
+from drabridge.inventory.model import Device
 from drabridge.ledger import events
 from drabridge.ledger.model import Ledger, Owner
 
@@ -54,29 +55,22 @@ class Others:
         """Asked only where nothing else keeps a device in quarantine: it is a LIST of the claims of the cluster."""
         if self.claims is None or unaccounted is None or observed.listed is None:
             return None
-        listed, claimed = observed.listed, observed.claimed
         if not any(
             entry.owner is Owner.QUARANTINE
-            and entry.name not in claimed
+            and entry.name not in observed.claimed
             and entry.device.resource not in unaccounted
-            and not any(unit in listed for unit in entry.device.units)
-            for entry in ledger.entries.values()
+            for entry in absent(ledger, observed.listed)
         ):
             return ()
         return await self.claims()
 
     async def _opened(self, ledger: Ledger, observed: events.Observed) -> dict[str, bool] | None:
         """Only devices whose hold may be about to end: looking costs a few milliseconds of the whole machine."""
-        listed = set(map(device_id_of, observed.listed or ()))
-        absent = {
-            entry.name
-            for entry in ledger.entries.values()
-            if entry.owner in (Owner.LEGACY, Owner.CONFLICT, Owner.QUARANTINE) and entry.device.id not in listed
-        }
-        found = await self.look(absent)
+        unseen = {entry.name for entry in absent(ledger, observed.listed or {})}
+        found = await self.look(unseen)
         if found is None:
             return None
-        answers = {name: found.of(name) for name in absent}
+        answers = {name: found.of(name) for name in unseen}
         return {name: answer for name, answer in answers.items() if answer is not None}
 
     async def in_use(self, names: set[str]) -> Mapping[str, str]:

@@ -83,8 +83,8 @@ class Witness:
         at = self._now()
         listed = await self.listed()
         checkpoint = None
-        if listed is not None and barrier and (absent := _absent(ledger, listed.pods)):
-            checkpoint = await self._behind_barrier({entry.device.resource for entry in absent})
+        if listed is not None and barrier and (unseen := absent(ledger, listed.pods)):
+            checkpoint = await self._behind_barrier({entry.device.resource for entry in unseen})
         if listed is None:
             return events.Observed(at=at, since_seq=ledger.seq)
         claimed = listed.claimed()
@@ -98,12 +98,12 @@ class Witness:
         snapshot = await self._list()
         return None if snapshot is None else Listed(pods_of(snapshot), claims_of(snapshot, self._driver))
 
-    async def users(self, claim: ClaimRef, driver: str, device: str) -> tuple[PodRef, ...] | None:
+    async def users(self, claim: ClaimRef, device: str) -> tuple[PodRef, ...] | None:
         """Containers that kubelet (1.34 or later, before that it tells nobody) shows with this device through this
         claim. None: it could not be asked.
         """
         snapshot = await self._list()
-        return None if snapshot is None else users_of(snapshot, claim, driver, device)
+        return None if snapshot is None else users_of(snapshot, claim, self._driver, device)
 
     async def _list(self) -> Snapshot | None:
         await self._quiet()
@@ -194,7 +194,7 @@ def _pods_of_checkpoint(found: checkpoint_file.Checkpoint) -> events.Pods:
     }
 
 
-def _absent(ledger: Ledger, listed: events.Pods) -> list[Entry]:
+def absent(ledger: Ledger, listed: events.Pods) -> list[Entry]:
     """Devices that a legacy pod holds on our books and that the List does not show, by whatever unit of them."""
     shown = set(map(device_id_of, listed))
     return [

@@ -145,30 +145,16 @@ def _observed(draft: Draft, event: ev.Observed) -> None:
         if entry.seq <= event.since_seq:
             unaccounted = None if event.unaccounted is None else event.unaccounted.get(entry.device.resource, ())
             claims = _claims(event, entry.device.name) if entry.owner is Owner.QUARANTINE else _NO_CLAIMS
-            _weigh(draft, entry, listed, checkpoint, barrier, unaccounted, opened.get(entry.device.name), claims)
-
-
-def _weigh(
-    draft: Draft,
-    entry: Entry,
-    listed: _Shown | None,
-    checkpoint: _Shown | None,
-    barrier: bool,
-    unaccounted: tuple[str, ...] | None,
-    opened: bool | None,
-    claims: _Claims,
-) -> None:
-    """Bring one round of evidence to one device."""
-    witness = Witness(
-        None if listed is None else listed.pods(entry),
-        None if checkpoint is None else checkpoint.pods(entry),
-        barrier,
-        unaccounted,
-        opened,
-        tuple(unit for shown in (listed, checkpoint) if shown is not None for unit in shown.units(entry)),
-        *claims,
-    )
-    _signal(draft, Signal.SEEN if witness.pods else Signal.ABSENT, entry.device.name, witness)
+            witness = Witness(
+                None if listed is None else listed.pods(entry),
+                None if checkpoint is None else checkpoint.pods(entry),
+                barrier,
+                unaccounted,
+                opened.get(entry.device.name),
+                tuple(unit for shown in (listed, checkpoint) if shown is not None for unit in shown.units(entry)),
+                *claims,
+            )
+            _signal(draft, Signal.SEEN if witness.pods else Signal.ABSENT, entry.device.name, witness)
 
 
 class _Shown:

@@ -63,6 +63,18 @@ def _claim_files(agent: AgentProcess) -> list[str]:
     return [path.name for path in agent.cdi.glob("*-device-claim-*.json")]
 
 
+@contextlib.asynccontextmanager
+async def lost_while_a_claim_runs() -> AsyncIterator[tuple[AgentProcess, SimCluster, str]]:
+    """A stopped agent without any state, and the device that a running claim has."""
+    async with bridge() as (agent, cluster, _):
+        await cluster.apply(claim_pod("c"))
+        await cluster.wait_pod("c")
+        used = await _claimed(agent)
+        await agent.stop()
+        _everything(agent.control.parent)
+        yield agent, cluster, used
+
+
 @pytest.mark.parametrize("lose", [_everything, _all_but_the_lock])
 @pytest.mark.parametrize("fault", [ListFault.NONE, ListFault.ERROR])
 async def test_a_running_claim_keeps_its_device_when_the_state_is_lost(
@@ -92,12 +104,7 @@ async def test_a_running_claim_keeps_its_device_when_the_state_is_lost(
 
 
 async def test_a_running_claims_device_is_not_given_to_pods_though_the_lanes_say_so() -> None:
-    async with bridge() as (agent, cluster, _):
-        await cluster.apply(claim_pod("c"))
-        await cluster.wait_pod("c")
-        used = await _claimed(agent)
-        await agent.stop()
-        _everything(agent.control.parent)
+    async with lost_while_a_claim_runs() as (agent, cluster, used):
         agent.config.write_text(CONFIG.replace("lanes: {legacy: 2, dra: 2}", "lanes: {legacy: 3, dra: 1}"))
         await agent.start()
         await agent.ready()
@@ -262,12 +269,7 @@ async def test_a_new_node_whose_kubelet_comes_later_is_not_in_quarantine() -> No
 
 
 async def test_a_merge_that_the_disk_refuses_is_made_when_it_is_well() -> None:
-    async with bridge() as (agent, cluster, _):
-        await cluster.apply(claim_pod("c"))
-        await cluster.wait_pod("c")
-        used = await _claimed(agent)
-        await agent.stop()
-        _everything(agent.control.parent)
+    async with lost_while_a_claim_runs() as (agent, cluster, used):
         in_the_way = agent.control.parent / "ledger.jsonl.new"  # where a snapshot is written first
         (in_the_way / "x").mkdir(parents=True)
         agent.config.write_text(CONFIG.replace("lanes: {legacy: 2, dra: 2}", 'lanes: {legacy: "*", dra: 0}'))
