@@ -13,17 +13,18 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from drabridge.cdi import Family
+from drabridge.cdi import CdiStore, Family
 from drabridge.claims import recorded
+from drabridge.errors import HostError
 from drabridge.evidence import checkpoint as checkpoint_file
-from drabridge.evidence.witness import Listed
+from drabridge.evidence.witness import LIST_SECONDS, Listed
 from drabridge.ledger import Allocation, ClaimDeallocated, ClaimRef, Ledger, Lost, Restarted, Use
 from drabridge.ledger.store import Loaded
 from drabridge.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
-FIRST_LIST_SECONDS = 0.5  # kubelet answers in milliseconds when it is there; registration must not wait when it is not
+FIRST_LIST_SECONDS = 0.5  # kubelet answers in milliseconds when it is there; what it says later is evidence too
 _SHARE = re.compile(r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")  # the API server's share ids
 
 
@@ -35,13 +36,12 @@ async def merge(runtime: Runtime, *, rebooted: bool) -> bool:
     """
     keeper, directory = runtime.keeper, runtime.paths.device_plugins
     node = keeper.ledger.node
-    listed = await _listed(runtime)
+    # Where nothing is on record a claim may be known to kubelet alone: that is waited for while it is there.
+    listed = await _listed(runtime, FIRST_LIST_SECONDS if node.ever_merged else LIST_SECONDS)
     checkpoint = runtime.witness.checkpoint()
     if not node.ever_merged and not node.lost:
-        doubt = ""
-        if any(runtime.cdi.keys(family) for family in Family):
-            doubt = f"CDI files in {runtime.cdi.directory} are of an agent whose ledger is gone"
-        elif checkpoint is None and checkpoint_file.exists(directory):
+        doubt = _of_files(runtime.cdi)
+        if not doubt and checkpoint is None and checkpoint_file.exists(directory):
             doubt = "kubelet's checkpoint of devices is not understood, and it alone knows every pod"
         if doubt and not await _lose(runtime, doubt):
             return False
@@ -60,9 +60,29 @@ async def merge(runtime: Runtime, *, rebooted: bool) -> bool:
     return True
 
 
-async def _listed(runtime: Runtime) -> Listed | None:
+def _of_files(cdi: CdiStore) -> str:
+    """What the CDI directory says against a new node; nothing if nobody has written there."""
     try:
-        async with asyncio.timeout(FIRST_LIST_SECONDS):  # wait_for of Python 3.11 may swallow a cancellation
+        left = any(cdi.keys(family) for family in Family)
+    except HostError as error:
+        return str(error)
+    return f"CDI files in {cdi.directory} are of an agent whose ledger is gone" if left else ""
+
+
+def _claimed(cdi: CdiStore) -> dict[str, tuple[str, ...]]:
+    """What CDI files say of claims. A directory that cannot be read is no reason to serve nobody: the ledger and the
+    records know more, and where they know nothing it counts as lost.
+    """
+    try:
+        return cdi.claimed()
+    except HostError as error:
+        log.error("what CDI files say of claims is not known", extra={"reason": str(error)})
+        return {}
+
+
+async def _listed(runtime: Runtime, seconds: float) -> Listed | None:
+    try:
+        async with asyncio.timeout(seconds):  # wait_for of Python 3.11 may swallow a cancellation
             return await runtime.witness.listed()
     except TimeoutError:
         return None
@@ -88,7 +108,7 @@ def _claims(runtime: Runtime, listed: Listed | None, *, rebooted: bool) -> tuple
     for one in listed.claims if listed is not None else ():
         if one.claim.uid and one.claim.uid not in before:
             found.setdefault(one.claim.uid, one)
-    for uid, texts in runtime.cdi.claimed().items():
+    for uid, texts in _claimed(runtime.cdi).items():
         if uid in found or uid in before:
             continue
         names = [name for text in texts for name in _named(text, runtime.keeper.ledger.entries)]

@@ -13,6 +13,7 @@ a device or a file with empty edits is "unresolvable" to some runtimes.
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import json
 import os
 import re
@@ -294,7 +295,11 @@ class CdiStore:
 
     def _list(self, pattern: str) -> list[Path]:
         with _host_errors(self.directory):
-            return sorted(self.directory.glob(pattern))
+            try:
+                names = os.listdir(self.directory)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+            return [self.directory / name for name in sorted(fnmatch.filter(names, pattern))]
 
 
 def _entry(device: CdiDevice) -> dict[str, Any]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from drabridge.clusterapi import Cluster, UnreachableError, resource_claims, resource_versions
 from drabridge.config.schema import Config
 from drabridge.errors import ClusterError, PeerError
-from drabridge.ledger import Allocation, Lane
+from drabridge.ledger import Allocation, ClaimRef, Lane
 from drabridge.runtime import Options, Runtime
 from drabridge.tasks import Signal
 from drabridge.wishes import Wishes
@@ -169,23 +170,36 @@ class ClaimSide:
 
     async def allocated(self) -> tuple[Allocation, ...] | None:
         """The claims that the API server shows allocated with devices of this node. None: it cannot be asked."""
-        cluster, driver = self._runtime.cluster, self.driver
-        if cluster is None:
-            return None
         from drabridge.dra.allocation import allocations
 
         config = self._runtime.config
-        pool = driver.pool if driver is not None else config.dra.pool or self._runtime.options.node_name
+        pool = self.driver.pool if self.driver is not None else config.dra.pool or self._runtime.options.node_name
         try:
-            version = driver.state.api_version if driver is not None else ""
-            version = version or await _version(cluster)
-            if not version:
-                return ()
-            listing = await cluster.list(resource_claims(version))
-            return allocations(listing.items, config.driver, pool)
+            return allocations(await self._listed(), config.driver, pool)
         except (ClusterError, PeerError) as error:
             log.warning("who has devices by claims is not known", extra={"reason": str(error)})
             return None
+
+    async def find(self, uid: str) -> ClaimRef | None:
+        """The claim with this UID, of which nobody here knows the name; None where the API server shows none that is
+        allocated. Raises ClusterError when it cannot be asked.
+        """
+        from drabridge.dra.allocation import is_allocated
+
+        for obj in await self._listed():
+            metadata = obj.get("metadata") or {}
+            if is_allocated(ClaimRef(uid), obj):
+                return ClaimRef(uid, str(metadata.get("namespace", "")), str(metadata.get("name", "")))
+        return None
+
+    async def _listed(self) -> Sequence[Mapping[str, Any]]:
+        """Every claim of the cluster; none where it has no DRA. Raises ClusterError when nobody can be asked."""
+        cluster = self._runtime.cluster
+        if cluster is None:
+            raise UnreachableError("there is no API server to talk to")
+        version = self.driver.state.api_version if self.driver is not None else ""
+        version = version or await _version(cluster)
+        return (await cluster.list(resource_claims(version))).items if version else ()
 
     async def run(self) -> None:
         """Until cancelled. Waits while there is nothing to serve, or nobody to serve it with."""

@@ -85,6 +85,8 @@ class Pages:
         """Why not, in words; empty when ready: every resource registered and listened to, grants durable."""
         runtime = self._runtime
         reasons = [] if runtime.inventory.current.complete else ["the first enumeration of devices has not ended"]
+        if not reasons and not runtime.keeper.ledger.node.merged:
+            reasons.append("nothing is granted before the ledger has been compared with what kubelet and CDI files say")
         if runtime.keeper.health.error:
             reasons.append(f"ledger: {runtime.keeper.health.error}")
         if runtime.cdi_error:

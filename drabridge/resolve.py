@@ -59,11 +59,16 @@ async def _make_sure_of(runtime: Runtime, claims: ClaimSide, entry: Entry, held:
     """
     claim = held.claim
     try:
-        if not claim.name:
-            raise ClusterError("its name is not known")
-        if claims.driver is None:
+        if not claim.name:  # all that is known of it is its CDI file
+            found = await claims.find(claim.uid)
+            if found is not None:
+                raise RefusedError(
+                    f"{entry.name} is prepared for claim {found}, which the API server shows allocated",
+                    hint="delete the pod that uses the claim",
+                )
+        elif claims.driver is None:
             raise ClusterError("claims are not served")
-        if not await claims.driver.release_if_deallocated(claim):
+        elif not await claims.driver.release_if_deallocated(claim):
             return
     except ClusterError as error:
         raise RefusedError(

@@ -100,7 +100,7 @@ class Witness:
 
     async def users(self, claim: ClaimRef, device: str) -> tuple[PodRef, ...] | None:
         """Containers that kubelet (1.34 or later, before that it tells nobody) shows with this device through this
-        claim. None: it could not be asked.
+        claim, or through any if its name is not known. None: it could not be asked.
         """
         snapshot = await self._list()
         return None if snapshot is None else users_of(snapshot, claim, self._driver, device)
@@ -160,13 +160,13 @@ def pods_of(snapshot: Snapshot) -> events.Pods:
 
 
 def users_of(snapshot: Snapshot, claim: ClaimRef, driver: str, device: str) -> tuple[PodRef, ...]:
-    """Containers of a List that have ``device`` through ``claim``."""
+    """Containers of a List that have ``device`` through ``claim``; through any claim if that has no name."""
     return tuple(
         PodRef(pod.namespace, pod.name, container.name)
         for pod in snapshot.pods
         for container in pod.containers
         for used in container.claims
-        if (used.namespace, used.name) == (claim.namespace, claim.name)
+        if (not claim.name or (used.namespace, used.name) == (claim.namespace, claim.name))
         and any((given.driver, given.device) == (driver, device) for given in used.devices)
     )
 

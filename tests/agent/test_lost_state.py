@@ -142,6 +142,45 @@ async def test_quarantine_does_not_end_while_kubelet_shows_a_claim_on_the_device
         await _become(agent, "none", "none", "none", "none")
 
 
+async def test_with_cdi_files_that_cannot_be_read_nothing_is_free() -> None:
+    async with lost_while_a_claim_runs() as (agent, cluster, used):
+        kubelet = cluster.kubelets["node-a"]
+        kubelet.faults.podresources = ListFault.ERROR
+        aside = agent.cdi.rename(agent.cdi.with_name("aside"))
+        agent.cdi.symlink_to(agent.cdi)  # a loop
+        await agent.start()
+        await agent.up()
+        await _become(agent, *["quarantine"] * 4)
+        assert any("Too many levels of symbolic links" in note for note in (await agent.status())["notes"])
+        agent.cdi.unlink()
+        aside.rename(agent.cdi)
+        kubelet.faults.podresources = ListFault.NONE
+        await _become(agent, "none", "none", "none", "quarantine")
+        assert (await _rows(agent))[used]["owner"] == "quarantine"
+
+
+async def test_an_agent_that_cannot_read_cdi_files_serves_what_its_ledger_knows() -> None:
+    async with bridge() as (agent, cluster, _):
+        await cluster.apply(claim_pod("c"))
+        await cluster.wait_pod("c")
+        used = await _claimed(agent)
+        await agent.stop()
+        aside = agent.cdi.rename(agent.cdi.with_name("aside"))
+        agent.cdi.symlink_to(agent.cdi)
+        await agent.start()
+        await agent.up()
+
+        async def served() -> bool:
+            _, body = await agent.ask("/readyz")
+            return b"CDI" in body and b"served" not in body
+
+        await until(served, 20, lambda: agent.text()[-3000:])
+        assert await _claimed(agent) == used
+        agent.cdi.unlink()
+        aside.rename(agent.cdi)
+        await agent.ready()
+
+
 async def test_state_that_is_removed_under_a_running_agent_is_written_again() -> None:
     async with bridge() as (agent, cluster, _):
         await cluster.apply(claim_pod("c"))
@@ -278,6 +317,7 @@ async def test_a_merge_that_the_disk_refuses_is_made_when_it_is_well() -> None:
         await until(lambda: "the ledger cannot be written" in agent.text())
         await asyncio.sleep(1)
         assert not healthy(cluster)
+        assert b"before the ledger has been compared" in (await agent.ask("/readyz"))[1]
         shutil.rmtree(in_the_way)
         await until(lambda: len(healthy(cluster)) == 3, 20, lambda: agent.text()[-3000:])
         assert used not in healthy(cluster)
