@@ -180,7 +180,7 @@ class DraDriver:
         self.publish()
 
     async def release_if_deallocated(self, claim: ClaimRef) -> bool:
-        """Ask the API server about a claim; tell the ledger if it let go of its devices. What is prepared stays held.
+        """Ask the API server about a claim; tell the ledger what it let go of. What is prepared stays held.
 
         Raises ClusterError when it cannot be asked; so it is while nobody knows which versions the server has: what it
         answers about another one, 404, is also what it says of a claim that is gone.

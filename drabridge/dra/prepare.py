@@ -186,11 +186,10 @@ class Preparer:
         """Prepared before: the same answer, with files and ledger made sure of; hooks again after a reboot."""
         claim, snapshot = record.claim, self._inventory()
         plans = [self.planner.again(claim.uid, device, snapshot) for device in record.devices]
-        uses = tuple(result.use() for result in allocation.results) if allocation else ()
-        if uses:
-            decision = await self._grant(events.Prepare(claim, uses, self._clock()))
-            if not decision.accepted:
-                raise _refused(decision)
+        uses = tuple(result.use() for result in allocation.results) if allocation else record.uses
+        decision = await self._grant(events.Prepare(claim, uses, self._clock()))
+        if not decision.accepted:
+            raise _refused(decision)
         rebooted = record.boot_id != self._boot_id
         await self._effects(claim, record.pod_claim_name, plans, hooks=rebooted)
         if rebooted:
@@ -239,17 +238,26 @@ class Preparer:
         return await self._keeper.apply(event) if any(released) else decision
 
     async def release_if_deallocated(self, claim: ClaimRef) -> bool:
-        """Ask the API server about a claim; tell the ledger if it let go of its devices. What is prepared stays held.
+        """Ask the API server about a claim; tell the ledger what it let go of. What is prepared stays held.
 
-        Raises ClusterError when it cannot be asked: then the claim keeps what it has.
+        Returns whether it has let go of any device here: of all, or it was allocated anew and has others now. Raises
+        ClusterError when it cannot be asked: then the claim keeps what it has, as with an answer without sense.
         """
         try:
             obj = await self._cluster.get(self.claims, claim.name, namespace=claim.namespace)
         except NotFoundError:
             obj = None
-        if is_allocated(claim, obj):
-            return False
-        await self._keeper.apply(events.ClaimDeallocated(claim.uid, self._clock()))
+        kept: frozenset[str] = frozenset()
+        if obj is not None and is_allocated(claim, obj):
+            try:
+                results = allocation_of(claim, obj, self.planner.config.driver).results
+            except PeerError as error:
+                log.error("a claim keeps its devices", extra={"claim": claim.uid, "reason": str(error)})
+                return False
+            kept = frozenset(r.device for r in results if r.pool == self.planner.pool and not r.admin)
+            if kept.issuperset(self._keeper.ledger.by_claim.get(claim.uid, ())):
+                return False
+        await self._keeper.apply(events.ClaimDeallocated(claim.uid, self._clock(), kept))
         return True
 
     async def _roll_back(self, record: ClaimRecord, error: BaseException) -> None:

@@ -77,6 +77,11 @@ class ClaimRecord(Struct, frozen=True):
     pod_claim_name: str = ""  # what pods made from a template call the claim
     unknown: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
 
+    @property
+    def uses(self) -> tuple[Use, ...]:
+        """The devices in the ledger's words."""
+        return tuple(Use(d.device, Share(d.share_id) if d.share_id else None, d.admin) for d in self.devices)
+
     def encode(self) -> bytes:
         """The file's content."""
         document = {
@@ -114,13 +119,7 @@ _KNOWN = frozenset({"version", "state", "bootID", "createdAt", "podClaimName", "
 
 def allocations(records: Iterable[ClaimRecord]) -> tuple[Allocation, ...]:
     """What the ledger is told at start: the claims that this node began to prepare, and has not unprepared."""
-    return tuple(
-        Allocation(
-            record.claim,
-            tuple(Use(d.device, Share(d.share_id) if d.share_id else None, d.admin) for d in record.devices),
-        )
-        for record in records
-    )
+    return tuple(Allocation(record.claim, record.uses) for record in records)
 
 
 class RecordStore:

@@ -66,7 +66,9 @@ def prepared_claims(ledger: Ledger) -> frozenset[str]:
 
 
 def idle_claims(ledger: Ledger) -> frozenset[ClaimRef]:
-    """Claims that hold devices here and are not prepared; those without a name cannot be asked about."""
-    holds = [held for entry in ledger.entries.values() for held in entry.claims]
-    idle = frozenset(held.claim for held in holds if held.phase is not Phase.PREPARED and held.claim.name)
-    return idle and idle - {held.claim for held in holds if held.phase is Phase.PREPARED}
+    """Claims with devices here that are not prepared: all of theirs, or those of an allocation before the present one.
+
+    Without a name a claim cannot be asked about.
+    """
+    holds = (held for entry in ledger.entries.values() for held in entry.claims)
+    return frozenset(held.claim for held in holds if held.phase is not Phase.PREPARED and held.claim.name)

@@ -100,10 +100,13 @@ class ClaimAllocated(Struct, frozen=True):
 
 
 class ClaimDeallocated(Struct, frozen=True):
-    """The API server shows the claim without allocation, or not at all (or replaced: another UID)."""
+    """The API server shows the claim without allocation, not at all (or replaced: another UID), or allocated anew:
+    ``kept`` are the devices that it has now.
+    """
 
     uid: str
     at: float
+    kept: frozenset[str] = frozenset()
 
 
 class Prepare(Struct, frozen=True):

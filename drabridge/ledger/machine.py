@@ -115,6 +115,12 @@ def _of_claim(signal: Signal) -> Callable[[Draft, Any], None]:
     return handle
 
 
+def _claim_deallocated(draft: Draft, event: ev.ClaimDeallocated) -> None:
+    for name in draft.ledger.by_claim.get(event.uid, ()):
+        if name not in event.kept:
+            _signal(draft, Signal.CLAIM_DEALLOCATED, name, event.uid)
+
+
 def _of_device(signal: Signal, argument: Callable[[Any], Any]) -> Callable[[Draft, Any], None]:
     def handle(draft: Draft, event: Any) -> None:
         _signal(draft, signal, event.device, argument(event))
@@ -354,7 +360,7 @@ _HANDLERS: dict[type, Callable[[Draft, Any], None]] = {
     ev.KubeletStarted: _kubelet_began,
     ev.Subscribed: _kubelet_began,
     ev.ClaimAllocated: _claim_allocated,
-    ev.ClaimDeallocated: _of_claim(Signal.CLAIM_DEALLOCATED),
+    ev.ClaimDeallocated: _claim_deallocated,
     ev.Prepare: _prepare,
     ev.PrepareFailed: _of_claim(Signal.UNPREPARE),
     ev.Unprepare: _of_claim(Signal.UNPREPARE),
