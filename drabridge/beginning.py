@@ -101,7 +101,7 @@ async def _lose(runtime: Runtime, doubt: str) -> bool:
 def _claims(runtime: Runtime, listed: Listed | None, *, rebooted: bool) -> tuple[Allocation, ...]:
     """Claims that a container may use: by our records; else as kubelet shows them; else by their CDI files."""
     state, boot_id = runtime.paths.state, runtime.options.boot_id.read_text().strip()
-    prepared, before = recorded(state, boot_id)
+    prepared, before = recorded(state, boot_id, runtime.keeper.ledger)
     found = {one.claim.uid: one for one in prepared}
     if rebooted:  # whatever was left lying there, no container has it
         return tuple(found.values())

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from drabridge.clusterapi import Cluster, UnreachableError, resource_claims, resource_versions
 from drabridge.config.schema import Config
 from drabridge.errors import ClusterError, PeerError
-from drabridge.ledger import Allocation, ClaimRef, Lane
+from drabridge.ledger import Allocation, ClaimRef, Lane, Ledger
 from drabridge.runtime import Options, Runtime
 from drabridge.tasks import Signal
 from drabridge.wishes import Wishes
@@ -59,19 +59,27 @@ def _names(directory: Path) -> frozenset[str]:
         return frozenset()
 
 
-def recorded(state: Path, boot_id: str) -> tuple[tuple[Allocation, ...], frozenset[str]]:
+def recorded(state: Path, boot_id: str, ledger: Ledger) -> tuple[tuple[Allocation, ...], frozenset[str]]:
     """Claims that were prepared on this node in this boot: they hold their devices, whoever else says what.
 
-    And the UIDs of those that were before the node was rebooted: no container of theirs is running.
+    And the UIDs of those that were before the node was rebooted: no container of theirs is running. A claim that was
+    only begun to be prepared holds nothing that the ledger does not know of: it was refused, or never asked for.
     """
     directory = state / "claims"
     if not directory.exists():  # DRA was never on here
         return (), frozenset()
-    from drabridge.dra.records import RecordStore, allocations
+    from drabridge.dra.records import RecordStore, State, allocations
 
     records = RecordStore(directory).all()
     earlier = frozenset(record.claim.uid for record in records if record.boot_id != boot_id)
-    return allocations(record for record in records if record.boot_id == boot_id), earlier
+    whole = ledger.node.ever_merged and not ledger.node.lost
+    prepared = allocations(
+        record
+        for record in records
+        if record.boot_id == boot_id
+        and (record.state is State.COMPLETED or not whole or record.claim.uid in ledger.by_claim)
+    )
+    return prepared, earlier
 
 
 async def _version(cluster: Cluster) -> str:

@@ -141,8 +141,7 @@ class Preparer:
             return await self._replay(record, allocation), True
         if record is not None:
             await self._undo(record)  # a crash, or another allocation: begin from nothing
-            if record.state is State.COMPLETED:
-                await self._told(events.Unprepare(claim.uid, self._clock()))
+            await self._told(events.Unprepare(claim.uid, self._clock()))
         assert allocation is not None
         plans = self.planner.plan(allocation, self._inventory())
         return await self._fresh(allocation, plans), False

@@ -14,6 +14,7 @@ from drabridge.evidence.witness import absent
 from drabridge.inventory.model import Device
 from drabridge.ledger import events
 from drabridge.ledger.model import Ledger, Owner
+from drabridge.ledger.release import using
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class Others:
             return None
         if not any(
             entry.owner is Owner.QUARANTINE
-            and entry.name not in observed.claimed
+            and not using(entry, observed.claimed.get(entry.name, ()))
             and entry.device.resource not in unaccounted
             for entry in absent(ledger, observed.listed)
         ):

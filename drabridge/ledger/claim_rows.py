@@ -83,13 +83,13 @@ def _join(draft: Draft, entry: Entry, demand: Demand, phase: Phase) -> Outcome:
     other = next((held for held in entry.holders if held.claim.uid != demand.claim.uid), None)
     new_share = use.share is not None and (known is None or all(use.share.id != share.id for share in known.shares))
     shared = entry.device.shareable and use.share and all(held.shares for held in entry.holders)
-    if known is None and other is not None and not shared:
+    stronger = phase is Phase.PREPARED and (known is None or known.phase is not Phase.PREPARED)
+    if (known is None or stronger) and other is not None and not shared:
         return refusal.exclusive(entry, other, draft.at)
     if new_share and use.share and (over := _overcommitted(entry, use.share)):
         return over
     if known is None:
         return _give(draft, entry, demand, phase)
-    stronger = phase is Phase.PREPARED and known.phase is not Phase.PREPARED
     if not (stronger or new_share or not known.api_allocated):
         return entry
     changed = replace(
@@ -141,11 +141,13 @@ def admit_admin(draft: Draft, entry: Entry, demand: Demand) -> Outcome:
 
 def found_prepared(draft: Draft, entry: Entry, demand: Demand) -> Outcome:
     """A CDI file says that a claim may be in use: so it holds the device, whatever the ledger thought."""
-    known = entry.claim(demand.claim.uid)
+    if demand.use.admin:
+        return admit_admin(draft, entry, demand)
+    known = next((held for held in entry.holders if held.claim.uid == demand.claim.uid), None)
     if known and known.phase is Phase.PREPARED:
         return entry
     claim = known.claim if known and known.claim.name else demand.claim  # a CDI file does not know the names
-    new = ClaimHold(claim, Phase.PREPARED, draft.at, _shares(demand.use), demand.use.admin)
+    new = ClaimHold(claim, Phase.PREPARED, draft.at, _shares(demand.use))
     hold = None if entry.owner is Owner.QUARANTINE and entry.hold and not entry.hold.confirmed else entry.hold
     return settle(draft, entry, hold, _with(entry.claims, new))
 

@@ -28,7 +28,7 @@ from drabridge.ledger.outcome import (
     Step,
     Subject,
 )
-from drabridge.ledger.release import Witness
+from drabridge.ledger.release import Witness, using
 from drabridge.ledger.stamps import not_after
 from drabridge.ledger.table import TABLE, Signal, Transition
 
@@ -150,7 +150,7 @@ def _observed(draft: Draft, event: ev.Observed) -> None:
     for entry in draft.ledger.entries.values():
         if entry.seq <= event.since_seq:
             unaccounted = None if event.unaccounted is None else event.unaccounted.get(entry.device.resource, ())
-            claims = _claims(event, entry.device.name) if entry.owner is Owner.QUARANTINE else _NO_CLAIMS
+            claims = _claims(event, entry) if entry.owner is Owner.QUARANTINE else _NO_CLAIMS
             witness = Witness(
                 None if listed is None else listed.pods(entry),
                 None if checkpoint is None else checkpoint.pods(entry),
@@ -186,12 +186,13 @@ class _Shown:
         return tuple(dict.fromkeys(pod for unit in units for pod in self._shown[unit]))
 
 
-def _claims(event: ev.Observed, name: str) -> _Claims:
+def _claims(event: ev.Observed, entry: Entry) -> _Claims:
     """What is shown of claims with one device: by kubelet, and by the API server."""
+    name = entry.device.name
+    claimed = using(entry, event.claimed.get(name, ()))
     if event.allocated is None:
-        return event.claimed.get(name, ()), None
-    allocated = tuple((one.claim, use) for one in event.allocated for use in one.uses if use.device == name)
-    return event.claimed.get(name, ()), allocated
+        return claimed, None
+    return claimed, tuple((one.claim, use) for one in event.allocated for use in one.uses if use.device == name)
 
 
 # --- beginnings -----------------------------------------------------------------------------------------------------

@@ -8,11 +8,13 @@ time after Allocate and some time after kubelet's start, and at least two kinds 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec import Struct
 from msgspec.structs import replace
 
 from drabridge.ledger.events import Use
-from drabridge.ledger.model import ClaimRef, HeldBecause, Hold, PodRef, Policy
+from drabridge.ledger.model import ClaimRef, Entry, HeldBecause, Hold, PodRef, Policy
 
 
 class Witness(Struct, frozen=True):
@@ -37,6 +39,12 @@ class Free(Struct, frozen=True):
     """The hold has ended; ``because`` is what is recorded."""
 
     because: str
+
+
+def using(entry: Entry, claimed: Iterable[ClaimRef]) -> tuple[ClaimRef, ...]:
+    """Of the claims that kubelet shows with a device, those that have more of it than admin access."""
+    watching = {(held.claim.namespace, held.claim.name) for held in entry.claims if held.admin}
+    return tuple(claim for claim in claimed if (claim.namespace, claim.name) not in watching)
 
 
 def seen(hold: Hold, witness: Witness, at: float) -> Hold:

@@ -62,7 +62,7 @@ spec:
 
 @contextlib.asynccontextmanager
 async def bridge(
-    config: str = CONFIG, **kubelet: Any
+    config: str = CONFIG, kubelet_version: str = "1.36", **kubelet: Any
 ) -> AsyncIterator[tuple[AgentProcess, SimCluster, LockingRuntime]]:
     """Cluster and agent, ready. Every container takes an exclusive lock on its devices for its life.
 
@@ -73,7 +73,8 @@ async def bridge(
         locks.mkdir()
         runtime = LockingRuntime(locks)
         timings = replace(ClusterTimings.fast(), kubelet=Timings.fast(**kubelet))
-        async with SimCluster(root, timings=timings, runtime=lambda _: runtime) as cluster:
+        options: dict[str, Any] = {"timings": timings, "kubelet_version": kubelet_version}
+        async with SimCluster(root, runtime=lambda _: runtime, **options) as cluster:
             kubeconfig = root / "kubeconfig"
             cluster.api.kubeconfig(kubeconfig)
             agent = AgentProcess(root / "node-a", config, arguments=("--kubeconfig", str(kubeconfig)))

@@ -22,14 +22,14 @@ async def test_the_operator_ends_a_claim_that_nobody_remembers() -> None:
         assert (await agent.device(name))["owner"] == "dra-prepared"  # kubelet may yet unprepare it
 
         cluster.api.faults.partition()
-        code, text = await _release(agent, name)
+        code, text = await release(agent, name)
         assert code == 409
         assert "prepared for claim default/c" in text
         assert "the API server could not be asked" in text
         assert (await agent.device(name))["owner"] == "dra-prepared"
 
         cluster.api.faults.heal()
-        assert (await _release(agent, name))[0] == 200
+        assert (await release(agent, name))[0] == 200
         assert (await agent.device(name))["owner"] == "none"
         await agent.stop(signal.SIGKILL)  # nothing on disk brings it back
         await agent.start()
@@ -40,18 +40,18 @@ async def test_the_operator_ends_a_claim_that_nobody_remembers() -> None:
 async def test_a_prepared_claim_is_not_ended_while_kubelet_or_the_api_server_knows_it() -> None:
     async with bridge() as (agent, cluster, _):
         name = await _prepared(agent, cluster)
-        code, text = await _release(agent, name)
+        code, text = await release(agent, name)
         assert (code, "the API server shows it allocated to claim default/c" in text) == (409, True)
 
         cluster.api.objects.modify("resourceclaims", "c", _lose, namespace="default", subresource="status")
-        code, text = await _release(agent, name)
+        code, text = await release(agent, name)
         assert code == 409
         assert f"claim default/c (uid {(await agent.device(name))['holders'][0]['claimUID']}) is gone" in text
         assert "used by pod default/c (container main)" in text
         assert (await agent.device(name))["owner"] == "dra-prepared"
 
         await cluster.kubelets["node-a"].stop()
-        code, text = await _release(agent, name)
+        code, text = await release(agent, name)
         assert (code, "kubelet could not be asked" in text) == (409, True)
         assert (await agent.device(name))["owner"] == "dra-prepared"
         await cluster.kubelets["node-a"].start()
@@ -60,17 +60,17 @@ async def test_a_prepared_claim_is_not_ended_while_kubelet_or_the_api_server_kno
 async def test_a_claim_that_only_its_cdi_file_tells_of_is_ended_when_the_api_server_has_let_go_of_it() -> None:
     async with bridge() as (agent, cluster, runtime):
         name = await _prepared_without_a_name(agent, cluster)
-        code, text = await _release(agent, name)
+        code, text = await release(agent, name)
         assert (code, "prepared for claim default/c" in text, "shows allocated" in text) == (409, True, True)
         cluster.api.faults.partition()
-        code, text = await _release(agent, name)
+        code, text = await release(agent, name)
         assert (code, "the API server could not be asked" in text) == (409, True)
         cluster.api.faults.heal()
         cluster.kubelets["node-a"].faults.podresources = ListFault.NONE
 
         await _forget(agent, cluster, runtime)
         assert (await agent.device(name))["owner"] == "dra-prepared"
-        assert (await _release(agent, name))[0] == 200
+        assert (await release(agent, name))[0] == 200
         assert (await agent.device(name))["owner"] == "none"
         assert not list(agent.cdi.glob("*-device-claim-*.json"))
 
@@ -79,10 +79,10 @@ async def test_a_claim_that_only_its_cdi_file_tells_of_is_not_ended_while_a_cont
     async with bridge() as (agent, cluster, _):
         name = await _prepared_without_a_name(agent, cluster)
         cluster.api.objects.modify("resourceclaims", "c", _lose, namespace="default", subresource="status")
-        code, text = await _release(agent, name)
+        code, text = await release(agent, name)
         assert (code, "kubelet could not be asked" in text) == (409, True)
         cluster.kubelets["node-a"].faults.podresources = ListFault.NONE
-        code, text = await _release(agent, name)
+        code, text = await release(agent, name)
         assert (code, "used by pod default/c (container main)" in text) == (409, True)
         assert (await agent.device(name))["owner"] == "dra-prepared"
 
@@ -126,6 +126,6 @@ async def _forget(agent: AgentProcess, cluster: SimCluster, runtime: LockingRunt
     await agent.ready()
 
 
-async def _release(agent: AgentProcess, name: str) -> tuple[int, str]:
+async def release(agent: AgentProcess, name: str) -> tuple[int, str]:
     code, body = await agent.ask("/release", json.dumps({"device": name}).encode())
     return code, str(json.loads(body).get("error", ""))

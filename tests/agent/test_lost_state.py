@@ -22,7 +22,18 @@ from drabridge.sim.runtime import LockingRuntime
 from drabridge.sim.timings import Timings
 from tests.agent.helpers import CONFIG as LEGACY_ONLY
 from tests.agent.helpers import RESOURCE, AgentProcess, short_directory, until
-from tests.agent.test_bridge_node import CLASS, CONFIG, bridge, claim_pod, healthy, limits_pod, set_lanes
+from tests.agent.test_bridge_node import (
+    CLASS,
+    CONFIG,
+    bridge,
+    claim_pod,
+    devices_in_slices,
+    healthy,
+    limits_pod,
+    set_lanes,
+)
+from tests.agent.test_lane_moves import MONITOR
+from tests.agent.test_left_prepared import release
 from tests.sim.kubelet_peers import Plugin, device
 
 IDS = ("full", "null", "random", "zero")
@@ -334,3 +345,48 @@ async def test_with_an_api_server_and_no_claims_lane_quarantine_ends_by_itself_t
         await agent.up()
         await _become(agent, "none", "none", "none", "none")
         assert "quarantined" in agent.text()
+
+
+async def test_the_operator_does_not_end_a_quarantine_of_what_the_api_server_shows_allocated() -> None:
+    slowly = CONFIG.replace("absentSeconds: 0.3", "absentSeconds: 600").replace("2, dra: 2}", '"*", dra: 0}')
+    async with bridge(kubelet_version="1.33") as (agent, cluster, _):  # kubelet shows nobody's claims
+        await cluster.apply(claim_pod("c"))
+        await cluster.wait_pod("c")
+        used = await _claimed(agent)
+        await agent.stop()
+        for file in [*agent.cdi.glob("*"), *agent.control.parent.glob("ledger.jsonl*")]:
+            file.unlink()
+        shutil.rmtree(agent.control.parent / "claims")
+        agent.config.write_text(slowly)
+        await agent.start()
+        await agent.up()
+        await _become(agent, *["quarantine"] * 4)
+        other = next(name for name in IDS if name != used)
+
+        async def ended(name: str) -> bool:
+            code, text = await release(agent, name)
+            assert code == 200 or "kubelet does not say that no pod uses it" in text, text
+            return code == 200
+
+        await until(lambda: ended(other), 20)
+        code, text = await release(agent, used)
+        assert (code, "allocated to claim default/c" in text) == (409, True)
+        assert (await _rows(agent))[used]["owner"] == "quarantine"
+
+
+async def test_a_monitoring_claim_does_not_prolong_a_quarantine_nor_end_it() -> None:
+    async with bridge() as (agent, cluster, _):
+        await set_lanes(agent, legacy=0, dra=4)
+        await until(lambda: len(devices_in_slices(cluster)) == 4, 10)
+        await cluster.apply(MONITOR)
+        await cluster.wait_pod("monitor", namespace="monitoring")
+        await agent.stop()
+        for file in agent.control.parent.glob("ledger.jsonl*"):
+            file.write_text("garbage")
+        cluster.kubelets["node-a"].faults.podresources = ListFault.ERROR
+        await agent.start()
+        await agent.up()
+        await _become(agent, *["quarantine"] * 4)
+        cluster.kubelets["node-a"].faults.podresources = ListFault.NONE
+        await _become(agent, *["none"] * 4)
+        assert [len(row["holders"]) for row in (await _rows(agent)).values()] == [1] * 4  # it watches on

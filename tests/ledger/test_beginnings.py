@@ -15,6 +15,7 @@ from drabridge.ledger import (
     Lane,
     Lost,
     Notify,
+    Observed,
     Owner,
     PodRef,
     RefusalCode,
@@ -106,6 +107,24 @@ def test_a_start_that_finds_a_pod_and_a_claim_is_a_conflict() -> None:
     node = Node(device(0))
     node.yes(Restarted(NOON, (Allocation(CLAIM, (Use("gpu-0"),)),), PODS))
     assert node.owner("gpu-0") is Owner.CONFLICT
+
+
+def test_admin_access_that_is_found_at_a_start_ends_no_doubt() -> None:
+    node = Node(device(0))
+    node.yes(Lost(NOON, reason="rotten"))
+    node.yes(Restarted(NOON, (Allocation(CLAIM, (Use("gpu-0", admin=True),)),)))
+    assert node.owner("gpu-0") is Owner.QUARANTINE
+    watching = {"gpu-0": (CLAIM,)}  # kubelet shows no difference
+    for at in (NOON + 500, NOON + 520):
+        node.yes(Observed(at, node.ledger.seq, {}, Checkpoint({}), {}, claimed=watching, allocated=()))
+    assert node.owner("gpu-0") is Owner.NONE
+    assert [held.claim for held in node["gpu-0"].claims] == [CLAIM]
+
+
+def test_a_claim_with_admin_access_and_more_holds_its_device() -> None:
+    node = Node(device(0, Lane.DRA))
+    node.yes(Restarted(NOON, (Allocation(CLAIM, (Use("gpu-0", admin=True), Use("gpu-0"))),)))
+    assert node.owner("gpu-0") is Owner.DRA_PREPARED
 
 
 def test_a_reboot_unprepares_and_keeps_what_pods_hold() -> None:

@@ -11,6 +11,7 @@ import pytest
 from drabridge.inventory.model import Presence
 from drabridge.ledger import (
     Allocate,
+    Allocation,
     Checkpoint,
     ClaimDeallocated,
     ClaimRef,
@@ -260,6 +261,22 @@ def test_quarantine_has_a_way_out_by_hand() -> None:
     node.yes(Observed(NOON + 500, node.ledger.seq, {}, None, None))  # kubelet shows nobody; the API server is down
     node.yes(Resolve("gpu-0", NOON + 501))
     assert node.owner("gpu-0") is Owner.NONE
+
+
+def test_a_claim_that_is_known_is_not_prepared_beside_another() -> None:
+    node = Node(device(0))
+    node.yes(Lost(NOON, reason="rotten"))
+    node.yes(Restarted(NOON))
+    both = tuple(Allocation(claim, (Use("gpu-0"),)) for claim in (CLAIM, OTHER))  # as in kubernetes#136269
+    for at in (NOON + 500, NOON + 520):
+        node.yes(Observed(at, node.ledger.seq, {}, Checkpoint({}), {}, allocated=both))
+    assert [held.claim for held in node["gpu-0"].holders] == [CLAIM, OTHER]
+    for uid in ("uid-1", "uid-2"):
+        assert node.no(Prepare(ClaimRef(uid), (Use("gpu-0"),), NOON))[0] is RefusalCode.CLAIM_HELD
+    node.yes(ClaimDeallocated("uid-2", NOON))
+    node.yes(prepare(0))
+    node.yes(prepare(0))
+    assert node.owner("gpu-0") is Owner.DRA_PREPARED
 
 
 def test_a_prepared_claim_that_kubelet_forgot_can_be_ended_by_hand() -> None:
