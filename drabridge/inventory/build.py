@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from types import MappingProxyType
 
 from msgspec import Struct
@@ -86,14 +87,20 @@ class Builder:
     ) -> Built:
         """All devices. ``ready`` says whether udevd is done with a record; ``fresh`` looks at every node again."""
         world = _World(records)
-        chosen, waiting = [], []
+        chosen: list[_Seen] = []
+        waiting: list[_Seen] = []
         for seen in self._match(records, facts, fresh, self._held_otherwise(given, held)):
             if seen.needs_database and not ready(seen.record):
-                waiting.append(seen.record.syspath)
+                waiting.append(seen)
             else:
                 chosen.append(seen)
         identities, collisions = assign((seen.candidate for seen in chosen), given, held)
-        wholes = {(resource, syspath): identity.name for (resource, syspath), identity in identities.items()}
+        there = {
+            seen.record.syspath: (seen, identities[key].name if key in identities else name_of(given[key]))
+            for seen in (*chosen, *waiting)  # one that is waited for, or collides, is what it was called last
+            if (key := seen.candidate.key) in identities or key in given
+        }
+        former = any(seen.config is not self._config for seen, _ in there.values())
         made, subjects, devices = {}, {}, []
         for seen in chosen:
             key = seen.candidate.key
@@ -106,7 +113,7 @@ class Builder:
                 seen.nvidia,
                 {"id": identity.id, "name": identity.name, "resource": resource.name},
             )
-            root = _root(resource, record, wholes)
+            root = _root(seen, there, former)
             basis = (record, *subject.companions, subject.nvidia, identity, root)
             device = self._remembered(key, basis) if not fresh else None
             device = device or replace(
@@ -116,15 +123,15 @@ class Builder:
             subjects[identity.name] = (resource, subject)
             devices.append(device)
         self._made, self._subjects = made, subjects
-        names = {seen.candidate.key: seen for seen in chosen if seen.candidate.key in identities}
-        self.kept = frozenset(identities[key].name for key, seen in names.items() if seen.config is not self._config)
+        named = {seen.candidate.key: seen for seen in chosen if seen.candidate.key in identities}
+        self.kept = frozenset(identities[key].name for key, seen in named.items() if seen.config is not self._config)
         away = {
             key: config
             for key, config in self.named_by.items()
-            if key not in names and key in given and held(name_of(given[key]))
+            if key not in named and key in given and held(name_of(given[key]))
         }
-        self.named_by = away | {key: seen.config for key, seen in names.items()}
-        return Built(tuple(devices), collisions, tuple(waiting))
+        self.named_by = away | {key: seen.config for key, seen in named.items()}
+        return Built(tuple(devices), collisions, tuple(seen.record.syspath for seen in waiting))
 
     def subject(self, name: str) -> tuple[Resource, Subject] | None:
         """What the device of that name was last made of; None when it is not there."""
@@ -270,18 +277,38 @@ def _quoted(value: str | None) -> str:
     return "nothing" if value is None else f'"{value[:64]}"'
 
 
-def _root(resource: Resource, record: Record, names: Mapping[Key, str]) -> str:
-    """The name of the whole device behind a part: as the partition says, else the physical function of a VF."""
-    if resource.partition is not None:
-        if link := partition_link(resource):
-            return names.get((resource.partition.of, record.links.get(link, "")), "")
-        wholes = (names.get((resource.partition.of, node.syspath)) for node in record.ancestors())
-        return next((name for name in wholes if name), "")
+def _root(part: _Seen, there: Mapping[str, tuple[_Seen, str]], former: bool) -> str:
+    """The name of the whole device behind a part: as the configuration says, else the physical function of a VF.
+
+    By place, not by resource: a held device is listed as what an earlier configuration called it (``former``: there are
+    such devices), and one is a part of the other if the configuration of either says so.
+    """
+    record, declared = part.record, part.resource.partition is not None
+    if declared or former:
+        for place in chain((node.syspath for node in record.ancestors()), record.links.values()):
+            whole, name = there.get(place, (None, ""))
+            if whole and (_is_part(part.config, part, whole) or _is_part(whole.config, part, whole)):
+                return name
     target = next((node.links["physfn"] for node in record.lineage() if "physfn" in node.links), "")
-    if not target:
+    if declared or not target:
         return ""
-    listed = (name for (_, syspath), name in names.items() if syspath == target)
-    return next(listed, name_of(os.path.basename(target)))
+    return there[target][1] if target in there else name_of(os.path.basename(target))
+
+
+def _is_part(config: Config, part: _Seen, whole: _Seen) -> bool:
+    lower, upper = _resource(config, part), _resource(config, whole)
+    if lower is None or upper is None or lower.partition is None or lower.partition.of != upper.name:
+        return False
+    if link := partition_link(lower):
+        return part.record.links.get(link) == whole.record.syspath
+    return part.record.syspath.startswith(f"{whole.record.syspath}/")
+
+
+def _resource(config: Config, seen: _Seen) -> Resource | None:
+    """What a configuration takes the device for, which another one may have named."""
+    if seen.config is config:
+        return seen.resource
+    return next((resource for resource in config.resources if holds(any_of(resource.match), seen.record)), None)
 
 
 class _World:
