@@ -285,7 +285,7 @@ class Ledger(Struct, frozen=True):
         return Ledger(entries, node, self.seq + 1 if seq is None else seq, by_root, by_claim, by_place)
 
     def relatives(self, device: Facts) -> tuple[Entry, ...]:
-        """Those that overlap with it in hardware: the whole of a part, the parts of a whole, what had its place."""
+        """Those that overlap with it in hardware: the whole of a part, the parts of a whole, what had their places."""
         others = self._others_in_place(device)
         if device.root:
             whole = self.entries.get(device.root)
@@ -293,7 +293,10 @@ class Ledger(Struct, frozen=True):
         parts = self.by_root.get(device.name, ())
         if others:  # the parts of what the place was called before are parts of it
             parts = (*parts, *(name for other in others for name in self.by_root.get(other.name, ())))
-        return (*(self.entries[name] for name in parts), *others) if parts else others
+        if not parts:
+            return others
+        here = tuple(self.entries[name] for name in parts)
+        return (*here, *(other for part in here for other in self._others_in_place(part.device)), *others)
 
     def _others_in_place(self, device: Facts) -> tuple[Entry, ...]:
         names = self.by_place.get(device.syspath) if device.syspath else None

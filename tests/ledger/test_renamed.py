@@ -13,6 +13,7 @@ from drabridge.ledger import (
     Discovered,
     Entry,
     Facts,
+    Forgotten,
     Lane,
     Ledger,
     NodeState,
@@ -96,6 +97,20 @@ def test_a_new_name_for_a_place_that_a_claim_holds_is_given_to_nobody() -> None:
             is RefusalCode.CLAIM_HELD
         )
         assert node.do(Prepare(CLAIM, (Use("gpu-0"),), NOON)).decision.accepted, "the claim has what it has"
+
+
+def test_a_whole_with_a_new_name_overlaps_with_what_its_part_was_called_before() -> None:
+    whole, part = (replace(OLD, name=n, units=(n,), syspath=f"/sys/{n}", root=r) for n, r in (("w", ""), ("p", "w")))
+    other_whole, other_part = replace(whole, name="w2", units=("w2",)), replace(part, name="p2", root="w2")
+    node = Node(Entry(whole), Entry(part))
+    node.yes(Allocate({"p": ("p",)}, NOON))
+    node.yes(Discovered((other_whole, other_part), NOON + 1))
+    node.yes(Forgotten(("w",), NOON + 100))
+    assert node.offers("w2") == node.offers("p2") == (False, False)
+    assert node.no(Allocate({"w2": ("w2",)}, NOON + 100))[0] is RefusalCode.LEGACY_HELD
+    let_go(node)
+    assert node.owner("p") is Owner.NONE
+    assert node.offers("w2") == node.offers("p2") == (True, False)
 
 
 def test_the_place_and_the_resource_of_a_hold_are_on_disk(tmp_path: Path) -> None:
