@@ -101,6 +101,11 @@ class Builder:
             if (key := seen.candidate.key) in identities or key in given
         }
         former = any(seen.config is not self._config for seen, _ in there.values())
+        named_by = {  # of what is held and not here
+            key: config
+            for key, config in self.named_by.items()
+            if key not in identities and key in given and held(name_of(given[key]))
+        }
         made, subjects, devices = {}, {}, []
         for seen in chosen:
             key = seen.candidate.key
@@ -119,18 +124,12 @@ class Builder:
             device = device or replace(
                 self._device(resource, subject, identity, root), former=seen.config is not self._config
             )
+            named_by[key] = seen.config
             made[key] = (basis, device)
             subjects[identity.name] = (resource, subject)
             devices.append(device)
-        self._made, self._subjects = made, subjects
-        named = {seen.candidate.key: seen for seen in chosen if seen.candidate.key in identities}
-        self.kept = frozenset(identities[key].name for key, seen in named.items() if seen.config is not self._config)
-        away = {
-            key: config
-            for key, config in self.named_by.items()
-            if key not in named and key in given and held(name_of(given[key]))
-        }
-        self.named_by = away | {key: seen.config for key, seen in named.items()}
+        self._made, self._subjects, self.named_by = made, subjects, named_by
+        self.kept = frozenset(device.name for device in devices if device.former)
         return Built(tuple(devices), collisions, tuple(seen.record.syspath for seen in waiting))
 
     def subject(self, name: str) -> tuple[Resource, Subject] | None:
