@@ -42,6 +42,7 @@ WATCH_SECONDS = 240
 WATCH_READ_SECONDS = 90.0
 """Without a byte for this long a watch is dead: a server sends a bookmark about once a minute."""
 PAGE = 500  # objects of one list answer, as client-go's pager has it
+MOST_PAGES = 1000  # half a million objects: no cluster has them (kubernetes.io, "Considerations for large clusters")
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -61,7 +62,7 @@ class KubernetesCluster:
         self._watch_timeout = (CONNECT_SECONDS, watch_read_seconds)
         self._dynamic: Any = None
         self._worker = Worker("kubernetes")
-        self._streams: set[Any] = set()
+        self._streams: set[_Stream] = set()
         self._closed = False
 
     @classmethod
@@ -118,7 +119,7 @@ class KubernetesCluster:
     ) -> Listing:
         items: list[Json] = []
         following: str | None = None
-        while True:
+        for _ in range(MOST_PAGES):
             page = await self._call(
                 "get",
                 kind.path(namespace),
@@ -132,6 +133,7 @@ class KubernetesCluster:
             following = metadata.get("continue") or None
             if following is None:
                 return Listing(tuple(items), str(metadata.get("resourceVersion", "")))
+        raise UnreachableError(f"GET {kind.path(namespace)}: the list has no end: {MOST_PAGES} pages, and one more")
 
     async def create(self, kind: Kind, body: Mapping[str, Any], *, namespace: str = "", dry_run: bool = False) -> Json:
         return await self._call("post", kind.path(namespace), dict(body), dry_run="All" if dry_run else None)
@@ -179,23 +181,24 @@ class KubernetesCluster:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
                 loop.call_soon_threadsafe(events.put_nowait, item)
 
-        response = await self._in_worker(lambda: self._open(path, options))
-        self._streams.add(response)
-        threading.Thread(target=_pump, args=(response, path, deliver), name=f"watch-{kind}", daemon=True).start()
+        client = await self._in_worker(lambda: self._connected(path))
+        stream = _Stream(lambda: client.request("get", path, serialize=False, **_fresh(options)), path, deliver)
+        self._streams.add(stream)
+        threading.Thread(target=stream.run, name=f"watch-{kind}", daemon=True).start()
         try:
             while (item := await events.get()) is not None:
                 if isinstance(item, ClusterError):
                     raise item
                 yield item
         finally:
-            self._streams.discard(response)
-            _abort(response)
+            self._streams.discard(stream)
+            stream.end()
 
     def close(self) -> None:
         """End the worker and every watch; what is still blocked in a read is left to its timeout."""
         self._closed = True
-        for response in tuple(self._streams):
-            _abort(response)
+        for stream in tuple(self._streams):
+            stream.end()
         self._worker.stop()
 
     async def _call(self, method: str, path: str, body: Json | None = None, **options: Any) -> Json:
@@ -226,9 +229,9 @@ class KubernetesCluster:
             raise UnreachableError(f"{method.upper()} {path} answered {type(answer).__name__} instead of an object")
         return answer
 
-    def _open(self, path: str, options: Mapping[str, Any]) -> Any:
+    def _connected(self, path: str) -> Any:
         with _cluster_errors("watch", path):
-            return self._client().request("get", path, serialize=False, **_fresh(options))
+            return self._client()
 
     def _client(self) -> Any:
         if self._dynamic is None:
@@ -249,21 +252,53 @@ class _NoDiscovery:
         pass
 
 
-def _pump(response: Any, path: str, deliver: Callable[[WatchEvent | ClusterError | None], None]) -> None:
-    """Read one watch to its end, in its own thread."""
-    try:
-        with _cluster_errors("watch", path):
-            for line in _lines(response):
-                event = json.loads(line)
-                if event.get("type") == "ERROR":
-                    status = event.get("object") or {}
-                    raise _error_of(int(status.get("code") or 500), f"watch {path}: {status.get('message', '')}")
-                deliver(WatchEvent(event["type"], event["object"]))
-        deliver(None)
-    except ClusterError as error:
-        deliver(error)
-    except Exception as error:  # whatever a server may send, the watch ends and is begun again
-        deliver(UnreachableError(f"watch {path}: {type(error).__name__}: {error}"))
+class _Stream:
+    """One watch in a thread of its own. A server that is busy may take as long to begin an answer as to go on with it:
+    requests do not wait for that.
+    """
+
+    def __init__(
+        self, request: Callable[[], Any], path: str, deliver: Callable[[WatchEvent | ClusterError | None], None]
+    ) -> None:
+        self._request = request
+        self._path = path
+        self._deliver = deliver
+        self._lock = threading.Lock()
+        self._response: Any = None
+        self._ended = False
+
+    def run(self) -> None:
+        """Open, and read to the end."""
+        try:
+            with _cluster_errors("watch", self._path):
+                response = self._request()
+                with self._lock:
+                    self._response, late = response, self._ended
+                if late:
+                    _abort(response)
+                    return
+                for line in _lines(response):
+                    self._deliver(_event(line, self._path))
+            self._deliver(None)
+        except ClusterError as error:
+            self._deliver(error)
+        except Exception as error:  # whatever a server may send, the watch ends and is begun again
+            self._deliver(UnreachableError(f"watch {self._path}: {type(error).__name__}: {error}"))
+
+    def end(self) -> None:
+        """From another thread. One that is not open yet ends when it is."""
+        with self._lock:
+            self._ended, response = True, self._response
+        if response is not None:
+            _abort(response)
+
+
+def _event(line: bytes, path: str) -> WatchEvent:
+    event = json.loads(line)
+    if event.get("type") == "ERROR":
+        status = event.get("object") or {}
+        raise _error_of(int(status.get("code") or 500), f"watch {path}: {status.get('message', '')}")
+    return WatchEvent(event["type"], event["object"])
 
 
 def _lines(response: Any) -> Iterator[bytes]:
@@ -303,6 +338,8 @@ def _cluster_errors(method: str, path: str) -> Iterator[None]:
         raise UnreachableError(
             f"{method.upper()} {path}: no answer from the API server ({type(error).__name__}: {error})"
         ) from error
+    except ConfigError as error:  # of the kubeconfig, or of the token: they may come, or be mended
+        raise UnreachableError(error.message, hint=error.hint) from error
     except ValueError as error:
         raise UnreachableError(f"{method.upper()} {path}: the answer is not JSON ({error})") from error
 

@@ -29,7 +29,6 @@ from drabridge.clusterapi import (
     resource_claims,
     resource_slices,
 )
-from drabridge.errors import ConfigError
 from drabridge.sim.api import SimApiServer
 from tests.patience import PATIENCE
 
@@ -141,8 +140,10 @@ async def test_a_pods_service_account_is_used_inside_a_cluster(tmp_path: Path) -
 
 async def test_outside_a_cluster_the_error_says_what_to_do(tmp_path: Path) -> None:
     for cluster in (KubernetesCluster.in_cluster(tmp_path, {}), KubernetesCluster.from_kubeconfig(tmp_path / "none")):
-        with pytest.raises(ConfigError):
+        with pytest.raises(UnreachableError, match=r"not a pod with a service account|none is not a kubeconfig"):
             await cluster.list(SLICES)
+        with pytest.raises(UnreachableError, match=r"not a pod with a service account|none is not a kubeconfig"):
+            await anext(cluster.watch(SLICES, resource_version="1"))
         cluster.close()
 
 
@@ -166,6 +167,33 @@ async def test_long_lists_come_in_pages(tmp_path: Path, monkeypatch: pytest.Monk
         listing = await cluster.list(SLICES, field_selector="spec.nodeName=node-a")
         assert [item["metadata"]["name"] for item in listing.items] == [f"s{index}" for index in range(5)]
         assert sum(request.verb == "list" for request in api.requests) == 3
+
+
+async def test_a_list_without_end_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drabridge.cluster.PAGE", 1)
+    monkeypatch.setattr("drabridge.cluster.MOST_PAGES", 3)  # as behind a proxy that forgets where the list was
+    async with connected(tmp_path) as (_, cluster):
+        for index in range(4):
+            await cluster.create(SLICES, a_slice(f"s{index}"))
+        with pytest.raises(UnreachableError, match="has no end"):
+            await cluster.list(SLICES)
+        await cluster.delete(SLICES, "s3")
+        assert len((await cluster.list(SLICES)).items) == 3
+
+
+async def test_requests_do_not_wait_for_a_watch_that_gets_no_answer(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (api, cluster):
+        api.faults.hang(1, verb="watch")
+        events = cluster.watch(SLICES, resource_version=(await cluster.list(SLICES)).resource_version)
+        following = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0.1)
+        async with asyncio.timeout(3 * PATIENCE):  # a watch is waited for longer
+            await cluster.list(SLICES)
+        assert not following.done()
+        cluster.close()
+        with contextlib.suppress(asyncio.CancelledError):
+            following.cancel()
+            await following
 
 
 async def test_a_watch_sees_changes_and_ends_without_leaving_a_thread_blocked(tmp_path: Path) -> None:
