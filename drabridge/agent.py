@@ -28,6 +28,7 @@ from drabridge.evidence.loop import EvidenceLoop
 from drabridge.evidence.others import Others
 from drabridge.evidence.pods import PodWatch
 from drabridge.evidence.witness import Witness
+from drabridge.formerly import refuse_another_name
 from drabridge.housekeeping import Housekeeping
 from drabridge.identities import Identities
 from drabridge.inventory.model import Snapshot
@@ -105,6 +106,7 @@ class Agent:
         for hint in advice(self._config):
             log.warning("configuration", extra={"note": hint})
         self._stop = asyncio.Event()
+        self._reload = Signal()  # SIGHUP; also before anybody follows the configuration
         self._snapshot = Signal()
         self._serving = False  # the ledger knows enough for it: from kubelet and the CDI files, or from before
         self._behind = False  # the ledger could not be told of the newest snapshot: its disk is full
@@ -123,6 +125,8 @@ class Agent:
         loop.set_exception_handler(LoopErrors())
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGHUP, self._reload.set)
+        refuse_another_name(self._paths, self._config, self._options.node_name)
         store = await self._own_ledger()
         if store is None:
             return
@@ -212,18 +216,19 @@ class Agent:
         )
         self._transfers = Transfers(runtime, self._claims, self._wishes)
         self._pages = Pages(runtime, self._claims, self._wishes)
-        self._follower = ConfigFollower(self._options.config, config, self._reconfigure, self._refused_config)
+        self._follower = ConfigFollower(
+            self._options.config, config, self._reload, self._reconfigure, self._refused_config
+        )
         return runtime
 
     async def _serve(self, runtime: Runtime) -> None:
         unsubscribe = runtime.keeper.subscribe(self._ledger_changed)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._follower.reload.set)
         await self._pages.open()
         work: dict[str, Callable[[], Awaitable[None]]] = {
             "devices": self._follow_inventory,
             "inventory": lambda: runtime.inventory.run(lambda _: self._snapshot.set()),
             "configuration": self._follower.run,
-            "housekeeping": Housekeeping(runtime, self._claims).run,
+            "housekeeping": Housekeeping(runtime, self._claims, self._pages).run,
         }
         self._tasks = [asyncio.create_task(forever(name, start), name=name) for name, start in work.items()]
         try:

@@ -11,6 +11,7 @@ from drabridge.claims import ClaimSide
 from drabridge.inventory.model import Presence, device_id_of
 from drabridge.ledger import events
 from drabridge.ledger.advertise import must_list
+from drabridge.pages import Pages
 from drabridge.runtime import Runtime
 
 log = logging.getLogger(__name__)
@@ -21,9 +22,10 @@ TICK_SECONDS = 3.0  # how long a disk that works again stays unnoticed; kubelet'
 class Housekeeping:
     """A slow tick. Everything here may be late; nothing here may be wrong."""
 
-    def __init__(self, runtime: Runtime, claims: ClaimSide) -> None:
+    def __init__(self, runtime: Runtime, claims: ClaimSide, pages: Pages) -> None:
         self._runtime = runtime
         self._claims = claims
+        self._pages = pages
         self._said = False  # that CDI files cannot be written
 
     async def run(self) -> None:
@@ -35,6 +37,7 @@ class Housekeeping:
     async def tick(self) -> None:
         self._runtime.keeper.retry()  # while a grant would fail nothing is offered, so nobody else tries
         self._look_after_files()
+        await self._pages.renew()
         await self._forget()
         self._runtime.legacy.learn()  # a device may have left its lane long enough ago to leave the list as well
         if self._runtime.keeper.ledger.node.merged:  # before, a file may be all that is known of a hold

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -105,6 +106,7 @@ class HttpServer:
     def __init__(self, routes: Mapping[tuple[str, str], Handler]) -> None:
         self._routes = dict(routes)
         self._servers: list[asyncio.Server] = []
+        self._bound: os.stat_result | None = None  # the unix socket's file
         self._tasks: dict[asyncio.Task[None], None] = {}  # oldest first
 
     def route(self, method: str, path: str, handler: Handler) -> None:
@@ -131,6 +133,18 @@ class HttpServer:
         path.chmod(0o600)  # before the first accept: until now connecting waits
         await server.start_serving()
         self._servers.append(server)
+        self._bound = path.stat()
+
+    async def renew_unix(self, path: Path) -> bool:
+        """Bind again if somebody removed the socket's file, or put another there; false if all is as it was."""
+        with contextlib.suppress(OSError):
+            if self._bound is not None and os.path.samestat(self._bound, path.stat()):
+                return False
+        before, self._servers = self._servers, []
+        await self.listen_unix(path)
+        for server in before:  # whom nobody can reach any more
+            server.close()
+        return True
 
     async def close(self) -> None:
         for server in self._servers:

@@ -73,6 +73,15 @@ class Pages:
                 self._public.route("GET", "/", self._local_page)
             log.info("pages", extra={"address": self.address, "control": str(self._runtime.paths.control_socket)})
 
+    async def renew(self) -> None:
+        """Without its socket an agent is deaf to the operator: one that somebody removed is made again."""
+        path = self._runtime.paths.control_socket
+        try:
+            if self._control is not None and await self._control.renew_unix(path):
+                log.warning("the control socket was removed by somebody else; it is there again", extra={"path": path})
+        except OSError as error:
+            log.error("there is no control socket", extra={"path": path, "reason": str(error)})
+
     async def close(self) -> None:
         for server in (self._public, self._control):
             if server is not None:

@@ -17,16 +17,20 @@ log = logging.getLogger(__name__)
 # A ConfigMap's file is a link into a directory that kubelet swaps by rename; one stat sees every way to change it.
 POLL_SECONDS = 2.0
 
-Identity = tuple[int, int, int, int] | None
+Identity = tuple[int, int, int, int, int] | None
 
 
 class ConfigFollower:
-    """Applies a changed file; ``refused`` gets the complaints about one that cannot be used, "" when all is well."""
+    """Applies a changed file; ``refused`` gets the complaints about one that cannot be used, "" when all is well.
+
+    ``reload``: look at once, though the file seems the same (SIGHUP).
+    """
 
     def __init__(
         self,
         path: Path,
         current: Config,
+        reload: Signal,
         apply: Callable[[Config], Awaitable[None]],
         refused: Callable[[str], None],
     ) -> None:
@@ -34,43 +38,57 @@ class ConfigFollower:
         self._apply = apply
         self._refused = refused
         self._seen = _identity(path)
-        self.current = current
-        self.reload = Signal()  # SIGHUP
+        self._faults: tuple[str, ...] = ()
+        self._driver = current.driver
+        self.current: Config | None = current
+        self._reload = reload
 
     async def run(self) -> None:
         while True:
-            asked = await self.reload.wait(POLL_SECONDS)
+            asked = await self._reload.wait(POLL_SECONDS)
             identity = _identity(self._path)
-            if asked or identity != self._seen:
+            if (asked or identity != self._seen) and await self.take():
                 self._seen = identity
-                await self.take()
 
-    async def take(self) -> None:
-        """Load, check, apply. Whatever is wrong leaves the running configuration in place."""
+    async def take(self) -> bool:
+        """Load, check, apply. Whatever is wrong leaves the running configuration in place.
+
+        False: that was not for the file itself (out of descriptors, a disk that fails); it is tried again.
+        """
         try:
             config = await asyncio.to_thread(load, self._path)
         except ConfigErrors as errors:
-            self._refuse(list(map(str, errors.faults)))
-            return
-        if config.driver != self.current.driver:
+            self._refuse(*map(str, errors.faults))
+            return not isinstance(errors.__cause__, OSError)
+        except (OSError, RuntimeError) as error:  # no descriptor, no thread
+            self._refuse(f"{self._path} could not be read: {error}")
+            return False
+        if config.driver != self._driver:
             self._refuse(
-                [
-                    f"{self._path}: driver: found {config.driver}, this agent runs as {self.current.driver}. "
-                    "The driver's name is in CDI names that pods hold: drain the node, then restart the agent"
-                ]
+                f"{self._path}: driver: found {config.driver}, this agent runs as {self._driver}. "
+                "The driver's name is in CDI names that pods hold: drain the node, then restart the agent"
             )
-            return
+            return True
+        if config != self.current:
+            self.current = None  # nobody knows how much of it is applied if that fails
+            try:
+                await self._apply(config)
+            except Exception as error:
+                self._refuse(f"{self._path} could not be applied whole, and is tried again: {error}", cause=error)
+                return False
+            self.current = config
+            log.info("configuration reloaded", extra={"file": str(self._path)})
         self._refused("")
-        if config == self.current:
-            return
-        await self._apply(config)
-        self.current = config
-        log.info("configuration reloaded", extra={"file": str(self._path)})
+        self._faults = ()
+        return True
 
-    def _refuse(self, faults: list[str]) -> None:
+    def _refuse(self, *faults: str, cause: Exception | None = None) -> None:
         self._refused("\n".join(faults))
-        for fault in faults:
-            log.error("the changed configuration is refused, the last good one stays", extra={"fault": fault})
+        if faults != self._faults:
+            for fault in faults:
+                said = {"fault": fault}
+                log.error("the changed configuration is refused, the last good one stays", extra=said, exc_info=cause)
+        self._faults = faults
 
 
 def _identity(path: Path) -> Identity:
@@ -78,4 +96,4 @@ def _identity(path: Path) -> Identity:
         found = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size

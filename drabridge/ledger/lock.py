@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -66,6 +67,7 @@ def _take(path: Path) -> tuple[bool, int]:
             f"another agent (pid {other}) has the ledger in {path.parent}",
             hint="two agents must not grant the same devices: stop that one first",
         ) from error
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    with contextlib.suppress(OSError):  # a full disk: it is had, whether or not its file can say by whom
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return before, fd

@@ -110,7 +110,7 @@ class Store:
     def load(self) -> LoadResult:
         """Read what there is. Whatever the file, the result is defined; nothing unreadable ever comes out as free."""
         try:
-            read = self._read(self.path)
+            read = _read(self.path, self.node)
         except FileNotFoundError:
             if not self._lock.ran_before and not self.previous.exists():
                 return LoadResult(Loaded.FRESH, Ledger())
@@ -136,44 +136,13 @@ class Store:
         """The copy before the last rewrite is old: its holders are kept, what looks free in it is not believed."""
         aside = self._set_aside()
         try:
-            read = self._read(self.previous)
+            read = _read(self.previous, self.node)
         except (OSError, Unreadable):
             message = f"{problem}; there is no older copy: every device is quarantined"
             return LoadResult(Loaded.LOST, Ledger(), message, _HINT, aside)
         self._envelope, self._unknown = read.envelope, read.unknown
         message = f"{problem}; took {self.previous} instead and quarantined what looked free there"
         return LoadResult(Loaded.PARTIAL, read.ledger, message, _HINT, aside)
-
-    def _read(self, path: Path) -> _Read:
-        lines = path.read_bytes().split(b"\n")
-        tail = lines.pop()  # empty if the file ends as it should
-        if not lines:
-            raise Unreadable("it is empty" if not tail else "it ends within its first line")
-        envelope = decode(lines[0])
-        _check_envelope(envelope, self.node)
-        try:
-            node, seq, count = (
-                node_from_json(envelope["node_state"]),
-                int(envelope["seq"]),
-                int(envelope["entries"]),
-            )
-        except _NOT_OURS as error:
-            raise Unreadable(f"its envelope is damaged ({error})") from error
-        read = _Read(node=node, seq=seq, envelope=envelope, torn=bool(tail))
-        if len(lines) <= count:
-            raise Unreadable(f"it ends after {len(lines) - 1} of {count} entries")
-        try:
-            for line in lines[1 : count + 1]:
-                _enter(read, decode(line))
-        except (*_NOT_OURS, Unreadable) as error:
-            raise Unreadable(f"an entry of its snapshot is damaged ({error})") from error
-        for number, line in enumerate(lines[count + 1 :], count + 2):
-            try:
-                _replay(read, decode(line))
-            except (*_NOT_OURS, Unreadable) as error:
-                read.fault = f"line {number} ({error})"
-                break
-        return read
 
     def _close_mode(self) -> str:
         mode = stat.S_IMODE(self.path.stat().st_mode)
@@ -290,6 +259,46 @@ _HINT = (
     "'drabridge status' says what is missing and 'drabridge lanes release' ends it by hand"
 )
 _NOT_OURS = (ValueError, KeyError, TypeError, AttributeError)
+
+
+def recorded(directory: Path, *, node: str) -> Ledger | None:
+    """What another agent's directory says, without taking it over; None if that is nothing about this node."""
+    try:
+        return _read(directory / FILE, node).ledger
+    except (OSError, Unreadable):
+        return None
+
+
+def _read(path: Path, node_name: str) -> _Read:
+    lines = path.read_bytes().split(b"\n")
+    tail = lines.pop()  # empty if the file ends as it should
+    if not lines:
+        raise Unreadable("it is empty" if not tail else "it ends within its first line")
+    envelope = decode(lines[0])
+    _check_envelope(envelope, node_name)
+    try:
+        node, seq, count = (
+            node_from_json(envelope["node_state"]),
+            int(envelope["seq"]),
+            int(envelope["entries"]),
+        )
+    except _NOT_OURS as error:
+        raise Unreadable(f"its envelope is damaged ({error})") from error
+    read = _Read(node=node, seq=seq, envelope=envelope, torn=bool(tail))
+    if len(lines) <= count:
+        raise Unreadable(f"it ends after {len(lines) - 1} of {count} entries")
+    try:
+        for line in lines[1 : count + 1]:
+            _enter(read, decode(line))
+    except (*_NOT_OURS, Unreadable) as error:
+        raise Unreadable(f"an entry of its snapshot is damaged ({error})") from error
+    for number, line in enumerate(lines[count + 1 :], count + 2):
+        try:
+            _replay(read, decode(line))
+        except (*_NOT_OURS, Unreadable) as error:
+            read.fault = f"line {number} ({error})"
+            break
+    return read
 
 
 def _check_envelope(envelope: Json, node: str) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import resource
+import shutil
 import signal
 
 from tests.abuse.helpers import plugin_socket
@@ -81,3 +84,67 @@ async def test_events_are_written_after_a_reload_that_is_the_first_to_ask_for_cl
         await until(lambda: cluster.events(reason="AllocateRefused"), 10, agent.text)
         (event,) = cluster.events(reason="AllocateRefused")
         assert "claim default/c" in event["message"]
+
+
+async def test_another_driver_is_refused_at_a_start_while_the_former_one_holds_devices() -> None:
+    """As an upgrade does it that changes the name: the new one would know of nothing."""
+    async with node() as (agent, kubelet):
+        await kubelet.run_pod(pod("a"))
+        (name,) = kubelet.resources[RESOURCE].allocated
+        await agent.stop()
+        renamed = CONFIG.replace(DRIVER, "other.example.com")
+        agent.config.write_text(renamed)
+        await agent.start()
+        assert agent.process is not None
+        assert await agent.process.wait() == 2
+        assert f"the driver {DRIVER} holds 1 of the configured devices: {name} is held by" in agent.text()
+        assert f"remove {agent.control.parent}" in agent.text()
+        # Other hardware may have an agent of its own, and a drained node any name.
+        agent.config.write_text(renamed.replace(RESOURCE, "example.com/other"))
+        agent.driver = "other.example.com"
+        await agent.start()
+        await agent.ready()
+        await agent.stop()
+        agent.config.write_text(renamed)
+        shutil.rmtree(agent.root / "plugins" / DRIVER)
+        await agent.start()
+        await agent.ready()
+
+
+async def test_a_signal_to_read_the_configuration_never_ends_an_agent() -> None:
+    async with node() as (agent, _):
+        (agent.root / "second").mkdir()
+        other = AgentProcess(agent.root / "second")
+        (other.root / "plugins").symlink_to(agent.root / "plugins")
+        await other.start()
+        await until(lambda: "waiting for another agent to end" in other.text(), 10)
+        assert other.process is not None
+        other.process.send_signal(signal.SIGHUP)
+        await asyncio.sleep(0.3)
+        assert other.process.returncode is None
+        await other.stop()
+
+
+async def test_a_change_that_meets_a_passing_trouble_is_taken_later() -> None:
+    async with node() as (agent, _):
+        before = len((await agent.status())["devices"])
+        assert agent.process is not None
+        _, hard = resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE, (5, hard))  # it has more open already
+        reload(agent, CONFIG.replace("random]", "random, urandom]"))
+        await until(lambda: "the changed configuration is refused" in agent.text(), 10)
+        resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE, (hard, hard))
+
+        async def taken() -> bool:
+            return len((await agent.status())["devices"]) == before + 1
+
+        await until(taken, 10, agent.text)
+        assert not any("is refused" in note for note in (await agent.status())["notes"])
+
+
+async def test_a_control_socket_that_is_removed_comes_back() -> None:
+    async with node() as (agent, _):
+        for away in (agent.control.unlink, lambda: agent.control.rename(agent.control.with_name("x"))):
+            away()
+            await until(agent.control.exists, 10, agent.text)
+            assert (await agent.status())["ready"]

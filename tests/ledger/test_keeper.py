@@ -35,7 +35,7 @@ from drabridge.ledger import (
     Use,
 )
 from drabridge.ledger.keeper import Keeper
-from drabridge.ledger.store import Loaded, Store
+from drabridge.ledger.store import Loaded, Store, recorded
 from tests.patience import PATIENCE
 
 DEVICES = tuple(Facts(f"gpu-{n}", "r", (f"GPU-{n}",)) for n in range(4))
@@ -216,9 +216,9 @@ async def test_evidence_costs_no_fsync_and_is_written_with_the_next_commit(
     await keeper.apply(Observed(50.0, keeper.ledger.seq, pods, Checkpoint({}), {}))
     assert disk.syncs == before
     await keeper.apply(allocate(1))
-    read = Store.__new__(Store)
-    read.node = "n"
-    hold = read._read(tmp_path / "ledger.jsonl").entries["gpu-0"].hold
+    there = recorded(tmp_path, node="n")
+    assert there
+    hold = there.entries["gpu-0"].hold
     assert hold
     assert hold.confirmed
 
