@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from typing import Protocol
 
-from drabridge.clusterapi import Cluster, ExpiredError, Json, Kind, backoff
+from drabridge.clusterapi import Cluster, Json, Kind, backoff
 from drabridge.errors import ClusterError
 
 log = logging.getLogger(__name__)
 
 LEAST_WATCH_SECONDS = 1.0  # a server that ends every watch at once is not asked in a tight loop
 FIRST_SECONDS, MOST_SECONDS = 0.5, 60.0  # between attempts while it does not answer; client-go's reflector goes to 60
+STEADY_SECONDS = 10.0
+"""A watch that lived this long was well, and pauses are short again; a list that is answered says nothing of the watch.
+Not client-go's two minutes: where a proxy cuts idle connections after one, we would be blind half the time."""
 
 
 class Follower(Protocol):
@@ -25,25 +29,31 @@ class Follower(Protocol):
     def changed(self, kind: str, obj: Json) -> None:
         """``kind``: ADDED, MODIFIED or DELETED."""
 
-    def lost(self) -> None:
+    def lost(self, reason: str) -> None:
         """From now on nothing is known, until :meth:`listed`."""
 
 
-async def follow(cluster: Cluster, kind: Kind, field_selector: str, follower: Follower) -> None:
-    """Until cancelled."""
+async def follow(
+    cluster: Cluster, kind: Kind, field_selector: str, follower: Follower, *, alone: asyncio.Lock | None = None
+) -> None:
+    """Until cancelled. ``alone`` is held while a list is under way: for a follower that writes the same objects."""
+    loop = asyncio.get_running_loop()
     delays = backoff(FIRST_SECONDS, MOST_SECONDS)
     while True:
+        steady_at = math.inf
         try:
-            listing = await cluster.list(kind, field_selector=field_selector)
-            follower.listed(listing.items)
-            delays = backoff(FIRST_SECONDS, MOST_SECONDS)
+            async with alone or contextlib.nullcontext():
+                listing = await cluster.list(kind, field_selector=field_selector)
+                follower.listed(listing.items)
+            steady_at = loop.time() + STEADY_SECONDS
             await _watch(cluster, kind, field_selector, follower, listing.resource_version)
-        except ExpiredError:
-            continue
-        except ClusterError as error:
-            follower.lost()
+        except ClusterError as error:  # an ExpiredError as well: a server may say 410 to every watch
+            follower.lost(str(error))
+            if loop.time() >= steady_at:
+                delays = backoff(FIRST_SECONDS, MOST_SECONDS)
             delay = next(delays)
-            log.warning("cannot be watched", extra={"kind": str(kind), "reason": str(error), "retry_seconds": delay})
+            said = {"kind": str(kind), "reason": str(error), "retry_seconds": round(delay, 1)}
+            log.warning("cannot be watched", extra=said)
             await asyncio.sleep(delay)
 
 

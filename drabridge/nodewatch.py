@@ -31,5 +31,5 @@ class NodeWatch:
             value = annotations.get(self._key)
             self._take(value if isinstance(value, str) else None)
 
-    def lost(self) -> None:
+    def lost(self, reason: str) -> None:
         """What was wanted last is still wanted."""

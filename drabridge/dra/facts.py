@@ -54,7 +54,7 @@ class HealthStreams(Struct, frozen=True):
 
 
 class SlicesPublished(Struct, frozen=True):
-    """A plan was carried out. All zero: the server had what it should have."""
+    """A plan was carried out."""
 
     created: int
     updated: int

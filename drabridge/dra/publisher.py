@@ -9,7 +9,6 @@ within 30 s finds its slices as they were.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 import time
@@ -21,14 +20,13 @@ from drabridge.clusterapi import (
     NODES,
     Cluster,
     ConflictError,
-    ExpiredError,
     InvalidError,
     Json,
     NotFoundError,
-    WatchEvent,
     backoff,
     resource_slices,
 )
+from drabridge.clusterwatch import follow
 from drabridge.dra.facts import FeaturesMissing, Observer, PublishFailed, SlicesPublished
 from drabridge.errors import ClusterError
 from drabridge.offers.sliceplan import Accepted, Owner, Verb, Write, accept, carried, dropped, plan
@@ -86,11 +84,11 @@ class Publisher:
         self._features = ALL_FEATURES
         self._asked: frozenset[Feature] = frozenset()  # what the server does with these is known
         self._actual: dict[str, Json] = {}
-        self._listed = False
+        self._listed = False  # from a list until it cannot be watched any more: ``_actual`` is what the server has
         self._accepted: dict[str, Accepted] = {}
         self._owner: Owner | None = None
         self._dirty = Signal()
-        self._relist = asyncio.Event()
+        self._relist = Signal()
         self._settle = False
         self._writes = asyncio.Lock()
 
@@ -112,64 +110,28 @@ class Publisher:
     # --- what the server has
 
     async def _follow(self) -> None:
-        delays = self._delays()
+        """Anew after a while, in case an event was lost, and when a write met something unexpected."""
         while True:
-            try:
-                version = await self._list()
-                delays = self._delays()
-                await self._watch(version)
-            except ExpiredError:
-                continue
-            except ClusterError as error:
-                delay = next(delays)
-                log.warning("slices cannot be watched", extra={"error": str(error), "retry_seconds": round(delay, 1)})
-                self.state = PublisherState(False, len(self._actual), str(error), *self._known())
-                await asyncio.sleep(delay)
+            async with asyncio.TaskGroup() as group:
+                work = follow(self._cluster, self._kind, self._selector, self, alone=self._writes)
+                following = group.create_task(work)
+                await self._relist.wait(RELIST_SECONDS * self._rng.uniform(0.8, 1.2))
+                following.cancel()
 
-    async def _list(self) -> str:
-        self._relist.clear()
-        async with self._writes:
-            listing = await self._cluster.list(self._kind, field_selector=self._selector)
-            self._actual = {item["metadata"]["name"]: slice_to_v1(item) for item in listing.items}
-            self._listed = True
+    # clusterwatch.Follower
+
+    def listed(self, objects: tuple[Json, ...]) -> None:
+        self._actual = {item["metadata"]["name"]: slice_to_v1(item) for item in objects}
+        self._listed = True
         self._dirty.set()
-        return listing.resource_version
 
-    async def _watch(self, version: str) -> None:
-        """Until a list is due: after a while, or because a write met something unexpected."""
-        stream = asyncio.create_task(self._stream(version))
-        due = asyncio.create_task(self._relist.wait())
-        try:
-            seconds = RELIST_SECONDS * self._rng.uniform(0.8, 1.2)
-            await asyncio.wait({stream, due}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if stream.done():
-                await stream  # it ends with an error only
-        finally:
-            stream.cancel()
-            due.cancel()
-            await asyncio.gather(stream, due, return_exceptions=True)
-
-    async def _stream(self, version: str) -> None:
-        """Watch after watch: a server ends each after some minutes."""
-        while True:
-            began = time.monotonic()
-            events = self._cluster.watch(self._kind, field_selector=self._selector, resource_version=version)
-            async with contextlib.aclosing(events):
-                async for event in events:
-                    version = event.resource_version or version
-                    self._seen(event)
-            if time.monotonic() - began < 1.0:  # a server that ends every watch at once is not asked in a tight loop
-                await asyncio.sleep(self._rng.uniform(0.5, 1.5))
-
-    def _seen(self, event: WatchEvent) -> None:
-        if event.type == "BOOKMARK":
-            return
-        obj = slice_to_v1(event.object)
+    def changed(self, kind: str, obj: Json) -> None:
+        obj = slice_to_v1(obj)
         name = obj["metadata"]["name"]
         held = self._actual.get(name)
         if held is not None and _number(held) > _number(obj):
             return  # older than what our own write was answered
-        if event.type == "DELETED":
+        if kind == "DELETED":
             if held is not None:
                 del self._actual[name]
                 self._owner = None  # the Node may have been recreated: garbage collection took its slices
@@ -180,6 +142,10 @@ class Publisher:
             self._actual[name] = obj
         self._dirty.set()
 
+    def lost(self, reason: str) -> None:
+        self._listed = False
+        self.state = PublisherState(False, len(self._actual), reason, *self._known())
+
     # --- what it should have
 
     async def _write(self) -> None:
@@ -189,10 +155,10 @@ class Publisher:
             if self._settle:
                 await asyncio.sleep(self._rng.uniform(*SETTLE_SECONDS))
             self._settle = False
-            if not self._listed:
-                continue
             try:
                 async with self._writes:
+                    if not self._listed:
+                        continue
                     await self._sync()
                 delays = self._delays()
             except ClusterError as error:
@@ -263,17 +229,19 @@ class Publisher:
             self._asked |= carried(write.body)
 
     def _synced(self, wanted: Desired, done: list[Verb], seconds: float) -> None:
-        gates = tuple(str(feature) for feature in sorted(ALL_FEATURES - self._features))
+        devices = sum(len(spec.get("devices") or ()) for spec in wanted.slices.values())
+        if done:
+            created, updated, deleted = (done.count(verb) for verb in (Verb.CREATE, Verb.UPDATE, Verb.DELETE))
+            self._observer(SlicesPublished(created, updated, deleted, len(self._actual), devices, seconds))
+        if not self._listed:  # lost meanwhile: others may have written since
+            return
         if wanted.notes != self.state.notes:
             for note in wanted.notes:
                 log.warning("%s", note)
-        fresh = not self.state.published
-        self.state = PublisherState(True, len(self._actual), "", gates, wanted.notes)
-        if done or fresh:
-            devices = sum(len(spec.get("devices") or ()) for spec in wanted.slices.values())
-            created, updated, deleted = (done.count(verb) for verb in (Verb.CREATE, Verb.UPDATE, Verb.DELETE))
-            self._observer(SlicesPublished(created, updated, deleted, len(self._actual), devices, seconds))
+        if done or not self.state.published:
             log.info("slices published", extra={"slices": len(self._actual), "devices": devices, "writes": len(done)})
+        gates = tuple(str(feature) for feature in sorted(ALL_FEATURES - self._features))
+        self.state = PublisherState(True, len(self._actual), "", gates, wanted.notes)
         self._on_synced()
 
     async def _carry_out(self, write: Write) -> None:

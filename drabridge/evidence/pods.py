@@ -74,7 +74,7 @@ class PodWatch:
         elif self._pods.pop(uid, None) is not None:
             self._ended()
 
-    def lost(self) -> None:
+    def lost(self, reason: str) -> None:
         self._pods = None
 
 

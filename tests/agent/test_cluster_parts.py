@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from drabridge import clusterwatch
 from drabridge.announce import QUEUE, REPEAT_SECONDS, Announcer
 from drabridge.cluster import KubernetesCluster
 from drabridge.ledger import Notify, Subject
@@ -113,3 +115,40 @@ async def test_the_annotation_is_followed_through_every_trouble(
         await asyncio.sleep(0.3)
         server.faults.heal()
         await until(lambda: seen[-1] == "three", 15)
+
+
+@pytest.mark.parametrize(("verb", "status"), [("watch", 410), ("watch", 403), ("list", 410)])
+async def test_a_server_that_refuses_is_asked_ever_less_often_and_that_is_said(
+    api: tuple[SimApiServer, KubernetesCluster], caplog: pytest.LogCaptureFixture, verb: str, status: int
+) -> None:
+    """A list that is answered is no reason to ask for the watch at once again, and neither is an expired version."""
+    server, cluster = api
+    server.faults.fail(1_000_000, status, verb=verb, resource="nodes")
+
+    def asked() -> list[float]:
+        return [request.at_seconds for request in server.requests if request.verb == verb]
+
+    async with running(NodeWatch(cluster, "node-a", "gpu.example.com", lambda value: None)):
+        await until(lambda: len(asked()) == 4, 15)
+    pauses = [after - before for before, after in itertools.pairwise(asked())]
+    assert all(pause >= least for pause, least in zip(pauses, (0.25, 0.5, 1.0), strict=True)), pauses
+    assert caplog.messages.count("cannot be watched") >= 3
+
+
+async def test_after_a_watch_that_lived_pauses_are_short_again(
+    api: tuple[SimApiServer, KubernetesCluster], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clusterwatch, "STEADY_SECONDS", 0.3)
+    server, cluster = api
+
+    def pauses() -> list[float]:
+        return [vars(record)["retry_seconds"] for record in caplog.records if record.message == "cannot be watched"]
+
+    server.faults.fail(3, 410, verb="watch")
+    async with running(NodeWatch(cluster, "node-a", "gpu.example.com", lambda value: None)):
+        await until(lambda: sum(request.verb == "watch" for request in server.requests) == 4, 15)
+        await asyncio.sleep(0.5)
+        assert server.faults.drop_watches() == 1
+        await until(lambda: len(pauses()) == 4, 15)
+    assert pauses()[2] >= 1.0
+    assert pauses()[3] <= 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from typing import Any
@@ -70,6 +71,29 @@ async def test_whatever_is_refused_is_counted() -> None:
         direction = {"resource": RESOURCE, "direction": "legacy-to-dra"}
         assert await metric(agent, "lane_transfer_seconds_count", **direction) == 1
         assert await metric(agent, "lane_transfer_seconds_sum", **direction) > 0
+
+
+async def test_without_an_api_server_the_agent_is_not_ready_until_it_answers() -> None:
+    """For longer than the publisher looks without being asked (5 s): a look that finds nothing to write asks nobody."""
+    async with bridge() as (agent, cluster, _):
+        await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
+        published = await metric(agent, "resourceslice_publish_total", result="OK")
+        assert published >= 1
+
+        async def code() -> int:
+            return (await agent.ask("/readyz"))[0]
+
+        async def lost() -> bool:
+            return await code() == 503
+
+        cluster.api.faults.partition()
+        await until(lost, 10, agent.text)
+        for _ in range(60):
+            assert await code() == 503, agent.text()
+            await asyncio.sleep(0.1)
+        cluster.api.faults.heal()
+        await agent.ready(20)
+        assert await metric(agent, "resourceslice_publish_total", result="OK") == published
 
 
 async def test_a_refused_allocate_names_the_holder_and_sends_kubelet_the_list_again() -> None:

@@ -8,9 +8,10 @@ import time
 import pytest
 from msgspec.structs import replace
 
+from drabridge.dra import publisher
 from drabridge.dra.facts import FeaturesMissing, PublishFailed, SlicesPublished
 from drabridge.inventory.model import Presence, Snapshot
-from drabridge.ledger.events import SetLane
+from drabridge.ledger.events import Restarted, SetLane
 from drabridge.ledger.model import Lane
 from drabridge.sim.api.store import Change
 from tests.dra.helpers import CONFIG, DRIVER, NODE, DraNode, a_node, add_node, gpu
@@ -176,6 +177,37 @@ async def test_watches_that_end_are_begun_again_and_a_list_follows_410() -> None
             await asyncio.sleep(0.05)
             node.api.objects.delete("resourceslices", node.slices()[0]["metadata"]["name"])
             await published(node)
+
+
+async def test_nobody_claims_that_slices_are_published_while_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look that finds nothing to write asks nobody: whoever waits for the API server's answer has none."""
+    monkeypatch.setattr(publisher, "LOOK_SECONDS", 0.05)
+    async with a_node() as node:
+        await published(node)
+        node.api.faults.partition()
+        await node.wait_for(lambda: not node.driver.state.publisher.published, "the lost watch")
+        synced, facts = node.driver.synced_seq, len(node.facts)
+        await node.keeper.apply(Restarted(time.time()))
+        for _ in range(50):
+            assert not node.driver.state.publisher.published
+            assert node.driver.synced_seq == synced < node.keeper.ledger.seq
+            await asyncio.sleep(0.01)
+        assert "no answer" in node.driver.state.publisher.error
+        node.api.faults.heal()
+        await published(node)
+        assert node.driver.synced_seq == node.keeper.ledger.seq
+        assert not [fact for fact in node.facts[facts:] if isinstance(fact, SlicesPublished)]  # there was no write
+
+
+async def test_where_watches_are_refused_slices_are_kept_by_lists() -> None:
+    async with a_node(start=False) as node:
+        node.api.faults.fail(1_000_000, 403, verb="watch")
+        await node.start()
+        await node.wait_for(lambda: node.published() == ALL, "the slices")
+        await node.set_devices(gpu(0))
+        await node.wait_for(lambda: node.published() == ["gpu-0"], "the next list")
+        await node.wait_for(lambda: not node.driver.state.publisher.published, "the watch that is refused again")
+        assert "forbidden" in node.driver.state.publisher.error
 
 
 async def test_without_devices_there_is_one_empty_slice() -> None:
