@@ -125,18 +125,30 @@ class Transfers:
         return min(pauses, default=None)
 
     async def _ask_kubelet(self, waiting: list[Entry]) -> None:
-        """What would kubelet still give out? No Allocate may be open before, during or after the question."""
+        """What would kubelet still give out? No Allocate may be open before, during or after the question.
+
+        And what has it given out without us, to pods of the plugin before this one, say? It is asked that after it has
+        heard that the devices are revoked. A pod that it shows is left to the evidence, which makes it a holder.
+        """
         runtime = self._runtime
         since = runtime.keeper.ledger.seq
-        if not await runtime.legacy.delivered({entry.device.resource for entry in waiting}, DELIVERY_SECONDS):
+        resources = {entry.device.resource for entry in waiting}  # one that kubelet does not serve holds up no other
+        heard = {name for name in resources if await runtime.legacy.delivered({name}, DELIVERY_SECONDS)}
+        if not heard:
             return
         busy = runtime.legacy.busy_ids
         offered = await runtime.witness.allocatable()
         if offered is None:
             return
+        shown = await runtime.witness.shown()
+        if shown is None:
+            return
+        held = set(map(device_id_of, shown))
         open_ids = {device_id_of(unit) for unit in (*offered, *busy, *runtime.legacy.busy_ids)}  # former units as well
         for entry in waiting:
-            if entry.device.id not in open_ids:
+            if entry.device.id in held:
+                runtime.evidence.hurry()
+            elif entry.device.resource in heard and entry.device.id not in open_ids:
                 await runtime.keeper.apply(Withdrawn(entry.name, since, runtime.now()))
 
     async def _look_at_slices(self, waiting: list[Entry]) -> None:

@@ -18,7 +18,7 @@ from drabridge.cdi import CdiStore
 from drabridge.evidence import checkpoint as checkpoint_file
 from drabridge.inventory.model import device_id_of
 from drabridge.ledger import events
-from drabridge.ledger.model import ClaimRef, Entry, Ledger, Owner, PodRef, Share
+from drabridge.ledger.model import ClaimRef, Entry, Lane, Ledger, Owner, PodRef, Share
 from podresources import Client, PodResourcesError
 from podresources.model import Snapshot
 
@@ -77,14 +77,14 @@ class Witness:
         """One round. ``ledger`` is the state at its beginning. Never raises: who cannot be asked is None.
 
         The barrier costs kubelet a checkpoint write for each resource, so it is used only when the List alone would
-        end a hold. Its time is that of the first question: what was seen before a pause of whatever length must not
-        count as seen after it, when a hold is old enough to end (found by the exhaustive search).
+        end a hold, or give a device to claims. Its time is that of the first question: what was seen before a pause of
+        whatever length must not count as seen after it, when a hold is old enough to end (the exhaustive search).
         """
         at = self._now()
         listed = await self.listed()
         checkpoint = None
-        if listed is not None and barrier and (unseen := absent(ledger, listed.pods)):
-            checkpoint = await self._behind_barrier({entry.device.resource for entry in unseen})
+        if listed is not None and barrier and (doubted := _doubted(ledger, listed.pods)):
+            checkpoint = await self._behind_barrier(doubted)
         if listed is None:
             return events.Observed(at=at, since_seq=ledger.seq)
         claimed = listed.claimed()
@@ -125,6 +125,18 @@ class Witness:
             self.error = str(error)
             return None
         return frozenset(entry.device_id for entry in answer.devices)
+
+    async def shown(self) -> frozenset[str] | None:
+        """The units that kubelet shows with a pod, in whatever way. None: it could not be asked.
+
+        The file as it is may name pods that have ended, but misses none that runs: kubelet writes it before it starts
+        the container (allocateContainerResources in pkg/kubelet/cm/devicemanager/manager.go).
+        """
+        listed = await self.listed()
+        if listed is None:
+            return None
+        checkpoint = self.checkpoint()
+        return frozenset((*listed.pods, *(checkpoint.pods if checkpoint is not None else ())))
 
     def checkpoint(self) -> events.Checkpoint | None:
         """The file as it is, perhaps stale."""
@@ -202,6 +214,12 @@ def absent(ledger: Ledger, listed: events.Pods) -> list[Entry]:
         for entry in ledger.entries.values()
         if entry.owner in (Owner.LEGACY, Owner.CONFLICT, Owner.QUARANTINE) and entry.device.id not in shown
     ]
+
+
+def _doubted(ledger: Ledger, listed: events.Pods) -> set[str]:
+    """Resources of which the List alone does not say enough: a hold would end, or claims would get a device."""
+    moving = [entry for entry in ledger.entries.values() if entry.lane is Lane.LEGACY_TO_DRA]
+    return {entry.device.resource for entry in (*absent(ledger, listed), *moving)}
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -18,7 +18,8 @@ Pods = Mapping[str, tuple[PodRef, ...]]  # kubelet's id of a unit -> the contain
 class Discovered(Struct, frozen=True):
     """The inventory's present devices. A known device that is missing here is treated as gone.
 
-    ``lanes`` says where a device starts that the ledger has never seen (the planner's choice; legacy by default).
+    ``lanes`` says where a device starts that the ledger has never seen (the planner's choice; legacy by default). After
+    the first merge claims get it only once kubelet has confirmed that it is free.
     """
 
     devices: tuple[Facts, ...]

@@ -29,6 +29,7 @@ from drabridge.ledger.outcome import (
     Subject,
 )
 from drabridge.ledger.release import Witness, using
+from drabridge.ledger.settle import begin
 from drabridge.ledger.stamps import not_after
 from drabridge.ledger.table import TABLE, Signal, Transition
 
@@ -289,8 +290,8 @@ def _discovered(draft: Draft, event: ev.Discovered) -> None:
     for name, facts in found.items():
         entry = entries.get(name)
         if entry is None:
-            lane = event.lanes.get(name, Lane.LEGACY)
-            draft.touched[name] = Entry(facts, lane=lane, since=event.at, seq=draft.seq)
+            first = event.lanes.get(name, Lane.LEGACY)
+            draft.touched[name] = _arrived(draft, Entry(facts, lane=first, since=event.at, seq=draft.seq))
             if draft.ledger.node.lost:
                 _signal(draft, Signal.LOST, name, draft.ledger.node.lost)
         elif entry.device != facts:
@@ -298,6 +299,16 @@ def _discovered(draft: Draft, event: ev.Discovered) -> None:
     for name, entry in entries.items():
         if name not in found and entry.device.presence is not Presence.GONE:
             _known(draft, entry, replace(entry.device, presence=Presence.GONE))
+
+
+def _arrived(draft: Draft, entry: Entry) -> Entry:
+    """A free device that was not there until now. The merge asked kubelet who holds what, and it is over: pods of
+    another plugin may have this one, so claims are offered it when kubelet has said that none does.
+    """
+    if entry.owner is not Owner.NONE or entry.lane is not Lane.DRA or not draft.ledger.node.ever_merged:
+        return entry
+    lane, move = begin(draft, Lane.LEGACY, Lane.DRA, draft.at)
+    return replace(entry, lane=lane, move=move)
 
 
 def _known(draft: Draft, entry: Entry, facts: Facts) -> None:
@@ -310,7 +321,9 @@ def _known(draft: Draft, entry: Entry, facts: Facts) -> None:
     if hold is not None and facts.resource != entry.device.resource:  # kubelet goes on counting it as it did
         hold = replace(hold, resource=hold.resource or entry.device.resource)
     since = draft.at if gone else entry.since
-    draft.touched[entry.name] = replace(entry, device=facts, hold=hold, since=since, seq=draft.seq)
+    known = replace(entry, device=facts, hold=hold, since=since, seq=draft.seq)
+    back = entry.device.presence is Presence.GONE and facts.presence is not Presence.GONE
+    draft.touched[entry.name] = _arrived(draft, known) if back else known
 
 
 def _forgotten(draft: Draft, event: ev.Forgotten) -> None:

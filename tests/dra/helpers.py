@@ -22,7 +22,7 @@ from drabridge.config.schema import Config
 from drabridge.dra.driver import DraDriver, DraPaths
 from drabridge.dra.facts import ClaimHandled, Fact
 from drabridge.inventory.model import Device, DeviceNode, Presence, Snapshot
-from drabridge.ledger.events import Booted, Discovered, Restarted
+from drabridge.ledger.events import Booted, Discovered, Restarted, Withdrawn
 from drabridge.ledger.keeper import Keeper
 from drabridge.ledger.model import Facts, Lane, Owner
 from drabridge.ledger.store import Store
@@ -218,6 +218,9 @@ class DraNode:
         facts = tuple(Facts.of(device, shareable=shareable[device.resource]) for device in self.snapshot.devices)
         lanes = {device.name: Lane.DRA for device in self.snapshot.devices}
         await self.keeper.apply(Discovered(facts, time.time(), lanes))
+        for name, entry in self.keeper.ledger.entries.items():
+            if entry.lane is Lane.LEGACY_TO_DRA:  # new after the start: there is no kubelet here to show a pod on it
+                await self.keeper.apply(Withdrawn(name, self.keeper.ledger.seq, time.time()))
 
     async def change(self, **presence: tuple[Presence, str]) -> None:
         """New presence of devices, by name with ``_`` for ``-``."""

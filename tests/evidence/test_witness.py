@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from drabridge.evidence.witness import Listed, Witness
 from drabridge.ledger.events import Observed
-from drabridge.ledger.model import Entry, Facts, Hold, Ledger, NodeState, Owner
+from drabridge.ledger.model import Entry, Facts, Hold, Lane, Ledger, NodeState, Owner
 from drabridge.sim.faults import ListFault
 from drabridge.sim.kubelet import SimKubelet
 from drabridge.sim.pods import Container, PodSpec
@@ -121,6 +121,32 @@ async def test_a_plain_init_container_is_in_the_checkpoint_alone() -> None:
         assert seen.checkpoint.barrier
         assert [(ref.uid, ref.container) for ref in seen.checkpoint.pods[unit]] == [("uid-a", "init")]
         await one.kubelet.delete_pod("uid-a")
+        await running
+
+
+async def test_devices_on_their_way_to_claims_are_asked_about_behind_the_barrier() -> None:
+    async with peer() as one:
+        entry = Entry(Facts("d0", GPU, ("d0",)), lane=Lane.LEGACY_TO_DRA)
+        seen = await one.witness.look(Ledger.of([entry], NodeState(merged=True)))
+        assert one.resent == [[GPU]]
+        assert seen.checkpoint is not None
+        assert seen.checkpoint.barrier
+
+
+async def test_whoever_shows_a_pod_shows_it() -> None:
+    async with peer() as one:
+        assert await one.witness.shown() == frozenset()
+        await one.kubelet.run_pod(pod("a"))
+        init = Container("init", {GPU: 1}, run_seconds=30)
+        spec = PodSpec("default", "b", uid="uid-b", init_containers=(init,), containers=(Container("main"),))
+        running = asyncio.create_task(one.kubelet.run_pod(spec))
+        await one.kubelet.wait_for(lambda: len(one.kubelet.resources[GPU].allocated) == 2)
+        assert len((await one.look()).listed or {}) == 1
+        assert await one.witness.shown() == frozenset({"d0", "d1"})
+        one.kubelet.faults.podresources = ListFault.ERROR
+        assert await one.witness.shown() is None
+        one.kubelet.faults.podresources = ListFault.NONE
+        await one.kubelet.delete_pod("uid-b")
         await running
 
 

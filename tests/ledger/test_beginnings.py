@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from drabridge.inventory.model import Device
+from msgspec.structs import replace
+
+from drabridge.inventory.model import Device, Presence
 from drabridge.ledger import (
     Allocation,
     Booted,
@@ -22,6 +24,7 @@ from drabridge.ledger import (
     Restarted,
     Unprepare,
     Use,
+    Withdrawn,
 )
 from drabridge.ledger.advertise import must_list, tombstones
 from tests.ledger.node import CLAIM, NOON, OTHER, PODS, Node, allocate, allocated, device, prepare
@@ -60,6 +63,36 @@ def test_new_devices_start_where_the_plan_says_and_in_quarantine_after_a_loss() 
     node.yes(Lost(NOON, reason="rotten"))
     node.yes(Discovered((device(0).device,), NOON))
     assert node.owner("gpu-0") is Owner.QUARANTINE
+
+
+def test_a_device_that_appears_after_the_merge_is_given_to_claims_when_kubelet_shows_no_pod_on_it() -> None:
+    node = Node()
+    node.yes(Restarted(NOON))
+    found, lanes = (device(0).device, device(1).device), {"gpu-0": Lane.DRA, "gpu-1": Lane.DRA}
+    node.yes(Discovered(found, NOON + 1, lanes))
+    assert [node.offers(name) for name in lanes] == [(False, False)] * 2
+    assert node.no(prepare(0))[0] is RefusalCode.OTHER_LANE
+    asked = node.ledger.seq
+    node.yes(Observed(NOON + 2, asked, PODS))
+    for name in lanes:
+        node.yes(Withdrawn(name, node.ledger.seq, NOON + 2))
+    assert (node.owner("gpu-0"), node["gpu-0"].lane, node.offers("gpu-0")) == (Owner.LEGACY, Lane.LEGACY, (True, False))
+    assert (node.owner("gpu-1"), node["gpu-1"].lane, node.offers("gpu-1")) == (Owner.NONE, Lane.DRA, (False, True))
+
+
+def test_a_free_device_of_claims_that_was_away_is_asked_about_again() -> None:
+    node = Node(device(0, Lane.DRA))
+    node.yes(Restarted(NOON))
+    faulty = replace(device(0).device, presence=Presence.FAULTY)
+    node.yes(Discovered((faulty,), NOON + 1))
+    node.yes(Discovered((device(0).device,), NOON + 2))
+    assert node.offers("gpu-0") == (False, True), "it was faulty, and nobody else's"
+    node.yes(Discovered((), NOON + 3))
+    assert node["gpu-0"].lane is Lane.DRA
+    node.yes(Discovered((device(0).device,), NOON + 4))
+    assert node.offers("gpu-0") == (False, False)
+    node.yes(Withdrawn("gpu-0", node.ledger.seq, NOON + 5))
+    assert node.offers("gpu-0") == (False, True)
 
 
 def test_facts_come_from_the_inventory() -> None:
