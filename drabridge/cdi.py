@@ -198,6 +198,11 @@ class CdiStore:
         self._kept.add(spec.file_name)
         return spec.names
 
+    def says(self, spec: Spec) -> bool:
+        """Whether there is such a file already."""
+        with _host_errors(self.directory):
+            return read_if_there(os.path.join(self.directory, spec.file_name)) == spec.encode()
+
     def _put(self, path: str, data: bytes) -> None:
         try:  # no fsync: what a power cut tears is written again at start; until then runtimes refuse it
             write_atomically(path, data, mode=0o644, care=Care.PROCESS)

@@ -2,8 +2,9 @@
 
 Kubelet replays the names of an Allocate for its pod's whole life without asking again, so the files behind them must
 say what the names mean now. A device that is plugged in again may have another number; while it is away its old number
-may be another device's. So its file goes with it and comes back with it: a container that starts in between fails with
-a name that cannot be resolved, is tried again by kubelet, and never gets a stranger's device.
+may be another device's; so may that of a node which a driver that resets has taken away. So its file goes with it and
+comes back with it: a container that starts in between fails with a name that cannot be resolved, is tried again by
+kubelet, and never gets a stranger's device.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ class LegacyFiles:
     def restore(self, ledger: Ledger, devices: Mapping[str, Device]) -> None:
         """At start: write the files of held devices that are here (/var/run is empty after a boot), remove others'."""
         here = [device for device in _held(ledger, devices) if device.presence is Presence.PRESENT]
-        doubtful = {device.name for device in _held(ledger, devices) if device.presence is Presence.FAULTY}
+        doubtful = {
+            device.name
+            for device in _held(ledger, devices)
+            if device.presence is Presence.FAULTY and self._cdi.says(self._cdi.legacy_spec(device))
+        }
         self._seen = dict(devices)
         try:
             self._cdi.regenerate(Family.LEGACY, [self._cdi.legacy_spec(device) for device in here], keep=doubtful)
@@ -63,8 +68,9 @@ class LegacyFiles:
                 self._cdi.write(self._cdi.legacy_spec(device))
             case Presence.GONE:
                 self._cdi.remove(Family.LEGACY, device.name)
-            case Presence.FAULTY:
-                pass  # still this device; which of its nodes are missing for the moment is not the file's business
+            case Presence.FAULTY:  # by a health rule it is what it was; without a node its file is about a former one
+                if not self._cdi.says(self._cdi.legacy_spec(device)):
+                    self._cdi.remove(Family.LEGACY, device.name)
 
 
 def _may_be_held(entry: Entry) -> bool:
