@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 import deviceplugin
 from drabridge.announce import Announcer
-from drabridge.beginning import merge
+from drabridge.beginning import discover, merge
 from drabridge.cdi import CdiStore
 from drabridge.claims import ClaimSide, connect
 from drabridge.clock import SteadyClock
@@ -36,9 +36,7 @@ from drabridge.inventory.source import Inventory
 from drabridge.ledger import (
     Booted,
     Decision,
-    Discovered,
     Effect,
-    Facts,
     KubeletStarted,
     Ledger,
     Notify,
@@ -316,13 +314,9 @@ class Agent:
         return task
 
     async def _take(self, snapshot: Snapshot) -> None:
-        runtime = self._runtime
-        shareable = {r.name: r.sharing.allow_multiple_allocations for r in runtime.config.resources}
-        runtime.devices = snapshot.by_name()
-        facts = tuple(Facts.of(device, shareable=shareable.get(device.resource, False)) for device in snapshot.devices)
-        taken = await runtime.keeper.apply(Discovered(facts, self._now(), self._transfers.first_lanes(snapshot)))
-        self._behind = not taken.accepted
-        self._identities.save(runtime.inventory.remembered())
+        first = self._transfers.first_lanes(snapshot)
+        self._behind = not await discover(self._runtime, snapshot, first, rebooted=self._rebooted)
+        self._identities.save(self._runtime.inventory.remembered())
         for collision in snapshot.collisions:
             log.error("devices with one identity are not offered", extra={"collision": str(collision)})
 

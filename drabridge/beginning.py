@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from msgspec.structs import replace
 
@@ -18,7 +18,19 @@ from drabridge.claims import recorded
 from drabridge.errors import HostError
 from drabridge.evidence import checkpoint as checkpoint_file
 from drabridge.evidence.witness import LIST_SECONDS, Listed
-from drabridge.ledger import Allocation, ClaimDeallocated, ClaimRef, Ledger, Lost, Restarted, Use
+from drabridge.inventory.model import Snapshot
+from drabridge.ledger import (
+    Allocation,
+    ClaimDeallocated,
+    ClaimRef,
+    Discovered,
+    Facts,
+    Lane,
+    Ledger,
+    Lost,
+    Restarted,
+    Use,
+)
 from drabridge.ledger.store import Loaded
 from drabridge.runtime import Runtime
 
@@ -45,19 +57,46 @@ async def merge(runtime: Runtime, *, rebooted: bool) -> bool:
             doubt = "kubelet's checkpoint of devices is not understood, and it alone knows every pod"
         if doubt and not await _lose(runtime, doubt):
             return False
-    claims = _claims(runtime, listed, rebooted=rebooted)
+    claims = _claims(runtime, listed, keeper.ledger.entries, rebooted=rebooted)
     if listed is not None and (nameless := _without_uid(keeper.ledger, listed, claims)):
         lost = Lost(runtime.now(), nameless, "kubelet shows a claim on it that is not on record")
         if not (await keeper.apply(lost)).accepted:
             return False
-    unknown = [one.claim.uid for one in claims if not one.claim.name and one.claim.uid not in keeper.ledger.by_claim]
+    unknown = _nameless(keeper.ledger, claims)
     pods = None if listed is None else listed.pods
     if not (await keeper.apply(Restarted(runtime.now(), claims, pods, checkpoint))).accepted:
         return False
-    for uid in unknown:  # without a name the API server cannot be asked: they end with Unprepare, or by the operator
-        await keeper.apply(ClaimDeallocated(uid, runtime.now()))
+    await _leave_to_kubelet(runtime, unknown)
     runtime.files.restore(keeper.ledger, runtime.devices)
     return True
+
+
+async def discover(runtime: Runtime, snapshot: Snapshot, lanes: Mapping[str, Lane], *, rebooted: bool) -> bool:
+    """Bring a snapshot to the ledger; whether that is on disk.
+
+    A device that was not there at the merge, or that only a changed configuration names, may be a running claim's.
+    """
+    keeper = runtime.keeper
+    shareable = {r.name: r.sharing.allow_multiple_allocations for r in runtime.config.resources}
+    runtime.devices = snapshot.by_name()
+    facts = tuple(Facts.of(device, shareable=shareable.get(device.resource, False)) for device in snapshot.devices)
+    prepared: tuple[Allocation, ...] = ()
+    if keeper.ledger.node.ever_merged and runtime.devices.keys() - keeper.ledger.entries.keys():
+        prepared = _claims(runtime, None, runtime.devices, rebooted=rebooted)
+    unknown = _nameless(keeper.ledger, prepared)
+    taken = await keeper.apply(Discovered(facts, runtime.now(), lanes, prepared))
+    await _leave_to_kubelet(runtime, unknown)
+    return taken.accepted
+
+
+def _nameless(ledger: Ledger, claims: Iterable[Allocation]) -> list[str]:
+    return [one.claim.uid for one in claims if not one.claim.name and one.claim.uid not in ledger.by_claim]
+
+
+async def _leave_to_kubelet(runtime: Runtime, uids: Iterable[str]) -> None:
+    """Without a name the API server cannot be asked about a claim: it ends with Unprepare, or by the operator."""
+    for uid in uids:
+        await runtime.keeper.apply(ClaimDeallocated(uid, runtime.now()))
 
 
 def _of_files(cdi: CdiStore) -> str:
@@ -98,7 +137,9 @@ async def _lose(runtime: Runtime, doubt: str) -> bool:
     return True
 
 
-def _claims(runtime: Runtime, listed: Listed | None, *, rebooted: bool) -> tuple[Allocation, ...]:
+def _claims(
+    runtime: Runtime, listed: Listed | None, devices: Collection[str], *, rebooted: bool
+) -> tuple[Allocation, ...]:
     """Claims that a container may use: by our records; else as kubelet shows them; else by their CDI files."""
     state, boot_id = runtime.paths.state, runtime.options.boot_id.read_text().strip()
     prepared, before = recorded(state, boot_id, runtime.keeper.ledger)
@@ -111,7 +152,7 @@ def _claims(runtime: Runtime, listed: Listed | None, *, rebooted: bool) -> tuple
     for uid, texts in _claimed(runtime.cdi).items():
         if uid in found or uid in before:
             continue
-        names = [name for text in texts for name in _named(text, runtime.keeper.ledger.entries)]
+        names = [name for text in texts for name in _named(text, devices)]
         found[uid] = Allocation(ClaimRef(uid), tuple(map(Use, dict.fromkeys(names))))
         log.warning(
             "a CDI file of a claim without a record: its devices are held", extra={"uid": uid, "devices": names}

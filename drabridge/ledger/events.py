@@ -19,12 +19,14 @@ class Discovered(Struct, frozen=True):
     """The inventory's present devices. A known device that is missing here is treated as gone.
 
     ``lanes`` says where a device starts that the ledger has never seen (the planner's choice; legacy by default). After
-    the first merge claims get it only once kubelet has confirmed that it is free.
+    the first merge claims get it only once kubelet has confirmed that it is free, and ``prepared`` are the claims that
+    may be in use on this node: the merge could not know of those on a device that was not there.
     """
 
     devices: tuple[Facts, ...]
     at: float
     lanes: Mapping[str, Lane] = field(default_factory=dict)
+    prepared: tuple[Allocation, ...] = ()
 
 
 class Forgotten(Struct, frozen=True):

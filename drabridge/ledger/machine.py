@@ -5,7 +5,7 @@ Requests that grant something are all or nothing: one refused device, and the st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -234,10 +234,7 @@ def _restarted(draft: Draft, event: ev.Restarted) -> None:
         if seen:
             units = tuple(unit for shown in seen for unit in shown.units(entry))
             _signal(draft, Signal.SEEN, entry.device.name, Witness(listed=seen[0].pods(entry), units=units))
-    for found in event.prepared:
-        for use in found.uses:
-            if draft.get(use.device):
-                _signal(draft, Signal.FOUND_PREPARED, use.device, Demand(found.claim, use))
+    _found(draft, event.prepared, {use.device for found in event.prepared for use in found.uses})
     if event.allocated is not None:
         _claims_listed(draft, event.allocated)
     draft.durable_node = bool(draft.node_now.lost)
@@ -248,6 +245,14 @@ def _restarted(draft: Draft, event: ev.Restarted) -> None:
         kubelet_seq=draft.seq,
         releases_suspended_until=event.at + draft.policy.settle_seconds,  # no earlier one, by our clock, ends later
     )
+
+
+def _found(draft: Draft, prepared: Iterable[ev.Allocation], names: Collection[str]) -> None:
+    """Of claims that may be in use, what is among these devices."""
+    for found in prepared:
+        for use in found.uses:
+            if use.device in names and draft.get(use.device):
+                _signal(draft, Signal.FOUND_PREPARED, use.device, Demand(found.claim, use))
 
 
 def _claims_listed(draft: Draft, allocated: tuple[ev.Allocation, ...]) -> None:
@@ -287,6 +292,7 @@ def _lost(draft: Draft, event: ev.Lost) -> None:
 def _discovered(draft: Draft, event: ev.Discovered) -> None:
     entries = draft.ledger.entries
     found = {facts.name: facts for facts in event.devices}
+    arrived: list[str] = []
     for name, facts in found.items():
         entry = entries.get(name)
         if entry is None:
@@ -294,11 +300,13 @@ def _discovered(draft: Draft, event: ev.Discovered) -> None:
             draft.touched[name] = _arrived(draft, Entry(facts, lane=first, since=event.at, seq=draft.seq))
             if draft.ledger.node.lost:
                 _signal(draft, Signal.LOST, name, draft.ledger.node.lost)
+            arrived.append(name)
         elif entry.device != facts:
             _known(draft, entry, facts)
     for name, entry in entries.items():
         if name not in found and entry.device.presence is not Presence.GONE:
             _known(draft, entry, replace(entry.device, presence=Presence.GONE))
+    _found(draft, event.prepared, arrived)
 
 
 def _arrived(draft: Draft, entry: Entry) -> Entry:

@@ -34,6 +34,7 @@ from tests.agent.test_bridge_node import (
 )
 from tests.agent.test_lane_moves import MONITOR
 from tests.agent.test_left_prepared import release
+from tests.agent.test_reloads import reload
 from tests.sim.kubelet_peers import Plugin, device
 
 IDS = ("full", "null", "random", "zero")
@@ -151,6 +152,30 @@ async def test_quarantine_does_not_end_while_kubelet_shows_a_claim_on_the_device
         assert b'drabridge_hold_reason{reason="running"} 1' in (await agent.ask("/metrics"))[1]
         await cluster.delete("pods", "c")
         await _become(agent, "none", "none", "none", "none")
+
+
+async def test_a_device_that_comes_after_the_merge_is_still_the_claims() -> None:
+    async with bridge() as (agent, cluster, _):
+        await cluster.apply(claim_pod("c"))
+        await cluster.wait_pod("c")
+        used = await _claimed(agent)
+        await agent.stop()
+        for file in agent.control.parent.glob("ledger.jsonl*"):
+            file.unlink()
+        one_less = ", ".join(f'"{name}"' for name in IDS if name != used)
+        agent.config.write_text(CONFIG.replace('zero, "null", full, random', one_less))
+        await agent.start()
+        await agent.up()
+        await until(lambda: len(healthy(cluster)) + len(devices_in_slices(cluster)) == 3, 30, agent.text)
+        assert used not in await _rows(agent)
+        reload(agent, CONFIG.replace("2, dra: 2}", '"*", dra: 0}'))
+        await until(lambda: len(healthy(cluster)) == 3, 30, agent.text)
+        assert (await _rows(agent))[used]["owner"] == "dra-prepared"
+        await cluster.apply(limits_pod("l", 3))
+        await cluster.wait_pod("l")
+        await agent.ready()
+        await cluster.delete("pods", "c")
+        await until(lambda: used in healthy(cluster), 30, agent.text)
 
 
 async def test_with_cdi_files_that_cannot_be_read_nothing_is_free() -> None:
