@@ -99,8 +99,7 @@ def durable_promise(ledger: Ledger, truth: Truth, policy: Policy) -> Found:
     for name, uids in truth.promised_claims.items():
         entry = ledger.entries.get(name)
         for uid in uids:
-            held = entry.claim(uid) if entry else None
-            if not (held and held.phase is Phase.PREPARED) and not (entry and entry.owner is Owner.QUARANTINE):
+            if not (entry and (_prepared(entry, uid) or entry.owner is Owner.QUARANTINE)):
                 yield Violation("I2", name, f"claim {uid} was promised it, the ledger says {_owner(entry)}")
 
 
@@ -134,12 +133,15 @@ def no_arbitration_by_health(ledger: Ledger, truth: Truth, policy: Policy) -> Fo
 
 
 def whole_claims(ledger: Ledger, truth: Truth, policy: Policy) -> Found:
-    """I6: a claim has all of its devices or none."""
+    """I6: a claim is prepared on all of its devices or on none.
+
+    Granted it may be on a part: out of quarantine the devices come one by one, as they are seen to be unused.
+    """
     for uid, devices in truth.uses.items():
         mine = set(ledger.by_claim.get(uid, ()))
-        if mine and not set(devices) <= mine:
+        if any(_prepared(ledger.entries[name], uid) for name in mine) and not set(devices) <= mine:
             missing = sorted(set(devices) - mine)
-            yield Violation("I6", missing[0], f"claim {uid} has {sorted(mine)} and lacks {missing}")
+            yield Violation("I6", missing[0], f"claim {uid} is prepared on {sorted(mine)} and lacks {missing}")
 
 
 def ids_stay_listed(ledger: Ledger, truth: Truth, policy: Policy) -> Found:
@@ -208,6 +210,11 @@ def _changed(before: Ledger, after: Ledger) -> Iterator[tuple[str, Entry, Entry 
         new = after.entries.get(name)
         if new is not old:
             yield name, old, new
+
+
+def _prepared(entry: Entry, uid: str) -> bool:
+    held = entry.claim(uid)
+    return held is not None and held.phase is Phase.PREPARED
 
 
 def _owner(entry: Entry | None) -> str:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import product
 
 from drabridge.ledger import events as ev
-from drabridge.ledger.model import ClaimRef, Lane, PodRef
+from drabridge.ledger.model import ClaimRef, Lane, Owner, PodRef
 from tests.ledger.claims import uses
 from tests.ledger.ledgers import Ledgers
-from tests.ledger.rules import Outcomes, Rule, happens, helps, stage, where
-from tests.ledger.states import DEVICES, NOW, POD, UIDS, Gathered, P, State, bits, names
+from tests.ledger.rules import Outcomes, Rule, Stage, happens, helps, stage, where
+from tests.ledger.states import DEVICES, NOW, POD, UIDS, Claim, Gathered, K, P, State, bits, names
 
 UP = where("up", lambda state: state.up)
 DOWN = where("up", lambda state: not state.up)
-BLANK = Gathered(0, 0, 0, 0, 0, 0, False, True)
+Known = Collection[tuple[str, int]]  # UIDs of claims, with their devices
+BLANK = Gathered(0, 0, 0, 0, 0, 0, None, False, True)
+
+
+def _in_list(claim: Claim) -> bool:
+    """Whether kubelet, once it knows its pods, lists a container with the claim."""
+    return claim.kubelet == K.RUNNING and claim.api == 1
 
 
 def _shown(mask: int) -> Mapping[str, tuple[PodRef, ...]]:
@@ -33,12 +39,14 @@ class Agent:
         pods = " ".join(f"pod{index}" for index in range(self.config.pods))
         claims = " ".join(f"claim{index}" for index in range(self.config.claims))
         look = stage(f"{pods} known gathered", self.look)
-        yield helps(DOWN, look, stage(f"ledger gathered {claims}", self.start))
+        shown = (stage(f"known gathered {claims}", self.look_at_containers),) if self.config.claims_shown else ()
+        yield helps(DOWN, look, *shown, stage(f"ledger gathered {claims}", self.start))
         yield helps(UP, where("noticed", lambda state: not state.noticed), stage("ledger", self.subscribe))
         yield helps(UP, where("noticed", lambda state: state.noticed), stage("healthy ledger", self.list_to_kubelet))
         yield helps(UP, stage("api ledger scheduler", self.publish))
-        gather = (UP, where("gathered", lambda state: state.gathered is None), look)
-        answered = stage(f"gathered {claims}", self.look_at_claims), stage("gathered healthy api", self.look_at_offers)
+        gather = (UP, where("gathered", lambda state: state.gathered is None), look, *shown)
+        offers = stage("gathered healthy api", self.look_at_offers)
+        answered = stage(f"gathered {claims}", self.look_at_claims), offers
         partitioned = (stage("gathered healthy", self.look_at_kubelet),)
         judge = (
             where("gathered", lambda state: state.gathered is not None),
@@ -48,9 +56,13 @@ class Agent:
         if self.config.late_evidence:
             yield helps(*gather, *answered)
             yield helps(UP, *judge)
+            unasked: tuple[Stage, ...] = (offers,)
         else:
             yield helps(*gather, *answered, *judge)
             yield happens(*gather, *partitioned, *judge)
+            unasked = offers, *judge
+        if self.config.files_lost:  # the API server tells of pods, and claims cannot be listed
+            yield happens(*gather, *unasked)
         if self.config.moves:
             yield happens(UP, where("moves", lambda state: state.moves), stage("moves ledger", self.move))
         if "unplug" in self.config.kinds:
@@ -98,14 +110,20 @@ class Agent:
         )
         yield "", state._replace(gathered=seen)
 
+    def look_at_containers(self, state: State) -> Outcomes:
+        """What kubelet shows of claims: not of a pod that was force-deleted, nor of one that it does not know yet."""
+        assert state.gathered is not None
+        shown = 0
+        for claim in state.claims:
+            if _in_list(claim) and state.known:
+                shown |= claim.devices
+        yield "", state._replace(gathered=state.gathered._replace(shown=shown))
+
     def look_at_claims(self, state: State) -> Outcomes:
         """What the API server shows of claims."""
         assert state.gathered is not None
-        claimed = 0
-        for claim in state.claims:
-            if claim.api == 1:
-                claimed |= claim.devices
-        yield "", state._replace(gathered=state.gathered._replace(claimed=claimed))
+        allocated = tuple(claim.devices if claim.api == 1 else 0 for claim in state.claims)
+        yield "", state._replace(gathered=state.gathered._replace(allocated=allocated))
 
     def look_at_offers(self, state: State) -> Outcomes:
         """What kubelet and the API server show of the offers."""
@@ -126,12 +144,13 @@ class Agent:
         """Who has let go?"""
         seen = state.gathered
         assert seen is not None
+        entries = self.ledgers.ledgers[state.ledger].entries
+        asked = any(entry.owner is Owner.QUARANTINE for entry in entries.values())
+        told = seen if asked else seen._replace(shown=0, allocated=())
         number, _ = self.ledgers.apply(
-            state.ledger,
-            ("observed", seen.listed, seen.checkpoint, seen.opened, seen.unaccounted, seen.cluster),
-            partial(self._observed, seen),
+            state.ledger, ("observed", told._replace(healthy=0, api=0)), partial(self._observed, told)
         )
-        rest = BLANK._replace(healthy=seen.healthy, api=seen.api, claimed=seen.claimed, cluster=seen.cluster)
+        rest = BLANK._replace(healthy=seen.healthy, api=seen.api, allocated=seen.allocated, cluster=seen.cluster)
         yield "the agent applies its evidence", state._replace(ledger=number, gathered=rest)
 
     def _observed(self, seen: Gathered) -> ev.Observed:
@@ -142,6 +161,8 @@ class Agent:
             ev.Checkpoint(_shown(seen.checkpoint)) if self.config.checkpoint else None,
             ({"r": ("ns/pod",)} if seen.unaccounted else {}) if seen.cluster else None,
             {name: bool(seen.opened >> bit & 1) for bit, name in enumerate(DEVICES)} if self.config.probe else None,
+            {DEVICES[device]: (ClaimRef("some"),) for device in bits(seen.shown)},
+            None if seen.allocated is None else _allocations(zip(UIDS, seen.allocated, strict=False)),
         )
 
     def acknowledge(self, state: State) -> Outcomes:
@@ -156,7 +177,7 @@ class Agent:
                 number, _ = apply(number, ("withdrawn", bit), partial(ev.Withdrawn, name, 0, NOW))
             elif entry.lane is Lane.DRA_TO_LEGACY and seen.cluster and not seen.api >> bit & 1:
                 number, _ = apply(number, ("slice", bit), partial(ev.SliceWithdrawn, name, 0, NOW))
-                if not seen.claimed >> bit & 1:
+                if seen.allocated is not None and not any(mask >> bit & 1 for mask in seen.allocated):
                     number, _ = apply(number, ("clear", bit), partial(ev.QuorumClear, name, 0, NOW))
         yield "", state._replace(ledger=number, gathered=None)
 
@@ -187,36 +208,47 @@ class Agent:
         assert seen is not None
         known = tuple(zip(UIDS, state.claims, strict=False))
         cdi = tuple((uid, claim.devices) for uid, claim in known if claim.cdi)
+        containers = [(uid, claim.devices) for uid, claim in known if _in_list(claim) and claim.devices & seen.shown]
         api = tuple((uid, claim.devices) for uid, claim in known if claim.api == 1)
         for kubelet, cluster in product((True, False), repeat=2):
+            prepared = tuple(sorted({*cdi, *containers})) if kubelet else cdi
             listed = seen.listed if kubelet else None
             shown = api if cluster else None
-            key = ("restarted", cdi, listed, seen.checkpoint, shown)
+            key = ("restarted", prepared, listed, seen.checkpoint, shown)
             number, _ = self.ledgers.apply(
-                state.ledger, key, partial(self._restarted, cdi, listed, seen.checkpoint, shown)
+                state.ledger, key, partial(self._restarted, prepared, listed, seen.checkpoint, shown)
             )
-            claims = tuple(claim._replace(seen=claim.api if cluster else 0) for claim in state.claims)
+            claims = {uid: claim._replace(seen=claim.api if cluster else 0) for uid, claim in known}
+            for uid in self._nameless(state.ledger, prepared, containers if kubelet else ()):
+                number, _ = self.ledgers.apply(number, ("deallocated", uid), partial(ev.ClaimDeallocated, uid, NOW))
+                claims[uid] = claims[uid]._replace(seen=0)
             asked = " and ".join(name for name, on in (("kubelet", kubelet), ("the API server", cluster)) if on)
             yield (
                 f"the agent starts (answered by {asked or 'nobody'})",
-                state._replace(ledger=number, up=True, noticed=True, claims=claims, gathered=None),
+                state._replace(ledger=number, up=True, noticed=True, claims=tuple(claims.values()), gathered=None),
             )
+
+    def _nameless(self, number: int, prepared: Known, containers: Known) -> Iterator[str]:
+        """Claims that are known by their CDI files alone: without a name the API server cannot be asked about them."""
+        if self.config.files_lost:  # with the names
+            recorded = self.ledgers.ledgers[number].by_claim
+            yield from (uid for uid, _ in {*prepared} - {*containers} if uid not in recorded)
 
     def _restarted(
         self,
-        cdi: tuple[tuple[str, int], ...],
+        prepared: Known,
         listed: int | None,
         checkpoint: int,
-        api: tuple[tuple[str, int], ...] | None,
+        api: Known | None,
     ) -> ev.Restarted:
         return ev.Restarted(
             NOW,
-            _allocations(cdi),
+            _allocations(prepared),
             None if listed is None else _shown(listed),
             ev.Checkpoint(_shown(checkpoint)) if self.config.checkpoint else None,
             None if api is None else _allocations(api),
         )
 
 
-def _allocations(claims: tuple[tuple[str, int], ...]) -> tuple[ev.Allocation, ...]:
-    return tuple(ev.Allocation(ClaimRef(uid), uses(mask)) for uid, mask in claims)
+def _allocations(claims: Iterable[tuple[str, int]]) -> tuple[ev.Allocation, ...]:
+    return tuple(ev.Allocation(ClaimRef(uid), uses(mask)) for uid, mask in claims if mask)

@@ -43,6 +43,9 @@ class Faults:
             yield happens(left, stage("ledger faults", self.reboot), pods, *zombies, *claims)
         if "lost" in kinds:
             yield happens(left, stage("faults", self.lose))
+            if self.config.files_lost:
+                files = [stage(f"claim{index}", partial(self.file_lost, index)) for index in range(self.config.claims)]
+                yield happens(left, stage("faults", self.lose_all), *files)
         if "unplug" in kinds:
             yield happens(left, UP, stage("ledger faults", self.unplug))
 
@@ -77,6 +80,13 @@ class Faults:
         empty = self.ledgers.memo("free" if self.config.restart_as_free else "lost", 0, self._lost)
         down = self.ledgers.down(state._replace(ledger=empty))
         yield "FAULT the agent is killed and its ledger is lost", down._replace(ledger=empty)
+
+    def lose_all(self, state: State) -> Outcomes:
+        for _, down in self.lose(state):
+            yield "FAULT the agent is killed, its ledger and the CDI files of claims are lost", down
+
+    def file_lost(self, index: int, state: State) -> Outcomes:
+        yield "", with_claim(state, index, state.claims[index]._replace(cdi=False))
 
     def _lost(self, ledger: Ledger) -> Ledger:
         fresh = Ledger.of(

@@ -64,7 +64,8 @@ def swap_gathered(seen: Gathered) -> Gathered:
         opened=SWAPPED[seen.opened],
         healthy=SWAPPED[seen.healthy],
         api=SWAPPED[seen.api],
-        claimed=SWAPPED[seen.claimed],
+        shown=SWAPPED[seen.shown],
+        allocated=seen.allocated and tuple(SWAPPED[mask] for mask in seen.allocated),
     )
 
 

@@ -111,6 +111,7 @@ def _deaf(ledger: Ledger, event: ev.Event, policy: Policy) -> Step:
 _NOTHING = ev.Checkpoint({})
 _TWO = replace(SMALL, devices=2, moves=0, lanes=(Lane.DRA, Lane.DRA))
 _ONE_DRA = replace(SMALL, lanes=(Lane.DRA, Lane.DRA))
+_FILES_LOST = replace(_ONE_DRA, moves=0, kinds=frozenset({"lost"}), files_lost=True)
 
 MUTANTS: tuple[Mutant, ...] = (
     # the five of the design
@@ -167,6 +168,18 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("an id is dropped while kubelet allocates it", replace(SMALL, kinds=frozenset({"unplug"}), drop_ids=True)),
     Mutant(
         "a start that does not look around", replace(SMALL, kinds=frozenset({"lost"}), step=_deaf, restart_as_free=True)
+    ),
+    Mutant(
+        "quarantine ends although the API server shows an allocation",
+        replace(_FILES_LOST, step=_heard(lambda seen, _: replace(seen, allocated=seen.allocated and ()))),
+    ),
+    Mutant(
+        "quarantine ends though nobody could be asked about claims",
+        replace(_FILES_LOST, step=_heard(lambda seen, _: replace(seen, allocated=seen.allocated or ()))),
+    ),
+    Mutant(
+        "quarantine ends although kubelet shows a container with a claim",
+        replace(_FILES_LOST, claims_shown=True, step=_heard(lambda seen, _: replace(seen, claimed={}))),
     ),
 )
 

@@ -96,6 +96,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--no-checkpoint", action="store_true", help="the API server is the second witness")
     parser.add_argument("--probe", action="store_true", help="open nodes are looked for; zombies live for any time")
     parser.add_argument(
+        "--files-lost", action="store_true", help="the CDI files of claims may be lost with the agent's record"
+    )
+    parser.add_argument("--claims-shown", action="store_true", help="kubelet shows claims with their containers")
+    parser.add_argument(
         "--moves", type=int, default=default.moves, choices=range(4), help="changes of lane that the operator asks for"
     )
     parser.add_argument("--single", action="store_true", help="a claim wants one device")
@@ -112,6 +116,8 @@ def main(arguments: list[str] | None = None) -> int:
         checkpoint=not options.no_checkpoint,
         probe=options.probe,
         moves=options.moves,
+        files_lost=options.files_lost,
+        claims_shown=options.claims_shown,
     )
     broken = 0
     for name, world in (WORLDS if options.tests else {"this world": config}).items():

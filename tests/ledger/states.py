@@ -75,7 +75,8 @@ class Gathered(NamedTuple):
     opened: int
     healthy: int
     api: int
-    claimed: int
+    shown: int  # kubelet shows a container that has it by a claim
+    allocated: tuple[int, ...] | None  # by claim, in the API; None: nobody said so
     unaccounted: bool
     cluster: bool  # whether the API server answered
 
@@ -118,6 +119,8 @@ class Config(Struct, frozen=True):
     whole_claims: bool = True  # a claim may want both devices
     late_evidence: bool = True  # evidence may be applied long after it was gathered
     checkpoint: bool = True  # kubelet's checkpoint can be read; otherwise the API server is the second witness
+    files_lost: bool = False  # the CDI files of claims may be lost with the record
+    claims_shown: bool = False  # kubelet shows claims with their containers (1.34 and later)
     probe: bool = False  # open file descriptors are looked at, so force-deleted pods may live for any time
     lanes: tuple[Lane, Lane] = (Lane.LEGACY, Lane.DRA)  # of the devices at the start
     moves: int = 1  # changes of lane that the operator asks for

@@ -30,6 +30,7 @@ class Symmetry:
         self._devices = of_ledgers("devices", swap_devices)
         swaps = {"healthy": _swap_mask, "api": _swap_mask, "scheduler": _swap_mask, "gathered": _swap_gathered}
         swaps |= dict.fromkeys(packing.pods, _swap_pod) | dict.fromkeys(packing.claims, _swap_claim)
+        self._gathered = self._of_domain("gathered", _rename_gathered)
         self._swaps = {name: self._of_domain(name, swap) for name, swap in swaps.items()}
 
     def _of_domain(self, name: str, swap: Any) -> Mapping:
@@ -63,7 +64,14 @@ class Symmetry:
             first, second = packing.of(codes, "claim0"), packing.of(codes, "claim1")
             ledgers = packing.of(codes, "ledger")
             renamed = self._claims.array()[ledgers]
-            rename = (first > second) | ((first == second) & (renamed < ledgers))
+            lower = renamed < ledgers
+            if self.config.late_evidence:
+                gathered = packing.of(codes, "gathered")
+                renamed_too = self._gathered.array()[gathered]
+                lower |= (renamed == ledgers) & (renamed_too < gathered)
+            rename = (first > second) | ((first == second) & lower)
+            if self.config.late_evidence:
+                codes = packing.put(codes, "gathered", np.where(rename, renamed_too, gathered))
             codes = packing.put(codes, "claim0", np.minimum(first, second))
             codes = packing.put(codes, "claim1", np.maximum(first, second))
             codes = packing.put(codes, "ledger", np.where(rename, renamed, ledgers))
@@ -85,6 +93,10 @@ def _swap_mask(mask: int) -> int:
 
 def _swap_gathered(seen: Gathered | None) -> Gathered | None:
     return seen and swap_gathered(seen)
+
+
+def _rename_gathered(seen: Gathered | None) -> Gathered | None:
+    return seen and seen._replace(allocated=seen.allocated and seen.allocated[::-1])
 
 
 def _swap_pod(pod: Pod) -> Pod:

@@ -30,6 +30,10 @@ WORLDS = {
     "2 devices, 2 pods, a fault": replace(PROMPT, claims=0, moves=0, kinds=ALL),
     "2 devices, a pod, late evidence, a restart": Config(pods=1, claims=0, faults=1, kinds=frozenset({"kubelet"})),
     "a device, a pod, 2 claims, a crash, moves": replace(PROMPT, devices=1, pods=1, kinds=frozenset({"crash"})),
+    "a device, 2 claims, late evidence": Config(devices=1, pods=0, faults=0, moves=0, lanes=(Lane.DRA, Lane.DRA)),
+    "a device, a pod, a claim, files of claims lost with the record, moves": replace(
+        SMALL, files_lost=True, claims_shown=True
+    ),
     "a device, late evidence, a fault, moves": Config(devices=1, pods=1, claims=1, faults=1, kinds=ALL),
 }
 

@@ -27,7 +27,8 @@ def _of_pods(pods: tuple[Pod, ...]) -> Truth:
     return Truth(pods=using, promised_pods=promised, in_allocate=in_allocate)
 
 
-def _of_claims(claims: dict[str, Claim]) -> Truth:
+def _of_claims(claims: dict[str, Claim], *, recorded: bool = True) -> Truth:
+    """``recorded``: the ledger is to know which claims are prepared, not only that they are allocated."""
     using: dict[str, set[str]] = {}
     uses: dict[str, set[str]] = {}
     for uid, claim in claims.items():
@@ -37,12 +38,12 @@ def _of_claims(claims: dict[str, Claim]) -> Truth:
         if claim.kubelet == K.RUNNING:
             for name in devices:
                 using.setdefault(name, set()).add(uid)
-    return Truth(claims=using, promised_claims=using, uses=uses)
+    return Truth(claims=using, promised_claims=using if recorded else {}, uses=uses)
 
 
-def whole(state: State) -> Truth:
+def whole(state: State, *, recorded: bool = True) -> Truth:
     """Everything that is the case."""
-    pods, claims = _of_pods(state.pods), _of_claims(dict(zip(UIDS, state.claims, strict=False)))
+    pods, claims = _of_pods(state.pods), _of_claims(dict(zip(UIDS, state.claims, strict=False)), recorded=recorded)
     return Truth(
         pods.pods,
         claims.claims,
@@ -64,6 +65,9 @@ class Checks:
 
     def __init__(self, ledgers: Ledgers) -> None:
         self.ledgers = ledgers
+        config = ledgers.config
+        # Where the files are lost and kubelet shows no claims, nobody can tell prepared from allocated: either holds.
+        self.recorded = config.claims_shown or not config.files_lost
 
     def parts(self) -> Iterator[Stage]:
         """Stages that never have an outcome."""
@@ -78,7 +82,7 @@ class Checks:
 
     def check(self, state: State) -> None:
         """All of it at once."""
-        self._hold(self.ledgers.ledgers[state.ledger], whole(state))
+        self._hold(self.ledgers.ledgers[state.ledger], whole(state, recorded=self.recorded))
 
     def _hold(self, ledger: Ledger, truth: Truth) -> None:
         if violations := invariants.check_truth(ledger, truth, self.ledgers.config.policy):
@@ -95,7 +99,8 @@ class Checks:
         return ()
 
     def claim(self, index: int, state: State) -> Outcomes:
-        self._hold(self.ledgers.ledgers[state.ledger], _of_claims({UIDS[index]: state.claims[index]}))
+        truth = _of_claims({UIDS[index]: state.claims[index]}, recorded=self.recorded)
+        self._hold(self.ledgers.ledgers[state.ledger], truth)
         return ()
 
     def offers(self, state: State) -> Outcomes:

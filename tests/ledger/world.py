@@ -21,7 +21,7 @@ from tests.ledger.forget import aged
 from tests.ledger.ledgers import Ledgers
 from tests.ledger.pods import pod_rules
 from tests.ledger.rules import Outcomes, Rule, Stage, helps, stage, where
-from tests.ledger.states import DEVICES, Claim, Config, P, State
+from tests.ledger.states import DEVICES, Claim, Config, K, P, State
 from tests.ledger.truth import Checks
 
 
@@ -76,6 +76,8 @@ class World:
         yield where("up known noticed", lambda state: state.up and state.known and state.noticed)
         yield where("scheduler api", lambda state: state.scheduler == state.api)
         yield where(" ".join(f"pod{index}" for index in range(self.config.pods)), self._pods_settled)
+        if self.config.files_lost:  # for nothing else shows what a force-deleted pod had by a claim
+            yield where(" ".join(f"claim{index}" for index in range(self.config.claims)), _claims_settled)
         yield stage("ledger healthy api", self._tick)
 
     def _pods_settled(self, state: State) -> bool:
@@ -91,6 +93,10 @@ class World:
         if quarantined and state.api != self.ledgers.offers(state.ledger)[1]:
             return  # the slices of a lost ledger are replaced by then
         yield "time passes", state._replace(ledger=self.ledgers.memo("tick", state.ledger, aged))
+
+
+def _claims_settled(state: State) -> bool:
+    return not any(claim.api == 2 and claim.kubelet == K.RUNNING for claim in state.claims)
 
 
 def _resync(state: State) -> Outcomes:

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from drabridge.ledger.model import Lane
 from tests.ledger.states import Config
 
 _PROMPT = Config(late_evidence=False, moves=1)
+_LOST = replace(_PROMPT, devices=1, pods=1, files_lost=True)
 _HARDWARE = frozenset({"unplug", "crash", "kubelet", "reboot", "force"})
+_TENDER = frozenset({"lost", "crash", "kubelet", "reboot"})  # a claim that is force-deleted would leave no trace
 
 PAIRS: Mapping[str, Config] = {
     # every kind of fault, and every pair of them, anywhere in the course of things
@@ -27,6 +30,15 @@ OTHERS: Mapping[str, Config] = {
     ),
     "2 devices, a pod, a claim, a move, unplugged, two faults": replace(
         _PROMPT, pods=1, claims=1, faults=2, kinds=_HARDWARE
+    ),
+    "1 device, a pod, 2 claims, a move, late evidence, a fault, files of claims lost with the record": replace(
+        _LOST, faults=1, late_evidence=True, claims_shown=True
+    ),
+    "2 devices, 2 claims, a fault, files of claims lost with the record": replace(
+        _LOST, devices=2, pods=0, moves=0, faults=1, claims_shown=True, lanes=(Lane.DRA, Lane.DRA)
+    ),
+    "1 device, a pod, 2 claims, a move, files lost and kubelet shows no claims, two faults": replace(
+        _LOST, faults=2, kinds=_TENDER
     ),
 }
 WORLDS: Mapping[str, Config] = {**PAIRS, **OTHERS}
