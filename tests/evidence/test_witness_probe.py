@@ -100,7 +100,9 @@ async def test_every_hold_that_may_be_about_to_end_is_looked_at(owner: Owner) ->
         assert (await others.enrich(Observed(0.0, 0, listed={}))).opened == {"null": True}
 
 
-async def test_a_process_that_may_not_be_looked_at_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_may_not_be_looked_at_hides_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Root may look at everything here, so the kernel's refusal is made: for the first process alone."""
     listdir = os.listdir
 
@@ -114,6 +116,8 @@ async def test_a_process_that_may_not_be_looked_at_hides_no_other(monkeypatch: p
     with child_with_null_open():
         assert "process" in (await others.in_use({"null"}))["null"]
         assert "hostPID" in others.error
+        assert "process" in (await others.in_use({"null"}))["null"]
+    assert [record.message for record in caplog.records] == ["the probe is blind"]  # once, not with every round
 
 
 async def test_only_resources_that_ask_for_it_and_only_what_kubelet_does_not_show() -> None:

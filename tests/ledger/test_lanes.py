@@ -89,17 +89,40 @@ def test_free_devices_move_before_held_ones() -> None:
     ]
 
 
+def all_held_but(ledger: Ledger, found: list[Device], free: Collection[int]) -> Ledger:
+    """Pods on everything that is held, but for these: theirs have ended."""
+    shown = {device.id: (PodRef("ns", "p", "c"),) for n, device in enumerate(found) if n not in free}
+    for at in (500.0, 600.0):
+        ledger = step(ledger, Observed(at, ledger.seq, shown, None, {}), POLICY).of(ledger)
+    assert [entry.owner is Owner.NONE for entry in ledger.entries.values()] == [n in free for n in range(len(found))]
+    return ledger
+
+
 def test_a_held_device_is_overtaken_by_one_that_becomes_free() -> None:
     found = devices(2)
     ledger = carry_out(ledger_of(found, held={0, 1}), found, Wanted(1))
     assert ledger.entries["gpu-00"].move is not None
-    for at in (500.0, 600.0):
-        shown = {found[0].id: (PodRef("ns", "p", "c"),)}
-        ledger = step(ledger, Observed(at, ledger.seq, shown, None, {}), POLICY).of(ledger)
-    assert ledger.entries["gpu-01"].owner is Owner.NONE
-    ledger = carry_out(ledger, found, Wanted(1))
+    ledger = carry_out(all_held_but(ledger, found, {1}), found, Wanted(1))
     assert ledger.entries["gpu-00"].move is None
     assert ledger.entries["gpu-01"].lane is Lane.DRA
+
+
+def test_each_held_device_is_overtaken_by_another() -> None:
+    found = devices(5)
+    marked = carry_out(ledger_of(found, held=range(5)), found, Wanted(3))
+    assert lanes_of(marked) == "DDDLL"
+    ledger = carry_out(all_held_but(marked, found, {3, 4}), found, Wanted(3))
+    assert lanes_of(ledger) == "LLDDD"
+    assert [name for name, entry in ledger.entries.items() if entry.move] == ["gpu-02"]
+
+
+def test_a_mark_that_nobody_wants_any_more_is_taken_back_and_moves_no_other() -> None:
+    found = devices(2)
+    marked = carry_out(ledger_of(found, held={0, 1}), found, Wanted(1))
+    changes = plan(all_held_but(marked, found, {1}), found, Wanted(0))
+    assert [(change.device, change.lane, change.urgency) for change in changes] == [
+        ("gpu-00", Lane.LEGACY, Urgency.TAKE_BACK)
+    ]
 
 
 def test_a_pcie_root_is_kept_whole() -> None:
@@ -134,6 +157,8 @@ def test_new_devices_start_where_some_are_missing() -> None:
     assert place(known, found, Wanted(1)) == {"gpu-03": Lane.LEGACY}
     assert place(known, found, Wanted(2)) == {"gpu-03": Lane.DRA}
     assert place(known, found[:3], Wanted(2)) == {}
+    pinned = place(Ledger(), found, Wanted(1, {"gpu-03": Lane.DRA}))
+    assert [name for name, lane in pinned.items() if lane is Lane.DRA] == ["gpu-03"]  # it counts
 
 
 def test_a_device_that_flaps_is_still_counted() -> None:

@@ -1,0 +1,80 @@
+"""How often kubelet is asked: at once when something hints at news, never more often than agreed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from drabridge.evidence.loop import ABSENT_SECONDS, HELD_SECONDS, IDLE_SECONDS, LEAST_SECONDS, EvidenceLoop
+from drabridge.ledger import Entry, Event, Facts, Hold, Ledger, Observed, Owner, Policy
+from drabridge.ledger.outcome import ACCEPTED, Decision
+from tests.agent.helpers import until
+
+
+class Node:
+    """The ledger and kubelet in one: nobody answers anything, and every question is counted."""
+
+    policy = Policy()
+
+    def __init__(self, *entries: Entry) -> None:
+        self.ledger = Ledger.of(entries)
+        self.looks = 0
+        self.loop = EvidenceLoop(self, self)  # type: ignore[arg-type]  # of a witness only ``look`` is used
+
+    async def look(self, ledger: Ledger) -> Observed:
+        self.looks += 1
+        return Observed(0.0, 0)
+
+    async def apply(self, event: Event) -> Decision:
+        return ACCEPTED
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[Node]:
+    node = Node()
+    task = asyncio.create_task(node.loop.run())
+    try:
+        await until(lambda: node.looks)
+        yield node
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_hint_is_followed_at_once_and_once() -> None:
+    async with running() as node:
+        node.loop.changed()  # of the ledger: nothing in it is due
+        await asyncio.sleep(3 * LEAST_SECONDS)
+        assert node.looks == 1
+        node.loop.hurry()
+        await until(lambda: node.looks == 2)
+        await asyncio.sleep(3 * LEAST_SECONDS)
+        assert node.looks == 2
+
+
+async def test_many_hints_are_followed_together() -> None:
+    async with running() as node:
+        began = asyncio.get_running_loop().time()
+        for _ in range(50):
+            node.loop.hurry()
+            await asyncio.sleep(LEAST_SECONDS / 50)
+        passed = asyncio.get_running_loop().time() - began
+        assert 2 <= node.looks <= 2 + passed / LEAST_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("owner", "hold", "seconds"),
+    [
+        (Owner.NONE, None, IDLE_SECONDS),
+        (Owner.DRA_PREPARED, None, IDLE_SECONDS),
+        *((owner, Hold(), HELD_SECONDS) for owner in (Owner.LEGACY, Owner.CONFLICT, Owner.QUARANTINE)),
+        (Owner.LEGACY, Hold(absences=1), ABSENT_SECONDS),
+        (Owner.QUARANTINE, Hold(absences=1), ABSENT_SECONDS),
+    ],
+)
+def test_the_next_question_comes_when_a_hold_may_end(owner: Owner, hold: Hold | None, seconds: float) -> None:
+    held = Entry(Facts("d0", "r", ("d0",)), owner, hold=hold)
+    assert Node(held, Entry(Facts("d1", "r", ("d1",)))).loop.pause_seconds() == seconds
