@@ -102,3 +102,4 @@ def test_users_of_a_claim_are_not_those_of_its_namesake() -> None:
     assert users_of(snapshot, claim, DRIVER, "g1") == ()
     assert users_of(snapshot, claim, "another.example.com", "g0") == ()
     assert users_of(snapshot, ClaimRef(OTHER_UID, "other", "c"), DRIVER, "g0") == ()
+    assert users_of(snapshot, ClaimRef(OTHER_UID), DRIVER, "g1") == (PodRef("other", "pod-1", "main"),)

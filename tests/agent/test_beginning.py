@@ -1,0 +1,82 @@
+"""Which claims a start believes in: by records, by kubelet, by CDI files, and what a reboot makes of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from drabridge.beginning import _claims, _without_uid
+from drabridge.cdi import CdiDevice, CdiStore, Edits
+from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
+from drabridge.evidence.witness import Listed
+from drabridge.ledger import Allocation, ClaimRef, Entry, Facts, Ledger, Use
+
+DRIVER = "gpu.example.com"
+CLAIM = ClaimRef("34553fd1-cf06-469c-b877-c1432ff67333", "default", "c")
+NAMELESS = Allocation(ClaimRef(CLAIM.uid), (Use("gpu-1"),))  # as its CDI file tells of it
+NAMED = Allocation(CLAIM, (Use("gpu-1"),))
+LEDGER = Ledger.of(Entry(Facts(f"gpu-{n}", "r", (f"GPU-{n}",))) for n in range(2))
+SHOWN = Listed({}, (NAMED,))
+
+
+@pytest.fixture
+def runtime(tmp_path: Path) -> Any:
+    """What of an agent is asked: directories with nothing in them, and a ledger of two devices."""
+    (tmp_path / "boot_id").write_text("this\n")
+    return SimpleNamespace(
+        paths=SimpleNamespace(state=tmp_path),
+        options=SimpleNamespace(boot_id=tmp_path / "boot_id"),
+        cdi=CdiStore(tmp_path / "cdi", DRIVER),
+        keeper=SimpleNamespace(ledger=LEDGER),
+    )
+
+
+def write_file(runtime: Any) -> None:
+    name = CdiStore.claim_device_name(CLAIM.uid, "r", "gpu-1")
+    runtime.cdi.write(runtime.cdi.claim_spec(CLAIM.uid, [CdiDevice(name, Edits(env={"A": "1"}))]))
+
+
+def write_record(runtime: Any, boot: str) -> None:
+    device = PreparedDevice("r", "node-a", "gpu-1")
+    RecordStore(runtime.paths.state / "claims").save(ClaimRecord(CLAIM, State.COMPLETED, boot, (device,)))
+
+
+@pytest.mark.parametrize("listed", [None, SHOWN])
+@pytest.mark.parametrize("file", [False, True])
+@pytest.mark.parametrize("rebooted", [False, True])
+@pytest.mark.parametrize("record", ["", "this", "earlier"])
+def test_a_claim_is_held_unless_it_was_prepared_before_the_reboot(
+    runtime: Any, record: str, rebooted: bool, file: bool, listed: Listed | None
+) -> None:
+    if record:
+        write_record(runtime, record)
+    if file:
+        write_file(runtime)
+    if record:  # it says all that is needed, whatever lies there
+        expected = (NAMED,) if record == "this" else ()
+    elif rebooted:
+        expected = ()
+    else:
+        expected = (NAMED,) if listed else (NAMELESS,) if file else ()
+    assert _claims(runtime, listed, rebooted=rebooted) == expected
+
+
+def test_what_kubelet_cannot_name_is_known_by_the_record_or_not_at_all(runtime: Any) -> None:
+    unnamed = Allocation(ClaimRef("", CLAIM.namespace, CLAIM.name), (Use("gpu-1"), Use("gone")))
+    listed = Listed({}, (unnamed,))
+    assert _claims(runtime, listed, rebooted=False) == ()
+    assert _without_uid(LEDGER, listed, ()) == ("gpu-1",)
+    assert _without_uid(LEDGER, listed, (NAMED,)) == ()
+    assert _without_uid(LEDGER, listed, (NAMELESS,)) == ("gpu-1",)
+    assert _without_uid(LEDGER, SHOWN, ()) == ()
+
+
+def test_a_record_knows_more_than_kubelet_shows(runtime: Any) -> None:
+    """Admin access holds nothing, and neither kubelet nor a CDI file tells of it."""
+    record = ClaimRecord(CLAIM, State.COMPLETED, "this", (PreparedDevice("r", "node-a", "gpu-1", admin=True),))
+    RecordStore(runtime.paths.state / "claims").save(record)
+    write_file(runtime)
+    assert _claims(runtime, SHOWN, rebooted=False) == (Allocation(CLAIM, (Use("gpu-1", admin=True),)),)
