@@ -1,7 +1,9 @@
-"""What the operator's release of a device leaves of the claims that had it: nothing, or all that others still need."""
+"""The operator's release of a device: what is asked about claims, and what is left of those that had it."""
 
 from __future__ import annotations
 
+import contextlib
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,9 +12,10 @@ from msgspec.structs import replace
 
 from drabridge.cdi import CdiDevice, CdiStore, Edits
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
+from drabridge.errors import RefusedError
 from drabridge.ledger import ClaimRef, Entry, Facts, Ledger, Owner
-from drabridge.ledger.model import ClaimHold, Phase
-from drabridge.resolve import _forget_claims
+from drabridge.ledger.model import ClaimHold, Phase, PodRef
+from drabridge.resolve import _forget_claims, _make_sure_of
 
 CLAIM = ClaimRef("34553fd1-cf06-469c-b877-c1432ff67333", "default", "c")
 WATCHER = ClaimRef("5bd47ba5-dc39-4e01-b577-25147473f530", "default", "watcher")
@@ -43,3 +46,32 @@ def test_a_claim_is_forgotten_with_its_last_device(
     _forget_claims(runtime, before, after)  # type: ignore[arg-type]
     assert sorted(cdi.claimed()) == left
     assert [record.claim.uid for record in records.all()] == left
+
+
+@pytest.mark.parametrize(
+    ("users", "opened", "refused"),
+    [
+        ((), {}, ""),
+        ((PodRef("default", "p", "main"),), {}, "gpu-0 is still used by pod default/p (container main)"),
+        ((), {"gpu-0": "process 7 (train)"}, "gpu-0 is still used by process 7 (train)"),
+        (None, {}, "kubelet could not be asked who uses it: it is away"),
+    ],
+)
+async def test_a_claim_that_is_gone_is_ended_when_nobody_is_seen_with_the_device(
+    users: tuple[PodRef, ...] | None, opened: dict[str, str], refused: str
+) -> None:
+    async def released(claim: ClaimRef) -> bool:
+        return True
+
+    async def shown(claim: ClaimRef, device: str) -> tuple[PodRef, ...] | None:
+        return users
+
+    async def in_use(names: set[str]) -> dict[str, str]:
+        return opened
+
+    runtime = SimpleNamespace(
+        witness=SimpleNamespace(users=shown, error="it is away"), others=SimpleNamespace(in_use=in_use)
+    )
+    claims = SimpleNamespace(driver=SimpleNamespace(release_if_deallocated=released))
+    with pytest.raises(RefusedError, match=re.escape(refused)) if refused else contextlib.nullcontext():
+        await _make_sure_of(runtime, claims, entry("gpu-0", HOLD), HOLD)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import signal
 import sys
 import uuid
@@ -115,15 +116,19 @@ async def test_a_reboot_keeps_pods_holds_until_proven_free_and_drops_prepared_ma
         await stage.cluster.wait_pod("l")
         await stage.cluster.wait_pod("c")
         assert sorted((await _owners(stage.agent)).values()) == ["dra-prepared", "legacy", "none", "none"]
+        files = _legacy_files(stage.agent)
         # Everything dies, the agent comes first and alone: only its ledger says who had what.
         await stage.agent.stop(signal.SIGKILL)
         await stage.kubelet.stop()
         stage.boot_id.write_text(str(uuid.uuid4()))
+        shutil.rmtree(stage.agent.cdi)  # as /var/run after a boot
         await stage.start_agent()
         await stage.agent.up()
         await until(lambda: _is(stage.agent, ["dra-granted", "legacy", "none", "none"]), 10, stage.agent.text)
         await asyncio.sleep(2)  # longer than every doubt, but kubelet says nothing
         assert await _is(stage.agent, ["dra-granted", "legacy", "none", "none"]), stage.agent.text()
+        assert len(files) == 1
+        assert _legacy_files(stage.agent) == files  # its pod's container starts again without an Allocate
         # Kubelet's pods come again, on the devices that they had.
         before = {name for name, owner in (await _owners(stage.agent)).items() if owner == "legacy"}
         await stage.kubelet.reboot()
@@ -133,6 +138,10 @@ async def test_a_reboot_keeps_pods_holds_until_proven_free_and_drops_prepared_ma
         await stage.cluster.delete("pods", "l")
         await until(lambda: _is(stage.agent, ["dra-prepared", "none", "none", "none"]), 20, stage.agent.text)
         assert not stage.judge.conflicts
+
+
+def _legacy_files(agent: AgentProcess) -> list[str]:
+    return [path.name for path in agent.cdi.glob("*-device-legacy-*.json")]
 
 
 async def _is(agent: AgentProcess, owners: list[str]) -> bool:
