@@ -61,13 +61,13 @@ def test_a_claim_is_held_unless_it_was_prepared_before_the_reboot(
         expected = ()
     else:
         expected = (NAMED,) if listed else (NAMELESS,) if file else ()
-    assert _claims(runtime, listed, rebooted=rebooted) == expected
+    assert _claims(runtime, listed, LEDGER.entries, rebooted=rebooted) == expected
 
 
 def test_what_kubelet_cannot_name_is_known_by_the_record_or_not_at_all(runtime: Any) -> None:
     unnamed = Allocation(ClaimRef("", CLAIM.namespace, CLAIM.name), (Use("gpu-1"), Use("gone")))
     listed = Listed({}, (unnamed,))
-    assert _claims(runtime, listed, rebooted=False) == ()
+    assert _claims(runtime, listed, LEDGER.entries, rebooted=False) == ()
     assert _without_uid(LEDGER, listed, ()) == ("gpu-1",)
     assert _without_uid(LEDGER, listed, (NAMED,)) == ()
     assert _without_uid(LEDGER, listed, (NAMELESS,)) == ("gpu-1",)
@@ -79,4 +79,4 @@ def test_a_record_knows_more_than_kubelet_shows(runtime: Any) -> None:
     record = ClaimRecord(CLAIM, State.COMPLETED, "this", (PreparedDevice("r", "node-a", "gpu-1", admin=True),))
     RecordStore(runtime.paths.state / "claims").save(record)
     write_file(runtime)
-    assert _claims(runtime, SHOWN, rebooted=False) == (Allocation(CLAIM, (Use("gpu-1", admin=True),)),)
+    assert _claims(runtime, SHOWN, LEDGER.entries, rebooted=False) == (Allocation(CLAIM, (Use("gpu-1", admin=True),)),)
