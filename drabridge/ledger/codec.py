@@ -47,6 +47,8 @@ def entry_to_json(entry: Entry) -> Json:
         data["root"] = facts.root
     if facts.syspath:
         data["syspath"] = facts.syspath
+    if facts.also_at:
+        data["also_at"] = facts.also_at
     if facts.shareable:
         data["shareable"] = True
         data["capacity"] = dict(facts.capacity)
@@ -80,6 +82,7 @@ def entry_from_json(data: Mapping[str, Any]) -> Entry:
         bool(data.get("shareable", False)),
         _amounts(data.get("capacity", {})),
         _text(data.get("syspath", "")),
+        _texts(data.get("also_at", ())),
     )
     hold = data.get("hold")
     move = data.get("move")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
+from itertools import chain
 from typing import NamedTuple
 
 from msgspec import Struct, field
@@ -153,10 +154,13 @@ class Facts(Struct, frozen=True):
     shareable: bool = False  # several claims may hold it (allowMultipleAllocations)
     capacity: tuple[tuple[str, int], ...] = ()  # defence against over-commitment of a shareable device
     syspath: str = ""  # where the hardware is, or was last: two names for one place never both have a holder
+    also_at: tuple[str, ...] = ()  # other places of its hardware: what is there has no holder beside its own
 
     def same_place(self, other: Facts) -> bool:
-        """Whether both are names for what is, or was, at one syspath."""
-        return bool(self.syspath) and self.syspath == other.syspath
+        """Whether both are names for what is, or was, at one syspath, or one has the other's place as well."""
+        if not (self.syspath and other.syspath):
+            return False
+        return self.syspath in (other.syspath, *other.also_at) or other.syspath in self.also_at
 
     @property
     def id(self) -> str:
@@ -175,6 +179,7 @@ class Facts(Struct, frozen=True):
             shareable,
             tuple(sorted(device.capacity.items())) if shareable else (),
             device.syspath,
+            device.also_at,
         )
 
 
@@ -250,7 +255,7 @@ class Ledger(Struct, frozen=True):
     seq: int = 0
     by_root: Shards[tuple[str, ...]] = field(default_factory=Shards)  # whole device -> its parts
     by_claim: Shards[tuple[str, ...]] = field(default_factory=Shards)  # claim UID -> devices
-    by_place: Shards[tuple[str, ...]] = field(default_factory=Shards)  # syspath -> devices
+    by_place: Shards[tuple[str, ...]] = field(default_factory=Shards)  # syspath -> devices that are there, also or only
 
     @classmethod
     def of(cls, entries: Iterable[Entry], node: NodeState | None = None, seq: int = 0) -> Ledger:
@@ -285,7 +290,13 @@ class Ledger(Struct, frozen=True):
         return Ledger(entries, node, self.seq + 1 if seq is None else seq, by_root, by_claim, by_place)
 
     def relatives(self, device: Facts) -> tuple[Entry, ...]:
-        """Those that overlap with it in hardware: the whole of a part, the parts of a whole, what had their places."""
+        """Those that overlap with it in hardware: the whole of a part, the parts of a whole, what had their places, and
+        what has the other's place as well as its own.
+        """
+        family, beside = self._family(device), self._beside(device)
+        return (*family, *beside) if beside else family
+
+    def _family(self, device: Facts) -> tuple[Entry, ...]:
         others = self._others_in_place(device)
         if device.root:
             whole = self.entries.get(device.root)
@@ -302,7 +313,18 @@ class Ledger(Struct, frozen=True):
         names = self.by_place.get(device.syspath) if device.syspath else None
         if names is None or names == (device.name,):
             return ()
-        return tuple(self.entries[name] for name in names if name != device.name)
+        here = (self.entries[name] for name in names if name != device.name)
+        return tuple(other for other in here if other.device.syspath == device.syspath)
+
+    def _beside(self, device: Facts) -> tuple[Entry, ...]:
+        names: Iterable[str] = self.by_place.get(device.syspath, ())
+        if device.also_at:
+            more = (self.by_place.get(place, ()) for place in device.also_at)
+            names = dict.fromkeys(chain(names, *more))
+        others = (self.entries[name] for name in names if name != device.name)
+        return tuple(
+            other for other in others if other.device.syspath != device.syspath and other.device.same_place(device)
+        )
 
 
 def _uids(entry: Entry | None) -> tuple[str, ...]:
@@ -318,7 +340,7 @@ def _roots(entry: Entry | None) -> tuple[str, ...]:
 
 
 def _places(entry: Entry | None) -> tuple[str, ...]:
-    return (entry.device.syspath,) if entry and entry.device.syspath else ()
+    return (entry.device.syspath, *entry.device.also_at) if entry and entry.device.syspath else ()
 
 
 def _refile(

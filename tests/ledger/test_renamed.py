@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from drabridge.inventory.model import Presence
@@ -113,10 +114,62 @@ def test_a_whole_with_a_new_name_overlaps_with_what_its_part_was_called_before()
     assert node.offers("w2") == node.offers("p2") == (True, False)
 
 
+CARD = Facts("card", "r", ("card",), syspath="/sys/card", also_at=("/sys/card/a", "/sys/card/b"))
+A, B = (Facts(name, "r", (name,), syspath=f"/sys/card/{name}") for name in "ab")
+
+
+@pytest.mark.parametrize("root", ["", "card"])
+@pytest.mark.parametrize("lane", [Lane.LEGACY, Lane.DRA])
+@pytest.mark.parametrize(("held", "others"), [(CARD, (A, B)), (A, (CARD,))], ids=["card", "part"])
+def test_what_a_device_hands_out_besides_is_nobody_else_s(
+    held: Facts, others: tuple[Facts, ...], lane: Lane, root: str
+) -> None:
+    node = Node(Entry(CARD, lane=lane), *(Entry(replace(part, root=root), lane=lane) for part in (A, B)))
+    assert all(node.offers(facts.name) == (lane is Lane.LEGACY, lane is Lane.DRA) for facts in (CARD, A, B))
+    node.yes(
+        Allocate({held.name: held.units}, NOON) if lane is Lane.LEGACY else Prepare(CLAIM, (Use(held.name),), NOON)
+    )
+    for other in (CARD, A, B):
+        if other in others:
+            assert node.offers(other.name) == (False, False)
+            assert "shares its hardware" in node.no(Prepare(OTHER, (Use(other.name),), NOON))[1]
+            assert node.do(Allocate({other.name: other.units}, NOON)).decision.accepted is False
+        elif other is not held:
+            assert any(node.offers(other.name)), "two parts do not overlap"
+
+
+def test_two_devices_that_hand_out_the_same_companion_do_not_overlap() -> None:
+    for root in ("", "card"):
+        ports = [replace(part, also_at=(CARD.syspath,), root=root) for part in (A, B)]
+        node = Node(*map(Entry, [replace(CARD, also_at=()), *ports]))
+        node.yes(Allocate({"a": ("a",)}, NOON))
+        assert node.offers("b") == (True, False)
+        assert node.offers("card") == (False, False)
+
+
+def test_another_name_for_a_child_of_held_hardware_is_given_out_when_the_hardware_is_let_go() -> None:
+    card, child = replace(CARD, also_at=()), replace(A, also_at=(CARD.syspath,))
+    node = Node(Entry(card))
+    node.yes(Allocate({"card": ("card",)}, NOON))
+    node.yes(Discovered((card, child), NOON + 1, {"a": Lane.DRA}))
+    assert node.offers("a") == (False, False)
+    let_go(node)
+    node.yes(Discovered((A,), NOON + 700))
+    assert node.offers("a") == (False, True)
+
+
+def test_a_former_name_that_is_gone_does_not_hinder_what_it_handed_out_in_another_lane() -> None:
+    node = Node(Entry(CARD))
+    node.yes(Discovered((A,), NOON + 1, {"a": Lane.DRA}))
+    assert node.offers("a") == (False, True)
+    node.yes(Discovered((CARD, A), NOON + 2))
+    assert node.offers("a") == node.offers("card") == (False, False), "each lane takes it for its own"
+
+
 def test_the_place_and_the_resource_of_a_hold_are_on_disk(tmp_path: Path) -> None:
     node = Node(Entry(OLD))
     node.yes(allocate(0))
-    node.yes(Discovered((replace(OLD, resource="other"),), NOON + 1))
+    node.yes(Discovered((replace(OLD, resource="other", also_at=(f"{PLACE}/a", f"{PLACE}/b")),), NOON + 1))
     store = Store(tmp_path, node="n")
     store.rewrite(node.ledger)
     store.close()
@@ -125,5 +178,5 @@ def test_the_place_and_the_resource_of_a_hold_are_on_disk(tmp_path: Path) -> Non
     again = Node()
     again.ledger = Ledger.of(loaded.entries.values(), NodeState("boot", merged=True))
     assert again.offers("gpu-0") == (False, False)
-    again.yes(Discovered((NEW,), NOON + 1))
-    assert again.offers("gpu-1") == (False, False)
+    again.yes(Discovered((NEW, Facts("a", "r", ("a",), syspath=f"{PLACE}/a")), NOON + 1))
+    assert again.offers("gpu-1") == again.offers("a") == (False, False)
