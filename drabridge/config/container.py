@@ -54,7 +54,10 @@ class Mount(Model):
 
 
 class Group(Model):
-    """Companions: other udev devices that belong to the same logical device."""
+    """Companions: other udev devices that belong to the same logical device.
+
+    If one whose node goes with it is a device of its own as well, only one of the two is given out at a time.
+    """
 
     scope: Literal["children", "siblings", "parent", "iommuGroup"] = Field(default="children", alias="with")
     """Where to look: below the device, below its parent, above it, or in its IOMMU group."""

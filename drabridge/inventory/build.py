@@ -33,6 +33,7 @@ from drabridge.inventory.match import holds
 from drabridge.inventory.model import Attribute, Collision, Device, Mount, Presence
 from drabridge.inventory.nodes import Subject
 from drabridge.inventory.nvidia import NOTHING, Facts
+from drabridge.inventory.overlap import Former, handed_out
 from drabridge.inventory.records import Record
 from drabridge.inventory.wanted import needs_database, partition_link
 
@@ -100,7 +101,11 @@ class Builder:
             for seen in (*chosen, *waiting)  # one that is waited for, or collides, is what it was called last
             if (key := seen.candidate.key) in identities or key in given
         }
-        former = any(seen.config is not self._config for seen, _ in there.values())
+        former = Former()
+        for seen, _ in there.values():
+            if seen.config is not self._config:
+                companions = world.companions(seen.resource, seen.record)
+                former.add(seen.config, handed_out(seen.resource, seen.record, companions))
         named_by = {  # of what is held and not here
             key: config
             for key, config in self.named_by.items()
@@ -118,11 +123,17 @@ class Builder:
                 seen.nvidia,
                 {"id": identity.id, "name": identity.name, "resource": resource.name},
             )
-            root = _root(seen, there, former)
-            basis = (record, *subject.companions, subject.nvidia, identity, root)
+            root = _root(seen, there, bool(former))
+            parts = handed_out(resource, record, subject.companions)
+            also_at = {part.syspath for part in parts[1:]}
+            if seen.config is self._config:
+                also_at |= former.same_as(parts)
+            basis = (record, *subject.companions, subject.nvidia, identity, root, also_at)
             device = self._remembered(key, basis) if not fresh else None
             device = device or replace(
-                self._device(resource, subject, identity, root), former=seen.config is not self._config
+                self._device(resource, subject, identity, root),
+                also_at=tuple(sorted(also_at)),
+                former=seen.config is not self._config,
             )
             named_by[key] = seen.config
             made[key] = (basis, device)

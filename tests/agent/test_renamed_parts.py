@@ -19,13 +19,35 @@ CASES = [
 ]
 
 
-@pytest.mark.umockdev
-@pytest.mark.skipif(WRAPPER is None, reason="there is no umockdev-wrapper: apt-get install umockdev")
+OVERLAPS = [
+    *((case, how) for case in ("group-child", "child-group") for how in ("reload", "restart")),
+    ("parent-child", "restart"),
+    ("child-parent", "reload"),
+    ("group-child", "restart, claims"),
+    ("child-group", "reload, claims"),
+    ("side-by-side", ""),
+]
+pytestmark = [
+    pytest.mark.umockdev,
+    pytest.mark.skipif(WRAPPER is None, reason="there is no umockdev-wrapper: apt-get install umockdev"),
+]
+
+
 @pytest.mark.parametrize(("by", "held", "how"), CASES)
 def test_a_part_and_its_whole_are_never_held_at_once(by: str, held: str, how: str) -> None:
+    run("tests.agent.umock_parts", by, held, how)
+
+
+@pytest.mark.parametrize(("case", "how"), OVERLAPS)
+def test_a_device_and_what_it_hands_out_are_never_held_at_once(case: str, how: str) -> None:
+    run("tests.agent.umock_overlap", case, how)
+
+
+def run(*arguments: str) -> None:
+    """A module in a process of its own, which libumockdev needs."""
     assert WRAPPER is not None
     done = subprocess.run(
-        [WRAPPER, sys.executable, "-W", "error", "-m", "tests.agent.umock_parts", by, held, how],
+        [WRAPPER, sys.executable, "-W", "error", "-m", *arguments],
         cwd=Path(__file__).parents[2],
         env=os.environ,
         capture_output=True,

@@ -1,0 +1,55 @@
+"""Devices that are the same hardware in other places of the tree. Pure.
+
+A device hands out its companions' nodes: where a companion is a device as well, only one of the two may have a holder.
+A changed configuration may know held hardware by its child, its parent or its companion: until it is let go, what lies
+in one line with it is taken for the same hardware, unless the configuration that named it had both side by side.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from drabridge.config.matcher import any_of
+from drabridge.config.schema import Config, Resource
+from drabridge.inventory.match import holds
+from drabridge.inventory.records import Record
+
+
+def handed_out(resource: Resource, record: Record, companions: Iterable[Record]) -> tuple[Record, ...]:
+    """The device, then the companions whose nodes go with it. Nodes by path do not count: many share those."""
+    if not any(node.source == "group" for node in resource.nodes):
+        return (record,)
+    return (record, *(companion for companion in companions if companion.devnode))
+
+
+class Former:
+    """Held devices that an earlier configuration named, by the places of what they hand out."""
+
+    def __init__(self) -> None:
+        self._at: dict[str, dict[str, Config]] = defaultdict(dict)
+        self._from: dict[str, dict[str, Config]] = defaultdict(dict)  # there, or above it
+
+    def __bool__(self) -> bool:
+        return bool(self._at)
+
+    def add(self, config: Config, parts: Sequence[Record]) -> None:
+        """A device that ``config`` named; it is the first of ``parts``, which it hands out."""
+        syspath = parts[0].syspath
+        for part in parts:
+            self._at[part.syspath][syspath] = config
+            for node in part.lineage():
+                self._from[node.syspath][syspath] = config
+
+    def same_as(self, parts: Sequence[Record]) -> set[str]:
+        """The syspaths of those that are the same hardware as a device that this configuration names."""
+        found: dict[str, Config] = {}
+        for part in parts if self else ():
+            found |= self._from.get(part.syspath, {})
+            for node in part.lineage():
+                found |= self._at.get(node.syspath, {})
+        return {syspath for syspath, config in found.items() if not _names(config, parts[0])}
+
+
+def _names(config: Config, record: Record) -> bool:
+    return any(holds(any_of(resource.match), record) for resource in config.resources)
