@@ -143,12 +143,13 @@ class Transfers:
         shown = await runtime.witness.shown()
         if shown is None:
             return
-        held = set(map(device_id_of, shown))
-        open_ids = {device_id_of(unit) for unit in (*offered, *busy, *runtime.legacy.busy_ids)}  # former units as well
+        held, healthy = ({(resource, device_id_of(unit)) for resource, unit in units} for units in (shown, offered))
+        open_ids = set(map(device_id_of, (*busy, *runtime.legacy.busy_ids)))  # former units as well
         for entry in waiting:
-            if entry.device.id in held:
+            counted = (entry.device.resource, entry.device.id)
+            if counted in held:
                 runtime.evidence.hurry()
-            elif entry.device.resource in heard and entry.device.id not in open_ids:
+            elif entry.device.resource in heard and counted not in healthy and entry.device.id not in open_ids:
                 await runtime.keeper.apply(Withdrawn(entry.name, since, runtime.now()))
 
     async def _look_at_slices(self, waiting: list[Entry]) -> None:

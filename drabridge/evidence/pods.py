@@ -7,7 +7,7 @@ of the resource: a new kubelet has not re-admitted it yet, or it was admitted a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
@@ -130,25 +130,27 @@ def _extended(container: Json) -> Counter[str]:
 
 
 def _shown(ledger: Ledger, observed: events.Observed) -> Counter[tuple[str, str]]:
-    """How many units of a resource kubelet shows with a pod, by its UID (fresh checkpoint) and by its name (List)."""
-    resource_of = {entry.device.id: entry.device.resource for entry in ledger.entries.values()}
+    """How many units of a resource kubelet shows with a pod, by its UID (fresh checkpoint) and by its name (List).
+
+    Of the node's own resources those of known devices: by an unknown id a pod may have any of them.
+    """
+    ids = {entry.device.id for entry in ledger.entries.values()}
+    ours = {entry.device.resource for entry in ledger.entries.values()}
     fresh = observed.checkpoint is not None and observed.checkpoint.barrier
     by_uid = observed.checkpoint.pods.items() if observed.checkpoint and fresh else ()
     by_name = (observed.listed or {}).items()
     return Counter(
-        [
-            *_holders(resource_of, by_uid, lambda ref: ref.uid),
-            *_holders(resource_of, by_name, lambda ref: f"{ref.namespace}/{ref.name}"),
-        ]
+        (resource, pod)
+        for shown, key in ((by_uid, _uid_of), (by_name, _name_of))
+        for (resource, unit), refs in shown
+        if resource not in ours or device_id_of(unit) in ids
+        for pod in set(map(key, refs))
     )
 
 
-def _holders(
-    resource_of: Mapping[str, str],
-    shown: Iterable[tuple[str, tuple[PodRef, ...]]],
-    key: Callable[[PodRef], str],
-) -> Iterable[tuple[str, str]]:
-    """(resource, pod) once for each unit that the pod has."""
-    for unit, refs in shown:
-        if resource := resource_of.get(device_id_of(unit)):
-            yield from ((resource, pod) for pod in {key(ref) for ref in refs})
+def _uid_of(pod: PodRef) -> str:
+    return pod.uid
+
+
+def _name_of(pod: PodRef) -> str:
+    return f"{pod.namespace}/{pod.name}"

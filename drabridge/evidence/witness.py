@@ -117,16 +117,16 @@ class Witness:
         self.error = ""
         return snapshot
 
-    async def allocatable(self) -> frozenset[str] | None:
-        """The ids that kubelet would still give out or has given out: healthy ones. None: it could not be asked."""
+    async def allocatable(self) -> frozenset[events.Unit] | None:
+        """The units that kubelet would still give out or has given out: healthy ones. None: it could not be asked."""
         try:
             answer = await self._client.allocatable(timeout_seconds=LIST_SECONDS)
         except PodResourcesError as error:
             self.error = str(error)
             return None
-        return frozenset(entry.device_id for entry in answer.devices)
+        return frozenset((entry.resource, entry.device_id) for entry in answer.devices)
 
-    async def shown(self) -> frozenset[str] | None:
+    async def shown(self) -> frozenset[events.Unit] | None:
         """The units that kubelet shows with a pod, in whatever way. None: it could not be asked.
 
         The file as it is may name pods that have ended, but misses none that runs: kubelet writes it before it starts
@@ -161,13 +161,13 @@ class Witness:
 
 
 def pods_of(snapshot: Snapshot) -> events.Pods:
-    """Device-plugin devices of a List, by unit id. A device on two NUMA nodes counts once."""
-    found: dict[str, dict[PodRef, None]] = {}
+    """Device-plugin devices of a List. A device on two NUMA nodes counts once."""
+    found: dict[events.Unit, dict[PodRef, None]] = {}
     for pod in snapshot.pods:
         for container in pod.containers:
             for entry in container.devices:
                 for unit in entry.device_ids:
-                    found.setdefault(unit, {})[PodRef(pod.namespace, pod.name, container.name)] = None
+                    found.setdefault((entry.resource, unit), {})[PodRef(pod.namespace, pod.name, container.name)] = None
     return {unit: tuple(pods) for unit, pods in found.items()}
 
 
@@ -200,19 +200,20 @@ def claims_of(snapshot: Snapshot, driver: str) -> tuple[events.Allocation, ...]:
 
 def _pods_of_checkpoint(found: checkpoint_file.Checkpoint) -> events.Pods:
     return {
-        unit: tuple(PodRef(container=holder.container, uid=holder.pod_uid) for holder in holders)
-        for units in found.held.values()
+        (resource, unit): tuple(PodRef(container=holder.container, uid=holder.pod_uid) for holder in holders)
+        for resource, units in found.held.items()
         for unit, holders in units.items()
     }
 
 
 def absent(ledger: Ledger, listed: events.Pods) -> list[Entry]:
     """Devices that a legacy pod holds on our books and that the List does not show, by whatever unit of them."""
-    shown = set(map(device_id_of, listed))
+    shown = {(resource, device_id_of(unit)) for resource, unit in listed}
     return [
         entry
         for entry in ledger.entries.values()
-        if entry.owner in (Owner.LEGACY, Owner.CONFLICT, Owner.QUARANTINE) and entry.device.id not in shown
+        if entry.owner in (Owner.LEGACY, Owner.CONFLICT, Owner.QUARANTINE)
+        and all((resource, entry.device.id) not in shown for resource in entry.counted_as)
     ]
 
 

@@ -12,7 +12,8 @@ from msgspec import Struct, field
 
 from drabridge.ledger.model import ClaimRef, Facts, Lane, PodRef, Share
 
-Pods = Mapping[str, tuple[PodRef, ...]]  # kubelet's id of a unit -> the containers that it shows with it
+Unit = tuple[str, str]  # the resource that kubelet counts it under, and kubelet's id: both, for ids alone are no names
+Pods = Mapping[Unit, tuple[PodRef, ...]]  # the containers that kubelet shows with a unit
 
 
 class Discovered(Struct, frozen=True):
@@ -41,6 +42,7 @@ class Allocate(Struct, frozen=True):
 
     units: Mapping[str, tuple[str, ...]]
     at: float
+    resource: str = ""  # whose server was asked; empty: the devices' own
 
 
 class Use(Struct, frozen=True):

@@ -10,12 +10,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from drabridge.inventory.model import Presence, device_id_of
+from drabridge.inventory.model import Presence
 from drabridge.ledger import advertise, refusal
 from drabridge.ledger import events as ev
 from drabridge.ledger.claim_rows import lease_effects
 from drabridge.ledger.draft import Demand, Draft
-from drabridge.ledger.model import ClaimRef, Entry, Facts, Lane, Ledger, Owner, PodRef, Policy
+from drabridge.ledger.model import ClaimRef, Entry, Facts, Lane, Ledger, Owner, Policy
 from drabridge.ledger.outcome import (
     ACCEPTED,
     Decision,
@@ -30,6 +30,7 @@ from drabridge.ledger.outcome import (
 )
 from drabridge.ledger.release import Witness, using
 from drabridge.ledger.settle import begin
+from drabridge.ledger.shown import Shown, seen, seen_elsewhere
 from drabridge.ledger.stamps import not_after
 from drabridge.ledger.table import TABLE, Signal, Transition
 
@@ -71,6 +72,10 @@ def _allocate(draft: Draft, event: ev.Allocate) -> None:
     if not _merged(draft, event.units):
         return
     for name, units in event.units.items():
+        entry = draft.get(name)
+        if entry is not None and event.resource not in ("", entry.device.resource):
+            draft.refusals.append(refusal.unknown(name))  # kubelet has not read yet that it is another resource's now
+            continue
         _signal(draft, Signal.ALLOCATE, name, units)
     if not draft.refusals:
         for uid in tuple(draft.denied):
@@ -145,46 +150,28 @@ def _observed(draft: Draft, event: ev.Observed) -> None:
     if event.since_seq < node.kubelet_seq:
         return
     opened = event.opened or {}
-    listed = None if event.listed is None else _Shown(event.listed)
-    checkpoint = None if event.checkpoint is None else _Shown(event.checkpoint.pods)
+    listed = None if event.listed is None else Shown(event.listed)
+    checkpoint = None if event.checkpoint is None else Shown(event.checkpoint.pods)
     barrier = event.checkpoint is not None and event.checkpoint.barrier
     for entry in draft.ledger.entries.values():
         if entry.seq <= event.since_seq:
-            unaccounted = None if event.unaccounted is None else event.unaccounted.get(entry.device.resource, ())
             claims = _claims(event, entry) if entry.owner is Owner.QUARANTINE else _NO_CLAIMS
             witness = Witness(
                 None if listed is None else listed.pods(entry),
                 None if checkpoint is None else checkpoint.pods(entry),
                 barrier,
-                unaccounted,
+                _unaccounted(event, entry),
                 opened.get(entry.device.name),
-                tuple(unit for shown in (listed, checkpoint) if shown is not None for unit in shown.units(entry)),
+                tuple(unit for shown in (listed, checkpoint) if shown is not None for _, unit in shown.units(entry)),
                 *claims,
             )
             _signal(draft, Signal.SEEN if witness.pods else Signal.ABSENT, entry.device.name, witness)
 
 
-class _Shown:
-    """What kubelet shows, by device: whatever unit a pod has, one of another number of replicas included, is of it."""
-
-    def __init__(self, shown: ev.Pods) -> None:
-        self._shown = shown
-        self._units: dict[str, list[str]] = {}
-        for unit in shown:
-            self._units.setdefault(device_id_of(unit), []).append(unit)
-
-    def units(self, entry: Entry) -> Sequence[str]:
-        """The units that kubelet shows with a pod: the device's, and those that its hold names in whatever way."""
-        found = self._units.get(entry.device.id, ())
-        if entry.hold is None or entry.hold.units == entry.device.units:
-            return found
-        return tuple(dict.fromkeys((*found, *(unit for unit in entry.hold.units if unit in self._shown))))
-
-    def pods(self, entry: Entry) -> tuple[PodRef, ...]:
-        units = self.units(entry)
-        if len(units) == 1:
-            return self._shown[units[0]]
-        return tuple(dict.fromkeys(pod for unit in units for pod in self._shown[unit]))
+def _unaccounted(event: ev.Observed, entry: Entry) -> tuple[str, ...] | None:
+    if not event.unaccounted:
+        return None if event.unaccounted is None else ()
+    return tuple(pod for resource in entry.counted_as for pod in event.unaccounted.get(resource, ()))
 
 
 def _claims(event: ev.Observed, entry: Entry) -> _Claims:
@@ -225,16 +212,15 @@ def _booted(draft: Draft, event: ev.Booted) -> None:
 
 def _restarted(draft: Draft, event: ev.Restarted) -> None:
     """Union of what the ledger, kubelet, the CDI files and the API server know; in doubt the holder stays."""
-    witnesses = [_Shown(pods) for pods in (event.listed, event.checkpoint and event.checkpoint.pods) if pods]
+    witnesses = [Shown(pods) for pods in (event.listed, event.checkpoint and event.checkpoint.pods) if pods]
     for entry in draft.ledger.entries.values():
         if (mended := not_after(entry, event.at)) is not entry:
             draft.touched[entry.name] = replace(mended, seq=draft.seq)
         _signal(draft, Signal.RECOUNT, entry.device.name, None)
-        seen = tuple(shown for shown in witnesses if shown.pods(entry))
-        if seen:
-            units = tuple(unit for shown in seen for unit in shown.units(entry))
-            _signal(draft, Signal.SEEN, entry.device.name, Witness(listed=seen[0].pods(entry), units=units))
+        if witness := seen(witnesses, entry):
+            _signal(draft, Signal.SEEN, entry.name, witness)
     _found(draft, event.prepared, {use.device for found in event.prepared for use in found.uses})
+    _found_elsewhere(draft, witnesses)
     if event.allocated is not None:
         _claims_listed(draft, event.allocated)
     draft.durable_node = bool(draft.node_now.lost)
@@ -253,6 +239,17 @@ def _found(draft: Draft, prepared: Iterable[ev.Allocation], names: Collection[st
         for use in found.uses:
             if use.device in names and draft.get(use.device):
                 _signal(draft, Signal.FOUND_PREPARED, use.device, Demand(found.claim, use))
+
+
+def _found_elsewhere(draft: Draft, witnesses: Sequence[Shown]) -> None:
+    """Pods that another resource shows with an id of ours, where nobody knows better: the device is in quarantine, or
+    free by a ledger that was never compared with kubelet's view. What may be chance puts no known holder in doubt.
+    """
+    unsure = {Owner.QUARANTINE} if draft.ledger.node.ever_merged else {Owner.QUARANTINE, Owner.NONE}
+    for name, before in draft.ledger.entries.items():
+        entry = draft.touched.get(name, before)
+        if entry.owner in unsure and (witness := seen_elsewhere(witnesses, entry)):
+            _signal(draft, Signal.SEEN, name, witness)
 
 
 def _claims_listed(draft: Draft, allocated: tuple[ev.Allocation, ...]) -> None:

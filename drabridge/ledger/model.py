@@ -111,7 +111,7 @@ class Hold(Struct, frozen=True):
     absent_since: float = 0.0  # the first of them
     pods: tuple[PodRef, ...] = ()
     because: HeldBecause = HeldBecause.TOO_YOUNG
-    resource: str = ""  # what kubelet counts it under, where the device has become another resource's; else empty
+    resource: str = ""  # what kubelet counts it under, where that is not, or no longer, the device's; else empty
 
 
 class Share(Struct, frozen=True):
@@ -224,6 +224,12 @@ class Entry(Struct, frozen=True):
     def counted_elsewhere(self) -> bool:
         """Whether kubelet counts the pod's hold under another resource: under this one it would give it out again."""
         return self.hold is not None and self.hold.resource not in ("", self.device.resource)
+
+    @property
+    def counted_as(self) -> tuple[str, ...]:
+        """The resources under which kubelet may show a pod on it."""
+        own = self.device.resource
+        return (own, self.hold.resource) if self.hold is not None and self.hold.resource not in ("", own) else (own,)
 
     def claim(self, uid: str) -> ClaimHold | None:
         """What the claim ``uid`` has of this device."""

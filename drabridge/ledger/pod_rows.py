@@ -66,10 +66,22 @@ def confirm(draft: Draft, entry: Entry, witness: Witness) -> Outcome:
 
 
 def adopt(draft: Draft, entry: Entry, witness: Witness) -> Outcome:
-    """Kubelet shows a pod on a device that no pod was known to have: believe it. With a claim on it: CONFLICT."""
+    """Kubelet shows a pod on a device that no pod was known to have: believe it. With a claim on it: CONFLICT.
+
+    Under a resource that may mean another device, quarantine does not end with that pod: others may have it, too.
+    """
     units = tuple(dict.fromkeys(witness.units)) or entry.device.units  # perhaps of more replicas than it has now
-    hold = Hold(units, draft.at, True, draft.at, pods=witness.pods, because=HeldBecause.RUNNING)
+    if entry.owner is Owner.QUARANTINE and (witness.elsewhere or entry.counted_elsewhere):
+        if witness.elsewhere:
+            hold = replace(entry.hold or Hold(), units=units, resource=witness.elsewhere)
+            entry = replace(entry, hold=hold, seq=draft.seq)
+        return confirm(draft, entry, witness)
+    hold = Hold(
+        units, draft.at, True, draft.at, pods=witness.pods, because=HeldBecause.RUNNING, resource=witness.elsewhere
+    )
     message = f"{entry.name} was recorded as {entry.owner}, and kubelet shows {', '.join(map(str, witness.pods))} on it"
+    if witness.elsewhere:
+        message += f" as {witness.elsewhere}"
     draft.effects.append(Notify(Subject.NODE, "DeviceAdopted", message, warning=False))
     return settle(draft, entry, hold, entry.claims)
 

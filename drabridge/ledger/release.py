@@ -28,6 +28,9 @@ class Witness(Struct, frozen=True):
     units: tuple[str, ...] = ()  # kubelet's ids by which it shows the device with a pod
     claimed: tuple[ClaimRef, ...] = ()  # PodResources: claims that a container has the device by
     allocated: tuple[tuple[ClaimRef, Use], ...] | None = ()  # API server: claims that the device is allocated to
+    elsewhere: str = (
+        ""  # the resource that the units are counted under, where it is not one that is known for the device
+    )
 
     @property
     def pods(self) -> tuple[PodRef, ...]:

@@ -131,7 +131,7 @@ class LegacyResource:
         units = self._by_device(ids)
         if self._ids.former():
             self._refuse_surplus(ids)
-        decision = self._keeper.submit(events.Allocate(units, self._now()))
+        decision = self._keeper.submit(events.Allocate(units, self._now(), self.resource))
         return self._decided(decision.result(), units) if decision.done() else self._when_durable(decision, units)
 
     async def _when_durable(self, decision: asyncio.Future[Decision], units: Mapping[str, Sequence[str]]) -> Allocation:

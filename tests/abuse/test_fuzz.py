@@ -189,7 +189,8 @@ def test_every_unit_of_a_valid_list_counts_as_held(answer: wire.ListPodResources
     except PodResourcesError:
         return
     told = {
-        unit for pod in answer.pod_resources for container in pod.containers for entry in container.devices
+        (entry.resource_name, unit)
+        for pod in answer.pod_resources for container in pod.containers for entry in container.devices
         for unit in entry.device_ids
     }  # fmt: skip
     assert told <= held.keys()

@@ -18,7 +18,7 @@ from tests.ledger.mutants import MUTANTS
 
 
 def _kubelet_is_not_asked() -> None:
-    async def nothing(self: Witness) -> frozenset[str]:
+    async def nothing(self: Witness) -> frozenset[tuple[str, str]]:
         return frozenset()
 
     Witness.allocatable = nothing  # type: ignore[method-assign]

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 from msgspec.structs import replace
 
-from drabridge.evidence.witness import Listed, Witness
+from drabridge.evidence.witness import Listed, Witness, absent
 from drabridge.ledger.events import Observed
 from drabridge.ledger.model import Entry, Facts, Hold, Lane, Ledger, NodeState, Owner
 from drabridge.sim.faults import ListFault
@@ -21,6 +21,8 @@ from podresources import Client
 from tests.agent.helpers import short_directory
 from tests.patience import PATIENCE
 from tests.sim.kubelet_peers import GPU, Plugin, device
+
+OTHER = "other.example.com/port"
 
 
 class Peer:
@@ -74,12 +76,32 @@ async def test_what_is_listed_needs_no_barrier() -> None:
         await one.kubelet.run_pod(pod("a"))
         before = await one.look()
         assert before.listed is not None
-        (unit,) = before.listed
+        ((resource, unit),) = before.listed
+        assert resource == GPU
         seen = await one.look(unit)
-        assert [str(ref) for ref in (seen.listed or {})[unit]] == ["default/a (container main)"]
+        assert [str(ref) for ref in (seen.listed or {})[GPU, unit]] == ["default/a (container main)"]
         assert seen.checkpoint is None
         assert seen.since_seq == 7
         assert not one.resent
+
+
+async def test_another_plugin_s_unit_of_the_same_id_is_another_unit() -> None:
+    async with peer() as one:
+        other = Plugin(one.kubelet.node.device_plugin_dir.parent, "o.sock", [device("d0"), device("d1")], OTHER)
+        await other.serve()
+        await other.register()
+        await one.kubelet.wait_for_resource(OTHER, healthy=2)
+        await one.kubelet.run_pod(pod("a"))
+        ((_, unit),) = (await one.look()).listed or {}
+        await one.kubelet.run_pod(PodSpec("default", "b", uid="b", containers=(Container("main", {OTHER: 2}),)))
+        seen = await one.look("d0", "d1")
+        assert set(seen.listed or ()) == {(GPU, unit), (OTHER, "d0"), (OTHER, "d1")}
+        assert seen.checkpoint is not None, "a hold would end: of our device the List shows nothing"
+        assert set(seen.checkpoint.pods) == set(seen.listed or ())
+        assert set(await one.witness.allocatable() or ()) == {
+            (name, f"d{n}") for name in (GPU, OTHER) for n in range(2)
+        }
+        await other.stop()
 
 
 async def test_evidence_is_as_old_as_its_first_question() -> None:
@@ -94,11 +116,11 @@ async def test_evidence_is_as_old_as_its_first_question() -> None:
 async def test_the_barrier_makes_kubelet_write_what_it_has_just_dropped() -> None:
     async with peer() as one:
         await one.kubelet.run_pod(pod("a"))
-        (unit,) = (await one.look()).listed or {}
+        ((_, unit),) = (await one.look()).listed or {}
         await one.kubelet.finish_pod("uid-a")
         stale = one.witness.checkpoint()
         assert stale is not None
-        assert unit in stale.pods  # nobody has asked kubelet yet, so nobody has told the file
+        assert (GPU, unit) in stale.pods  # nobody has asked kubelet yet, so nobody has told the file
         assert not stale.barrier
         seen = await one.look(unit)
         assert one.resent == [[GPU]]
@@ -119,7 +141,7 @@ async def test_a_plain_init_container_is_in_the_checkpoint_alone() -> None:
         assert seen.listed == {}
         assert seen.checkpoint is not None
         assert seen.checkpoint.barrier
-        assert [(ref.uid, ref.container) for ref in seen.checkpoint.pods[unit]] == [("uid-a", "init")]
+        assert [(ref.uid, ref.container) for ref in seen.checkpoint.pods[GPU, unit]] == [("uid-a", "init")]
         await one.kubelet.delete_pod("uid-a")
         await running
 
@@ -142,7 +164,7 @@ async def test_whoever_shows_a_pod_shows_it() -> None:
         running = asyncio.create_task(one.kubelet.run_pod(spec))
         await one.kubelet.wait_for(lambda: len(one.kubelet.resources[GPU].allocated) == 2)
         assert len((await one.look()).listed or {}) == 1
-        assert await one.witness.shown() == frozenset({"d0", "d1"})
+        assert set(await one.witness.shown() or ()) == {(GPU, "d0"), (GPU, "d1")}
         one.kubelet.faults.podresources = ListFault.ERROR
         assert await one.witness.shown() is None
         one.kubelet.faults.podresources = ListFault.NONE
@@ -197,6 +219,13 @@ async def test_a_socket_that_is_gone_is_unknown() -> None:
         one.kubelet.node.podresources_socket.unlink()
         assert (await one.look("d0")).listed is None
         assert await one.witness.allocatable() is None
+
+
+def test_a_hold_that_kubelet_counts_elsewhere_is_looked_for_there() -> None:
+    held = Entry(Facts("d0", GPU, ("d0",)), Owner.LEGACY, hold=Hold(("d0",), resource=OTHER))
+    ledger = Ledger.of([held])
+    assert absent(ledger, {(OTHER, "d0::1"): ()}) == absent(ledger, {(GPU, "d0"): ()}) == []
+    assert absent(ledger, {("third", "d0"): (), (OTHER, "d1"): ()}) == [held]
 
 
 async def test_a_list_waits_for_a_quiet_moment() -> None:

@@ -30,7 +30,7 @@ NOTHING_SEEN = Observed(0.0, 0, {})
     [
         ([LOST, HELD], NOTHING_SEEN, (), True),
         ([HELD], NOTHING_SEEN, (), False),  # its pod's end is another matter
-        ([LOST], Observed(0.0, 0, {"g0": (PodRef("default", "a"),)}), (), False),  # nothing but
+        ([LOST], Observed(0.0, 0, {(GPU, "g0"): (PodRef("default", "a"),)}), (), False),  # nothing but
         ([LOST], Observed(0.0, 0, {}, claimed={"g0": (ClaimRef("uid-c"),)}), (), False),  # these
         ([LOST], NOTHING_SEEN, (POD,), False),  # would end it
         ([LOST, OTHER], NOTHING_SEEN, (POD,), True),

@@ -80,7 +80,7 @@ def _watch(*pods: dict[str, Any]) -> PodWatch:
 
 
 def _observed(listed: dict[str, str], checkpoint: Checkpoint | None = None) -> Observed:
-    shown = {unit: (PodRef("default", name, "m"),) for unit, name in listed.items()}
+    shown = {(FPGA if unit[0] == "f" else GPU, unit): (PodRef("default", name, "m"),) for unit, name in listed.items()}
     return Observed(0.0, 0, listed=shown, checkpoint=checkpoint)
 
 
@@ -91,10 +91,23 @@ def test_a_pod_that_kubelet_shows_with_less_than_it_asks_for_is_unaccounted() ->
     assert watch.unaccounted(LEDGER, _observed({"g0": "x", "g1": "a", "f0": "b"})) == {GPU: ("default/a",)}
 
 
+def test_another_plugin_s_units_account_for_what_is_asked_of_it_alone() -> None:
+    shown = {
+        (name, unit): (PodRef("default", "a", "m"),) for name, unit in (("vendor", "g0"), ("vendor", "9"), (GPU, "9"))
+    }
+    seen = Observed(0.0, 0, listed=shown)
+    assert _watch(pod("a", container("m", gpu=1))).unaccounted(LEDGER, seen) == {GPU: ("default/a",)}, "an unknown id"
+    asks = pod("a", container("m"))
+    asks["spec"]["containers"][0]["resources"]["limits"] = {"vendor/gpu": "2"}
+    listed = {("vendor/gpu", unit): (PodRef("default", "a", "m"),) for unit in ("g0", "9")}
+    assert _watch(asks).unaccounted(LEDGER, Observed(0.0, 0, listed=listed)) == {}
+    assert _watch(asks).unaccounted(LEDGER, seen) == {"vendor/gpu": ("default/a",)}
+
+
 @pytest.mark.parametrize(("fresh", "missing"), [(True, {}), (False, {GPU: ("default/a",)})])
 def test_an_init_container_is_accounted_for_by_a_fresh_checkpoint_alone(fresh: bool, missing: dict[str, Any]) -> None:
     watch = _watch(pod("a", container("m"), init=(container("i", gpu=1),)))
-    checkpoint = Checkpoint({"g0": (PodRef(container="i", uid="uid-a"),)}, barrier=fresh)
+    checkpoint = Checkpoint({(GPU, "g0"): (PodRef(container="i", uid="uid-a"),)}, barrier=fresh)
     assert watch.unaccounted(LEDGER, _observed({}, checkpoint)) == missing
 
 
@@ -104,7 +117,7 @@ def test_a_static_pod_is_known_to_kubelet_by_the_uid_that_its_mirror_names() -> 
     ended: list[int] = []
     watch = PodWatch(None, "node-a", lambda: ended.append(1))  # type: ignore[arg-type]
     watch.listed((mirror,))
-    checkpoint = Checkpoint({"g0": (PodRef(container="i", uid="0123abcd"),)}, barrier=True)
+    checkpoint = Checkpoint({(GPU, "g0"): (PodRef(container="i", uid="0123abcd"),)}, barrier=True)
     assert watch.unaccounted(LEDGER, _observed({}, checkpoint)) == {}
     assert watch.unaccounted(LEDGER, _observed({})) == {GPU: ("default/a",)}
     watch.changed("MODIFIED", mirror)

@@ -124,7 +124,7 @@ async def test_only_resources_that_ask_for_it_and_only_what_kubelet_does_not_sho
     held = Entry(Facts("null", "example.com/mem", ("null",)), Owner.LEGACY, hold=Hold(("null",)))
     ledger = Ledger.of([held])
     seen = Observed(0.0, 0, listed={})
-    shown = Observed(0.0, 0, listed={"null": (PodRef("default", "a"),)})
+    shown = Observed(0.0, 0, listed={("example.com/mem", "null"): (PodRef("default", "a"),)})
     devices = {"null": NULL}
     with os.fdopen(os.open("/dev/null", os.O_RDONLY)):
         off = Others(lambda: ledger, lambda: devices, frozenset)

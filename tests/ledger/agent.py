@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 from itertools import product
 
 from drabridge.ledger import events as ev
-from drabridge.ledger.model import ClaimRef, Lane, Owner, PodRef
+from drabridge.ledger.model import ClaimRef, Lane, Owner
 from tests.ledger.claims import uses
 from tests.ledger.ledgers import Ledgers
 from tests.ledger.rules import Outcomes, Rule, Stage, happens, helps, stage, where
@@ -24,8 +24,8 @@ def _in_list(claim: Claim) -> bool:
     return claim.kubelet == K.RUNNING and claim.api == 1
 
 
-def _shown(mask: int) -> Mapping[str, tuple[PodRef, ...]]:
-    return {DEVICES[device]: POD for device in bits(mask)}
+def _shown(mask: int) -> ev.Pods:
+    return {("r", DEVICES[device]): POD for device in bits(mask)}
 
 
 class Agent:

@@ -26,7 +26,7 @@ from drabridge.ledger.advertise import dra_schedulable, legacy_healthy
 NOON = 1_700_000_000.0  # 2023-11-14 22:13:20 UTC
 CLAIM, OTHER = ClaimRef("uid-1", "team-a", "train"), ClaimRef("uid-2", "team-b", "serve")
 POD = PodRef("team-a", "notebook", "main", "pod-uid")
-PODS = {"GPU-0": (POD,)}
+PODS = {("r", "GPU-0"): (POD,)}
 
 
 class Node:

@@ -106,7 +106,7 @@ def test_facts_come_from_the_inventory() -> None:
 
 def test_a_take_over_recognises_the_pods_of_another_plugin() -> None:
     node = Node(device(0), device(1, Lane.DRA))
-    node.yes(Restarted(NOON, (), {}, Checkpoint({"GPU-1": (PodRef(uid="u"),)} | PODS)))
+    node.yes(Restarted(NOON, (), {}, Checkpoint({("r", "GPU-1"): (PodRef(uid="u"),)} | PODS)))
     assert node.owner("gpu-0") is node.owner("gpu-1") is Owner.LEGACY
     assert node["gpu-1"].move  # it goes to its lane when the pod is gone
 

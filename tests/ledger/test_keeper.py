@@ -212,7 +212,7 @@ async def test_evidence_costs_no_fsync_and_is_written_with_the_next_commit(
 ) -> None:
     await keeper.apply(allocate(0))
     before = disk.syncs
-    pods = {"GPU-0": (PodRef("ns", "p", "c"),)}
+    pods = {("r", "GPU-0"): (PodRef("ns", "p", "c"),)}
     await keeper.apply(Observed(50.0, keeper.ledger.seq, pods, Checkpoint({}), {}))
     assert disk.syncs == before
     await keeper.apply(allocate(1))
@@ -274,7 +274,7 @@ async def test_a_lost_ledger_is_quarantined_and_evidence_brings_it_back(tmp_path
     assert keeper.loaded.kind is Loaded.LOST
     await keeper.apply(Discovered(DEVICES, 300.0, LANES))
     assert {entry.owner for entry in keeper.ledger.entries.values()} == {Owner.QUARANTINE}
-    pods = {"GPU-0": (PodRef("ns", "p", "c"),)}
+    pods = {("r", "GPU-0"): (PodRef("ns", "p", "c"),)}
     claim = Allocation(ClaimRef("u", "ns", "claim"), (Use("gpu-2"),))
     await keeper.apply(Restarted(301.0, (claim,), pods, Checkpoint(pods), (claim,)))
     owners = [entry.owner for entry in keeper.ledger.entries.values()]
@@ -291,7 +291,7 @@ async def test_a_lost_ledger_is_quarantined_and_evidence_brings_it_back(tmp_path
 async def test_close_writes_what_is_only_in_memory(tmp_path: Path, disk: Disk) -> None:
     keeper = await start(tmp_path, disk)
     await keeper.apply(allocate(0))
-    pods = {"GPU-0": (PodRef("ns", "p", "c"),)}
+    pods = {("r", "GPU-0"): (PodRef("ns", "p", "c"),)}
     await keeper.apply(Observed(50.0, keeper.ledger.seq, pods, Checkpoint({}), {}))
     await keeper.close()
     store = Store(tmp_path, node="n")
@@ -315,7 +315,7 @@ async def test_a_subscriber_may_take_a_step_of_its_own(keeper: Keeper, disk: Dis
     assert (await keeper.apply(allocate(0))).accepted
     (second,) = inner
     await asyncio.sleep(0.01)
-    pods = {"GPU-0": (PodRef("ns", "p", "c"),)}
+    pods = {("r", "GPU-0"): (PodRef("ns", "p", "c"),)}
     third = keeper.submit(Observed(50.0, keeper.ledger.seq, pods, Checkpoint({}), {}))
     await asyncio.sleep(0.05)
     assert not second.done()

@@ -91,7 +91,7 @@ def test_free_devices_move_before_held_ones() -> None:
 
 def all_held_but(ledger: Ledger, found: list[Device], free: Collection[int]) -> Ledger:
     """Pods on everything that is held, but for these: theirs have ended."""
-    shown = {device.id: (PodRef("ns", "p", "c"),) for n, device in enumerate(found) if n not in free}
+    shown = {("r", device.id): (PodRef("ns", "p", "c"),) for n, device in enumerate(found) if n not in free}
     for at in (500.0, 600.0):
         ledger = step(ledger, Observed(at, ledger.seq, shown, None, {}), POLICY).of(ledger)
     assert [entry.owner is Owner.NONE for entry in ledger.entries.values()] == [n in free for n in range(len(found))]

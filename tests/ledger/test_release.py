@@ -121,7 +121,7 @@ def held(at: float = 0.0) -> Ledger:
 def look(
     ledger: Ledger, at: float, *, listed: bool = False, checkpoint: bool | None = False, api: bool = True
 ) -> Ledger:
-    pods = {"GPU-0": (POD,)}
+    pods = {("r", "GPU-0"): (POD,)}
     event = Observed(
         at,
         ledger.seq,

@@ -271,8 +271,8 @@ class Machine(RuleBasedStateMachine):
                 assert len({held.claim.uid for held in entry.holders}) <= 1 or entry.device.shareable
 
 
-def _pods(listed: list[str] | None) -> dict[str, tuple[PodRef, ...]] | None:
-    return None if listed is None else {unit: POD for name in listed for unit in UNITS[name][:1]}
+def _pods(listed: list[str] | None) -> dict[tuple[str, str], tuple[PodRef, ...]] | None:
+    return None if listed is None else {("r", unit): POD for name in listed for unit in UNITS[name][:1]}
 
 
 def _durable(ledger: Ledger) -> dict[str, object]:

@@ -118,7 +118,7 @@ def test_replicas_of_one_device_add_up() -> None:
     node.yes(Allocate({"gpu-0": ("G::1",)}, NOON))
     assert node["gpu-0"].hold
     assert node["gpu-0"].hold.units == ("G::0", "G::1")
-    done = node.yes(Observed(NOON + 500, node.ledger.seq, {"G::1": (POD,)}, Checkpoint({}), {}))
+    done = node.yes(Observed(NOON + 500, node.ledger.seq, {("r", "G::1"): (POD,)}, Checkpoint({}), {}))
     assert done.changes[0].hold.confirmed  # type: ignore[union-attr]
 
 

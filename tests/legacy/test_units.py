@@ -148,7 +148,7 @@ POD = PodRef("default", "p", "main")
 async def test_a_pod_that_kubelet_shows_with_a_former_id_holds_the_device(place: Place) -> None:
     """Another agent had more replicas, or the record was lost."""
     await place.have(2)
-    await place.keeper.apply(Restarted(1.0, listed={"C0::139": (POD,)}))
+    await place.keeper.apply(Restarted(1.0, listed={(RESOURCE.name, "C0::139"): (POD,)}))
     assert place.owner is Owner.LEGACY
     place.resource.learn()
     assert place.listed["C0::139"] == UNHEALTHY
@@ -157,7 +157,7 @@ async def test_a_pod_that_kubelet_shows_with_a_former_id_holds_the_device(place:
 async def test_evidence_finds_a_pod_by_any_id_of_the_device(place: Place) -> None:
     await place.have(2)
     seq = place.keeper.ledger.seq
-    observed = Observed(at=1.0, since_seq=seq, listed={"C0::139": (POD,)})
+    observed = Observed(at=1.0, since_seq=seq, listed={(RESOURCE.name, "C0::139"): (POD,)})
     pods = PodWatch(None, "n", lambda: None)  # type: ignore[arg-type]
     container = {"resources": {"limits": {RESOURCE.name: "1"}}}
     metadata = {"namespace": "default", "name": "p", "uid": "u"}

@@ -1,0 +1,69 @@
+"""What kubelet shows with pods, sorted by the devices of the ledger.
+
+Kubelet counts by resource: another plugin's id that is spelled like one of ours is another device, and small ids are
+common. So what is shown is of a device under the device's own resource, and under the one that its hold is counted by.
+
+With one exception, at a start where nobody knows better (:mod:`drabridge.ledger.machine`): the plugin before this agent
+may have called the same hardware by the same id and another resource's name. That cannot be told from chance (kubelet's
+file goes on naming the devices of a plugin that has ended), so it is believed, once: a mistake then costs the use of a
+device while that resource shows a pod with the id, and not the device of a pod that runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from drabridge.inventory.model import device_id_of
+from drabridge.ledger.events import Pods, Unit
+from drabridge.ledger.model import Entry, PodRef
+from drabridge.ledger.release import Witness
+
+
+class Shown:
+    """One answer of kubelet. Whatever unit a pod has, one of another number of replicas included, is of its device."""
+
+    def __init__(self, shown: Pods) -> None:
+        self._shown = shown
+        self._resources = {resource for resource, _ in shown}
+        self._units: dict[Unit, list[Unit]] = {}  # (resource, id of the device) -> units
+        for unit in shown:
+            self._units.setdefault((unit[0], device_id_of(unit[1])), []).append(unit)
+
+    def units(self, entry: Entry, elsewhere: str = "") -> Sequence[Unit]:
+        """The units that kubelet shows with a pod: the device's, and those that its hold names in whatever way.
+        ``elsewhere``: instead, those of this resource that are spelled like the device's.
+        """
+        hold, names = entry.hold, (elsewhere,) if elsewhere else entry.counted_as
+        found: Sequence[Unit] = self._units.get((names[0], entry.device.id), ())
+        if elsewhere or hold is None or (len(names) == 1 and hold.units == entry.device.units):
+            return found
+        others = [unit for name in names[1:] for unit in self._units.get((name, entry.device.id), ())]
+        former = [unit for name in names for one in hold.units if (unit := (name, one)) in self._shown]
+        return tuple(dict.fromkeys((*found, *others, *former)))
+
+    def pods(self, entry: Entry, elsewhere: str = "") -> tuple[PodRef, ...]:
+        """The containers that kubelet shows with these units."""
+        units = self.units(entry, elsewhere)
+        if len(units) == 1:
+            return self._shown[units[0]]
+        return tuple(dict.fromkeys(pod for unit in units for pod in self._shown[unit]))
+
+    def elsewhere(self, entry: Entry) -> set[str]:
+        """Resources that are not known to be the device's, with pods on what they call as the device is called."""
+        others = self._resources.difference(entry.counted_as)
+        return {resource for resource in others if (resource, entry.device.id) in self._units}
+
+
+def seen(witnesses: Sequence[Shown], entry: Entry, elsewhere: str = "") -> Witness | None:
+    """What these answers together show of a device, the first one's names of pods preferred; None if no pod."""
+    showing = [one for one in witnesses if one.pods(entry, elsewhere)]
+    if not showing:
+        return None
+    units = tuple(unit for one in showing for _, unit in one.units(entry, elsewhere))
+    return Witness(listed=showing[0].pods(entry, elsewhere), units=units, elsewhere=elsewhere)
+
+
+def seen_elsewhere(witnesses: Sequence[Shown], entry: Entry) -> Witness | None:
+    """The same under a resource that is not known to be the device's. Of several one is chosen: at most one can be."""
+    others = {other for one in witnesses for other in one.elsewhere(entry)}
+    return seen(witnesses, entry, min(others)) if others else None

@@ -1,0 +1,98 @@
+"""Other plugins beside and before the agent: their resources' names decide whether an id of theirs is one of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+from drabridge.sim.cluster import ClusterTimings, SimCluster
+from drabridge.sim.kubelet import SimKubelet
+from drabridge.sim.pods import Phase
+from drabridge.sim.timings import Timings
+from tests.agent.helpers import RESOURCE, AgentProcess, pod, short_directory, until
+from tests.agent.test_bridge_node import CLASS, claim_pod, devices_in_slices, limits_pod, set_lanes
+from tests.agent.test_bridge_node import CONFIG as BRIDGE
+from tests.agent.test_takeover import IDS, QUICK
+from tests.sim.kubelet_peers import Plugin, device
+
+VENDOR = "vendor.example.com/gpu"
+
+
+async def owners(agent: AgentProcess) -> dict[str, str]:
+    return {row["name"]: row["owner"] for row in (await agent.status())["devices"]}
+
+
+@contextlib.asynccontextmanager
+async def plugin(kubelet: SimKubelet, resource: str, ids: Sequence[str]) -> AsyncIterator[Plugin]:
+    """Another plugin, registered; kubelet has its list."""
+    other = Plugin(kubelet.node.device_plugin_dir.parent, "vendor.sock", [device(name) for name in ids], resource)
+    await other.serve()
+    try:
+        await other.register()
+        await kubelet.wait_for_resource(resource, healthy=len(ids))
+        yield other
+    finally:
+        await other.stop()
+
+
+async def test_a_node_that_is_taken_over_under_another_name_gives_nobody_what_pods_have() -> None:
+    with short_directory() as root:
+        async with SimKubelet(root, timings=Timings.fast()) as kubelet:
+            async with plugin(kubelet, VENDOR, IDS):
+                await kubelet.run_pod(pod("a", 2, VENDOR))
+                held = set(kubelet.resources[VENDOR].allocated)
+            agent = AgentProcess(root, QUICK)
+            await agent.start()
+            try:
+                await agent.ready()
+                await kubelet.wait_for_resource(RESOURCE, healthy=2)
+                assert {name for name, owner in (await owners(agent)).items() if owner == "legacy"} == held
+                assert (await kubelet.run_pod(pod("b", 4))).phase is Phase.FAILED
+                assert (await kubelet.run_pod(pod("c", 2))).phase is Phase.RUNNING
+                await agent.stop()
+                await agent.start()
+                await agent.ready()
+                assert set(kubelet.resources[RESOURCE].healthy) == set(IDS) - held
+                await kubelet.delete_pod("uid-a")
+                await kubelet.wait_for_resource(RESOURCE, healthy=4)
+                assert (await kubelet.run_pod(pod("d", 2))).phase is Phase.RUNNING
+            finally:
+                await agent.stop(signal.SIGKILL)
+
+
+@contextlib.asynccontextmanager
+async def cluster_node() -> AsyncIterator[tuple[AgentProcess, SimCluster]]:
+    """A cluster, and an agent that is not started yet. No judge: he knows devices by their ids alone."""
+    with short_directory() as root:
+        async with SimCluster(root, timings=replace(ClusterTimings.fast(), kubelet=Timings.fast())) as cluster:
+            kubeconfig = str(cluster.api.kubeconfig(root / "kubeconfig"))
+            agent = AgentProcess(root / "node-a", BRIDGE, arguments=("--kubeconfig", kubeconfig))
+            await cluster.apply(CLASS)
+            try:
+                yield agent, cluster
+            finally:
+                await agent.stop(signal.SIGKILL)
+
+
+async def test_another_plugin_s_devices_are_not_ours_because_they_are_called_alike() -> None:
+    async with cluster_node() as (agent, cluster):
+        kubelet = cluster.kubelets["node-a"]
+        await agent.start()
+        await agent.ready()
+        await cluster.apply(claim_pod("c"))
+        await cluster.wait_pod("c")
+        before = await owners(agent)
+        assert sorted(before.values()) == ["dra-prepared", "none", "none", "none"]
+        async with plugin(kubelet, VENDOR, IDS):
+            await cluster.apply(limits_pod("stranger", 4).replace(RESOURCE, VENDOR))
+            await cluster.wait_pod("stranger")
+            await agent.stop()
+            await agent.start()
+            await agent.ready()
+            assert await owners(agent) == before
+            await set_lanes(agent, legacy=0, dra=4)
+            await until(lambda: devices_in_slices(cluster) == set(IDS), 10, agent.text)
+            assert await owners(agent) == before
+            assert not {"DeviceConflict", "DeviceAdopted"} & {one["reason"] for one in cluster.events()}
