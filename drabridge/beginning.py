@@ -18,9 +18,10 @@ from drabridge.claims import recorded
 from drabridge.errors import HostError
 from drabridge.evidence import checkpoint as checkpoint_file
 from drabridge.evidence.witness import LIST_SECONDS, Listed
-from drabridge.inventory.model import Snapshot
+from drabridge.inventory.model import Snapshot, device_id_of
 from drabridge.ledger import (
     Allocation,
+    Checkpoint,
     ClaimDeallocated,
     ClaimRef,
     Discovered,
@@ -37,6 +38,7 @@ from drabridge.runtime import Runtime
 log = logging.getLogger(__name__)
 
 FIRST_LIST_SECONDS = 0.5  # kubelet answers in milliseconds when it is there; what it says later is evidence too
+NAMED = 4  # of the ids that nobody knows: enough to see how they differ from ours
 _SHARE = re.compile(r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")  # the API server's share ids
 
 
@@ -55,6 +57,7 @@ async def merge(runtime: Runtime, *, rebooted: bool) -> bool:
         doubt = _of_files(runtime.cdi)
         if not doubt and checkpoint is None and checkpoint_file.exists(directory):
             doubt = "kubelet's checkpoint of devices is not understood, and it alone knows every pod"
+        doubt = doubt or _of_ids(runtime, listed, checkpoint)
         if doubt and not await _lose(runtime, doubt):
             return False
     claims = _claims(runtime, listed, keeper.ledger.entries, rebooted=rebooted)
@@ -106,6 +109,20 @@ def _of_files(cdi: CdiStore) -> str:
     except HostError as error:
         return str(error)
     return f"CDI files in {cdi.directory} are of an agent whose ledger is gone" if left else ""
+
+
+def _of_ids(runtime: Runtime, listed: Listed | None, checkpoint: Checkpoint | None) -> str:
+    """What kubelet shows against a new node: pods with our resources by ids that no device here has. They have some
+    of the hardware, and nobody can say which: the plugin before us called it otherwise.
+    """
+    devices = [entry.device for entry in runtime.keeper.ledger.entries.values()]
+    ids, ours = {device.id for device in devices}, {resource.name for resource in runtime.config.resources}
+    shown = {*(listed.pods if listed else ()), *(checkpoint.pods if checkpoint else ())}
+    unknown = sorted((name, unit) for name, unit in shown if name in ours and device_id_of(unit) not in ids)
+    if not unknown:
+        return ""
+    words = ", ".join(f"{name} {unit}" for name, unit in unknown[:NAMED])
+    return f"kubelet shows pods with devices that this configuration calls otherwise or does not match: {words}"
 
 
 def _claimed(cdi: CdiStore) -> dict[str, tuple[str, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 from collections.abc import AsyncIterator, Sequence
@@ -96,3 +97,31 @@ async def test_another_plugin_s_devices_are_not_ours_because_they_are_called_ali
             await until(lambda: devices_in_slices(cluster) == set(IDS), 10, agent.text)
             assert await owners(agent) == before
             assert not {"DeviceConflict", "DeviceAdopted"} & {one["reason"] for one in cluster.events()}
+
+
+async def test_pods_by_ids_that_nobody_knows_put_every_device_in_doubt_while_they_run() -> None:
+    """The name is ours and the ids are not: the plugin before us took another attribute for them."""
+    async with cluster_node() as (agent, cluster):
+        kubelet = cluster.kubelets["node-a"]
+        async with plugin(kubelet, RESOURCE, [f"v{n}" for n in range(4)]):
+            await cluster.apply(limits_pod("old"))
+            await cluster.wait_pod("old")
+        (used,) = kubelet.resources[RESOURCE].allocated
+        await agent.start()
+        await agent.up()
+        await until(lambda: is_all(agent, "quarantine"), 10, agent.text)
+        notes = (await agent.status())["notes"]
+        assert any(f"calls otherwise or does not match: {RESOURCE} {used}" in note for note in notes), notes
+        await until(lambda: doubted_because(agent, "pod-unaccounted"), 10, agent.text)
+        await asyncio.sleep(1)  # longer than every doubt
+        assert await is_all(agent, "quarantine")
+        await cluster.delete("pods", "old")
+        await until(lambda: is_all(agent, "none"), 20, agent.text)
+
+
+async def is_all(agent: AgentProcess, owner: str) -> bool:
+    return await owners(agent) == dict.fromkeys(IDS, owner)
+
+
+async def doubted_because(agent: AgentProcess, reason: str) -> bool:
+    return f'drabridge_hold_reason{{reason="{reason}"}}'.encode() in (await agent.ask("/metrics"))[1]
