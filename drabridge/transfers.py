@@ -47,6 +47,7 @@ class Transfers:
         self._runtime = runtime
         self._claims = claims
         self._wishes = wishes
+        self._slices_due = 0.0  # wall-clock seconds: not before, after a LIST that failed
 
     def first_lanes(self, snapshot: Snapshot) -> Mapping[str, Lane]:
         """Where devices start that the ledger has never seen."""
@@ -154,11 +155,21 @@ class Transfers:
 
     async def _look_at_slices(self, waiting: list[Entry]) -> None:
         driver = self._claims.driver
-        if driver is None:
+        runtime = self._runtime
+        if driver is None or runtime.now() < self._slices_due:
             return
-        for entry in waiting:
-            if driver.synced_seq >= entry.seq:
-                await self._runtime.keeper.apply(SliceWithdrawn(entry.name, driver.synced_seq, self._runtime.now()))
+        since = driver.synced_seq
+        names = {entry.name for entry in waiting if since >= entry.seq}
+        if not names:
+            return
+        try:
+            withdrawn = await driver.withdrawn(names)  # once for a move: what was written may rest on a watch that lags
+        except ClusterError as error:
+            self._slices_due = runtime.now() + CLAIMS_RETRY_SECONDS
+            log.warning("a lane move waits for the API server", extra={"reason": str(error)})
+            return
+        for name in withdrawn:
+            await runtime.keeper.apply(SliceWithdrawn(name, since, runtime.now()))
 
     async def _ask_for_claims(self, waiting: list[Entry]) -> float:
         """After the quiet time: does any claim have one of these devices? Returns seconds until the next look."""

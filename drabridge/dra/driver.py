@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from msgspec import Struct
@@ -188,6 +188,12 @@ class DraDriver:
         if not self._version:
             raise UnreachableError(self._error or "the API server has not answered yet")
         return await self._preparer.release_if_deallocated(claim)
+
+    async def withdrawn(self, names: Collection[str]) -> frozenset[str]:
+        """Those of these devices that the API server shows in no slice, asked now. Raises ClusterError."""
+        if self._publisher is None:
+            raise UnreachableError(self._error or "the API server has not answered yet")
+        return frozenset(names) - await self._publisher.shown(names)
 
     async def run(self) -> None:
         """Serve until cancelled. The sockets open once the inventory is complete; slices follow when the API answers.

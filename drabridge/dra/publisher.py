@@ -12,17 +12,16 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from msgspec import Struct
 
 from drabridge.clusterapi import (
     NODES,
     Cluster,
-    ConflictError,
+    DeniedError,
     InvalidError,
     Json,
-    NotFoundError,
     backoff,
     resource_slices,
 )
@@ -146,6 +145,20 @@ class Publisher:
         self._listed = False
         self.state = PublisherState(False, len(self._actual), reason, *self._known())
 
+    async def shown(self, names: Collection[str]) -> frozenset[str]:
+        """Which of these devices the API server shows in slices, asked now: a watch may lag. Raises ClusterError."""
+        listing = await self._cluster.list(self._kind, field_selector=self._selector)
+        there = {device["name"] for item in listing.items for device in item["spec"].get("devices") or ()}
+        found = frozenset(names) & there
+        if found:
+            self._doubt()
+        return found
+
+    def _doubt(self) -> None:
+        """What the server has may be something else than is believed: nothing is written, or said, before a list."""
+        self._listed = False
+        self._relist.set()
+
     # --- what it should have
 
     async def _write(self) -> None:
@@ -165,8 +178,8 @@ class Publisher:
                 await self._failed(error, INVALID_RETRY_SECONDS if isinstance(error, InvalidError) else next(delays))
 
     async def _failed(self, error: ClusterError, delay: float) -> None:
-        if isinstance(error, ConflictError | NotFoundError):
-            self._relist.set()  # somebody else wrote: look again before writing
+        if not isinstance(error, InvalidError | DeniedError):  # these were not done, for certain
+            self._doubt()
         log.error("slices cannot be published", extra={"error": str(error), "retry_seconds": round(delay, 1)})
         self.state = PublisherState(False, len(self._actual), str(error), *self._known())
         self._observer(PublishFailed(str(error), delay))

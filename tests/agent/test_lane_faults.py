@@ -8,6 +8,8 @@ import signal
 import time
 from typing import Any
 
+import pytest
+
 from drabridge.sim.api import SimApiServer
 from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet import SimKubelet
@@ -37,16 +39,19 @@ async def look_for(seconds: float, look: Any) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_a_device_stays_out_of_pods_reach_while_claims_cannot_be_listed() -> None:
+@pytest.mark.parametrize(("unlisted", "step"), [("resourceslices", "revoking"), ("resourceclaims", "quiescing")])
+async def test_a_device_stays_out_of_pods_reach_while_the_server_cannot_be_asked(unlisted: str, step: str) -> None:
     async with bridge() as (agent, cluster, _):
+        await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
         before = healthy(cluster)
-        cluster.api.faults.fail(ALWAYS, 503, verb="list", resource="resourceclaims")
+        cluster.api.faults.fail(ALWAYS, 503, verb="list", resource=unlisted)
         await set_lanes(agent, legacy=4, dra=0)
-        await until(lambda: at_step(agent, "quiescing", 2), 10, agent.text)
+        await until(lambda: not devices_in_slices(cluster), 10, agent.text)
+        await until(lambda: at_step(agent, step, 2), 10, agent.text)
 
         async def kept() -> None:
             assert healthy(cluster) == before, agent.text()
-            assert await at_step(agent, "quiescing", 2), await moving(agent)
+            assert await at_step(agent, step, 2), await moving(agent)
 
         await look_for(4 * QUIET_SECONDS, kept)
         await until(lambda: "a lane move waits for the API server" in agent.text(), 10, agent.text)
@@ -77,6 +82,29 @@ async def test_a_device_stays_out_of_pods_reach_while_its_slice_cannot_be_writte
 
         await until(all_moved, 30, agent.text)
         assert not devices_in_slices(cluster)
+
+
+async def test_a_device_stays_out_of_pods_reach_while_a_slice_that_is_not_known_of_may_show_it() -> None:
+    """A slice was written, the answer was lost, and no watch tells: the lanes go back before the write is repeated."""
+    async with bridge() as (agent, cluster, _):
+        await set_lanes(agent, legacy=4, dra=0)
+        await until(lambda: len(healthy(cluster)) == 4, 20, agent.text)
+        faults = cluster.api.faults
+        faults.watch_lag_seconds = 120
+        faults.fail(1, 504, verb="update", resource="resourceslices", after_commit=True)
+        await set_lanes(agent, legacy=2, dra=2)
+        await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
+        faults.fail(ALWAYS, 503, resource="resourceslices")
+        await set_lanes(agent, legacy=4, dra=0)
+        await until(lambda: at_step(agent, "revoking", 2), 10, agent.text)
+        faults.rules.clear()
+
+        async def moved() -> bool:
+            offered = healthy(cluster)
+            assert not devices_in_slices(cluster) & offered, agent.text()
+            return len(offered) == 4
+
+        await until(moved, 30, agent.text)
 
 
 async def _moves(agent: AgentProcess, count: int) -> bool:

@@ -199,6 +199,36 @@ async def test_nobody_claims_that_slices_are_published_while_that_is_not_known(m
         assert not [fact for fact in node.facts[facts:] if isinstance(fact, SlicesPublished)]  # there was no write
 
 
+async def test_a_write_that_may_have_been_done_is_looked_for_before_anything_is_said() -> None:
+    async with a_node() as node:
+        await published(node)
+        await node.keeper.apply(SetLane("gpu-0", Lane.LEGACY, time.time()))
+        await published(node, ALL[1:])
+        node.api.faults.watch_lag_seconds = 120
+        node.api.faults.fail(1, 504, verb="update", resource="resourceslices", after_commit=True)
+        await node.keeper.apply(SetLane("gpu-0", Lane.DRA, time.time()))
+        await node.wait_for(lambda: node.published() == ALL, "the write without an answer")
+        await node.keeper.apply(SetLane("gpu-0", Lane.LEGACY, time.time()))
+        seq = node.keeper.ledger.seq
+        await node.wait_for(lambda: node.driver.synced_seq >= seq, "word of the API server")
+        assert node.published() == ALL[1:]
+
+
+async def test_what_a_watch_does_not_tell_is_seen_by_who_asks() -> None:
+    async with a_node() as node:
+        await published(node)
+        await node.keeper.apply(SetLane("gpu-0", Lane.LEGACY, time.time()))
+        before = node.slices()[0]["spec"]["devices"]
+        await published(node, ALL[1:])
+        node.api.faults.watch_lag_seconds = 120
+        (slice_,) = node.slices()
+        slice_["spec"]["devices"] = before
+        node.api.objects.update(slice_)
+        assert await node.driver.withdrawn({"gpu-0", "another"}) == {"another"}
+        await published(node, ALL[1:])
+        assert await node.driver.withdrawn({"gpu-0"}) == {"gpu-0"}
+
+
 async def test_where_watches_are_refused_slices_are_kept_by_lists() -> None:
     async with a_node(start=False) as node:
         node.api.faults.fail(1_000_000, 403, verb="watch")
