@@ -8,7 +8,7 @@ import logging
 import math
 from typing import Protocol
 
-from drabridge.clusterapi import Cluster, Json, Kind, backoff
+from drabridge.clusterapi import Cluster, Json, Kind, UnreachableError, backoff
 from drabridge.errors import ClusterError
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class Follower(Protocol):
     def changed(self, kind: str, obj: Json) -> None:
         """``kind``: ADDED, MODIFIED or DELETED."""
 
-    def lost(self, reason: str) -> None:
+    def lost(self, error: ClusterError) -> None:
         """From now on nothing is known, until :meth:`listed`."""
 
 
@@ -47,8 +47,11 @@ async def follow(
                 follower.listed(listing.items)
             steady_at = loop.time() + STEADY_SECONDS
             await _watch(cluster, kind, field_selector, follower, listing.resource_version)
-        except ClusterError as error:  # an ExpiredError as well: a server may say 410 to every watch
-            follower.lost(str(error))
+        except Exception as error:  # an ExpiredError as well: a server may say 410 to every watch
+            if not isinstance(error, ClusterError):
+                log.exception("what the API server sent is not understood", extra={"kind": str(kind)})
+                error = UnreachableError(f"what the API server sent is not understood: {type(error).__name__}: {error}")
+            follower.lost(error)
             if loop.time() >= steady_at:
                 delays = backoff(FIRST_SECONDS, MOST_SECONDS)
             delay = next(delays)

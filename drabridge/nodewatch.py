@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from drabridge.clusterapi import NODES, Cluster, Json
 from drabridge.clusterwatch import follow
+from drabridge.errors import ClusterError
 
 
 class NodeWatch:
@@ -31,5 +32,5 @@ class NodeWatch:
             value = annotations.get(self._key)
             self._take(value if isinstance(value, str) else None)
 
-    def lost(self, reason: str) -> None:
+    def lost(self, error: ClusterError) -> None:
         """What was wanted last is still wanted."""

@@ -141,9 +141,9 @@ class Publisher:
             self._actual[name] = obj
         self._dirty.set()
 
-    def lost(self, reason: str) -> None:
+    def lost(self, error: ClusterError) -> None:
         self._listed = False
-        self.state = PublisherState(False, len(self._actual), reason, *self._known())
+        self.state = PublisherState(False, len(self._actual), str(error), *self._known())
 
     async def shown(self, names: Collection[str]) -> frozenset[str]:
         """Which of these devices the API server shows in slices, asked now: a watch may lag. Raises ClusterError."""

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from drabridge.clusterapi import PODS, Cluster, Json
 from drabridge.clusterwatch import follow
+from drabridge.errors import ClusterError
 from drabridge.inventory.model import device_id_of
 from drabridge.ledger import events
 from drabridge.ledger.model import Ledger, PodRef
@@ -74,7 +75,7 @@ class PodWatch:
         elif self._pods.pop(uid, None) is not None:
             self._ended()
 
-    def lost(self, reason: str) -> None:
+    def lost(self, error: ClusterError) -> None:
         self._pods = None
 
 

@@ -14,7 +14,8 @@ import pytest
 from drabridge import clusterwatch
 from drabridge.announce import QUEUE, REPEAT_SECONDS, Announcer
 from drabridge.cluster import KubernetesCluster
-from drabridge.ledger import Notify, Subject
+from drabridge.evidence.pods import PodWatch
+from drabridge.ledger import Ledger, Notify, Observed, Subject
 from drabridge.nodewatch import NodeWatch
 from drabridge.sim.api import SimApiServer
 from tests.agent.helpers import until
@@ -33,7 +34,7 @@ async def api(tmp_path: Path) -> AsyncIterator[tuple[SimApiServer, KubernetesClu
 
 
 @contextlib.asynccontextmanager
-async def running(work: Announcer | NodeWatch) -> AsyncIterator[None]:
+async def running(work: Announcer | NodeWatch | PodWatch) -> AsyncIterator[None]:
     task = asyncio.create_task(work.run())
     try:
         yield
@@ -115,6 +116,33 @@ async def test_the_annotation_is_followed_through_every_trouble(
         await asyncio.sleep(0.3)
         server.faults.heal()
         await until(lambda: seen[-1] == "three", 15)
+
+
+@pytest.mark.parametrize("obj", [b'{"metadata": null, "status": 7}', b"7", b'{"spec": {"containers": [3]}}'])
+async def test_what_is_not_understood_of_pods_leaves_nothing_known_of_them(
+    api: tuple[SimApiServer, KubernetesCluster], monkeypatch: pytest.MonkeyPatch, obj: bytes
+) -> None:
+    server, cluster = api
+    watch = PodWatch(cluster, "node-a", lambda: None)
+
+    def known() -> bool:
+        return watch.unaccounted(Ledger(), Observed(0.0, 0, listed={})) is not None
+
+    def bind(name: str) -> None:
+        spec = {"nodeName": "node-a", "containers": [{"name": "main", "image": "x"}]}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+        server.objects.create(pod, namespace="team")
+
+    async with running(watch):
+        await until(known)
+        with monkeypatch.context() as nonsense:
+            nonsense.setattr(server, "_event", lambda *_: b'{"type": "MODIFIED", "object": ' + obj + b"}\n")
+            bind("one")
+            await until(lambda: not known())
+        await until(known, 10)
+        bind("two")
+        await asyncio.sleep(0.1)
+        assert known()
 
 
 @pytest.mark.parametrize(("verb", "status"), [("watch", 410), ("watch", 403), ("list", 410)])
