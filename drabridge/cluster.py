@@ -26,6 +26,7 @@ from drabridge.clusterapi import (
     Listing,
     NotFoundError,
     UnreachableError,
+    UnservedError,
     WatchEvent,
     decode,
 )
@@ -297,7 +298,7 @@ def _event(line: bytes, path: str) -> WatchEvent:
     event = json.loads(line)
     if event.get("type") == "ERROR":
         status = event.get("object") or {}
-        raise _error_of(int(status.get("code") or 500), f"watch {path}: {status.get('message', '')}")
+        raise _error_of(int(status.get("code") or 500), f"watch {path}: {status.get('message', '')}", status)
     return WatchEvent(event["type"], event["object"])
 
 
@@ -333,7 +334,9 @@ def _cluster_errors(method: str, path: str) -> Iterator[None]:
     try:
         yield
     except (ApiException, DynamicApiError) as error:
-        raise _error_of(int(error.status or 0), f"{method.upper()} {path}: {_message(error)}") from error
+        status = _status(error)  # its message says more than the HTTP reason
+        message = status.get("message") or f"{error.status} {error.reason}"
+        raise _error_of(int(error.status or 0), f"{method.upper()} {path}: {message}", status) from error
     except (HTTPError, OSError) as error:
         raise UnreachableError(
             f"{method.upper()} {path}: no answer from the API server ({type(error).__name__}: {error})"
@@ -344,13 +347,13 @@ def _cluster_errors(method: str, path: str) -> Iterator[None]:
         raise UnreachableError(f"{method.upper()} {path}: the answer is not JSON ({error})") from error
 
 
-def _message(error: Any) -> str:
-    """The ``message`` of a Status, which says more than the HTTP reason."""
-    with contextlib.suppress(ValueError, AttributeError, TypeError):
-        message = json.loads(error.body).get("message")
-        if message:
-            return str(message)
-    return f"{error.status} {error.reason}"
+def _status(error: Any) -> Json:
+    """The Status that the server sent; empty if it sent something else."""
+    with contextlib.suppress(ValueError, TypeError):
+        status = json.loads(error.body)
+        if isinstance(status, dict):
+            return status
+    return {}
 
 
 _ERRORS: dict[int, type[ClusterError]] = {
@@ -366,5 +369,11 @@ _ERRORS: dict[int, type[ClusterError]] = {
 }
 
 
-def _error_of(status: int, text: str) -> ClusterError:
-    return _ERRORS.get(status, UnreachableError)(text)
+def _error_of(code: int, text: str, status: Json) -> ClusterError:
+    """``status``: what the server said. It names the object that is missing, and none if it lacks the path (the handler
+    of k8s.io/apiserver that nobody else takes a path from writes plain text; a proxy may answer anything).
+    """
+    details = status.get("details")
+    if code == 404 and not (isinstance(details, dict) and details.get("name")):
+        return UnservedError(text)
+    return _ERRORS.get(code, UnreachableError)(text)

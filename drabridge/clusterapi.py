@@ -42,7 +42,7 @@ def _object(pairs: list[tuple[str, Any]]) -> Json:
 
 
 class NotFoundError(ClusterError):
-    """404: the object, or the whole API, is not there."""
+    """404: the object is not there."""
 
     code = "NOT_FOUND"
 
@@ -75,6 +75,10 @@ class UnreachableError(ClusterError):
     """No answer, or one that says "later" (429, 5xx): trying again may help."""
 
     code = "UNAVAILABLE"
+
+
+class UnservedError(UnreachableError):
+    """404 of a path: the server lacks the kind, or this version of it. That says nothing of any object."""
 
 
 class Kind(Struct, frozen=True):
@@ -180,7 +184,7 @@ async def resource_versions(cluster: Cluster) -> tuple[str, ...]:
     """The versions of ``resource.k8s.io`` that the server has; none where it has no DRA. Raises ClusterError."""
     try:
         group = await cluster.read(f"/apis/{RESOURCE_GROUP}")
-    except NotFoundError:
+    except UnservedError:
         return ()
     return tuple(entry["version"] for entry in group.get("versions") or ())
 

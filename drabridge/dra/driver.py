@@ -272,20 +272,23 @@ class DraDriver:
             self._publisher.wake()
 
     async def _publish_slices(self) -> None:
-        self._version = await self._discover()
-        claims = resource_claims(self._version)
-        self._preparer.claims = self._status.claims = claims
-        self._publisher = Publisher(
-            cluster=self._cluster,
-            version=self._version,
-            driver=self._config.driver,
-            node=self._node,
-            pool=self.pool,
-            desired=self._desired,
-            observer=self._observer,
-            on_synced=self._synced,
-        )
-        await self._publisher.run()
+        for delay in backoff(DISCOVERY_FIRST_SECONDS, DISCOVERY_MOST_SECONDS):
+            self._version = await self._discover()
+            claims = resource_claims(self._version)
+            self._preparer.claims = self._status.claims = claims
+            self._publisher = Publisher(
+                cluster=self._cluster,
+                version=self._version,
+                driver=self._config.driver,
+                node=self._node,
+                pool=self.pool,
+                desired=self._desired,
+                observer=self._observer,
+                on_synced=self._synced,
+            )
+            await self._publisher.run()
+            self._version, self._error, self._publisher = "", self._publisher.state.error, None
+            await asyncio.sleep(delay)  # the servers of one cluster are upgraded one after the other
 
     async def _discover(self) -> str:
         """The version of the API to speak; waits for a server that has one."""

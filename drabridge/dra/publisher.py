@@ -22,6 +22,7 @@ from drabridge.clusterapi import (
     DeniedError,
     InvalidError,
     Json,
+    UnservedError,
     backoff,
     resource_slices,
 )
@@ -84,6 +85,7 @@ class Publisher:
         self._asked: frozenset[Feature] = frozenset()  # what the server does with these is known
         self._actual: dict[str, Json] = {}
         self._listed = False  # from a list until it cannot be watched any more: ``_actual`` is what the server has
+        self._unserved = False
         self._accepted: dict[str, Accepted] = {}
         self._owner: Owner | None = None
         self._dirty = Signal()
@@ -101,16 +103,17 @@ class Publisher:
         self._dirty.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until the server serves this version of slices no more: it was upgraded, or went back to an older one."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow(), name="slices-watch")
-            group.create_task(self._write(), name="slices-write")
+            writing = group.create_task(self._write(), name="slices-write")
+            await self._follow()
+            writing.cancel()
 
     # --- what the server has
 
     async def _follow(self) -> None:
         """Anew after a while, in case an event was lost, and when a write met something unexpected."""
-        while True:
+        while not self._unserved:
             async with asyncio.TaskGroup() as group:
                 work = follow(self._cluster, self._kind, self._selector, self, alone=self._writes)
                 following = group.create_task(work)
@@ -144,6 +147,9 @@ class Publisher:
     def lost(self, error: ClusterError) -> None:
         self._listed = False
         self.state = PublisherState(False, len(self._actual), str(error), *self._known())
+        if isinstance(error, UnservedError):
+            self._unserved = True
+            self._relist.set()
 
     async def shown(self, names: Collection[str]) -> frozenset[str]:
         """Which of these devices the API server shows in slices, asked now: a watch may lag. Raises ClusterError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import subprocess
 import sys
 import threading
@@ -24,13 +25,16 @@ from drabridge.clusterapi import (
     Kind,
     NotFoundError,
     UnreachableError,
+    UnservedError,
     backoff,
     decode,
     resource_claims,
     resource_slices,
+    resource_versions,
 )
 from drabridge.sim.api import SimApiServer
 from tests.patience import PATIENCE
+from tests.servers import QuietHandler, served
 
 SLICES = resource_slices("v1")
 
@@ -94,6 +98,46 @@ async def test_refusals_come_as_our_errors_with_the_servers_words(tmp_path: Path
         api.faults.fail(1, 403, verb="get")
         with pytest.raises(DeniedError):
             await cluster.get(SLICES, "s1")
+
+
+async def test_a_version_that_is_not_served_says_nothing_of_any_object(tmp_path: Path) -> None:
+    """404 both: the object is not there, or the path is nobody's."""
+    async with connected(tmp_path, versions=("v1",)) as (api, cluster):
+        with pytest.raises(NotFoundError):
+            await cluster.get(resource_claims("v1"), "gone", namespace="default")
+        for kind in (resource_claims("v1beta1"), resource_claims("v9")):
+            with pytest.raises(UnservedError):
+                await cluster.get(kind, "gone", namespace="default")
+            with pytest.raises(UnservedError):
+                await cluster.list(kind)
+            with pytest.raises(UnservedError):
+                await cluster.delete(kind, "gone", namespace="default")
+        assert await resource_versions(cluster) == ("v1",)
+        api.versions = ()
+        assert await resource_versions(cluster) == ()
+
+
+@pytest.mark.parametrize(
+    "answer", [b"404 page not found\n", b"<html>", b"[]", b"{}", b'{"details": [1]}', b'{"details": {"name": ""}}']
+)
+async def test_a_404_that_names_no_object_is_not_about_one(tmp_path: Path, answer: bytes) -> None:
+    class Handler(QuietHandler):
+        def do_GET(self) -> None:
+            self.send_response(404)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+    with served(Handler) as url:
+        cluster = {"name": "c", "cluster": {"server": url}}
+        context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
+        users = [{"name": "u", "user": {}}]
+        config = {"current-context": "c", "clusters": [cluster], "contexts": [context], "users": users}
+        (tmp_path / "kubeconfig").write_text(json.dumps(config))
+        client = KubernetesCluster.from_kubeconfig(tmp_path / "kubeconfig")
+        with pytest.raises(UnservedError):
+            await client.get(resource_claims("v1"), "cl1", namespace="default")
+        client.close()
 
 
 async def test_a_server_that_is_away_or_silent_is_unreachable_in_time(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ import time
 import pytest
 from msgspec.structs import replace
 
+from drabridge.clusterapi import UnreachableError
 from drabridge.dra import publisher
 from drabridge.dra.facts import FeaturesMissing, PublishFailed, SlicesPublished
 from drabridge.inventory.model import Presence, Snapshot
 from drabridge.ledger.events import Restarted, SetLane
-from drabridge.ledger.model import Lane
+from drabridge.ledger.model import ClaimRef, Lane, Owner
 from drabridge.sim.api.store import Change
 from tests.dra.helpers import CONFIG, DRIVER, NODE, DraNode, a_node, add_node, gpu
 from tests.patience import PATIENCE
@@ -142,6 +143,31 @@ async def test_every_version_of_the_api_is_spoken(versions: tuple[str, ...]) -> 
         assert node.writes() == 1
         claim = node.claims.add("cl", "gpu-0")
         assert await node.prepared(claim)
+
+
+@pytest.mark.parametrize(("before", "after"), [(("v1beta2",), ("v1",)), (("v1", "v1beta1"), ("v1beta1",))])
+async def test_a_control_plane_that_changes_its_versions_is_spoken_to_in_those(
+    before: tuple[str, ...], after: tuple[str, ...]
+) -> None:
+    """Upgraded, or rolled back: what it says of a version that it lacks, 404, frees no claim's device."""
+    async with a_node(versions=before) as node:
+        await published(node)
+        held = node.claims.add("held", "gpu-0")
+        await node.prepared(held)
+        node.api.versions = after
+        await node.unprepare(held)
+        with pytest.raises(UnreachableError):
+            await node.driver.release_if_deallocated(ClaimRef(held.uid, "default", "held"))
+        assert node.owner("gpu-0") is Owner.DRA_GRANTED
+        node.api.faults.drop_watches()
+        await node.wait_for(lambda: not node.driver.state.publisher.published, "the watch that is refused")
+        await node.prepared(node.claims.add("new", "gpu-1"))
+        await node.set_devices(*map(gpu, range(3)))
+        await published(node, ALL[:3])
+        assert node.driver.state.api_version == after[0]
+        assert not await node.driver.release_if_deallocated(ClaimRef(held.uid, "default", "held"))
+        node.claims.deallocate("held")
+        await node.wait_for(lambda: node.owner("gpu-0") is Owner.NONE, "the release")
 
 
 async def test_a_recreated_node_owns_the_slices_again() -> None:
