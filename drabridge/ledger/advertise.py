@@ -23,11 +23,15 @@ def legacy_healthy(ledger: Ledger, entry: Entry, policy: Policy) -> bool:
 
 
 def dra_schedulable(ledger: Ledger, entry: Entry, policy: Policy) -> bool:
-    """In a ResourceSlice without taint: present, and held by claims or free for one."""
+    """In a ResourceSlice without taint: present, and held by claims or free for one.
+
+    Not while it waits to leave the lane: the next claim takes a device before the last one has let go, for ever where
+    claims queue, and one that several may hold is never without.
+    """
     if entry.device.presence is not Presence.PRESENT:
         return False
     if entry.owner in DRA_OWNERS:
-        return not (entry.device.shareable and entry.leaving)  # others could join for ever
+        return not entry.leaving
     return _free_for(ledger, entry, _DRA_LANES, policy)
 
 

@@ -93,6 +93,8 @@ def _taints(device: Device, entry: Entry, ledger: Ledger, policy: Policy, config
 
 def _reason(entry: Entry) -> str:
     """Why a device that is present is not to be had; a label's value."""
+    if entry.owner in DRA_OWNERS and entry.leaving:
+        return "leaving"
     return str(entry.owner) if entry.owner is not Owner.NONE else "overlaps"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from drabridge.sim.cluster import SimCluster
 from tests.agent.helpers import DRIVER, AgentProcess, until
-from tests.agent.test_bridge_node import CONFIG, bridge, devices_in_slices, healthy, set_lanes
+from tests.agent.test_bridge_node import CONFIG, bridge, claim_pod, devices_in_slices, healthy, set_lanes
 
 MONITOR = """\
 apiVersion: v1
@@ -53,6 +53,28 @@ async def test_a_monitoring_claim_with_admin_access_does_not_stop_a_move() -> No
         await until(lambda: len(healthy(cluster)) == 4, 10, agent.text)
         for row in watched:
             assert (await agent.device(row["name"]))["holders"] == row["holders"]
+
+
+async def test_a_device_that_is_to_leave_is_not_given_to_the_next_claim_in_the_queue() -> None:
+    async with bridge() as (agent, cluster, _):
+        await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
+        for name in ("one", "two"):
+            await cluster.apply(claim_pod(name))
+            await cluster.wait_pod(name)
+        held = devices_in_slices(cluster)
+        assert len(held) == 2
+        await set_lanes(agent, legacy=3, dra=1)
+        await until(lambda: len(devices_in_slices(cluster)) == 1, 10, agent.text)
+        (leaving,) = held - devices_in_slices(cluster)
+        await cluster.apply(claim_pod("three"))
+        (first,) = (await agent.device(leaving))["holders"]
+        await cluster.delete("pods", first["claim"])
+        await cluster.delete("resourceclaims", first["claim"])
+        await until(lambda: leaving in healthy(cluster), 20, agent.text)
+        (second,) = {"one", "two"} - {first["claim"]}
+        await cluster.delete("pods", second)
+        await cluster.delete("resourceclaims", second)
+        await cluster.wait_pod("three")
 
 
 async def test_a_claim_allocated_during_the_quiet_time_keeps_all_of_its_devices() -> None:

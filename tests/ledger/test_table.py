@@ -192,6 +192,16 @@ def test_shares_add_up_to_the_capacity_and_no_further() -> None:
     assert node.offers("gpu-0") == (False, False)  # or others would join for ever
 
 
+def test_a_claims_device_that_is_to_leave_is_not_offered_to_the_next() -> None:
+    node = Node(device(0, Lane.DRA))
+    node.yes(prepare(0))
+    assert node.offers("gpu-0") == (False, True)
+    node.yes(SetLane("gpu-0", Lane.LEGACY, NOON))
+    assert node.offers("gpu-0") == (False, False)
+    node.yes(SetLane("gpu-0", Lane.DRA, NOON))
+    assert node.offers("gpu-0") == (False, True)
+
+
 def test_admin_access_holds_nothing() -> None:
     node = Node(device(0))
     node.yes(allocate(0))

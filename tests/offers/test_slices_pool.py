@@ -70,6 +70,7 @@ def one(entry: Entry, **options: Any) -> Offer | None:
 
 CLAIM = ClaimHold(ClaimRef("uid", "ns", "cl"), Phase.PREPARED, 0.0)
 FREE = Entry(Facts.of(device()), lane=Lane.DRA)
+LEAVING = Move(Lane.DRA, Lane.LEGACY, MoveStep.WAITING, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -78,11 +79,12 @@ FREE = Entry(Facts.of(device()), lane=Lane.DRA)
         (FREE, None),
         (replace(FREE, owner=Owner.DRA_PREPARED, claims=(CLAIM,)), None),
         (replace(FREE, lane=Lane.LEGACY, owner=Owner.DRA_PREPARED, claims=(CLAIM,)), None),
+        (replace(FREE, owner=Owner.DRA_PREPARED, claims=(CLAIM,), move=LEAVING), "leaving"),
         (replace(FREE, owner=Owner.LEGACY, hold=Hold()), "legacy"),
         (replace(FREE, owner=Owner.CONFLICT, claims=(CLAIM,), hold=Hold()), "conflict"),
         (replace(FREE, owner=Owner.QUARANTINE), "quarantine"),
     ],
-    ids=["free", "held", "held-in-legacy-lane", "by-a-pod", "conflict", "quarantine"],
+    ids=["free", "held", "held-in-legacy-lane", "held-and-leaving", "by-a-pod", "conflict", "quarantine"],
 )
 def test_what_cannot_be_had_is_tainted(entry: Entry, taint: str | None) -> None:
     offer = one(entry)
@@ -99,7 +101,7 @@ def test_what_cannot_be_had_is_tainted(entry: Entry, taint: str | None) -> None:
         replace(FREE, lane=Lane.LEGACY, owner=Owner.LEGACY, hold=Hold()),
         replace(FREE, lane=Lane.LEGACY_TO_DRA),
         replace(FREE, lane=Lane.DRA_TO_LEGACY),
-        replace(FREE, move=Move(Lane.DRA, Lane.LEGACY, MoveStep.WAITING, 0.0, 0.0)),
+        replace(FREE, move=LEAVING),
     ],
     ids=["legacy", "legacy-held", "coming", "going", "about-to-go"],
 )
