@@ -166,10 +166,14 @@ def _claims(
     for one in listed.claims if listed is not None else ():
         if one.claim.uid and one.claim.uid not in before:
             found.setdefault(one.claim.uid, one)
+    ledger = runtime.keeper.ledger
+    whole = ledger.node.ever_merged and not ledger.node.lost
     for uid, texts in _claimed(runtime.cdi).items():
         if uid in found or uid in before:
             continue
+        has = ledger.by_claim.get(uid) if whole else None  # what the operator took from it is in the file still
         names = [name for text in texts for name in _named(text, devices)]
+        names = [name for name in names if has is None or name in has or name not in ledger.entries]
         found[uid] = Allocation(ClaimRef(uid), tuple(map(Use, dict.fromkeys(names))))
         log.warning(
             "a CDI file of a claim without a record: its devices are held", extra={"uid": uid, "devices": names}

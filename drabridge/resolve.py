@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from typing import Any
+
+from msgspec.structs import replace
 
 from drabridge.cdi import Family
 from drabridge.claims import ClaimSide
@@ -36,14 +39,13 @@ async def resolve(runtime: Runtime, claims: ClaimSide, body: bytes) -> dict[str,
         raise RefusedError(f"{before.name} is held by {holder(before)}", hint="delete the pod or the claim")
     if before.owner is Owner.QUARANTINE:
         await _no_claim_has(claims, before)
-    for held in before.holders:
-        if held.phase is Phase.PREPARED:
-            await _make_sure_of(runtime, claims, before, held)
-    decision = await runtime.keeper.apply(Resolve(before.name, runtime.now()))
+    prepared = [held for held in before.holders if held.phase is Phase.PREPARED]
+    ended = [held.claim.uid for held in prepared if await _has_ended(runtime, claims, before, held)]
+    _forget(runtime, claims, before.name, ended)
+    decision = await runtime.keeper.apply(Resolve(before.name, runtime.now(), frozenset(ended)))
     if not decision.accepted:
         raise RefusedError(str(decision))
     after = runtime.keeper.ledger.entries[before.name]
-    _forget_claims(runtime, before, after)
     log.warning("resolved by the operator", extra={"device": before.name, "was": str(before.owner)})
     return {
         "device": after.name,
@@ -70,10 +72,10 @@ async def _no_claim_has(claims: ClaimSide, entry: Entry) -> None:
             )
 
 
-async def _make_sure_of(runtime: Runtime, claims: ClaimSide, entry: Entry, held: ClaimHold) -> None:
+async def _has_ended(runtime: Runtime, claims: ClaimSide, entry: Entry, held: ClaimHold) -> bool:
     """Of a prepared claim nobody else is asked: kubelet says when it has ended, unless it has forgotten the claim.
 
-    Returns if the API server shows it allocated, which the ledger then refuses, or if nobody is seen with the device.
+    Whether nobody has the device by it; false if the API server shows it allocated, which the ledger then refuses.
     """
     claim = held.claim
     try:
@@ -87,7 +89,7 @@ async def _make_sure_of(runtime: Runtime, claims: ClaimSide, entry: Entry, held:
         elif claims.driver is None:
             raise ClusterError("claims are not served")
         elif not await claims.driver.release_if_deallocated(claim):
-            return
+            return False
     except ClusterError as error:
         raise RefusedError(
             f"{entry.name} is prepared for claim {claim}, and the API server could not be asked about it: {error}",
@@ -100,10 +102,12 @@ async def _make_sure_of(runtime: Runtime, claims: ClaimSide, entry: Entry, held:
             f"{runtime.witness.error}",
             hint="try again when it answers",
         )
-    opened = await runtime.others.in_use({entry.name})
+    # In a conflict it may be the pod that has it open: then its hold stays until it is closed.
+    opened = await runtime.others.in_use({entry.name}) if entry.hold is None else {}
     if users or opened:
         who = ", ".join([*(f"pod {user}" for user in users), *opened.values()])
         raise RefusedError(f"claim {claim} is gone, but {entry.name} is still used by {who}", hint="stop it first")
+    return True
 
 
 def _entry(runtime: Runtime, body: bytes) -> Entry:
@@ -114,15 +118,20 @@ def _entry(runtime: Runtime, body: bytes) -> Entry:
         raise ConfigError(f"a device of this node was expected: {error}", hint=f"It has {known}") from None
 
 
-def _forget_claims(runtime: Runtime, before: Entry, after: Entry) -> None:
-    """A claim that has lost every device has no record and no CDI file either, or a restart would find it again."""
-    gone = {held.claim.uid for held in before.claims} - {held.claim.uid for held in after.claims}
-    gone = {uid for uid in gone if not runtime.keeper.ledger.by_claim.get(uid)}
-    if not gone:
+def _forget(runtime: Runtime, claims: ClaimSide, device: str, ended: Sequence[str]) -> None:
+    """Claims that have ended have the device no more on record either, or a restart would give it back to them.
+
+    Before the ledger is told: what a crash leaves between the two is a hold that the operator can end again.
+    """
+    if not ended:
         return
     from drabridge.dra.records import RecordStore
 
     records = RecordStore(runtime.paths.state / "claims")
-    for uid in gone:
-        runtime.cdi.remove(Family.CLAIM, uid)
-        records.delete(uid)
+    for uid in ended:
+        if not set(runtime.keeper.ledger.by_claim.get(uid, ())) - {device}:
+            runtime.cdi.remove(Family.CLAIM, uid)
+            records.delete(uid)
+        elif (record := records.load(uid)) is not None:
+            records.save(replace(record, devices=tuple(one for one in record.devices if one.device != device)))
+    claims.renew_files()

@@ -200,15 +200,14 @@ class Lost(Struct, frozen=True):
 
 
 class Resolve(Struct, frozen=True):
-    """The operator says that nobody (of the named sides) uses a device in CONFLICT, QUARANTINE, or left prepared.
+    """The operator says that nobody uses a device in CONFLICT, QUARANTINE, or left prepared.
 
-    Refused while kubelet or the API server says otherwise: stop the pod first.
+    Refused while kubelet or the API server says otherwise: stop the pod first. Of a CONFLICT one side may be left.
     """
 
     device: str
     at: float
-    legacy: bool = True  # end the legacy hold
-    claims: bool = True  # end the claims' holds
+    ended: frozenset[str] = frozenset()  # UIDs of its claims that no container uses, as far as kubelet was asked
 
 
 class LeaseGranted(Struct, frozen=True):

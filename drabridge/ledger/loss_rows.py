@@ -42,19 +42,20 @@ _NOBODY_SEEN = frozenset(  # kubelet was asked and shows nobody: only what would
 def resolve(draft: Draft, entry: Entry, event: Resolve) -> Outcome:
     """The operator ends holds that nobody has, as far as kubelet and the API server can say."""
     hold, claims = entry.hold, entry.claims
-    if event.legacy and hold is not None:
-        if hold.because not in _NOBODY_SEEN:
-            return refusal.in_use(entry, f"kubelet does not say that no pod uses it ({hold.because})")
+    staying = []
+    if hold is not None and hold.because not in _NOBODY_SEEN:
+        staying.append(refusal.in_use(entry, f"kubelet does not say that no pod uses it ({hold.because})"))
+    else:
         hold = None
-    if event.claims:
-        for held in entry.holders:
-            if held.api_allocated:
-                return refusal.in_use(entry, f"the API server shows it allocated to claim {held.claim}")
+    used = next((held for held in entry.holders if held.api_allocated or held.claim.uid not in event.ended), None)
+    if used is not None:
+        why = "the API server shows it allocated to" if used.api_allocated else "a container may still use it by"
+        staying.append(refusal.in_use(entry, f"{why} claim {used.claim}"))
+    else:
         ended = {held.claim.uid for held in entry.holders}
         claims = tuple(held for held in claims if held.claim.uid not in ended)  # admin access of others is in use
-    if entry.owner is Owner.QUARANTINE and hold is not None:
-        return reclaim(draft, entry, claims, "the operator resolved it")
-    return settle(draft, entry, hold, claims, "the operator resolved it")
+    sides = 2 if entry.owner is Owner.CONFLICT else 1  # a conflict is over when one side is
+    return staying[0] if len(staying) >= sides else settle(draft, entry, hold, claims, "the operator resolved it")
 
 
 def reboot(draft: Draft, entry: Entry, what: None) -> Outcome:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import uuid
 from typing import Any
 
+import pytest
+
+from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
+from drabridge.ledger.model import ClaimRef
 from drabridge.sim.cluster import SimCluster
 from drabridge.sim.faults import ListFault
 from drabridge.sim.runtime import LockingRuntime
-from tests.agent.helpers import AgentProcess
-from tests.agent.test_bridge_node import bridge, claim_pod
+from tests.agent.helpers import AgentProcess, until
+from tests.agent.test_begun import BOOT_ID
+from tests.agent.test_bridge_node import bridge, claim_pod, healthy, limits_pod
 
 
 async def test_the_operator_ends_a_claim_that_nobody_remembers() -> None:
@@ -87,6 +93,52 @@ async def test_a_claim_that_only_its_cdi_file_tells_of_is_not_ended_while_a_cont
         assert (await agent.device(name))["owner"] == "dra-prepared"
 
 
+@pytest.mark.parametrize("named", [True, False])
+async def test_of_a_claim_with_two_devices_the_released_one_does_not_come_back(named: bool) -> None:
+    async with bridge() as (agent, cluster, runtime):
+        await cluster.apply(claim_pod("c", 2))
+        await cluster.wait_pod("c")
+        first, second = await _prepared_devices(agent)
+        if not named:
+            await _lose_state(agent, cluster)
+            cluster.kubelets["node-a"].faults.podresources = ListFault.NONE
+        await _forget(agent, cluster, runtime)
+        assert (await release(agent, first))[0] == 200
+        if named:  # else nobody knows enough to write its CDI file again
+            (file,) = agent.cdi.glob("*-device-claim-*.json")
+            await until(lambda: f"-{first}" not in file.read_text(), why=agent.text)
+            assert f"-{second}" in file.read_text()
+        await cluster.apply(claim_pod("d"))
+        await cluster.wait_pod("d")
+        await agent.stop(signal.SIGKILL)
+        await agent.start()
+        await agent.ready()
+        assert [holder["claim"] for holder in (await agent.device(first))["holders"]] == ["d"]
+        assert (await agent.device(second))["owner"] == "dra-prepared"
+        assert (await release(agent, second))[0] == 200
+
+
+async def test_a_conflict_of_a_pod_with_a_claim_that_has_ended_is_over_with_the_operators_word() -> None:
+    async with bridge() as (agent, cluster, _):
+        await cluster.apply(limits_pod("l"))
+        await cluster.wait_pod("l")
+        (name,) = [row["name"] for row in (await agent.status())["devices"] if row["owner"] == "legacy"]
+        await agent.stop()
+        claim = ClaimRef(str(uuid.uuid4()), "default", "long-gone")
+        record = ClaimRecord(
+            claim, State.COMPLETED, BOOT_ID.read_text().strip(), (PreparedDevice("r", "node-a", name),)
+        )
+        RecordStore(agent.control.parent / "claims").save(record)
+        await agent.start()
+        await agent.ready()
+        assert (await agent.device(name))["owner"] == "conflict"
+        assert (await release(agent, name))[0] == 200
+        assert (await agent.device(name))["owner"] == "legacy"
+        await until(lambda: name in healthy(cluster), why=agent.text)
+        code, text = await release(agent, name)
+        assert (code, "held by pod default/l" in text) == (409, True)
+
+
 def _lose(obj: dict[str, Any]) -> None:
     """As somebody who edits the status by hand."""
     obj["status"] = {}
@@ -96,18 +148,27 @@ async def _prepared(agent: AgentProcess, cluster: SimCluster) -> str:
     """A pod runs with a claim; returns the name of its device."""
     await cluster.apply(claim_pod("c"))
     await cluster.wait_pod("c")
-    (name,) = [row["name"] for row in (await agent.status())["devices"] if row["owner"] == "dra-prepared"]
-    return str(name)
+    (name,) = await _prepared_devices(agent)
+    return name
 
 
-async def _prepared_without_a_name(agent: AgentProcess, cluster: SimCluster) -> str:
-    """The same after the agent's state was lost, and kubelet, which is asked first, does not tell; it does not yet."""
-    name = await _prepared(agent, cluster)
+async def _prepared_devices(agent: AgentProcess) -> list[str]:
+    return [row["name"] for row in (await agent.status())["devices"] if row["owner"] == "dra-prepared"]
+
+
+async def _lose_state(agent: AgentProcess, cluster: SimCluster) -> None:
+    """And kubelet does not tell of claims, for now."""
     await agent.stop()
     shutil.rmtree(agent.control.parent)
     cluster.kubelets["node-a"].faults.podresources = ListFault.ERROR
     await agent.start()
     await agent.ready()
+
+
+async def _prepared_without_a_name(agent: AgentProcess, cluster: SimCluster) -> str:
+    """The same after the agent's state was lost, and kubelet, which is asked first, does not tell; it does not yet."""
+    name = await _prepared(agent, cluster)
+    await _lose_state(agent, cluster)
     (holder,) = (await agent.device(name))["holders"]
     assert (holder["phase"], holder["claim"]) == ("prepared", "")
     return name

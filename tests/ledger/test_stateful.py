@@ -175,9 +175,10 @@ class Machine(RuleBasedStateMachine):
     def plug(self, chosen: set[str]) -> None:
         self.happen(Discovered(tuple(facts for facts in FACTS if facts.name in chosen), self.clock))
 
-    @rule(name=names, legacy=st.booleans(), claims=st.booleans())
-    def resolve(self, name: str, legacy: bool, claims: bool) -> None:
-        self.happen(Resolve(name, self.clock, legacy, claims))
+    @rule(name=names, ended=st.booleans())
+    def resolve(self, name: str, ended: bool) -> None:
+        holders = self.ledger.entries[name].holders if ended and name in self.ledger.entries else ()
+        self.happen(Resolve(name, self.clock, frozenset(held.claim.uid for held in holders)))
 
     @rule()
     def kubelet_starts(self) -> None:

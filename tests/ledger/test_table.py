@@ -247,6 +247,21 @@ def test_a_pod_on_a_claimed_device_is_a_conflict_until_one_of_them_is_gone() -> 
     assert node.owner("gpu-0") is Owner.LEGACY
 
 
+def test_a_conflict_is_ended_by_hand_on_the_side_that_has_ended() -> None:
+    node = Node(device(0, Lane.DRA))
+    node.yes(prepare(0))
+    node.yes(Observed(NOON, node.ledger.seq, PODS, Checkpoint(PODS), {}))
+    conflict = node.ledger
+    node.yes(ClaimDeallocated("uid-1", NOON))
+    node.yes(Resolve("gpu-0", NOON, frozenset({"uid-1"})))  # the pod runs, the claim is gone
+    assert node.owner("gpu-0") is Owner.LEGACY
+
+    node.ledger = conflict
+    node.yes(Observed(NOON + 500, node.ledger.seq, {}, None, None))  # nobody sees the pod, the claim lives
+    node.yes(Resolve("gpu-0", NOON + 501))
+    assert node.owner("gpu-0") is Owner.DRA_PREPARED
+
+
 def test_evidence_from_before_the_claim_is_no_conflict() -> None:
     node = Node(device(0, Lane.DRA))
     before = node.ledger.seq
@@ -292,9 +307,11 @@ def test_a_claim_that_is_known_is_not_prepared_beside_another() -> None:
 def test_a_prepared_claim_that_kubelet_forgot_can_be_ended_by_hand() -> None:
     node = Node(device(0, Lane.DRA))
     node.yes(prepare(0))
-    assert "the API server shows it allocated" in node.no(Resolve("gpu-0", NOON))[1]
+    ended = frozenset({"uid-1"})
+    assert "the API server shows it allocated" in node.no(Resolve("gpu-0", NOON, ended))[1]
     node.yes(ClaimDeallocated("uid-1", NOON))
     node.yes(Prepare(OTHER, (Use("gpu-0", admin=True),), NOON))
-    node.yes(Resolve("gpu-0", NOON))
+    assert node.no(Resolve("gpu-0", NOON))[0] is RefusalCode.IN_USE  # nobody has asked kubelet about it
+    node.yes(Resolve("gpu-0", NOON, ended))
     assert node.owner("gpu-0") is Owner.NONE
     assert [held.claim for held in node["gpu-0"].claims] == [OTHER]  # it looks, and nobody said that it had ended
