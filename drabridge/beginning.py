@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from msgspec.structs import replace
 
 from drabridge.cdi import CdiStore, Family
-from drabridge.claims import recorded
+from drabridge.claims import names_in, recorded
 from drabridge.errors import HostError
 from drabridge.evidence import checkpoint as checkpoint_file
 from drabridge.evidence.witness import LIST_SECONDS, Listed
@@ -54,7 +54,7 @@ async def merge(runtime: Runtime, *, rebooted: bool) -> bool:
     listed = await _listed(runtime, FIRST_LIST_SECONDS if node.ever_merged else LIST_SECONDS)
     checkpoint = runtime.witness.checkpoint()
     if not node.ever_merged and not node.lost:
-        doubt = _of_files(runtime.cdi)
+        doubt = _of_files(runtime)
         if not doubt and checkpoint is None and checkpoint_file.exists(directory):
             doubt = "kubelet's checkpoint of devices is not understood, and it alone knows every pod"
         doubt = doubt or _of_ids(runtime, listed, checkpoint)
@@ -102,13 +102,16 @@ async def _leave_to_kubelet(runtime: Runtime, uids: Iterable[str]) -> None:
         await runtime.keeper.apply(ClaimDeallocated(uid, runtime.now()))
 
 
-def _of_files(cdi: CdiStore) -> str:
-    """What the CDI directory says against a new node; nothing if nobody has written there."""
+def _of_files(runtime: Runtime) -> str:
+    """What CDI files and records of claims say against a new node; nothing if there are none, of whatever content."""
+    cdi, records = runtime.cdi, runtime.paths.state / "claims"
     try:
         left = any(cdi.keys(family) for family in Family)
     except HostError as error:
         return str(error)
-    return f"CDI files in {cdi.directory} are of an agent whose ledger is gone" if left else ""
+    if left or names_in(records):
+        return f"the files in {cdi.directory if left else records} are of an agent whose ledger is gone"
+    return ""
 
 
 def _of_ids(runtime: Runtime, listed: Listed | None, checkpoint: Checkpoint | None) -> str:

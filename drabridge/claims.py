@@ -51,7 +51,7 @@ def connect(options: Options, config: Config) -> Cluster | None:
     return KubernetesCluster.in_cluster()
 
 
-def _names(directory: Path) -> frozenset[str]:
+def names_in(directory: Path) -> frozenset[str]:
     """Of records of claims, damaged ones too: kubelet may still ask to unprepare what they were about."""
     try:
         return frozenset(name for name in os.listdir(directory) if not name.startswith("."))
@@ -112,7 +112,7 @@ class ClaimSide:
         self._serving = False  # the driver runs, or waits for kubelet
         self._said = False
         self._directory = runtime.paths.state / "claims"
-        self._recorded = _names(self._directory)  # only a driver changes them
+        self._recorded = names_in(self._directory)  # only a driver changes them
         self.driver: DraDriver | None = None
 
     @property
@@ -229,7 +229,7 @@ class ClaimSide:
                     task.cancel()
                 await asyncio.gather(serving, waiting, return_exceptions=True)
                 self._serving = False
-                self._recorded = _names(self._directory)
+                self._recorded = names_in(self._directory)
 
     def _say(self) -> None:
         """In the log, once; /readyz has the numbers as they are now."""

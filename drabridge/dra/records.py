@@ -131,6 +131,7 @@ class RecordStore:
     def __init__(self, directory: Path, on_damage: OnDamage = log_damage) -> None:
         self.directory = directory
         self._on_damage = on_damage
+        self._unreadable: set[str] = set()  # what was told of
 
     def path(self, uid: str) -> Path:
         """Raises HostError for a UID that could not be a file's name."""
@@ -185,10 +186,23 @@ class RecordStore:
         sync_directory(self.directory)
 
     def all(self) -> tuple[ClaimRecord, ...]:
-        """Every record, by UID."""
+        """Every record, by UID. One that the disk does not let be read is no reason to forget the others."""
         paths = sorted(self.directory.glob("*.json")) if self.directory.is_dir() else ()
-        found = [self.load(path.stem) for path in paths if _UID.fullmatch(path.stem)]
+        found = []
+        for path in paths:
+            if _UID.fullmatch(path.stem):
+                try:
+                    found.append(self.load(path.stem))
+                except HostError as error:
+                    if path.stem not in self._unreadable:
+                        log.error("a claim's record is left out", extra={"error": str(error)})
+                    self._unreadable.add(path.stem)
         return tuple(record for record in found if record is not None)
+
+    def strangers(self, records: Iterable[ClaimRecord]) -> frozenset[str]:
+        """UIDs of claims that have a file here, damaged or not readable, and are not among these."""
+        known = {record.claim.uid for record in records}
+        return frozenset(path.name.partition(".json")[0] for path in self.directory.glob("*.json*")) - known
 
     def sweep(self) -> None:
         """At start: remove what a crash left half written."""

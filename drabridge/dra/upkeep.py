@@ -64,7 +64,7 @@ class Upkeep:
                 specs.append(self._cdi.claim_spec(record.claim.uid, cdi_devices(plans)))
                 if self._metadata is not None and len(plans) == len(record.devices):
                     self._metadata.write(record.claim, record.pod_claim_name, metadata_facts(plans))
-        keep |= {uid.name.partition(".json")[0] for uid in self._records.directory.glob("*.corrupt-*")}
+        keep |= self._records.strangers(records)
         keep |= set(held) - {record.claim.uid for record in records}
         self._cdi.regenerate(Family.CLAIM, specs, keep=keep)
         if self._metadata is not None:

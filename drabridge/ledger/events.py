@@ -180,8 +180,7 @@ class Booted(Struct, frozen=True):
 class Restarted(Struct, frozen=True):
     """An agent began: what it found, to be merged with the ledger. In doubt the holder stays.
 
-    ``prepared`` are the claims that have records or CDI files on this node, or that kubelet shows with a container. The
-    files are local: if they cannot be read there is no such event, and nothing is granted.
+    ``prepared`` are the claims that have records or CDI files on this node, or that kubelet shows with a container.
     """
 
     at: float

@@ -217,6 +217,31 @@ async def test_an_agent_that_cannot_read_cdi_files_serves_what_its_ledger_knows(
         await agent.ready()
 
 
+async def test_an_agent_that_cannot_read_a_claims_record_serves_what_its_ledger_knows() -> None:
+    async with bridge() as (agent, cluster, _):
+        await cluster.apply(claim_pod("c"))
+        await cluster.wait_pod("c")
+        used, files = await _claimed(agent), _claim_files(agent)
+        await agent.stop()
+        (record,) = (agent.control.parent / "claims").iterdir()
+        record.unlink()
+        record.mkdir()  # as good as EIO, which nobody can order
+        await agent.start()
+        await agent.ready()
+        assert await _claimed(agent) == used
+        assert _claim_files(agent) == files
+
+        await agent.stop()
+        for file in agent.control.parent.glob("ledger*"):
+            file.unlink()
+        for file in agent.cdi.glob("*"):
+            file.unlink()
+        cluster.kubelets["node-a"].faults.podresources = ListFault.ERROR
+        await agent.start()
+        await agent.up()
+        await _become(agent, *["quarantine"] * 4)  # with files but no ledger this is no new node
+
+
 async def test_state_that_is_removed_under_a_running_agent_is_written_again() -> None:
     async with bridge() as (agent, cluster, _):
         await cluster.apply(claim_pod("c"))

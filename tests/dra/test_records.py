@@ -84,6 +84,16 @@ def test_a_damaged_record_is_put_aside_once_and_never_believed(tmp_path: Path, c
     assert f"{UID}.json of a prepared claim is damaged" in error
 
 
+def test_a_record_that_cannot_be_read_hides_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = RecordStore(tmp_path)
+    store.save(RECORD)
+    store.path("0000").mkdir()  # as good as EIO, which nobody can order
+    for _ in range(2):
+        assert store.all() == (RECORD,)
+    assert [record.getMessage() for record in caplog.records] == ["a claim's record is left out"]
+    assert store.strangers(store.all()) == {"0000"}
+
+
 @pytest.mark.parametrize("uid", ["", "../x", "a/b", ".hidden", "a\0", "x" * 300])
 def test_a_uid_that_is_no_file_name_is_refused(tmp_path: Path, uid: str) -> None:
     with pytest.raises(HostError, match="is not a claim UID"):
