@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from msgspec.structs import replace
 
-from drabridge.cdi import CdiStore, Family
+from drabridge.cdi import CdiStore, Family, Named
 from drabridge.claims import names_in, recorded
 from drabridge.errors import HostError
 from drabridge.evidence import checkpoint as checkpoint_file
@@ -128,7 +128,7 @@ def _of_ids(runtime: Runtime, listed: Listed | None, checkpoint: Checkpoint | No
     return f"kubelet shows pods with devices that this configuration calls otherwise or does not match: {words}"
 
 
-def _claimed(cdi: CdiStore) -> dict[str, tuple[str, ...]]:
+def _claimed(cdi: CdiStore) -> dict[str, tuple[Named, ...]]:
     """What CDI files say of claims. A directory that cannot be read is no reason to serve nobody: the ledger and the
     records know more, and where they know nothing it counts as lost.
     """
@@ -175,9 +175,14 @@ def _claims(
         if uid in found or uid in before:
             continue
         has = ledger.by_claim.get(uid) if whole else None  # what the operator took from it is in the file still
-        names = [name for text in texts for name in _named(text, devices)]
-        names = [name for name in names if has is None or name in has or name not in ledger.entries]
-        found[uid] = Allocation(ClaimRef(uid), tuple(map(Use, dict.fromkeys(names))))
+        uses = [
+            Use(name, admin=admin)
+            for text, admin in texts
+            for name in _named(text, devices)
+            if has is None or name in has or name not in ledger.entries
+        ]
+        found[uid] = Allocation(ClaimRef(uid), tuple(dict.fromkeys(uses)))
+        names = [use.device for use in uses if not use.admin]
         log.warning(
             "a CDI file of a claim without a record: its devices are held", extra={"uid": uid, "devices": names}
         )

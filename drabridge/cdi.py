@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct, field
@@ -40,9 +40,10 @@ DIGIT_NAME_VERSION = "0.5.0"  # device names that begin with a digit
 _VENDOR = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 _CLASS = re.compile(r"[A-Za-z]([A-Za-z0-9_-]*[A-Za-z0-9])?")  # a dot would need 0.6.0
 _DEVICE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
-_OF_CLAIM = re.compile(r"=claim-(?P<uid>[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})-")  # the API server's UIDs
+_OF_CLAIM = re.compile(r"=(?P<access>claim|admin)-(?P<uid>[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})-")  # an API UID
 _MOUNT_OPTIONS = {True: ("ro", "nosuid", "nodev", "bind"), False: ("rw", "nosuid", "nodev", "bind")}
 
+_ADMIN = "admin"  # instead of Family.CLAIM, in the name of a device that a claim only looks at
 PROBE_BYTES = 4096  # a block: a full file system may still make empty files
 
 _NO_ENV: Mapping[str, str] = MappingProxyType({})
@@ -53,6 +54,13 @@ class Family(StrEnum):
 
     LEGACY = "legacy"
     CLAIM = "claim"
+
+
+class Named(NamedTuple):
+    """What the file of a claim says of one device: ``<request>-<device>[-<share>]``, and by which kind of access."""
+
+    text: str
+    admin: bool = False
 
 
 class Edits(Struct, frozen=True):
@@ -159,12 +167,13 @@ class CdiStore:
         return self._spec(Family.CLAIM, uid, devices)
 
     @staticmethod
-    def claim_device_name(uid: str, request: str, device: str, share_id: str = "") -> str:
+    def claim_device_name(uid: str, request: str, device: str, share_id: str = "", *, admin: bool = False) -> str:
         """A name that no other claim, request or share can have: runtimes cache specs by name.
 
-        Begins with a letter whatever the claim's UID begins with, so that 0.3.0 is enough.
+        Begins with a letter whatever the claim's UID begins with, so that 0.3.0 is enough. Of admin access it tells,
+        for kubelet and the file may be all that is left to know it by.
         """
-        return "-".join(part for part in (Family.CLAIM, uid, request, device, share_id) if part)
+        return "-".join(part for part in (_ADMIN if admin else Family.CLAIM, uid, request, device, share_id) if part)
 
     def _spec(self, family: Family, key: str, devices: Iterable[CdiDevice]) -> Spec:
         return Spec(self.file_name(family, key), self.kind, tuple(devices))
@@ -258,15 +267,16 @@ class CdiStore:
         prefix = f"{self._prefix}{family}-"
         return tuple(sorted(path.name[len(prefix) : -len(".json")] for path in self._ours(prefix)))
 
-    def claimed(self) -> dict[str, tuple[str, ...]]:
-        """Claim UID -> what its file says of each device, ``<request>-<device>[-<share>]``; () for a torn file."""
+    def claimed(self) -> dict[str, tuple[Named, ...]]:
+        """Claim UID -> what its file says of each device; () for a torn file."""
         found = {}
         for uid in filter(_DEVICE.fullmatch, self.keys(Family.CLAIM)):  # else no file of ours: a copy by hand
             document = _document(self.directory / self.file_name(Family.CLAIM, uid))
             entries = document.get("devices") if document else None
             names = [str(entry.get("name")) for entry in entries or () if isinstance(entry, dict)]
-            prefix = self.claim_device_name(uid, "", "") + "-"
-            found[uid] = tuple(name.removeprefix(prefix) for name in names if name.startswith(prefix))
+            kinds = {self.claim_device_name(uid, "", "", admin=admin) + "-": admin for admin in (False, True)}
+            told = [(name, start) for name in names for start in kinds if name.startswith(start)]
+            found[uid] = tuple(Named(name.removeprefix(start), kinds[start]) for name, start in told)
         return found
 
     @staticmethod
@@ -274,6 +284,12 @@ class CdiStore:
         """The UID of the claim that a qualified name of ours was made for; "" for a name of anything else."""
         found = _OF_CLAIM.search(qualified)
         return found["uid"] if found else ""
+
+    @staticmethod
+    def only_admin(qualified: Iterable[str]) -> bool:
+        """Whether the names by which a container has a device of a claim all tell of admin access."""
+        found = [match["access"] for match in map(_OF_CLAIM.search, qualified) if match]
+        return set(found) == {_ADMIN}
 
     def regenerate(self, family: Family, specs: Iterable[Spec], *, keep: Collection[str] = ()) -> tuple[str, ...]:
         """At start: write every spec that something may still refer to, remove the family's others.

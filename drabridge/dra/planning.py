@@ -83,7 +83,11 @@ class Planner(Struct, frozen=True):
         profile = prepared.profile if prepared.profile in self._rules(device).profiles else ""
         planned = self._planned(uid, result, device, Choice(profile, prepared.env))
         hook = decode_hook(prepared.unprepare)
-        return replace(planned, choice=Choice(prepared.profile, prepared.env), unprepare=hook)
+        cdi = planned.cdi
+        before = CdiStore.claim_device_name(uid, result.base_request, device.name, result.share_id)
+        if any(id_.endswith(f"={before}") for id_ in prepared.cdi_ids):  # admin access had no name of its own then
+            cdi = replace(cdi, name=before)
+        return replace(planned, choice=Choice(prepared.profile, prepared.env), cdi=cdi, unprepare=hook)
 
     def _device(self, result: Result, snapshot: Snapshot) -> Device:
         if result.pool != self.pool:
@@ -121,7 +125,7 @@ class Planner(Struct, frozen=True):
                 prepare = profile.prepare
                 unprepare = profile.unprepare
         edits |= Edits(env=choice.env)
-        name = CdiStore.claim_device_name(uid, result.base_request, device.name, result.share_id)
+        name = CdiStore.claim_device_name(uid, result.base_request, device.name, result.share_id, admin=result.admin)
         return Planned(result, device, choice, CdiDevice(name, edits), prepare, unprepare)
 
 

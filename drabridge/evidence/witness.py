@@ -42,10 +42,10 @@ class Listed(Struct, frozen=True):
     claims: tuple[events.Allocation, ...] = ()
 
     def claimed(self) -> dict[str, tuple[ClaimRef, ...]]:
-        """Device name -> claims that containers have it by."""
+        """Device name -> claims that containers have it by; not those that only look at it."""
         found: dict[str, tuple[ClaimRef, ...]] = {}
         for one in self.claims:
-            for use in one.uses:
+            for use in (use for use in one.uses if not use.admin):
                 found[use.device] = (*found.get(use.device, ()), one.claim)
         return found
 
@@ -194,7 +194,8 @@ def claims_of(snapshot: Snapshot, driver: str) -> tuple[events.Allocation, ...]:
                 ref = ClaimRef(next(filter(None, uids), ""), claim.namespace, claim.name)
                 for device in ours:
                     share = Share(device.share_id) if device.share_id else None
-                    found.setdefault(ref, {})[events.Use(device.device, share)] = None
+                    admin = CdiStore.only_admin(device.cdi_ids)
+                    found.setdefault(ref, {})[events.Use(device.device, share, admin)] = None
     return tuple(events.Allocation(ref, tuple(uses)) for ref, uses in found.items())
 
 

@@ -440,3 +440,26 @@ async def test_a_monitoring_claim_does_not_prolong_a_quarantine_nor_end_it() -> 
         cluster.kubelets["node-a"].faults.podresources = ListFault.NONE
         await _become(agent, *["none"] * 4)
         assert [len(row["holders"]) for row in (await _rows(agent)).values()] == [1] * 4  # it watches on
+
+
+@pytest.mark.parametrize("fault", [ListFault.NONE, ListFault.ERROR])
+async def test_a_monitoring_claim_holds_nothing_when_the_state_is_lost(fault: ListFault) -> None:
+    async with bridge() as (agent, cluster, _):
+        await set_lanes(agent, legacy=0, dra=4)
+        await until(lambda: len(devices_in_slices(cluster)) == 4, 10)
+        await cluster.apply(MONITOR)
+        await cluster.wait_pod("monitor", namespace="monitoring")
+        await agent.stop()
+        _everything(agent.control.parent)
+        cluster.kubelets["node-a"].faults.podresources = fault  # then its CDI file alone tells of the claim
+        await agent.start()
+        await agent.up()
+        if fault is ListFault.ERROR:
+            await _become(agent, *["quarantine"] * 4)
+            cluster.kubelets["node-a"].faults.podresources = ListFault.NONE
+
+        async def watched() -> bool:
+            rows = (await _rows(agent)).values()
+            return [(row["owner"], [h.get("admin") for h in row["holders"]]) for row in rows] == [("none", [True])] * 4
+
+        await until(watched, 20, lambda: agent.text()[-3000:])

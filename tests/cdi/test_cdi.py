@@ -99,6 +99,7 @@ def test_names_of_claims_begin_with_a_letter_and_hold_everything_that_makes_them
 
     assert name == f"claim-{UID}-gpu-radio-a-share-1"
     assert store.claim_spec(UID, [CdiDevice(name, Edits((NODE,)))]).version == "0.3.0"
+    assert store.claim_device_name(UID, "look", "radio-a", admin=True) == f"admin-{UID}-look-radio-a"
 
 
 def test_nothing_to_inject_means_no_file_and_no_name(store: CdiStore) -> None:
@@ -254,7 +255,11 @@ def test_a_directory_that_cannot_be_listed_is_a_failure(store: CdiStore) -> None
 
 
 def test_a_claims_file_tells_its_uid_and_its_devices_without_any_record(store: CdiStore, tmp_path: Path) -> None:
-    names = [store.claim_device_name(UID, "r", "gpu-0"), store.claim_device_name(UID, "r", "gpu-1", "share")]
+    names = [
+        store.claim_device_name(UID, "r", "gpu-0"),
+        store.claim_device_name(UID, "r", "gpu-1", "share"),
+        store.claim_device_name(UID, "look", "gpu-1", admin=True),
+    ]
     qualified = store.write(store.claim_spec(UID, [CdiDevice(name, Edits((NODE,))) for name in names]))
     torn = store.file_name(Family.CLAIM, "torn")
     (store.directory / torn).write_text('{"cdiVersion": "0.3')
@@ -262,7 +267,14 @@ def test_a_claims_file_tells_its_uid_and_its_devices_without_any_record(store: C
     (store.directory / list_).write_text(json.dumps({"kind": store.kind, "devices": ["no", {"name": 1}]}))
     store.write(store.legacy_spec(DEVICE))
 
-    assert store.claimed() == {UID: ("r-gpu-0", "r-gpu-1-share"), "torn": (), "list": ()}
-    assert [store.claim_uid(name) for name in qualified] == [UID, UID]
+    assert store.claimed() == {
+        UID: (("r-gpu-0", False), ("r-gpu-1-share", False), ("look-gpu-1", True)),
+        "torn": (),
+        "list": (),
+    }
+    assert [store.claim_uid(name) for name in qualified] == [UID] * 3
+    assert store.only_admin([*qualified[2:], "somebody.else/metadata=x"])
+    assert not store.only_admin(qualified[1:])
+    assert not store.only_admin([])
     assert store.claim_uid(store.legacy_spec(DEVICE).names[0]) == ""
     assert CdiStore(tmp_path / "none", "v.example.com").claimed() == {}
