@@ -13,6 +13,7 @@ a device or a file with empty edits is "unresolvable" to some runtimes.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fnmatch
 import json
 import os
@@ -255,10 +256,15 @@ class CdiStore:
     def remove_file(self, file_name: str) -> bool:
         """Remove a file by the name in its :class:`Spec`; false if there was none."""
         self._kept.discard(file_name)
+        path = self.directory / file_name
         with _host_errors(self.directory):
             try:
-                (self.directory / file_name).unlink()
+                path.unlink()
             except (FileNotFoundError, NotADirectoryError):
+                return False
+            except OSError as error:  # a read-only file system says so before it looks (unlink(2))
+                if error.errno != errno.EROFS or os.path.lexists(path):
+                    raise
                 return False
         return True
 

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from drabridge.cdi import CdiDevice, CdiStore, Edits, Family
+from drabridge.errors import HostError
+from drabridge.inventory.model import DeviceNode
 from drabridge.sim.kubelet import SimKubelet
 from drabridge.sim.pods import Phase
 from drabridge.sim.timings import Timings
@@ -60,6 +63,16 @@ def fill(place: Path) -> Path:
         while True:
             file.write(b"\0" * 4096)
     return path
+
+
+def test_where_nothing_can_be_written_a_file_that_is_not_there_is_removed(tmp_path: Path) -> None:
+    store = CdiStore(tmp_path / "cdi", "v.example.com")
+    edits = Edits((DeviceNode("/dev/null", "/dev/null"),))
+    store.write(store.claim_spec("there", [CdiDevice("x", edits)]))
+    with read_only(store.directory):
+        assert not store.remove(Family.CLAIM, "not-there")
+        with pytest.raises(HostError, match="Read-only file system"):
+            store.remove(Family.CLAIM, "there")
 
 
 async def test_the_disk_of_the_ledger_is_full() -> None:
