@@ -166,7 +166,7 @@ def deallocate(draft: Draft, entry: Entry, uid: str) -> Outcome:
         entry,
         uid,
         lambda held: None if held.phase is not Phase.PREPARED else _unallocated(held),
-        "the claim was deallocated before it was prepared",
+        "no container uses the claim and it is deallocated",
     )
 
 
@@ -175,16 +175,18 @@ def _unallocated(held: ClaimHold) -> ClaimHold:
 
 
 def unprepare(draft: Draft, entry: Entry, uid: str) -> Outcome:
-    """No container uses the claim here. The device is free only if the API server has taken it back as well."""
+    """No container uses the claim here. The device is free only if the API server has taken it back as well; it was
+    held since it was prepared.
+    """
 
     def back(held: ClaimHold) -> ClaimHold | None:
         if held.phase is not Phase.PREPARED:
             return held
         if held.admin or not held.api_allocated:
             return None
-        return replace(held, phase=Phase.GRANTED, since=draft.at)
+        return replace(held, phase=Phase.GRANTED)
 
-    return _each(draft, entry, uid, back, "the claim was unprepared and is deallocated")
+    return _each(draft, entry, uid, back, "no container uses the claim and it is deallocated")
 
 
 def _each(draft: Draft, entry: Entry, uid: str, change: Any, because: str) -> Entry:

@@ -61,7 +61,9 @@ def settle(
     if (hold is None and before.hold is not None) or len(claims) < len(before.claims):
         released = because
         who = refusal.holder(before, hold, claims)
-        draft.effects.append(Released(before.name, who, because, draft.at - before.since))
+        left = {held.claim.uid for held in claims}
+        began = [held.since for held in before.holders if held.claim.uid not in left]
+        draft.effects.append(Released(before.name, who, because, draft.at - min(began, default=before.since)))
     return Entry(before.device, owner, lane, hold, claims, move, since, draft.seq, released)
 
 

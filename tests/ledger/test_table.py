@@ -26,6 +26,7 @@ from drabridge.ledger import (
     PrepareFailed,
     Readvertise,
     RefusalCode,
+    Released,
     Refused,
     Resolve,
     Restarted,
@@ -139,11 +140,12 @@ def test_a_claim_is_granted_prepared_unprepared_and_ends() -> None:
     assert node.yes(prepare(0, 1)).durable
     assert node.owner("gpu-1") is Owner.DRA_PREPARED
     assert not node.yes(prepare(0, 1))  # again: nothing changes
-    node.yes(Unprepare("uid-1", NOON))
+    node.yes(Unprepare("uid-1", NOON + 7))
     assert node.owner("gpu-0") is Owner.DRA_GRANTED  # the API server still has it allocated
-    node.yes(ClaimDeallocated("uid-1", NOON))
+    done = node.yes(ClaimDeallocated("uid-1", NOON + 8))
     assert node.owner("gpu-0") is node.owner("gpu-1") is Owner.NONE
-    assert node["gpu-0"].released_because == "the claim was deallocated before it was prepared"
+    assert node["gpu-0"].released_because == "no container uses the claim and it is deallocated"
+    assert [effect.held_seconds for effect in done.effects if isinstance(effect, Released)] == [8, 8]
     assert node.ledger.by_claim.get("uid-1") is None
 
 
