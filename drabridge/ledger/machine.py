@@ -46,7 +46,10 @@ def step(ledger: Ledger, event: ev.Event, policy: Policy = _DEFAULT, table: Tabl
     draft = Draft(ledger, event.at, policy, table)
     _HANDLERS[type(event)](draft, event)
     if draft.refusals:
-        return Step(Decision(False, tuple(draft.refusals)), effects=_of_refusal(draft, event))
+        side = _side(event)
+        if side is not None:
+            draft.refusals[:] = [refusal.advised(refused, side) for refused in draft.refusals]
+        return Step(Decision(False, tuple(draft.refusals)), effects=_of_refusal(draft, event, side))
     changes = tuple(draft.touched.values())
     durable = bool(draft.removed) or draft.durable_node or any(entry.seq == draft.seq for entry in changes)
     return Step(ACCEPTED, changes, tuple(draft.removed), draft.node, tuple(draft.effects), durable)
@@ -345,14 +348,19 @@ def _forgotten(draft: Draft, event: ev.Forgotten) -> None:
 # --- what others are told -------------------------------------------------------------------------------------------
 
 
-def _of_refusal(draft: Draft, event: ev.Event) -> tuple[Effect, ...]:
-    """A refused party believes that the device is free: it is told otherwise at once, and so is a person."""
+def _side(event: ev.Event) -> Side | None:
+    """Who is refused; None: nobody but us."""
     if isinstance(event, ev.Allocate):
-        side, effects = Side.LEGACY, _about_node(draft.refusals)
-    elif isinstance(event, ev.Prepare | ev.ClaimAllocated):
-        side, effects = Side.DRA, _about_claim(event.claim, draft.refusals)
-    else:
+        return Side.LEGACY
+    return Side.DRA if isinstance(event, ev.Prepare | ev.ClaimAllocated) else None
+
+
+def _of_refusal(draft: Draft, event: ev.Event, side: Side | None) -> tuple[Effect, ...]:
+    """A refused party believes that the device is free: it is told otherwise at once, and so is a person."""
+    if side is None:
         return ()
+    claim = event.claim if isinstance(event, ev.Prepare | ev.ClaimAllocated) else None
+    effects = _about_claim(claim, draft.refusals) if claim else _about_node(draft.refusals)
     devices = tuple(dict.fromkeys(refused.device for refused in draft.refusals))
     counted = tuple(Refused(side, refused.code, refused.device) for refused in draft.refusals)
     return (Readvertise(devices, side), *counted, *effects)

@@ -83,7 +83,7 @@ class Refused(Struct, frozen=True):
 
 
 class Released(Struct, frozen=True):
-    """A holder is no longer the holder. ``held_seconds``: of a claim since it was prepared, else since the last change of owner."""
+    """A holder is no longer the holder. A claim's ``held_seconds`` count since it was prepared."""
 
     device: str
     holder: str

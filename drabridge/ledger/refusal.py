@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from msgspec.structs import replace
+
 from drabridge.ledger.model import DRA_OWNERS, ClaimHold, Entry, Hold, Lane, Owner, Phase
 from drabridge.ledger.outcome import Refusal, RefusalCode, Side
 
@@ -14,6 +16,10 @@ _OFFERED_TO = {
     Lane.SHARED: "is offered to both sides and needs a confirmed lease",
     Lane.LEGACY_TO_DRA: "is being moved from the legacy lane to the dra lane",
     Lane.DRA_TO_LEGACY: "is being moved from the dra lane to the legacy lane",
+}
+_ANOTHER = {  # kubelet does not try a pod again whose Allocate failed; a claim keeps the devices that it was given
+    Side.LEGACY: "the pod that replaces this one gets another device",
+    Side.DRA: "delete the pod, and the claim unless it is of a template, for another device",
 }
 _PHASE = {
     Phase.PENDING: "allocated",
@@ -40,6 +46,14 @@ def holder(entry: Entry, but: Hold | None = None, nor: tuple[ClaimHold, ...] = (
     staying = {held.claim.uid for held in nor}
     names += [f"claim {held.claim}" for held in entry.holders if held.claim.uid not in staying]
     return " and ".join(names)
+
+
+def advised(refused: Refusal, side: Side) -> Refusal:
+    """With what to do about a holder, which the holder's device does not know: that depends on who asks."""
+    if refused.code not in (RefusalCode.CLAIM_HELD, RefusalCode.LEGACY_HELD):
+        return refused
+    wait = "wait until it is let go, or " if side is Side.DRA else ""
+    return replace(refused, hint=f"{wait}{_ANOTHER[side]}")
 
 
 def held(entry: Entry, at: float) -> Refusal:
@@ -70,7 +84,6 @@ def held(entry: Entry, at: float) -> Refusal:
             RefusalCode.CLAIM_HELD,
             who,
             f"{entry.name} is held by claim {first.claim}{more}, {_PHASE[first.phase]} {clock(first.since, at)}",
-            "wait for it or ask for fewer devices",
         )
     assert entry.hold is not None
     return Refusal(
@@ -78,7 +91,6 @@ def held(entry: Entry, at: float) -> Refusal:
         RefusalCode.LEGACY_HELD,
         who,
         f"{entry.name} is held by {who}, allocated {clock(entry.hold.allocated_at, at)}",
-        "wait for the pod to end or ask for fewer devices",
     )
 
 
@@ -90,11 +102,11 @@ def overlaps(entry: Entry, relative: Entry, at: float) -> Refusal:
 
 def other_lane(entry: Entry, side: Side) -> Refusal:
     """The device is free, but not for this side."""
+    hint = _ANOTHER[side]
     if entry.lane in (Lane.LEGACY, Lane.DRA, Lane.SHARED):
-        wanted = Lane.LEGACY if side is Side.LEGACY else Lane.DRA
-        hint = f"another device will be chosen at the next try; 'drabridge lanes set' gives the {wanted} lane more"
-    else:
-        hint = "the next try will find it on one side"
+        hint += f"; 'drabridge lanes set' gives the {Lane.LEGACY if side is Side.LEGACY else Lane.DRA} lane more"
+    elif side is Side.DRA:
+        hint = "kubelet tries again, and will find it moved"
     return Refusal(entry.name, RefusalCode.OTHER_LANE, "", f"{entry.name} {_OFFERED_TO[entry.lane]}", hint)
 
 
@@ -138,7 +150,6 @@ def exclusive(entry: Entry, other: ClaimHold, at: float) -> Refusal:
         RefusalCode.CLAIM_HELD,
         f"claim {other.claim}",
         f"{entry.name} is held by claim {other.claim}, {_PHASE[other.phase]} {clock(other.since, at)}",
-        "wait for it or ask for fewer devices",
     )
 
 

@@ -26,8 +26,8 @@ from drabridge.ledger import (
     PrepareFailed,
     Readvertise,
     RefusalCode,
-    Released,
     Refused,
+    Released,
     Resolve,
     Restarted,
     SetLane,
@@ -87,7 +87,11 @@ def test_the_loser_is_told_who_has_the_device_and_kubelet_that_it_is_not_free() 
     done = node.do(allocate(0))
     (refusal,) = done.decision.refusals
     assert str(refusal) == (
-        "gpu-0 is held by claim team-a/train (uid uid-1), prepared 22:13 UTC; wait for it or ask for fewer devices"
+        "gpu-0 is held by claim team-a/train (uid uid-1), prepared 22:13 UTC; "
+        "the pod that replaces this one gets another device"
+    )
+    assert node.no(Prepare(OTHER, (Use("gpu-0"),), NOON))[1].endswith(
+        "wait until it is let go, or delete the pod, and the claim unless it is of a template, for another device"
     )
     assert Readvertise(("gpu-0",), Side.LEGACY) in done.effects
     assert Refused(Side.LEGACY, RefusalCode.CLAIM_HELD, "gpu-0") in done.effects
