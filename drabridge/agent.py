@@ -214,9 +214,8 @@ class Agent:
         )
         self._transfers = Transfers(runtime, self._claims, self._wishes)
         self._pages = Pages(runtime, self._claims, self._wishes)
-        self._follower = ConfigFollower(
-            self._options.config, config, self._reload, self._reconfigure, self._refused_config
-        )
+        taken = self._reconfigure, self._refused_config, self._claims.refusal
+        self._follower = ConfigFollower(self._options.config, config, self._reload, *taken)
         return runtime
 
     async def _serve(self, runtime: Runtime) -> None:

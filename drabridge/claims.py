@@ -113,6 +113,7 @@ class ClaimSide:
         self._said = False
         self._directory = runtime.paths.state / "claims"
         self._recorded = names_in(self._directory)  # only a driver changes them
+        self._elsewhere: dict[str, str] = {}  # UIDs of claims, and the pool of another name that they were prepared in
         self.driver: DraDriver | None = None
 
     @property
@@ -151,6 +152,35 @@ class ClaimSide:
             f"claims cannot end: {off.remedy}, at least until all are back in the legacy lane"
         )
 
+    def pool(self, config: Config | None = None) -> str:
+        """What the configuration, or another one, calls this node's pool."""
+        return (config or self._runtime.config).dra.pool or self._runtime.options.node_name
+
+    def refusal(self, config: Config) -> str:
+        """Why a running agent does not take this configuration; "" if it does."""
+        ours, other = self.pool(), self.pool(config)
+        entries = self._runtime.keeper.ledger.entries.values()
+        if ours == other or not (held := [entry.name for entry in entries if entry.holders]):
+            return ""
+        return (
+            f"dra.pool: found {other}, and claims have {', '.join(held)} in the pool {ours}: the scheduler would take "
+            "them for other devices, and free. Change it when no claim has a device"
+        )
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know."""
+        by_claim = self._runtime.keeper.ledger.by_claim
+        found = {uid: pool for uid, pool in self._elsewhere.items() if uid in by_claim}
+        if not found:
+            return []
+        names = sorted({name for uid in found for name in by_claim[uid]})
+        pools = ", ".join(sorted(set(found.values())))
+        return [
+            f"claims have {', '.join(names)} in the pool {pools}, and dra.pool is {self.pool()} now: for the scheduler "
+            "they are free, and a claim that gets one waits. Change dra.pool back, or delete the pods of these claims"
+        ]
+
     @property
     def state(self) -> DraState | None:
         return self.driver.state if self.driver else None
@@ -180,10 +210,9 @@ class ClaimSide:
         """The claims that the API server shows allocated with devices of this node. None: it cannot be asked."""
         from drabridge.dra.allocation import allocations
 
-        config = self._runtime.config
-        pool = self.driver.pool if self.driver is not None else config.dra.pool or self._runtime.options.node_name
+        pool = self.driver.pool if self.driver is not None else self.pool()
         try:
-            return allocations(await self._listed(), config.driver, pool)
+            return allocations(await self._listed(), self._runtime.config.driver, pool)
         except (ClusterError, PeerError) as error:
             log.warning("who has devices by claims is not known", extra={"reason": str(error)})
             return None
@@ -243,7 +272,16 @@ class ClaimSide:
         await self._acknowledged()
         from drabridge.dra.driver import DraDriver, DraPaths
         from drabridge.dra.planning import device_lookup
+        from drabridge.dra.records import RecordStore
 
+        self._elsewhere = {
+            record.claim.uid: device.pool
+            for record in RecordStore(self._directory).all()
+            for device in record.devices
+            if not device.admin and device.pool != self.pool()
+        }
+        if notes := self.notes:
+            log.error("dra.pool was changed while claims had devices", extra={"reason": notes[0]})
         self._settings = runtime.config.dra
         self.driver = DraDriver(
             config=runtime.config,

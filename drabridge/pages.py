@@ -150,7 +150,7 @@ class Pages:
             notes.append(f"open device nodes cannot be looked for: {runtime.others.error}")
         if runtime.keeper.loaded.message:
             notes.append(f"ledger at the last start: {runtime.keeper.loaded.message}")
-        notes += self._wishes.notes()
+        notes += [*self._wishes.notes(), *self._claims.notes]
         if (state := self._claims.state) is not None:
             notes += state.publisher.notes
         notes.append(f"device events: {runtime.inventory.status}")

@@ -33,10 +33,13 @@ class ConfigFollower:
         reload: Signal,
         apply: Callable[[Config], Awaitable[None]],
         refused: Callable[[str], None],
+        unfit: Callable[[Config], str] = lambda config: "",
     ) -> None:
+        """``unfit`` says why a running agent cannot take a configuration that is good in itself."""
         self._path = path
         self._apply = apply
         self._refused = refused
+        self._unfit = unfit
         self._seen = _identity(path)
         self._faults: tuple[str, ...] = ()
         self._driver = current.driver
@@ -69,6 +72,9 @@ class ConfigFollower:
                 "The driver's name is in CDI names that pods hold: drain the node, then restart the agent"
             )
             return True
+        if why := self._unfit(config):
+            self._refuse(f"{self._path}: {why}")
+            return False  # it passes without the file being changed
         if config != self.current:
             self.current = None  # nobody knows how much of it is applied if that fails
             try:

@@ -79,7 +79,8 @@ class DraSettings(Model):
     followed, and claims are served as soon as this file, the annotation or `drabridge lanes set` wants a device in a
     dra lane, or claims still have one. `true`: from the start. `false`: no API server is talked to."""
     pool: PoolName | None = None
-    """Name of the node's pool in ResourceSlices; the node's name when left out."""
+    """Name of the node's pool in ResourceSlices; the node's name when left out. Changed only while no claim has a
+    device."""
     metadata: bool = True
     """Whether device metadata files (KEP-5304) are mounted into the containers of claims."""
     claim_status: bool = True

@@ -8,11 +8,12 @@ import resource
 import shutil
 import signal
 
+from drabridge.sim.cluster import SimCluster
 from tests.abuse.helpers import plugin_socket
 from tests.abuse.peers import allocate
 from tests.agent.helpers import CONFIG, DRIVER, RESOURCE, AgentProcess, node, pod, until
 from tests.agent.test_bridge_node import CONFIG as BOTH_LANES
-from tests.agent.test_bridge_node import bridge
+from tests.agent.test_bridge_node import bridge, claim_pod
 from tests.agent.test_counters import held_by_claim, metric
 
 SAFETY = "safety: {minHoldSeconds: %s, unconfirmedSeconds: 2, absentSeconds: 0.4, settleSeconds: 1}\nresources:\n"
@@ -50,6 +51,36 @@ async def test_other_safety_times_count_for_what_is_held_already() -> None:
             return await looked_at() == "none"
 
         await until(free, 15, agent.text)
+
+
+def _pools(cluster: SimCluster) -> set[str]:
+    return {one["spec"]["pool"]["name"] for one in cluster.api.objects.peek("resourceslices")}
+
+
+async def test_another_pool_waits_until_no_claim_has_a_device() -> None:
+    another = BOTH_LANES.replace("resources:", "dra: {pool: another}\nresources:")
+    async with bridge() as (agent, cluster, _):
+        await cluster.apply(claim_pod("c"))
+        await cluster.wait_pod("c")
+
+        async def noted(text: str) -> bool:
+            return any(text in note for note in (await agent.status())["notes"])
+
+        reload(agent, another)
+        await until(lambda: noted("dra.pool: found another, and claims have"), 10, agent.text)
+        assert _pools(cluster) == {"node-a"}
+
+        await agent.stop()  # at a start nobody can refuse it any more
+        await agent.start()
+        await agent.ready()
+        await until(lambda: noted("in the pool node-a, and dra.pool is another now"), 10, agent.text)
+
+        agent.config.write_text(BOTH_LANES)
+        await until(lambda: noted("dra.pool: found node-a"), 10, agent.text)
+        await cluster.delete("pods", "c")
+        await cluster.delete("resourceclaims", "c")
+        await until(lambda: _pools(cluster) == {"node-a"}, 20, agent.text)
+        assert not await noted("dra.pool")
 
 
 async def test_another_driver_is_refused_and_said() -> None:
