@@ -96,6 +96,13 @@ async def _version(cluster: Cluster) -> str:
     return version or ""
 
 
+def _first(error: BaseException) -> BaseException:
+    """What a group of errors began with."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 class ClaimSide:
     """Starts the DRA driver once kubelet has taken the DevicePlugin lists, and keeps it at hand.
 
@@ -115,6 +122,7 @@ class ClaimSide:
         self._recorded = names_in(self._directory)  # only a driver changes them
         self._elsewhere: dict[str, str] = {}  # UIDs of claims, and the pool of another name that they were prepared in
         self.driver: DraDriver | None = None
+        self.error = ""  # why the driver could not serve when it was last started
 
     @property
     def wanted(self) -> bool:
@@ -251,8 +259,12 @@ class ClaimSide:
             waiting = asyncio.create_task(self._again.wait())
             try:
                 await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+                self.error = ""
                 if serving.done():
                     serving.result()
+            except Exception as error:  # it is tried again; until that has gone well, this is why
+                self.error = str(_first(error))
+                raise
             finally:
                 for task in (serving, waiting):
                     task.cancel()

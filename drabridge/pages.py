@@ -119,7 +119,7 @@ class Pages:
         """What the DRA side waits for, in words."""
         state = self._claims.state
         if state is None or not state.serving:
-            return "not served yet"
+            return f"not served yet: {self._claims.error}" if self._claims.error else "not served yet"
         if not state.registration.registered:
             return f"kubelet has not taken the plugin {state.registration.error}".rstrip()
         return state.publisher.error or state.error

@@ -69,3 +69,22 @@ async def test_cdi_files_that_somebody_removes_come_back() -> None:
         await asyncio.sleep(0.1)
         assert {path.name: path.read_bytes() for path in agent.cdi.iterdir()} == before
         assert agent.text().count("CDI files were removed by somebody else") == 1
+
+
+async def test_what_keeps_claims_from_being_served_is_said() -> None:
+    async with bridge() as (agent, _, _runtime):
+        await agent.stop()
+        registry = agent.root / "plugins_registry"
+        shutil.rmtree(registry)
+        registry.write_text("")
+        await agent.start()
+        await agent.up()
+
+        async def said() -> bool:
+            return str(registry).encode() in (await agent.ask("/readyz"))[1]
+
+        await until(said, 10, agent.text)
+        assert any(str(registry) in one["error"] for one in (await agent.status())["endpoints"])
+        registry.unlink()
+        registry.mkdir()
+        await agent.ready(20)
