@@ -88,13 +88,16 @@ async def _has_ended(runtime: Runtime, claims: ClaimSide, entry: Entry, held: Cl
                 )
         elif claims.driver is None:
             raise ClusterError("claims are not served")
-        elif not await claims.driver.release_if_deallocated(claim):
-            return False
+        else:
+            await claims.driver.release_if_deallocated(claim)
     except ClusterError as error:
         raise RefusedError(
             f"{entry.name} is prepared for claim {claim}, and the API server could not be asked about it: {error}",
             hint="try again when it answers ('drabridge status' says what claims wait for)",
         ) from error
+    now = runtime.keeper.ledger.entries[entry.name].claim(claim.uid)
+    if now is None or now.api_allocated:
+        return False
     users = await runtime.witness.users(claim, entry.name)
     if users is None:
         raise RefusedError(

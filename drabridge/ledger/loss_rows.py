@@ -47,13 +47,13 @@ def resolve(draft: Draft, entry: Entry, event: Resolve) -> Outcome:
         staying.append(refusal.in_use(entry, f"kubelet does not say that no pod uses it ({hold.because})"))
     else:
         hold = None
-    used = next((held for held in entry.holders if held.api_allocated or held.claim.uid not in event.ended), None)
-    if used is not None:
-        why = "the API server shows it allocated to" if used.api_allocated else "a container may still use it by"
-        staying.append(refusal.in_use(entry, f"{why} claim {used.claim}"))
-    else:
-        ended = {held.claim.uid for held in entry.holders}
-        claims = tuple(held for held in claims if held.claim.uid not in ended)  # admin access of others is in use
+    used = [held for held in entry.holders if held.api_allocated or held.claim.uid not in event.ended]
+    if used and len(used) == len(entry.holders):
+        why = "the API server shows it allocated to" if used[0].api_allocated else "a container may still use it by"
+        staying.append(refusal.in_use(entry, f"{why} claim {used[0].claim}"))
+    else:  # shares of the living stay, and so does the admin access of others
+        ended = {held.claim.uid for held in entry.holders} - {held.claim.uid for held in used}
+        claims = tuple(held for held in claims if held.claim.uid not in ended)
     sides = 2 if entry.owner is Owner.CONFLICT else 1  # a conflict is over when one side is
     return staying[0] if len(staying) >= sides else settle(draft, entry, hold, claims, "the operator resolved it")
 

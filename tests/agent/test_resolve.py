@@ -15,7 +15,7 @@ from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, Stat
 from drabridge.errors import RefusedError
 from drabridge.ledger import ClaimRef, Entry, Facts, Ledger, Owner
 from drabridge.ledger.model import ClaimHold, Phase, PodRef
-from drabridge.resolve import _forget_claims, _make_sure_of
+from drabridge.resolve import _forget, _has_ended
 
 CLAIM = ClaimRef("34553fd1-cf06-469c-b877-c1432ff67333", "default", "c")
 WATCHER = ClaimRef("5bd47ba5-dc39-4e01-b577-25147473f530", "default", "watcher")
@@ -38,30 +38,34 @@ def test_a_claim_is_forgotten_with_its_last_device(
         name = CdiStore.claim_device_name(claim.uid, "r", "gpu-0")
         cdi.write(cdi.claim_spec(claim.uid, [CdiDevice(name, Edits(env={"A": "1"}))]))
         records.save(ClaimRecord(claim, State.COMPLETED, "boot", (PreparedDevice("r", "node-a", "gpu-0"),)))
-    before = entry("gpu-0", HOLD, ADMIN)
-    after = replace(before, claims=(ADMIN,), owner=Owner.NONE)
-    ledger = Ledger.of([after, entry("gpu-1", *elsewhere)])
+    ledger = Ledger.of([entry("gpu-0", HOLD, ADMIN), entry("gpu-1", *elsewhere)])
     # All that is asked of an agent:
     runtime = SimpleNamespace(paths=SimpleNamespace(state=tmp_path), cdi=cdi, keeper=SimpleNamespace(ledger=ledger))
-    _forget_claims(runtime, before, after)  # type: ignore[arg-type]
+    claims = SimpleNamespace(renew_files=lambda: None)
+    _forget(runtime, claims, "gpu-0", [CLAIM.uid])  # type: ignore[arg-type]
     assert sorted(cdi.claimed()) == left
     assert [record.claim.uid for record in records.all()] == left
+    assert [len(record.devices) for record in records.all()] == [0, 1][-len(left) :]
 
 
 @pytest.mark.parametrize(
-    ("users", "opened", "refused"),
+    ("allocated", "users", "opened", "refused"),
     [
-        ((), {}, ""),
-        ((PodRef("default", "p", "main"),), {}, "gpu-0 is still used by pod default/p (container main)"),
-        ((), {"gpu-0": "process 7 (train)"}, "gpu-0 is still used by process 7 (train)"),
-        (None, {}, "kubelet could not be asked who uses it: it is away"),
+        (False, (), {}, ""),
+        (True, (), {}, ""),
+        (False, (PodRef("default", "p", "main"),), {}, "gpu-0 is still used by pod default/p (container main)"),
+        (False, (), {"gpu-0": "process 7 (train)"}, "gpu-0 is still used by process 7 (train)"),
+        (False, None, {}, "kubelet could not be asked who uses it: it is away"),
     ],
 )
 async def test_a_claim_that_is_gone_is_ended_when_nobody_is_seen_with_the_device(
-    users: tuple[PodRef, ...] | None, opened: dict[str, str], refused: str
+    allocated: bool, users: tuple[PodRef, ...] | None, opened: dict[str, str], refused: str
 ) -> None:
     async def released(claim: ClaimRef) -> bool:
         return True
+
+    hold = replace(HOLD, api_allocated=allocated)
+    ledger = Ledger.of([entry("gpu-0", hold)])
 
     async def shown(claim: ClaimRef, device: str) -> tuple[PodRef, ...] | None:
         return users
@@ -70,8 +74,11 @@ async def test_a_claim_that_is_gone_is_ended_when_nobody_is_seen_with_the_device
         return opened
 
     runtime = SimpleNamespace(
-        witness=SimpleNamespace(users=shown, error="it is away"), others=SimpleNamespace(in_use=in_use)
+        witness=SimpleNamespace(users=shown, error="it is away"),
+        others=SimpleNamespace(in_use=in_use),
+        keeper=SimpleNamespace(ledger=ledger),
     )
     claims = SimpleNamespace(driver=SimpleNamespace(release_if_deallocated=released))
     with pytest.raises(RefusedError, match=re.escape(refused)) if refused else contextlib.nullcontext():
-        await _make_sure_of(runtime, claims, entry("gpu-0", HOLD), HOLD)  # type: ignore[arg-type]
+        ended = await _has_ended(runtime, claims, ledger.entries["gpu-0"], hold)  # type: ignore[arg-type]
+        assert ended is not allocated

@@ -7,6 +7,7 @@ import importlib
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from drabridge.inventory.model import Presence
 from drabridge.ledger import (
@@ -308,6 +309,18 @@ def test_a_claim_that_is_known_is_not_prepared_beside_another() -> None:
     node.yes(prepare(0))
     node.yes(prepare(0))
     assert node.owner("gpu-0") is Owner.DRA_PREPARED
+
+
+def test_the_share_of_a_dead_claim_can_be_ended_beside_a_living_one() -> None:
+    node = Node(
+        replace(device(0, Lane.DRA), device=Facts("gpu-0", "r", ("GPU-0",), shareable=True, capacity=(("mem", 10),)))
+    )
+    for claim, uid, amount in ((CLAIM, "s1", 6), (OTHER, "s2", 4)):
+        node.yes(Prepare(claim, (Use("gpu-0", Share(uid, (("mem", amount),))),), NOON))
+    node.yes(ClaimDeallocated("uid-1", NOON))
+    assert "may still use it" in node.no(Resolve("gpu-0", NOON, frozenset({"uid-2"})))[1]
+    node.yes(Resolve("gpu-0", NOON, frozenset({"uid-1"})))
+    assert [held.claim for held in node["gpu-0"].holders] == [OTHER]
 
 
 def test_a_prepared_claim_that_kubelet_forgot_can_be_ended_by_hand() -> None:
