@@ -86,6 +86,12 @@ TABLE: dict[str, Definition] = {
             "podresources_request_duration_seconds", "histogram", ("method",), "Time of our questions to kubelet."
         ),
         Definition("podresources_errors", "counter", ("code",), "Our questions to kubelet that failed."),
+        Definition(
+            "resourceslices_published",
+            "gauge",
+            (),
+            "1 while the API server is known to have this node's slices as they should be, else 0.",
+        ),
         Definition("resourceslice_publish", "counter", ("result",), "Writes of ResourceSlices, by outcome."),
         Definition("hold_reason", "gauge", ("reason",), "Devices by the reason why they are still held."),
         Definition("lane_devices", "gauge", ("resource", "lane"), "Devices by lane."),

@@ -249,8 +249,14 @@ class Pages:
             for lane in (Lane.LEGACY, Lane.DRA):
                 if ("lane_devices", (name, str(lane))) not in counts:
                     yield "lane_devices", (name, str(lane)), 0
-        for endpoint in self.endpoints():
-            yield "registered", (endpoint.api, endpoint.name), float(endpoint.ready)
+        for state in runtime.legacy.states:
+            yield "registered", ("deviceplugin", state.resource), float(state.registered)
+        claims = self._claims.state
+        if self._claims.wanted or self._claims.stranded:
+            taken = claims is not None and claims.serving and claims.registration.registered
+            yield "registered", ("dra", runtime.config.driver), float(taken)
+        if self._claims.wanted:
+            yield "resourceslices_published", (), float(claims is not None and claims.publisher.published)
         quarantined = sum(entry.owner is Owner.QUARANTINE for entry in ledger.entries.values())
         yield "quarantined_devices", (), quarantined
         yield "inventory_collisions", (), len(snapshot.collisions)

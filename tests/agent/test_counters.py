@@ -15,7 +15,7 @@ from drabridge.sim.kubelet import SimKubelet
 from drabridge.sim.pods import Phase
 from tests.abuse.helpers import plugin_socket
 from tests.abuse.peers import allocate
-from tests.agent.helpers import CONFIG, RESOURCE, AgentProcess, node, pod, short_directory, until
+from tests.agent.helpers import CONFIG, DRIVER, RESOURCE, AgentProcess, node, pod, short_directory, until
 from tests.agent.test_bridge_node import bridge, claim_pod, devices_in_slices, set_lanes
 
 ALWAYS = 1_000_000  # until faults are healed
@@ -86,13 +86,20 @@ async def test_without_an_api_server_the_agent_is_not_ready_until_it_answers() -
         async def lost() -> bool:
             return await code() == 503
 
+        async def gauges() -> tuple[float, float]:
+            registered = await metric(agent, "registered", api="dra", resource=DRIVER)
+            return registered, await metric(agent, "resourceslices_published")
+
+        assert await gauges() == (1, 1)
         cluster.api.faults.partition()
         await until(lost, 10, agent.text)
+        assert await gauges() == (1, 0)  # kubelet has the plugin: that is another trouble
         for _ in range(60):
             assert await code() == 503, agent.text()
             await asyncio.sleep(0.1)
         cluster.api.faults.heal()
         await agent.ready(20)
+        assert await gauges() == (1, 1)
         assert await metric(agent, "resourceslice_publish_total", result="OK") == published
 
 
