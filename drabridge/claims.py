@@ -205,6 +205,17 @@ class ClaimSide:
         if self.driver is not None:
             self.driver.renew_files()
 
+    @property
+    def records_error(self) -> str:
+        """Why no claim can be recorded, so that none can be granted."""
+        return self.driver.records.error if self.driver is not None else ""
+
+    def try_records(self) -> None:
+        """Look whether they can be written again."""
+        if self.driver is not None and self.records_error and self.driver.records.probe():
+            log.info("claims can be recorded again")
+            self.driver.publish()
+
     def reconfigure(self, config: Config) -> None:
         """Take a changed configuration; what a running driver cannot change makes a new one, with the same slices."""
         if self.driver is not None and config.dra == self._settings:
@@ -308,6 +319,7 @@ class ClaimSide:
             lookup=lambda device: runtime.inventory.lookup(device.name) or device_lookup(device),
             on_synced=runtime.changed.set,
             in_use=runtime.others.in_use,
+            unwell=lambda: runtime.keeper.health.error or runtime.cdi.error,
             clock=runtime.now,
         )
         try:

@@ -37,6 +37,7 @@ class Housekeeping:
     async def tick(self) -> None:
         self._runtime.keeper.retry()  # while a grant would fail nothing is offered, so nobody else tries
         self._look_after_files()
+        self._claims.try_records()
         await self._pages.renew()
         await self._forget()
         self._runtime.legacy.learn()  # a device may have left its lane long enough ago to leave the list as well
@@ -54,6 +55,7 @@ class Housekeeping:
             return
         if failed:
             log.info("CDI files can be written again", extra={"directory": str(runtime.cdi.directory)})
+            self._claims.wake()
         self._said = False
         gone = runtime.cdi.missing()
         if gone:

@@ -111,6 +111,8 @@ class Pages:
         state = self._claims.state
         if self._claims.wanted and not (state and state.ready):
             reasons.append(f"claims: {self._claim_trouble()}")
+        elif error := self._claims.records_error:
+            reasons.append(f"claims: {error}")
         elif stranded := self._claims.stranded:
             reasons.append(f"claims: {stranded}")
         return reasons

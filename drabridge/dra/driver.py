@@ -92,10 +92,13 @@ class DraDriver:
         lookup: LookupOf = device_lookup,
         on_synced: Callable[[], None] = lambda: None,
         in_use: InUse = nobody,
+        unwell: Callable[[], str] = str,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """``inventory`` gives the current snapshot, ``policy`` the ledger's current rules; ``on_synced`` is called
-        when the API server has what it should have. Raises HostError when a socket's path would be too long."""
+        when the API server has what it should have; ``unwell`` says why a claim could not be granted now. Raises
+        HostError when a socket's path would be too long.
+        """
         self._config = config
         self._inventory = inventory
         self._keeper = keeper
@@ -107,6 +110,7 @@ class DraDriver:
         self._on_synced = on_synced
         self._observer = observer
         self._policy = policy
+        self._unwell = unwell
         self._clock = clock
         self._serving = False
         self._version = ""
@@ -114,7 +118,7 @@ class DraDriver:
         sockets = PluginSockets.of(paths.kubelet, config.driver, instance_uid)
         boot_id = paths.boot_id.read_text().strip()
         claims = resource_claims(VERSIONS[0])
-        records = RecordStore(paths.claims, self._damaged)
+        self.records = records = RecordStore(paths.claims, self._damaged)
         locks = ClaimLocks(paths.state / "claims.lock")
         metadata = MetadataFiles(sockets.service.parent, cdi, config.driver) if config.dra.metadata else None
         planner = Planner(config, self.pool, lookup)
@@ -317,8 +321,9 @@ class DraDriver:
         if not snapshot.complete or not self._server.listening:  # nobody may be sent to a driver that cannot serve
             return None
         self._desired_seq = self._keeper.ledger.seq
-        pool = pool_of(snapshot, self._keeper.ledger, self._policy(), self._config, self._node, self._clock())
-        return desired(pool, features)
+        unwell = bool(self.records.error or self._unwell())
+        known = snapshot, self._keeper.ledger, self._policy(), self._config
+        return desired(pool_of(*known, self._node, self._clock(), unwell=unwell), features)
 
     def _damaged(self, aside: Path, error: str) -> None:
         log_damage(aside, error)
@@ -329,4 +334,6 @@ class DraDriver:
             if fact.method == "prepare" and self._config.dra.claim_status:
                 self._status.claim_prepared(fact.claim.uid)
             self._releases.wake()
+        elif isinstance(fact, ClaimHandled) and fact.outcome is Outcome.FAILED:
+            self.publish()  # perhaps because of a disk, and then others would fail as well
         self._observer(fact)

@@ -28,6 +28,7 @@ from drabridge.ledger.model import ClaimRef, Share
 log = logging.getLogger(__name__)
 
 VERSION = 1
+PROBE_BYTES = 4096  # a block: a full file system may still make empty files
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,126}")
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -132,6 +133,7 @@ class RecordStore:
         self.directory = directory
         self._on_damage = on_damage
         self._unreadable: set[str] = set()  # what was told of
+        self.error = ""  # why the last record could not be saved, until :meth:`probe` finds that one could be now
 
     def path(self, uid: str) -> Path:
         """Raises HostError for a UID that could not be a file's name."""
@@ -163,16 +165,27 @@ class RecordStore:
         That is enough: who holds what is in the ledger, durably. After a reboot no side effect is left to be undone,
         and kubelet asks again for what still has pods.
         """
-        path = self.path(record.claim.uid)
         care = Care.WHOLE if record.state is State.COMPLETED else Care.PROCESS
+        self._put(self.path(record.claim.uid), record.encode(), care)
+
+    def probe(self) -> bool:
+        """After a failure: whether a record could be saved now."""
+        path = self.directory / f".probe{TEMPORARY_SUFFIX}"
+        try:
+            self._put(path, bytes(PROBE_BYTES), Care.PROCESS)
+            path.unlink()
+        except (HostError, OSError):
+            return False
+        return True
+
+    def _put(self, path: Path, data: bytes, care: Care) -> None:
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_atomically(path, record.encode(), care=care)
+            write_atomically(path, data, care=care)
         except OSError as error:
-            raise HostError(
-                f"cannot record the claim in {self.directory}: {error.strerror}",
-                hint="The state directory must be writable and have room",
-            ) from error
+            self.error = f"cannot record the claim in {self.directory}: {error.strerror}"
+            raise HostError(self.error, hint="The state directory must be writable and have room") from error
+        self.error = ""
 
     def delete(self, uid: str) -> None:
         """Durable when this returns, lest a power cut bring a holder back; a missing record is no error."""

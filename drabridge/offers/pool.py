@@ -21,11 +21,17 @@ from drabridge.offers.slices import CapacityPolicy, Effect, Offer, Pool, Taint
 
 PARTS = "parts"  # the counter of wholes whose parts have no counters of their own in the configuration
 
+UNWELL = "node-unwell"  # the value of the taint while grants would fail; /readyz has the reason
 _OFFERED_LANES = frozenset({Lane.DRA, Lane.SHARED})
 
 
-def pool_of(snapshot: Snapshot, ledger: Ledger, policy: Policy, config: Config, node: str, at: float) -> Pool:
-    """The pool as it is to be published. ``at``: wall-clock seconds, for devices that may yet come back."""
+def pool_of(
+    snapshot: Snapshot, ledger: Ledger, policy: Policy, config: Config, node: str, at: float, *, unwell: bool = False
+) -> Pool:
+    """The pool as it is to be published. ``at``: wall-clock seconds, for devices that may yet come back.
+
+    ``unwell``: the node could not grant any that is free.
+    """
     resources = {resource.name: resource for resource in config.resources}
     counters = _counters(snapshot, resources)
     offers = [
@@ -36,6 +42,13 @@ def pool_of(snapshot: Snapshot, ledger: Ledger, policy: Policy, config: Config, 
         and not device.former  # a scheduler that waits for it would take it under a name that ends with the hold
         and is_published(entry)
     ]
+    if unwell:
+        taint = Taint(f"{config.driver}/unavailable", UNWELL)
+        free = {entry.name for entry in ledger.entries.values() if entry.owner is Owner.NONE}
+        offers = [
+            replace(offer, taints=(taint,)) if offer.device.name in free and not offer.taints else offer
+            for offer in offers
+        ]
     offered = {name for offer in offers for name in offer.consumes}
     return Pool(config.driver, node, tuple(offers), {name: c for name, c in counters.items() if name in offered})
 

@@ -8,7 +8,7 @@ import shutil
 
 from drabridge.sim.pods import Phase
 from tests.agent.helpers import RESOURCE, AgentProcess, node, pod, until
-from tests.agent.test_bridge_node import bridge, claim_pod, limits_pod
+from tests.agent.test_bridge_node import bridge, claim_pod, devices_in_slices, limits_pod
 
 
 def limit_files(agent: AgentProcess, soft: int) -> None:
@@ -88,3 +88,32 @@ async def test_what_keeps_claims_from_being_served_is_said() -> None:
         registry.unlink()
         registry.mkdir()
         await agent.ready(20)
+
+
+async def test_while_no_claim_can_be_recorded_none_is_sent_here() -> None:
+    async with bridge() as (agent, cluster, _):
+        await cluster.apply(claim_pod("holder"))
+        await cluster.wait_pod("holder")
+        claims = agent.control.parent / "claims"
+        aside = claims.rename(claims.with_name("aside"))
+        claims.symlink_to("nowhere")  # as good as a file system that is read-only
+        await cluster.apply(claim_pod("c"))
+        (held,) = [row["name"] for row in (await agent.status())["devices"] if row["owner"] != "none"]
+        await until(lambda: devices_in_slices(cluster) == {held}, 20, agent.text)
+        code, body = await agent.ask("/readyz")
+        assert (code, b"cannot record the claim" in body) == (503, True)
+        claims.unlink()
+        aside.rename(claims)
+        await agent.ready(10)
+        await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
+        await cluster.wait_pod("c")
+
+
+async def test_while_cdi_files_cannot_be_written_no_claim_is_sent_here() -> None:
+    async with bridge() as (agent, cluster, _):
+        agent.cdi.write_text("")  # nobody has needed the directory yet
+        await cluster.apply(claim_pod("c"))
+        await until(lambda: len(devices_in_slices(cluster)) == 1, 20, agent.text)  # its own
+        agent.cdi.unlink()
+        await until(lambda: len(devices_in_slices(cluster)) == 2, 20, agent.text)
+        await cluster.wait_pod("c")
