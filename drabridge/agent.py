@@ -315,7 +315,7 @@ class Agent:
     async def _take(self, snapshot: Snapshot) -> None:
         first = self._transfers.first_lanes(snapshot)
         self._behind = not await discover(self._runtime, snapshot, first, rebooted=self._rebooted)
-        self._identities.save(self._runtime.inventory.remembered())
+        self._identities.save(*self._runtime.inventory.remembered())
         for collision in snapshot.collisions:
             log.error("devices with one identity are not offered", extra={"collision": str(collision)})
 

@@ -15,6 +15,7 @@ from drabridge.config.messages import ConfigErrors
 from drabridge.config.schema import Config
 from drabridge.files import write_atomically
 from drabridge.inventory.identity import Key
+from drabridge.inventory.wanted import distinct
 
 log = logging.getLogger(__name__)
 
@@ -33,16 +34,16 @@ class Identities:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE_NAME
-        self._saved: dict[Key, tuple[str, Config]] | None = None
+        self._saved: tuple[Mapping[Key, str], Mapping[str, Config]] | None = None
 
-    def load(self, config: Config) -> tuple[Mapping[Key, str], Mapping[Key, Config]]:
-        """The ids by (resource, syspath), and the configurations that gave them where that is known; ``config`` is
-        the one in use.
+    def load(self, config: Config) -> tuple[Mapping[Key, str], Mapping[str, Config]]:
+        """The ids by (resource, syspath), and by id the configurations that gave them where that is known; ``config``
+        is the one in use.
         """
         try:
             data = json.loads(self._path.read_text())
             given = {(str(resource), str(syspath)): str(device_id) for resource, syspath, device_id in data["given"]}
-            by_id = {
+            named_by = {
                 str(device_id): former
                 for row in data.get("namedBy", ())
                 if (former := _parsed(row["configuration"], config)) is not None
@@ -53,31 +54,25 @@ class Identities:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             log.warning("remembered names are lost", extra={"file": str(self._path), "reason": str(error)})
             return {}, {}
-        named_by = {
-            key: by_id[device_id]
-            for key, device_id in given.items()
-            if device_id in by_id and any(resource.name == key[0] for resource in by_id[device_id].resources)
-        }
-        self._saved = {key: (given[key], former) for key, former in named_by.items()}
+        self._saved = given, named_by
         return given, named_by
 
-    def save(self, remembered: Mapping[Key, tuple[str, Config]]) -> None:
+    def save(self, given: Mapping[Key, str], named_by: Mapping[str, Config]) -> None:
         """Remember what devices are called, and by which configuration; nothing is written when nothing changed."""
-        if remembered == self._saved:
+        if (given, named_by) == self._saved:
             return
-        rows = sorted([resource, syspath, device_id] for (resource, syspath), (device_id, _) in remembered.items())
-        configs = {id(config): config for _, config in remembered.values()}
-        named_by = [
-            {"configuration": _plain(config), "ids": sorted(i for i, other in remembered.values() if other is config)}
-            for config in configs.values()
+        rows = sorted([*key, device_id] for key, device_id in given.items())
+        configs = [
+            {"configuration": _plain(config), "ids": sorted(i for i, other in named_by.items() if other is config)}
+            for config in distinct(named_by.values())
         ]
         try:
-            text = json.dumps({"version": 1, "given": rows, "namedBy": named_by}, indent=1)
+            text = json.dumps({"version": 1, "given": rows, "namedBy": configs}, indent=1)
             write_atomically(self._path, text.encode())
         except OSError as error:
             log.warning("names could not be remembered", extra={"file": str(self._path), "reason": str(error)})
             return
-        self._saved = dict(remembered)
+        self._saved = dict(given), dict(named_by)
 
 
 def _plain(config: Config) -> dict[str, Any]:

@@ -6,14 +6,15 @@ of hardware is never counted twice.
 
 A device that somebody holds stays what it was when a changed configuration would call it otherwise, or not at all: with
 the resource, the id and the nodes of the configuration that named it, until it is let go. That it is the same hardware
-is told by that configuration's identity, not by the place: another stick in the same port is another device.
+is told by that configuration's identity, not by the place: another stick in the same port is another device, and the
+same one in another port is the same.
 """
 
 from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import chain
 from types import MappingProxyType
 
@@ -33,9 +34,9 @@ from drabridge.inventory.match import holds
 from drabridge.inventory.model import Attribute, Collision, Device, Mount, Presence
 from drabridge.inventory.nodes import Subject
 from drabridge.inventory.nvidia import NOTHING, Facts
-from drabridge.inventory.overlap import Former, handed_out
+from drabridge.inventory.overlap import Former, handed_out, resource_of
 from drabridge.inventory.records import Record
-from drabridge.inventory.wanted import needs_database, partition_link
+from drabridge.inventory.wanted import distinct, needs_database, partition_link
 
 
 class Built(Struct, frozen=True):
@@ -56,21 +57,23 @@ class _Seen(Struct, frozen=True):
     nvidia: Mapping[str, str]
     candidate: Candidate
 
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(map(id_of, self.candidate.values))
+
 
 class Builder:
     """Builds devices for one configuration, and remembers those whose records have not changed.
 
-    ``named_by`` says which configuration named a device, by (resource, syspath); it is kept up to date.
+    ``named_by`` says which configuration named a device, by its id; it is kept up to date.
     """
 
-    def __init__(self, config: Config, host: Host, named_by: Mapping[Key, Config] | None = None) -> None:
+    def __init__(self, config: Config, host: Host, named_by: Mapping[str, Config] | None = None) -> None:
         self._config = config
         self.named_by = dict(named_by or {})
         self.kept: frozenset[str] = frozenset()  # names that an earlier configuration gave and this one would not
         self._host = host
-        self._rules: list[tuple[Resource, Predicate, bool]] = [
-            (resource, any_of(resource.match), needs_database(resource)) for resource in config.resources
-        ]
+        self._rules = {id(each): _rules(each) for each in distinct((config, *self.named_by.values()))}
         self._matched: dict[str, tuple[Record, _Seen | None]] = {}  # by syspath; None: no resource matches
         self._facts = NOTHING
         self._made: dict[Key, tuple[tuple[object, ...], Device]] = {}
@@ -90,27 +93,27 @@ class Builder:
         world = _World(records)
         chosen: list[_Seen] = []
         waiting: list[_Seen] = []
-        for seen in self._match(records, facts, fresh, self._held_otherwise(given, held)):
-            if seen.needs_database and not ready(seen.record):
+        matched = self._match(records, facts, fresh)
+        held_as, away = self._held_otherwise(records, matched, facts, given, held)
+        unsure = any(needs_database(resource) for config in distinct(away.values()) for resource in config.resources)
+        for seen in (matched | held_as).values():
+            if (seen.needs_database or unsure) and not ready(seen.record):  # unsure: it may be one that is away
                 waiting.append(seen)
             else:
                 chosen.append(seen)
         identities, collisions = assign((seen.candidate for seen in chosen), given, held)
+        last = {**given, **{seen.candidate.key: seen.candidate.values[0] for seen in held_as.values()}}
         there = {
-            seen.record.syspath: (seen, identities[key].name if key in identities else name_of(given[key]))
+            seen.record.syspath: (seen, identities[key].name if key in identities else name_of(last[key]))
             for seen in (*chosen, *waiting)  # one that is waited for, or collides, is what it was called last
-            if (key := seen.candidate.key) in identities or key in given
+            if (key := seen.candidate.key) in identities or key in last
         }
         former = Former()
         for seen, _ in there.values():
             if seen.config is not self._config:
                 companions = world.companions(seen.resource, seen.record)
                 former.add(seen.config, handed_out(seen.resource, seen.record, companions))
-        named_by = {  # of what is held and not here
-            key: config
-            for key, config in self.named_by.items()
-            if key not in identities and key in given and held(name_of(given[key]))
-        }
+        named_by = {device_id: config for device_id, config in self.named_by.items() if held(name_of(device_id))}
         made, subjects, devices = {}, {}, []
         for seen in chosen:
             key = seen.candidate.key
@@ -135,7 +138,8 @@ class Builder:
                 also_at=tuple(sorted(also_at)),
                 former=seen.config is not self._config,
             )
-            named_by[key] = seen.config
+            if record.syspath in held_as or identity.id not in named_by:  # else it has the id of one that is away
+                named_by[identity.id] = seen.config
             made[key] = (basis, device)
             subjects[identity.name] = (resource, subject)
             devices.append(device)
@@ -147,47 +151,62 @@ class Builder:
         """What the device of that name was last made of; None when it is not there."""
         return self._subjects.get(name)
 
-    def _match(
-        self, records: Mapping[str, Record], facts: Facts, fresh: bool, held: Mapping[str, Mapping[Key, str]]
-    ) -> Iterator[_Seen]:
+    def _match(self, records: Mapping[str, Record], facts: Facts, fresh: bool) -> dict[str, _Seen]:
         """Every record that a resource matches; what is known of an unchanged one is not worked out again."""
         matched = {}
         for syspath, record in records.items():
             known = self._matched.get(syspath)
             if known is None or known[0] is not record or (known[1] and (fresh or self._facts is not facts)):
-                known = (record, self._see(record, facts))
+                known = (record, self._see(self._config, record, facts))
             matched[syspath] = known
-            seen = known[1]
-            if syspath in held:
-                seen = self._as_held(record, seen, held[syspath], facts)
-            if seen is not None:
-                yield seen
         self._matched, self._facts = matched, facts
+        return {syspath: seen for syspath, (_, seen) in matched.items() if seen is not None}
 
-    def _held_otherwise(self, given: Mapping[Key, str], held: Callable[[str], bool]) -> dict[str, dict[Key, str]]:
-        """Where held hardware was that an earlier configuration named, and what it is called."""
-        places: dict[str, dict[Key, str]] = {}
-        for key, config in self.named_by.items():
-            if config is not self._config and key in given and held(name_of(given[key])):
-                places.setdefault(key[1], {})[key] = given[key]
-        return places
+    def _held_otherwise(
+        self,
+        records: Mapping[str, Record],
+        matched: Mapping[str, _Seen],
+        facts: Facts,
+        given: Mapping[Key, str],
+        held: Callable[[str], bool],
+    ) -> tuple[dict[str, _Seen], dict[str, Config]]:
+        """The hardware that is held under a name of an earlier configuration, by place; then those that are not here.
 
-    def _as_held(self, record: Record, seen: _Seen | None, held: Mapping[Key, str], facts: Facts) -> _Seen | None:
-        """The device as its holder knows it, where this configuration would call it otherwise."""
-        if seen is not None and held.get(seen.candidate.key, "") in map(id_of, seen.candidate.values):
-            return seen
-        for key, device_id in held.items():
-            config = self.named_by[key]
-            resource = config.resource(key[0])
-            former = self._described(config, resource, needs_database(resource), record, facts)
-            if device_id in map(id_of, former.candidate.values):
-                return replace(former, candidate=Candidate(*key, (device_id,)))
-        return seen
+        It is looked for where it was, then everywhere: several that may be it collide.
+        """
+        away = {i: config for i, config in self.named_by.items() if config is not self._config and held(name_of(i))}
+        found: dict[str, _Seen] = {}
 
-    def _see(self, record: Record, facts: Facts) -> _Seen | None:
-        for resource, rule, database in self._rules:
+        def look(path: str, config: Config, names: Collection[str]) -> None:
+            if seen := self._as_held(records[path], matched.get(path), config, names, facts):
+                found[path] = seen
+
+        for (_, path), device_id in given.items():
+            if device_id in away and path in records:
+                look(path, away[device_id], {device_id})
+        away = _without(away, found)
+        for config in distinct(away.values()):
+            names = {device_id for device_id, other in away.items() if other is config}
+            for path in [path for path in records if path not in found]:
+                look(path, config, names)
+        return found, _without(away, found)
+
+    def _as_held(
+        self, record: Record, seen: _Seen | None, config: Config, names: Collection[str], facts: Facts
+    ) -> _Seen | None:
+        """The device as its holder knows it, if it is one of those; by this configuration where that says the same."""
+        former = self._see(config, record, facts)
+        device_id = next((i for i in former.ids if i in names), None) if former else None
+        if former is None or device_id is None:
+            return None
+        if seen and seen.resource.name == former.resource.name and device_id in seen.ids:
+            former = seen
+        return replace(former, candidate=Candidate(former.resource.name, record.syspath, (device_id,)))
+
+    def _see(self, config: Config, record: Record, facts: Facts) -> _Seen | None:
+        for resource, rule, database in self._rules[id(config)]:
             if holds(rule, record):
-                return self._described(self._config, resource, database, record, facts)
+                return self._described(config, resource, database, record, facts)
         return None
 
     def _described(self, config: Config, resource: Resource, database: bool, record: Record, facts: Facts) -> _Seen:
@@ -283,6 +302,15 @@ class Builder:
                     yield f"{where or path} says {_quoted(line)}, expected {patterns}"
 
 
+def _rules(config: Config) -> list[tuple[Resource, Predicate, bool]]:
+    return [(resource, any_of(resource.match), needs_database(resource)) for resource in config.resources]
+
+
+def _without(away: Mapping[str, Config], found: Mapping[str, _Seen]) -> dict[str, Config]:
+    here = {seen.candidate.values[0] for seen in found.values()}
+    return {device_id: config for device_id, config in away.items() if device_id not in here}
+
+
 def _quoted(value: str | None) -> str:
     return "nothing" if value is None else f'"{value[:64]}"'
 
@@ -316,9 +344,7 @@ def _is_part(config: Config, part: _Seen, whole: _Seen) -> bool:
 
 def _resource(config: Config, seen: _Seen) -> Resource | None:
     """What a configuration takes the device for, which another one may have named."""
-    if seen.config is config:
-        return seen.resource
-    return next((resource for resource in config.resources if holds(any_of(resource.match), seen.record)), None)
+    return seen.resource if seen.config is config else resource_of(config, seen.record)
 
 
 class _World:

@@ -23,6 +23,11 @@ def handed_out(resource: Resource, record: Record, companions: Iterable[Record])
     return (record, *(companion for companion in companions if companion.devnode))
 
 
+def resource_of(config: Config, record: Record) -> Resource | None:
+    """What the configuration takes a record for; None when it does not name it."""
+    return next((resource for resource in config.resources if holds(any_of(resource.match), record)), None)
+
+
 class Former:
     """Held devices that an earlier configuration named, by the places of what they hand out."""
 
@@ -48,8 +53,4 @@ class Former:
             found |= self._from.get(part.syspath, {})
             for node in part.lineage():
                 found |= self._at.get(node.syspath, {})
-        return {syspath for syspath, config in found.items() if not _names(config, parts[0])}
-
-
-def _names(config: Config, record: Record) -> bool:
-    return any(holds(any_of(resource.match), record) for resource in config.resources)
+        return {syspath for syspath, config in found.items() if resource_of(config, parts[0]) is None}

@@ -37,7 +37,7 @@ from drabridge.inventory.model import Device, DeviceNode, Presence, Snapshot
 from drabridge.inventory.records import Record
 from drabridge.inventory.tracker import TOMBSTONE_SECONDS, Tracker
 from drabridge.inventory.udev import Monitor, Udev
-from drabridge.inventory.wanted import Wanted, needs_nvidia, together, wanted
+from drabridge.inventory.wanted import Wanted, distinct, needs_nvidia, together, wanted
 from drabridge.inventory.world import World
 
 UNANSWERED_SECONDS = 1.0
@@ -60,8 +60,8 @@ class Inventory:
     """What exists on this node, for one configuration. Everything runs on the loop that ``run`` runs on.
 
     ``held(name)`` says whether somebody may hold the device of that name; ``given`` are identities remembered from an
-    earlier run, by (resource, syspath), and ``named_by`` the configurations that gave them; ``on_fact`` is told what
-    happens. ``proc`` and ``database`` (udevd's) are where the host's are mounted.
+    earlier run, by (resource, syspath), and ``named_by`` the configurations that gave them, by id; ``on_fact`` is told
+    what happens. ``proc`` and ``database`` (udevd's) are where the host's are mounted.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Inventory:
         *,
         held: Callable[[str], bool] = lambda name: False,
         given: Mapping[Key, str] | None = None,
-        named_by: Mapping[Key, Config] | None = None,
+        named_by: Mapping[str, Config] | None = None,
         host: Host | None = None,
         proc: Path = Path("/proc"),
         database: Path = detect.DATABASE,
@@ -118,10 +118,10 @@ class Inventory:
             self._world.records.clear()
         self.refresh()
 
-    def remembered(self) -> dict[Key, tuple[str, Config]]:
-        """What devices that are here, or held, are called, and by which configuration; by (resource, syspath)."""
-        known = self._known()
-        return {key: (known[key], config) for key, config in self._builder.named_by.items() if key in known}
+    def remembered(self) -> tuple[dict[Key, str], dict[str, Config]]:
+        """The ids of devices that are here, or held, by (resource, syspath), and the configurations that gave them."""
+        named_by = self._builder.named_by
+        return {key: device_id for key, device_id in self._known().items() if device_id in named_by}, named_by
 
     def let_go(self, names: Iterable[str]) -> None:
         """Nobody holds these devices any more: what kept an earlier configuration's name gets its new one at once."""
@@ -132,14 +132,13 @@ class Inventory:
         """The ids of devices that are or were here."""
         return self._given | self._tracker.given()
 
-    def _of_held(self, named_by: Mapping[Key, Config]) -> dict[Key, Config]:
+    def _of_held(self, named_by: Mapping[str, Config]) -> dict[str, Config]:
         """Those of devices that are held: the others take what a new configuration calls them."""
-        known = self._known()
-        return {key: config for key, config in named_by.items() if key in known and self._held(name_of(known[key]))}
+        return {device_id: config for device_id, config in named_by.items() if self._held(name_of(device_id))}
 
     def configs(self) -> list[Config]:
         """The configuration, and those before it that named what may be held."""
-        return list({id(config): config for config in (self._config, *self._builder.named_by.values())}.values())
+        return distinct((self._config, *self._builder.named_by.values()))
 
     def _wanted(self) -> Wanted:
         return together(map(wanted, self.configs()))

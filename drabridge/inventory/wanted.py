@@ -25,6 +25,11 @@ class Wanted(Struct, frozen=True):
     links: frozenset[str] = frozenset()
 
 
+def distinct(configs: Iterable[Config]) -> list[Config]:
+    """Each configuration once, whichever are equal."""
+    return list({id(config): config for config in configs}.values())
+
+
 def together(parts: Iterable[Wanted]) -> Wanted:
     """Everything that any of them wants."""
     every = list(parts)

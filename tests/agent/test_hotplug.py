@@ -177,3 +177,36 @@ async def test_a_device_that_comes_back_under_another_number_keeps_name_holder_a
             assert kubelet.pod_status("uid-a").phase is Phase.RUNNING
             assert {row["owner"] for row in (await agent.status())["devices"]} == {"legacy"}
             await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("down", [False, True], ids=["running", "restarted"])
+async def test_a_held_device_that_is_called_otherwise_and_comes_back_elsewhere_is_given_to_nobody(
+    no_udevd: None, loop: Loops, tmp_path: Path, down: bool
+) -> None:
+    disk, stranger = tmp_path / "disk.img", tmp_path / "stranger.img"
+    for index, file in enumerate((disk, stranger)):
+        file.write_bytes(b"\0" * (1 << 20))
+        loop.add(index)
+    config = by_file(loop, tmp_path)
+    async with node(config, DRIVER) as (agent, kubelet):
+        with attached(loop, 0, disk):
+            await until(lambda: healthy(kubelet) == 1, 10, agent.text)
+            assert (await kubelet.run_pod(pod("a", resource=RESOURCE))).phase is Phase.RUNNING
+            (held,) = (await agent.status())["devices"]
+            agent.config.write_text(config.replace('"{attr:', '"disk-{attr:'))
+            await until(lambda: "configuration reloaded" in agent.text(), 15, agent.text)
+            if down:
+                await agent.stop()
+        if not down:
+            await until(lambda: counted(kubelet)[0] == 0, 10, agent.text)
+        with attached(loop, 0, stranger), attached(loop, 1, disk):
+            if down:
+                await agent.start()
+                await agent.ready()
+            await until(lambda: counted(kubelet) == (2, 2), 10, agent.text)
+            row = await agent.device(held["name"])
+            assert (row["presence"], row["owner"]) == ("present", "legacy")
+            assert (await kubelet.run_pod(pod("b", resource=RESOURCE))).phase is Phase.RUNNING
+            assert {node["minor"] for node in device_nodes(agent)} == {loop.number(0), loop.number(1)}
+            assert (await kubelet.run_pod(pod("c", resource=RESOURCE))).phase is Phase.FAILED
+            assert kubelet.pod_status("uid-a").phase is Phase.RUNNING

@@ -27,24 +27,32 @@ def test_names_survive_a_restart_and_are_written_only_when_they_change(tmp_path:
     now, former = load(CONFIG), load(CONFIG.replace("example.com/mem", "example.com/former"))
     first = Identities(tmp_path)
     assert first.load(now) == ({}, {})
-    first.save({a: ("A", now), b: ("B", former)})
+    first.save({a: "A", b: "B"}, {"A": now, "B": former})
     written = (tmp_path / FILE_NAME).stat().st_mtime_ns
-    first.save({a: ("A", now), b: ("B", former)})
+    first.save({a: "A", b: "B"}, {"A": now, "B": former})
     second = Identities(tmp_path)
     given, named_by = second.load(now)
-    assert (given, named_by) == ({a: "A", b: "B"}, {a: now, b: named_by[b]})
-    assert named_by[a] is now, "the same text is not another configuration"
-    assert named_by[b].resources == former.resources
-    second.save({a: ("A", now), b: ("B", named_by[b])})
+    assert (given, named_by) == ({a: "A", b: "B"}, {"A": now, "B": named_by["B"]})
+    assert named_by["A"] is now, "the same text is not another configuration"
+    assert named_by["B"].resources == former.resources
+    second.save({a: "A", b: "B"}, {"A": now, "B": named_by["B"]})
     assert (tmp_path / FILE_NAME).stat().st_mtime_ns == written
+
+
+def test_the_name_of_a_held_device_is_remembered_when_another_is_in_its_place(tmp_path: Path) -> None:
+    now, former = load(CONFIG), load(CONFIG.replace("example.com/mem", "example.com/former"))
+    Identities(tmp_path).save({("example.com/mem", "/sys/a"): "A"}, {"A": now, "B": former})
+    given, named_by = Identities(tmp_path).load(now)
+    assert given == {("example.com/mem", "/sys/a"): "A"}
+    assert named_by["B"].resources == former.resources
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_configuration_that_named_a_device_is_read_as_it_was(tmp_path: Path, example: Path) -> None:
     config = load(example)
     key = (config.resources[0].name, "/sys/a")
-    Identities(tmp_path).save({key: ("A", config)})
-    assert Identities(tmp_path).load(load(CONFIG))[1][key].resources == config.resources
+    Identities(tmp_path).save({key: "A"}, {"A": config})
+    assert Identities(tmp_path).load(load(CONFIG))[1]["A"].resources == config.resources
 
 
 def test_names_of_an_earlier_version_and_of_a_later_one_are_taken_over(tmp_path: Path) -> None:
@@ -60,7 +68,7 @@ def test_lost_names_are_no_reason_to_stop(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE_NAME).write_text(text)
     identities = Identities(tmp_path)
     assert identities.load(load(CONFIG)) == ({}, {})
-    identities.save({("r/x", "/sys/a"): ("A", load(CONFIG))})
+    identities.save({("r/x", "/sys/a"): "A"}, {"A": load(CONFIG)})
     assert json.loads((tmp_path / FILE_NAME).read_text())["given"] == [["r/x", "/sys/a", "A"]]
 
 

@@ -1,9 +1,11 @@
-"""A changed configuration calls hardware otherwise: what is held stays what it was, if it is the same hardware."""
+"""A changed configuration calls hardware otherwise: what is held stays what it was, wherever it is plugged in."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from drabridge.config.schema import Config
@@ -34,7 +36,7 @@ CHANGES = {
 
 
 class Bench:
-    """One port with a stick, and a configuration that changes. ``held`` are the names that somebody holds."""
+    """Ports with sticks, and a configuration that changes. ``held`` are the names that somebody holds."""
 
     def __init__(self, first: Config = OLD, serial: str = "A1") -> None:
         self.held: set[str] = set()
@@ -43,10 +45,34 @@ class Bench:
         self.look(serial)
 
     def look(self, serial: str) -> Built:
-        stick = record(STICK, "usb", attributes={"serial": serial} if serial else {})
-        held = self.held.__contains__
-        built = self.builder.build({STICK: stick}, NOTHING, given=self.given, held=held)
-        self.given |= {(device.resource, device.syspath): device.id for device in built.devices}
+        return self.sees({"1-4": serial})
+
+    def sees(self, serials: Mapping[str, str], unready: str = "") -> Built:
+        """``serials`` by port; udevd is not done with the port ``unready``."""
+        sticks = [
+            record(
+                STICK.replace("1-4", port),
+                "usb",
+                attributes={"serial": serial} if serial else {},
+                properties={} if port == unready else {"ID_SERIAL_SHORT": serial},
+                initialized=port != unready,
+            )
+            for port, serial in serials.items()
+        ]
+        built = self.builder.build(
+            {stick.syspath: stick for stick in sticks},
+            NOTHING,
+            given=self.given,
+            held=self.held.__contains__,
+            ready=lambda stick: stick.initialized,
+        )
+        ids = {device.id for device in built.devices}
+        self.given = {key: device_id for key, device_id in self.given.items() if device_id not in ids}
+        self.given |= {
+            (device.resource, device.syspath): device.id
+            for device in built.devices
+            if self.given.get((device.resource, device.syspath), "").lower() not in self.held
+        }
         return built
 
     def change(self, new: Config) -> None:
@@ -55,6 +81,13 @@ class Bench:
 
 def called(built: Built) -> list[tuple[str, str]]:
     return [(device.resource.rpartition("/")[2], device.id) for device in built.devices]
+
+
+def at(built: Built) -> dict[str, str]:
+    """The ids by port; that of a device as an earlier configuration has it is in brackets."""
+    return {
+        device.syspath.rpartition("/")[2]: f"({device.id})" if device.former else device.id for device in built.devices
+    }
 
 
 def test_a_held_device_is_what_it_was_until_it_is_let_go() -> None:
@@ -103,6 +136,75 @@ def test_a_name_that_a_held_device_keeps_is_given_to_no_other() -> None:
     built = bench.builder.build(sticks, NOTHING, given=bench.given, held=bench.held.__contains__)
     assert called(built)[0] == ("stick", "A1")
     assert len({device.name for device in built.devices}) == len(built.devices)
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_held_device_that_comes_back_elsewhere_is_what_it_was(what: str) -> None:
+    for meanwhile in ({}, {"1-4": "B2"}):
+        bench = Bench()
+        before = replace(bench.look("A1").devices[0], former=True, syspath=STICK.replace("1-4", "1-5"))
+        bench.held = {"a1"}
+        bench.change(CHANGES[what])
+        bench.sees(meanwhile)
+        bench.held |= {device.name for device in bench.sees(meanwhile).devices}
+        bench.change(CHANGES[what])
+        for _ in range(2):
+            assert before in bench.sees(meanwhile | {"1-5": "A1"}).devices
+        assert "A1" not in {device.id for device in bench.sees(meanwhile).devices}
+        assert before.id in {device.id for device in bench.look("A1").devices}, "and in its own port again"
+        bench.held = set()
+        assert not any(device.former for device in bench.sees({"1-5": "A1"}).devices)
+
+
+def test_held_devices_that_change_places_are_what_they_were() -> None:
+    bench = Bench()
+    bench.sees({"1-4": "A1", "1-5": "B2"})
+    bench.held = {"a1", "b2"}
+    bench.change(CHANGES["id"])
+    for _ in range(2):
+        assert at(bench.sees({"1-4": "B2", "1-5": "A1"})) == {"1-4": "(B2)", "1-5": "(A1)"}
+    assert at(bench.sees({"1-4": "C3", "1-5": "A1", "1-6": "B2"})) == {"1-4": "usb-1-4", "1-5": "(A1)", "1-6": "(B2)"}
+
+
+def test_of_twins_that_may_both_be_the_held_device_neither_is_offered() -> None:
+    bench = Bench()
+    bench.held = {"a1"}
+    bench.change(CHANGES["id"])
+    built = bench.sees({"1-5": "A1", "1-6": "A1", "1-7": "B2"})
+    assert at(built) == {"1-7": "usb-1-7"}
+    assert [collision.identity for collision in built.collisions] == ["A1"]
+    assert at(bench.sees({"1-6": "A1"})) == {"1-6": "(A1)"}
+    assert at(bench.sees({"1-6": "A1", "1-5": "A1"})) == {"1-6": "(A1)", "1-5": "usb-1-5"}, "it is there already"
+
+
+def test_what_may_be_a_held_device_is_not_called_anything_before_udevd_is_done_with_it() -> None:
+    bench = Bench(config(BY_SERIAL | {"id": ["{property:ID_SERIAL_SHORT}"]}))
+    bench.held = {"a1"}
+    bench.change(CHANGES["id"])
+    built = bench.sees({"1-5": "A1", "1-6": "B2"}, unready="1-5")
+    assert at(built) == {"1-6": "usb-1-6"}
+    assert built.waiting == (STICK.replace("1-4", "1-5"),)
+    assert at(bench.sees({"1-5": "A1", "1-6": "B2"})) == {"1-5": "(A1)", "1-6": "usb-1-6"}
+    assert at(bench.sees({"1-5": "A1", "1-7": "C3"}, unready="1-7")) == {"1-5": "(A1)", "1-7": "usb-1-7"}
+
+
+def test_a_held_device_that_is_called_the_same_is_the_new_configurations_wherever_it_is() -> None:
+    bench = Bench()
+    bench.held = {"a1"}
+    bench.change(config(BY_SERIAL | {"id": ["{sysname}", "{attr:serial}"]}))
+    for _ in range(2):
+        assert at(bench.sees({"1-5": "A1", "1-6": "B2"})) == {"1-5": "A1", "1-6": "1-6"}
+    assert OLD not in bench.builder.named_by.values()
+
+
+def test_a_stranger_with_the_name_of_a_held_device_is_not_taken_for_it() -> None:
+    bench = Bench(serial="a1")
+    bench.held = {"a1"}
+    bench.change(config(BY_SERIAL | {"id": ["{sysname}1"]}))
+    assert at(bench.sees({"a": "X"})) == {"a": "a1"}, "nobody is given it: the name is held"
+    built = bench.sees({"a": "X", "1-5": "a1"})
+    assert [collision.identity for collision in built.collisions] == ["a1"]
+    assert at(built) == {"a": "a1"}
 
 
 def test_of_two_names_in_one_place_the_held_one_is_remembered() -> None:
