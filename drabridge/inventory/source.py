@@ -129,8 +129,10 @@ class Inventory:
             self.refresh()
 
     def _known(self) -> dict[Key, str]:
-        """The ids of devices that are or were here."""
-        return self._given | self._tracker.given()
+        """The ids of devices that are or were here, each at the one place where it was last."""
+        given = self._tracker.given()
+        ids = set(given.values())
+        return {key: device_id for key, device_id in self._given.items() if device_id not in ids} | given
 
     def _of_held(self, named_by: Mapping[str, Config]) -> dict[str, Config]:
         """Those of devices that are held: the others take what a new configuration calls them."""

@@ -210,3 +210,29 @@ async def test_a_held_device_that_is_called_otherwise_and_comes_back_elsewhere_i
             assert {node["minor"] for node in device_nodes(agent)} == {loop.number(0), loop.number(1)}
             assert (await kubelet.run_pod(pod("c", resource=RESOURCE))).phase is Phase.FAILED
             assert kubelet.pod_status("uid-a").phase is Phase.RUNNING
+
+
+async def test_a_twin_at_the_place_that_a_held_device_had_before_a_restart_is_not_taken_for_it(
+    no_udevd: None, loop: Loops, tmp_path: Path
+) -> None:
+    file = tmp_path / "disk.img"
+    file.write_bytes(b"\0" * (1 << 20))
+    for index in (0, 1):
+        loop.add(index)
+    async with node(by_file(loop, tmp_path), DRIVER) as (agent, kubelet):
+        with attached(loop, 1, file):
+            await until(lambda: healthy(kubelet) == 1, 10, agent.text)
+            assert (await kubelet.run_pod(pod("a", resource=RESOURCE))).phase is Phase.RUNNING
+            await agent.stop()
+        with attached(loop, 0, file):
+            await agent.start()
+            await agent.ready()
+            await until(lambda: [node["minor"] for node in device_nodes(agent)] == [loop.number(0)], 10, agent.text)
+            with attached(loop, 1, file):
+                await until(lambda: _collision(agent), 10, agent.text)
+                assert [node["minor"] for node in device_nodes(agent)] == [loop.number(0)]
+                assert healthy(kubelet) == 1
+
+
+async def _collision(agent: AgentProcess) -> bool:
+    return bool((await agent.status())["collisions"])
