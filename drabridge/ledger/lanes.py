@@ -2,13 +2,14 @@
 
 Claims are served from the front of the order, pods from its end (opposite-end packing), so the lanes rarely want the
 same device. Devices on one PCIe root and NUMA node stay together where the numbers allow it, and parts of one device
-always do. Free devices move before held ones; a held device is only marked, and moves when it is let go. What is on
-its way counts as arrived, so a plan that is carried out is never taken back, and one that is under way is not repeated.
+always do: where the numbers would divide them, claims get fewer than wanted. Free devices move before held ones; a
+held device is only marked, and moves when it is let go. What is on its way counts as arrived, so a plan that is carried
+out is never taken back, and one that is under way is not repeated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from itertools import groupby
 
@@ -59,6 +60,7 @@ class _Unit(Struct, frozen=True):
     position: int
     cell: tuple[object, ...]  # PCIe root and NUMA nodes
     lane: Lane  # where it is, or is on its way to
+    astray: tuple[str, ...]  # parts that are not there: they came later, or one by one
     held: bool
     on_its_way: bool
     pinned: bool
@@ -98,38 +100,35 @@ def _replaced(ledger: Ledger, entry: Entry) -> bool:
 def plan(ledger: Ledger, devices: Sequence[Device], wanted: Wanted) -> tuple[Change, ...]:
     """The changes that bring ``devices`` (one resource's, all counted) to what is wanted; () if they are there."""
     units = _units(ledger, devices, wanted)
-    changes = [
-        change
-        for unit in units
-        if unit.pinned
-        for change in _change(unit, wanted.lane_of(unit.names[0]) or unit.lane, "chosen by the operator")
-    ]
     loose = [unit for unit in units if not unit.pinned]
-    in_dra = sum(_in_dra(unit.names, ledger, wanted) for unit in units)
-    missing = wanted.dra - in_dra
+    missing = wanted.dra - sum(unit.size for unit in units if unit.lane is Lane.DRA)
     target, source = (Lane.DRA, Lane.LEGACY) if missing > 0 else (Lane.LEGACY, Lane.DRA)
     chosen = _choose([unit for unit in loose if unit.lane is source], loose, abs(missing), target)
     taken = {unit.names for unit in chosen}
-    chosen += _overtake([unit for unit in loose if unit.names not in taken])
-    for unit in chosen:
-        goal = Lane.LEGACY if unit.lane is Lane.DRA else Lane.DRA
-        changes += _change(unit, goal, f"{wanted.dra} of {len(devices)} are wanted in the dra lane")
+    taken |= {unit.names for unit in _overtake([unit for unit in loose if unit.names not in taken])}
+    changes: list[Change] = []
+    for unit in units:
+        reason = f"{wanted.dra} of {len(devices)} are wanted in the dra lane"
+        if unit.pinned:
+            reason = "chosen by the operator"
+        elif unit.names not in taken:
+            reason = "parts of one device stay together"
+        changes += _change(unit, _other(unit.lane) if unit.names in taken else unit.lane, reason)
     return tuple(sorted(changes, key=lambda change: change.urgency))
 
 
 def place(ledger: Ledger, devices: Sequence[Device], wanted: Wanted) -> dict[str, Lane]:
-    """Where devices start that the ledger has never seen: first the lane that lacks some, the rest legacy."""
-    new = [device for device in devices if device.name not in ledger.entries]
+    """Where devices start that the ledger has never seen: parts beside their siblings, others first where some are
+    missing in the dra lane, the rest legacy.
+    """
+    new = {device.name for device in devices if device.name not in ledger.entries}
     if not new:
         return {}
-    known = [device for device in devices if device.name in ledger.entries]
-    in_dra = sum(_in_dra((device.name,), ledger, wanted) for device in known)
-    lanes = {device.name: wanted.lane_of(device.name) or Lane.LEGACY for device in new}
-    in_dra += sum(lane is Lane.DRA for lane in lanes.values())
-    units = [unit for unit in _units(ledger, new, wanted) if not unit.pinned]
-    for unit in _choose(units, units, max(0, wanted.dra - in_dra), Lane.DRA):
-        lanes.update(dict.fromkeys(unit.names, Lane.DRA))
-    return lanes
+    units = _units(ledger, devices, wanted)
+    strange = [unit for unit in units if not unit.pinned and new.issuperset(unit.names)]
+    missing = wanted.dra - sum(unit.size for unit in units if unit.lane is Lane.DRA)
+    chosen = _choose(strange, strange, max(0, missing), Lane.DRA)
+    return {name: Lane.DRA if unit in chosen else unit.lane for unit in units for name in unit.names if name in new}
 
 
 def destined(entry: Entry) -> Lane:
@@ -138,8 +137,8 @@ def destined(entry: Entry) -> Lane:
     return Lane.DRA if lane in (Lane.DRA, Lane.LEGACY_TO_DRA) else Lane.LEGACY
 
 
-def _in_dra(names: Collection[str], ledger: Ledger, wanted: Wanted) -> int:
-    return sum((wanted.lane_of(name) or destined(ledger.entries[name])) is Lane.DRA for name in names)
+def _other(lane: Lane) -> Lane:
+    return Lane.LEGACY if lane is Lane.DRA else Lane.DRA
 
 
 def _units(ledger: Ledger, devices: Sequence[Device], wanted: Wanted) -> list[_Unit]:
@@ -147,24 +146,33 @@ def _units(ledger: Ledger, devices: Sequence[Device], wanted: Wanted) -> list[_U
     ordered = sorted(enumerate(order(devices)), key=lambda item: (item[1].root or item[1].name, item[0]))
     for _, group in groupby(ordered, key=lambda item: item[1].root or item[1].name):
         members = list(group)
-        entries = [entry for _, device in members if (entry := ledger.entries.get(device.name))]
+        names = tuple(device.name for _, device in members)
+        entries = [entry for name in names if (entry := ledger.entries.get(name))]
+        held = [entry for entry in entries if entry.owner is not Owner.NONE]
+        pin = next((lane for name in names if (lane := wanted.lane_of(name))), None)
+        # Of parts that were divided a held one says where the others go: it would be the last to move.
+        lane = pin or (destined((held or entries)[0]) if entries else Lane.LEGACY)
         first = members[0][1]
         units.append(
             _Unit(
-                tuple(device.name for _, device in members),
+                names,
                 members[0][0],
                 (first.numa_nodes, first.pcie_root),
-                destined(entries[0]) if entries else Lane.LEGACY,
-                any(entry.owner is not Owner.NONE for entry in entries),
+                lane,
+                tuple(entry.name for entry in entries if destined(entry) is not lane),
+                bool(held),
                 any(entry.move is not None for entry in entries),
-                any(wanted.lane_of(device.name) for _, device in members),
+                pin is not None,
             )
         )
     return sorted(units, key=lambda unit: unit.position)
 
 
 def _choose(candidates: list[_Unit], everybody: list[_Unit], missing: int, target: Lane) -> list[_Unit]:
-    """Up to ``missing`` devices for ``target``: cell by cell, those first that complete a cell, then whole cells."""
+    """Up to ``missing`` devices for ``target``: cell by cell, those first that complete a cell, then whole cells.
+
+    Back to pods at least so many: where parts leave no other way, the numbers of the legacy lane come first.
+    """
     front = 1 if target is Lane.DRA else -1
     chosen: list[_Unit] = []
     for wave in (
@@ -183,6 +191,9 @@ def _choose(candidates: list[_Unit], everybody: list[_Unit], missing: int, targe
                 if unit.size <= missing:
                     chosen.append(unit)
                     missing -= unit.size
+    if missing and target is Lane.LEGACY:
+        left = [unit for unit in candidates if unit not in chosen]
+        chosen += sorted(left, key=lambda unit: (not unit.on_its_way, unit.held, unit.size, front * unit.position))[:1]
     return chosen
 
 
@@ -219,7 +230,6 @@ def _overtake(units: list[_Unit]) -> Iterable[_Unit]:
 
 
 def _change(unit: _Unit, lane: Lane, reason: str) -> list[Change]:
-    if unit.lane is lane:
-        return []
+    names = unit.astray if lane is unit.lane else [name for name in unit.names if name not in unit.astray]
     urgency = Urgency.TAKE_BACK if unit.on_its_way else Urgency.HELD if unit.held else Urgency.FREE
-    return [Change(name, lane, urgency, reason) for name in unit.names]
+    return [Change(name, lane, urgency, reason) for name in names]

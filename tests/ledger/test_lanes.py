@@ -139,6 +139,49 @@ def test_parts_of_one_device_move_together() -> None:
     assert lanes_of(carry_out(ledger_of(found), found, Wanted(4))) == "DDDLLL"  # four is not to be had; three is
 
 
+def parts(count: int, whole: str = "pf0") -> list[Device]:
+    return [Device(f"{whole}-vf{n}", f"{whole}-VF{n}", "r", root=whole) for n in range(count)]
+
+
+def come(ledger: Ledger, found: list[Device], wanted: Wanted, at: float) -> Ledger:
+    """What is new is discovered, and starts where the plan says; then the plan is carried out."""
+    first = place(ledger, found, wanted)
+    ledger = step(ledger, Discovered(tuple(map(Facts.of, found)), at, first), POLICY).of(ledger)
+    return carry_out(ledger, found, wanted, at)
+
+
+def test_parts_that_come_one_after_the_other_stay_together_and_still_move() -> None:
+    found = parts(4)
+    ledger = Ledger.of([], NodeState(merged=True))
+    for count in (1, 2, 3, 4):
+        ledger = come(ledger, found[:count], Wanted(count), float(count))
+        assert lanes_of(ledger) == "D" * count
+    ledger = Ledger.of([], NodeState(merged=True))
+    for count in (1, 2, 3, 4):
+        ledger = come(ledger, found[:count], Wanted(min(2, count)), float(count))
+    assert lanes_of(ledger) == "LLLL"  # two of four are not to be had, and never more than that
+    assert lanes_of(carry_out(ledger, found, Wanted(4))) == "DDDD"
+
+
+def test_parts_that_were_divided_come_together_where_one_is_held() -> None:
+    found = parts(3)
+    divided = ledger_of(found, {0: Lane.DRA, 1: Lane.DRA}, held={2})
+    assert lanes_of(carry_out(divided, found, Wanted(2))) == "LLL"
+    assert lanes_of(carry_out(divided, found, Wanted(3))) == "DDD"  # the held one is marked
+    assert lanes_of(carry_out(ledger_of(found, {2: Lane.DRA}), found, Wanted(0))) == "LLL"
+
+
+def test_more_go_back_to_pods_than_were_asked_for_where_parts_leave_no_other_way() -> None:
+    found = parts(4, "pf0") + parts(4, "pf1")
+    ledger = ledger_of(found, dict.fromkeys(range(8), Lane.DRA))
+    assert lanes_of(carry_out(ledger, found, Wanted(6))) == "DDDDLLLL"
+
+
+def test_any_part_that_is_pinned_takes_the_others_along() -> None:
+    found = parts(3)
+    assert lanes_of(carry_out(ledger_of(found), found, Wanted(3, {"pf0-vf2": Lane.DRA}))) == "DDD"
+
+
 def test_pinned_devices_stay_where_the_operator_says() -> None:
     found = devices(4)
     wanted = Wanted(2, {"gpu-03": Lane.DRA, "gpu-00": Lane.LEGACY})
@@ -212,3 +255,27 @@ def test_a_device_that_is_called_otherwise_now_counts_once() -> None:
     new = Entry(Facts("new", "r", ("new",), syspath=place))
     assert set(counted(Ledger.of([gone, away]), "r", 110.0)) == {"old", "away"}
     assert set(counted(Ledger.of([gone, away, new]), "r", 110.0)) == {"away", "new"}
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
+def test_parts_end_in_one_lane_however_they_came(sizes: list[int], data: st.DataObject) -> None:
+    found = [part for n, size in enumerate(sizes) for part in parts(size, f"pf{n}")]
+    ledger = Ledger.of([], NodeState(merged=True))
+    here: list[Device] = []
+    for device in data.draw(st.permutations(found)):
+        here.append(device)
+        ledger = come(ledger, here, Wanted(data.draw(st.integers(0, len(here)))), 1.0)
+    wanted = Wanted(data.draw(st.integers(0, len(found))))
+    for _ in range(2 * len(sizes)):
+        ledger = carry_out(ledger, found, wanted)
+    assert plan(ledger, found, wanted) == ()
+    lanes = lanes_of(ledger)
+    assert lanes.count("D") <= wanted.dra
+    left = [lanes[n : n + 1] * size for n, size in zip(_starts(sizes), sizes, strict=True)]
+    assert lanes == "".join(left)
+    smallest = min((size for size, lane in zip(sizes, left, strict=True) if lane[0] == "L"), default=0)
+    assert not smallest or lanes.count("D") + smallest > wanted.dra  # nothing more would have fitted
+
+
+def _starts(sizes: list[int]) -> list[int]:
+    return [sum(sizes[:n]) for n in range(len(sizes))]
