@@ -96,6 +96,11 @@ class _LaneSchema:
 Lane = Annotated[Share | Selection, PlainValidator(_lane), PlainSerializer(_lane_to_plain), _LaneSchema()]
 
 
+def _beside(lane: Share | Selection | None, other: Share | Selection | None) -> Share | Selection:
+    """A lane that is not given has what the other leaves, which beside ``*`` is nothing."""
+    return lane if lane is not None else NOTHING if other == REST else REST
+
+
 class Lanes(Model):
     """Where a free device may be offered. Devices that are held stay where they are until they are released."""
 
@@ -130,7 +135,7 @@ class Lanes(Model):
         """(legacy, dra) with the default filled in for a lane that is not given."""
         if self.legacy is None and self.dra is None:
             return REST, NOTHING
-        return (REST if self.legacy is None else self.legacy), (REST if self.dra is None else self.dra)
+        return _beside(self.legacy, self.dra), _beside(self.dra, self.legacy)
 
     @property
     def uses_dra(self) -> bool:

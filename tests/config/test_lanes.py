@@ -29,6 +29,8 @@ from tests.config.helpers import loaded
         ("{legacy: 0%, dra: '*'}", 4, (0, 4)),
         ("{legacy: 0}", 4, (0, 4)),
         ("{dra: '*', legacy: 1}", 0, (0, 0)),
+        ("{legacy: '*'}", 4, (4, 0)),  # what the other leaves is nothing
+        ("{dra: '*'}", 4, (0, 4)),
         ("{dra: {match: {sysname: x}}}", 4, (4, 0)),
     ],
 )
