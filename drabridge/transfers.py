@@ -28,7 +28,7 @@ from drabridge.ledger import (
     SliceWithdrawn,
     Withdrawn,
 )
-from drabridge.ledger.lanes import Wanted, counted, place, plan
+from drabridge.ledger.lanes import Wanted, chosen, counted, destined, place, plan
 from drabridge.runtime import Runtime
 from drabridge.wishes import Wishes
 
@@ -60,7 +60,7 @@ class Transfers:
                 for device in snapshot.of(resource.name)
                 if device.presence is not Presence.GONE or device.syspath not in here  # another has its place, and lane
             ]
-            found |= place(ledger, devices, self._wanted(self._wishes.lanes(resource), devices))
+            found |= place(ledger, devices, self._wanted(self._wishes.lanes(resource), devices)[0])
         return found
 
     async def run(self) -> None:
@@ -80,28 +80,49 @@ class Transfers:
         for resource in runtime.config.resources:
             ledger = runtime.keeper.ledger
             devices = self._counted(ledger, resource.name)
-            for change in plan(ledger, devices, self._wanted(self._wishes.lanes(resource), devices)):
+            wanted, notes = self._wanted(self._wishes.lanes(resource), devices)
+            for change in plan(ledger, devices, wanted):
                 await runtime.keeper.apply(SetLane(change.device, change.lane, runtime.now(), change.reason))
+            self._wishes.unmet[resource.name] = notes + self._divided(devices, wanted)
+
+    def _divided(self, devices: Sequence[Device], wanted: Wanted) -> list[str]:
+        """Where the parts of a device would have to be in both lanes."""
+        entries = self._runtime.keeper.ledger.entries
+        there = sum(destined(entries[device.name]) is Lane.DRA for device in devices if device.name in entries)
+        if there == wanted.dra or not any(device.root for device in devices):
+            return []
+        return [f"the dra lane has {there} devices and not {wanted.dra}: parts of one device stay together"]
 
     def _counted(self, ledger: Ledger, resource: str) -> list[Device]:
         names = counted(ledger, resource, self._runtime.now())
         devices = self._runtime.devices
         return [devices[name] for name in names if name in devices]
 
-    def _wanted(self, lanes: Lanes, devices: Sequence[Device]) -> Wanted:
-        legacy, dra = lanes.resolved
-        pinned: dict[str, Lane] = {}
-        if isinstance(dra, Selection):
-            pinned |= dict.fromkeys(self._selected(dra, devices), Lane.DRA)
-        if isinstance(legacy, Selection):
-            pinned |= dict.fromkeys(self._selected(legacy, devices), Lane.LEGACY)
-        if pinned and not (isinstance(legacy, Share) and isinstance(dra, Share)):
-            chosen = sum(lane is Lane.DRA for lane in pinned.values())
-            rest = len(devices) - len(pinned)
+    def _wanted(self, lanes: Lanes, devices: Sequence[Device]) -> tuple[Wanted, list[str]]:
+        """And what of it is not to be had, in words."""
+        total = len(devices)
+        selected = {
+            lane: set(self._selected(share, devices))
+            for lane, share in zip((Lane.LEGACY, Lane.DRA), lanes.resolved, strict=True)
+            if isinstance(share, Selection)
+        }
+        notes = [f"no device matches what is to be in the {lane} lane" for lane, names in selected.items() if not names]
+        wanted = Wanted(lanes.targets(total)[1])
+        if any(selected.values()):
+            pinned = {name: lane for lane in (Lane.DRA, Lane.LEGACY) for name in selected.get(lane, ())}
             # A lane given by selection has exactly those devices; the other one has the rest.
-            in_dra = chosen if isinstance(dra, Selection) else chosen + rest
-            return Wanted(in_dra, pinned)
-        return Wanted(lanes.targets(len(devices))[1], pinned or None)
+            rest = Lane.LEGACY if Lane.DRA in selected else Lane.DRA
+            wanted = chosen(devices, pinned, rest=rest, min_legacy=lanes.min_legacy, min_dra=lanes.min_dra)
+            if left := sum(wanted.lane_of(name) is not lane for name, lane in pinned.items()):
+                notes.append(f"{left} of {len(pinned)} chosen devices: minLegacy and minDra leave no room for them")
+        if selected:
+            numbers = zip((Lane.LEGACY, Lane.DRA), lanes.resolved, (total - wanted.dra, wanted.dra), strict=True)
+            notes += [
+                f"the {lane} lane has what the chosen devices leave, {count} and not {share}"
+                for lane, share, count in numbers
+                if isinstance(share, Share) and share.of(total) not in (None, count)
+            ]
+        return wanted, notes if devices else []
 
     def _selected(self, selection: Selection, devices: Sequence[Device]) -> Iterator[str]:
         for device in devices:

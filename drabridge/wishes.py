@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from drabridge.config.lanes import Lanes, Share
+from drabridge.config.lanes import REST, Lanes, Selection
 from drabridge.config.loader import read
 from drabridge.config.schema import Config, Resource
 from drabridge.errors import ConfigError
@@ -55,6 +55,7 @@ class Wishes:
         self._annotation: Overrides = _load(self._seen_path) if follows_node else {}
         self._saved = self._annotation if follows_node else None  # what the file says; None: nobody looked
         self.annotation_error = ""  # why the annotation is not followed, for people
+        self.unmet: dict[str, list[str]] = {}  # resource -> what is wanted and not to be had, as the planner found
         self._unfollowed: dict[str, dict[str, str]] = {}  # resource -> place that asked for something else -> why not
 
     def lanes(self, resource: Resource) -> Lanes:
@@ -76,6 +77,7 @@ class Wishes:
                 if reason != self.annotation_error:
                     what = "the Node's annotation" if place == ANNOTATION else f"what '{place}' gave"
                     notes.append(f"{what} for {resource.name} is not followed, {source} decides: {reason}")
+            notes += [f"lanes of {resource.name}: {reason}" for reason in self.unmet.get(resource.name, ())]
         return notes
 
     def _decided(self, resource: Resource) -> tuple[str, Lanes]:
@@ -127,7 +129,10 @@ class Wishes:
     def describe(self, resource: Resource) -> dict[str, str]:
         """``{legacy, dra, source}`` of one resource, for people."""
         source, lanes = self._decided(resource)
-        legacy, dra = (share if isinstance(share, Share) else "selected" for share in lanes.resolved)
+        chosen = any(isinstance(share, Selection) for share in lanes.resolved)  # then a number says nothing
+        legacy, dra = (
+            "selected" if isinstance(share, Selection) else REST if chosen else share for share in lanes.resolved
+        )
         return {"legacy": str(legacy), "dra": str(dra), "source": source}
 
     def annotate(self, text: str | None) -> None:
@@ -199,8 +204,7 @@ def _parse(text: str) -> Overrides:
 
 def _merge(resource: Resource, wish: Mapping[str, Any]) -> Lanes:
     """The wish with the configuration's floors. Raises ConfigError."""
-    unknown = wish.keys() - {"legacy", "dra"}
-    if unknown or not wish:
+    if wish.keys() - {"legacy", "dra"} or not wish or None in wish.values():
         raise ConfigError(
             f"{resource.name}: legacy and dra were expected, found {', '.join(map(str, wish)) or 'nothing'}"
         )

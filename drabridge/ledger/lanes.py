@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
-from itertools import groupby
 
 from msgspec import Struct
 
@@ -25,7 +24,7 @@ class Wanted(Struct, frozen=True):
     """How one resource's devices are to be divided.
 
     ``dra`` of ``total`` devices in the dra lane, the rest in the legacy lane; floors and percentages are already in it
-    (``drabridge.config.lanes.Lanes.targets``). Pinned devices stay where the operator says, whatever the numbers.
+    (``drabridge.config.lanes.Lanes.targets``). Pinned devices stay where the operator says.
     """
 
     dra: int
@@ -73,6 +72,36 @@ class _Unit(Struct, frozen=True):
 def order(devices: Iterable[Device]) -> list[Device]:
     """Front to back: by NUMA node, PCIe root and address, name. Claims start at the front, pods at the end."""
     return sorted(devices, key=lambda d: (d.numa_nodes, d.pcie_root, d.pci_bus_id, d.root or d.name, d.name))
+
+
+def _wholes(devices: Iterable[Device]) -> list[list[Device]]:
+    """The same, with all parts of one device together."""
+    groups: dict[str, list[Device]] = {}
+    for device in order(devices):
+        groups.setdefault(device.root or device.name, []).append(device)
+    return list(groups.values())
+
+
+def chosen(
+    devices: Sequence[Device], pinned: Mapping[str, Lane], *, rest: Lane, min_legacy: int, min_dra: int
+) -> Wanted:
+    """What is wanted where the operator says which devices: ``pinned`` ones with their parts, all others in ``rest``.
+
+    The floors hold, too: pins beyond them are left out, claims' from the end of the order and pods' from its front.
+    """
+    wholes = _wholes(devices)
+    pins = [next((lane for part in whole if (lane := pinned.get(part.name))), None) for whole in wholes]
+    in_dra = sum(len(whole) for whole, pin in zip(wholes, pins, strict=True) if (pin or rest) is Lane.DRA)
+    total = len(devices)
+    most = total - min(min_legacy, total)
+    in_dra = min(max(in_dra, min_dra), most)
+    kept: dict[str, Lane] = {}
+    for lane, room, way in ((Lane.DRA, in_dra, 1), (Lane.LEGACY, total - in_dra, -1)):
+        for whole, pin in list(zip(wholes, pins, strict=True))[::way]:
+            if pin is lane and len(whole) <= room:
+                kept |= dict.fromkeys((part.name for part in whole), lane)
+                room -= len(whole)
+    return Wanted(in_dra, kept)
 
 
 def counted(ledger: Ledger, resource: str, at: float) -> tuple[str, ...]:
@@ -143,21 +172,18 @@ def _other(lane: Lane) -> Lane:
 
 def _units(ledger: Ledger, devices: Sequence[Device], wanted: Wanted) -> list[_Unit]:
     units = []
-    ordered = sorted(enumerate(order(devices)), key=lambda item: (item[1].root or item[1].name, item[0]))
-    for _, group in groupby(ordered, key=lambda item: item[1].root or item[1].name):
-        members = list(group)
-        names = tuple(device.name for _, device in members)
+    for position, members in enumerate(_wholes(devices)):
+        names = tuple(device.name for device in members)
         entries = [entry for name in names if (entry := ledger.entries.get(name))]
         held = [entry for entry in entries if entry.owner is not Owner.NONE]
         pin = next((lane for name in names if (lane := wanted.lane_of(name))), None)
         # Of parts that were divided a held one says where the others go: it would be the last to move.
         lane = pin or (destined((held or entries)[0]) if entries else Lane.LEGACY)
-        first = members[0][1]
         units.append(
             _Unit(
                 names,
-                members[0][0],
-                (first.numa_nodes, first.pcie_root),
+                position,
+                (members[0].numa_nodes, members[0].pcie_root),
                 lane,
                 tuple(entry.name for entry in entries if destined(entry) is not lane),
                 bool(held),
@@ -165,7 +191,7 @@ def _units(ledger: Ledger, devices: Sequence[Device], wanted: Wanted) -> list[_U
                 pin is not None,
             )
         )
-    return sorted(units, key=lambda unit: unit.position)
+    return units
 
 
 def _choose(candidates: list[_Unit], everybody: list[_Unit], missing: int, target: Lane) -> list[_Unit]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from drabridge.sim.cluster import SimCluster
-from tests.agent.helpers import DRIVER, AgentProcess, until
+from tests.agent.helpers import DRIVER, RESOURCE, AgentProcess, until
 from tests.agent.test_bridge_node import CONFIG, bridge, claim_pod, devices_in_slices, healthy, set_lanes
 
 MONITOR = """\
@@ -111,3 +112,30 @@ def _allocate(cluster: SimCluster, claim: str, devices: list[str]) -> None:
         obj["status"] = {"allocation": {"devices": {"results": results}}, "reservedFor": reserved}
 
     cluster.api.objects.modify("resourceclaims", claim, write, namespace="default", subresource="status")
+
+
+async def annotate(cluster: SimCluster, **lanes: Any) -> None:
+    def write(node: dict[str, Any]) -> None:
+        node["metadata"].setdefault("annotations", {})[f"{DRIVER}/lanes"] = json.dumps({RESOURCE: lanes})
+
+    cluster.api.objects.modify("nodes", "node-a", write)
+
+
+async def test_floors_hold_and_what_is_not_to_be_had_is_said() -> None:
+    async with bridge(CONFIG.replace("dra: 2}", "dra: 2, minLegacy: 2}")) as (agent, cluster, _):
+
+        async def noted(text: str) -> bool:
+            return any(text in note for note in (await agent.status())["notes"])
+
+        await annotate(cluster, dra={"match": [{"sysname": ["random", "zero"]}]})
+        await until(lambda: devices_in_slices(cluster) == {"random", "zero"}, 10, agent.text)
+        await annotate(cluster, dra={"match": [{"subsystem": "mem"}]})  # all four
+        await until(lambda: noted("2 of 4 chosen devices: minLegacy"), 10, agent.text)
+        await until(lambda: len(healthy(cluster)) == 2 and len(devices_in_slices(cluster)) == 2, 10, agent.text)
+        await annotate(cluster, dra={"match": [{"subsystem": "typo"}]})
+        await until(lambda: noted("no device matches what is to be in the dra lane"), 10, agent.text)
+        await annotate(cluster, legacy={"match": [{"sysname": ["zero", "full"]}]}, dra=1)
+        await until(lambda: noted("the dra lane has what the chosen devices leave, 2 and not 1"), 10, agent.text)
+        await until(lambda: devices_in_slices(cluster) == {"null", "random"}, 10, agent.text)
+        (row,) = (await agent.status())["resources"]
+        assert row["wanted"] == {"legacy": "selected", "dra": "*", "source": "annotation"}

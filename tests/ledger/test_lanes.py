@@ -23,7 +23,7 @@ from drabridge.ledger import (
     step,
 )
 from drabridge.ledger.events import Observed, QuorumClear, SliceWithdrawn
-from drabridge.ledger.lanes import Urgency, Wanted, counted, destined, order, place, plan
+from drabridge.ledger.lanes import Urgency, Wanted, chosen, counted, destined, order, place, plan
 from drabridge.ledger.model import Policy
 
 POLICY = Policy()
@@ -186,6 +186,25 @@ def test_pinned_devices_stay_where_the_operator_says() -> None:
     found = devices(4)
     wanted = Wanted(2, {"gpu-03": Lane.DRA, "gpu-00": Lane.LEGACY})
     assert lanes_of(carry_out(ledger_of(found), found, wanted)) == "LDLD"
+
+
+def test_floors_hold_whatever_is_chosen() -> None:
+    found = devices(4)
+    everything = {device.name: Lane.DRA for device in found}
+    wanted = chosen(found, everything, rest=Lane.LEGACY, min_legacy=2, min_dra=0)
+    assert lanes_of(carry_out(ledger_of(found), found, wanted)) == "DDLL"
+    nothing = {device.name: Lane.LEGACY for device in found}
+    wanted = chosen(found, nothing, rest=Lane.DRA, min_legacy=0, min_dra=1)
+    assert lanes_of(carry_out(ledger_of(found), found, wanted)) == "DLLL"
+    wanted = chosen(found, {"gpu-02": Lane.LEGACY}, rest=Lane.DRA, min_legacy=0, min_dra=0)
+    assert lanes_of(carry_out(ledger_of(found), found, wanted)) == "DDLD"
+
+
+def test_a_chosen_part_counts_with_its_siblings() -> None:
+    found = parts(2, "pf0") + parts(2, "pf1") + parts(2, "pf2")
+    wanted = chosen(found, {"pf1-vf1": Lane.DRA}, rest=Lane.LEGACY, min_legacy=0, min_dra=0)
+    assert wanted.dra == 2
+    assert lanes_of(carry_out(ledger_of(found, {0: Lane.DRA, 1: Lane.DRA}), found, wanted)) == "LLDDLL"
 
 
 def test_new_devices_start_where_some_are_missing() -> None:
