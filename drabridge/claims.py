@@ -153,6 +153,8 @@ class ClaimSide:
             *([f"{devices} device{'s' * (devices > 1)} in the dra lane"] if devices else ()),
             *([f"{claims} claim{'s' * (claims > 1)} held"] if claims else ()),
         ]
+        if not left and any(self._wishes.lanes(resource).uses_dra for resource in self._runtime.config.resources):
+            return f"the configuration has devices for claims, and all are left to pods: {off.why}; {off.remedy}"
         if not left:
             return ""
         return (
@@ -192,6 +194,11 @@ class ClaimSide:
     @property
     def state(self) -> DraState | None:
         return self.driver.state if self.driver else None
+
+    @property
+    def published(self) -> bool:
+        """Whether the API server has our slices, as far as is known: a device given to claims now is offered."""
+        return self.driver is not None and self.driver.state.publisher.published
 
     def wake(self) -> None:
         """Inventory, ledger or wishes changed."""

@@ -81,9 +81,19 @@ class Transfers:
             ledger = runtime.keeper.ledger
             devices = self._counted(ledger, resource.name)
             wanted, notes = self._wanted(self._wishes.lanes(resource), devices)
+            held_up = 0
             for change in plan(ledger, devices, wanted):
+                if self._in_vain(ledger.entries[change.device], change.lane):
+                    held_up += 1
+                    continue
                 await runtime.keeper.apply(SetLane(change.device, change.lane, runtime.now(), change.reason))
-            self._wishes.unmet[resource.name] = notes + self._divided(devices, wanted)
+            if held_up:
+                notes.append(f"{held_up} more for the dra lane wait until slices can be published")
+            self._wishes.unmet[resource.name] = notes or self._divided(devices, wanted)
+
+    def _in_vain(self, entry: Entry, lane: Lane) -> bool:
+        """Whether pods would lose a device to claims that cannot have it, while the API server is away, say."""
+        return lane is Lane.DRA and entry.lane is Lane.LEGACY and not self._claims.published
 
     def _divided(self, devices: Sequence[Device], wanted: Wanted) -> list[str]:
         """Where the parts of a device would have to be in both lanes."""
@@ -122,6 +132,10 @@ class Transfers:
                 for lane, share, count in numbers
                 if isinstance(share, Share) and share.of(total) not in (None, count)
             ]
+        if self._runtime.off is not None:  # what claims had stays theirs, nobody could have any more
+            entries = self._runtime.keeper.ledger.entries
+            theirs = [e for d in devices if (e := entries.get(d.name)) and e.lane in (Lane.DRA, Lane.DRA_TO_LEGACY)]
+            return Wanted(min(wanted.dra, len(theirs))), []
         return wanted, notes if devices else []
 
     def _selected(self, selection: Selection, devices: Sequence[Device]) -> Iterator[str]:
@@ -136,7 +150,8 @@ class Transfers:
         """Fetch acknowledgements; returns how long until the next attempt, None when nothing waits for one."""
         pauses: list[float] = []
         entries = self._runtime.keeper.ledger.entries.values()
-        if leaving := [e for e in entries if e.lane is Lane.LEGACY_TO_DRA and _at(e, MoveStep.REVOKING)]:
+        leaving = [e for e in entries if e.lane is Lane.LEGACY_TO_DRA and _at(e, MoveStep.REVOKING)]
+        if leaving and self._claims.published:  # else they may still be taken back
             await self._ask_kubelet(leaving)
             pauses.append(RETRY_SECONDS)
         if returning := [e for e in entries if e.lane is Lane.DRA_TO_LEGACY and _at(e, MoveStep.REVOKING)]:

@@ -107,6 +107,33 @@ async def test_a_device_stays_out_of_pods_reach_while_a_slice_that_is_not_known_
         await until(moved, 30, agent.text)
 
 
+async def test_pods_keep_what_claims_cannot_be_offered_while_the_api_server_is_away() -> None:
+    async with bridge(CONFIG.replace("legacy: 2, dra: 2", "legacy: 4, dra: 0")) as (agent, cluster, _):
+        await set_lanes(agent, legacy=3, dra=1)
+        await until(lambda: len(devices_in_slices(cluster)) == 1, 10, agent.text)
+        cluster.api.faults.partition()
+        await until(lambda: _unready(agent), 20, agent.text)
+        await set_lanes(agent, legacy=0, dra=4)
+        await until(lambda: _noted(agent, "3 more for the dra lane wait until slices can be published"), 10, agent.text)
+
+        async def kept() -> None:
+            assert len(healthy(cluster)) == 3, agent.text()
+            assert await moving(agent) == {}
+
+        await look_for(1.0, kept)
+        cluster.api.faults.heal()
+        await until(lambda: len(devices_in_slices(cluster)) == 4, 60, agent.text)
+        assert not healthy(cluster)
+
+
+async def _unready(agent: AgentProcess) -> bool:
+    return (await agent.ask("/readyz"))[0] != 200
+
+
+async def _noted(agent: AgentProcess, text: str) -> bool:
+    return any(text in note for note in (await agent.status())["notes"])
+
+
 async def _moves(agent: AgentProcess, count: int) -> bool:
     return len(await moving(agent)) == count
 

@@ -192,6 +192,16 @@ async def _in_dra(agent: AgentProcess, count: int) -> bool:
     return bool((await agent.status())["resources"][0]["lanes"].get("dra") == count)
 
 
+async def test_without_an_api_server_every_device_is_for_pods() -> None:
+    async with node(CONFIG, ready=False) as (agent, kubelet):
+        await agent.up()
+        await until(lambda: RESOURCE in kubelet.resources and len(kubelet.resources[RESOURCE].healthy) == 4, 20)
+        assert (await agent.status())["resources"][0]["lanes"] == {"legacy": 4}
+        assert "all are left to pods: there is no API server; give --kubeconfig" in await unready(agent)
+        await set_lanes(agent, legacy="*", dra=0)
+        await agent.ready()
+
+
 async def test_a_reload_that_switches_it_off_is_followed_as_a_restart_is() -> None:
     async with bridge() as (agent, cluster, _):
         agent.config.write_text(OFF)
