@@ -381,6 +381,7 @@ class Agent:
             runtime.cluster = cluster
             if self._serving:
                 self._join_cluster()
+        self._wishes.reconfigured()
         self._claims.reconfigure(config)
         runtime.changed.set()
 

@@ -15,7 +15,7 @@ from http import HTTPStatus
 from deviceplugin import ServerState
 from drabridge import __version__, page
 from drabridge.claims import ClaimSide
-from drabridge.errors import ConfigError, DrabridgeError
+from drabridge.errors import ConfigError, DrabridgeError, HostError
 from drabridge.http import Handler, HttpServer, Request, Response
 from drabridge.inventory.model import Presence
 from drabridge.ledger.model import Lane, Owner
@@ -212,6 +212,8 @@ class Pages:
             return Response.json(self._wishes.set(request.body))
         except ConfigError as error:
             return Response.json({"error": str(error)}, HTTPStatus.BAD_REQUEST)
+        except HostError as error:
+            return Response.json({"error": str(error)}, HTTPStatus.CONFLICT)
 
     async def _release(self, request: Request) -> Response:
         try:

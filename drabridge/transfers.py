@@ -81,6 +81,8 @@ class Transfers:
             ledger = runtime.keeper.ledger
             devices = self._counted(ledger, resource.name)
             wanted, notes = self._wanted(self._wishes.lanes(resource), devices)
+            if self._wishes.lost(resource):
+                continue
             held_up = 0
             for change in plan(ledger, devices, wanted):
                 if self._in_vain(ledger.entries[change.device], change.lane):

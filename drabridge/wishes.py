@@ -18,7 +18,7 @@ from typing import Any
 from drabridge.config.lanes import REST, Lanes, Selection
 from drabridge.config.loader import read
 from drabridge.config.schema import Config, Resource
-from drabridge.errors import ConfigError
+from drabridge.errors import ConfigError, HostError
 from drabridge.files import write_atomically
 from drabridge.runtime import Off
 
@@ -51,9 +51,11 @@ class Wishes:
         self._config = config
         self._changed = changed
         self._off = off
-        self._local: Overrides = _load(self._path)
-        self._annotation: Overrides = _load(self._seen_path) if follows_node else {}
-        self._saved = self._annotation if follows_node else None  # what the file says; None: nobody looked
+        self._lost: dict[Path, str] = {}  # file that cannot be read -> why; what it said may be anything
+        self._local = self._load(self._path)
+        self._annotation = self._load(self._seen_path) if follows_node else {}
+        self._saved = self._annotation if follows_node else None  # what the file says; None: nobody knows
+        self._text: tuple[str | None, ...] = ()  # the annotation as it is on the Node; (): nobody told
         self.annotation_error = ""  # why the annotation is not followed, for people
         self.unmet: dict[str, list[str]] = {}  # resource -> what is wanted and not to be had, as the planner found
         self._unfollowed: dict[str, dict[str, str]] = {}  # resource -> place that asked for something else -> why not
@@ -66,11 +68,19 @@ class Wishes:
         """Which place decides about a resource."""
         return self._decided(resource)[0]
 
+    def lost(self, resource: Resource) -> bool:
+        """Whether another wish than the one that is known may be the one to follow: then no device is to move."""
+        return self._seen_path in self._lost or (self._path in self._lost and self.source(resource) == CONFIGURATION)
+
     def notes(self) -> list[str]:
         """What somebody asked for and does not get, and why, for people."""
         notes = []
         if self.annotation_error:
             notes.append(f"the Node's annotation for lanes is not followed: {self.annotation_error}")
+        notes += [
+            f"lanes that were set are lost, devices stay where they are until some are set or reset: {path.name}: {why}"
+            for path, why in self._lost.items()
+        ]
         for resource in self._config().resources:
             source = self.source(resource)
             for place, reason in self._unfollowed.get(resource.name, {}).items():
@@ -102,7 +112,8 @@ class Wishes:
     def set(self, body: bytes) -> dict[str, Any]:
         """The operator's command: ``{"resource": ..., "legacy": ..., "dra": ...}``, or with ``"reset": true`` instead.
 
-        Raises ConfigError for what cannot be meant. Returns what is wanted now.
+        Raises ConfigError for what cannot be meant, HostError where it cannot be kept: nothing is changed then.
+        Returns what is wanted now.
         """
         try:
             wish = json.loads(body)
@@ -111,18 +122,24 @@ class Wishes:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             known = ", ".join(resource.name for resource in self._config().resources)
             raise ConfigError("a resource of the configuration was expected", hint=f"It has {known}") from None
-        if name in self._annotation:
+        if self.source(resource) == ANNOTATION:
             raise ConfigError(
                 f"the Node's annotation {self._config().driver}/lanes decides about {name}",
                 hint="Change it there, or remove it: kubectl annotate node NODE "
                 f"{self._config().driver}/lanes- and set the lanes again",
             )
-        if wish.pop("reset", False):
-            self._local.pop(name, None)
-        else:
+        local = {other: set_before for other, set_before in self._local.items() if other != name}
+        if not wish.pop("reset", False):
             self._merge(resource, wish)
-            self._local[name] = wish
-        _save(self._path, self._local)
+            local[name] = wish
+        try:
+            self._save(self._path, local)
+        except OSError as error:
+            raise HostError(
+                f"lanes cannot be kept in {self._path}: {error.strerror or error}; nothing is changed",
+                hint="Make room or mend the disk, and set them again",
+            ) from error
+        self._local = local
         self._changed()
         return {"resource": name, **self.describe(resource)}
 
@@ -137,6 +154,10 @@ class Wishes:
 
     def annotate(self, text: str | None) -> None:
         """The annotation's value as it is now; None when there is none. A bad one is reported, and not followed."""
+        self._text = (text,)
+        if self._lost.pop(self._seen_path, None) is not None:
+            self._saved = None
+            self._changed()
         before = self.annotation_error
         try:
             overrides = _parse(text) if text else {}
@@ -149,8 +170,12 @@ class Wishes:
         else:
             self.annotation_error = ""
             if overrides != self._saved:
-                _save(self._seen_path, overrides)
-                self._saved = overrides
+                try:
+                    self._save(self._seen_path, overrides)
+                    self._saved = overrides
+                except OSError as error:  # again when the Node is seen again
+                    reason = {"file": str(self._seen_path), "reason": str(error)}
+                    log.error("the Node's annotation will not be known at a start without the API server", extra=reason)
             if overrides != self._annotation:
                 self._annotation = overrides
                 self._changed()
@@ -158,9 +183,15 @@ class Wishes:
         if self.annotation_error != before:  # a Node changes every few seconds
             log.error("the Node's annotation is not followed", extra={"reason": self.annotation_error})
 
+    def reconfigured(self) -> None:
+        """The configuration changed, and with it what an annotation may ask for."""
+        for text in self._text:
+            self.annotate(text)
+
     def forget_annotation(self) -> None:
         """From now on nobody tells of its changes. What is on disk counts again when somebody does."""
-        self._saved, self.annotation_error = None, ""
+        self._saved, self._text, self.annotation_error = None, (), ""
+        self._lost.pop(self._seen_path, None)
         if self._annotation:
             self._annotation = {}
             self._changed()
@@ -172,22 +203,20 @@ class Wishes:
             raise ConfigError(f"{resource.name}: claims are not served on this node: {off.why}", hint=off.remedy)
         return lanes
 
+    def _load(self, path: Path) -> Overrides:
+        try:
+            return _parse(path.read_text())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, ConfigError) as error:
+            log.error("lanes that were set are lost", extra={"file": str(path), "reason": str(error)})
+            self._lost[path] = str(error)
+            return {}
 
-def _load(path: Path) -> Overrides:
-    try:
-        return _parse(path.read_text())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, ConfigError) as error:
-        log.error("lanes that were set are lost", extra={"file": str(path), "reason": str(error)})
-        return {}
-
-
-def _save(path: Path, overrides: Overrides) -> None:
-    try:
+    def _save(self, path: Path, overrides: Overrides) -> None:
+        """Raises OSError."""
         write_atomically(path, json.dumps(overrides, indent=1).encode())
-    except OSError as error:
-        log.error("lanes will not survive a restart", extra={"file": str(path), "reason": str(error)})
+        self._lost.pop(path, None)
 
 
 def _parse(text: str) -> Overrides:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from drabridge.config import Config, load
-from drabridge.errors import ConfigError
+from drabridge.errors import ConfigError, HostError
 from drabridge.runtime import Off
 from drabridge.wishes import FILE_NAME, SEEN_FILE_NAME, Wishes
 
@@ -131,6 +131,75 @@ def test_a_damaged_file_is_said_and_the_configuration_decides(tmp_path: Path, ca
     place = Place(tmp_path)
     assert place.targets == (7, 1)
     assert "lost" in caplog.text
+
+
+def test_where_a_wish_was_lost_nothing_moves_until_somebody_says_again(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(b'{"nvidia.com/gpu": {"leg')
+    place = Place(tmp_path)
+    assert place.wishes.lost(place.resource)
+    assert "lost" in place.wishes.notes()[0]
+    place.wishes.annotate('{"nvidia.com/gpu": {"dra": 2}}')  # which would decide anyway
+    assert not place.wishes.lost(place.resource)
+    place.wishes.annotate(None)
+    assert place.wishes.lost(place.resource)
+    place.set(reset=True)
+    assert not place.wishes.lost(place.resource)
+    assert place.wishes.notes() == []
+
+
+def test_where_the_memory_of_the_annotation_was_lost_nothing_moves_until_the_node_is_seen(tmp_path: Path) -> None:
+    (tmp_path / SEEN_FILE_NAME).write_bytes(b"{")
+    place = Place(tmp_path, follows_node=True)
+    place.set(dra=2)  # an annotation would win
+    assert place.wishes.lost(place.resource)
+    place.wishes.annotate(None)
+    assert (place.wishes.lost(place.resource), place.changes) == (False, 2)
+    again = Place(tmp_path, follows_node=True)
+    assert not again.wishes.lost(again.resource)
+
+
+def test_what_cannot_be_kept_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    (tmp_path / FILE_NAME).mkdir()  # stands for a disk that is full or broken
+    with pytest.raises(HostError, match="nothing is changed"):
+        place.set(legacy=2)
+    assert (place.targets, place.changes) == ((7, 1), 0)
+    (tmp_path / FILE_NAME).rmdir()
+    place.set(legacy=2)
+    assert Place(tmp_path).targets == (2, 6)
+
+
+def test_an_annotation_that_could_not_be_kept_is_kept_when_the_node_is_seen_again(tmp_path: Path) -> None:
+    place = Place(tmp_path, follows_node=True)
+    (tmp_path / SEEN_FILE_NAME).mkdir()
+    place.wishes.annotate('{"nvidia.com/gpu": {"dra": 4}}')
+    assert place.targets == (4, 4)
+    (tmp_path / SEEN_FILE_NAME).rmdir()
+    place.wishes.annotate('{"nvidia.com/gpu": {"dra": 4}}')
+    assert Place(tmp_path, follows_node=True).targets == (4, 4)
+
+
+def test_an_annotation_is_judged_again_by_a_changed_configuration(tmp_path: Path) -> None:
+    gpu, *others = CONFIG.resources
+    config = [CONFIG.model_copy(update={"resources": tuple(others)})]
+    wishes = Wishes(tmp_path, lambda: config[0], lambda: None)
+    wishes.reconfigured()  # nobody told of one
+    wishes.annotate('{"nvidia.com/gpu": {"dra": 4}}')
+    assert "no resource" in wishes.annotation_error
+    config[0] = CONFIG
+    wishes.reconfigured()
+    assert (wishes.source(gpu), wishes.annotation_error) == ("annotation", "")
+
+
+def test_an_annotation_that_is_not_followed_forbids_nothing(tmp_path: Path) -> None:
+    config = [CONFIG]
+    wishes = Wishes(tmp_path, lambda: config[0], lambda: None)
+    wishes.annotate('{"nvidia.com/gpu": {"legacy": 1}}')
+    gpu, *others = CONFIG.resources
+    raised = gpu.model_copy(update={"lanes": gpu.lanes.model_copy(update={"min_legacy": 2})})
+    config[0] = CONFIG.model_copy(update={"resources": (raised, *others)})
+    assert wishes.source(raised) == "configuration"
+    assert wishes.set(b'{"resource": "nvidia.com/gpu", "legacy": 3}')["source"] == "lanes set"
 
 
 def test_the_annotation_counts_from_the_start_until_the_node_is_seen_again(tmp_path: Path) -> None:
