@@ -126,6 +126,40 @@ async def test_pods_keep_what_claims_cannot_be_offered_while_the_api_server_is_a
         assert not healthy(cluster)
 
 
+MORE = """\
+- name: example.com/more
+  match: [{subsystem: mem, sysname: [urandom]}]
+  id: ["{sysname}"]
+  lanes: {legacy: 0, dra: "*"}
+"""
+
+
+async def test_a_resource_that_kubelet_does_not_take_holds_up_no_other() -> None:
+    config = CONFIG.replace("settleSeconds", "tombstoneSeconds: 600, settleSeconds")  # how long nothing is forgotten
+    async with bridge(config) as (agent, cluster, _):
+        kubelet = cluster.kubelets["node-a"]
+        kubelet.faults.refuse_register = "not now"
+        agent.config.write_text(config + MORE)
+        await until(lambda: _revoking(agent, ["urandom"]), 20, agent.text)  # new to the node: a move as well
+        await set_lanes(agent, legacy=0, dra=4)
+        await until(lambda: len(devices_in_slices(cluster)) == 4, 10, agent.text)
+        agent.config.write_text(config)  # nor does one that nobody serves any more
+        await until(lambda: "example.com/more" not in kubelet.resources and _reloads(agent) == 2, 10, agent.text)
+        await set_lanes(agent, legacy=2, dra=2)
+        await until(lambda: len(healthy(cluster)) == 2, 10, agent.text)
+        await set_lanes(agent, legacy=0, dra=4)
+        await until(lambda: len(devices_in_slices(cluster)) == 4, 10, agent.text)
+        assert await _revoking(agent, ["urandom"])
+
+
+def _reloads(agent: AgentProcess) -> int:
+    return agent.text().count("configuration reloaded")
+
+
+async def _revoking(agent: AgentProcess, names: list[str]) -> bool:
+    return list((await moving(agent)).items()) == [(name, "revoking") for name in names]
+
+
 async def _unready(agent: AgentProcess) -> bool:
     return (await agent.ask("/readyz"))[0] != 200
 
