@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from drabridge.markup import Html, join, tag
-from drabridge.words import age, holder, seconds_of
-
-Row = Mapping[str, Any]
+from drabridge.words import DOUBT, Row, age, doubts, evidence, holder, moving, refused, seconds_of, verdict
 
 ROWS_MAX = 400  # devices shown in all; a browser lays out this many at once, and nobody reads more
 CELLS_MAX = 64  # devices drawn one by one in a bar; more of them would be thinner than their gaps
@@ -49,8 +45,6 @@ _LANES = {
     "dra-to-legacy": ("moving", "◀"),
 }
 _API = {"deviceplugin": "DevicePlugin", "legacy": "DevicePlugin", "dra": "DRA"}
-_DOUBT = frozenset({"conflict", "quarantine"})
-_STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
 def render(document: Row, *, refresh: bool = True) -> bytes:
@@ -64,7 +58,7 @@ def render(document: Row, *, refresh: bool = True) -> bytes:
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("meta", http_equiv="refresh", content=REFRESH_SECONDS) if refresh else None,
-        tag("title", f"{document['node']}: {_verdict(document)[1]}"),
+        tag("title", f"{document['node']}: {verdict(document)[1]}"),
         tag("link", rel="icon", href=_icon("well" if not trouble else "bad")),
         tag("style", Html(STYLE)),
     )
@@ -85,17 +79,9 @@ def render(document: Row, *, refresh: bool = True) -> bytes:
 # --- the head of the page --------------------------------------------------------------------------------------------
 
 
-def _verdict(document: Row) -> tuple[str, str]:
-    """(class, words)"""
-    if not document["ready"]:
-        return "bad", "not ready"
-    if any(row["inDoubt"] for row in document["resources"]):
-        return "bad", "ready, but devices are in doubt"
-    return "well", "ready"
-
-
 def _header(document: Row, now: float) -> Html:
-    kind, words = _verdict(document)
+    well, words = verdict(document)
+    kind = "well" if well else "bad"
     return tag(
         "header",
         tag(
@@ -129,10 +115,8 @@ def _trouble(document: Row) -> Iterator[tuple[str, str]]:
         yield "Not ready", reason
     for collision in document["collisions"]:
         yield "Not offered", collision
-    for row in document["devices"]:
-        if row["owner"] in _DOUBT:
-            who = " and ".join(holder(one) for one in row["holders"]) or "nobody knows who holds it"
-            yield row["owner"].capitalize(), f"{row['name']} ({row['resource']}): {who}"
+    for owner, words in doubts(document):
+        yield owner.capitalize(), words
 
 
 def _trouble_section(trouble: Sequence[tuple[str, str]]) -> Html | None:
@@ -264,7 +248,7 @@ def _fit(rows: Sequence[Row]) -> tuple[dict[str, list[Row]], int]:
 
 def _urgency(row: Row) -> int:
     """0 first."""
-    if row["owner"] in _DOUBT:
+    if row["owner"] in DOUBT:
         return 0
     return 1 if row["presence"] != "present" else 2 if row["move"] else 3 if row["owner"] != "none" else 4
 
@@ -287,7 +271,7 @@ def _devices(resource: str, rows: Sequence[Row], now: float) -> Html:
 
 
 def _kind(row: Row) -> str | None:
-    if row["owner"] in _DOUBT or row["presence"] != "present":
+    if row["owner"] in DOUBT or row["presence"] != "present":
         return "bad"
     return "free" if row["owner"] == "none" else None
 
@@ -302,9 +286,9 @@ def _device(row: Row, now: float) -> Sequence[object]:
         _health(row),
         _with_detail(Html(join(_lane_words(row["lane"]))), _move(row, now)),
         row["owner"] if row["owner"] != "none" else "free",
-        Html("".join(held)) if held else "nobody" if row["owner"] == "none" else "unknown",
+        Html("".join(held)) if held else "nobody" if row["owner"] == "none" else "an unknown holder",
         age(now, seconds_of(row["since"])),
-        _STAMP.sub(lambda found: f"{age(now, seconds_of(found[0]))} ago", row["evidence"]),
+        evidence(row, now),
     )
 
 
@@ -313,17 +297,13 @@ def _with_detail(first: Html, detail: str) -> Html:
 
 
 def _health(row: Row) -> Html:
-    if row["presence"] == "present":
-        return tag("span", "✓ well", class_="well")
-    return _with_detail(tag("span", f"✕ {row['presence']}", class_="bad"), row["reason"])
+    well = row["presence"] == "present"
+    first = tag("span", "✓ well" if well else f"✕ {row['presence']}", class_="well" if well else "bad")
+    return _with_detail(first, row["reason"])
 
 
 def _move(row: Row, now: float) -> str:
-    move = row["move"]
-    if move is None:
-        return ""
-    words = f"→ {move['to']}: {move['step']} for {age(now, seconds_of(move['since']))}"
-    return f"{words}; {move['reason']}" if move["reason"] else words
+    return f"→ {row['move']['to']}: {moving(row, now)}" if row["move"] else ""
 
 
 def _holder(one: Row) -> Iterator[object]:
@@ -336,7 +316,7 @@ def _refusals(refusals: Sequence[Row], now: float) -> Html:
     title = tag("h2", "Recent refusals")
     if not refusals:
         return tag("section", title, tag("p", "None.", class_="quiet"))
-    rows = [(None, _refusal(one, now)) for one in list(reversed(refusals))[:REFUSALS_MAX]]
+    rows = [(None, _refusal(one, now)) for one in refused(refusals)[:REFUSALS_MAX]]
     return tag("section", title, _table("Recent refusals", ("When", "Asked by", "Device", "Reason", "Message"), rows))
 
 

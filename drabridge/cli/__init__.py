@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -73,6 +74,8 @@ def _parser(chosen: str | None) -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. Errors of ours become one readable line, never a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8 has no "…" and no "✓"
     words = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in words if word in COMMANDS), None)
     arguments = _parser(chosen).parse_args(words)

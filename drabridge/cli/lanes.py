@@ -6,8 +6,10 @@ import argparse
 from typing import Any
 
 from drabridge.cli.agent_client import add_socket, ask, find_socket
-from drabridge.cli.output import OUTPUTS, show
+from drabridge.cli.output import OUTPUTS, show, terminal_width
+from drabridge.cli.status import moves, of_resource
 from drabridge.errors import ConfigError
+from drabridge.words import seconds_of
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -43,34 +45,22 @@ def run(arguments: argparse.Namespace) -> int:
         show([answer], arguments.output, columns=("resource", "legacy", "dra", "source"))
         return 0
     document = ask(path, "/status")
+    resources, devices = of_resource(document, arguments.resource)
     rows: list[dict[str, Any]] = [
         {
             "resource": row["name"],
             "legacy": row["lanes"].get("legacy", 0),
             "dra": row["lanes"].get("dra", 0),
-            "wanted": f"legacy={row['wanted']['legacy']} dra={row['wanted']['dra']}",
+            "wanted": f"legacy={row['wanted']['legacy']} dra={row['wanted']['dra']}" if row["wanted"]["legacy"] else "",
             "by": row["wanted"]["source"],
             "moving": row["moving"],
         }
-        for row in document["resources"]
-        if arguments.resource in (None, row["name"])
+        for row in resources
     ]
     show(rows, arguments.output, columns=("resource", "legacy", "dra", "moving", "wanted", "by"))
-    moves = [
-        {
-            "device": row["name"],
-            "to": row["move"]["to"],
-            "step": row["move"]["step"],
-            "since": row["move"]["since"],
-            "because": row["move"]["reason"],
-            "owner": row["owner"],
-        }
-        for row in document["devices"]
-        if row["move"] and arguments.resource in (None, row["resource"])
-    ]
-    if moves and arguments.output in ("table", "wide"):
-        print()
-        show(moves, arguments.output, columns=("device", "to", "step", "owner", "since", "because"))
+    if arguments.output in ("table", "wide"):
+        for line in moves(devices, seconds_of(document["at"]), terminal_width(arguments.output)):
+            print(line)
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,11 @@ def cell(value: Any) -> str:
     return "".join(char if char.isprintable() else "�" for char in text)
 
 
+def terminal_width(output: str) -> int | None:
+    """What lines must fit into; None where they may be as long as they like."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() and output == "table" else None
+
+
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], width: int | None = None) -> str:
     """Rows as text under upper-case headings. ``width``: cut the longest columns until a line fits; None: never cut."""
     lines = [[column.upper().replace("_", " ") for column in columns]]
@@ -40,7 +46,19 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], width: int 
 
 
 def _fit(text: str, size: int) -> str:
-    return text.ljust(size) if len(text) <= size else f"{text[: size - 1]}…"
+    """Cut in the middle: names of one domain, or of one maker, differ at their ends."""
+    tail = (size - 1) // 2
+    return text.ljust(size) if len(text) <= size else f"{text[: size - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def sentences(texts: Iterable[str], width: int | None, first: str) -> list[str]:
+    """Each after ``first``, wrapped between words: a path or a name stays whole, to be copied."""
+    if width is None:
+        return [first + cell(text) for text in texts]
+    wrapper = textwrap.TextWrapper(
+        width, initial_indent=first, subsequent_indent=" " * 4, break_long_words=False, break_on_hyphens=False
+    )
+    return [line for text in texts for line in wrapper.wrap(cell(text))]
 
 
 def show(
@@ -62,5 +80,4 @@ def show(
     elif not rows:
         print(empty, file=sys.stderr)
     else:
-        terminal = shutil.get_terminal_size().columns if sys.stdout.isatty() and output == "table" else None
-        print(table(rows, [*columns, *wide] if output == "wide" else list(columns), terminal))
+        print(table(rows, [*columns, *wide] if output == "wide" else list(columns), terminal_width(output)))

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from drabridge.cli.agent_client import add_socket, ask, find_socket
-from drabridge.cli.output import cell, table
-from drabridge.words import age, holder, seconds_of
+from drabridge.cli.output import sentences, table, terminal_width
+from drabridge.errors import ConfigError, DrabridgeError
+from drabridge.words import HOLDERS_MAX, Row, age, doubts, evidence, holders, moving, refused, seconds_of, verdict
 
-Row = Mapping[str, Any]
-COLUMNS = ("device", "lane", "owner", "holder", "since", "evidence", "move")
+COLUMNS = ("device", "lane", "owner", "holder", "since", "evidence")
+QUIET = frozenset({"doubt", "unusable", "shared", "moving"})  # left out where all are zero, as on the page
+DOUBTS_MAX = REFUSALS_MAX = 5  # the table has the others; what is too much for one screen is not read
+NARROW = ("device", "lane", "owner", "since")
 WIDE = ("resource", "id", "presence", "numa", "pci", "nodes")
 
 
@@ -35,59 +37,87 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     path = find_socket(arguments.socket)
+    asked = False
     while True:
-        document = ask(path, "/status")
-        if arguments.watch is not None and sys.stdout.isatty():
-            print("\x1b[H\x1b[2J", end="")
-        _print(document, arguments)
-        doubt = any(row["inDoubt"] for row in document["resources"])
+        stream = sys.stdout
+        try:
+            document = ask(path, "/status")
+            text = _text(document, arguments)
+        except DrabridgeError as error:
+            if not asked:
+                raise
+            text, stream = f"drabridge: {error}", sys.stderr  # an agent that restarts is what somebody watches for
+        asked = True
         if arguments.watch is None:
-            return 1 if doubt or not document["ready"] else 0
-        sys.stdout.flush()
+            print(text)
+            return 0 if verdict(document)[0] else 1
+        if sys.stdout.isatty():
+            print("\x1b[H\x1b[2J", end="", flush=True)
+        print(text, file=stream, flush=True)
         time.sleep(max(arguments.watch, 0.2))
 
 
-def _print(document: Row, arguments: argparse.Namespace) -> None:
+def of_resource(document: Row, name: str | None) -> tuple[list[Row], list[Row]]:
+    """(resources, devices) of the one that was asked for; all without a name. Raises ConfigError for an unknown one."""
+    resources = [row for row in document["resources"] if name in (None, row["name"])]
+    if not resources and name is not None:
+        known = ", ".join(row["name"] for row in document["resources"]) or "none"
+        raise ConfigError(f"the agent has no resource {name}", hint=f"It has {known}")
+    return resources, [row for row in document["devices"] if name in (None, row["resource"])]
+
+
+def moves(devices: Sequence[Row], now: float, width: int | None) -> list[str]:
+    """What still moves, whom it waits for and why: lines without the heading's empty line; none when nothing does."""
+    found = [f"{row['name']} to {row['move']['to']}: {moving(row, now)}" for row in devices if row["move"]]
+    return ["", "moves", *sentences(found, width, "  ")] if found else []
+
+
+def _text(document: Row, arguments: argparse.Namespace) -> str:
+    of_resource(document, arguments.resource)
     if arguments.output == "json":
-        print(json.dumps(document, indent=2))
-    elif arguments.output == "yaml":
+        return json.dumps(document, indent=2)
+    if arguments.output == "yaml":
         import yaml
 
-        print(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), end="")
-    else:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() and arguments.output == "table" else None
-        print("\n".join(render(document, arguments.resource, wide=arguments.output == "wide", width=width)))
+        return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True)).rstrip()
+    wide, width = arguments.output == "wide", terminal_width(arguments.output)
+    return "\n".join(render(document, arguments.resource, wide=wide, width=width))
 
 
 def render(
     document: Row, resource: str | None = None, *, wide: bool = False, width: int | None = None
 ) -> Iterator[str]:
     """The screen, line by line: is it well, what is there, who has it, what was refused."""
+    resources, devices = of_resource(document, resource)
     now = seconds_of(document["at"])
-    verdict = "ready" if document["ready"] else "NOT READY"
+    well, words = verdict(document)
     up = age(now, seconds_of(document["startedAt"]))
-    yield f"{document['node']}  {document['driver']}  drabridge {document['version']}  up {up}  {verdict}"
-    for reason in document["notReadyBecause"]:
-        yield f"  ! {cell(reason)}"
-    for endpoint in document["endpoints"]:
-        if not endpoint["ready"]:
-            yield f"  ! {endpoint['api']} {endpoint['name']}: {endpoint['phase']} {cell(endpoint['error'])}"
-    for note in document["notes"]:
-        yield f"  - {cell(note)}"
-    resources = [row for row in document["resources"] if resource in (None, row["name"])]
+    yield (
+        f"{document['node']}  {document['driver']}  drabridge {document['version']}  up {up}  "
+        f"{words if well else words.upper()}"
+    )
+    yield from sentences(document["notReadyBecause"], width, "  ! ")
+    doubtful = doubts(document)
+    yield from sentences((f"{owner}: {words}" for owner, words in doubtful[:DOUBTS_MAX]), width, "  ! ")
+    if len(doubtful) > DOUBTS_MAX:
+        yield f"  ! and {len(doubtful) - DOUBTS_MAX} devices more in doubt"
+    yield from sentences(document["notes"], width, "  - ")
     if resources:
+        rows = [_resource(row) for row in resources]
         yield ""
-        yield table([_resource(row) for row in resources], tuple(_resource(resources[0])), width)
-    devices = [_device(row, now) for row in document["devices"] if resource in (None, row["resource"])]
+        yield table(rows, [name for name in rows[0] if wide or name not in QUIET or any(r[name] for r in rows)], width)
     yield ""
-    yield table(devices, [*COLUMNS, *WIDE] if wide else COLUMNS, width) if devices else "no devices"
-    if document["refusals"]:
+    rows = [_device(row, now, wide) for row in devices]
+    yield from _devices(rows, [*COLUMNS, *WIDE] if wide else COLUMNS, width) if rows else ["no devices"]
+    yield from moves(devices, now, width)
+    if refusals := refused(document["refusals"])[:REFUSALS_MAX]:
         yield ""
         yield "recent refusals"
-        for refusal in document["refusals"][-5:]:
-            when = age(now, seconds_of(refusal["at"]))
-            what = f"{refusal['api']}  {refusal['device']}  {refusal['reason']}"
-            yield f"  {when} ago  {what}  {cell(refusal['message'])}"
+        said = (
+            f"{age(now, seconds_of(one['at']))} ago  {one['api']}  {one['device']}  {one['reason']}  {one['message']}"
+            for one in refusals
+        )
+        yield from sentences(said, width, "  ")
 
 
 def _resource(row: Row) -> dict[str, Any]:
@@ -99,21 +129,39 @@ def _resource(row: Row) -> dict[str, Any]:
         "claims": row["heldByClaims"],
         "doubt": row["inDoubt"],
         "unusable": row["unusable"],
-        "lanes": " ".join(f"{lane}:{count}" for lane, count in row["lanes"].items()),
+        "legacy": row["lanes"].get("legacy", 0),
+        "dra": row["lanes"].get("dra", 0),
+        "shared": row["lanes"].get("shared", 0),
         "moving": row["moving"],
     }
 
 
-def _device(row: Row, now: float) -> dict[str, Any]:
-    move = row["move"]
+def _devices(rows: Sequence[Row], columns: Sequence[str], width: int | None) -> Iterator[str]:
+    """A table. Where that is too wide, holders and reasons get lines of their own: a name that is cut is no use."""
+    whole = table(rows, columns).splitlines()
+    if width is None or max(map(len, whole)) <= width:
+        yield from whole
+        return
+    head, *lines = table(rows, NARROW, width).splitlines()
+    yield head
+    for row, line in zip(rows, lines, strict=True):
+        yield line
+        who = f"held by {' and '.join(row['holder'])}: " if row["holder"] else ""
+        yield from sentences([f"{who}{row['evidence']}"] if who or row["reason"] else [], width, "    ")
+
+
+def _device(row: Row, now: float, wide: bool) -> dict[str, Any]:
+    because = evidence(row, now)
+    if row["owner"] == "none" and not wide:  # why it was released, but not also who agreed
+        because = "" if row["reason"] else ": ".join(because.split(": ")[:2])
     return {
         "device": row["name"],
-        "lane": row["lane"] + (" (drain)" if row["drain"] else ""),
+        "lane": row["lane"],
         "owner": row["owner"] if row["presence"] == "present" else f"{row['owner']}, {row['presence']}",
-        "holder": [holder(one) for one in row["holders"]] or row["reason"],
+        "holder": holders(row, None if wide else HOLDERS_MAX),
         "since": age(now, seconds_of(row["since"])),
-        "evidence": row["evidence"],
-        "move": f"to {move['to']}: {move['step']} {move['reason']}".strip() if move else "",
+        "evidence": "; ".join(filter(None, (row["reason"], because))),
+        "reason": row["reason"],
         "resource": row["resource"],
         "id": row["id"],
         "presence": row["presence"],

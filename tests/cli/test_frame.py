@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 
 import pytest
 
-from drabridge.cli import COMMANDS, main
+from drabridge.cli import COMMANDS, main, version
 from drabridge.cli.output import cell, show, table
 
 
@@ -51,6 +52,21 @@ def test_a_table_fits_the_terminal() -> None:
     assert max(len(line) for line in text.splitlines()) <= 60
     assert "…" in text
     assert "x" * 90 in table(long, ("device", "pods"))
+
+
+def test_names_of_one_domain_are_told_apart_when_they_are_cut() -> None:
+    rows = [{"resource": f"accelerators.example.com/{name}", "of": "x" * 30} for name in ("large", "small")]
+    _, *lines = table(rows, ("resource", "of"), 40).splitlines()
+    assert len({line.split()[0] for line in lines}) == 2
+    assert all(line.startswith("accel") for line in lines)
+
+
+def test_a_terminal_that_is_not_utf_8_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="iso-8859-1"))
+    monkeypatch.setattr(version, "run", lambda _: print("a…z"))
+    main(["version"])
+    assert out.getvalue() == b"a?z\n"
 
 
 def test_cells() -> None:

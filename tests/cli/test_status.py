@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from msgspec.structs import replace
 
-from drabridge.cli.status import render
+from drabridge import page
+from drabridge.cli.status import moves, render
 from drabridge.ledger.model import Lane
-from tests.page.sample import by_pod, free, gpu, status
+from drabridge.status import Endpoint, RecentRefusal
+from drabridge.words import holder, seconds_of
+from tests.page import sample
+from tests.page.sample import GPU, NOW, by_claim, by_pod, free, gpu, status
 
 WHOLE, PART = gpu(0), replace(gpu(1), root=gpu(0).name)
 
@@ -25,3 +32,61 @@ def test_the_holder_of_the_whole_is_why_a_part_is_not_offered() -> None:
         "",
         f"shares its hardware with {WHOLE.name}, which is held (legacy)",
     ]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("make", [sample.busy, sample.troubled])
+def test_what_an_on_call_person_needs_is_on_a_narrow_screen(make: Any, width: int) -> None:
+    """Names are for copying, or for telling devices apart: none is cut, and no line is longer than the terminal."""
+    document = make()
+    lines = list(render(document, width=width))
+    screen = " ".join(" ".join(lines).split())
+    assert max(map(len, "\n".join(lines).splitlines())) <= width
+    assert "…" not in screen
+    for row in document["devices"]:
+        assert row["name"] in screen
+        assert row["reason"] in screen
+        for one in row["holders"]:
+            assert holder(one) in screen
+
+
+@pytest.mark.parametrize("width", [80, 120, None])
+def test_the_lanes_of_a_resource_are_two_numbers(width: int | None) -> None:
+    other = replace(gpu(1), resource="nvidia.com/gpu-with-a-longer-name")
+    entries = [by_pod(gpu(0), "a/b/c", 9), free(gpu(2), Lane.LEGACY, 9), by_claim(gpu(3), "a/x", 9)]
+    document = status([gpu(0), other, gpu(2), gpu(3)], [*entries, free(other, Lane.DRA, 9)])
+    lines = [line.split() for line in "\n".join(render(document, width=width)).splitlines()]
+    head = next(line for line in lines if line[:1] == ["RESOURCE"])
+    found = {line[0]: dict(zip(head, line, strict=True)) for line in lines if line[:1] in ([GPU], [other.resource])}
+    assert {name: (row["LEGACY"], row["DRA"]) for name, row in found.items()} == {
+        GPU: ("2", "1"),
+        other.resource: ("0", "1"),
+    }
+    assert "DOUBT" not in head
+
+
+def test_a_move_says_whom_it_waits_for_as_the_page_does() -> None:
+    document = sample.busy()
+    said = "waiting 4m for search/embedder-6c9f7-x2x8q/main; a pod holds it"
+    assert f"  gpu-4f1c0002-91d2-5a07 to dra: {said}" in render(document)
+    assert f"  gpu-4f1c0002-91d2-5a07 to dra: {said}" in moves(document["devices"], seconds_of(document["at"]), None)
+    assert said in page.render(document).decode()
+
+
+def test_trouble_with_kubelet_is_said_once() -> None:
+    endpoint = Endpoint("deviceplugin", GPU, "Refused", False, NOW - 61, "cannot connect")
+    document = status([], [], not_ready=[f"{GPU}: Refused (cannot connect)"], endpoints=[endpoint])
+    assert "\n".join(render(document)).count("cannot connect") == 1
+
+
+def test_refusals_that_say_the_same_are_one_line() -> None:
+    same = [RecentRefusal(NOW - 60 + at, "dra", WHOLE.name, "other-lane", "it is for pods") for at in range(7)]
+    document = status([WHOLE], [free(WHOLE, Lane.LEGACY, 9)], refusals=[*same, replace(same[0], device="other")])
+    screen = list(render(document))
+    assert screen[screen.index("recent refusals") + 1 :] == [
+        "  60s ago  dra  other  other-lane  it is for pods",
+        f"  54s ago  dra  {WHOLE.name}  other-lane  it is for pods (7 times)",
+    ]
+    body = page.render(document).decode()
+    assert body.count("it is for pods") == 2
+    assert "it is for pods (7 times)" in body
