@@ -155,7 +155,8 @@ def _hindered(ledger: Ledger, entry: Entry) -> str:
 
 def _holders(entry: Entry) -> list[Document]:
     found: list[Document] = []
-    if entry.hold is not None:
+    # In quarantine nobody knows of a pod, unless kubelet shows one.
+    if entry.hold is not None and (entry.hold.pods or entry.owner is not Owner.QUARANTINE):
         pods = entry.hold.pods or (None,)
         found += [
             {
@@ -184,22 +185,20 @@ def _holders(entry: Entry) -> list[Document]:
 
 
 def evidence(entry: Entry) -> str:
-    """Why the ledger believes what it believes, in a few words."""
-    if entry.owner is Owner.LEGACY and entry.hold is not None:
-        return f"{entry.hold.because}{_seen(entry.hold)}"
+    """Why the ledger believes what it believes, in a few words; in quarantine: what is missing to its end."""
     if entry.owner is Owner.NONE:
         return f"released: {entry.released_because}" if entry.released_because else "never held"
-    if entry.claims:
-        return ", ".join(
-            f"{held.phase}{'' if held.api_allocated else ' (no longer allocated in the API)'}" for held in entry.claims
-        )
-    return str(entry.owner)
+    hold = [f"{entry.hold.because}{_seen(entry, entry.hold)}"] if entry.hold is not None else []
+    claims = [
+        f"{held.phase}{'' if held.api_allocated else ' (no longer allocated in the API)'}" for held in entry.claims
+    ]
+    return ", ".join([*hold, *claims]) or str(entry.owner)
 
 
-def _seen(hold: Hold) -> str:
+def _seen(entry: Entry, hold: Hold) -> str:
     if hold.last_seen:
         return f", seen {stamp(hold.last_seen)}"
-    return ", not yet confirmed by kubelet" if not hold.confirmed else ""
+    return "" if hold.confirmed or entry.owner is Owner.QUARANTINE else ", not yet confirmed by kubelet"
 
 
 def _resources(rows: Sequence[Mapping[str, Any]], wanted: Mapping[str, Mapping[str, str]]) -> list[Document]:

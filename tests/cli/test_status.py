@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from drabridge import page
 from drabridge.cli.status import moves, render
-from drabridge.ledger.model import Lane
+from drabridge.ledger.model import Entry, Facts, HeldBecause, Hold, Lane, Owner
 from drabridge.status import Endpoint, RecentRefusal
 from drabridge.words import holder, seconds_of
 from tests.page import sample
@@ -77,6 +77,20 @@ def test_trouble_with_kubelet_is_said_once() -> None:
     endpoint = Endpoint("deviceplugin", GPU, "Refused", False, NOW - 61, "cannot connect")
     document = status([], [], not_ready=[f"{GPU}: Refused (cannot connect)"], endpoints=[endpoint])
     assert "\n".join(render(document)).count("cannot connect") == 1
+
+
+def test_quarantine_says_what_is_missing_and_names_nobody() -> None:
+    hold = Hold(allocated_at=NOW - 90, because=HeldBecause.POD_UNACCOUNTED)
+    document = status([WHOLE], [Entry(Facts.of(WHOLE), Owner.QUARANTINE, Lane.LEGACY, hold=hold, since=NOW - 90)])
+    (device,) = document["devices"]
+    assert (device["holders"], device["evidence"]) == ([], "pod-unaccounted")
+    head, trouble, *_, line = render(document)
+    assert head.endswith("READY, BUT DEVICES ARE IN DOUBT")
+    assert trouble == f"  ! quarantine: {WHOLE.name} ({GPU}): nobody knows who holds it"
+    assert line.splitlines()[-1].split()[-5:] == ["an", "unknown", "holder", "90s", "pod-unaccounted"]
+    body = page.render(document).decode()
+    assert "pod-unaccounted" in body
+    assert "not yet seen" not in body
 
 
 def test_refusals_that_say_the_same_are_one_line() -> None:
