@@ -126,6 +126,13 @@ class Pages:
             return f"kubelet has not taken the plugin {state.registration.error}".rstrip()
         return state.publisher.error or state.error
 
+    def _no_slices(self) -> str:
+        """Why there are none though all is well; empty while there are."""
+        if self._runtime.off is not None:
+            return self._runtime.off.why
+        in_dra = any(entry.lane is Lane.DRA for entry in self._runtime.keeper.ledger.entries.values())
+        return "" if in_dra else "no device is in the dra lane"
+
     def endpoints(self) -> list[Endpoint]:
         """Both sides' connections with kubelet."""
         loop_now = asyncio.get_running_loop().time()
@@ -153,6 +160,8 @@ class Pages:
         if runtime.keeper.loaded.message:
             notes.append(f"ledger at the last start: {runtime.keeper.loaded.message}")
         notes += [*self._wishes.notes(), *self._claims.notes]
+        if not self._claims.stranded and (why := self._no_slices()):
+            notes.append(f"claims: no ResourceSlices: {why}")
         if (state := self._claims.state) is not None:
             notes += state.publisher.notes
         notes.append(f"device events: {runtime.inventory.status}")

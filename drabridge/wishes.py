@@ -15,8 +15,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from drabridge.config.lanes import REST, Lanes, Selection
 from drabridge.config.loader import read
+from drabridge.config.messages import ConfigErrors
 from drabridge.config.schema import Config, Resource
 from drabridge.errors import ConfigError, HostError
 from drabridge.files import write_atomically
@@ -238,7 +241,10 @@ def _merge(resource: Resource, wish: Mapping[str, Any]) -> Lanes:
             f"{resource.name}: legacy and dra were expected, found {', '.join(map(str, wish)) or 'nothing'}"
         )
     floors = {"minLegacy": resource.lanes.min_legacy, "minDra": resource.lanes.min_dra}
-    lanes = read(Lanes, json.dumps({**floors, **wish}), name=f"lanes of {resource.name}")
+    try:
+        lanes = read(Lanes, json.dumps({**floors, **wish}), name=f"lanes of {resource.name}")
+    except ConfigErrors as errors:  # there is no file whose lines and columns would mean anything
+        raise ConfigErrors(tuple(replace(fault, line=0) for fault in errors.faults)) from None
     if lanes.uses_dra and not resource.claimable:
         raise ConfigError(
             f"{resource.name} has replicas, and a claim would take the whole device",

@@ -6,10 +6,11 @@ import argparse
 import http.client
 import json
 import socket
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from drabridge.errors import HostError
+from drabridge.errors import ConfigError, HostError
 
 PLUGINS = Path("/var/lib/kubelet/plugins")
 SECONDS = 10.0
@@ -53,7 +54,7 @@ def find_socket(given: Path | None) -> Path:
 
 
 def ask(path: Path, page: str, body: Any = None) -> Any:
-    """The JSON behind a page of the agent. Raises HostError with what to do."""
+    """The JSON behind a page of the agent. Raises HostError with what to do, ConfigError for what cannot be meant."""
     connection = _Connection(path)
     try:
         if body is None:
@@ -74,6 +75,7 @@ def ask(path: Path, page: str, body: Any = None) -> Any:
         raise HostError(f"the agent behind {path} does not answer: {error}", hint="See its log") from error
     finally:
         connection.close()
-    if response.status != 200:
-        raise HostError(str(answer.get("error", answer)) if isinstance(answer, dict) else str(answer))
+    if response.status != HTTPStatus.OK:
+        said = str(answer.get("error", answer)) if isinstance(answer, dict) else str(answer)
+        raise ConfigError(said) if response.status == HTTPStatus.BAD_REQUEST else HostError(said)
     return answer
