@@ -15,7 +15,7 @@ from drabridge.ledger import advertise, refusal
 from drabridge.ledger import events as ev
 from drabridge.ledger.claim_rows import lease_effects
 from drabridge.ledger.draft import Demand, Draft
-from drabridge.ledger.model import ClaimRef, Entry, Facts, Lane, Ledger, Owner, Policy
+from drabridge.ledger.model import Entry, Facts, Lane, Ledger, Owner, Policy
 from drabridge.ledger.outcome import (
     ACCEPTED,
     Decision,
@@ -28,14 +28,11 @@ from drabridge.ledger.outcome import (
     Step,
     Subject,
 )
-from drabridge.ledger.release import Witness, using
+from drabridge.ledger.release import Witness
 from drabridge.ledger.settle import begin
-from drabridge.ledger.shown import Shown, seen, seen_elsewhere
+from drabridge.ledger.shown import NO_CLAIMS, Shown, claims, seen, seen_elsewhere, unaccounted
 from drabridge.ledger.stamps import not_after
 from drabridge.ledger.table import TABLE, Signal, Transition
-
-_Claims = tuple[tuple[ClaimRef, ...], tuple[tuple[ClaimRef, ev.Use], ...] | None]
-_NO_CLAIMS: _Claims = ((), ())
 
 _DEFAULT = Policy()
 Table = Mapping[tuple[Signal, Owner, Lane], Transition]
@@ -158,32 +155,17 @@ def _observed(draft: Draft, event: ev.Observed) -> None:
     barrier = event.checkpoint is not None and event.checkpoint.barrier
     for entry in draft.ledger.entries.values():
         if entry.seq <= event.since_seq:
-            claims = _claims(event, entry) if entry.owner is Owner.QUARANTINE else _NO_CLAIMS
+            of_claims = claims(event, entry) if entry.owner is Owner.QUARANTINE else NO_CLAIMS
             witness = Witness(
                 None if listed is None else listed.pods(entry),
                 None if checkpoint is None else checkpoint.pods(entry),
                 barrier,
-                _unaccounted(event, entry),
+                unaccounted(event, entry),
                 opened.get(entry.device.name),
                 tuple(unit for shown in (listed, checkpoint) if shown is not None for _, unit in shown.units(entry)),
-                *claims,
+                *of_claims,
             )
             _signal(draft, Signal.SEEN if witness.pods else Signal.ABSENT, entry.device.name, witness)
-
-
-def _unaccounted(event: ev.Observed, entry: Entry) -> tuple[str, ...] | None:
-    if not event.unaccounted:
-        return None if event.unaccounted is None else ()
-    return tuple(pod for resource in entry.counted_as for pod in event.unaccounted.get(resource, ()))
-
-
-def _claims(event: ev.Observed, entry: Entry) -> _Claims:
-    """What is shown of claims with one device: by kubelet, and by the API server."""
-    name = entry.device.name
-    claimed = using(entry, event.claimed.get(name, ()))
-    if event.allocated is None:
-        return claimed, None
-    return claimed, tuple((one.claim, use) for one in event.allocated for use in one.uses if use.device == name)
 
 
 # --- beginnings -----------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""What kubelet shows with pods, sorted by the devices of the ledger.
+"""What a round of evidence shows, sorted by the devices of the ledger.
 
 Kubelet counts by resource: another plugin's id that is spelled like one of ours is another device, and small ids are
-common. So what is shown is of a device under the device's own resource, and under the one that its hold is counted by.
+common. So what kubelet shows is of a device under the device's own resource, and under the one that its hold is counted by.
 
 With one exception, at a start where nobody knows better (:mod:`drabridge.ledger.machine`): the plugin before this agent
 may have called the same hardware by the same id and another resource's name. That cannot be told from chance (kubelet's
@@ -14,9 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from drabridge.inventory.model import device_id_of
+from drabridge.ledger import events as ev
 from drabridge.ledger.events import Pods, Unit
-from drabridge.ledger.model import Entry, PodRef
-from drabridge.ledger.release import Witness
+from drabridge.ledger.model import ClaimRef, Entry, PodRef
+from drabridge.ledger.release import Witness, using
+
+Claims = tuple[tuple[ClaimRef, ...], tuple[tuple[ClaimRef, ev.Use], ...] | None]
+NO_CLAIMS: Claims = ((), ())
 
 
 class Shown:
@@ -67,3 +71,19 @@ def seen_elsewhere(witnesses: Sequence[Shown], entry: Entry) -> Witness | None:
     """The same under a resource that is not known to be the device's. Of several one is chosen: at most one can be."""
     others = {other for one in witnesses for other in one.elsewhere(entry)}
     return seen(witnesses, entry, min(others)) if others else None
+
+
+def unaccounted(event: ev.Observed, entry: Entry) -> tuple[str, ...] | None:
+    """Pods that may have the device, as far as the API server tells; None: it cannot be asked."""
+    if not event.unaccounted:
+        return None if event.unaccounted is None else ()
+    return tuple(pod for resource in entry.counted_as for pod in event.unaccounted.get(resource, ()))
+
+
+def claims(event: ev.Observed, entry: Entry) -> Claims:
+    """What is shown of claims with one device: by kubelet, and by the API server."""
+    name = entry.device.name
+    claimed = using(entry, event.claimed.get(name, ()))
+    if event.allocated is None:
+        return claimed, None
+    return claimed, tuple((one.claim, use) for one in event.allocated for use in one.uses if use.device == name)
