@@ -1,7 +1,7 @@
 """What a round of evidence shows, sorted by the devices of the ledger.
 
 Kubelet counts by resource: another plugin's id that is spelled like one of ours is another device, and small ids are
-common. So what kubelet shows is of a device under the device's own resource, and under the one that its hold is counted by.
+common. So what it shows is of a device under the device's own resource, and under the one that its hold is counted by.
 
 With one exception, at a start where nobody knows better (:mod:`drabridge.ledger.machine`): the plugin before this agent
 may have called the same hardware by the same id and another resource's name. That cannot be told from chance (kubelet's
