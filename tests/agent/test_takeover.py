@@ -261,7 +261,7 @@ async def test_release_says_what_it_cannot_do() -> None:
         assert "default/a" in said
         assert "delete the pod" in said
         code, said = await _lanes_release(agent, "nothing")
-        assert code == 1
+        assert code == 2
         assert "It has full, null, random, zero" in said
         code, said = await _lanes_release(agent, next(name for name in IDS if name != used))
         assert code == 0, said
