@@ -73,7 +73,10 @@ def _offer(
     counters: Mapping[str, Mapping[str, int]],
     at: float,
 ) -> Offer:
-    if entry.device.presence is not device.presence:  # the ledger hears of the snapshot a moment after us
+    # The ledger hears of the snapshot a moment after us: that a device is back it says, that it is away both do.
+    if entry.device.presence is Presence.GONE:
+        device = replace(device, presence=Presence.GONE)
+    elif entry.device.presence is not device.presence:
         entry = replace(entry, device=replace(entry.device, presence=device.presence))
     taints = tuple(_taints(device, entry, ledger, policy, config, at))
     policies = None

@@ -170,10 +170,15 @@ def test_a_device_that_the_ledger_does_not_know_is_not_offered() -> None:
     assert result.offers == ()
 
 
-def test_a_device_that_is_back_before_the_ledger_knows_is_not_tainted_for_a_moment() -> None:
+def test_a_device_that_is_back_is_gone_until_the_ledger_knows_what_became_of_it() -> None:
     behind = replace(FREE, device=Facts.of(device(presence=Presence.GONE)))
     (offer,) = pool((device(),), behind).offers
-    assert offer.taints == ()
+    assert [taint.key for taint in offer.taints] == [f"{DRIVER}/gone"]
+
+
+def test_a_device_that_went_before_the_ledger_knows_is_gone() -> None:
+    (offer,) = pool((device(presence=Presence.GONE),), FREE).offers
+    assert [taint.key for taint in offer.taints] == [f"{DRIVER}/gone"]
 
 
 def test_health_is_a_full_list_that_names_what_is_wrong() -> None:
