@@ -51,12 +51,7 @@ class StatusWriter:
         changed = {health.name for health in health_of(snapshot.devices) if before.get(health.name) != health}
         if first or not changed:
             return
-        try:
-            records = self._records.all()
-        except DrabridgeError as error:
-            log.warning("statuses of claims not brought up to date", extra={"error": str(error)})
-            return
-        for record in records:
+        for record in self._records.all():
             if record.state is State.COMPLETED and any(device.device in changed for device in record.devices):
                 self.claim_prepared(record.claim.uid)
 

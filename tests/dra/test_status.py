@@ -53,7 +53,7 @@ async def test_a_record_that_cannot_be_read_ends_neither_the_writer_nor_the_driv
         record.mkdir()
 
         await node.change(gpu_1=(Presence.FAULTY, "too hot"))
-        await node.wait_for(lambda: "statuses of claims not brought up to date" in caplog.text, "the warning")
+        await node.wait_for(lambda: "a claim's record is left out" in caplog.text, "the warning")
 
         record.rmdir()
         record.write_bytes(text)
