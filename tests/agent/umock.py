@@ -162,12 +162,11 @@ CASES = {
     ),
     "rtl-sdr": Case("example.com/rtl-sdr", "radio.example.com", sticks, 3, 3, ("pci-0000:00:14.0-usb-0:2",)),
     # Half of the cards are for claims: kubelet counts them, and gives them to nobody.
-    "fpga": Case("example.com/fpga", "fpga.example.com", fpga, 1, 2, ("0000:3b:00.0", "0000:5e:00.0")),
-    # All are for claims. The list gets empty when none can be in an Allocate of before (the tombstone's minute).
-    "sriov-vf": Case("example.com/vf", "net.example.com", functions, 0, 4),
+    "fpga": Case("example.com/fpga", "fpga.example.com", fpga, 2, 2, ("0000:3b:00.0", "0000:5e:00.0")),
+    # Those with a dra lane are all left to pods: without an API server no claim could have one.
+    "sriov-vf": Case("example.com/vf", "net.example.com", functions, 4, 4),
     "kvm": Case("example.com/kvm", "kvm.example.com", kvm, 1000, 1000, ("kvm::0", "kvm::999"), ("/dev/kvm",)),
-    # One of three stays with limits, two are for claims.
-    "loop": Case("example.com/loop", "loop.example.com", loop, 1, 3, ("loop900", "loop901", "loop902")),
+    "loop": Case("example.com/loop", "loop.example.com", loop, 3, 3, ("loop900", "loop901", "loop902")),
 }
 
 
