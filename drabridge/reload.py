@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 # A ConfigMap's file is a link into a directory that kubelet swaps by rename; one stat sees every way to change it.
 POLL_SECONDS = 2.0
 
-Identity = tuple[int, int, int, int, int] | None
+Identity = tuple[int, int, int, int] | None
 
 
 class ConfigFollower:
@@ -102,4 +102,4 @@ def _identity(path: Path) -> Identity:
         found = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
