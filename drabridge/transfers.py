@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 DELIVERY_SECONDS = 2.0  # kubelet reads a list within milliseconds; if not, it restarts
 RETRY_SECONDS = 0.05  # between questions to kubelet while a move waits for its answer (its limiter: 100 a second)
+SHOWN_RETRY_SECONDS = 1.0  # where a pod is shown: the evidence needs a moment to make it the holder
 CLAIMS_RETRY_SECONDS = 5.0  # between LISTs of claims, which cost the API server more
 GATHER_SECONDS = 0.02  # each Allocate changes the ledger, few changes move a lane: many of them are looked at together
 
@@ -154,8 +155,7 @@ class Transfers:
         entries = self._runtime.keeper.ledger.entries.values()
         leaving = [e for e in entries if e.lane is Lane.LEGACY_TO_DRA and _at(e, MoveStep.REVOKING)]
         if leaving and self._claims.published:  # else they may still be taken back
-            await self._ask_kubelet(leaving)
-            pauses.append(RETRY_SECONDS)
+            pauses.append(await self._ask_kubelet(leaving))
         if returning := [e for e in entries if e.lane is Lane.DRA_TO_LEGACY and _at(e, MoveStep.REVOKING)]:
             await self._look_at_slices(returning)
             pauses.append(CLAIMS_RETRY_SECONDS)
@@ -163,33 +163,47 @@ class Transfers:
             pauses.append(await self._ask_for_claims(quiet))
         return min(pauses, default=None)
 
-    async def _ask_kubelet(self, waiting: list[Entry]) -> None:
+    async def _ask_kubelet(self, waiting: list[Entry]) -> float:
         """What would kubelet still give out? No Allocate may be open before, during or after the question.
 
         And what has it given out without us, to pods of the plugin before this one, say? It is asked that after it has
-        heard that the devices are revoked. A pod that it shows is left to the evidence, which makes it a holder.
+        heard that the devices are revoked, and no oftener than needed: a List may make kubelet count wrongly (see
+        :mod:`drabridge.evidence.witness`). A pod that it shows is left to the evidence, which makes it a holder.
+
+        Returns seconds until the next attempt.
         """
         runtime = self._runtime
         since = runtime.keeper.ledger.seq
         resources = {entry.device.resource for entry in waiting}  # one that kubelet does not serve holds up no other
         heard = {name for name in resources if await runtime.legacy.delivered({name}, DELIVERY_SECONDS)}
         if not heard:
-            return
+            return RETRY_SECONDS
         busy = runtime.legacy.busy_ids
         offered = await runtime.witness.allocatable()
         if offered is None:
-            return
-        shown = await runtime.witness.shown()
-        if shown is None:
-            return
-        held, healthy = ({(resource, device_id_of(unit)) for resource, unit in units} for units in (shown, offered))
+            return RETRY_SECONDS
+        healthy = {(resource, device_id_of(unit)) for resource, unit in offered}
         open_ids = set(map(device_id_of, (*busy, *runtime.legacy.busy_ids)))  # former units as well
-        for entry in waiting:
-            counted = (entry.device.resource, entry.device.id)
-            if counted in held:
+        given_up = [
+            entry
+            for entry in waiting
+            if entry.device.resource in heard
+            and (entry.device.resource, entry.device.id) not in healthy
+            and entry.device.id not in open_ids
+        ]
+        shown = await runtime.witness.shown() if given_up else None
+        if shown is None:
+            return RETRY_SECONDS
+        held = {(resource, device_id_of(unit)) for resource, unit in shown}
+        open_ids = set(map(device_id_of, runtime.legacy.busy_ids))
+        pause = RETRY_SECONDS
+        for entry in given_up:
+            if (entry.device.resource, entry.device.id) in held:
                 runtime.evidence.hurry()
-            elif entry.device.resource in heard and counted not in healthy and entry.device.id not in open_ids:
+                pause = SHOWN_RETRY_SECONDS
+            elif entry.device.id not in open_ids:
                 await runtime.keeper.apply(Withdrawn(entry.name, since, runtime.now()))
+        return pause
 
     async def _look_at_slices(self, waiting: list[Entry]) -> None:
         driver = self._claims.driver
