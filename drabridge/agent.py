@@ -268,7 +268,7 @@ class Agent:
         merged = not self._behind and await merge(runtime, rebooted=self._rebooted)
         self._behind = not merged  # again when the disk is well
         node = runtime.keeper.ledger.node
-        if not self._serving and (merged or (node.ever_merged and not node.lost)):
+        if not self._serving and (merged or node.whole):
             self._serving = True
             await runtime.legacy.configure(runtime.config)
             self._begin_to_serve()

@@ -170,11 +170,12 @@ def _claims(
         if one.claim.uid and one.claim.uid not in before:
             found.setdefault(one.claim.uid, one)
     ledger = runtime.keeper.ledger
-    whole = ledger.node.ever_merged and not ledger.node.lost
     for uid, texts in _claimed(runtime.cdi).items():
         if uid in found or uid in before:
             continue
-        has = ledger.by_claim.get(uid) if whole else None  # what the operator took from it is in the file still
+        has = (
+            ledger.by_claim.get(uid) if ledger.node.whole else None
+        )  # what the operator took from it is in the file still
         uses = [
             Use(name, admin=admin)
             for text, admin in texts

@@ -72,12 +72,11 @@ def recorded(state: Path, boot_id: str, ledger: Ledger) -> tuple[tuple[Allocatio
 
     records = RecordStore(directory).all()
     earlier = frozenset(record.claim.uid for record in records if record.boot_id != boot_id)
-    whole = ledger.node.ever_merged and not ledger.node.lost
     prepared = allocations(
         record
         for record in records
         if record.boot_id == boot_id
-        and (record.state is State.COMPLETED or not whole or record.claim.uid in ledger.by_claim)
+        and (record.state is State.COMPLETED or not ledger.node.whole or record.claim.uid in ledger.by_claim)
     )
     return prepared, earlier
 

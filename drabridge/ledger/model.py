@@ -248,6 +248,11 @@ class NodeState(NamedTuple):
     lost: str = ""  # why the record was lost; until the merge, a device without an entry is quarantined, not free
 
     @property
+    def whole(self) -> bool:
+        """Whether the ledger knows all of its node: it was compared with kubelet's view, and not lost since."""
+        return self.ever_merged and not self.lost
+
+    @property
     def ever_merged(self) -> bool:
         """Whether an agent has ever compared this ledger with kubelet's view: before that, "free" is not known."""
         return self.releases_suspended_until > 0.0  # every merge sets it

@@ -76,13 +76,20 @@ def _claim_files(agent: AgentProcess) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def lost_while_a_claim_runs() -> AsyncIterator[tuple[AgentProcess, SimCluster, str]]:
-    """A stopped agent without any state, and the device that a running claim has."""
+async def stopped_while_a_claim_runs() -> AsyncIterator[tuple[AgentProcess, SimCluster, str]]:
+    """A stopped agent, and the device that a running claim has."""
     async with bridge() as (agent, cluster, _):
         await cluster.apply(claim_pod("c"))
         await cluster.wait_pod("c")
         used = await _claimed(agent)
         await agent.stop()
+        yield agent, cluster, used
+
+
+@contextlib.asynccontextmanager
+async def lost_while_a_claim_runs() -> AsyncIterator[tuple[AgentProcess, SimCluster, str]]:
+    """The same without any state."""
+    async with stopped_while_a_claim_runs() as (agent, cluster, used):
         _everything(agent.control.parent)
         yield agent, cluster, used
 
@@ -155,11 +162,7 @@ async def test_quarantine_does_not_end_while_kubelet_shows_a_claim_on_the_device
 
 
 async def test_a_device_that_comes_after_the_merge_is_still_the_claims() -> None:
-    async with bridge() as (agent, cluster, _):
-        await cluster.apply(claim_pod("c"))
-        await cluster.wait_pod("c")
-        used = await _claimed(agent)
-        await agent.stop()
+    async with stopped_while_a_claim_runs() as (agent, cluster, used):
         for file in agent.control.parent.glob("ledger.jsonl*"):
             file.unlink()
         one_less = ", ".join(f'"{name}"' for name in IDS if name != used)
@@ -196,11 +199,7 @@ async def test_with_cdi_files_that_cannot_be_read_nothing_is_free() -> None:
 
 
 async def test_an_agent_that_cannot_read_cdi_files_serves_what_its_ledger_knows() -> None:
-    async with bridge() as (agent, cluster, _):
-        await cluster.apply(claim_pod("c"))
-        await cluster.wait_pod("c")
-        used = await _claimed(agent)
-        await agent.stop()
+    async with stopped_while_a_claim_runs() as (agent, _, used):
         aside = agent.cdi.rename(agent.cdi.with_name("aside"))
         agent.cdi.symlink_to(agent.cdi)
         await agent.start()
