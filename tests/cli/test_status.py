@@ -67,7 +67,7 @@ def test_the_lanes_of_a_resource_are_two_numbers(width: int | None) -> None:
 
 def test_a_move_says_whom_it_waits_for_as_the_page_does() -> None:
     document = sample.busy()
-    said = "waiting 4m for search/embedder-6c9f7-x2x8q/main; a pod holds it"
+    said = "waiting 4m for search/embedder-6c9f7-x2x8q/main; 5 of 8 are wanted in the dra lane"
     assert f"  gpu-4f1c0002-91d2-5a07 to dra: {said}" in render(document)
     assert f"  gpu-4f1c0002-91d2-5a07 to dra: {said}" in moves(document["devices"], seconds_of(document["at"]), None)
     assert said in page.render(document).decode()

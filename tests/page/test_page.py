@@ -62,7 +62,7 @@ def test_it_says_who_has_what() -> None:
         "vision/train-resnet-0/worker",
         "claim chat/llama-shard-a",
         "running, seen 4s ago",
-        "→ dra: waiting 4m for search/embedder-6c9f7-x2x8q/main; a pod holds it",
+        "→ dra: waiting 4m for search/embedder-6c9f7-x2x8q/main; 5 of 8 are wanted in the dra lane",
         "✕ faulty",
         "Input/output error",
         "is held by claim chat/llama-shard-a",
