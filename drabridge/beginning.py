@@ -173,9 +173,7 @@ def _claims(
     for uid, texts in _claimed(runtime.cdi).items():
         if uid in found or uid in before:
             continue
-        has = (
-            ledger.by_claim.get(uid) if ledger.node.whole else None
-        )  # what the operator took from it is in the file still
+        has = ledger.by_claim.get(uid) if ledger.node.whole else None  # the file still names what the operator took
         uses = [
             Use(name, admin=admin)
             for text, admin in texts
@@ -183,10 +181,8 @@ def _claims(
             if has is None or name in has or name not in ledger.entries
         ]
         found[uid] = Allocation(ClaimRef(uid), tuple(dict.fromkeys(uses)))
-        names = [use.device for use in uses if not use.admin]
-        log.warning(
-            "a CDI file of a claim without a record: its devices are held", extra={"uid": uid, "devices": names}
-        )
+        named = {"uid": uid, "devices": [use.device for use in uses if not use.admin]}
+        log.warning("a CDI file of a claim without a record: its devices are held", extra=named)
     return tuple(found.values())
 
 
