@@ -19,7 +19,7 @@ import deviceplugin
 from drabridge.announce import Announcer
 from drabridge.beginning import discover, merge
 from drabridge.cdi import CdiStore
-from drabridge.claims import ClaimSide, connect
+from drabridge.claims import ClaimSide, connect, with_pool_in_use
 from drabridge.clock import SteadyClock
 from drabridge.config.advice import advice
 from drabridge.config.loader import load
@@ -128,6 +128,9 @@ class Agent:
         store = await self._own_ledger()
         if store is None:
             return
+        asked, self._config = self._config, with_pool_in_use(self._config, self._paths.state, self._options.node_name)
+        if self._config != asked:  # the file is asked for again, and again, until it can be had
+            self._reload.set()
         keeper = Keeper(store, policy_of(self._config), self._now)
         if keeper.loaded.message:
             log.error("ledger", extra={"found": str(keeper.loaded.kind), "message_text": keeper.loaded.message})

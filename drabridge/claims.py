@@ -81,6 +81,21 @@ def recorded(state: Path, boot_id: str, ledger: Ledger) -> tuple[tuple[Allocatio
     return prepared, earlier
 
 
+def with_pool_in_use(config: Config, state: Path, node: str) -> Config:
+    """``config`` with the pool that claims have devices in, which it may call otherwise: under the other name the
+    scheduler would take those for free. A reload takes the other name, once no claim has a device.
+    """
+    if not names_in(state / "claims"):  # DRA was never on here, or nobody can say; then the merge says so
+        return config
+    from drabridge.dra.records import RecordStore
+
+    records = RecordStore(state / "claims").all()
+    pools = {device.pool for record in records for device in record.devices if not device.admin}
+    if not pools or (config.dra.pool or node) in pools:
+        return config
+    return config.model_copy(update={"dra": config.dra.model_copy(update={"pool": min(pools)})})
+
+
 async def _version(cluster: Cluster) -> str:
     """The version of the API to speak where no driver runs, which would know it; "" if claims are not served at all.
 
@@ -119,7 +134,6 @@ class ClaimSide:
         self._said = False
         self._directory = runtime.paths.state / "claims"
         self._recorded = names_in(self._directory)  # only a driver changes them
-        self._elsewhere: dict[str, str] = {}  # UIDs of claims, and the pool of another name that they were prepared in
         self.driver: DraDriver | None = None
         self.error = ""  # why the driver could not serve when it was last started
 
@@ -167,28 +181,17 @@ class ClaimSide:
 
     def refusal(self, config: Config) -> str:
         """Why a running agent does not take this configuration; "" if it does."""
-        ours, other = self.pool(), self.pool(config)
-        entries = self._runtime.keeper.ledger.entries.values()
-        if ours == other or not (held := [entry.name for entry in entries if entry.holders]):
+        ours, other, ledger = self.pool(), self.pool(config), self._runtime.keeper.ledger
+        held = [entry.name for entry in ledger.entries.values() if entry.holders]
+        if ours == other or (ledger.node.merged and not held):
             return ""
+        if not held:
+            return f"dra.pool: found {other}, and it is not known yet which devices claims have in the pool {ours}"
         return (
             f"dra.pool: found {other}, and claims have {', '.join(held)} in the pool {ours}: the scheduler would take "
-            "them for other devices, and free. Change it when no claim has a device"
+            f"them for other devices, and free. The pool stays {ours} until no claim has a device: delete the pods "
+            "that use these claims, or change dra.pool back"
         )
-
-    @property
-    def notes(self) -> list[str]:
-        """What a person should know."""
-        by_claim = self._runtime.keeper.ledger.by_claim
-        found = {uid: pool for uid, pool in self._elsewhere.items() if uid in by_claim}
-        if not found:
-            return []
-        names = sorted({name for uid in found for name in by_claim[uid]})
-        pools = ", ".join(sorted(set(found.values())))
-        return [
-            f"claims have {', '.join(names)} in the pool {pools}, and dra.pool is {self.pool()} now: for the scheduler "
-            "they are free, and a claim that gets one waits. Change dra.pool back, or delete the pods of these claims"
-        ]
 
     @property
     def state(self) -> DraState | None:
@@ -301,16 +304,7 @@ class ClaimSide:
         await self._acknowledged()
         from drabridge.dra.driver import DraDriver, DraPaths
         from drabridge.dra.planning import device_lookup
-        from drabridge.dra.records import RecordStore
 
-        self._elsewhere = {
-            record.claim.uid: device.pool
-            for record in RecordStore(self._directory).all()
-            for device in record.devices
-            if not device.admin and device.pool != self.pool()
-        }
-        if notes := self.notes:
-            log.error("dra.pool was changed while claims had devices", extra={"reason": notes[0]})
         self._settings = runtime.config.dra
         self.driver = DraDriver(
             config=runtime.config,

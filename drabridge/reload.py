@@ -50,8 +50,8 @@ class ConfigFollower:
         while True:
             asked = await self._reload.wait(POLL_SECONDS)
             identity = _identity(self._path)
-            if (asked or identity != self._seen) and await self.take():
-                self._seen = identity
+            if asked or identity != self._seen:
+                self._seen = identity if await self.take() else None
 
     async def take(self) -> bool:
         """Load, check, apply. Whatever is wrong leaves the running configuration in place.

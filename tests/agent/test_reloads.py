@@ -70,16 +70,18 @@ async def test_another_pool_waits_until_no_claim_has_a_device() -> None:
         await until(lambda: noted("dra.pool: found another, and claims have"), 10, agent.text)
         assert _pools(cluster) == {"node-a"}
 
-        await agent.stop()  # at a start nobody can refuse it any more
+        await agent.stop()
         await agent.start()
         await agent.ready()
-        await until(lambda: noted("in the pool node-a, and dra.pool is another now"), 10, agent.text)
+        await until(lambda: noted("dra.pool: found another, and claims have"), 10, agent.text)
+        await cluster.apply(claim_pod("d"))
+        await cluster.wait_pod("d")  # another device than the held one: that is not offered in another pool
+        assert _pools(cluster) == {"node-a"}
 
-        agent.config.write_text(BOTH_LANES)
-        await until(lambda: noted("dra.pool: found node-a"), 10, agent.text)
-        await cluster.delete("pods", "c")
-        await cluster.delete("resourceclaims", "c")
-        await until(lambda: _pools(cluster) == {"node-a"}, 20, agent.text)
+        for name in ("c", "d"):
+            await cluster.delete("pods", name)
+            await cluster.delete("resourceclaims", name)
+        await until(lambda: _pools(cluster) == {"another"}, 20, agent.text)
         assert not await noted("dra.pool")
 
 
