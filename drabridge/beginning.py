@@ -65,6 +65,8 @@ async def merge(runtime: Runtime, *, rebooted: bool) -> bool:
         lost = Lost(runtime.now(), nameless, "kubelet shows a claim on it that is not on record")
         if not (await keeper.apply(lost)).accepted:
             return False
+    if rebooted:
+        _clear(runtime.cdi, claims)
     unknown = _nameless(keeper.ledger, claims)
     pods = None if listed is None else listed.pods
     if not (await keeper.apply(Restarted(runtime.now(), claims, pods, checkpoint))).accepted:
@@ -137,6 +139,14 @@ def _claimed(cdi: CdiStore) -> dict[str, tuple[Named, ...]]:
     except HostError as error:
         log.error("what CDI files say of claims is not known", extra={"reason": str(error)})
         return {}
+
+
+def _clear(cdi: CdiStore, claims: Iterable[Allocation]) -> None:
+    """After a reboot no container has what lies there of other claims; a later start would not know that any more."""
+    try:
+        cdi.regenerate(Family.CLAIM, (), keep={one.claim.uid for one in claims})
+    except HostError as error:
+        log.error("CDI files of before the reboot are not removed", extra={"reason": str(error)})
 
 
 async def _listed(runtime: Runtime, seconds: float) -> Listed | None:

@@ -23,7 +23,7 @@ from drabridge.dra.prepare import Preparer
 from drabridge.dra.publisher import Publisher, PublisherState
 from drabridge.dra.records import RecordStore, log_damage
 from drabridge.dra.registration import RegistrationService, RegistrationState
-from drabridge.dra.releases import Releases, prepared_claims
+from drabridge.dra.releases import Releases
 from drabridge.dra.server import PluginServer
 from drabridge.dra.service import ClaimService
 from drabridge.dra.sockets import PluginSockets
@@ -211,7 +211,7 @@ class DraDriver:
                 self._changed.clear()
             restored = self._inventory().version  # what comes while the sockets are bound is a change
             try:
-                self._upkeep.restore(prepared_claims(self._keeper.ledger))
+                self._upkeep.restore()
             except DrabridgeError as error:  # unprepare must work all the same
                 log.error("files of prepared claims not restored", extra={"error": str(error)})
             self._look()

@@ -59,12 +59,6 @@ class Releases:
             await self._wake.wait(max(pause, 0.01))
 
 
-def prepared_claims(ledger: Ledger) -> frozenset[str]:
-    """UIDs of claims that a container may use here."""
-    holds = (held for entry in ledger.entries.values() for held in entry.claims)
-    return frozenset(held.claim.uid for held in holds if held.phase is Phase.PREPARED)
-
-
 def idle_claims(ledger: Ledger) -> frozenset[ClaimRef]:
     """Claims with devices here that are not prepared: all of theirs, or those of an allocation before the present one.
 

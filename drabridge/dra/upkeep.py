@@ -7,7 +7,6 @@ names mean now.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
 
 from drabridge.cdi import CdiStore, Family, Spec
 from drabridge.dra.locks import ClaimLocks
@@ -42,11 +41,10 @@ class Upkeep:
         self._metadata = metadata
         self._boot_id = boot_id
 
-    def restore(self, held: Collection[str] = ()) -> tuple[ClaimRecord, ...]:
-        """At start: write the CDI files of claims that are prepared in this boot, remove other claims' files.
-
-        ``held`` are the UIDs of claims that the ledger has as prepared: where the record of one is gone, its container
-        may run on, and its file is not ours to judge.
+    def restore(self) -> tuple[ClaimRecord, ...]:
+        """At start: write the CDI files of claims that are prepared in this boot, remove those of what is on record
+        otherwise. Where a record is gone the claim's container may run on, and its file, all that tells of it, stays
+        until kubelet unprepares the claim, the operator ends it, or the node is rebooted.
 
         Returns the completed records. A device that is not there is in no file until it is.
         """
@@ -65,7 +63,7 @@ class Upkeep:
                 if self._metadata is not None and len(plans) == len(record.devices):
                     self._metadata.write(record.claim, record.pod_claim_name, metadata_facts(plans))
         keep |= self._records.strangers(records)
-        keep |= set(held) - {record.claim.uid for record in records}
+        keep |= self._cdi.claimed().keys() - {record.claim.uid for record in records}
         self._cdi.regenerate(Family.CLAIM, specs, keep=keep)
         if self._metadata is not None:
             self._metadata.sweep({record.claim.uid for record in records} | keep)

@@ -181,6 +181,38 @@ async def test_a_device_that_comes_after_the_merge_is_still_the_claims() -> None
         await until(lambda: used in healthy(cluster), 30, agent.text)
 
 
+async def test_a_device_that_was_away_at_the_merge_is_still_the_claims_by_its_cdi_file_alone() -> None:
+    async with lost_while_a_claim_runs() as (agent, cluster, used):
+        kubelet = cluster.kubelets["node-a"]
+        one_less = ", ".join(f'"{name}"' for name in IDS if name != used)
+        agent.config.write_text(CONFIG.replace('zero, "null", full, random', one_less))
+        kubelet.faults.podresources = ListFault.ERROR
+        await agent.start()
+        await agent.up()
+        await _become(agent, *["quarantine"] * 3)
+        kubelet.faults.podresources = ListFault.NONE
+        await _become(agent, *["none"] * 3)
+        await agent.ready()
+        reload(agent, CONFIG)
+        await _become(agent, "dra-prepared", *["none"] * 3)
+        assert await _claimed(agent) == used
+        await cluster.delete("pods", "c")
+        await _become(agent, *["none"] * 4)
+        assert _claim_files(agent) == []
+
+
+async def test_what_lies_there_of_claims_after_a_reboot_holds_nothing() -> None:
+    async with stopped_while_a_claim_runs() as (agent, cluster, _):
+        shutil.rmtree(agent.control.parent / "claims")
+        cluster.kubelets["node-a"].faults.podresources = ListFault.ERROR
+        boot_id = agent.root / "boot-id"
+        boot_id.write_text("another-boot\n")
+        agent.arguments = (*agent.arguments, "--boot-id-file", str(boot_id))
+        await agent.start()
+        await agent.up()
+        await until(lambda: not _claim_files(agent), 20, agent.text)
+
+
 async def test_with_cdi_files_that_cannot_be_read_nothing_is_free() -> None:
     async with lost_while_a_claim_runs() as (agent, cluster, used):
         kubelet = cluster.kubelets["node-a"]
