@@ -247,6 +247,13 @@ class Agent:
     # --- devices ----------------------------------------------------------------------------------------------------
 
     async def _follow_inventory(self) -> None:
+        try:
+            await self._take_snapshots()
+        except Exception as error:  # it is tried again; until that has gone well, this is why
+            self._runtime.devices_error = str(error) or repr(error)
+            raise
+
+    async def _take_snapshots(self) -> None:
         """Every snapshot into the ledger, and from there to kubelet; after the first one, the merge."""
         runtime = self._runtime
         if not self._serving:
@@ -263,6 +270,7 @@ class Agent:
                 runtime.legacy.learn()
                 self._claims.wake()
                 runtime.changed.set()
+                runtime.devices_error = ""
             await self._snapshot.wait()
 
     async def _merge(self) -> None:

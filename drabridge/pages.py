@@ -16,6 +16,7 @@ from deviceplugin import ServerState
 from drabridge import __version__, page
 from drabridge.claims import ClaimSide
 from drabridge.errors import ConfigError, DrabridgeError, HostError
+from drabridge.evidence.witness import LIST_SECONDS
 from drabridge.http import Handler, HttpServer, Request, Response
 from drabridge.inventory.model import Presence
 from drabridge.ledger.model import Lane, Owner
@@ -94,10 +95,17 @@ class Pages:
         """Why not, in words; empty when ready: every resource registered and listened to, grants durable."""
         runtime = self._runtime
         reasons = [] if runtime.inventory.current.complete else ["the first enumeration of devices has not ended"]
+        unwell = runtime.keeper.health.error
+        trouble = f"{runtime.devices_error}. It is tried again; the log says more" if runtime.devices_error else ""
         if not reasons and not runtime.keeper.ledger.node.merged:
-            reasons.append("nothing is granted before the ledger has been compared with what kubelet and CDI files say")
-        if runtime.keeper.health.error:
-            reasons.append(f"ledger: {runtime.keeper.health.error}")
+            why = trouble or unwell or f"kubelet is asked, for {LIST_SECONDS:g} s at most"
+            reasons.append(
+                f"nothing is granted before the ledger has been compared with what kubelet and CDI files say: {why}"
+            )
+        elif trouble:
+            reasons.append(f"devices: {trouble}")
+        if unwell and not any(unwell in reason for reason in reasons):
+            reasons.append(f"ledger: {unwell}")
         if runtime.cdi_error:
             reasons.append(f"CDI: {runtime.cdi_error}")
         states = runtime.legacy.states

@@ -72,6 +72,7 @@ class Runtime(Struct):
     changed: Signal = field(default_factory=Signal)  # ledger, inventory or wishes: lanes are looked at again
     devices: Mapping[str, Device] = field(default_factory=dict)
     config_error: str = ""  # why the file on disk is not the one in use
+    devices_error: str = ""  # why the newest devices could not be taken into the ledger, or compared with others' word
     beat: float = 0.0  # the slow tick's last time on the loop's clock
 
     @property

@@ -409,11 +409,34 @@ async def test_a_merge_that_the_disk_refuses_is_made_when_it_is_well() -> None:
         await until(lambda: "the ledger cannot be written" in agent.text())
         await asyncio.sleep(1)
         assert not healthy(cluster)
-        assert b"before the ledger has been compared" in (await agent.ask("/readyz"))[1]
+        (said,) = [line for line in (await agent.ask("/readyz"))[1].splitlines() if b"ledger" in line]
+        assert b"before the ledger has been compared" in said
+        assert b"check free space and the disk" in said
         shutil.rmtree(in_the_way)
         await until(lambda: len(healthy(cluster)) == 3, 20, lambda: agent.text()[-3000:])
         assert used not in healthy(cluster)
         assert (await _rows(agent))[used]["owner"] == "dra-prepared"
+
+
+async def test_why_the_merge_fails_is_said() -> None:
+    with short_directory() as root:
+        boot_id = root / "boot-id"
+        async with SimKubelet(root, timings=Timings.fast()):
+            agent = AgentProcess(root, LEGACY_ONLY, arguments=("--boot-id-file", str(boot_id)))
+            await agent.start()
+            try:
+                await agent.up()
+
+                async def said() -> bool:
+                    reasons = (await agent.status())["notReadyBecause"]
+                    return any("before the ledger has been compared" in one and str(boot_id) in one for one in reasons)
+
+                await until(said, 10, agent.text)
+                boot_id.write_text("this-boot\n")
+                await agent.ready()
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    await agent.stop(signal.SIGKILL)
 
 
 async def test_with_an_api_server_and_no_claims_lane_quarantine_ends_by_itself_too() -> None:
