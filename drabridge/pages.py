@@ -187,6 +187,7 @@ class Pages:
             refusals=tuple(runtime.sinks.refusals),
             notes=notes,
             wanted={resource.name: self._wishes.describe(resource) for resource in runtime.config.resources},
+            published=self._claims.published,
         )
 
     # --- handlers ---------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from drabridge.ledger.advertise import dra_schedulable, hindrance, legacy_health
 from drabridge.ledger.model import Entry, Hold, Lane, Ledger, Owner, PodRef, Policy
 
 API_VERSION = "drabridge/v1alpha1"
+_UNPUBLISHED = "waits for the API server, which has not taken our slices"  # kubelet is asked when it has
 Document = dict[str, Any]
 
 
@@ -62,12 +63,13 @@ def document(
     refusals: Iterable[RecentRefusal] = (),
     notes: Sequence[str] = (),
     wanted: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+    published: bool = True,
 ) -> Document:
     """The whole. ``not_ready`` are the reasons why ``/readyz`` says no; ``notes`` what a person should know besides;
-    ``wanted`` the lanes of each resource as ``{legacy, dra, source}``.
+    ``wanted`` the lanes of each resource as ``{legacy, dra, source}``; ``published``: the API server has our slices.
     """
     devices = snapshot.by_name()
-    rows = [_device(ledger, entry, devices.get(entry.name), policy) for entry in _ordered(ledger, snapshot)]
+    rows = [_device(ledger, entry, devices.get(entry.name), policy, published) for entry in _ordered(ledger, snapshot)]
     return {
         "apiVersion": API_VERSION,
         "kind": "Status",
@@ -107,7 +109,7 @@ def _ordered(ledger: Ledger, snapshot: Snapshot) -> list[Entry]:
     )
 
 
-def _device(ledger: Ledger, entry: Entry, device: Device | None, policy: Policy) -> Document:
+def _device(ledger: Ledger, entry: Entry, device: Device | None, policy: Policy, published: bool) -> Document:
     offered = [
         side
         for side, shown in (
@@ -135,7 +137,7 @@ def _device(ledger: Ledger, entry: Entry, device: Device | None, policy: Policy)
             "to": str(entry.move.target),
             "step": str(entry.move.step),
             "since": stamp(entry.move.since),
-            "reason": entry.move.reason,
+            "reason": entry.move.reason if published or entry.lane is not Lane.LEGACY_TO_DRA else _UNPUBLISHED,
         },
         "releasedBecause": entry.released_because,
         "numaNodes": list(device.numa_nodes) if device else [],

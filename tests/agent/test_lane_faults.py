@@ -15,7 +15,7 @@ from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet import SimKubelet
 from drabridge.sim.timings import Timings
 from tests.agent.helpers import DRIVER, RESOURCE, AgentProcess, pod, short_directory, until
-from tests.agent.test_bridge_node import CONFIG, bridge, claim_pod, devices_in_slices, healthy, set_lanes
+from tests.agent.test_bridge_node import CONFIG, bridge, claim_pod, devices_in_slices, healthy, limits_pod, set_lanes
 
 QUIET_SECONDS = 0.5  # quiesceSeconds of CONFIG
 WRITES = ("create", "update", "patch", "delete", "deletecollection")
@@ -124,6 +124,23 @@ async def test_pods_keep_what_claims_cannot_be_offered_while_the_api_server_is_a
         cluster.api.faults.heal()
         await until(lambda: len(devices_in_slices(cluster)) == 4, 60, agent.text)
         assert not healthy(cluster)
+
+
+async def test_a_device_that_is_let_go_while_the_api_server_is_away_says_that_it_waits_for_that() -> None:
+    async with bridge() as (agent, cluster, _):
+        await cluster.apply(limits_pod("l"))
+        uid = (await cluster.wait_pod("l"))["metadata"]["uid"]
+        await set_lanes(agent, legacy=0, dra=4)
+        await until(lambda: len(devices_in_slices(cluster)) == 3, 10, agent.text)
+        assert await at_step(agent, "waiting", 1)
+        cluster.api.faults.partition()
+        await until(lambda: _unready(agent), 20, agent.text)
+        await cluster.kubelets["node-a"].delete_pod(uid)
+        await until(lambda: at_step(agent, "revoking", 1), 20, agent.text)
+        (reason,) = [row["move"]["reason"] for row in (await agent.status())["devices"] if row["move"]]
+        assert reason == "waits for the API server, which has not taken our slices"
+        cluster.api.faults.heal()
+        await until(lambda: len(devices_in_slices(cluster)) == 4, 60, agent.text)
 
 
 MORE = """\
