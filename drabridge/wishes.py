@@ -5,6 +5,7 @@ the node itself, which survives restarts in ``lanes.json``; then the configurati
 Both overrides have one form: ``{"<resource>": {"legacy": 6, "dra": "*"}}``. The annotation as it was seen last is kept
 in ``lanes.node.json``: an agent that starts while the API server is away must not move devices there and back.
 An override that gives devices to claims is followed only where claims can be served: elsewhere nobody could have them.
+Where ``lanes.json`` cannot be read, every resource may have had a wish in it: ``{}`` stands for that one from then on.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ class Wishes:
         self._off = off
         self._lost: dict[Path, str] = {}  # file that cannot be read -> why; what it said may be anything
         self._local = self._load(self._path)
+        if self._path in self._lost:
+            self._local = {resource.name: {} for resource in config().resources}
         self._annotation = self._load(self._seen_path) if follows_node else {}
         self._saved = self._annotation if follows_node else None  # what the file says; None: nobody knows
         self._text: tuple[str | None, ...] = ()  # the annotation as it is on the Node; (): nobody told
@@ -73,17 +76,26 @@ class Wishes:
 
     def lost(self, resource: Resource) -> bool:
         """Whether another wish than the one that is known may be the one to follow: then no device is to move."""
-        return self._seen_path in self._lost or (self._path in self._lost and self.source(resource) == CONFIGURATION)
+        return self._seen_path in self._lost or self._unsaid(resource)
+
+    def _unsaid(self, resource: Resource) -> bool:
+        """Whether what was set of it is lost, and nobody has said it again."""
+        return self._local.get(resource.name) == {} and self.source(resource) == CONFIGURATION
 
     def notes(self) -> list[str]:
         """What somebody asked for and does not get, and why, for people."""
         notes = []
         if self.annotation_error:
             notes.append(f"the Node's annotation for lanes is not followed: {self.annotation_error}")
-        notes += [
-            f"lanes that were set are lost, devices stay where they are until some are set or reset: {path.name}: {why}"
-            for path, why in self._lost.items()
-        ]
+        if names := [resource.name for resource in self._config().resources if self._unsaid(resource)]:
+            notes.append(
+                f"lanes that were set of {', '.join(names)} are lost, devices stay where they are until their lanes "
+                f"are set or reset: {self._path.name}: {self._lost.get(self._path, 'it was damaged')}"
+            )
+        if why := self._lost.get(self._seen_path):
+            notes.append(
+                f"the Node's annotation as it was is lost, devices stay where they are until the Node is seen: {why}"
+            )
         for resource in self._config().resources:
             source = self.source(resource)
             for place, reason in self._unfollowed.get(resource.name, {}).items():
@@ -99,10 +111,10 @@ class Wishes:
         before = self._unfollowed.get(resource.name, {})
         decided = (CONFIGURATION, resource.lanes)
         for place, overrides in ((ANNOTATION, self._annotation), (COMMAND, self._local)):
-            if resource.name not in overrides:
+            if (wish := overrides.get(resource.name)) is None or (place == COMMAND and not wish):
                 continue
             try:
-                decided = (place, self._merge(resource, overrides[resource.name]))
+                decided = (place, self._merge(resource, wish))
                 break
             except ConfigError as error:
                 unfollowed[place] = reason = str(error)

@@ -144,7 +144,23 @@ def test_where_a_wish_was_lost_nothing_moves_until_somebody_says_again(tmp_path:
     assert place.wishes.lost(place.resource)
     place.set(reset=True)
     assert not place.wishes.lost(place.resource)
+
+
+def test_a_wish_that_was_lost_is_said_again_for_each_resource(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(b'{"nvidia.com/gpu": {"leg')
+    Place(tmp_path).set(legacy=2)
+    place = Place(tmp_path)
+    other = CONFIG.resource("example.com/other")
+    assert place.targets == (2, 6)
+    assert not place.wishes.lost(place.resource)
+    assert place.wishes.lost(other)
+    (note,) = place.wishes.notes()
+    assert "of example.com/other, example.com/kvm are lost" in note
+    for name in ("example.com/other", "example.com/kvm"):
+        place.wishes.set(json.dumps({"resource": name, "reset": True}).encode())
+    assert not place.wishes.lost(other)
     assert place.wishes.notes() == []
+    assert Place(tmp_path).targets == (2, 6)
 
 
 def test_where_the_memory_of_the_annotation_was_lost_nothing_moves_until_the_node_is_seen(tmp_path: Path) -> None:
