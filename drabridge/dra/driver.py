@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from drabridge.cdi import CdiStore
 from drabridge.clusterapi import Cluster, UnreachableError, backoff, resource_claims, resource_versions
+from drabridge.clusterwatch import STEADY_SECONDS
 from drabridge.config.schema import Config
 from drabridge.dra.facts import ClaimHandled, Fact, Observer, Outcome, RecordQuarantined
 from drabridge.dra.health import HealthBoard
@@ -276,8 +277,10 @@ class DraDriver:
             self._publisher.wake()
 
     async def _publish_slices(self) -> None:
-        for delay in backoff(DISCOVERY_FIRST_SECONDS, DISCOVERY_MOST_SECONDS):
+        loop, delays = asyncio.get_running_loop(), backoff(DISCOVERY_FIRST_SECONDS, DISCOVERY_MOST_SECONDS)
+        while True:
             self._version = await self._discover()
+            steady_at = loop.time() + STEADY_SECONDS
             claims = resource_claims(self._version)
             self._preparer.claims = self._status.claims = claims
             self._publisher = Publisher(
@@ -292,7 +295,9 @@ class DraDriver:
             )
             await self._publisher.run()
             self._version, self._error, self._publisher = "", self._publisher.state.error, None
-            await asyncio.sleep(delay)  # the servers of one cluster are upgraded one after the other
+            if loop.time() >= steady_at:
+                delays = backoff(DISCOVERY_FIRST_SECONDS, DISCOVERY_MOST_SECONDS)
+            await asyncio.sleep(next(delays))  # the servers of one cluster are upgraded one after the other
 
     async def _discover(self) -> str:
         """The version of the API to speak; waits for a server that has one."""

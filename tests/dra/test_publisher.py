@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
+from collections.abc import Iterator
 
 import pytest
 from msgspec.structs import replace
 
 from drabridge.clusterapi import UnreachableError
-from drabridge.dra import publisher
+from drabridge.dra import driver, publisher
 from drabridge.dra.facts import FeaturesMissing, PublishFailed, SlicesPublished
 from drabridge.inventory.model import Presence, Snapshot
 from drabridge.ledger.events import Restarted, SetLane
@@ -168,6 +170,28 @@ async def test_a_control_plane_that_changes_its_versions_is_spoken_to_in_those(
         assert not await node.driver.release_if_deallocated(ClaimRef(held.uid, "default", "held"))
         node.claims.deallocate("held")
         await node.wait_for(lambda: node.owner("gpu-0") is Owner.NONE, "the release")
+
+
+async def test_a_version_that_was_spoken_for_long_makes_the_next_search_quick_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn: list[int] = []
+
+    def counted(*_: float) -> Iterator[float]:
+        for number in itertools.count():
+            drawn.append(number)
+            yield 0.01
+
+    monkeypatch.setattr(driver, "STEADY_SECONDS", 0.0)
+    monkeypatch.setattr(driver, "backoff", counted)
+    async with a_node(versions=("v1",)) as node:
+        for versions in (("v1beta1",), ("v1",)) * 2:
+            await published(node)
+            node.api.versions = versions
+            node.api.faults.drop_watches()
+            await node.wait_for(lambda: not node.driver.state.publisher.published, "the watch that is refused")
+        await published(node)
+    assert set(drawn) == {0}
 
 
 async def test_a_recreated_node_owns_the_slices_again() -> None:
