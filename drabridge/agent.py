@@ -158,7 +158,7 @@ class Agent:
         paths, config = self._paths, self._config
 
         def held(device: str) -> bool:
-            entry = keeper.ledger.entries.get(device)
+            entry = keeper.head.entries.get(device)
             return entry is not None and entry.owner is not Owner.NONE
 
         metrics = Metrics(lambda: self._pages.samples())

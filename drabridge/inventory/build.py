@@ -69,7 +69,7 @@ class Builder:
     """
 
     def __init__(self, config: Config, host: Host, named_by: Mapping[str, Config] | None = None) -> None:
-        self._config = config
+        self.config = config
         self.named_by = dict(named_by or {})
         self.kept: frozenset[str] = frozenset()  # names that an earlier configuration gave and this one would not
         self._host = host
@@ -110,7 +110,7 @@ class Builder:
         }
         former = Former()
         for seen, _ in there.values():
-            if seen.config is not self._config:
+            if seen.config is not self.config:
                 companions = world.companions(seen.resource, seen.record)
                 former.add(seen.config, handed_out(seen.resource, seen.record, companions))
         named_by = {device_id: config for device_id, config in self.named_by.items() if held(name_of(device_id))}
@@ -129,14 +129,14 @@ class Builder:
             root = _root(seen, there, bool(former))
             parts = handed_out(resource, record, subject.companions)
             also_at = {part.syspath for part in parts[1:]}
-            if seen.config is self._config:
+            if seen.config is self.config:
                 also_at |= former.same_as(parts)
             basis = (record, *subject.companions, subject.nvidia, identity, root, also_at)
             device = self._remembered(key, basis) if not fresh else None
             device = device or replace(
                 self._device(resource, subject, identity, root),
                 also_at=tuple(sorted(also_at)),
-                former=seen.config is not self._config,
+                former=seen.config is not self.config,
             )
             if record.syspath in held_as or identity.id not in named_by:  # else it has the id of one that is away
                 named_by[identity.id] = seen.config
@@ -157,7 +157,7 @@ class Builder:
         for syspath, record in records.items():
             known = self._matched.get(syspath)
             if known is None or known[0] is not record or (known[1] and (fresh or self._facts is not facts)):
-                known = (record, self._see(self._config, record, facts))
+                known = (record, self._see(self.config, record, facts))
             matched[syspath] = known
         self._matched, self._facts = matched, facts
         return {syspath: seen for syspath, (_, seen) in matched.items() if seen is not None}
@@ -174,7 +174,7 @@ class Builder:
 
         It is looked for where it was, then everywhere: several that may be it collide.
         """
-        away = {i: config for i, config in self.named_by.items() if config is not self._config and held(name_of(i))}
+        away = {i: config for i, config in self.named_by.items() if config is not self.config and held(name_of(i))}
         found: dict[str, _Seen] = {}
 
         def look(path: str, config: Config, names: Collection[str]) -> None:

@@ -109,13 +109,8 @@ class Inventory:
         return self._tracker.current
 
     def reconfigure(self, config: Config) -> None:
-        """Take over another configuration; the next snapshot follows at once. Call it on the loop."""
+        """Take over another configuration with the next snapshot, which follows at once. Call it on the loop."""
         self._config = config
-        self._builder = Builder(config, self._host, self._of_held(self._builder.named_by))
-        if (wanted_now := self._wanted()) != self._udev.wanted:
-            self._udev.wanted = wanted_now
-            self._close()  # the filters of the sockets are the wanted subsystems
-            self._world.records.clear()
         self.refresh()
 
     def remembered(self) -> tuple[dict[Key, str], dict[str, Config]]:
@@ -222,8 +217,20 @@ class Inventory:
         if snapshot is not None:
             on_snapshot(snapshot)
 
+    def _rename(self) -> None:
+        """Begin with a changed configuration, in the round that builds by it: who is given a device before is a holder
+        that the round knows of, and what is held keeps its name.
+        """
+        self._builder = Builder(self._config, self._host, self._of_held(self._builder.named_by))
+        if (wanted_now := self._wanted()) != self._udev.wanted:
+            self._udev.wanted = wanted_now
+            self._close()  # the filters of the sockets are the wanted subsystems
+            self._world.records.clear()
+
     def _prepare(self, now: float) -> bool:
         """Open or replace the event sockets; true when everything has to be enumerated."""
+        if self._builder.config is not self._config:
+            self._rename()
         if self._failed:
             self._on_fact(MonitorRestarted(self._failed))
             self._failures += 1

@@ -63,8 +63,9 @@ class _Batch(Struct, frozen=True):
 class Keeper:
     """Owns the ledger at run time. Use from one loop only; :meth:`close` ends it.
 
-    ``ledger`` is what is on disk (evidence aside); offers are computed from it. ``loaded`` says what the start found:
-    a ledger that was damaged has been quarantined by then, visibly.
+    ``ledger`` is what is on disk (evidence aside); offers are computed from it. ``head`` has the steps that wait for
+    the disk as well: who must not miss a holder looks there. ``loaded`` says what the start found: a ledger that was
+    damaged has been quarantined by then, visibly.
     """
 
     def __init__(self, store: Store, policy: Policy | None = None, now: Callable[[], float] = time) -> None:
@@ -84,7 +85,7 @@ class Keeper:
         except HostError as error:  # an agent that cannot start cannot say why; this one grants nothing and says it
             self.health = StoreHealth(False, str(error), now())
             _log.error("%s", error)
-        self._head = self.ledger  # with the steps that wait for the disk
+        self.head = self.ledger
         self._queue: list[_Waiting] = []
         self._lazy: set[str] = set()
         self._flusher: asyncio.Task[None] | None = None
@@ -110,7 +111,7 @@ class Keeper:
 
     def submit(self, event: Event) -> asyncio.Future[Decision]:
         """As :meth:`apply`; with a quick disk the future is done on return."""
-        return self._take(step(self._head, event, self.policy))
+        return self._take(step(self.head, event, self.policy))
 
     def retry(self) -> None:
         """While the ledger cannot be written: try again, though nobody asks for anything. Does not wait for the disk;
@@ -121,14 +122,14 @@ class Keeper:
 
     def _take(self, done: Step) -> asyncio.Future[Decision]:
         answer: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
-        self._head = done.of(self._head)
+        self.head = done.of(self.head)
         if self._flusher is None and not done.durable:
-            self.ledger = self._head
+            self.ledger = self.head
             self._lazy.update(entry.name for entry in done.changes)
             answer.set_result(done.decision)
             self._publish(done)
             return answer
-        self._queue.append(_Waiting(done, self._head, answer))
+        self._queue.append(_Waiting(done, self.head, answer))
         if self._flusher is None:
             unfinished = self._write_at_once() if self._calm() else None
             # Who was told of this step may have taken another by now, and begun to write it.
@@ -235,7 +236,7 @@ class Keeper:
         known, news = isinstance(error, HostError), self.health.ok
         self._unwell(str(error) if known else f"the ledger cannot be written: {error}", None if known else error)
         batch, self._queue = batch + self._queue, []
-        self._head = self.ledger
+        self.head = self.ledger
         hint = error.hint if isinstance(error, HostError) else "the agent's log has the details"
         message = error.message if isinstance(error, HostError) else f"the ledger cannot be written: {error}"
         refused = Decision(False, (Refusal("", RefusalCode.NOT_DURABLE, "", message, hint),))

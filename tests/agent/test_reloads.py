@@ -7,11 +7,15 @@ import json
 import resource
 import shutil
 import signal
+import time
 
 from drabridge.sim.cluster import SimCluster
+from drabridge.sim.kubelet import SimKubelet
+from drabridge.sim.pods import Phase
+from drabridge.sim.timings import Timings
 from tests.abuse.helpers import plugin_socket
 from tests.abuse.peers import allocate
-from tests.agent.helpers import CONFIG, DRIVER, RESOURCE, AgentProcess, node, pod, until
+from tests.agent.helpers import CONFIG, DRIVER, RESOURCE, AgentProcess, node, pod, short_directory, until
 from tests.agent.test_bridge_node import CONFIG as BOTH_LANES
 from tests.agent.test_bridge_node import bridge, claim_pod
 from tests.agent.test_counters import held_by_claim, metric
@@ -51,6 +55,36 @@ async def test_other_safety_times_count_for_what_is_held_already() -> None:
             return await looked_at() == "none"
 
         await until(free, 15, agent.text)
+
+
+async def test_a_pod_whose_hold_is_being_written_keeps_its_device_when_that_is_called_otherwise() -> None:
+    with short_directory() as root:
+        hold = root / "hold"
+        agent = AgentProcess(root, command=("-m", "tests.agent.slow_disk", str(hold)))
+        async with SimKubelet(root, timings=Timings.fast()) as kubelet:
+            await agent.start()
+            try:
+                await agent.ready()
+                await kubelet.wait_for_resource(RESOURCE, healthy=4)
+                hold.touch()
+                running = asyncio.create_task(kubelet.run_pod(pod("a")))
+                await until(lambda: kubelet.calls.of("Allocate"), 10, agent.text)
+                began = time.time()
+                reload(agent, CONFIG.replace('id: ["{sysname}"]', 'id: ["mem-{sysname}"]'))
+
+                async def looked_again() -> bool:
+                    return await metric(agent, "inventory_last_reconcile_timestamp_seconds") > began
+
+                await until(looked_again, 10, agent.text)
+                hold.unlink()
+                status = await running
+                assert status.phase is Phase.RUNNING, status.message
+                await kubelet.wait_for_resource(RESOURCE, healthy=4)  # three by new names
+                rows = {row["name"]: (row["presence"], row["owner"]) for row in (await agent.status())["devices"]}
+                assert [state for state in rows.values() if "legacy" in state] == [("present", "legacy")], rows
+            finally:
+                hold.unlink(missing_ok=True)
+                await agent.stop(signal.SIGKILL)
 
 
 def _pools(cluster: SimCluster) -> set[str]:

@@ -98,7 +98,7 @@ async def _durable_allocate(directory: Path) -> float:
     (directory / "ledger.lock").unlink()
     store = Store(directory, node="bench")
     keeper = Keeper(store, _POLICY)
-    keeper.ledger = keeper._head = keeper.ledger.replace((), node=NodeState(merged=True))
+    keeper.ledger = keeper.head = keeper.ledger.replace((), node=NodeState(merged=True))
     beside = os.open(directory / "beside", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     durable, plain = [], []
     for n in range(200):

@@ -15,7 +15,7 @@ from drabridge.inventory.model import Device, Presence
 from drabridge.inventory.nvidia import NOTHING
 from drabridge.inventory.tracker import Tracker
 from drabridge.inventory.wanted import Wanted, together, wanted
-from tests.inventory.helpers import MemoryHost, config, record
+from tests.inventory.helpers import MemoryHost, config, record, watching
 
 STICK = "/sys/devices/pci0000:00/0000:00:14.0/1-4"
 BY_SERIAL: dict[str, Any] = {
@@ -205,6 +205,19 @@ def test_a_stranger_with_the_name_of_a_held_device_is_not_taken_for_it() -> None
     built = bench.sees({"a": "X", "1-5": "a1"})
     assert [collision.identity for collision in built.collisions] == ["a1"]
     assert at(built) == {"a": "a1"}
+
+
+async def test_who_is_given_a_device_after_a_reload_and_before_the_list_that_follows_keeps_it() -> None:
+    memory = {"name": "example.com/mem", "match": [{"subsystem": "mem", "sysname": ["zero", "null"]}]}
+    held: set[str] = set()
+    async with watching(config(memory | {"id": ["{sysname}"]}), held=held.__contains__) as watched:
+        zero = watched.inventory.current.by_name()["zero"]
+        watched.inventory.reconfigure(config(memory | {"id": ["mem-{sysname}"]}))
+        assert watched.inventory.resolve_nodes(zero)
+        held.add("zero")
+        await watched.until(lambda snapshot: "mem-null" in snapshot.by_name())
+        here = {device.name for device in watched.inventory.current.devices if device.presence is Presence.PRESENT}
+        assert here == {"zero", "mem-null"}
 
 
 def test_of_two_names_in_one_place_the_held_one_is_remembered() -> None:
