@@ -8,8 +8,9 @@ the collision names all of them.
 The rule that keeps a held device its name. An identity once given to a device (resource and syspath) stays with it
 until the device goes and nobody remembers it any more, as long as it is still one of its candidates. A twin that is
 plugged in later therefore falls through, or collides alone; it never renames, or takes away, what somebody may hold.
-After a restart there is nothing to remember; if a shared candidate is then the name of a held device, nobody can know
-which of the twins holds it, and all of them are withheld until the holder lets go.
+Where a shared candidate is the name of a held device and none here is known to be it (nothing is remembered after a
+restart; or it was unplugged, and what is plugged in elsewhere may be the same), all newcomers that share it are
+withheld until the holder lets go: the pod may still have the number that a device gets which comes back.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def assign(
     everyone = sorted(set(candidates), key=lambda candidate: candidate.key)
     ids = {candidate.key: tuple(map(id_of, candidate.values)) for candidate in everyone}
     kept = {key: Identity(given[key], name_of(given[key])) for key, own in ids.items() if given.get(key) in own}
-    return _Assignment(everyone, ids, kept, frozenset(name_of(i) for i in given.values()), held).result()
+    return _Assignment(everyone, ids, kept, held).result()
 
 
 class _Assignment:
@@ -126,14 +127,12 @@ class _Assignment:
         everyone: list[Candidate],
         ids: Mapping[Key, tuple[str, ...]],
         kept: Mapping[Key, Identity],
-        remembered: frozenset[str],
         held: Callable[[str], bool],
     ) -> None:
         self.newcomers = [candidate for candidate in everyone if candidate.key not in kept]
         self.ids = ids
         self.kept = kept
         self.owner = {identity.name: key for key, identity in kept.items()}
-        self.remembered = remembered
         self.held = held
         self.sharers: dict[tuple[str, int, str], set[Key]] = defaultdict(set)
         for key, own in ids.items():
@@ -176,8 +175,8 @@ class _Assignment:
         return first
 
     def _uncertain(self, name: str) -> bool:
-        """Somebody holds this name, and it is not known which of those that share it."""
-        return name not in self.remembered and self.held(name)
+        """Somebody holds this name, and none that is known to have it is here: it may be any of those that come."""
+        return name not in self.owner and self.held(name)
 
     def _twins(self, key: Key, value: str) -> set[Key]:
         """The devices that have the same value in the same place, whatever they are called; itself is among them."""

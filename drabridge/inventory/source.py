@@ -119,8 +119,11 @@ class Inventory:
         return {key: device_id for key, device_id in self._known().items() if device_id in named_by}, named_by
 
     def let_go(self, names: Iterable[str]) -> None:
-        """Nobody holds these devices any more: what kept an earlier configuration's name gets its new one at once."""
-        if not self._builder.kept.isdisjoint(names):
+        """Nobody holds these devices any more: what kept an earlier configuration's name, or was withheld because it
+        may be one of them, gets its name at once.
+        """
+        waiting = self._builder.kept.union(name_of(collision.identity) for collision in self.current.collisions)
+        if not waiting.isdisjoint(names):
             self.refresh()
 
     def _known(self) -> dict[Key, str]:

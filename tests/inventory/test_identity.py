@@ -207,11 +207,19 @@ def test_an_identity_that_is_no_candidate_any_more_is_given_up() -> None:
     assert names(stick("/p1", "new"), given={("x/stick", "/p1"): "old"}) == {"/p1": "new"}
 
 
-def test_twins_of_a_held_device_that_is_away_are_not_taken_for_it() -> None:
-    """What is remembered at its port and is not there was unplugged: nobody has it in hand any more."""
-    memory = {("x/stick", "/p1"): "s"}
-    twins = [stick("/p2", "s", "port-2"), stick("/p3", "s", "port-3")]
-    assert names(*twins, given=memory, held=lambda name: name == "s") == {"/p2": "port-2", "/p3": "port-3"}
+def test_what_may_be_a_held_device_that_is_away_is_withheld_until_the_holder_lets_go() -> None:
+    """It was unplugged, and may be what is plugged in elsewhere; a twin that was there before is not it."""
+    away, twin = ("x/stick", "/p1"), stick("/p2", "s", "port-2")
+    newcomers = [stick("/p3", "s", "port-3"), stick("/p4", "s", "port-4")]
+    for memory, others in (({away: "s"}, newcomers), ({away: "s", twin.key: "port-2"}, [twin, newcomers[0]])):
+        identities, (collision,) = assign(others, memory, lambda name: name == "s")
+        assert list(identities) == [key for key in memory if key != away]
+        assert set(collision.syspaths) == {other.syspath for other in others}
+        assert "held" in collision.hint
+        free = names(*others, given=memory)
+        assert free == {other.syspath: other.values[1] for other in others}
+        back = names(stick("/p1", "s", "port-1"), *others, given=memory, held=lambda name: name == "s")
+        assert back == {"/p1": "s"} | free
 
 
 def test_a_newcomer_may_not_take_the_value_that_its_twins_fell_through() -> None:

@@ -203,6 +203,25 @@ async def an_unplugged_stick_stays_listed_while_it_is_held() -> None:
 
 
 @case
+async def a_held_stick_in_another_port_is_not_offered_beside_its_twin() -> None:
+    bed = Testbed(trees.usb_host(), trees.stick(1))
+    held = {"d-00000001-ae5ce162"}
+    async with watching(config(trees.STICK_RESOURCE), held=held.__contains__) as watched:
+        bed.add(trees.stick(2))
+        twin = (await watched.until(lambda s: len(s.devices) == 2)).by_name().keys() - held
+        bed.remove(trees.stick_path(1))
+        await watched.until(lambda s: any(device.presence is Presence.GONE for device in s.devices))
+        bed.add(trees.stick(3))
+        await watched.until(lambda s: bool(s.collisions))
+        assert watched.states() == dict.fromkeys(twin, "present") | dict.fromkeys(held, "gone")
+        let_go = set(held)
+        held.clear()
+        watched.inventory.let_go(let_go)
+        await watched.until(lambda s: not s.collisions)
+        assert list(watched.states().values()).count("present") == 2
+
+
+@case
 async def what_hangs_on_a_device_shares_its_fate() -> None:
     """Only the stick itself has events; the serial port below it is matched by the stick's attribute."""
     port = f"{trees.stick_path(1)}/ttyUSB0"
