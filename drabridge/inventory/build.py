@@ -33,7 +33,7 @@ from drabridge.inventory.identity import Candidate, Identity, Key, assign, id_of
 from drabridge.inventory.match import holds
 from drabridge.inventory.model import Attribute, Collision, Device, Mount, Presence
 from drabridge.inventory.nodes import Subject
-from drabridge.inventory.nvidia import NOTHING, Facts
+from drabridge.inventory.nvidia import Facts
 from drabridge.inventory.overlap import Former, handed_out, resource_of
 from drabridge.inventory.records import Record
 from drabridge.inventory.wanted import distinct, needs_database, partition_link
@@ -74,8 +74,7 @@ class Builder:
         self.kept: frozenset[str] = frozenset()  # names that an earlier configuration gave and this one would not
         self._host = host
         self._rules = {id(each): _rules(each) for each in distinct((config, *self.named_by.values()))}
-        self._matched: dict[str, tuple[Record, _Seen | None]] = {}  # by syspath; None: no resource matches
-        self._facts = NOTHING
+        self._matched: dict[int, dict[str, tuple[Record, Facts, _Seen | None]]] = {}  # by configuration, by syspath
         self._made: dict[Key, tuple[tuple[object, ...], Device]] = {}
         self._subjects: dict[str, tuple[Resource, Subject]] = {}  # device name -> what it was made of
 
@@ -93,8 +92,8 @@ class Builder:
         world = _World(records)
         chosen: list[_Seen] = []
         waiting: list[_Seen] = []
-        matched = self._match(records, facts, fresh)
-        held_as, away = self._held_otherwise(records, matched, facts, given, held)
+        matched = self._match(self.config, records, facts, fresh)
+        held_as, away = self._held_otherwise(records, matched, facts, given, held, fresh)
         unsure = any(needs_database(resource) for config in distinct(away.values()) for resource in config.resources)
         for seen in (matched | held_as).values():
             if (seen.needs_database or unsure) and not ready(seen.record):  # unsure: it may be one that is away
@@ -151,16 +150,16 @@ class Builder:
         """What the device of that name was last made of; None when it is not there."""
         return self._subjects.get(name)
 
-    def _match(self, records: Mapping[str, Record], facts: Facts, fresh: bool) -> dict[str, _Seen]:
+    def _match(self, config: Config, records: Mapping[str, Record], facts: Facts, fresh: bool) -> dict[str, _Seen]:
         """Every record that a resource matches; what is known of an unchanged one is not worked out again."""
-        matched = {}
+        before, matched = self._matched.get(id(config), {}), {}
         for syspath, record in records.items():
-            known = self._matched.get(syspath)
-            if known is None or known[0] is not record or (known[1] and (fresh or self._facts is not facts)):
-                known = (record, self._see(self.config, record, facts))
+            known = before.get(syspath)
+            if known is None or known[0] is not record or (known[2] and (fresh or known[1] is not facts)):
+                known = (record, facts, self._see(config, record, facts))
             matched[syspath] = known
-        self._matched, self._facts = matched, facts
-        return {syspath: seen for syspath, (_, seen) in matched.items() if seen is not None}
+        self._matched[id(config)] = matched
+        return {syspath: seen for syspath, (_, _, seen) in matched.items() if seen is not None}
 
     def _held_otherwise(
         self,
@@ -169,6 +168,7 @@ class Builder:
         facts: Facts,
         given: Mapping[Key, str],
         held: Callable[[str], bool],
+        fresh: bool,
     ) -> tuple[dict[str, _Seen], dict[str, Config]]:
         """The hardware that is held under a name of an earlier configuration, by place; then those that are not here.
 
@@ -177,31 +177,20 @@ class Builder:
         away = {i: config for i, config in self.named_by.items() if config is not self.config and held(name_of(i))}
         found: dict[str, _Seen] = {}
 
-        def look(path: str, config: Config, names: Collection[str]) -> None:
-            if seen := self._as_held(records[path], matched.get(path), config, names, facts):
-                found[path] = seen
+        def look(path: str, former: _Seen | None, names: Collection[str]) -> None:
+            if former and (device_id := next((i for i in former.ids if i in names), None)):
+                found[path] = _as_held(former, matched.get(path), device_id)
 
         for (_, path), device_id in given.items():
             if device_id in away and path in records:
-                look(path, away[device_id], {device_id})
+                look(path, self._see(away[device_id], records[path], facts), {device_id})
         away = _without(away, found)
         for config in distinct(away.values()):
             names = {device_id for device_id, other in away.items() if other is config}
-            for path in [path for path in records if path not in found]:
-                look(path, config, names)
+            for path, former in self._match(config, records, facts, fresh).items():
+                if path not in found:
+                    look(path, former, names)
         return found, _without(away, found)
-
-    def _as_held(
-        self, record: Record, seen: _Seen | None, config: Config, names: Collection[str], facts: Facts
-    ) -> _Seen | None:
-        """The device as its holder knows it, if it is one of those; by this configuration where that says the same."""
-        former = self._see(config, record, facts)
-        device_id = next((i for i in former.ids if i in names), None) if former else None
-        if former is None or device_id is None:
-            return None
-        if seen and seen.resource.name == former.resource.name and device_id in seen.ids:
-            former = seen
-        return replace(former, candidate=Candidate(former.resource.name, record.syspath, (device_id,)))
 
     def _see(self, config: Config, record: Record, facts: Facts) -> _Seen | None:
         for resource, rule, database in self._rules[id(config)]:
@@ -304,6 +293,13 @@ class Builder:
 
 def _rules(config: Config) -> list[tuple[Resource, Predicate, bool]]:
     return [(resource, any_of(resource.match), needs_database(resource)) for resource in config.resources]
+
+
+def _as_held(former: _Seen, seen: _Seen | None, device_id: str) -> _Seen:
+    """The device as its holder knows it; by the configuration of now where that says the same."""
+    if seen and seen.resource.name == former.resource.name and device_id in seen.ids:
+        former = seen
+    return replace(former, candidate=Candidate(former.resource.name, former.record.syspath, (device_id,)))
 
 
 def _without(away: Mapping[str, Config], found: Mapping[str, _Seen]) -> dict[str, Config]:

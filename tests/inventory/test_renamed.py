@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from drabridge.config.predicate import Predicate
 from drabridge.config.schema import Config
+from drabridge.inventory import build, match
 from drabridge.inventory.build import Builder, Built
 from drabridge.inventory.identity import Key
 from drabridge.inventory.model import Device, Presence
 from drabridge.inventory.nvidia import NOTHING
+from drabridge.inventory.records import Record
 from drabridge.inventory.tracker import Tracker
 from drabridge.inventory.wanted import Wanted, together, wanted
 from tests.inventory.helpers import MemoryHost, config, record, watching
@@ -154,6 +157,27 @@ def test_a_held_device_that_comes_back_elsewhere_is_what_it_was(what: str) -> No
         assert before.id in {device.id for device in bench.look("A1").devices}, "and in its own port again"
         bench.held = set()
         assert not any(device.former for device in bench.sees({"1-5": "A1"}).devices)
+
+
+def test_a_quiet_round_looks_at_no_record_again_while_a_held_device_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    bench.held.add("a1")
+    bench.change(CHANGES["id"])
+    sticks = [record(STICK.replace("1-4", f"2-{n}"), "usb", attributes={"serial": f"b{n}"}) for n in range(9)]
+    records = {stick.syspath: stick for stick in sticks}
+    looked: list[str] = []
+
+    def holds(rule: Predicate, seen: Record) -> bool:
+        looked.append(seen.syspath)
+        return match.holds(rule, seen)
+
+    monkeypatch.setattr(build, "holds", holds)
+    rounds = []
+    for _ in range(2):
+        looked.clear()
+        bench.builder.build(records, NOTHING, given=bench.given, held=bench.held.__contains__, fresh=False)
+        rounds.append(sorted(looked))
+    assert rounds == [sorted([*records, *records]), []], "by both configurations, then by none"
 
 
 def test_held_devices_that_change_places_are_what_they_were() -> None:
