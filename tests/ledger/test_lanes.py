@@ -207,6 +207,21 @@ def test_a_chosen_part_counts_with_its_siblings() -> None:
     assert lanes_of(carry_out(ledger_of(found, {0: Lane.DRA, 1: Lane.DRA}), found, wanted)) == "LLDDLL"
 
 
+def test_of_floors_that_do_not_fit_with_what_is_there_that_of_pods_holds() -> None:
+    found = devices(2)
+    everything = {device.name: Lane.DRA for device in found}
+    for min_legacy, min_dra, in_dra in ((2, 2, 0), (1, 2, 1), (3, 0, 0), (0, 3, 2)):
+        wanted = chosen(found, everything, rest=Lane.LEGACY, min_legacy=min_legacy, min_dra=min_dra)
+        assert wanted.dra == in_dra
+
+
+def test_a_chosen_device_whose_parts_have_no_room_together_is_left_out() -> None:
+    found = parts(2, "pf0") + parts(2, "pf1") + parts(2, "pf2")
+    pins = {"pf0-vf0": Lane.DRA, "pf1-vf0": Lane.DRA}
+    wanted = chosen(found, pins, rest=Lane.LEGACY, min_legacy=3, min_dra=0)
+    assert [wanted.lane_of(name) for name in pins] == [Lane.DRA, None]
+
+
 def test_new_devices_start_where_some_are_missing() -> None:
     found = devices(4)
     assert place(Ledger(), found, Wanted(1)) == {
