@@ -104,7 +104,9 @@ def busy() -> Document:
             gpus[2],
             "search/embedder-6c9f7-x2x8q/main",
             5.3 * HOUR,
-            move=Move(Lane.LEGACY, Lane.DRA, MoveStep.WAITING, NOW - 260, NOW - 260, "5 of 8 are wanted in the dra lane"),
+            move=Move(
+                Lane.LEGACY, Lane.DRA, MoveStep.WAITING, NOW - 260, NOW - 260, "5 of 8 are wanted in the dra lane"
+            ),
         ),
         free(broken, Lane.LEGACY, 1500, "its pod ended"),
         Entry(
