@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from drabridge.inventory.model import Presence
-from drabridge.ledger.model import DRA_OWNERS, Entry, Lane, Ledger, Owner, Policy
+from drabridge.ledger.model import DRA_OWNERS, ClaimHold, Entry, Lane, Ledger, Owner, Policy
 
 _LEGACY_LANES = frozenset({Lane.LEGACY, Lane.SHARED})
 _DRA_LANES = frozenset({Lane.DRA, Lane.SHARED})
@@ -26,13 +26,21 @@ def dra_schedulable(ledger: Ledger, entry: Entry, policy: Policy) -> bool:
     """In a ResourceSlice without taint: present, and held by claims or free for one.
 
     Not while it waits to leave the lane: the next claim takes a device before the last one has let go, for ever where
-    claims queue, and one that several may hold is never without.
+    claims queue, and one that several may hold is never without. Nor while the scheduler takes what is held for free.
     """
     if entry.device.presence is not Presence.PRESENT:
         return False
     if entry.owner in DRA_OWNERS:
-        return not entry.leaving
+        return not entry.leaving and all(_counted(held, entry) for held in entry.holders)
     return _free_for(ledger, entry, _DRA_LANES, policy)
+
+
+def _counted(held: ClaimHold, entry: Entry) -> bool:
+    """Whether the scheduler counts a claim's hold, so that it gives the device to nobody whom we would refuse.
+
+    It keeps whole devices and shares apart: one that is offered in the other manner than it is held is free to it.
+    """
+    return bool(held.shares) is entry.device.shareable
 
 
 def guarded(entry: Entry, policy: Policy) -> bool:

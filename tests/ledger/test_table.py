@@ -16,6 +16,7 @@ from drabridge.ledger import (
     Checkpoint,
     ClaimDeallocated,
     ClaimRef,
+    Discovered,
     Entry,
     Facts,
     Lane,
@@ -206,6 +207,20 @@ def test_a_claims_device_that_is_to_leave_is_not_offered_to_the_next() -> None:
     node.yes(SetLane("gpu-0", Lane.LEGACY, NOON))
     assert node.offers("gpu-0") == (False, False)
     node.yes(SetLane("gpu-0", Lane.DRA, NOON))
+    assert node.offers("gpu-0") == (False, True)
+
+
+@pytest.mark.parametrize("share", [None, Share("s1", (("memory", 1),))])
+def test_a_device_that_is_held_whole_is_not_offered_in_shares_nor_the_other_way(share: Share | None) -> None:
+    """The scheduler keeps the two apart: what one claim has in one manner is free to the next in the other."""
+    node = Node(device(0, Lane.DRA, shareable=share is not None))
+    node.yes(Prepare(CLAIM, (Use("gpu-0", share),), NOON))
+    assert node.offers("gpu-0") == (False, True)
+    facts = node["gpu-0"].device
+    node.yes(Discovered((replace(facts, shareable=not facts.shareable),), NOON))
+    assert node.offers("gpu-0") == (False, False)
+    node.yes(ClaimDeallocated("uid-1", NOON))
+    node.yes(Unprepare("uid-1", NOON))
     assert node.offers("gpu-0") == (False, True)
 
 
