@@ -32,7 +32,7 @@ from drabridge.dra.tasks import join
 from drabridge.errors import ConfigError, DrabridgeError, HostError, PeerError, RefusedError
 from drabridge.inventory.model import Presence
 from drabridge.ledger import events
-from drabridge.ledger.model import ClaimRef, Phase
+from drabridge.ledger.model import ClaimRef
 from drabridge.ledger.outcome import Decision, RefusalCode
 
 log = logging.getLogger(__name__)
@@ -43,6 +43,7 @@ RETRY_FIRST_SECONDS, RETRY_MOST_SECONDS = 0.1, 2.0
 
 # Refusals that pass by themselves within seconds.
 _PASSING = frozenset({RefusalCode.STARTING, RefusalCode.PENDING, RefusalCode.NOT_DURABLE, RefusalCode.STALE})
+_CLAIMS_IN_THE_WAY = frozenset({RefusalCode.CLAIM_HELD, RefusalCode.OVERCOMMITTED})
 
 
 class PassingRefusalError(RefusedError):
@@ -221,25 +222,26 @@ class Preparer:
             return {}
 
     async def _grant(self, event: events.Prepare) -> Decision:
-        """Ask the ledger; where it names claims that no container uses, ask the API server whether they still exist."""
+        """Ask the ledger; where claims are in the way, ask the API server whether they are still allocated.
+
+        What one that is not, and was never unprepared, still holds is withdrawn from the slices, and the refusal says so.
+        """
         decision = await self._keeper.apply(event)
-        if decision.accepted or all(refusal.code is not RefusalCode.CLAIM_HELD for refusal in decision.refusals):
-            return decision
         ledger = self._keeper.ledger
-        idle = {
+        others = {
             held.claim
             for refusal in decision.refusals
-            if (entry := ledger.entries.get(refusal.device)) is not None
+            if refusal.code in _CLAIMS_IN_THE_WAY and (entry := ledger.entries.get(refusal.device)) is not None
             for held in entry.holders
-            if held.phase is not Phase.PREPARED and held.claim.uid != event.claim.uid
+            if held.api_allocated and held.claim.name and held.claim.uid != event.claim.uid
         }
-        released = [await self.release_if_deallocated(claim) for claim in sorted(idle, key=lambda claim: claim.uid)]
-        return await self._keeper.apply(event) if any(released) else decision
+        gone = [await self.release_if_deallocated(claim) for claim in sorted(others, key=lambda claim: claim.uid)]
+        return await self._keeper.apply(event) if any(gone) else decision
 
     async def release_if_deallocated(self, claim: ClaimRef) -> bool:
         """Ask the API server about a claim; tell the ledger what it let go of. What is prepared stays held.
 
-        Returns whether it has let go of any device here: of all, or it was allocated anew and has others now. Raises
+        Returns whether any device here is no longer allocated to it: none is, or it was allocated anew. Raises
         ClusterError when it cannot be asked: then the claim keeps what it has, as with an answer without sense.
         """
         try:

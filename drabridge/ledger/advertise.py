@@ -38,9 +38,11 @@ def dra_schedulable(ledger: Ledger, entry: Entry, policy: Policy) -> bool:
 def _counted(held: ClaimHold, entry: Entry) -> bool:
     """Whether the scheduler counts a claim's hold, so that it gives the device to nobody whom we would refuse.
 
-    It keeps whole devices and shares apart: one that is offered in the other manner than it is held is free to it.
+    It keeps whole devices and shares apart: one that is offered in the other manner than it is held is free to it, and
+    so is what a claim that is no longer allocated has here until it is unprepared.
     """
-    return bool(held.shares) is entry.device.shareable
+    known = held.api_allocated or (entry.device.shareable and not entry.device.capacity)
+    return known and bool(held.shares) is entry.device.shareable
 
 
 def guarded(entry: Entry, policy: Policy) -> bool:

@@ -53,7 +53,7 @@ def advised(refused: Refusal, side: Side) -> Refusal:
     if refused.code not in (RefusalCode.CLAIM_HELD, RefusalCode.LEGACY_HELD):
         return refused
     wait = "wait until it is let go, or " if side is Side.DRA else ""
-    return replace(refused, hint=f"{wait}{_ANOTHER[side]}")
+    return replace(refused, hint=f"{wait}{_ANOTHER[side]}{refused.hint and f'; {refused.hint}'}")
 
 
 def held(entry: Entry, at: float) -> Refusal:
@@ -77,14 +77,8 @@ def held(entry: Entry, at: float) -> Refusal:
             "stop one of the two; the device is offered again when only one is left",
         )
     if entry.owner in DRA_OWNERS:
-        first = entry.holders[0]
         more = f" and {len(entry.holders) - 1} more" if len(entry.holders) > 1 else ""
-        return Refusal(
-            entry.name,
-            RefusalCode.CLAIM_HELD,
-            who,
-            f"{entry.name} is held by claim {first.claim}{more}, {_PHASE[first.phase]} {clock(first.since, at)}",
-        )
+        return replace(exclusive(entry, entry.holders[0], at, more), holder=who)
     assert entry.hold is not None
     return Refusal(
         entry.name,
@@ -143,13 +137,15 @@ def overcommitted(entry: Entry, capacity: str, wanted: int, left: int) -> Refusa
     )
 
 
-def exclusive(entry: Entry, other: ClaimHold, at: float) -> Refusal:
+def exclusive(entry: Entry, other: ClaimHold, at: float, more: str = "") -> Refusal:
     """Another claim holds a device that cannot be shared."""
+    left = "" if other.api_allocated else " and not unprepared since it was deallocated"
     return Refusal(
         entry.name,
         RefusalCode.CLAIM_HELD,
         f"claim {other.claim}",
-        f"{entry.name} is held by claim {other.claim}, {_PHASE[other.phase]} {clock(other.since, at)}",
+        f"{entry.name} is held by claim {other.claim}{more}, {_PHASE[other.phase]} {clock(other.since, at)}{left}",
+        left and f"if nothing uses it any more, 'drabridge lanes release {entry.name}' ends that",
     )
 
 

@@ -17,7 +17,7 @@ from drabridge.sim.faults import ListFault
 from drabridge.sim.runtime import LockingRuntime
 from tests.agent.helpers import AgentProcess, until
 from tests.agent.test_begun import BOOT_ID
-from tests.agent.test_bridge_node import bridge, claim_pod, healthy, limits_pod
+from tests.agent.test_bridge_node import bridge, claim_pod, devices_in_slices, healthy, limits_pod
 
 
 async def test_the_operator_ends_a_claim_that_nobody_remembers() -> None:
@@ -41,6 +41,25 @@ async def test_the_operator_ends_a_claim_that_nobody_remembers() -> None:
         await agent.start()
         await agent.ready()
         assert (await agent.device(name))["owner"] == "none"
+
+
+async def test_the_next_claims_get_other_devices_than_one_that_nobody_unprepares() -> None:
+    async with bridge() as (agent, cluster, runtime):
+        name = await _prepared(agent, cluster)
+        await _forget(agent, cluster, runtime)
+        await until(lambda: name in devices_in_slices(cluster), why=agent.text)  # nobody has asked the API server
+        await cluster.apply(claim_pod("d"))
+        said = f"'drabridge lanes release {name}'"
+        await until(lambda: any(said in event["message"] for event in cluster.events("d")), why=agent.text)
+        await until(lambda: name not in devices_in_slices(cluster), why=agent.text)
+        assert "no longer allocated" in (await agent.device(name))["evidence"]
+        await cluster.delete("pods", "d")
+        await cluster.delete("resourceclaims", "d")
+        await cluster.apply(claim_pod("e"))
+        await cluster.wait_pod("e")
+
+        assert (await release(agent, name))[0] == 200
+        await until(lambda: name in devices_in_slices(cluster), why=agent.text)
 
 
 async def test_a_prepared_claim_is_not_ended_while_kubelet_or_the_api_server_knows_it() -> None:

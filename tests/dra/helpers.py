@@ -289,6 +289,9 @@ class DraNode:
     def published(self) -> list[str]:
         return [device["name"] for slice_ in self.slices() for device in slice_["spec"].get("devices", ())]
 
+    def tainted(self) -> list[str]:
+        return [d["name"] for slice_ in self.slices() for d in slice_["spec"].get("devices", ()) if d.get("taints")]
+
     def writes(self) -> int:
         """Writes of slices that the API server has seen, dry runs aside."""
         return sum(r.is_write and r.resource == "resourceslices" and "dryRun" not in r.query for r in self.api.requests)

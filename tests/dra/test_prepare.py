@@ -133,7 +133,11 @@ async def test_a_claim_that_is_still_prepared_keeps_its_device_though_the_api_fr
         await node.prepared(first)
         node.claims.deallocate("first")
 
-        assert "held by claim default/first" in await node.refused(node.claims.add("second", "gpu-1"))
+        error = await node.refused(node.claims.add("second", "gpu-1"))
+
+        assert "held by claim default/first" in error
+        assert "'drabridge lanes release gpu-1'" in error
+        await node.wait_for(lambda: node.tainted() == ["gpu-1"], "the scheduler to be told that it is not free")
 
 
 async def test_results_of_other_drivers_are_skipped_and_alternatives_name_their_request() -> None:
@@ -203,6 +207,9 @@ async def test_shares_of_one_device_go_to_several_claims_and_twice_to_one() -> N
         three = node.claims.add("three", share(SHARES[3], "1Gi"))
         assert "shared-0 has 0 of memory left" in await node.refused(three)
         assert await node.unprepare(one) == {one.uid: ""}
+        assert "shared-0 has 0 of memory left" in await node.refused(three)  # it may be prepared again
+        node.claims.deallocate("one")
+        assert await node.prepared(three)  # though nobody told the ledger
 
 
 async def test_v1beta1_gives_the_same_answer_without_share_ids() -> None:

@@ -224,6 +224,29 @@ def test_a_device_that_is_held_whole_is_not_offered_in_shares_nor_the_other_way(
     assert node.offers("gpu-0") == (False, True)
 
 
+def test_what_a_claim_left_prepared_is_not_offered_to_the_next_which_is_told_the_way_out() -> None:
+    node = Node(device(0, Lane.DRA))
+    node.yes(prepare(0))
+    assert "lanes release" not in node.no(prepare(0, claim=OTHER))[1]
+    node.yes(ClaimDeallocated("uid-1", NOON))
+    assert node.offers("gpu-0") == (False, False)  # free to the scheduler
+    text = node.no(prepare(0, claim=OTHER))[1]
+    assert "gpu-0 is held by claim team-a/train (uid uid-1), prepared 22:13 UTC and not unprepared since" in text
+    assert "for another device; if nothing uses it any more, 'drabridge lanes release gpu-0' ends that" in text
+    node.yes(prepare(0))
+    assert node.offers("gpu-0") == (False, True)  # allocated to it again
+
+
+def test_the_capacity_that_a_claim_left_is_counted_and_what_has_none_is_offered_on() -> None:
+    for capacity, offered in ((("memory", 10),), False), ((), True):
+        facts = replace(device(0, Lane.DRA, shareable=True).device, capacity=capacity)
+        node = Node(Entry(facts, lane=Lane.DRA))
+        node.yes(Prepare(CLAIM, (Use("gpu-0", Share("s1", (("memory", 6),))),), NOON))
+        assert node.offers("gpu-0") == (False, True)
+        node.yes(ClaimDeallocated("uid-1", NOON))
+        assert node.offers("gpu-0") == (False, offered)
+
+
 def test_admin_access_holds_nothing() -> None:
     node = Node(device(0))
     node.yes(allocate(0))
