@@ -140,8 +140,9 @@ class Preparer:
         allocation = await self._allocation(claim, record)
         if record is not None and record.state is State.COMPLETED and _still_fits(record, allocation):
             return await self._replay(record, allocation), True
-        if record is not None:
-            await self._undo(record)  # a crash, or another allocation: begin from nothing
+        if record is not None:  # a crash, or another allocation: begin from nothing
+            await self._check_closed(record)
+            await self._undo(record)
             await self._told(events.Unprepare(claim.uid, self._clock()))
         assert allocation is not None
         plans = self.planner.plan(allocation, self._inventory())
@@ -311,14 +312,16 @@ class Preparer:
 
     async def _check_closed(self, record: ClaimRecord) -> None:
         """Kubelet unprepares claims of force-deleted pods while their containers run (pkg/kubelet/cm/dra/manager.go,
-        reconcileLoop). Where nodes are probed, a device of this claim alone that is open is not given up; kubelet asks
-        again.
+        reconcileLoop), and after a restart prepares them for others without it. Where nodes are probed, a device of
+        this claim alone that is open is not given up; kubelet asks again.
         """
         entries = self._keeper.ledger.entries
         alone = {
             device.device
             for device in record.devices
-            if not device.admin and (entry := entries.get(device.device)) and len(entry.holders) == 1
+            if not device.admin
+            and (entry := entries.get(device.device))
+            and [held.claim.uid for held in entry.holders] == [record.claim.uid]
         }
         if users := await self._in_use(alone):
             said = ", ".join(f"{name} is open in {user}" for name, user in sorted(users.items()))

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from drabridge.ledger.model import Owner
+from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
+from drabridge.ledger.model import ClaimRef, Owner
 from tests.dra.helpers import DRIVER, NODE, DraNode, a_node
 
 
@@ -32,6 +33,46 @@ async def test_a_claim_that_is_allocated_anew_gives_up_what_it_had() -> None:
         assert [device.device_name for device in await node.prepared(claim)] == ["gpu-2", "gpu-3"]
         await node.wait_for(lambda: node.owner("gpu-1") is Owner.NONE, "the release")
         assert [node.owner(name) for name in ("gpu-2", "gpu-3")] == [Owner.DRA_PREPARED] * 2
+
+
+async def test_a_device_that_is_still_open_is_not_given_up_for_another() -> None:
+    """A kubelet that has restarted does not unprepare the claim of a force-deleted pod before it prepares it anew."""
+    users: dict[str, str] = {}
+
+    async def in_use(names: set[str]) -> dict[str, str]:
+        return {name: users[name] for name in names & users.keys()}
+
+    async with a_node(start=False) as node:
+        await node.start(in_use=in_use)
+        claim = node.claims.add("cl1", "gpu-1")
+        await node.prepared(claim)
+        users["gpu-1"] = "process 7 (python)"
+        _anew(node, "cl1", "gpu-2")
+        other = node.claims.add("cl2", "gpu-1")
+        before = node.cdi_files()
+
+        assert "gpu-1 is open in process 7 (python)" in await node.refused(claim)
+        assert "held by claim default/cl1" in await node.refused(other)
+        assert node.cdi_files() == before
+
+        users.clear()
+        assert [device.device_name for device in await node.prepared(claim)] == ["gpu-2"]
+        await node.prepared(other)
+
+
+async def test_a_claim_that_never_had_the_device_does_not_wait_until_its_holder_closes_it() -> None:
+    async def in_use(names: set[str]) -> dict[str, str]:
+        return dict.fromkeys(names, "process 7 (python)")
+
+    async with a_node(start=False) as node:
+        await node.start(in_use=in_use)
+        await node.prepared(node.claims.add("cl1", "gpu-1"))
+        claim = node.claims.add("cl2", "gpu-1")
+        device = PreparedDevice("gpu", NODE, "gpu-1")  # what a crash leaves of a prepare that was refused
+        left = ClaimRecord(ClaimRef(claim.uid, "default", "cl2"), State.STARTED, node.boot_id, (device,))
+        RecordStore(node.state / "claims").save(left)
+        assert await node.unprepare(claim) == {claim.uid: ""}
+        assert node.holders("gpu-1") == ["cl1"]
 
 
 async def test_two_claims_that_change_places_do_not_wait_for_each_other() -> None:
