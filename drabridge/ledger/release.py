@@ -100,7 +100,7 @@ def weigh(
         )
         if asked
     )
-    how = "no pod was seen on it" if hold.confirmed else "the pod that it was allocated to never appeared"
+    how = "no pod was seen on it" if hold.confirmed or strict else "the pod that it was allocated to never appeared"
     return Free(f"{how}: {names} agreed {absences} times over {at - since:.0f} s")
 
 

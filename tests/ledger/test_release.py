@@ -101,6 +101,12 @@ def test_quarantine_ends_for_no_claim_either() -> None:
     assert isinstance(judge(once, replace(NOBODY, claimed=(CLAIM,), allocated=None)), Free)  # a pod's hold is its own
 
 
+def test_what_leaves_quarantine_was_allocated_to_nobody_as_far_as_is_known() -> None:
+    verdict = judge(Hold(absences=1, absent_since=900.0), NOBODY, strict=True)
+    assert isinstance(verdict, Free)
+    assert verdict.because.startswith("no pod was seen on it: ")
+
+
 def test_the_reason_says_who_agreed() -> None:
     verdict = judge(replace(OLD, absences=1, absent_since=900.0), replace(NOBODY, opened=False))
     assert isinstance(verdict, Free)
