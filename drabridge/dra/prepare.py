@@ -32,7 +32,7 @@ from drabridge.dra.tasks import join
 from drabridge.errors import ConfigError, DrabridgeError, HostError, PeerError, RefusedError
 from drabridge.inventory.model import Presence
 from drabridge.ledger import events
-from drabridge.ledger.model import ClaimRef
+from drabridge.ledger.model import ClaimRef, Phase
 from drabridge.ledger.outcome import Decision, RefusalCode
 
 log = logging.getLogger(__name__)
@@ -328,13 +328,18 @@ class Preparer:
             raise HostError(f"claim {record.claim} is in use: {said}", hint="it is released when the process has ended")
 
     async def _undo(self, record: ClaimRecord) -> None:
-        """Clean-up hooks, then files. No hook for a device that is gone, nor for what was done before a reboot."""
-        devices = self._inventory().by_name()
+        """Clean-up hooks, then files. No hook for a device that is gone, nor for what was done before a reboot, nor for
+        what the claim was not granted: others may use it.
+        """
+        devices, entries = self._inventory().by_name(), self._keeper.ledger.entries
         for prepared in reversed(record.devices):
             device = devices.get(prepared.device)
             there = device is not None and device.presence is not Presence.GONE
             hook = decode_hook(prepared.unprepare)
             if hook is None or prepared.admin or record.boot_id != self._boot_id:
+                continue
+            holders = entry.holders if (entry := entries.get(prepared.device)) else ()
+            if not any(held.claim.uid == record.claim.uid and held.phase is Phase.PREPARED for held in holders):
                 continue
             if device is None or not there:
                 log.warning("clean-up hook skipped: the device is gone", extra={"device": prepared.device})

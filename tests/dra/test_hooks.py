@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from drabridge.dra.records import RecordStore, State
 from drabridge.inventory.model import Presence
-from drabridge.ledger.model import Owner
+from drabridge.ledger.model import ClaimRef, Owner
 from tests.dra.helpers import CONFIG, a_node, gpu, with_profile
 
 
@@ -86,6 +87,24 @@ async def test_admin_access_runs_no_hooks(log: Path) -> None:
         await node.prepared(claim)
         await node.unprepare(claim)
     assert log.read_text() == ""
+
+
+async def test_nothing_is_cleaned_for_a_claim_that_was_refused(log: Path) -> None:
+    """Its record, which is written first, outlives the refusal when the agent is killed, or an answer is lost."""
+    async with a_node(with_profile(f"unprepare: {script(f'echo $DRABRIDGE_CLAIM >> {log}')}")) as node:
+        holder, claim = node.claims.add("holder", "gpu-1"), node.claims.add("claim", "gpu-1")
+        await node.prepared(holder)
+        records = RecordStore(node.state / "claims")
+        record = records.load(holder.uid)
+        assert record
+        begun = replace(record, claim=ClaimRef(claim.uid, "default", "claim"), state=State.STARTED)
+        records.save(begun)
+        assert "held by claim default/holder" in await node.refused(claim)
+        records.save(begun)
+        assert await node.unprepare(claim) == {claim.uid: ""}
+        assert log.read_text() == ""
+        await node.unprepare(holder)
+    assert log.read_text() == "default/holder\n"
 
 
 async def test_a_device_that_was_unplugged_needs_no_cleaning() -> None:
