@@ -42,7 +42,9 @@ def legacy_list(
 
     Devices of the DRA lane stay in the list as Unhealthy, so that capacity tells what the node has and allocatable
     what is left for limits. When no device is left for limits at all the list is empty: allocatable 0 without any
-    NUMA record makes the scheduler and kubelet treat the name as served by DRA (``extendedResourceName``).
+    NUMA record makes the scheduler and kubelet treat the name as served by DRA (``extendedResourceName``). While nothing
+    is Healthy there are no NUMA records either: allocatable is 0, and kubelet, which aligns what DRA serves with the
+    resource's devices all the same, would find none and reject the pod for good (TopologyAffinityError).
 
     ``former``: device name -> ids that it had with another number of replicas. Kubelet may be allocating them, or a pod
     may have them, so they stay, Unhealthy: they are given to nobody any more.
@@ -68,6 +70,8 @@ def legacy_list(
         listed.extend(Listed(unit, every or unit in healthy, numa) for unit in units)
         if entry.name in former:
             listed.extend(Listed(unit, False, numa) for unit in sorted(former[entry.name]))
+    if not any(unit.healthy for unit in listed):
+        return tuple(Listed(unit.id, False) for unit in listed)
     return tuple(listed)
 
 
