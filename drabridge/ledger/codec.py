@@ -26,7 +26,7 @@ from drabridge.ledger.model import (
 
 ENTRY_FIELDS = frozenset(
     {"name", "resource", "units", "root", "presence", "shareable", "capacity", "owner", "lane"}
-    | {"syspath", "hold", "claims", "move", "since", "seq", "released_because"}
+    | {"syspath", "hold", "claims", "move", "since", "seq", "released_because", "presence_since", "legacy_until"}
 )
 
 
@@ -43,6 +43,10 @@ def entry_to_json(entry: Entry) -> Json:
         "since": entry.since,
         "seq": entry.seq,
     }
+    if entry.presence_since != entry.since:
+        data["presence_since"] = entry.presence_since
+    if entry.legacy_until != entry.since:
+        data["legacy_until"] = entry.legacy_until
     if facts.root:
         data["root"] = facts.root
     if facts.syspath:
@@ -86,6 +90,7 @@ def entry_from_json(data: Mapping[str, Any]) -> Entry:
     )
     hold = data.get("hold")
     move = data.get("move")
+    since = float(data.get("since", 0.0))
     return Entry(
         facts,
         Owner(data["owner"]),
@@ -102,9 +107,11 @@ def entry_from_json(data: Mapping[str, Any]) -> Entry:
             float(move["step_since"]),
             _text(move.get("reason", "")),
         ),
-        float(data.get("since", 0.0)),
+        since,
         int(data.get("seq", 0)),
         _text(data.get("released_because", "")),
+        float(data.get("presence_since", since)),  # an older agent's file: no earlier than that
+        float(data.get("legacy_until", since)),
     )
 
 

@@ -17,7 +17,7 @@ from drabridge.ledger.model import (
 from drabridge.ledger.outcome import (
     Transferred,
 )
-from drabridge.ledger.settle import begin
+from drabridge.ledger.settle import begin, left_kubelet
 
 
 def move_free(draft: Draft, entry: Entry, event: SetLane) -> Outcome:
@@ -44,7 +44,7 @@ def move_later(draft: Draft, entry: Entry, event: SetLane) -> Outcome:
 
 
 def _moved(draft: Draft, entry: Entry, lane: Lane, move: Move | None) -> Entry:
-    return replace(entry, lane=lane, move=move, since=draft.at, seq=draft.seq)
+    return left_kubelet(draft, entry, replace(entry, lane=lane, move=move, since=draft.at, seq=draft.seq))
 
 
 def acknowledge(draft: Draft, entry: Entry, since_seq: int) -> Outcome:

@@ -114,7 +114,7 @@ def counted(ledger: Ledger, resource: str, at: float) -> tuple[str, ...]:
         if entry.device.resource == resource
         and (
             entry.device.presence is not Presence.GONE
-            or (at - entry.since < HYSTERESIS_SECONDS and not _replaced(ledger, entry))
+            or (at - entry.presence_since < HYSTERESIS_SECONDS and not _replaced(ledger, entry))
         )
     )
 

@@ -279,7 +279,10 @@ def _discovered(draft: Draft, event: ev.Discovered) -> None:
         entry = entries.get(name)
         if entry is None:
             first = event.lanes.get(name, Lane.LEGACY)
-            draft.touched[name] = _arrived(draft, Entry(facts, lane=first, since=event.at, seq=draft.seq))
+            new = Entry(
+                facts, lane=first, since=event.at, seq=draft.seq, presence_since=event.at, legacy_until=event.at
+            )
+            draft.touched[name] = _arrived(draft, new)
             if draft.ledger.node.lost:
                 _signal(draft, Signal.LOST, name, draft.ledger.node.lost)
             arrived.append(name)
@@ -310,8 +313,9 @@ def _known(draft: Draft, entry: Entry, facts: Facts) -> None:
     hold = entry.hold
     if hold is not None and facts.resource != entry.device.resource:  # kubelet goes on counting it as it did
         hold = replace(hold, resource=hold.resource or entry.device.resource)
-    since = draft.at if gone else entry.since
-    known = replace(entry, device=facts, hold=hold, since=since, seq=draft.seq)
+    known = replace(entry, device=facts, hold=hold, seq=draft.seq)
+    if gone:
+        known = replace(known, since=draft.at, presence_since=draft.at)
     back = entry.device.presence is Presence.GONE and facts.presence is not Presence.GONE
     draft.touched[entry.name] = _arrived(draft, known) if back else known
 

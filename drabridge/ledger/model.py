@@ -198,6 +198,8 @@ class Entry(Struct, frozen=True):
     since: float = 0.0  # last change of owner, lane or presence
     seq: int = 0  # the ledger's sequence number of that change: evidence gathered before it says nothing
     released_because: str = ""  # why the last holder is no longer the holder
+    presence_since: float = 0.0  # last change of presence
+    legacy_until: float = 0.0  # when kubelet last had business with it; now, if ``with_kubelet``
 
     @property
     def name(self) -> str:
@@ -214,6 +216,11 @@ class Entry(Struct, frozen=True):
         from it: a move that is withdrawn or begins takes the mark with it.
         """
         return self.move is not None and self.move.step is MoveStep.WAITING
+
+    @property
+    def with_kubelet(self) -> bool:
+        """Whether kubelet has, may have, or is to have business with the device."""
+        return self.lane is not Lane.DRA or self.hold is not None or self.owner is Owner.QUARANTINE
 
     @property
     def holders(self) -> tuple[ClaimHold, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from drabridge.inventory.model import Presence
 from drabridge.ledger import refusal
 from drabridge.ledger.draft import Draft
@@ -64,7 +66,14 @@ def settle(
         left = {held.claim.uid for held in claims}
         began = [held.since for held in before.holders if held.claim.uid not in left]
         draft.effects.append(Released(before.name, who, because, draft.at - min(began, default=before.since)))
-    return Entry(before.device, owner, lane, hold, claims, move, since, draft.seq, released)
+    stamps = (before.presence_since, before.legacy_until)
+    settled = Entry(before.device, owner, lane, hold, claims, move, since, draft.seq, released, *stamps)
+    return left_kubelet(draft, before, settled)
+
+
+def left_kubelet(draft: Draft, before: Entry, entry: Entry) -> Entry:
+    """The entry; with the time where kubelet's business with the device ends here."""
+    return replace(entry, legacy_until=draft.at) if before.with_kubelet and not entry.with_kubelet else entry
 
 
 def lane_when_held(draft: Draft, before: Entry, owner: Owner) -> tuple[Lane, Move | None]:

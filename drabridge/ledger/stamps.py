@@ -26,6 +26,16 @@ def not_after(entry: Entry, at: float) -> Entry:
     claims = entry.claims
     if any(held.since > at for held in claims):
         claims = tuple(replace(held, since=min(held.since, at)) for held in claims)
-    if hold is entry.hold and move is entry.move and claims is entry.claims and entry.since <= at:
+    own = (entry.since, entry.presence_since, entry.legacy_until)
+    if hold is entry.hold and move is entry.move and claims is entry.claims and max(own) <= at:
         return entry
-    return replace(entry, hold=hold, move=move, claims=claims, since=min(entry.since, at))
+    since, presence_since, legacy_until = (min(stamp, at) for stamp in own)
+    return replace(
+        entry,
+        hold=hold,
+        move=move,
+        claims=claims,
+        since=since,
+        presence_since=presence_since,
+        legacy_until=legacy_until,
+    )

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from drabridge.inventory.model import Device
 from drabridge.ledger.advertise import legacy_healthy, must_list
-from drabridge.ledger.model import Entry, Lane, Ledger, Owner, Policy
+from drabridge.ledger.model import Entry, Ledger, Policy
 
 _NONE: Mapping[str, Collection[str]] = MappingProxyType({})
 
@@ -42,9 +42,9 @@ def legacy_list(
 
     Devices of the DRA lane stay in the list as Unhealthy, so that capacity tells what the node has and allocatable
     what is left for limits. When no device is left for limits at all the list is empty: allocatable 0 without any
-    NUMA record makes the scheduler and kubelet treat the name as served by DRA (``extendedResourceName``). While nothing
-    is Healthy there are no NUMA records either: allocatable is 0, and kubelet, which aligns what DRA serves with the
-    resource's devices all the same, would find none and reject the pod for good (TopologyAffinityError).
+    NUMA record makes the scheduler and kubelet treat the name as served by DRA (``extendedResourceName``). Where all is
+    Unhealthy there are no NUMA records either: DRA serves the name then as well, and kubelet, which aligns such pods
+    with this list all the same, would reject them for good (TopologyAffinityError).
 
     ``former``: device name -> ids that it had with another number of replicas. Kubelet may be allocating them, or a pod
     may have them, so they stay, Unhealthy: they are given to nobody any more.
@@ -52,7 +52,7 @@ def legacy_list(
     stays Healthy; the rest is not, or kubelet would send one pod after another into the same failure.
     """
     entries = of_resource(ledger, resource)
-    if not any(_concerns_legacy(entry, at, policy) for entry in entries):
+    if not any(entry.with_kubelet or at - entry.legacy_until < policy.tombstone_seconds for entry in entries):
         return ()
     listed: list[Listed] = []
     for entry in entries:
@@ -79,10 +79,3 @@ def surplus(entry: Entry, unit: str) -> bool:
     """Whether no other pod is to get this unit: the pods of a device with fewer replicas now have all of its shares."""
     hold = entry.hold
     return hold is not None and unit not in hold.units and len(hold.units) >= len(entry.device.units)
-
-
-def _concerns_legacy(entry: Entry, at: float, policy: Policy) -> bool:
-    """Whether kubelet has, may have, or is to have business with this device."""
-    if entry.lane is not Lane.DRA or entry.owner in (Owner.LEGACY, Owner.CONFLICT, Owner.QUARANTINE):
-        return True
-    return at - entry.since < policy.tombstone_seconds

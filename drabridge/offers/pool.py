@@ -77,7 +77,7 @@ def _offer(
     if entry.device.presence is Presence.GONE:
         device = replace(device, presence=Presence.GONE)
     elif entry.device.presence is not device.presence:
-        entry = replace(entry, device=replace(entry.device, presence=device.presence))
+        entry = replace(entry, device=replace(entry.device, presence=device.presence), presence_since=at)
     taints = tuple(_taints(device, entry, ledger, policy, config, at))
     policies = None
     if resource.sharing.allow_multiple_allocations:
@@ -101,7 +101,7 @@ def _taints(device: Device, entry: Entry, ledger: Ledger, policy: Policy, config
         yield Taint(f"{prefix}/faulty", "", Effect(settings.faulty))
     elif device.presence is Presence.GONE:
         # A USB device that re-enumerates is away for a moment: nobody is evicted for that.
-        lasting = at - entry.since >= settings.gone_after_seconds
+        lasting = at - entry.presence_since >= settings.gone_after_seconds
         yield Taint(f"{prefix}/gone", "", Effect(settings.gone) if lasting else Effect.NO_SCHEDULE)
     elif not advertise.dra_schedulable(ledger, entry, policy):
         yield Taint(f"{prefix}/unavailable", _reason(entry))

@@ -28,6 +28,8 @@ def normal(entry: Entry) -> Entry:
         claims=tuple(sorted((replace(held, since=0.0) for held in entry.claims), key=lambda held: held.claim.uid)),
         since=entry.since if entry.device.presence is Presence.GONE else 0.0,
         released_because="",
+        presence_since=0.0,
+        legacy_until=0.0,
     )
 
 

@@ -246,6 +246,15 @@ def test_a_device_that_flaps_is_still_counted() -> None:
     assert counted(ledger, "r", 1060.0) == ("gpu-00", "gpu-01")
 
 
+def test_a_device_that_was_gone_for_long_does_not_count_again_when_its_pod_ends() -> None:
+    found = devices(3)
+    ledger = ledger_of(found, held={2})
+    ledger = step(ledger, Discovered(tuple(map(Facts.of, found[:2])), 100.0), POLICY).of(ledger)
+    ledger = all_held_but(ledger, found, {0, 1, 2})
+    assert ledger.entries["gpu-02"].since == 600.0
+    assert counted(ledger, "r", 601.0) == ("gpu-00", "gpu-01")
+
+
 def test_the_order_does_not_depend_on_the_input() -> None:
     found = devices(6, per_root=2)
     assert order(reversed(found)) == found
@@ -284,8 +293,8 @@ def test_any_numbers_are_reached_and_left_alone(situation: tuple[list[Device], L
 
 def test_a_device_that_is_called_otherwise_now_counts_once() -> None:
     place = "/sys/devices/a"
-    gone = Entry(Facts("old", "r", ("old",), presence=Presence.GONE, syspath=place), since=100.0)
-    away = Entry(Facts("away", "r", ("away",), presence=Presence.GONE), since=100.0)
+    gone = Entry(Facts("old", "r", ("old",), presence=Presence.GONE, syspath=place), presence_since=100.0)
+    away = Entry(Facts("away", "r", ("away",), presence=Presence.GONE), presence_since=100.0)
     new = Entry(Facts("new", "r", ("new",), syspath=place))
     assert set(counted(Ledger.of([gone, away]), "r", 110.0)) == {"old", "away"}
     assert set(counted(Ledger.of([gone, away, new]), "r", 110.0)) == {"away", "new"}

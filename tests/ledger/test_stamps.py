@@ -55,15 +55,17 @@ def test_a_move_and_its_pauses_are_counted_from_the_restart() -> None:
 STAMPS = st.floats(NOON - YEAR, NOON + YEAR)
 
 
-@given(st.tuples(*[STAMPS] * 7))
+@given(st.tuples(*[STAMPS] * 9))
 def test_no_stamp_is_later_and_earlier_ones_stay(stamps: tuple[float, ...]) -> None:
-    since, allocated, seen, absent, asked, stepped, claimed = stamps
+    since, allocated, seen, absent, asked, stepped, claimed, present, until = stamps
     entry = Entry(
         Facts("gpu-0", "r", ("GPU-0",)),
         since=since,
         hold=Hold(allocated_at=allocated, last_seen=seen, absent_since=absent),
         move=Move(Lane.LEGACY, Lane.DRA, MoveStep.WAITING, asked, stepped),
         claims=(ClaimHold(CLAIM, Phase.GRANTED, claimed),),
+        presence_since=present,
+        legacy_until=until,
     )
     mended = not_after(entry, NOON)
     assert mended.hold is not None
@@ -71,6 +73,7 @@ def test_no_stamp_is_later_and_earlier_ones_stay(stamps: tuple[float, ...]) -> N
     found = (
         *(mended.since, mended.hold.allocated_at, mended.hold.last_seen, mended.hold.absent_since),
         *(mended.move.since, mended.move.step_since, mended.claims[0].since),
+        *(mended.presence_since, mended.legacy_until),
     )
     assert found == tuple(min(stamp, NOON) for stamp in stamps)
     assert (mended is entry) == (max(stamps) <= NOON)

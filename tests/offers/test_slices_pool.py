@@ -112,11 +112,12 @@ def test_what_is_not_for_claims_is_left_out(entry: Entry) -> None:
 def test_a_faulty_device_is_tainted_as_configured_and_a_gone_one_after_a_while() -> None:
     settings = config(taints={"faulty": "NoExecute", "gone": "NoExecute", "goneAfterSeconds": 15})
     faulty = replace(FREE, device=Facts.of(device(presence=Presence.FAULTY)))
-    gone = replace(FREE, device=Facts.of(device(presence=Presence.GONE)), since=90.0)
+    gone = replace(FREE, device=Facts.of(device(presence=Presence.GONE)), presence_since=90.0)
     for entry, at, expected in (
         (faulty, 100.0, (f"{DRIVER}/faulty", "NoExecute")),
         (gone, 100.0, (f"{DRIVER}/gone", "NoSchedule")),
         (gone, 105.0, (f"{DRIVER}/gone", "NoExecute")),
+        (replace(gone, since=104.0), 105.0, (f"{DRIVER}/gone", "NoExecute")),  # its claim came or went
     ):
         offer = one(entry, config=settings, at=at)
         assert offer is not None
@@ -178,7 +179,7 @@ def test_a_device_that_is_back_is_gone_until_the_ledger_knows_what_became_of_it(
 
 def test_a_device_that_went_before_the_ledger_knows_is_gone() -> None:
     (offer,) = pool((device(presence=Presence.GONE),), FREE).offers
-    assert [taint.key for taint in offer.taints] == [f"{DRIVER}/gone"]
+    assert [(taint.key, str(taint.effect)) for taint in offer.taints] == [(f"{DRIVER}/gone", "NoSchedule")]
 
 
 def test_health_is_a_full_list_that_names_what_is_wrong() -> None:
