@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import signal
 import time
 from typing import Any
@@ -141,6 +142,32 @@ async def test_a_device_that_is_let_go_while_the_api_server_is_away_says_that_it
         assert reason == "waits for the API server, which has not taken our slices"
         cluster.api.faults.heal()
         await until(lambda: len(devices_in_slices(cluster)) == 4, 60, agent.text)
+
+
+async def test_devices_stay_where_they_are_while_what_was_set_cannot_be_read() -> None:
+    async with bridge() as (agent, cluster, _):
+        await set_lanes(agent, legacy=1, dra=3)
+        await until(lambda: len(devices_in_slices(cluster)) == 3, 10, agent.text)
+        await agent.stop()
+        lanes = agent.control.parent / "lanes.json"
+        lanes.unlink()
+        lanes.mkdir()  # as good as EIO, which nobody can order
+        await agent.start()
+        await agent.ready()
+        assert await _noted(agent, f"lanes that were set of {RESOURCE} are lost")
+
+        async def kept() -> None:
+            assert len(devices_in_slices(cluster)) == 3
+            assert await moving(agent) == {}
+
+        await look_for(1.0, kept)
+        code, answer = await agent.ask("/lanes", json.dumps({"resource": RESOURCE, "reset": True}).encode())
+        assert (code, b"nothing is changed" in answer) == (409, True)
+        await kept()
+        lanes.rmdir()
+        await set_lanes(agent, reset=True)
+        await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
+        assert not await _noted(agent, "lost")
 
 
 MORE = """\

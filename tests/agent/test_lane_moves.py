@@ -8,6 +8,7 @@ from typing import Any
 from drabridge.sim.cluster import SimCluster
 from tests.agent.helpers import DRIVER, RESOURCE, AgentProcess, until
 from tests.agent.test_bridge_node import CONFIG, bridge, claim_pod, devices_in_slices, healthy, set_lanes
+from tests.agent.test_reloads import reload
 
 MONITOR = """\
 apiVersion: v1
@@ -139,3 +140,17 @@ async def test_floors_hold_and_what_is_not_to_be_had_is_said() -> None:
         await until(lambda: devices_in_slices(cluster) == {"null", "random"}, 10, agent.text)
         (row,) = (await agent.status())["resources"]
         assert row["wanted"] == {"legacy": "selected", "dra": "*", "source": "annotation"}
+
+
+async def test_an_annotation_that_a_reload_allows_is_followed_though_the_node_does_not_change() -> None:
+    async with bridge(CONFIG.replace("dra: 2}", "dra: 2, minLegacy: 2}")) as (agent, cluster, _):
+        await annotate(cluster, legacy=1, dra=3)
+
+        async def refused() -> bool:
+            return any("is not followed: " in note for note in (await agent.status())["notes"])
+
+        await until(refused, 10, agent.text)
+        assert len(devices_in_slices(cluster)) == 2
+        reload(agent, CONFIG)
+        await until(lambda: len(devices_in_slices(cluster)) == 3, 10, agent.text)
+        assert not await refused()

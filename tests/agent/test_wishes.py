@@ -103,6 +103,7 @@ def test_the_annotation_wins_and_says_so(tmp_path: Path) -> None:
         '{"nvidia.com/gpu": {"shared": 3}}',
         '{"nvidia.com/gpu": {"legacy": -1}}',
         '{"nvidia.com/gpu": {"legacy": "lots"}}',
+        '{"nvidia.com/gpu": {"legacy": null, "dra": 2}}',
         '{"unknown.example.com/x": {"legacy": 1}}',
     ],
 )
@@ -131,6 +132,12 @@ def test_a_damaged_file_is_said_and_the_configuration_decides(tmp_path: Path, ca
     place = Place(tmp_path)
     assert place.targets == (7, 1)
     assert "lost" in caplog.text
+
+
+def test_a_file_that_cannot_be_read_is_said_and_the_configuration_decides(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).mkdir()  # as good as EIO, which nobody can order
+    place = Place(tmp_path)
+    assert (place.targets, place.wishes.lost(place.resource)) == ((7, 1), True)
 
 
 def test_where_a_wish_was_lost_nothing_moves_until_somebody_says_again(tmp_path: Path) -> None:
@@ -199,7 +206,6 @@ def test_an_annotation_is_judged_again_by_a_changed_configuration(tmp_path: Path
     gpu, *others = CONFIG.resources
     config = [CONFIG.model_copy(update={"resources": tuple(others)})]
     wishes = Wishes(tmp_path, lambda: config[0], lambda: None)
-    wishes.reconfigured()  # nobody told of one
     wishes.annotate('{"nvidia.com/gpu": {"dra": 4}}')
     assert "no resource" in wishes.annotation_error
     config[0] = CONFIG
@@ -223,6 +229,8 @@ def test_the_annotation_counts_from_the_start_until_the_node_is_seen_again(tmp_p
     place = Place(tmp_path, follows_node=True)  # another run, and the API server has not answered yet
     assert place.targets == (2, 6)
     assert place.wishes.source(place.resource) == "annotation"
+    place.wishes.reconfigured()
+    assert place.targets == (2, 6)
     place.wishes.annotate(None)  # it was taken away meanwhile
     assert (place.targets, place.changes) == ((7, 1), 1)
     assert Place(tmp_path, follows_node=True).targets == (7, 1)
@@ -311,7 +319,23 @@ def test_an_annotation_that_nobody_follows_any_more_is_forgotten(tmp_path: Path)
     place.wishes.annotate('{"nvidia.com/gpu": {"dra": 4}}')
     place.wishes.forget_annotation()
     assert (place.targets, place.changes) == ((7, 1), 2)
+    place.wishes.reconfigured()
+    assert place.targets == (7, 1)
     assert Place(tmp_path, follows_node=True).targets == (4, 4)  # until the Node is seen, as after any restart
+
+
+def test_what_was_wrong_with_an_annotation_is_forgotten_with_it(tmp_path: Path) -> None:
+    (tmp_path / SEEN_FILE_NAME).write_bytes(b"{")
+    place = Place(tmp_path, follows_node=True)
+    place.wishes.forget_annotation()
+    assert not place.wishes.lost(place.resource)
+    place.wishes.annotate(None)  # a reload turned it on again
+    assert not Place(tmp_path, follows_node=True).wishes.lost(place.resource)
+
+    place.wishes.annotate("{")
+    assert place.wishes.notes()
+    place.wishes.forget_annotation()
+    assert place.wishes.notes() == []
 
 
 def test_replicas_are_not_given_to_claims_by_an_override_either(tmp_path: Path) -> None:
