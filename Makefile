@@ -28,7 +28,7 @@ unit: $(VENV)/.dev system  ## the tests
 
 lowest: $(VENV)/.lowest  ## the wire's, both libraries' and the core's tests again, with the oldest packages allowed
 	$(VENV)/lowest/bin/python -m pytest -q -p no:cacheprovider $(addprefix tests/,wire podresources deviceplugin config \
-		offers inventory/test_pure.py ledger/test_store.py ledger/test_keeper.py ledger/test_stamps.py)
+		offers inventory/test_pure.py ledger/test_store.py ledger/test_store_writer.py ledger/test_keeper.py ledger/test_stamps.py)
 
 bench: $(VENV)/.dev  ## the numbers, against their budgets
 	$(BIN)/python -m tests.bench

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from typing import Any
 
-import grpc
 import pytest
 from msgspec.structs import replace
 
 from drabridge.clusterapi import UnreachableError
-from drabridge.dra.facts import RecordQuarantined
 from drabridge.inventory.model import Device, DeviceNode, Presence
 from drabridge.ledger.model import ClaimRef, Owner
 from drabridge.wire import dra_v1_pb2, dra_v1beta1_pb2, dra_v1beta1_pb2_grpc
@@ -302,120 +299,6 @@ async def test_a_claim_chooses_a_profile_and_sets_an_allowed_variable() -> None:
             error = await node.refused(node.claims.add(f"wrong-{len(text)}", "gpu-2", config=(wrong,)))
             assert text in error
             assert "FromClaim, config[0]" in error
-
-
-async def test_transient_trouble_of_the_api_server_is_absorbed_inside_the_call() -> None:
-    async with a_node() as node:
-        claim = node.claims.add("cl", "gpu-1")
-        node.api.faults.fail(2, 503, verb="get", resource="resourceclaims")
-        assert await node.prepared(claim)
-
-
-async def test_without_the_api_server_a_replay_and_unprepare_work_and_a_new_claim_waits() -> None:
-    async with a_node() as node:
-        claim, new = node.claims.add("cl", "gpu-1"), node.claims.add("new", "gpu-2")
-        first = await node.prepared(claim)
-        node.api.faults.partition()
-        assert await node.prepared(claim) == first
-        node.driver._preparer._budget_seconds = 0.5
-        assert "no answer from the API server" in await node.refused(new)
-        assert await node.unprepare(claim) == {claim.uid: ""}
-        assert node.owner("gpu-1") is Owner.DRA_GRANTED  # nobody said that it is free
-        assert node.cdi_files() == []
-        node.api.faults.heal()
-
-
-async def test_unprepare_works_when_the_claim_is_deleted_and_when_its_record_is_damaged() -> None:
-    async with a_node() as node:
-        first, second = node.claims.add("first", "gpu-1"), node.claims.add("second", "gpu-2")
-        await node.prepared(first)
-        await node.prepared(second)
-        node.claims.delete("first")
-        (node.state / "claims" / f"{second.uid}.json").write_text('{"version": 1, "state": "Prep')
-
-        assert await node.unprepare(first, second) == {first.uid: "", second.uid: ""}
-
-        await node.wait_for(lambda: node.owner("gpu-1") is Owner.NONE, "the release")
-        assert node.cdi_files() == []
-        (aside,) = node.records()
-        assert aside.startswith(f"{second.uid}.json.corrupt-")
-        assert node.owner("gpu-2") is Owner.DRA_GRANTED
-        assert any(isinstance(fact, RecordQuarantined) for fact in node.facts)
-
-
-async def test_a_damaged_record_does_not_free_its_device_at_a_restart() -> None:
-    async with a_node() as node:
-        claim = node.claims.add("cl", "gpu-1")
-        answer = await node.prepared(claim)
-        (node.state / "claims" / f"{claim.uid}.json").write_bytes(b"\0" * 4096)
-        files = node.cdi_files()
-        await node.restart()
-        assert node.cdi_files() == files  # a container may be using them
-        assert "held by claim" in await node.refused(node.claims.add("other", "gpu-1"))
-        assert await node.prepared(claim) == answer
-
-
-async def test_a_client_that_gives_up_does_not_cut_the_work_short() -> None:
-    async with a_node() as node:
-        claim = node.claims.add("cl", "gpu-1")
-        fault = node.api.faults.fail(3, 503, verb="get", resource="resourceclaims")
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await node.prepare(claim, timeout=0.1)
-        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await node.wait_for(lambda: node.handled("prepare"), "the end of the work")
-        assert node.handled("prepare")[0].outcome == "ok"
-        assert fault is not None
-        assert await node.prepared(claim)
-        assert node.handled("prepare")[1].outcome == "replayed"
-
-
-async def test_two_calls_at_once_are_one_prepare() -> None:
-    async with a_node() as node:
-        claim = node.claims.add("cl", "gpu-1")
-        node.api.faults.fail(1, 503, verb="get", resource="resourceclaims")  # it is not over when the other comes
-        first, second = await asyncio.gather(node.prepared(claim), node.prepared(claim))
-        assert first == second
-        assert len(node.handled("prepare")) == 1
-
-
-async def test_unprepare_while_a_prepare_is_running_leaves_nothing_behind() -> None:
-    """kubelet gave up on the prepare, its pod was deleted: what the late prepare did must not stay."""
-    async with a_node() as node:
-        claim = node.claims.add("cl", "gpu-1")
-        node.api.faults.fail(50, 503, verb="get", resource="resourceclaims")
-        late = asyncio.ensure_future(node.prepare(claim))
-        await node.wait_for(lambda: claim.uid in node.driver._preparer._preparing, "the prepare")
-
-        assert await node.unprepare(claim) == {claim.uid: ""}
-
-        assert "kubelet unprepared the claim meanwhile" in (await late)[claim.uid].error
-        assert node.records() == []
-        assert node.cdi_files() == []
-        assert node.owner("gpu-1") is Owner.NONE
-
-
-async def test_the_agent_may_stop_in_the_middle_of_a_prepare() -> None:
-    async with a_node() as node:
-        claim = node.claims.add("cl", "gpu-1")
-        node.api.faults.fail(3, 503, verb="get", resource="resourceclaims")
-        late = asyncio.ensure_future(node.prepare(claim))
-        await asyncio.sleep(0.05)
-        await node.restart()
-        await asyncio.gather(late, return_exceptions=True)
-        assert node.owner("gpu-1") in (Owner.NONE, Owner.DRA_PREPARED)
-        assert await node.prepared(claim)
-
-
-async def test_a_cdi_directory_that_cannot_be_written_rolls_everything_back() -> None:
-    async with a_node() as node:
-        shutil.rmtree(node.root / "cdi", ignore_errors=True)
-        (node.root / "cdi").write_text("in the way")
-        claim = node.claims.add("cl", "gpu-1")
-        assert "cannot keep CDI files in" in await node.refused(claim)
-        assert node.owner("gpu-1") is Owner.DRA_GRANTED  # the scheduler still means it for this claim
-        assert node.records() == []
-        (node.root / "cdi").unlink()
-        assert await node.prepared(claim)
 
 
 async def test_a_device_with_nothing_to_inject_gets_no_cdi_id() -> None:

@@ -10,10 +10,8 @@ from deviceplugin.wire import v1beta1_pb2 as pb
 from drabridge.sim.checkpoint import FILE_NAME
 from drabridge.sim.pods import Container, Phase, PodSpec
 from drabridge.sim.runtime import LockingRuntime, MemoryRuntime
-from drabridge.sim.timings import Timings
-from tests.sim.kubelet_peers import GPU, Plugin, PodResourcesClient, device, running, serving, shape, short_dir
-
-import grpc  # isort: skip
+from tests.sim.kubelet_peers import GPU, Plugin, device, running, serving, short_dir
+from tests.sim.podresources_client import PodResourcesClient, shape
 
 NUMA = [device("d0", numa=[0]), device("d1", numa=[0, 1]), device("d2"), device("d3", numa=[])]
 REJECTED = "Pod was rejected: Allocate failed due to {}, which is unexpected"
@@ -108,92 +106,6 @@ async def test_the_checkpoint_is_null_when_nobody_holds_anything() -> None:
             await kubelet.wait_for(lambda: '"PodDeviceEntries":null' in path.read_text(), what="the entries to go")
 
 
-async def test_a_refused_allocate_reaches_the_person_word_for_word() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", NUMA)
-        plugin.refuse = (grpc.StatusCode.FAILED_PRECONDITION, "d0 is held by claim default/c; delete it first")
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=4)
-            status = await kubelet.run_pod(pod("p", 1))
-            bare = (
-                "Allocate failed due to rpc error: code = FailedPrecondition desc = "
-                "d0 is held by claim default/c; delete it first, which is unexpected"
-            )
-            assert (status.phase, status.reason) == (Phase.FAILED, "UnexpectedAdmissionError")
-            assert status.message == f"Pod was rejected: {bare}"
-            assert [(e.reason, e.message) for e in kubelet.events] == [("UnexpectedAdmissionError", bare)]
-            assert kubelet.resources[GPU].allocated == frozenset(), "recounted"
-
-
-async def test_more_asked_than_healthy() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", [device("d0"), *(device(f"d{i}", "Unhealthy") for i in (1, 2, 3))])
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=1)
-            assert kubelet.node_status() == {"capacity": {GPU: 4}, "allocatable": {GPU: 1}}
-            status = await kubelet.run_pod(pod("p", 2))
-            text = f"requested number of devices unavailable for {GPU}. Requested: 2, Available: 1"
-            assert status.message == REJECTED.format(text)
-
-
-async def test_no_healthy_device_even_for_a_request_of_zero() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", [device("d0", "broken")])
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=0)
-            status = await kubelet.run_pod(pod("p", 0))
-            text = f"no healthy devices present; cannot allocate unhealthy devices {GPU}"
-            assert status.message == REJECTED.format(text)
-
-
-async def test_an_answer_without_containers_rejects() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", NUMA)
-        plugin.response = pb.AllocateResponse()
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=4)
-            assert "no containers return in allocation response" in (await kubelet.run_pod(pod("p", 1))).message
-
-
-async def test_a_pod_for_a_plugin_that_stopped() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", NUMA)
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=4)
-        await kubelet.wait_for(lambda: not kubelet.resources[GPU].healthy, what="the devices to go")
-        text = f"no healthy devices present; cannot allocate unhealthy devices {GPU}"
-        assert (await kubelet.run_pod(pod("p", 1))).message == REJECTED.format(text)
-
-
-async def test_a_resource_that_the_node_once_had_is_out_of() -> None:
-    timings = Timings.fast(endpoint_grace_seconds=0.1, node_status_seconds=0.05)
-    async with short_dir() as root, running(root, timings=timings) as kubelet:
-        plugin = Plugin(root, "p.sock", NUMA)
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=4)
-            await kubelet.wait_for(lambda: GPU in kubelet.published_node_status["capacity"], what="an update")
-        await kubelet.wait_for(lambda: kubelet.published_node_status["capacity"] == {GPU: 0}, what="the grace")
-        status = await kubelet.run_pod(pod("p", 1))
-        assert status.reason == f"OutOf{GPU}"
-        assert status.message == (
-            f"Pod was rejected: Node didn't have enough resource: {GPU}, requested: 1, used: 0, capacity: 0"
-        )
-
-
-async def test_an_unknown_resource_is_ignored_and_the_container_starts_without() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        assert (await kubelet.run_pod(pod("p", 1))).phase is Phase.RUNNING
-        runtime = kubelet.node.runtime
-        assert isinstance(runtime, MemoryRuntime)
-        assert runtime.started[0][2].device_ids == ()
-
-
 async def test_preferences_are_intersected_cut_and_filled_up() -> None:
     async with short_dir() as root, running(root) as kubelet:
         plugin = Plugin(root, "p.sock", [device(f"d{i}") for i in range(6)])
@@ -223,19 +135,6 @@ async def test_available_ids_come_in_an_order_that_the_seed_decides() -> None:
                 orders.append(list(plugin.preferred_requests[0].available_deviceIDs))
     assert orders[0] == orders[1] != orders[2]
     assert orders[0] != sorted(orders[0])
-
-
-async def test_an_error_of_preferred_allocation_rejects_the_pod() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", NUMA)
-        plugin.preferred_error = "no opinion"
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=4)
-            assert (await kubelet.run_pod(pod("p", 1))).message == REJECTED.format(
-                "device plugin GetPreferredAllocation rpc failed with err: rpc error: code = Internal desc = no opinion"
-            )
-            assert "Allocate" not in dict(plugin.calls)
 
 
 async def test_every_list_replaces_the_one_before() -> None:  # DF2, DF4

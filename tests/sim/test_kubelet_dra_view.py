@@ -11,17 +11,8 @@ from drabridge.sim.runtime import MemoryRuntime
 from drabridge.sim.timings import Timings
 from drabridge.wire import health_v1alpha1_pb2
 from tests.sim.dra_pods import DRIVER, claim_pod, gpu, grant, registered
-from tests.sim.kubelet_peers import (
-    GPU,
-    Driver,
-    FakeApi,
-    Plugin,
-    PodResourcesClient,
-    device,
-    running,
-    serving,
-    short_dir,
-)
+from tests.sim.kubelet_peers import GPU, Driver, FakeApi, Plugin, device, running, serving, short_dir
+from tests.sim.podresources_client import PodResourcesClient
 
 
 async def test_slices_go_at_every_start_and_after_thirty_seconds_without_a_driver() -> None:  # DR20, DR21

@@ -20,7 +20,8 @@ from drabridge.sim.pods import Container, Phase, PodSpec
 from podresources.wire import v1_pb2 as pb
 from podresources.wire import v1_pb2_grpc as rpc
 from tests.patience import PATIENCE
-from tests.sim.kubelet_peers import GPU, Plugin, PodResourcesClient, device, running, serving, shape, short_dir
+from tests.sim.kubelet_peers import GPU, Plugin, device, running, serving, short_dir
+from tests.sim.podresources_client import PodResourcesClient, shape
 from tests.sim.test_kubelet_allocation import pod
 
 import grpc  # isort: skip

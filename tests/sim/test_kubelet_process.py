@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE
-from tests.sim.kubelet_peers import GPU, Plugin, PodResourcesClient, device, short_dir
+from tests.sim.kubelet_peers import GPU, Plugin, device, short_dir
+from tests.sim.podresources_client import PodResourcesClient
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MANIFEST = {

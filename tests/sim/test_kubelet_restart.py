@@ -15,17 +15,8 @@ from drabridge.sim.kubelet import KubeletDownError
 from drabridge.sim.pods import Container, Phase, PodSpec
 from drabridge.sim.runtime import MemoryRuntime
 from drabridge.sim.timings import Timings
-from tests.sim.kubelet_peers import (
-    GPU,
-    Plugin,
-    PodResourcesClient,
-    back_in_time,
-    device,
-    running,
-    serving,
-    shape,
-    short_dir,
-)
+from tests.sim.kubelet_peers import GPU, Plugin, back_in_time, device, running, serving, short_dir
+from tests.sim.podresources_client import PodResourcesClient, shape
 from tests.sim.test_kubelet_allocation import REJECTED, pod
 
 FOUR = [device(f"d{i}") for i in range(4)]
