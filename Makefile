@@ -4,6 +4,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+WORKERS := -n 3 --dist loadfile --no-loadscope-reorder  # for two cores: most tests wait more than they work
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE  # tests start the agent hundreds of times; compiling it takes 0.2 s each time
 
@@ -24,11 +25,12 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.dev system  ## the tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(WORKERS) $(PYTEST_ARGS)
 
 lowest: $(VENV)/.lowest  ## the wire's, both libraries' and the core's tests again, with the oldest packages allowed
-	$(VENV)/lowest/bin/python -m pytest -q -p no:cacheprovider $(addprefix tests/,wire podresources deviceplugin config \
-		offers inventory/test_pure.py ledger/test_store.py ledger/test_store_writer.py ledger/test_keeper.py ledger/test_stamps.py)
+	$(VENV)/lowest/bin/python -m pytest -q -p no:cacheprovider $(WORKERS) $(addprefix tests/,wire podresources \
+		deviceplugin config offers inventory/test_pure.py ledger/test_store.py ledger/test_store_writer.py \
+		ledger/test_keeper.py ledger/test_stamps.py)
 
 bench: $(VENV)/.dev  ## the numbers, against their budgets
 	$(BIN)/python -m tests.bench
@@ -67,7 +69,7 @@ $(VENV)/.dev: $(VENV)/.installed
 $(VENV)/.lowest: pyproject.toml tests/lowest.txt $(VENV)/.dev
 	$(PYTHON) -m venv $(VENV)/lowest
 	rm -rf $(VENV)/dist && $(BIN)/python -m build --sdist --outdir $(VENV)/dist . >/dev/null
-	$(VENV)/lowest/bin/pip install -q -c tests/lowest.txt $(VENV)/dist/*.tar.gz pytest pytest-asyncio hypothesis jsonschema promql-parser
+	$(VENV)/lowest/bin/pip install -q -c tests/lowest.txt $(VENV)/dist/*.tar.gz pytest pytest-asyncio pytest-xdist hypothesis jsonschema promql-parser
 	cd / && $(CURDIR)/$(VENV)/lowest/bin/drabridge version
 	$(VENV)/lowest/bin/pip uninstall -q -y drabridge
 	@touch $@

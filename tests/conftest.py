@@ -22,6 +22,14 @@ _ran: Counter[str] = Counter()
 _skipped: list[str] = []
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that are marked ``long`` come first: one that came last would keep one worker busy and all others waiting.
+
+    Workers take files in this order only with ``--no-loadscope-reorder``; else those with one test, however long, last.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Also called in the controller of a distributed run, with every worker's reports."""
     marked = REQUIRED.intersection(report.keywords)

@@ -38,6 +38,7 @@ from tests.soak.run import leaks
 from tests.soak.workload import SHAPES, Shape, documents
 
 LOOPS = 2
+pytestmark = pytest.mark.long
 SETTLE_SECONDS = 0.3  # after a rule: most of what it sets off has happened; the next rule may also come in the middle
 AGREE_SECONDS = 5.0  # how long views may differ while things move
 DRAIN_SECONDS = 60.0

@@ -27,6 +27,7 @@ from tests.deploy.helm import ROOT, manifests, one
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 MIB = 1024 * 1024
+pytestmark = pytest.mark.long
 
 # --- locks ----------------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 CONFTEST = Path(__file__).resolve().parents[1] / "conftest.py"
+MAKEFILE = CONFTEST.parents[1] / "Makefile"
 SUITE = """
 import pytest
 
@@ -26,6 +28,15 @@ def test_podman():
     pass
 """
 
+LONG = """
+import pytest
+
+pytestmark = pytest.mark.long
+
+def test_long():
+    pass
+"""
+
 
 def run(tmp_path: Path, required: str, tests: str = SUITE) -> tuple[int, str]:
     """Exit status and output of a small suite of its own with our conftest."""
@@ -33,11 +44,13 @@ def run(tmp_path: Path, required: str, tests: str = SUITE) -> tuple[int, str]:
     area.mkdir(parents=True)
     shutil.copy(CONFTEST, tmp_path / "tests")
     (area / "test_it.py").write_text(tests)
+    (area / "test_long.py").write_text(LONG)
     (tmp_path / "pytest.ini").write_text(
-        "[pytest]\ntestpaths = tests\nmarkers =\n  root: uid 0\n  podman: containers\n"
+        "[pytest]\ntestpaths = tests\nmarkers =\n  root: uid 0\n  podman: containers\n  long: first\n"
     )
+    workers = re.findall(r"^WORKERS := (.*?) *#", MAKEFILE.read_text(), re.MULTILINE)[0].split()
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "1", "-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", *workers, "-n", "1", "-v", "-p", "no:cacheprovider"],
         cwd=tmp_path,
         env={**os.environ, "DRABRIDGE_REQUIRE_MARKERS": required},
         capture_output=True,
@@ -73,3 +86,9 @@ def test_what_is_required_and_ran_is_counted(tmp_path: Path) -> None:
     status, output = run(tmp_path, "podman")
     assert status == 0, output
     assert "tests that ran on the real thing: podman 1" in output
+
+
+def test_what_takes_long_begins_first(tmp_path: Path) -> None:
+    status, output = run(tmp_path, "")
+    assert status == 0, output
+    assert re.findall(r"PASSED tests/area/(test_\w+)", output) == ["test_long", "test_it", "test_it"]

@@ -12,6 +12,8 @@ import pytest
 from tests.ledger.search import search
 from tests.ledger.worlds import PAIRS
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_no_two_faults_break_an_invariant_or_leak(name: str, record_property: Callable[[str, object], None]) -> None:

@@ -16,6 +16,7 @@ from tests.soak.judge import OPENS, Judge
 from tests.soak.run import kind_of
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.long
 
 
 def test_a_minute_under_load_and_faults_no_double_hold_no_leak() -> None:
