@@ -6,6 +6,7 @@ import asyncio
 import resource
 import shutil
 
+from drabridge.sim.cluster import SimCluster
 from drabridge.sim.pods import Phase
 from tests.agent.helpers import RESOURCE, AgentProcess, node, pod, until
 from tests.agent.test_bridge_node import bridge, claim_pod, devices_in_slices, limits_pod
@@ -102,11 +103,13 @@ async def test_while_no_claim_can_be_recorded_none_is_sent_here() -> None:
         await until(lambda: devices_in_slices(cluster) == {held}, 20, agent.text)
         code, body = await agent.ask("/readyz")
         assert (code, b"cannot record the claim" in body) == (503, True)
+        await _gone(cluster, "c")  # who tried again would find out by himself that it is well
         claims.unlink()
         aside.rename(claims)
         await agent.ready(10)
         await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
-        await cluster.wait_pod("c")
+        await cluster.apply(claim_pod("d"))
+        await cluster.wait_pod("d")
 
 
 async def test_while_cdi_files_cannot_be_written_no_claim_is_sent_here() -> None:
@@ -114,6 +117,29 @@ async def test_while_cdi_files_cannot_be_written_no_claim_is_sent_here() -> None
         agent.cdi.write_text("")  # nobody has needed the directory yet
         await cluster.apply(claim_pod("c"))
         await until(lambda: len(devices_in_slices(cluster)) == 1, 20, agent.text)  # its own
+        await _gone(cluster, "c")
+        await until(lambda: not devices_in_slices(cluster), 20, agent.text)
         agent.cdi.unlink()
         await until(lambda: len(devices_in_slices(cluster)) == 2, 20, agent.text)
+        await cluster.apply(claim_pod("d"))
+        await cluster.wait_pod("d")
+
+
+async def _gone(cluster: SimCluster, name: str) -> None:
+    await cluster.delete("pods", name)
+    await cluster.delete("resourceclaims", name)
+
+
+async def test_while_the_ledger_cannot_be_written_no_claim_is_sent_here() -> None:
+    async with bridge() as (agent, cluster, _):
+        await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
+        ledger = agent.control.parent / "ledger.jsonl"
+        in_the_way = ledger.with_name("ledger.jsonl.new")  # where it is written first
+        (in_the_way / "x").mkdir(parents=True)
+        ledger.unlink()
+        await cluster.apply(claim_pod("c"))
+        await until(lambda: not devices_in_slices(cluster), 20, agent.text)
+        assert not list((agent.control.parent / "claims").glob("*.json"))
+        shutil.rmtree(in_the_way)
         await cluster.wait_pod("c")
+        await until(lambda: len(devices_in_slices(cluster)) == 2, 20, agent.text)

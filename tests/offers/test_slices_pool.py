@@ -57,10 +57,11 @@ def device(name: str = "gpu-0", **changes: Any) -> Device:
 def pool(
     devices: tuple[Device, ...], *entries: Entry, at: float = 100.0, policy: Policy | None = None, **options: Any
 ) -> Pool:
-    known = {entry.name for entry in entries}
-    rest = [Entry(Facts.of(d), lane=Lane.DRA) for d in devices if d.name not in known]
+    named = {entry.name for entry in entries}
+    rest = [Entry(Facts.of(d), lane=Lane.DRA) for d in devices if d.name not in named]
     ledger = Ledger.of([*entries, *rest], NodeState(merged=True))
-    return pool_of(Snapshot(1, devices), ledger, policy or Policy(), options.get("config") or config(), "node-a", at)
+    known = Snapshot(1, devices), ledger, policy or Policy(), options.get("config") or config()
+    return pool_of(*known, "node-a", at, unwell=options.get("unwell", False))
 
 
 def one(entry: Entry, **options: Any) -> Offer | None:
@@ -92,6 +93,22 @@ def test_what_cannot_be_had_is_tainted(entry: Entry, taint: str | None) -> None:
     assert [(t.key, t.value, t.effect) for t in offer.taints] == (
         [(f"{DRIVER}/unavailable", taint, "NoSchedule")] if taint else []
     )
+
+
+@pytest.mark.parametrize(
+    ("entry", "values"),
+    [
+        (FREE, ["node-unwell"]),
+        (replace(FREE, owner=Owner.DRA_PREPARED, claims=(CLAIM,)), []),  # its holder may repeat itself
+        (replace(FREE, owner=Owner.QUARANTINE), ["quarantine"]),
+        (Entry(Facts.of(device(presence=Presence.FAULTY)), lane=Lane.DRA), [""]),  # of another key
+    ],
+    ids=["free", "held", "quarantine", "faulty"],
+)
+def test_what_is_free_is_tainted_while_nothing_can_be_granted(entry: Entry, values: list[str]) -> None:
+    offer = one(entry, unwell=True)
+    assert offer is not None
+    assert [t.value for t in offer.taints] == values
 
 
 @pytest.mark.parametrize(
