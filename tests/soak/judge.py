@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drabridge.sim.pods import Container, PodSpec
-from drabridge.sim.runtime import Conflict, LockingRuntime, RunOptions, names_of_devices
+from drabridge.sim.runtime import Conflict, ContainerStartError, LockingRuntime, RunOptions, names_of_devices
 
 OPENS = "open-"  # pods with this in their names keep the node of their device open, as a driver's library does
 
@@ -61,9 +61,16 @@ class Judge(LockingRuntime):
         self.raced: Callable[[str], bool] = lambda device: False  # whether a List overlapped an Allocate of it
         self.spans: dict[tuple[str, str], Span] = {}
         self._nodes: dict[tuple[str, str], list[int]] = {}
+        self._excused: dict[Conflict, bool] = {}
 
     async def start_container(self, pod: PodSpec, container: Container, options: RunOptions) -> None:
-        await super().start_container(pod, container, options)
+        known = len(self.conflicts)
+        try:
+            await super().start_container(pod, container, options)
+        except ContainerStartError:
+            for conflict in self.conflicts[known:]:
+                self._excused.setdefault(conflict, self._kubelets_own(conflict))
+            raise
         self.started_pods.add(pod.uid)
         self.spans[pod.uid, container.name] = Span(f"{pod.namespace}/{pod.name}", options, time.monotonic())
         if OPENS in pod.name:
@@ -77,12 +84,14 @@ class Judge(LockingRuntime):
         await super().stop_container(pod_uid, container)
 
     def double_holds(self) -> set[Conflict]:
-        """What the agent must answer for. A start is tried again and again: each pair counts once."""
-        return {one for one in self.conflicts if not self._kubelets_own(one)}
+        """What the agent must answer for. A start is tried again and again: each pair counts once, and what had
+        happened when it was tried first decides. What happens later, an Unprepare say, excuses nobody.
+        """
+        return {one for one, excused in self._excused.items() if not excused}
 
     def kubelet_double_bookings(self) -> set[Conflict]:
         """What kubelet does by itself."""
-        return {one for one in self.conflicts if self._kubelets_own(one)}
+        return {one for one, excused in self._excused.items() if excused}
 
     def _kubelets_own(self, conflict: Conflict) -> bool:
         holder, refused = _pod(conflict.holder), _pod(conflict.refused)

@@ -76,6 +76,25 @@ async def test_who_answers_for_a_conflict(
     await asyncio.sleep(0)
 
 
+@pytest.mark.parametrize("deleted_first", [True, False])
+async def test_what_kubelet_does_after_a_conflict_excuses_nobody(tmp_path: Path, deleted_first: bool) -> None:
+    judge = Judge(tmp_path)
+    main, options = Container("main"), RunOptions(device_ids=(("r", "d0"),))
+    await judge.start_container(PodSpec("default", "claim-one-1", uid="1"), main, options)
+    if deleted_first:
+        judge.force_deleted.add("default/claim-one-1")
+    second = PodSpec("default", "claim-one-2", uid="2")
+    with pytest.raises(ContainerStartError):
+        await judge.start_container(second, main, options)
+    judge.force_deleted.add("default/claim-one-1")
+    judge.unprepared = lambda pod: True
+    with pytest.raises(ContainerStartError):
+        await judge.start_container(second, main, options)
+    assert len(judge.double_holds()) == 1
+    assert not judge.kubelet_double_bookings()
+    await judge.stop_container("1", "main")
+
+
 @pytest.mark.parametrize(
     ("message", "kind"),
     [

@@ -103,7 +103,9 @@ class Load:
         name = f"{shape.name}-{OPENS if opens else ''}{self._serial}"
         run_seconds = rng.uniform(2, 8) if shape.init_only else min(8.0, max(0.1, rng.expovariate(1 / 1.5)))
         death = rng.choices(("ends", "deleted", "forced"), (5, 3, 2))[0]
-        linger = rng.uniform(0, LONG_LINGER_SECONDS if opens else SHORT_LINGER_SECONDS)
+        # A claim's container may outlive its force-deleted pod and its allocation, until kubelet's loop looks.
+        long = opens or (shape.name.startswith("claim") and rng.random() < 0.5)
+        linger = rng.uniform(0, LONG_LINGER_SECONDS if long else SHORT_LINGER_SECONDS)
         annotations = {LINGER_SECONDS_ANNOTATION: f"{linger:.3f}"}
         if death == "ends":
             annotations[RUN_SECONDS_ANNOTATION] = f"{run_seconds:.3f}"
