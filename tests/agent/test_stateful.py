@@ -12,6 +12,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
@@ -356,6 +357,29 @@ def test_the_checks_notice_a_probe_that_does_not_look(variant: str) -> None:
             node.end(name, forced=True)
         node.place(SHAPE["claim-one"], LOOP)
         node.do(until(lambda: stage.unprepared("default/claim-one-open-1"), why=stage.agent.text))
+        if variant:
+            node.do(until(judge.double_holds, 20, stage.agent.text))
+        else:
+            node.do(asyncio.sleep(5))  # longer than the broken one needs
+            node.nobody_shares()
+        for container in list(judge.spans):
+            node.do(judge.stop_container(*container), settle=0)
+
+
+@pytest.mark.parametrize("variant", ["", "a second claim on a prepared device"])
+def test_the_checks_notice_who_does_not_wait_for_unprepare(variant: str) -> None:
+    """The API server takes the claims of force-deleted pods back while their containers go on."""
+    with history(variant) as node:
+        stage, judge = node.stage, node.stage.judge
+        stage.kubelet.node.timings = replace(stage.kubelet.node.timings, dra_reconcile_seconds=600.0)
+        node.restart_kubelet(0.0)  # with a loop that unprepares nothing of late
+        node.set_lanes(MEM, 0)
+        for _ in range(stage.capacity[MEM]):
+            node.place(SHAPE["claim-one"], MEM, linger=600)
+        node.do(until(lambda: len(judge.spans) == stage.capacity[MEM], 20, stage.agent.text))
+        for name in sorted(node.pods):
+            node.end(name, forced=True)
+        node.place(SHAPE["claim-one"], MEM)
         if variant:
             node.do(until(judge.double_holds, 20, stage.agent.text))
         else:
