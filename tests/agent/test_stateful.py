@@ -11,8 +11,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import pytest
@@ -31,9 +30,8 @@ from drabridge.sim.api import ApiError
 from drabridge.sim.clusternode import LINGER_SECONDS_ANNOTATION
 from drabridge.sim.faults import ListFault
 from tests.agent.helpers import until
-from tests.inventory.helpers import needs_loop_devices
 from tests.patience import PATIENCE
-from tests.soak.bed import LOOP, MEM, Bed, bed
+from tests.soak.bed import LOOP, Bed, bed
 from tests.soak.judge import OPENS
 from tests.soak.run import leaks
 from tests.soak.workload import SHAPES, Shape, documents
@@ -201,8 +199,11 @@ class Node(RuleBasedStateMachine):
     @invariant()
     def one_side_at_a_time(self) -> None:
         """What kubelet could give to a new pod, the scheduler cannot give to a claim."""
+        assert not self.on_both_sides()
+
+    def on_both_sides(self) -> set[str]:
         free = set[str]().union(*(view.healthy - view.allocated for view in self.stage.kubelet.resources.values()))
-        assert not free & self.stage.schedulable()
+        return free & self.stage.schedulable()
 
     @invariant()
     def held_devices_stay_healthy(self) -> None:
@@ -309,84 +310,6 @@ def walk(machine: type[Node], examples: int, steps: int, *, derandomize: bool) -
     finally:
         machine.loop.close()
         asyncio.set_event_loop(None)
-
-
-@contextlib.contextmanager
-def history(variant: str) -> Iterator[Node]:
-    """A node whose agent is broken (or whole: no variant), for a history of one's own, without a peaceful end."""
-    node = Node()
-    Node.loop = asyncio.new_event_loop()
-    node.command = ("-m", "tests.agent.broken", variant) if variant else ("-m", "drabridge")
-    try:
-        node.begin(0)
-        yield node
-    finally:
-        Node.loop.run_until_complete(node.stack.aclose())
-        Node.loop.close()
-
-
-SHAPE = {shape.name: shape for shape in SHAPES}
-
-
-@pytest.mark.parametrize("variant", ["", "release on PodResources alone"])
-def test_the_checks_notice_a_release_on_podresources_alone(variant: str) -> None:
-    with history(variant) as node:
-        node.place(SHAPE["limits-initonly"], MEM, init_seconds=30)
-        node.status_agrees()
-        if variant:
-            node.do(until(node._disagreements, 20, node.stage.agent.text))
-            assert "limits-initonly" in str(node.last)
-        else:
-            node.do(asyncio.sleep(7))  # the agent's start has settled, and every doubt is over
-            node.status_agrees()
-
-
-@pytest.mark.root
-@pytest.mark.loopdev
-@needs_loop_devices
-@pytest.mark.parametrize("variant", ["", "open nodes are not looked for"])
-def test_the_checks_notice_a_probe_that_does_not_look(variant: str) -> None:
-    """Kubelet unprepares the claims of force-deleted pods while their containers have the devices open."""
-    with history(variant) as node:
-        node.set_lanes(LOOP, 0)
-        for _ in range(2):
-            node.place(SHAPE["claim-one"], LOOP, opens=True, linger=600)
-        stage, judge = node.stage, node.stage.judge
-        node.do(until(lambda: len(judge.spans) == 2, why=stage.agent.text))
-        for name in sorted(node.pods):
-            node.end(name, forced=True)
-        node.place(SHAPE["claim-one"], LOOP)
-        node.do(until(lambda: stage.unprepared("default/claim-one-open-1"), why=stage.agent.text))
-        if variant:
-            node.do(until(judge.double_holds, 20, stage.agent.text))
-        else:
-            node.do(asyncio.sleep(5))  # longer than the broken one needs
-            node.nobody_shares()
-        for container in list(judge.spans):
-            node.do(judge.stop_container(*container), settle=0)
-
-
-@pytest.mark.parametrize("variant", ["", "a second claim on a prepared device"])
-def test_the_checks_notice_who_does_not_wait_for_unprepare(variant: str) -> None:
-    """The API server takes the claims of force-deleted pods back while their containers go on."""
-    with history(variant) as node:
-        stage, judge = node.stage, node.stage.judge
-        stage.kubelet.node.timings = replace(stage.kubelet.node.timings, dra_reconcile_seconds=600.0)
-        node.restart_kubelet(0.0)  # with a loop that unprepares nothing of late
-        node.set_lanes(MEM, 0)
-        for _ in range(stage.capacity[MEM]):
-            node.place(SHAPE["claim-one"], MEM, linger=600)
-        node.do(until(lambda: len(judge.spans) == stage.capacity[MEM], 20, stage.agent.text))
-        for name in sorted(node.pods):
-            node.end(name, forced=True)
-        node.place(SHAPE["claim-one"], MEM)
-        if variant:
-            node.do(until(judge.double_holds, 20, stage.agent.text))
-        else:
-            node.do(asyncio.sleep(5))  # longer than the broken one needs
-            node.nobody_shares()
-        for container in list(judge.spans):
-            node.do(judge.stop_container(*container), settle=0)
 
 
 def test_whatever_happens_nobody_shares_a_device() -> None:
