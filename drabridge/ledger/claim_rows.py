@@ -191,8 +191,8 @@ def unprepare(draft: Draft, entry: Entry, uid: str) -> Outcome:
 
 def _each(draft: Draft, entry: Entry, uid: str, change: Any, because: str) -> Entry:
     """Apply ``change`` to what the claim ``uid`` has of the device (its hold, its admin access, or both)."""
-    claims = tuple(held if held.claim.uid != uid else change(held) for held in entry.claims)
-    left = tuple(held for held in claims if held is not None)
+    now = [held if held.claim.uid != uid else change(held) for held in entry.claims]
+    left = tuple(held for held in now if held is not None)
     return entry if left == entry.claims else reclaim(draft, entry, left, because)
 
 

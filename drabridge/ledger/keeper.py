@@ -160,8 +160,8 @@ class Keeper:
         began = monotonic()
         waiting, self._queue = self._queue, []
         after = waiting[-1].after
-        names = self._lazy.union(*({entry.name for entry in one.done.changes} for one in waiting))
-        removed = {name for one in waiting for name in one.done.removed} - after.entries.keys()
+        names = self._lazy.union(entry.name for one in waiting for entry in one.done.changes)
+        removed = {name for one in waiting for name in one.done.removed if name not in after.entries}
         if not any(one.done.durable for one in waiting):
             return _Batch(waiting, after, names, None, began)
         try:

@@ -48,54 +48,58 @@ def step(ledger: Ledger, event: ev.Event, policy: Policy = _DEFAULT, table: Tabl
             draft.refusals[:] = [refusal.advised(refused, side) for refused in draft.refusals]
         return Step(Decision(False, tuple(draft.refusals)), effects=_of_refusal(draft, event, side))
     changes = tuple(draft.touched.values())
-    durable = bool(draft.removed) or draft.durable_node or any(entry.seq == draft.seq for entry in changes)
+    durable = bool(draft.removed) or draft.durable_node or draft.seq in [entry.seq for entry in changes]
     return Step(ACCEPTED, changes, tuple(draft.removed), draft.node, tuple(draft.effects), durable)
 
 
 def _signal(draft: Draft, signal: Signal, name: str, what: Any) -> None:
-    """Let the table act on one device; its refusal is the step's."""
+    """Let the table act on the device of that name."""
     entry = draft.get(name)
     if entry is None:
         draft.refusals.append(refusal.unknown(name))
-        return
+    else:
+        _act(draft, signal, entry, what)
+
+
+def _act(draft: Draft, signal: Signal, entry: Entry, what: Any) -> None:
+    """Let the table act on one device; its refusal is the step's."""
     outcome = draft.table[signal, entry.owner, entry.lane](draft, entry, what)
     if type(outcome) is Refusal:
         draft.refusals.append(outcome)
     elif outcome is not entry:
-        draft.touched[name] = outcome
+        draft.touched[entry.device.name] = outcome
 
 
 # --- requests: all or nothing ---------------------------------------------------------------------------------------
 
 
 def _allocate(draft: Draft, event: ev.Allocate) -> None:
-    if not _merged(draft, event.units):
+    if not draft.ledger.node.merged:
+        _starting(draft, event.units)
         return
     for name, units in event.units.items():
         entry = draft.get(name)
-        if entry is not None and event.resource not in ("", entry.device.resource):
-            draft.refusals.append(refusal.unknown(name))  # kubelet has not read yet that it is another resource's now
-            continue
-        _signal(draft, Signal.ALLOCATE, name, units)
+        if entry is None or event.resource not in ("", entry.device.resource):
+            draft.refusals.append(refusal.unknown(name))  # or kubelet has not read yet that it is another resource's
+        else:
+            _act(draft, Signal.ALLOCATE, entry, units)
     if not draft.refusals:
         for uid in tuple(draft.denied):
             _lease_denied(draft, ev.LeaseDenied(uid, event.at, "a pod was given the device first"))
 
 
 def _prepare(draft: Draft, event: ev.Prepare) -> None:
-    if not _merged(draft, (use.device for use in event.uses)):
+    if not draft.ledger.node.merged:
+        _starting(draft, (use.device for use in event.uses))
         return
     for use in event.uses:
         signal = Signal.PREPARE_ADMIN if use.admin else Signal.PREPARE
         _signal(draft, signal, use.device, Demand(event.claim, use))
 
 
-def _merged(draft: Draft, names: Iterable[str]) -> bool:
+def _starting(draft: Draft, names: Iterable[str]) -> None:
     """Before the agent has compared its ledger with kubelet's view, it grants nothing."""
-    if draft.ledger.node.merged:
-        return True
     draft.refusals += [refusal.starting(name) for name in names]
-    return False
 
 
 def _claim_allocated(draft: Draft, event: ev.ClaimAllocated) -> None:
@@ -165,7 +169,7 @@ def _observed(draft: Draft, event: ev.Observed) -> None:
                 tuple(unit for shown in (listed, checkpoint) if shown is not None for _, unit in shown.units(entry)),
                 *of_claims,
             )
-            _signal(draft, Signal.SEEN if witness.pods else Signal.ABSENT, entry.device.name, witness)
+            _act(draft, Signal.SEEN if witness.pods else Signal.ABSENT, entry, witness)
 
 
 # --- beginnings -----------------------------------------------------------------------------------------------------

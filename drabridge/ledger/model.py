@@ -311,8 +311,11 @@ class Ledger(Struct, frozen=True):
         """Those that overlap with it in hardware: the whole of a part, the parts of a whole, what had their places, and
         what has the other's place as well as its own.
         """
-        family, beside = self._family(device), self._beside(device)
-        return (*family, *beside) if beside else family
+        here = self.by_place.get(device.syspath, ()) if device.syspath else ()
+        alone = here in ((), (device.name,)) and not (device.root or device.also_at)
+        if alone and device.name not in self.by_root:
+            return ()  # as most are: nothing is to be put together
+        return (*self._family(device), *self._beside(device))
 
     def _family(self, device: Facts) -> tuple[Entry, ...]:
         others = self._others_in_place(device)

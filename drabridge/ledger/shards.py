@@ -10,6 +10,7 @@ T = TypeVar("T")
 D = TypeVar("D")
 
 _SHARDS = 64  # with a thousand keys, a change copies 16 of them and 64 references: 1 us where a dict takes 6
+_LAST = _SHARDS - 1  # a power of two less one: "&" takes half as long as "%"
 
 
 class Shards(Mapping[str, T], Generic[T]):
@@ -20,11 +21,11 @@ class Shards(Mapping[str, T], Generic[T]):
     def __init__(self, items: Iterable[tuple[str, T]] = ()) -> None:
         parts: list[dict[str, T]] = [{} for _ in range(_SHARDS)]
         for key, value in items:
-            parts[hash(key) % _SHARDS][key] = value
+            parts[hash(key) & _LAST][key] = value
         self._parts = parts
 
     def __getitem__(self, key: str) -> T:
-        return self._parts[hash(key) % _SHARDS][key]
+        return self._parts[hash(key) & _LAST][key]
 
     @overload
     def get(self, key: str, /) -> T | None: ...
@@ -32,7 +33,7 @@ class Shards(Mapping[str, T], Generic[T]):
     def get(self, key: str, /, default: D | T) -> D | T: ...
     def get(self, key: str, /, default: D | T | None = None) -> D | T | None:
         """The value of ``key``, or ``default``."""
-        return self._parts[hash(key) % _SHARDS].get(key, default)
+        return self._parts[hash(key) & _LAST].get(key, default)
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(chain.from_iterable(self._parts)))
@@ -45,28 +46,24 @@ class Shards(Mapping[str, T], Generic[T]):
         return sum(map(len, self._parts))
 
     def __contains__(self, key: object) -> bool:
-        return key in self._parts[hash(key) % _SHARDS]
+        return key in self._parts[hash(key) & _LAST]
 
     def __repr__(self) -> str:
         return f"Shards({dict(self)!r})"
 
     def put(self, key: str, value: T) -> Shards[T]:
         """This mapping with ``key`` set to ``value``."""
-        index = hash(key) % _SHARDS
-        part = self._parts[index].copy()
+        result: Shards[T] = Shards.__new__(Shards)
+        result._parts = parts = self._parts.copy()
+        index = hash(key) & _LAST
+        parts[index] = part = parts[index].copy()
         part[key] = value
-        return self._with(index, part)
+        return result
 
     def drop(self, key: str) -> Shards[T]:
         """This mapping without ``key``."""
-        index = hash(key) % _SHARDS
-        part = self._parts[index].copy()
-        part.pop(key, None)
-        return self._with(index, part)
-
-    def _with(self, index: int, part: dict[str, T]) -> Shards[T]:
         result: Shards[T] = Shards.__new__(Shards)
-        parts = self._parts.copy()
-        parts[index] = part
-        result._parts = parts
+        result._parts = parts = self._parts.copy()
+        index = hash(key) & _LAST
+        parts[index] = {other: value for other, value in parts[index].items() if other != key}
         return result
