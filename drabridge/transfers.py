@@ -28,7 +28,7 @@ from drabridge.ledger import (
     SliceWithdrawn,
     Withdrawn,
 )
-from drabridge.ledger.lanes import Wanted, chosen, counted, destined, place, plan
+from drabridge.ledger.lanes import Wanted, chosen, counted, destined, next_look, place, plan
 from drabridge.runtime import Runtime
 from drabridge.wishes import Wishes
 
@@ -85,7 +85,7 @@ class Transfers:
             if self._wishes.lost(resource):
                 continue
             held_up = 0
-            for change in plan(ledger, devices, wanted):
+            for change in plan(ledger, devices, wanted, runtime.now()):
                 if self._in_vain(ledger.entries[change.device], change.lane):
                     held_up += 1
                     continue
@@ -161,6 +161,8 @@ class Transfers:
             pauses.append(CLAIMS_RETRY_SECONDS)
         if quiet := [e for e in entries if e.lane is Lane.DRA_TO_LEGACY and _at(e, MoveStep.QUIESCING)]:
             pauses.append(await self._ask_for_claims(quiet))
+        if (left := next_look(self._runtime.keeper.ledger, self._runtime.now())) is not None:
+            pauses.append(left)
         return min(pauses, default=None)
 
     async def _ask_kubelet(self, waiting: list[Entry]) -> float:

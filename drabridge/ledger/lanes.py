@@ -5,11 +5,15 @@ same device. Devices on one PCIe root and NUMA node stay together where the numb
 always do: where the numbers would divide them, claims get fewer than wanted. Free devices move before held ones; a
 held device is only marked, and moves when it is let go. What is on its way counts as arrived, so a plan that is carried
 out is never taken back, and one that is under way is not repeated.
+
+Faulty devices count, and are the last to choose for either lane. The lane that lacks more of its number by them gets
+free ones that work in exchange: at once where devices move anyhow, else after ``HYSTERESIS_SECONDS``. Every exchange
+makes the larger lack smaller, and one that works again moves nothing: what flaps ends where it is missed least.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 
 from msgspec import Struct
@@ -63,10 +67,16 @@ class _Unit(Struct, frozen=True):
     held: bool
     on_its_way: bool
     pinned: bool
+    usable: int  # how many of them are there and work
+    lasting: bool  # those that do not have not for a while
 
     @property
     def size(self) -> int:
         return len(self.names)
+
+    @property
+    def works(self) -> bool:
+        return self.usable == self.size
 
 
 def order(devices: Iterable[Device]) -> list[Device]:
@@ -126,20 +136,32 @@ def _replaced(ledger: Ledger, entry: Entry) -> bool:
     )
 
 
-def plan(ledger: Ledger, devices: Sequence[Device], wanted: Wanted) -> tuple[Change, ...]:
+def next_look(ledger: Ledger, at: float) -> float | None:
+    """Seconds until a device will have been faulty, or gone, for long enough to plan anew; None if no change is due."""
+    since = [e.presence_since for e in ledger.entries.values() if e.device.presence is not Presence.PRESENT]
+    return min((left for stamp in since if (left := stamp + HYSTERESIS_SECONDS - at) > 0), default=None)
+
+
+def plan(ledger: Ledger, devices: Sequence[Device], wanted: Wanted, at: float) -> tuple[Change, ...]:
     """The changes that bring ``devices`` (one resource's, all counted) to what is wanted; () if they are there."""
-    units = _units(ledger, devices, wanted)
+    units = _units(ledger, devices, wanted, at)
     loose = [unit for unit in units if not unit.pinned]
     missing = wanted.dra - sum(unit.size for unit in units if unit.lane is Lane.DRA)
     target, source = (Lane.DRA, Lane.LEGACY) if missing > 0 else (Lane.LEGACY, Lane.DRA)
     chosen = _choose([unit for unit in loose if unit.lane is source], loose, abs(missing), target)
     taken = {unit.names for unit in chosen}
-    taken |= {unit.names for unit in _overtake([unit for unit in loose if unit.names not in taken])}
+    overtaken = {unit.names for unit in _overtake([unit for unit in loose if unit.names not in taken])}
+    movable = [unit for unit in loose if not (unit.held or unit.on_its_way or unit.names in overtaken)]
+    movable = [unit for unit in movable if unit.works or unit.lasting or chosen]
+    exchanged = {unit.names for unit in _exchange(units, taken, movable)}
+    taken = (taken ^ exchanged) | overtaken
     changes: list[Change] = []
     for unit in units:
         reason = f"{wanted.dra} of {len(devices)} are wanted in the dra lane"
         if unit.pinned:
             reason = "chosen by the operator"
+        elif unit.names in exchanged:
+            reason = "a device that works for one that does not"
         elif unit.names not in taken:
             reason = "parts of one device stay together"
         changes += _change(unit, _other(unit.lane) if unit.names in taken else unit.lane, reason)
@@ -153,11 +175,12 @@ def place(ledger: Ledger, devices: Sequence[Device], wanted: Wanted) -> dict[str
     new = {device.name for device in devices if device.name not in ledger.entries}
     if not new:
         return {}
-    units = _units(ledger, devices, wanted)
+    units = _units(ledger, devices, wanted, 0.0)
     strange = [unit for unit in units if not unit.pinned and new.issuperset(unit.names)]
     missing = wanted.dra - sum(unit.size for unit in units if unit.lane is Lane.DRA)
-    chosen = _choose(strange, strange, max(0, missing), Lane.DRA)
-    return {name: Lane.DRA if unit in chosen else unit.lane for unit in units for name in unit.names if name in new}
+    taken = {unit.names for unit in _choose(strange, strange, max(0, missing), Lane.DRA)}
+    taken ^= {unit.names for unit in _exchange(units, taken, strange)}
+    return {n: Lane.DRA if unit.names in taken else unit.lane for unit in units for n in unit.names if n in new}
 
 
 def destined(entry: Entry) -> Lane:
@@ -170,12 +193,14 @@ def _other(lane: Lane) -> Lane:
     return Lane.LEGACY if lane is Lane.DRA else Lane.DRA
 
 
-def _units(ledger: Ledger, devices: Sequence[Device], wanted: Wanted) -> list[_Unit]:
+def _units(ledger: Ledger, devices: Sequence[Device], wanted: Wanted, at: float) -> list[_Unit]:
     units = []
     for position, members in enumerate(_wholes(devices)):
         names = tuple(device.name for device in members)
         entries = [entry for name in names if (entry := ledger.entries.get(name))]
         held = [entry for entry in entries if entry.owner is not Owner.NONE]
+        broken = [entry for entry in entries if entry.device.presence is not Presence.PRESENT]
+        facts = [ledger.entries[d.name].device if d.name in ledger.entries else d for d in members]
         pin = next((lane for name in names if (lane := wanted.lane_of(name))), None)
         # Of parts that were divided a held one says where the others go: it would be the last to move.
         lane = pin or (destined((held or entries)[0]) if entries else Lane.LEGACY)
@@ -189,6 +214,8 @@ def _units(ledger: Ledger, devices: Sequence[Device], wanted: Wanted) -> list[_U
                 bool(held),
                 any(entry.move is not None for entry in entries),
                 pin is not None,
+                sum(one.presence is Presence.PRESENT for one in facts),
+                all(at - entry.presence_since >= HYSTERESIS_SECONDS for entry in broken),
             )
         )
     return units
@@ -201,12 +228,8 @@ def _choose(candidates: list[_Unit], everybody: list[_Unit], missing: int, targe
     """
     front = 1 if target is Lane.DRA else -1
     chosen: list[_Unit] = []
-    for wave in (
-        [unit for unit in candidates if unit.on_its_way],
-        [unit for unit in candidates if not unit.on_its_way and not unit.held],
-        [unit for unit in candidates if not unit.on_its_way and unit.held],
-    ):
-        left = list(wave)
+    for wave in range(6):
+        left = [unit for unit in candidates if _wave(unit) == wave]
         while missing and left:
             cell = min(
                 {unit.cell for unit in left},
@@ -221,6 +244,11 @@ def _choose(candidates: list[_Unit], everybody: list[_Unit], missing: int, targe
         left = [unit for unit in candidates if unit not in chosen]
         chosen += sorted(left, key=lambda unit: (not unit.on_its_way, unit.held, unit.size, front * unit.position))[:1]
     return chosen
+
+
+def _wave(unit: _Unit) -> int:
+    """When it is its turn: what is on its way, what is free, what is held; then likewise what does not work."""
+    return (0 if unit.on_its_way else 2 if unit.held else 1) + (0 if unit.works else 3)
 
 
 def _cell_rank(
@@ -245,12 +273,37 @@ def _overtake(units: list[_Unit]) -> Iterable[_Unit]:
     """A held device that waits to leave a lane is replaced by a free one of that lane: nobody needs to wait."""
     for target, front in ((Lane.DRA, 1), (Lane.LEGACY, -1)):
         waiting = [unit for unit in units if unit.lane is target and unit.held and unit.on_its_way]
-        free = [unit for unit in units if unit.lane is not target and not unit.held and not unit.on_its_way]
+        free = [unit for unit in units if unit.lane is not target and _wave(unit) == 1]
         free.sort(key=lambda unit: front * unit.position)
         for unit in waiting:
             other = next((one for one in free if one.size == unit.size), None)
             if other is not None:
                 free.remove(other)
+                yield unit
+                yield other
+
+
+def _exchange(units: list[_Unit], taken: Collection[tuple[str, ...]], movable: list[_Unit]) -> Iterator[_Unit]:
+    """Of ``movable`` those that do not work, in the lane that lacks the larger part of its number, and as many of the
+    other lane that do: while that lane, without them, lacks less. ``taken`` are about to change lanes.
+    """
+    lanes = {unit.names: _other(unit.lane) if unit.names in taken else unit.lane for unit in units}
+    number, lack = dict.fromkeys((Lane.DRA, Lane.LEGACY), 0), dict.fromkeys((Lane.DRA, Lane.LEGACY), 0)
+    for unit in units:
+        number[lanes[unit.names]] += unit.size
+        lack[lanes[unit.names]] += unit.size - unit.usable
+    for short, front in ((Lane.DRA, 1), (Lane.LEGACY, -1)):
+        rich = _other(short)
+        spare = [unit for unit in movable if lanes[unit.names] is rich and unit.works]
+        spare.sort(key=lambda unit: front * unit.position)
+        for unit in movable:
+            missing = unit.size - unit.usable
+            other = next((one for one in spare if one.size == unit.size), None)
+            if lanes[unit.names] is not short or not missing or other is None:
+                continue
+            if lack[short] * number[rich] > (lack[rich] + missing) * number[short]:
+                lack[short], lack[rich] = lack[short] - missing, lack[rich] + missing
+                spare.remove(other)
                 yield unit
                 yield other
 

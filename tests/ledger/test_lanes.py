@@ -51,7 +51,7 @@ def ledger_of(found: list[Device], lanes: dict[int, Lane] | None = None, held: C
 
 def carry_out(ledger: Ledger, found: list[Device], wanted: Wanted, at: float = 1000.0) -> Ledger:
     """Apply the plan and every acknowledgement that free devices need."""
-    for change in plan(ledger, found, wanted):
+    for change in plan(ledger, found, wanted, at):
         ledger = step(ledger, SetLane(change.device, change.lane, at), POLICY).of(ledger)
     return acknowledge(ledger, at)
 
@@ -81,7 +81,7 @@ def test_claims_get_the_front_and_pods_the_end() -> None:
 
 def test_free_devices_move_before_held_ones() -> None:
     found = devices(4)
-    changes = plan(ledger_of(found, held={0, 1}), found, Wanted(3))
+    changes = plan(ledger_of(found, held={0, 1}), found, Wanted(3), 1000.0)
     assert [(change.device, change.urgency) for change in changes] == [
         ("gpu-02", Urgency.FREE),
         ("gpu-03", Urgency.FREE),
@@ -119,7 +119,7 @@ def test_each_held_device_is_overtaken_by_another() -> None:
 def test_a_mark_that_nobody_wants_any_more_is_taken_back_and_moves_no_other() -> None:
     found = devices(2)
     marked = carry_out(ledger_of(found, held={0, 1}), found, Wanted(1))
-    changes = plan(all_held_but(marked, found, {1}), found, Wanted(0))
+    changes = plan(all_held_but(marked, found, {1}), found, Wanted(0), 1000.0)
     assert [(change.device, change.lane, change.urgency) for change in changes] == [
         ("gpu-00", Lane.LEGACY, Urgency.TAKE_BACK)
     ]
@@ -275,8 +275,8 @@ def test_any_numbers_are_reached_and_left_alone(situation: tuple[list[Device], L
     for _ in range(3):
         dra = data.draw(st.integers(0, len(found)))
         before = ledger
-        changes = plan(ledger, found, Wanted(dra))
-        assert changes == plan(ledger, list(reversed(found)), Wanted(dra))
+        changes = plan(ledger, found, Wanted(dra), 1000.0)
+        assert changes == plan(ledger, list(reversed(found)), Wanted(dra), 1000.0)
         had = lanes_of(before).count("D")
         for change in changes:
             ledger = step(ledger, SetLane(change.device, change.lane, 1.0), POLICY).of(ledger)
@@ -286,9 +286,9 @@ def test_any_numbers_are_reached_and_left_alone(situation: tuple[list[Device], L
         for name, entry in before.entries.items():
             if entry.owner is not Owner.NONE:
                 assert ledger.entries[name].lane is entry.lane  # held devices are marked, not moved
-        assert plan(ledger, found, Wanted(dra)) == ()
+        assert plan(ledger, found, Wanted(dra), 1000.0) == ()
         ledger = acknowledge(ledger, 2.0)
-        assert plan(ledger, found, Wanted(dra)) == ()
+        assert plan(ledger, found, Wanted(dra), 1000.0) == ()
 
 
 def test_a_device_that_is_called_otherwise_now_counts_once() -> None:
@@ -311,7 +311,7 @@ def test_parts_end_in_one_lane_however_they_came(sizes: list[int], data: st.Data
     wanted = Wanted(data.draw(st.integers(0, len(found))))
     for _ in range(2 * len(sizes)):
         ledger = carry_out(ledger, found, wanted)
-    assert plan(ledger, found, wanted) == ()
+    assert plan(ledger, found, wanted, 1000.0) == ()
     lanes = lanes_of(ledger)
     assert lanes.count("D") <= wanted.dra
     left = [lanes[n : n + 1] * size for n, size in zip(_starts(sizes), sizes, strict=True)]
