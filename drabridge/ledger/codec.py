@@ -27,6 +27,7 @@ from drabridge.ledger.model import (
 ENTRY_FIELDS = frozenset(
     {"name", "resource", "units", "root", "presence", "shareable", "capacity", "owner", "lane"}
     | {"syspath", "hold", "claims", "move", "since", "seq", "released_because", "presence_since", "legacy_until"}
+    | {"also_at"}
 )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from drabridge.ledger import Entry, Facts, Lane
-from drabridge.ledger.codec import entry_from_json, entry_to_json
+from drabridge.ledger import ClaimRef, Entry, Facts, Lane, MoveStep, Owner
+from drabridge.ledger.codec import ENTRY_FIELDS, entry_from_json, entry_to_json
+from drabridge.ledger.model import ClaimHold, Hold, Move, Phase
 
 
 def test_stamps_come_back_and_an_older_agents_file_has_one_for_all() -> None:
@@ -12,3 +13,12 @@ def test_stamps_come_back_and_an_older_agents_file_has_one_for_all() -> None:
     assert entry_from_json(data) == entry
     older = entry_from_json({key: data[key] for key in data.keys() - {"presence_since", "legacy_until"}})
     assert (older.since, older.presence_since, older.legacy_until) == (3.0, 3.0, 3.0)
+
+
+def test_every_field_that_is_written_is_known_when_it_is_read() -> None:
+    """One that is not would be kept as a newer agent's, and come back after it has its default again."""
+    facts = Facts("a", "r", ("A",), root="whole", shareable=True, syspath="/sys/a", also_at=("/sys/b",))
+    hold, move = Hold(("A",)), Move(Lane.LEGACY, Lane.DRA, MoveStep.WAITING, 1.0, 1.0)
+    claims = (ClaimHold(ClaimRef("u"), Phase.PREPARED, 1.0, admin=True),)
+    entry = Entry(facts, Owner.LEGACY, Lane.LEGACY, hold, claims, move, 1.0, 1, "because", 2.0, 3.0)
+    assert entry_to_json(entry).keys() == ENTRY_FIELDS
