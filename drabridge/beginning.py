@@ -30,6 +30,7 @@ from drabridge.ledger import (
     Ledger,
     Lost,
     Restarted,
+    Unprepare,
     Use,
 )
 from drabridge.ledger.store import Loaded
@@ -61,6 +62,10 @@ async def merge(runtime: Runtime, *, rebooted: bool) -> bool:
         if doubt and not await _lose(runtime, doubt):
             return False
     claims = _claims(runtime, listed, keeper.ledger.entries, rebooted=rebooted)
+    if node.lost and listed is not None and checkpoint is not None:
+        for uid in _ended(runtime, listed, claims):
+            if not (await keeper.apply(Unprepare(uid, runtime.now()))).accepted:
+                return False
     if listed is not None and (nameless := _without_uid(keeper.ledger, listed, claims)):
         lost = Lost(runtime.now(), nameless, "kubelet shows a claim on it that is not on record")
         if not (await keeper.apply(lost)).accepted:
@@ -194,6 +199,26 @@ def _claims(
         named = {"uid": uid, "devices": [use.device for use in uses if not use.admin]}
         log.warning("a CDI file of a claim without a record: its devices are held", extra=named)
     return tuple(found.values())
+
+
+def _ended(runtime: Runtime, listed: Listed, claims: Iterable[Allocation]) -> list[str]:
+    """Claims that are prepared in an older copy of the ledger alone: no file of theirs is left, and kubelet shows no
+    container. They ended after the copy was made, and kubelet will not unprepare them again.
+    """
+    shown = {(one.claim.namespace, one.claim.name) for one in listed.claims}
+    left = {one.claim.uid for one in claims} | {
+        name.partition(".json")[0] for name in names_in(runtime.paths.state / "claims")
+    }
+    try:
+        left.update(runtime.cdi.keys(Family.CLAIM))
+    except HostError:
+        return []
+    held = {held.claim for entry in runtime.keeper.ledger.entries.values() for held in entry.claims}
+    return sorted(
+        claim.uid
+        for claim in held
+        if claim.name and claim.uid not in left and (claim.namespace, claim.name) not in shown
+    )
 
 
 def _named(text: str, devices: Iterable[str]) -> list[str]:

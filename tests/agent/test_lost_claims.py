@@ -1,0 +1,35 @@
+"""Claims whose devices the ledger has lost track of: it is an older copy, or has never known their names."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+
+from tests.agent.test_bridge_node import bridge, claim_pod
+from tests.agent.test_lost_state import _become, _claimed, _everything, _owners, stopped_while_a_claim_runs
+
+
+async def test_a_claim_that_ended_since_the_older_copy_of_the_ledger_ends_again() -> None:
+    async with bridge() as (agent, cluster, _):
+        await cluster.apply(claim_pod("c"))
+        await cluster.apply(claim_pod("r"))
+        await cluster.wait_pod("c")
+        await cluster.wait_pod("r")
+        await agent.stop()
+        await agent.start()  # the older copy is as old as this
+        await agent.ready()
+        await cluster.delete("pods", "c")
+        await cluster.delete("resourceclaims", "c")
+        await _become(agent, "none", "none", "none", "dra-prepared")
+        used = await _claimed(agent)
+        await agent.stop(signal.SIGKILL)
+        ledger = agent.control.parent / "ledger.jsonl"
+        damaged = bytearray(ledger.read_bytes())
+        damaged[40] ^= 1
+        ledger.write_bytes(damaged)
+        await agent.start()
+        await agent.ready()
+        assert "instead and quarantined" in (await agent.status())["notes"][0]
+        await _become(agent, "none", "none", "none", "dra-prepared")
+        assert await _claimed(agent) == used
