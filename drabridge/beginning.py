@@ -122,16 +122,19 @@ def _of_files(runtime: Runtime) -> str:
 
 
 def _of_ids(runtime: Runtime, listed: Listed | None, checkpoint: Checkpoint | None) -> str:
-    """What kubelet shows against a new node: pods with our resources by ids that no device here has. They have some
-    of the hardware, and nobody can say which: the plugin before us called it otherwise.
+    """What kubelet shows against a new node: pods with our resources, or with claims of our driver, by names that no
+    device here has. They have some of the hardware, and nobody can say which: who was before us called it otherwise.
     """
     devices = [entry.device for entry in runtime.keeper.ledger.entries.values()]
     ids, ours = {device.id for device in devices}, {resource.name for resource in runtime.config.resources}
     shown = {*(listed.pods if listed else ()), *(checkpoint.pods if checkpoint else ())}
-    unknown = sorted((name, unit) for name, unit in shown if name in ours and device_id_of(unit) not in ids)
+    unknown = {f"{name} {unit}" for name, unit in shown if name in ours and device_id_of(unit) not in ids}
+    uses = [(one.claim, use.device) for one in (listed.claims if listed else ()) for use in one.uses if not use.admin]
+    names = {device.name for device in devices}
+    unknown |= {f"{name} of claim {claim.namespace}/{claim.name}" for claim, name in uses if name not in names}
     if not unknown:
         return ""
-    words = ", ".join(f"{name} {unit}" for name, unit in unknown[:NAMED])
+    words = ", ".join(sorted(unknown)[:NAMED])
     return f"kubelet shows pods with devices that this configuration calls otherwise or does not match: {words}"
 
 

@@ -30,7 +30,7 @@ from drabridge.ledger.outcome import (
 )
 from drabridge.ledger.release import Witness
 from drabridge.ledger.settle import begin
-from drabridge.ledger.shown import NO_CLAIMS, Shown, claims, seen, seen_elsewhere, unaccounted
+from drabridge.ledger.shown import NO_CLAIMS, Shown, claims, seen, seen_elsewhere, strange, unaccounted
 from drabridge.ledger.stamps import not_after
 from drabridge.ledger.table import TABLE, Signal, Transition
 
@@ -157,9 +157,10 @@ def _observed(draft: Draft, event: ev.Observed) -> None:
     listed = None if event.listed is None else Shown(event.listed)
     checkpoint = None if event.checkpoint is None else Shown(event.checkpoint.pods)
     barrier = event.checkpoint is not None and event.checkpoint.barrier
+    strangers = strange(event, draft.ledger)
     for entry in draft.ledger.entries.values():
         if entry.seq <= event.since_seq:
-            of_claims = claims(event, entry) if entry.owner is Owner.QUARANTINE else NO_CLAIMS
+            of_claims = claims(event, entry, strangers) if entry.owner is Owner.QUARANTINE else NO_CLAIMS
             witness = Witness(
                 None if listed is None else listed.pods(entry),
                 None if checkpoint is None else checkpoint.pods(entry),

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from drabridge.inventory.model import device_id_of
 from drabridge.ledger import events as ev
 from drabridge.ledger.events import Pods, Unit
-from drabridge.ledger.model import ClaimRef, Entry, PodRef
+from drabridge.ledger.model import ClaimRef, Entry, Ledger, PodRef
 from drabridge.ledger.release import Witness, using
 
 Claims = tuple[tuple[ClaimRef, ...], tuple[tuple[ClaimRef, ev.Use], ...] | None]
@@ -80,10 +80,15 @@ def unaccounted(event: ev.Observed, entry: Entry) -> tuple[str, ...] | None:
     return tuple(pod for resource in entry.counted_as for pod in event.unaccounted.get(resource, ()))
 
 
-def claims(event: ev.Observed, entry: Entry) -> Claims:
+def strange(event: ev.Observed, ledger: Ledger) -> tuple[ClaimRef, ...]:
+    """Claims that kubelet shows with devices of other names than any here: they may have any of them."""
+    return tuple(claim for name, shown in event.claimed.items() if name not in ledger.entries for claim in shown)
+
+
+def claims(event: ev.Observed, entry: Entry, strangers: tuple[ClaimRef, ...] = ()) -> Claims:
     """What is shown of claims with one device: by kubelet, and by the API server."""
     name = entry.device.name
-    claimed = using(entry, event.claimed.get(name, ()))
+    claimed = using(entry, (*event.claimed.get(name, ()), *strangers))
     if event.allocated is None:
         return claimed, None
     return claimed, tuple((one.claim, use) for one in event.allocated for use in one.uses if use.device == name)

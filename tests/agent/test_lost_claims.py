@@ -33,3 +33,19 @@ async def test_a_claim_that_ended_since_the_older_copy_of_the_ledger_ends_again(
         assert "instead and quarantined" in (await agent.status())["notes"][0]
         await _become(agent, "none", "none", "none", "dra-prepared")
         assert await _claimed(agent) == used
+
+
+async def test_devices_of_claims_that_called_them_otherwise_stay_in_quarantine() -> None:
+    """Another driver of the same name, or an ``id`` that was changed: which of them a claim has, nobody can say."""
+    async with stopped_while_a_claim_runs() as (agent, cluster, used):
+        _everything(agent.control.parent)
+        shutil.rmtree(agent.cdi)
+        agent.config.write_text(agent.config.read_text().replace('id: ["{sysname}"]', 'id: ["x-{sysname}"]'))
+        await agent.start()
+        await agent.up()
+        await _become(agent, *["quarantine"] * 4)
+        assert f"otherwise or does not match: {used} of claim default/c" in (await agent.status())["notes"][0]
+        await asyncio.sleep(3)  # longer than every doubt
+        assert await _owners(agent) == ["quarantine"] * 4
+        await cluster.delete("pods", "c")
+        await _become(agent, *["none"] * 4)
