@@ -51,6 +51,14 @@ def _of_resource(resource: Resource) -> Iterator[str]:
         )
     if resource.pre_start is not None:
         yield "preStart is skipped for containers that start between a kubelet restart and the next registration"
+    hooked = sorted(
+        name for name, profile in resource.claim_config.profiles.items() if profile.prepare or profile.unprepare
+    )
+    if hooked and resource.sharing.allow_multiple_allocations:
+        yield (
+            f"hooks in {', '.join(hooked)} of a shared device run for each claim, while containers of other claims use "
+            "the device: they must not reset it"
+        )
     fields = {field.source for field in resource.id[0].fields}
     if fields and fields <= _NUMBERED:
         yield f"id {resource.id[0]} follows the kernel's numbering: another device may have it after the next boot"

@@ -56,9 +56,9 @@ class Profile(Model):
     mounts: Many[Mount] = ()
     """Added to the resource's mounts."""
     prepare: Hook | None = None
-    """Runs before the claim's first container may start."""
+    """Runs before the claim's first container may start; on a shared device while other claims use it."""
     unprepare: Hook | None = None
-    """Runs after the claim's last container has ended."""
+    """Runs after the claim's last container has ended; on a shared device while other claims use it."""
 
 
 class ClaimConfig(Model):

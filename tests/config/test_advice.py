@@ -11,6 +11,7 @@ from drabridge.config.advice import advice
 from tests.config.helpers import document
 
 HEAD = "driver: a.example.com\n"
+HOOKS = "{plain: {}, before: {prepare: {command: [/bin/x]}}, after: {unprepare: {command: [/bin/x]}}}"
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,12 @@ HEAD = "driver: a.example.com\n"
         ("id: ['{sysname}']", []),
         ("lanes: {legacy: 6, dra: 2}", ["devices beyond 8 go to legacy"]),
         ("lanes: {legacy: 6, dra: '*'}", []),
+        (f"claimConfig: {{profiles: {HOOKS}}}", []),
+        ("sharing: {allowMultipleAllocations: true}\nclaimConfig: {profiles: {plain: {}}}", []),
+        (
+            f"sharing: {{allowMultipleAllocations: true}}\nclaimConfig: {{profiles: {HOOKS}}}",
+            ["hooks in after, before of a shared device run for each claim, while"],
+        ),
     ],
 )
 def test_advice(resource: str, expected: list[str]) -> None:
