@@ -8,6 +8,7 @@ made other drivers refuse their own files after an upgrade.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
@@ -215,12 +216,13 @@ class RecordStore:
     def strangers(self, records: Iterable[ClaimRecord]) -> frozenset[str]:
         """UIDs of claims that have a file here, damaged or not readable, and are not among these."""
         known = {record.claim.uid for record in records}
-        return frozenset(path.name.partition(".json")[0] for path in self.directory.glob("*.json*")) - known
+        return frozenset(path.name.partition(".json")[0] for path in self.directory.glob("[!.]*.json*")) - known
 
     def sweep(self) -> None:
-        """At start: remove what a crash left half written."""
+        """At start: remove what a crash left half written. What the disk does not let go stays: nobody reads it."""
         for leftover in self.directory.glob(f".*{TEMPORARY_SUFFIX}"):
-            leftover.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                leftover.unlink()
 
     def _put_aside(self, path: Path, error: Exception) -> None:
         aside = path.with_name(f"{path.name}.corrupt-{time.time_ns()}")

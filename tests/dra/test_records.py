@@ -94,6 +94,17 @@ def test_a_record_that_cannot_be_read_hides_no_other(tmp_path: Path, caplog: pyt
     assert store.strangers(store.all()) == {"0000"}
 
 
+def test_what_a_crash_left_half_written_goes_or_is_left_alone(tmp_path: Path) -> None:
+    store = RecordStore(tmp_path)
+    store.save(RECORD)
+    (tmp_path / ".a.json.tmp").mkdir()  # as good as EIO, which nobody can order
+    (tmp_path / ".b.json.tmp").write_text("{")
+    store.sweep()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".a.json.tmp", f"{UID}.json"]
+    assert store.all() == (RECORD,)
+    assert store.strangers(store.all()) == set()  # it tells of no claim
+
+
 @pytest.mark.parametrize("uid", ["", "../x", "a/b", ".hidden", "a\0", "x" * 300])
 def test_a_uid_that_is_no_file_name_is_refused(tmp_path: Path, uid: str) -> None:
     with pytest.raises(HostError, match="is not a claim UID"):
