@@ -87,7 +87,6 @@ class DraDriver:
         cdi: CdiStore,
         paths: DraPaths,
         node_name: str,
-        instance_uid: str = "",
         observer: Observer = lambda fact: None,
         policy: Callable[[], Policy] = Policy,
         lookup: LookupOf = device_lookup,
@@ -116,7 +115,7 @@ class DraDriver:
         self._serving = False
         self._version = ""
         self._error = ""
-        sockets = PluginSockets.of(paths.kubelet, config.driver, instance_uid)
+        sockets = PluginSockets.of(paths.kubelet, config.driver)
         boot_id = paths.boot_id.read_text().strip()
         claims = resource_claims(VERSIONS[0])
         self.records = records = RecordStore(paths.claims, self._damaged)

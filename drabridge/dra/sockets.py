@@ -1,13 +1,12 @@
-"""Where the plugin's two sockets are, and what earlier instances left there.
+"""Where the plugin's two sockets are, and what others left there.
 
 Kubelet finds a plugin by the registration socket in plugins_registry/ and then dials the service socket that it names.
-Unique names let two instances overlap during a rolling update (kubelet >= 1.33 keeps a list of them).
+Only the agent that has the ledger serves, so the names are always the same.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import re
 import socket
 import stat
@@ -21,36 +20,21 @@ SUN_PATH_BYTES = 107  # linux/un.h: 108 with the NUL
 
 
 class PluginSockets(Struct, frozen=True):
-    """Absolute paths of one instance."""
+    """Absolute paths."""
 
     registration: Path
     service: Path
 
     @classmethod
-    def of(cls, kubelet: Path, driver: str, instance_uid: str = "") -> PluginSockets:
-        """Fixed names without ``instance_uid`` (the pod's UID), unique ones with it; shortened to what a socket can be.
-
-        Raises HostError if even the shortest is too long.
-        """
-        registry, plugin = kubelet / "plugins_registry", kubelet / "plugins" / driver
-        if not instance_uid:
-            return cls(_fit(registry / f"{driver}-reg.sock"), _fit(plugin / "dra.sock"))
-        digest = hashlib.sha256(f"{driver}\0{instance_uid}".encode()).hexdigest()[:16]
+    def of(cls, kubelet: Path, driver: str) -> PluginSockets:
+        """Raises HostError if a path is longer than a socket's can be."""
         return cls(
-            _fit(
-                registry / f"{driver}-{instance_uid}-reg.sock",
-                registry / f"{driver}-{digest}-reg.sock",
-                registry / f"{driver[:20]}-{digest}-reg.sock",
-            ),
-            _fit(
-                plugin / f"dra-{instance_uid}.sock",
-                plugin / f"dra-{digest}.sock",
-                plugin / f"dra-{digest[:8]}.sock",
-            ),
+            _fit(kubelet / "plugins_registry" / f"{driver}-reg.sock"), _fit(kubelet / "plugins" / driver / "dra.sock")
         )
 
     def prepare(self, driver: str) -> tuple[Path, ...]:
-        """Create our directory and remove dead sockets of earlier instances; returns what was removed.
+        """Create our directory and remove dead sockets, ours and those of another driver that had the name before (Go's
+        kubeletplugin library puts the pod's UID into them); returns what was removed.
 
         Kubelet does not create plugins/<driver>/ (seen on 1.36.2), and dials a dead registration socket for ever.
         Raises HostError when a directory is missing or something that is no socket is in the way.
@@ -65,10 +49,7 @@ class PluginSockets(Struct, frozen=True):
         for path in (self.registration, self.service):
             if path.exists() and not stat.S_ISSOCK(path.lstat().st_mode):
                 raise HostError(f"{path} is in the way: a socket belongs there", hint="Move it away")
-        ours = re.compile(
-            rf"{re.escape(driver)}(-[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}|-[0-9a-f]{{16}})?-reg\.sock"
-            rf"|{re.escape(driver[:20])}-[0-9a-f]{{16}}-reg\.sock"
-        )
+        ours = re.compile(rf"{re.escape(driver)}(-[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})?-reg\.sock")
         found = [path for path in registry.glob("*-reg.sock") if ours.fullmatch(path.name)]
         found += plugin.glob("dra*.sock")
         dead = tuple(path for path in found if is_dead(path))
@@ -80,12 +61,11 @@ class PluginSockets(Struct, frozen=True):
 _MOUNT = "In a pod, kubelet's directories must be mounted read-write at the same path as on the host"
 
 
-def _fit(*candidates: Path) -> Path:
-    for path in candidates:
-        if len(str(path).encode()) <= SUN_PATH_BYTES:
-            return path
+def _fit(path: Path) -> Path:
+    if (length := len(str(path).encode())) <= SUN_PATH_BYTES:
+        return path
     raise HostError(
-        f"{candidates[-1]} has {len(str(candidates[-1]).encode())} bytes, and a socket's path {SUN_PATH_BYTES} at most",
+        f"{path} has {length} bytes, and a socket's path {SUN_PATH_BYTES} at most",
         hint="Choose a shorter driver name, or a shorter kubelet root directory",
     )
 

@@ -155,7 +155,7 @@ class DraNode:
     def claims(self) -> Claims:
         return Claims(self.api)
 
-    async def start(self, *, instance_uid: str = "", cluster: Any = None, **options: Any) -> None:
+    async def start(self, *, cluster: Any = None, **options: Any) -> None:
         self.keeper = Keeper(Store(self.state, node=NODE))
         await self.discover()
         await self.keeper.apply(Booted(self.boot_id, time.time()))
@@ -169,7 +169,6 @@ class DraNode:
             cdi=self.cdi,
             paths=DraPaths(self.root, self.state, self.root / "boot_id"),
             node_name=NODE,
-            instance_uid=instance_uid,
             observer=self.facts.append,
             **options,
         )

@@ -24,8 +24,6 @@ from drabridge.sim.timings import Timings
 from drabridge.wire import health_v1_pb2, health_v1_pb2_grpc
 from tests.dra.helpers import CONFIG, DRIVER, NODE, DraNode, a_node, short_directory, with_profile
 
-UID = "f702b543-d682-47fe-9d37-e8f874009f3f"
-
 
 class KubeletApi:
     """What the simulated kubelet asks of the simulated API server."""
@@ -90,18 +88,18 @@ async def test_dr1_dr20_a_kubelet_restart_registers_again_and_slices_come_back()
 
 async def test_dr2_a_driver_that_was_killed_registers_again_over_its_dead_sockets() -> None:
     async with a_node(start=False) as node:
+        registry, plugin = node.root / "plugins_registry", node.root / "plugins" / DRIVER
         uid = "2d774059-b029-4135-9455-b1c2988702cd"
-        dead = PluginSockets.of(node.root, DRIVER, uid)
-        dead.service.parent.mkdir(parents=True)
-        other = node.root / "plugins_registry" / "other.example.com-reg.sock"
-        for path in (dead.registration, dead.service, other):
+        theirs = registry / f"{DRIVER}-{uid}-reg.sock", plugin / f"dra-{uid}.sock"  # of another driver of this name
+        other = registry / "other.example.com-reg.sock"
+        plugin.mkdir(parents=True)
+        for path in (registry / f"{DRIVER}-reg.sock", plugin / "dra.sock", *theirs, other):
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(str(path))
         async with kubelet_beside(node):
-            await node.start(instance_uid=UID)
+            await node.start()
             await registered(node)
-        assert not dead.registration.exists()
-        assert not dead.service.exists()
+        assert not any(path.exists() for path in theirs)
         assert other.exists()  # dead as well, but not ours
 
 
@@ -314,27 +312,20 @@ async def test_dr23_the_health_stream_is_a_full_list_at_once_on_change_and_as_a_
         call.cancel()
 
 
-async def test_a_rolling_update_has_two_instances_with_names_of_their_own() -> None:
-    async with a_node(start=False) as node:
-        uids = (UID, "2d774059-b029-4135-9455-b1c2988702cd")
-        old, new = (PluginSockets.of(node.root, DRIVER, uid) for uid in uids)
-        assert len({old.registration, new.registration, old.service, new.service}) == 4
-        await node.start(instance_uid=UID)
-        assert not is_dead(old.registration)
-        new.prepare(DRIVER)
-        assert old.registration.exists()  # alive: not ours to remove
-        assert old.service.exists()
+async def test_sockets_that_live_stay() -> None:
+    async with a_node() as node:
+        sockets = PluginSockets.of(node.root, DRIVER)
+        assert sockets.prepare(DRIVER) == ()
+        assert not is_dead(sockets.registration)
+        assert not is_dead(sockets.service)
 
 
-def test_long_names_are_shortened_to_what_a_socket_can_be() -> None:
-    driver = "a-rather-long-driver-name-indeed.subdomain.department.example.com"[:63]
-    sockets = PluginSockets.of(Path("/var/lib/kubelet"), driver, UID)
+def test_names_that_no_socket_can_have_are_refused() -> None:
+    longest = "a-rather-long-driver-name-indeed.subdomain.department.example.com"[:63]
+    sockets = PluginSockets.of(Path("/var/lib/kubelet"), longest)
     assert len(str(sockets.registration)) <= 107
-    assert len(str(sockets.service)) <= 107
-    assert sockets == PluginSockets.of(Path("/var/lib/kubelet"), driver, UID)
-    assert sockets != PluginSockets.of(Path("/var/lib/kubelet"), driver, UID.replace("f", "e"))
     with pytest.raises(HostError, match="bytes, and a socket's path 107 at most"):
-        PluginSockets.of(Path("/" + "x" * 80), driver, UID)
+        PluginSockets.of(Path("/var/lib/kubelet-of-another-root"), longest)
 
 
 async def test_what_is_in_the_way_of_a_socket_is_named() -> None:
