@@ -16,7 +16,7 @@ from drabridge.clusterwatch import STEADY_SECONDS
 from drabridge.config.schema import Config
 from drabridge.dra.facts import ClaimHandled, Fact, Observer, Outcome, RecordQuarantined
 from drabridge.dra.health import HealthBoard
-from drabridge.dra.locks import ClaimLocks
+from drabridge.dra.locks import Locks
 from drabridge.dra.metadata import MetadataFiles
 from drabridge.dra.planning import LookupOf, Planner, device_lookup
 from drabridge.dra.ports import InUse, Inventory, Keeper, nobody
@@ -119,7 +119,7 @@ class DraDriver:
         boot_id = paths.boot_id.read_text().strip()
         claims = resource_claims(VERSIONS[0])
         self.records = records = RecordStore(paths.claims, self._damaged)
-        locks = ClaimLocks(paths.state / "claims.lock")
+        locks = Locks()
         metadata = MetadataFiles(sockets.service.parent, cdi, config.driver) if config.dra.metadata else None
         planner = Planner(config, self.pool, lookup)
         self._preparer = Preparer(

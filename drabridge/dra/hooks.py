@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
-from weakref import WeakValueDictionary
 
 from drabridge.config.container import Hook
+from drabridge.dra.locks import Locks
 from drabridge.hooks import run_hook
 from drabridge.inventory.model import Device
 from drabridge.ledger.model import ClaimRef
@@ -17,17 +16,16 @@ class HookRunner:
     """Runs commands, one at a time for each device."""
 
     def __init__(self) -> None:
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._locks = Locks()
 
     async def run(self, hook: Hook, device: Device, claim: ClaimRef, phase: str) -> None:
         """Run to the end. ``phase`` is ``prepare`` or ``unprepare``. Raises HostError with the command's output."""
-        lock = self._locks.get(device.name) or self._locks.setdefault(device.name, asyncio.Lock())
         more = {
             "DRABRIDGE_PHASE": phase,
             "DRABRIDGE_CLAIM_UID": claim.uid,
             "DRABRIDGE_CLAIM": f"{claim.namespace}/{claim.name}",
         }
-        async with lock:
+        async with self._locks.hold(device.name):
             await run_hook(hook, device, device.name, more)
 
 

@@ -23,7 +23,7 @@ from drabridge.clusterapi import Cluster, Kind, NotFoundError, UnreachableError,
 from drabridge.dra.allocation import Allocation, allocation_of, is_allocated
 from drabridge.dra.facts import ClaimHandled, Observer, Outcome
 from drabridge.dra.hooks import HookRunner, decode_hook
-from drabridge.dra.locks import ClaimLocks
+from drabridge.dra.locks import Locks
 from drabridge.dra.metadata import MetadataFiles
 from drabridge.dra.planning import NotReadyError, Planned, Planner, cdi_devices, metadata_facts
 from drabridge.dra.ports import InUse, Inventory, Keeper, nobody
@@ -62,7 +62,7 @@ class Preparer:
         cluster: Cluster,
         claims: Kind,
         records: RecordStore,
-        locks: ClaimLocks,
+        locks: Locks,
         cdi: CdiStore,
         metadata: MetadataFiles | None,
         boot_id: str,
@@ -360,7 +360,6 @@ class Preparer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._locks.close()
 
     async def _told(self, event: events.Event) -> Decision:
         return await self._keeper.apply(event)

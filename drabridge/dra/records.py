@@ -125,7 +125,7 @@ def allocations(records: Iterable[ClaimRecord]) -> tuple[Allocation, ...]:
 
 
 class RecordStore:
-    """The files of one directory. Everything is read from disk each time: two instances of the agent may be at work.
+    """The files of one directory. Everything is read from disk each time: an operator may have been there.
 
     Whoever finds a damaged one puts it aside and tells ``on_damage``; from then on it is as if there were none.
     """

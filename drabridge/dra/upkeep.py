@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 
 from drabridge.cdi import CdiStore, Family, Spec
-from drabridge.dra.locks import ClaimLocks
+from drabridge.dra.locks import Locks
 from drabridge.dra.metadata import MetadataFiles
 from drabridge.dra.planning import NotReadyError, Planned, Planner, cdi_devices, metadata_facts
 from drabridge.dra.ports import Inventory
@@ -28,7 +28,7 @@ class Upkeep:
         planner: Planner,
         inventory: Inventory,
         records: RecordStore,
-        locks: ClaimLocks,
+        locks: Locks,
         cdi: CdiStore,
         metadata: MetadataFiles | None,
         boot_id: str,
