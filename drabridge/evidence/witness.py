@@ -73,7 +73,7 @@ class Witness:
         self._quiet = quiet
         self.error = ""  # why the last List failed, for people
 
-    async def look(self, ledger: Ledger, *, barrier: bool = True) -> events.Observed:
+    async def look(self, ledger: Ledger) -> events.Observed:
         """One round. ``ledger`` is the state at its beginning. Never raises: who cannot be asked is None.
 
         The barrier costs kubelet a checkpoint write for each resource, so it is used only when the List alone would
@@ -83,7 +83,7 @@ class Witness:
         at = self._now()
         listed = await self.listed()
         checkpoint = None
-        if listed is not None and barrier and (doubted := _doubted(ledger, listed.pods)):
+        if listed is not None and (doubted := _doubted(ledger, listed.pods)):
             checkpoint = await self._behind_barrier(doubted)
         if listed is None:
             return events.Observed(at=at, since_seq=ledger.seq)
