@@ -143,7 +143,7 @@ class Preparer:
         if record is not None:  # a crash, or another allocation: begin from nothing
             await self._check_closed(record)
             await self._undo(record)
-            await self._told(events.Unprepare(claim.uid, self._clock()))
+            await self._keeper.apply(events.Unprepare(claim.uid, self._clock()))
         assert allocation is not None
         plans = self.planner.plan(allocation, self._inventory())
         return await self._fresh(allocation, plans), False
@@ -267,7 +267,7 @@ class Preparer:
         try:
             if not isinstance(error, RefusedError):
                 await self._undo(record)
-                await self._told(events.PrepareFailed(record.claim.uid, self._clock()))
+                await self._keeper.apply(events.PrepareFailed(record.claim.uid, self._clock()))
             self._records.delete(record.claim.uid)
         except DrabridgeError as problem:
             log.error("prepare not rolled back", extra={"claim": record.claim.uid, "error": str(problem)})
@@ -305,8 +305,8 @@ class Preparer:
             await self._undo(record)
         else:  # unknown, or its record was damaged: what has the UID in its name goes all the same
             self._remove_files(claim)
-        decision = await self._told(events.Unprepare(claim.uid, self._clock()))
-        if not decision.accepted and decision.refusals:
+        decision = await self._keeper.apply(events.Unprepare(claim.uid, self._clock()))
+        if not decision.accepted:
             raise _refused(decision)
         self._records.delete(claim.uid)
 
@@ -334,14 +334,13 @@ class Preparer:
         devices, entries = self._inventory().by_name(), self._keeper.ledger.entries
         for prepared in reversed(record.devices):
             device = devices.get(prepared.device)
-            there = device is not None and device.presence is not Presence.GONE
             hook = decode_hook(prepared.unprepare)
             if hook is None or prepared.admin or record.boot_id != self._boot_id:
                 continue
             holders = entry.holders if (entry := entries.get(prepared.device)) else ()
             if not any(held.claim.uid == record.claim.uid and held.phase is Phase.PREPARED for held in holders):
                 continue
-            if device is None or not there:
+            if device is None or device.presence is Presence.GONE:
                 log.warning("clean-up hook skipped: the device is gone", extra={"device": prepared.device})
                 continue
             await self._hooks.run(hook, device, record.claim, "unprepare")
@@ -361,9 +360,6 @@ class Preparer:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _told(self, event: events.Event) -> Decision:
-        return await self._keeper.apply(event)
-
 
 def _still_fits(record: ClaimRecord, allocation: Allocation | None) -> bool:
     """Whether the record is about the devices that are allocated now."""
@@ -374,7 +370,7 @@ def _still_fits(record: ClaimRecord, allocation: Allocation | None) -> bool:
 
 
 def _refused(decision: Decision) -> RefusedError:
-    passing = decision.refusals and all(refusal.code in _PASSING for refusal in decision.refusals)
+    passing = all(refusal.code in _PASSING for refusal in decision.refusals)
     return (PassingRefusalError if passing else RefusedError)(str(decision))
 
 
