@@ -267,7 +267,7 @@ class Preparer:
         try:
             if not isinstance(error, RefusedError):
                 await self._undo(record)
-                await self._keeper.apply(events.PrepareFailed(record.claim.uid, self._clock()))
+                await self._keeper.apply(events.Unprepare(record.claim.uid, self._clock()))
             self._records.delete(record.claim.uid)
         except DrabridgeError as problem:
             log.error("prepare not rolled back", extra={"claim": record.claim.uid, "error": str(problem)})

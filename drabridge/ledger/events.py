@@ -122,15 +122,8 @@ class Prepare(Struct, frozen=True):
     at: float
 
 
-class PrepareFailed(Struct, frozen=True):
-    """What Prepare promised could not be done and was undone."""
-
-    uid: str
-    at: float
-
-
 class Unprepare(Struct, frozen=True):
-    """NodeUnprepareResources: no container uses the claim, and its CDI file is gone."""
+    """No container uses the claim, its CDI file is gone: NodeUnprepareResources, or a Prepare that was undone."""
 
     uid: str
     at: float
@@ -234,7 +227,6 @@ Event = (
     | ClaimAllocated
     | ClaimDeallocated
     | Prepare
-    | PrepareFailed
     | Unprepare
     | SetLane
     | Withdrawn

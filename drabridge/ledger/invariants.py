@@ -173,7 +173,7 @@ def idempotent(before: Ledger, event: ev.Event, after: Ledger, policy: Policy) -
                 yield Violation("I8", entry.name, f"{event}, repeated, changes the owner")
 
 
-_ENDS_PREPARED = ev.Unprepare | ev.PrepareFailed | ev.Booted | ev.Resolve
+_ENDS_PREPARED = ev.Unprepare | ev.Booted | ev.Resolve
 _ENDS_GRANTED = ev.ClaimDeallocated | ev.ClaimAllocated | ev.Restarted | ev.LeaseDenied | ev.Allocate | ev.Resolve
 
 

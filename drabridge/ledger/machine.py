@@ -380,7 +380,6 @@ _HANDLERS: dict[type, Callable[[Draft, Any], None]] = {
     ev.ClaimAllocated: _claim_allocated,
     ev.ClaimDeallocated: _claim_deallocated,
     ev.Prepare: _prepare,
-    ev.PrepareFailed: _of_claim(Signal.UNPREPARE),
     ev.Unprepare: _of_claim(Signal.UNPREPARE),
     ev.SetLane: _of_device(Signal.SET_LANE, lambda event: event),
     ev.Withdrawn: _of_device(Signal.WITHDRAWN, lambda event: event.since_seq),

@@ -20,7 +20,7 @@ from drabridge.dra.hooks import HookRunner
 from drabridge.dra.metadata import MetadataFiles
 from drabridge.dra.prepare import Preparer
 from drabridge.dra.records import RecordStore
-from drabridge.ledger import Prepare, PrepareFailed, Unprepare
+from drabridge.ledger import Prepare, Unprepare
 from drabridge.ledger.keeper import Keeper
 from tests.dra.helpers import DraNode, gpu, with_profile
 
@@ -63,7 +63,7 @@ async def main(root: Path, kubeconfig: Path, phase: str, at: int) -> None:
         for name in ("create", "replace", "delete"):
             steps.before(KubernetesCluster, name)
     else:
-        events = (Prepare, PrepareFailed, Unprepare)
+        events = (Prepare, Unprepare)
         steps.before(Keeper, "apply", lambda keeper, event: isinstance(event, events))
         steps.before(HookRunner, "run")
         steps.before(os, "replace")  # every atomic write: the file is there, under its hidden name

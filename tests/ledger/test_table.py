@@ -25,7 +25,6 @@ from drabridge.ledger import (
     Observed,
     Owner,
     Prepare,
-    PrepareFailed,
     Readvertise,
     RefusalCode,
     Refused,
@@ -155,13 +154,12 @@ def test_a_claim_is_granted_prepared_unprepared_and_ends() -> None:
     assert node.ledger.by_claim.get("uid-1") is None
 
 
-@pytest.mark.parametrize("end", [Unprepare, PrepareFailed])
-def test_a_prepared_claim_ends_only_when_deallocated_and_unprepared(end: type[Unprepare | PrepareFailed]) -> None:
+def test_a_prepared_claim_ends_only_when_deallocated_and_unprepared() -> None:
     node = Node(device(0, Lane.DRA))
     node.yes(prepare(0))
     node.yes(ClaimDeallocated("uid-1", NOON))
     assert node.owner("gpu-0") is Owner.DRA_PREPARED
-    node.yes(end("uid-1", NOON))
+    node.yes(Unprepare("uid-1", NOON))
     assert node.owner("gpu-0") is Owner.NONE
 
 
