@@ -180,7 +180,6 @@ class Restarted(Struct, frozen=True):
     prepared: tuple[Allocation, ...] = ()
     listed: Pods | None = None
     checkpoint: Checkpoint | None = None
-    allocated: tuple[Allocation, ...] | None = None  # quorum LIST of claims; None: the API server does not answer
 
 
 class Lost(Struct, frozen=True):

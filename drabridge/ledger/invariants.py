@@ -174,7 +174,7 @@ def idempotent(before: Ledger, event: ev.Event, after: Ledger, policy: Policy) -
 
 
 _ENDS_PREPARED = ev.Unprepare | ev.Booted | ev.Resolve
-_ENDS_GRANTED = ev.ClaimDeallocated | ev.ClaimAllocated | ev.Restarted | ev.LeaseDenied | ev.Allocate | ev.Resolve
+_ENDS_GRANTED = ev.ClaimDeallocated | ev.ClaimAllocated | ev.LeaseDenied | ev.Allocate | ev.Resolve
 
 
 def claims_end_twice(before: Ledger, event: ev.Event, after: Ledger, policy: Policy) -> Found:

@@ -201,7 +201,7 @@ def _booted(draft: Draft, event: ev.Booted) -> None:
 
 
 def _restarted(draft: Draft, event: ev.Restarted) -> None:
-    """Union of what the ledger, kubelet, the CDI files and the API server know; in doubt the holder stays."""
+    """Union of what the ledger, kubelet and the CDI files know; in doubt the holder stays."""
     witnesses = [Shown(pods) for pods in (event.listed, event.checkpoint and event.checkpoint.pods) if pods]
     for entry in draft.ledger.entries.values():
         if (mended := not_after(entry, event.at)) is not entry:
@@ -211,8 +211,6 @@ def _restarted(draft: Draft, event: ev.Restarted) -> None:
             _signal(draft, Signal.SEEN, entry.name, witness)
     _found(draft, event.prepared, {use.device for found in event.prepared for use in found.uses})
     _found_elsewhere(draft, witnesses)
-    if event.allocated is not None:
-        _claims_listed(draft, event.allocated)
     draft.durable_node = bool(draft.node_now.lost)
     _set_node(
         draft,
@@ -240,25 +238,6 @@ def _found_elsewhere(draft: Draft, witnesses: Sequence[Shown]) -> None:
         entry = draft.touched.get(name, before)
         if entry.owner in unsure and (witness := seen_elsewhere(witnesses, entry)):
             _signal(draft, Signal.SEEN, name, witness)
-
-
-def _claims_listed(draft: Draft, allocated: tuple[ev.Allocation, ...]) -> None:
-    """Bring the recorded claims in line with a complete list of allocations; a refused one is reported, not fatal."""
-    shown = {allocation.claim.uid: allocation for allocation in allocated}
-    for name, before in draft.ledger.entries.items():
-        for uid in {held.claim.uid for held in draft.touched.get(name, before).claims}:
-            if uid not in shown or all(use.device != name for use in shown[uid].uses):
-                _signal(draft, Signal.CLAIM_DEALLOCATED, name, uid)
-    for allocation in allocated:
-        touched, effects = dict(draft.touched), len(draft.effects)
-        for use in allocation.uses:
-            if not use.admin:
-                _signal(draft, Signal.CLAIM_ALLOCATED, use.device, Demand(allocation.claim, use))
-        if draft.refusals:
-            draft.touched = touched
-            del draft.effects[effects:]
-            draft.effects += _about_claim(allocation.claim, draft.refusals)
-            draft.refusals.clear()
 
 
 def _lost(draft: Draft, event: ev.Lost) -> None:

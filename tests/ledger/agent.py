@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from functools import partial
-from itertools import product
 
 from drabridge.ledger import events as ev
 from drabridge.ledger.model import ClaimRef, Lane, Owner
@@ -203,29 +202,25 @@ class Agent:
     # --- the start ---
 
     def start(self, state: State) -> Outcomes:
-        """The agent starts. Kubelet, its checkpoint and the API server answer now, or not at all."""
+        """The agent starts. Kubelet answers now, or not at all; the API server is asked for nothing yet."""
         seen = state.gathered
         assert seen is not None
         known = tuple(zip(UIDS, state.claims, strict=False))
         cdi = tuple((uid, claim.devices) for uid, claim in known if claim.cdi)
         containers = [(uid, claim.devices) for uid, claim in known if _in_list(claim) and claim.devices & seen.shown]
-        api = tuple((uid, claim.devices) for uid, claim in known if claim.api == 1)
-        for kubelet, cluster in product((True, False), repeat=2):
+        claims = tuple(claim._replace(seen=0) for claim in state.claims)
+        for kubelet in (True, False):
             prepared = tuple(sorted({*cdi, *containers})) if kubelet else cdi
             listed = seen.listed if kubelet else None
-            shown = api if cluster else None
-            key = ("restarted", prepared, listed, seen.checkpoint, shown)
+            key = ("restarted", prepared, listed, seen.checkpoint)
             number, _ = self.ledgers.apply(
-                state.ledger, key, partial(self._restarted, prepared, listed, seen.checkpoint, shown)
+                state.ledger, key, partial(self._restarted, prepared, listed, seen.checkpoint)
             )
-            claims = {uid: claim._replace(seen=claim.api if cluster else 0) for uid, claim in known}
             for uid in self._nameless(state.ledger, prepared, containers if kubelet else ()):
                 number, _ = self.ledgers.apply(number, ("deallocated", uid), partial(ev.ClaimDeallocated, uid, NOW))
-                claims[uid] = claims[uid]._replace(seen=0)
-            asked = " and ".join(name for name, on in (("kubelet", kubelet), ("the API server", cluster)) if on)
             yield (
-                f"the agent starts (answered by {asked or 'nobody'})",
-                state._replace(ledger=number, up=True, noticed=True, claims=tuple(claims.values()), gathered=None),
+                f"the agent starts (answered by {'kubelet' if kubelet else 'nobody'})",
+                state._replace(ledger=number, up=True, noticed=True, claims=claims, gathered=None),
             )
 
     def _nameless(self, number: int, prepared: Known, containers: Known) -> Iterator[str]:
@@ -234,19 +229,12 @@ class Agent:
             recorded = self.ledgers.ledgers[number].by_claim
             yield from (uid for uid, _ in {*prepared} - {*containers} if uid not in recorded)
 
-    def _restarted(
-        self,
-        prepared: Known,
-        listed: int | None,
-        checkpoint: int,
-        api: Known | None,
-    ) -> ev.Restarted:
+    def _restarted(self, prepared: Known, listed: int | None, checkpoint: int) -> ev.Restarted:
         return ev.Restarted(
             NOW,
             _allocations(prepared),
             None if listed is None else _shown(listed),
             ev.Checkpoint(_shown(checkpoint)) if self.config.checkpoint else None,
-            None if api is None else _allocations(api),
         )
 
 

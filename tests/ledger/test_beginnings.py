@@ -10,7 +10,6 @@ from drabridge.ledger import (
     Booted,
     Checkpoint,
     ClaimDeallocated,
-    ClaimRef,
     Discovered,
     Facts,
     Forgotten,
@@ -111,28 +110,26 @@ def test_a_take_over_recognises_the_pods_of_another_plugin() -> None:
     assert node["gpu-1"].move  # it goes to its lane when the pod is gone
 
 
-def test_a_start_believes_cdi_files_and_the_api_server() -> None:
-    node = Node(device(0), device(1, Lane.DRA), device(2, Lane.DRA))
-    node.yes(allocated(2, claim=OTHER))
-    mine = Allocation(CLAIM, (Use("gpu-0"),))
-    granted = Allocation(ClaimRef("uid-3"), (Use("gpu-1"),))
-    node.yes(Restarted(NOON, (mine,), allocated=(mine, granted)))
-    assert [node.owner(f"gpu-{n}") for n in range(3)] == [Owner.DRA_PREPARED, Owner.DRA_GRANTED, Owner.NONE]
+def test_a_start_believes_cdi_files() -> None:
+    node = Node(device(0))
+    node.yes(Restarted(NOON, (Allocation(CLAIM, (Use("gpu-0"),)),)))
+    assert node.owner("gpu-0") is Owner.DRA_PREPARED
     assert node["gpu-0"].lane is Lane.DRA
 
 
 def test_a_claim_that_was_deallocated_meanwhile_is_noticed_even_if_only_its_cdi_file_knows_it() -> None:
     node = Node(device(0))
-    node.yes(Restarted(NOON, (Allocation(CLAIM, (Use("gpu-0"),)),), allocated=()))
+    node.yes(Restarted(NOON, (Allocation(CLAIM, (Use("gpu-0"),)),)))
+    node.yes(ClaimDeallocated("uid-1", NOON))
     assert node.owner("gpu-0") is Owner.DRA_PREPARED
     node.yes(Unprepare("uid-1", NOON))
     assert node.owner("gpu-0") is Owner.NONE
 
 
-def test_a_start_without_the_api_server_keeps_every_claim() -> None:
+def test_a_start_keeps_every_claim() -> None:
     node = Node(device(0, Lane.DRA))
     node.yes(allocated(0))
-    node.yes(Restarted(NOON, allocated=None))
+    node.yes(Restarted(NOON))
     assert node.owner("gpu-0") is Owner.DRA_GRANTED
 
 

@@ -276,7 +276,7 @@ async def test_a_lost_ledger_is_quarantined_and_evidence_brings_it_back(tmp_path
     assert {entry.owner for entry in keeper.ledger.entries.values()} == {Owner.QUARANTINE}
     pods = {("r", "GPU-0"): (PodRef("ns", "p", "c"),)}
     claim = Allocation(ClaimRef("u", "ns", "claim"), (Use("gpu-2"),))
-    await keeper.apply(Restarted(301.0, (claim,), pods, Checkpoint(pods), (claim,)))
+    await keeper.apply(Restarted(301.0, (claim,), pods, Checkpoint(pods)))
     owners = [entry.owner for entry in keeper.ledger.entries.values()]
     assert owners == [Owner.LEGACY, Owner.QUARANTINE, Owner.DRA_PREPARED, Owner.QUARANTINE]
     refused = await keeper.apply(allocate(1, 302.0))
