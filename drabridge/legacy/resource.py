@@ -19,6 +19,7 @@ from drabridge.hooks import run_hook
 from drabridge.inventory.model import Device, Presence
 from drabridge.ledger import events
 from drabridge.ledger.keeper import StoreHealth
+from drabridge.ledger.lanes import order
 from drabridge.ledger.model import Ledger, Policy
 from drabridge.ledger.outcome import Decision
 from drabridge.legacy.units import Units
@@ -144,7 +145,14 @@ class LegacyResource:
         return self._answer(units)
 
     def prefer(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
-        return prefer(self._units, available, must_include, size, Spread(self.config.replicas.policy))
+        """What is to leave the lane comes last, whatever it costs in locality: it could wait for ever else."""
+        must, policy = frozenset(must_include), Spread(self.config.replicas.policy)
+        staying = [unit for unit in available if unit in must or not self._leaving(unit)]
+        return prefer(self._units, staying, must, size, policy) or prefer(self._units, available, must, size, policy)
+
+    def _leaving(self, unit: str) -> bool:
+        entry = self._keeper.ledger.entries.get(self._ids.owner.get(unit, ""))
+        return entry is not None and entry.leaving
 
     @property
     def pre_start_required(self) -> bool:
@@ -162,10 +170,10 @@ class LegacyResource:
                     raise AllocationError("FAILED_PRECONDITION", error.message, hint=error.hint) from error
 
     def _describe(self, devices: Mapping[str, Device]) -> Iterator[Unit]:
-        """What the preference knows. The far end of the list comes first: claims take devices from the near end, so
+        """What the preference knows. The far end of the order comes first: claims take devices from the near end, so
         the two sides seldom want the same one.
         """
-        ours = [device for device in devices.values() if device.resource == self.resource]
+        ours = order(device for device in devices.values() if device.resource == self.resource)
         for rank, device in enumerate(reversed(ours)):
             shared = device.id if device.replicas > 1 else ""
             for unit in device.units:

@@ -14,7 +14,7 @@ from drabridge.cdi import CdiStore
 from drabridge.config import load
 from drabridge.errors import HostError
 from drabridge.inventory.model import Device, DeviceNode
-from drabridge.ledger import Booted, Discovered, Facts, Owner, Policy, Restarted, store
+from drabridge.ledger import Allocate, Booted, Discovered, Facts, Lane, Owner, Policy, Restarted, SetLane, store
 from drabridge.ledger.keeper import Keeper
 from drabridge.ledger.store import Store
 from drabridge.legacy.resource import LegacyResource
@@ -47,12 +47,13 @@ class Place:
         self.fault: HostError | None = None
         self.cdi = directory / "cdi"
         self.store = CdiStore(self.cdi, "example.com")
+        self.devices: dict[str, Device] = {RADIO.name: RADIO}
         self.resource = LegacyResource(
             RESOURCE,
             inject=inject,
             keeper=keeper,
             cdi=self.store,
-            devices=lambda: {RADIO.name: RADIO},
+            devices=lambda: self.devices,
             resolve=self._resolve,
             now=lambda: 100.0,
         )
@@ -143,3 +144,18 @@ async def test_a_ledger_that_cannot_be_written_is_told_to_kubelet_at_once(
     assert keeper.health.ok
     place.resource.refresh()
     assert place.healthy == {"R0"}
+
+
+async def test_what_is_to_leave_the_lane_is_preferred_last(keeper: Keeper, tmp_path: Path) -> None:
+    """Else pods that come and go take it from each other, and it waits for ever beside a device that is idle."""
+    radios = [Device(f"radio-{i}", f"R{i}", RESOURCE.name, numa_nodes=(i,)) for i in (2, 1, 0)]
+    place = Place(keeper, tmp_path, "devices")
+    place.devices = {radio.name: radio for radio in radios}
+    await keeper.apply(Discovered(tuple(map(Facts.of, radios)), 1.0))
+    place.resource.learn()
+    assert place.resource.prefer(["R0", "R1", "R2"], [], 1) == ["R2"]  # claims begin at the other end
+    await keeper.apply(Allocate({"radio-2": ("R2",)}, 2.0, RESOURCE.name))
+    await keeper.apply(SetLane("radio-2", Lane.DRA, 3.0))  # it waits until its pod has ended
+    assert place.resource.prefer(["R0", "R1", "R2"], [], 1) == ["R1"]
+    assert place.resource.prefer(["R0", "R1", "R2"], ["R2"], 2) == ["R2", "R1"]
+    assert place.resource.prefer(["R2"], [], 1) == ["R2"]  # better than a pod that fails
