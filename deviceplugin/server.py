@@ -176,6 +176,13 @@ class PluginServer:
             self._running = False
             self._done.set()
 
+    async def register_again(self) -> None:
+        """End kubelet's stream, so that we register anew: another plugin may have taken our place since.
+
+        Kubelet takes all devices as Unhealthy until it reads our list again.
+        """
+        await self._streams.end_all(self._timeouts.end_streams_seconds)
+
     async def stop(self, grace_seconds: float = 1.0) -> None:
         """End the streams, give calls in flight ``grace_seconds``, stop, remove our own socket. Returns when done.
 

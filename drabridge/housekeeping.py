@@ -1,5 +1,5 @@
 """What is due by time alone: tombstones, CDI files that nothing refers to any more or that somebody removed, another
-try where a disk failed, the heartbeat.
+try where a disk failed, a look for another plugin, the heartbeat.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from drabridge.inventory.model import Presence, device_id_of
 from drabridge.ledger import events
 from drabridge.ledger.advertise import must_list
 from drabridge.pages import Pages
+from drabridge.rivals import Rivals
 from drabridge.runtime import Runtime
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ class Housekeeping:
         self._runtime = runtime
         self._claims = claims
         self._pages = pages
+        self._rivals = Rivals(runtime)
         self._said = False  # that CDI files cannot be written
 
     async def run(self) -> None:
@@ -40,6 +42,7 @@ class Housekeeping:
         self._claims.try_records()
         await self._pages.renew()
         await self._forget()
+        await self._rivals.look()
         self._runtime.legacy.learn()  # a device may have left its lane long enough ago to leave the list as well
         if self._runtime.keeper.ledger.node.merged:  # before, a file may be all that is known of a hold
             self._runtime.files.sweep(self._runtime.keeper.ledger)

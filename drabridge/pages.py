@@ -116,6 +116,7 @@ class Pages:
             for state in states
             if not state.registered
         ]
+        reasons += [rival for state in states if (rival := runtime.rivals.get(state.resource))]
         state = self._claims.state
         if self._claims.wanted and not (state and state.ready):
             reasons.append(f"claims: {self._claim_trouble()}")

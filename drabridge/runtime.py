@@ -73,6 +73,7 @@ class Runtime(Struct):
     devices: Mapping[str, Device] = field(default_factory=dict)
     config_error: str = ""  # why the file on disk is not the one in use
     devices_error: str = ""  # why the newest devices could not be taken into the ledger, or compared with others' word
+    rivals: dict[str, str] = field(default_factory=dict)  # resource -> in words, that another plugin serves it as well
     beat: float = 0.0  # the slow tick's last time on the loop's clock
 
     @property

@@ -153,7 +153,13 @@ class Transfers:
         """Fetch acknowledgements; returns how long until the next attempt, None when nothing waits for one."""
         pauses: list[float] = []
         entries = self._runtime.keeper.ledger.entries.values()
-        leaving = [e for e in entries if e.lane is Lane.LEGACY_TO_DRA and _at(e, MoveStep.REVOKING)]
+        leaving = [
+            entry
+            for entry in entries
+            if entry.lane is Lane.LEGACY_TO_DRA
+            and _at(entry, MoveStep.REVOKING)
+            and entry.device.resource not in self._runtime.rivals  # who may offer it again
+        ]
         if leaving and self._claims.published:  # else they may still be taken back
             pauses.append(await self._ask_kubelet(leaving))
         if returning := [e for e in entries if e.lane is Lane.DRA_TO_LEGACY and _at(e, MoveStep.REVOKING)]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from deviceplugin import Observer, PluginServer, ServerState, Timeouts, Watcher
+from deviceplugin import Health, Observer, PluginServer, ServerState, Timeouts, Watcher
 from drabridge.cdi import CdiStore
 from drabridge.config.schema import Config
 from drabridge.inventory.model import Device
@@ -144,6 +144,20 @@ class LegacySide:
         for name in resources:
             if self._version(name):
                 self._served[name].plugin.devices().resend()
+
+    def healthy(self) -> dict[str, frozenset[str]]:
+        """Resource -> what is Healthy in the list that kubelet has taken; not those whose newest list is on its way."""
+        found = {}
+        for name, served in self._served.items():
+            current, state = served.plugin.devices().current, served.server.state
+            if current is not None and state.registered and state.sent_version == current.version:
+                found[name] = frozenset(one.id for one in current.value if one.health is Health.HEALTHY)
+        return found
+
+    async def register_again(self, resource: str) -> None:
+        """Be the last one that registered it. Kubelet has none of its devices for a second or two."""
+        if resource in self._served:
+            await self._served[resource].server.register_again()
 
     async def close(self, grace_seconds: float = 1.0) -> None:
         """Stop every server; sockets go, CDI files stay: containers that run may be started again without us."""

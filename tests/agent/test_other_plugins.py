@@ -99,6 +99,30 @@ async def test_another_plugin_s_devices_are_not_ours_because_they_are_called_ali
             assert not {"DeviceConflict", "DeviceAdopted"} & {one["reason"] for one in cluster.events()}
 
 
+async def test_another_plugin_that_registers_our_resource_is_noticed_and_replaced() -> None:
+    """Kubelet tells nobody: our stream stays open, and pods would be given what claims have."""
+    async with cluster_node() as (agent, cluster):
+        kubelet = cluster.kubelets["node-a"]
+        await agent.start()
+        await agent.ready()
+        await cluster.apply(claim_pod("c", 2))
+        await cluster.wait_pod("c")
+        ours = {name for name, owner in (await owners(agent)).items() if owner == "none"}
+        await until(lambda: set(kubelet.resources[RESOURCE].healthy) == ours, 10, agent.text)
+        async with plugin(kubelet, RESOURCE, IDS) as other:
+            await until(lambda: unready_because(agent, f"{RESOURCE}: another plugin"), 30, agent.text)
+            await until(lambda: set(kubelet.resources[RESOURCE].healthy) == ours, 20, agent.text)
+            await cluster.apply(limits_pod("l", 2))
+            await cluster.wait_pod("l")
+            assert "Allocate" not in [method for method, _ in other.calls]
+            assert {name for name, owner in (await owners(agent)).items() if owner == "legacy"} == ours
+
+
+async def unready_because(agent: AgentProcess, words: str) -> bool:
+    code, body = await agent.ask("/readyz")
+    return code == 503 and words in body.decode()
+
+
 async def test_pods_by_ids_that_nobody_knows_put_every_device_in_doubt_while_they_run() -> None:
     """The name is ours and the ids are not: the plugin before us took another attribute for them."""
     async with cluster_node() as (agent, cluster):

@@ -1,0 +1,113 @@
+"""What makes another plugin of a list, and how often it is answered; against the real one in test_other_plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from drabridge.rivals import RETRY_MOST_SECONDS, RETRY_SECONDS, SETTLED_SECONDS, Rivals
+from drabridge.tasks import Signal
+from podresources import PodResourcesError
+
+R = "example.com/radio"
+LOOK_SECONDS = 3.0
+
+
+class Node:
+    """Kubelet and our list as they are said to be; what is done about it is kept."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.listed: dict[str, frozenset[str]] = {R: frozenset({"a"})}
+        self.offered: set[str] | None = {"a"}  # None: kubelet cannot be asked
+        self.asked = 0
+        self.done: list[tuple[float, str]] = []
+        self.rivals: dict[str, str] = {}
+        self.changed = Signal()
+        self.legacy = self.podresources = self
+        self.evidence = SimpleNamespace(hurry=lambda: None)
+        runtime: Any = self
+        self._rivals = Rivals(runtime, lambda: self.now)
+
+    def healthy(self) -> dict[str, frozenset[str]]:
+        return self.listed
+
+    async def allocatable(self, timeout_seconds: float) -> Any:
+        self.asked += 1
+        if self.offered is None:
+            raise PodResourcesError("kubelet is not there")
+        return SimpleNamespace(devices=[SimpleNamespace(resource=R, device_id=one) for one in sorted(self.offered)])
+
+    async def register_again(self, resource: str) -> None:
+        self.done.append((self.now, "register"))
+
+    def repeat(self, resources: Iterable[str]) -> None:
+        self.done.append((self.now, "repeat"))
+
+    async def look(self, times: int = 1) -> None:
+        for _ in range(times):
+            await self._rivals.look()
+            self.now += LOOK_SECONDS
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+async def test_what_left_our_list_a_moment_ago_is_nobody_else_s(node: Node) -> None:
+    """Kubelet is slow to act on a list, or a device goes and comes."""
+    node.listed[R] = frozenset({"a", "b"})
+    await node.look()
+    node.listed[R] = frozenset()
+    node.offered = {"a", "b"}
+    await node.look(int(SETTLED_SECONDS / LOOK_SECONDS) - 1)
+    assert not node.rivals
+    await node.look(3)
+    assert "kubelet offers a, b," in node.rivals[R]
+
+
+async def test_one_answer_is_not_enough(node: Node) -> None:
+    """It may be older than the list that it is compared with."""
+    for offered in ({"a", "b"}, {"a"}, {"a", "c"}, {"a", "d"}, None):
+        node.offered = offered
+        await node.look()
+        assert not node.rivals
+        assert not node.done
+
+
+async def test_no_question_while_kubelet_has_none_of_our_lists(node: Node) -> None:
+    node.listed, node.offered = {}, {"a", "b"}
+    await node.look(3)
+    assert node.asked == 0
+    assert not node.rivals
+
+
+async def test_the_other_one_is_replaced_and_seen_off(node: Node) -> None:
+    node.offered = {"a", "b"}
+    await node.look(2)
+    assert [what for _, what in node.done] == ["register"]
+    node.offered = {"a"}
+    await node.look(int(SETTLED_SECONDS / LOOK_SECONDS))
+    assert node.rivals
+    await node.look(2)
+    assert not node.rivals
+    assert len(node.done) == 1
+
+
+async def test_who_registers_again_and_again_is_answered_less_and_less_often(node: Node) -> None:
+    """In between our list is sent over the other's, and what the last of it said does not end the matter."""
+    node.offered = {"a", "b"}
+    await node.look(1000)
+    times = [at for at, what in node.done if what == "register"]
+    pauses = [later - sooner for sooner, later in zip(times, times[1:], strict=False)]
+    assert pauses == sorted(pauses)
+    assert RETRY_SECONDS <= pauses[0] <= RETRY_SECONDS + LOOK_SECONDS
+    assert RETRY_MOST_SECONDS <= pauses[-1] <= RETRY_MOST_SECONDS + LOOK_SECONDS
+    assert len(node.done) > 500
+    node.offered = {"a"}  # our list, but kubelet would call the other one
+    await node.look(5)
+    assert node.rivals
