@@ -225,7 +225,7 @@ class Preparer:
     async def _grant(self, event: events.Prepare) -> Decision:
         """Ask the ledger; where claims are in the way, ask the API server whether they are still allocated.
 
-        What one that is not, and was never unprepared, still holds is withdrawn from the slices, and the refusal says so.
+        What one that is not, and was never unprepared, still holds is withdrawn from the slices; the refusal says so.
         """
         decision = await self._keeper.apply(event)
         ledger = self._keeper.ledger

@@ -6,8 +6,8 @@ import asyncio
 import shutil
 import signal
 
+from tests.agent.lost import become, claimed, everything, owners, stopped_while_a_claim_runs
 from tests.agent.test_bridge_node import bridge, claim_pod
-from tests.agent.test_lost_state import _become, _claimed, _everything, _owners, stopped_while_a_claim_runs
 
 
 async def test_a_claim_that_ended_since_the_older_copy_of_the_ledger_ends_again() -> None:
@@ -21,8 +21,8 @@ async def test_a_claim_that_ended_since_the_older_copy_of_the_ledger_ends_again(
         await agent.ready()
         await cluster.delete("pods", "c")
         await cluster.delete("resourceclaims", "c")
-        await _become(agent, "none", "none", "none", "dra-prepared")
-        used = await _claimed(agent)
+        await become(agent, "none", "none", "none", "dra-prepared")
+        used = await claimed(agent)
         await agent.stop(signal.SIGKILL)
         ledger = agent.control.parent / "ledger.jsonl"
         damaged = bytearray(ledger.read_bytes())
@@ -31,21 +31,21 @@ async def test_a_claim_that_ended_since_the_older_copy_of_the_ledger_ends_again(
         await agent.start()
         await agent.ready()
         assert "instead and quarantined" in (await agent.status())["notes"][0]
-        await _become(agent, "none", "none", "none", "dra-prepared")
-        assert await _claimed(agent) == used
+        await become(agent, "none", "none", "none", "dra-prepared")
+        assert await claimed(agent) == used
 
 
 async def test_devices_of_claims_that_called_them_otherwise_stay_in_quarantine() -> None:
     """Another driver of the same name, or an ``id`` that was changed: which of them a claim has, nobody can say."""
     async with stopped_while_a_claim_runs() as (agent, cluster, used):
-        _everything(agent.control.parent)
+        everything(agent.control.parent)
         shutil.rmtree(agent.cdi)
         agent.config.write_text(agent.config.read_text().replace('id: ["{sysname}"]', 'id: ["x-{sysname}"]'))
         await agent.start()
         await agent.up()
-        await _become(agent, *["quarantine"] * 4)
+        await become(agent, *["quarantine"] * 4)
         assert f"otherwise or does not match: {used} of claim default/c" in (await agent.status())["notes"][0]
         await asyncio.sleep(3)  # longer than every doubt
-        assert await _owners(agent) == ["quarantine"] * 4
+        assert await owners(agent) == ["quarantine"] * 4
         await cluster.delete("pods", "c")
-        await _become(agent, *["none"] * 4)
+        await become(agent, *["none"] * 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -103,7 +104,7 @@ async def test_who_registers_again_and_again_is_answered_less_and_less_often(nod
     node.offered = {"a", "b"}
     await node.look(1000)
     times = [at for at, what in node.done if what == "register"]
-    pauses = [later - sooner for sooner, later in zip(times, times[1:], strict=False)]
+    pauses = [later - sooner for sooner, later in pairwise(times)]
     assert pauses == sorted(pauses)
     assert RETRY_SECONDS <= pauses[0] <= RETRY_SECONDS + LOOK_SECONDS
     assert RETRY_MOST_SECONDS <= pauses[-1] <= RETRY_MOST_SECONDS + LOOK_SECONDS
