@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+import celpy
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -37,6 +38,7 @@ from tests.soak.run import leaks
 from tests.soak.workload import SHAPES, Shape, documents
 
 LOOPS = 2
+celpy.Environment()  # sets the recursion limit, as in the simulated scheduler: not for the first time before Hypothesis
 pytestmark = pytest.mark.long
 SETTLE_SECONDS = 0.3  # after a rule: most of what it sets off has happened; the next rule may also come in the middle
 AGREE_SECONDS = 5.0  # how long views may differ while things move
