@@ -72,7 +72,7 @@ class PowerCut(BaseException):
 
 
 class Machine(RuleBasedStateMachine):
-    """The real step and the real store; ``ledger`` is what was acknowledged, ``maybe`` what was being written."""
+    """The real step and the real store; ``ledger`` is what was acknowledged, ``maybe`` what else may be on disk."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Machine(RuleBasedStateMachine):
         self.clock = 1000.0
         self.trouble = ""
         self.ledger = Ledger()
-        self.maybe: Ledger | None = None
+        self.maybe: list[Ledger] = []
 
     def teardown(self) -> None:
         self.store.close()
@@ -111,13 +111,13 @@ class Machine(RuleBasedStateMachine):
             assert not done.changes, "a refused event changed something"
             assert all(refusal.message for refusal in done.decision.refusals)
         if done.durable:
-            self.maybe = after
+            self.maybe.append(after)  # whether it is refused or not, until something is on disk
             try:
                 self.store.append(after, [entry.name for entry in done.changes], done.removed)
             except HostError:
-                self.maybe = None
                 return False
-        self.ledger, self.maybe = after, None
+            self.maybe.clear()
+        self.ledger = after
         return done.decision.accepted
 
     # --- events ---
@@ -225,17 +225,17 @@ class Machine(RuleBasedStateMachine):
         self.start_again(expect={Loaded.COMPLETE})
 
     def start_again(self, expect: set[Loaded]) -> None:
-        """Whatever was acknowledged is there; what was being written may be."""
+        """Whatever was acknowledged is there; what was tried to write may be: it holds more, never less."""
         self.store.close()
         self.store = Store(self.directory, node="n", fsync=self.fsync)
         loaded = self.store.load()
         assert loaded.kind in expect, loaded.message
-        possible = [_durable(ledger) for ledger in (self.ledger, self.maybe) if ledger is not None]
-        assert _durable(loaded.ledger) in possible
+        assert _durable(loaded.ledger) in [_durable(ledger) for ledger in (self.ledger, *self.maybe)]
         self.take_over(loaded.ledger)
 
     def take_over(self, ledger: Ledger) -> None:
-        self.ledger, self.maybe = ledger, None
+        self.ledger = ledger
+        self.maybe.clear()
         self.store.rewrite(ledger)
         prepared = {
             held.claim: tuple(Use(name) for name in self.ledger.by_claim[held.claim.uid])
