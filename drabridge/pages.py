@@ -168,7 +168,7 @@ class Pages:
             notes.append(f"open device nodes cannot be looked for: {runtime.others.error}")
         if runtime.keeper.loaded.message:
             notes.append(f"ledger at the last start: {runtime.keeper.loaded.message}")
-        notes += self._wishes.notes()
+        notes += [*runtime.others.notes(), *self._wishes.notes()]
         if not self._claims.stranded and (why := self._no_slices()):
             notes.append(f"claims: no ResourceSlices: {why}")
         if (state := self._claims.state) is not None:

@@ -13,11 +13,12 @@ from drabridge.evidence.probe import Opened, opened
 from drabridge.evidence.witness import absent
 from drabridge.inventory.model import Device
 from drabridge.ledger import events
-from drabridge.ledger.model import Ledger, Owner
+from drabridge.ledger.model import HeldBecause, Ledger, Owner
 from drabridge.ledger.release import using
 
 log = logging.getLogger(__name__)
 
+NAMED = 4  # pods in one sentence
 
 Claims = Callable[[], Awaitable[tuple[events.Allocation, ...] | None]]
 """The claims that the API server shows allocated; None if it cannot be asked."""
@@ -38,17 +39,34 @@ class Others:
         self.pods: PodWatch | None = None  # where there is an API server
         self.claims: Claims | None = None  # and what it shows allocated here
         self.error = ""  # why the probe cannot vouch for anything, for people
+        self._unaccounted: Mapping[str, tuple[str, ...]] = {}
 
     async def enrich(self, observed: events.Observed) -> events.Observed:
         """``observed`` with what the others know. Never raises."""
         ledger = self._ledger()
         unaccounted = self.pods.unaccounted(ledger, observed) if self.pods is not None else None
+        self._unaccounted = unaccounted or {}
         return replace(
             observed,
             unaccounted=unaccounted,
             opened=await self._opened(ledger, observed),
             allocated=await self._allocated(ledger, observed, unaccounted),
         )
+
+    def notes(self) -> list[str]:
+        """For which pods those devices wait that are held because of ``pod-unaccounted``, for people."""
+        waiting = {
+            resource
+            for entry in self._ledger().entries.values()
+            if entry.hold is not None and entry.hold.because is HeldBecause.POD_UNACCOUNTED
+            for resource in entry.counted_as
+        }
+        return [
+            f"{resource}: no hold ends while kubelet shows fewer devices than are asked for by "
+            f"{', '.join(pods[:NAMED])}{f' and {len(pods) - NAMED} more' if len(pods) > NAMED else ''}"
+            for resource, pods in self._unaccounted.items()
+            if resource in waiting
+        ]
 
     async def _allocated(
         self, ledger: Ledger, observed: events.Observed, unaccounted: Mapping[str, tuple[str, ...]] | None

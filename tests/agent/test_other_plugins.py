@@ -137,6 +137,7 @@ async def test_pods_by_ids_that_nobody_knows_put_every_device_in_doubt_while_the
         notes = (await agent.status())["notes"]
         assert any(f"calls otherwise or does not match: {RESOURCE} {used}" in note for note in notes), notes
         await until(lambda: doubted_because(agent, "pod-unaccounted"), 10, agent.text)
+        assert any("are asked for by default/old" in note for note in (await agent.status())["notes"])
         await asyncio.sleep(1)  # longer than every doubt
         assert await is_all(agent, "quarantine")
         await cluster.delete("pods", "old")

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from drabridge.cluster import KubernetesCluster
+from drabridge.evidence.others import Others
 from drabridge.evidence.pods import PodWatch, demand_of
 from drabridge.ledger.events import Checkpoint, Observed
-from drabridge.ledger.model import Entry, Facts, Ledger, PodRef
+from drabridge.ledger.model import Entry, Facts, HeldBecause, Hold, Ledger, Owner, PodRef
 from drabridge.sim.api import SimApiServer
 from tests.agent.helpers import short_directory, until
 
@@ -89,6 +90,18 @@ def test_a_pod_that_kubelet_shows_with_less_than_it_asks_for_is_unaccounted() ->
     assert watch.unaccounted(LEDGER, _observed({"g0": "a"})) == {GPU: ("default/a",), FPGA: ("default/b",)}
     assert watch.unaccounted(LEDGER, _observed({"g0": "a", "g1": "a", "f0": "b"})) == {}
     assert watch.unaccounted(LEDGER, _observed({"g0": "x", "g1": "a", "f0": "b"})) == {GPU: ("default/a",)}
+
+
+async def test_the_pods_that_others_wait_for_are_named_while_they_do() -> None:
+    held = Entry(Facts("g0", GPU, ("g0",)), Owner.LEGACY, hold=Hold(("g0",), because=HeldBecause.POD_UNACCOUNTED))
+    ledger = Ledger.of([held])
+    others = Others(lambda: ledger, dict, frozenset)
+    others.pods = _watch(*(pod(f"a{n}", container("m", gpu=1)) for n in range(6)), pod("b", container("m", fpga=1)))
+    await others.enrich(_observed({}))
+    who = "default/a0, default/a1, default/a2, default/a3 and 2 more"
+    assert others.notes() == [f"{GPU}: no hold ends while kubelet shows fewer devices than are asked for by {who}"]
+    ledger = LEDGER
+    assert others.notes() == []
 
 
 def test_another_plugin_s_units_account_for_what_is_asked_of_it_alone() -> None:
