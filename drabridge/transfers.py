@@ -49,6 +49,7 @@ class Transfers:
         self._claims = claims
         self._wishes = wishes
         self._slices_due = 0.0  # wall-clock seconds: not before, after a LIST that failed
+        self._claims_due = 0.0  # as well, and after one that showed a claim which cannot be served: refusing it is news
 
     def first_lanes(self, snapshot: Snapshot) -> Mapping[str, Lane]:
         """Where devices start that the ledger has never seen."""
@@ -235,7 +236,7 @@ class Transfers:
         """After the quiet time: does any claim have one of these devices? Returns seconds until the next look."""
         runtime, cluster = self._runtime, self._runtime.cluster
         due = min(entry.move.step_since for entry in waiting if entry.move) + runtime.keeper.policy.quiesce_seconds
-        if (left := due - runtime.now()) > 0:
+        if (left := max(due, self._claims_due) - runtime.now()) > 0:
             return left + 0.01
         driver = self._claims.driver
         if cluster is None or driver is None or not driver.state.api_version:
@@ -246,6 +247,7 @@ class Transfers:
             allocated = allocations(listing.items, runtime.config.driver, driver.pool)
         except (ClusterError, PeerError) as error:  # a claim that cannot be read may have any device
             log.warning("a lane move waits for the API server", extra={"reason": str(error)})
+            self._claims_due = runtime.now() + CLAIMS_RETRY_SECONDS
             return CLAIMS_RETRY_SECONDS
         # Admin access holds nothing (KEP-5018): a monitoring claim on every device must not stop a move.
         names = {entry.name for entry in waiting}
@@ -253,7 +255,13 @@ class Transfers:
         for allocation in allocated:
             if took := names & {use.device for use in allocation.uses if not use.admin}:
                 taken |= took
-                await runtime.keeper.apply(ClaimAllocated(allocation.claim, allocation.uses, runtime.now()))
+                asked = await runtime.keeper.apply(ClaimAllocated(allocation.claim, allocation.uses, runtime.now()))
+                if not asked.accepted:
+                    why = "; ".join(refused.message for refused in asked.refusals)
+                    reason = f"claim {allocation.claim} has it allocated, and cannot be served: {why}"
+                    self._claims_due = runtime.now() + CLAIMS_RETRY_SECONDS
+                    for name in took:
+                        await runtime.keeper.apply(SetLane(name, Lane.LEGACY, runtime.now(), reason))
         for name in names - taken:
             await runtime.keeper.apply(QuorumClear(name, since, runtime.now()))
         await asyncio.sleep(0)

@@ -21,12 +21,15 @@ from drabridge.ledger.settle import begin, left_kubelet
 
 
 def move_free(draft: Draft, entry: Entry, event: SetLane) -> Outcome:
-    """Move a free device: revoke, acknowledge, grant."""
+    """Move a free device: revoke, acknowledge, grant. Of one that moves there already, ``event`` may say what it waits
+    for.
+    """
     if event.lane is Lane.SHARED and not draft.policy.g2:
         return refusal.disabled(entry)
     source = entry.move.source if entry.lane in MOVING and entry.move else entry.lane
     if entry.move and entry.lane in MOVING and event.lane is entry.move.target:
-        return entry
+        said = event.reason or entry.move.reason
+        return entry if said == entry.move.reason else replace(entry, move=replace(entry.move, reason=said))
     lane, move = begin(draft, source, event.lane, draft.at)
     return entry if (lane, move) == (entry.lane, entry.move) else _moved(draft, entry, lane, move)
 

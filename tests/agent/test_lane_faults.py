@@ -216,16 +216,18 @@ async def _moves(agent: AgentProcess, count: int) -> bool:
     return len(await moving(agent)) == count
 
 
-async def allocate(cluster: SimCluster, name: str, device: str) -> None:
+async def allocate(cluster: SimCluster, name: str, *devices: str) -> None:
     """What a scheduler writes that saw the slice a moment ago; its pod is not bound yet: nothing is prepared."""
     await cluster.apply(
-        claim_pod(name).replace("spec:\n  resourceClaims", "spec:\n  schedulerName: slow\n  resourceClaims")
+        claim_pod(name, len(devices)).replace(
+            "spec:\n  resourceClaims", "spec:\n  schedulerName: slow\n  resourceClaims"
+        )
     )
     waiting = cluster.api.objects.get("pods", name, "default")
     claim = cluster.api.objects.get("resourceclaims", name, "default")
-    result = {"request": "r", "driver": DRIVER, "pool": "node-a", "device": device}
+    results = [{"request": "r", "driver": DRIVER, "pool": "node-a", "device": device} for device in devices]
     claim["status"] = {
-        "allocation": {"devices": {"results": [result]}},
+        "allocation": {"devices": {"results": results}},
         "reservedFor": [{"resource": "pods", "name": name, "uid": waiting["metadata"]["uid"]}],
     }
     cluster.api.objects.update(claim, namespace="default", subresource="status")
@@ -259,6 +261,35 @@ async def test_a_claim_that_was_allocated_in_the_quiet_time_keeps_its_device() -
         await cluster.delete("resourceclaims", "late")
         await until(lambda: len(healthy(cluster)) == 4, 30, agent.text)
         assert (await agent.device(taken))["owner"] == "none"
+
+
+async def test_a_device_that_waits_for_a_claim_which_cannot_have_all_its_devices_names_it() -> None:
+    async with bridge() as (agent, cluster, _):
+        await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
+        taken, other = sorted(devices_in_slices(cluster))
+        await cluster.apply(limits_pod("l"))
+        await cluster.wait_pod("l")
+        (held,) = [row["name"] for row in (await agent.status())["devices"] if row["owner"] == "legacy"]
+        await allocate(cluster, "late", taken, held)
+        await set_lanes(agent, legacy=4, dra=0)
+
+        async def named() -> bool:
+            moves = {row["name"]: row["move"] for row in (await agent.status())["devices"]}
+            return moves[taken] is not None and moves[taken]["reason"].startswith("claim default/late")
+
+        await until(named, 20, agent.text)
+        await until(lambda: other in healthy(cluster), 10, agent.text)
+        assert taken not in healthy(cluster)
+        before = _claim_lists(cluster)
+
+        async def seldom() -> None:  # each refusal of the claim is news, and no reason to list them again at once
+            assert _claim_lists(cluster) <= before + 1
+
+        await look_for(1.0, seldom)
+
+
+def _claim_lists(cluster: SimCluster) -> int:
+    return sum((one.verb, one.resource) == ("list", "resourceclaims") for one in cluster.api.requests)
 
 
 async def test_no_slice_is_published_before_kubelet_has_read_the_list_of_devices() -> None:

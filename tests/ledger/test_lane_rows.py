@@ -73,6 +73,19 @@ def test_dra_to_legacy_is_aborted_by_a_claim() -> None:
     assert node["gpu-0"].lane is Lane.DRA_TO_LEGACY  # and goes on
 
 
+def test_a_move_can_be_told_what_it_waits_for() -> None:
+    node = Node(device(0, Lane.DRA))
+    node.yes(SetLane("gpu-0", Lane.LEGACY, NOON))
+    node.yes(SliceWithdrawn("gpu-0", node.ledger.seq, NOON))
+    before = node.ledger.seq
+    assert not node.yes(SetLane("gpu-0", Lane.LEGACY, NOON + 1)).changes
+    node.yes(SetLane("gpu-0", Lane.LEGACY, NOON + 1, "a claim has it"))
+    move = node["gpu-0"].move
+    assert move
+    assert (move.step, move.step_since, move.reason) == (MoveStep.QUIESCING, NOON, "a claim has it")
+    node.yes(QuorumClear("gpu-0", before, NOON + 40))  # nothing has happened to it
+
+
 @pytest.mark.parametrize("lane", [Lane.LEGACY, Lane.DRA])
 def test_a_move_can_be_taken_back(lane: Lane) -> None:
     node = Node(device(0, lane))
