@@ -68,17 +68,20 @@ def recorded(state: Path, boot_id: str, ledger: Ledger) -> tuple[tuple[Allocatio
     directory = state / "claims"
     if not directory.exists():  # DRA was never on here
         return (), frozenset()
-    from drabridge.dra.records import RecordStore, State, allocations
+    from drabridge.dra.records import RecordStore, State
 
-    records = RecordStore(directory).all()
-    earlier = frozenset(record.claim.uid for record in records if record.boot_id != boot_id)
-    prepared = allocations(
-        record
-        for record in records
-        if record.boot_id == boot_id
-        and (record.state is State.COMPLETED or not ledger.node.whole or record.claim.uid in ledger.by_claim)
-    )
-    return prepared, earlier
+    prepared, earlier = [], set()
+    for record in RecordStore(directory).all():
+        uses = record.uses
+        if record.boot_id != boot_id:
+            earlier.add(record.claim.uid)
+            continue
+        if record.state is State.STARTED and ledger.node.whole:
+            theirs = ledger.by_claim.get(record.claim.uid, ())
+            uses = tuple(use for use in uses if use.device in theirs)
+        if uses:
+            prepared.append(Allocation(record.claim, uses))
+    return tuple(prepared), frozenset(earlier)
 
 
 def with_pool_in_use(config: Config, state: Path, node: str) -> Config:

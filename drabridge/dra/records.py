@@ -23,7 +23,7 @@ from msgspec import Struct, field
 
 from drabridge.errors import HostError
 from drabridge.files import TEMPORARY_SUFFIX, Care, sync_directory, write_atomically
-from drabridge.ledger.events import Allocation, Use
+from drabridge.ledger.events import Use
 from drabridge.ledger.model import ClaimRef, Share
 
 log = logging.getLogger(__name__)
@@ -117,11 +117,6 @@ class ClaimRecord(Struct, frozen=True):
 
 
 _KNOWN = frozenset({"version", "state", "bootID", "createdAt", "podClaimName", "claim", "devices"})
-
-
-def allocations(records: Iterable[ClaimRecord]) -> tuple[Allocation, ...]:
-    """What the ledger is told at start: the claims that this node began to prepare, and has not unprepared."""
-    return tuple(Allocation(record.claim, record.uses) for record in records)
 
 
 class RecordStore:

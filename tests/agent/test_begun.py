@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from drabridge.claims import recorded
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
-from drabridge.ledger.model import ClaimRef
+from drabridge.ledger import Restarted
+from drabridge.ledger.model import ClaimRef, Lane
 from drabridge.sim.faults import ListFault
 from tests.agent.helpers import RESOURCE, AgentProcess, until
 from tests.agent.test_bridge_node import bridge, claim_pod, limits_pod
+from tests.ledger.node import CLAIM, NOON, OTHER, Node, allocated, device, prepare
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -60,3 +63,24 @@ async def test_where_the_ledger_is_lost_it_holds_its_device() -> None:
             return [holder.get("claimUID") for holder in (await agent.device("zero"))["holders"]] == [uid]
 
         await until(held, 10, agent.text)
+
+
+def test_of_a_claim_that_was_allocated_anew_the_ledger_says_what_it_has(tmp_path: Path) -> None:
+    """It had gpu-0, is to have gpu-1 and gpu-2 as well, and was refused when the agent died."""
+    node = Node(device(0, Lane.DRA), device(1, Lane.DRA), device(2, Lane.DRA))
+    node.yes(Restarted(NOON))
+    node.yes(prepare(0))
+    node.yes(allocated(1, 2, claim=OTHER))
+    devices = tuple(PreparedDevice("r", "node-a", name) for name in ("gpu-0", "gpu-1", "gpu-2"))
+    store = RecordStore(tmp_path / "claims")
+    for state, boot, expected in (
+        (State.STARTED, "boot", ["gpu-0"]),
+        (State.COMPLETED, "boot", ["gpu-0", "gpu-1", "gpu-2"]),
+        (State.STARTED, "earlier", None),
+    ):
+        store.save(ClaimRecord(CLAIM, state, boot, devices))
+        found, before = recorded(tmp_path, "boot", node.ledger)
+        assert [[use.device for use in one.uses] for one in found] == ([expected] if expected else [])
+        assert before == (set() if expected else {CLAIM.uid})
+    store.save(ClaimRecord(ClaimRef("uid-3"), State.STARTED, "boot", devices))
+    assert recorded(tmp_path, "boot", node.ledger)[0] == (), "it was refused"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from drabridge.dra.locks import Locks
-from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State, allocations
+from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
 from drabridge.errors import HostError
 from drabridge.ledger.model import ClaimRef, Share
 
@@ -116,9 +116,8 @@ def test_a_directory_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 
 def test_the_ledger_is_told_of_shares_and_admin_access() -> None:
-    ((claim, uses),) = [(a.claim, a.uses) for a in allocations([RECORD])]
-    assert claim.uid == UID
-    assert [(u.device, u.share, u.admin) for u in uses] == [("gpu-0", Share("share-1"), False), ("gpu-1", None, True)]
+    uses = [(use.device, use.share, use.admin) for use in RECORD.uses]
+    assert uses == [("gpu-0", Share("share-1"), False), ("gpu-1", None, True)]
 
 
 async def test_a_claim_has_one_worker_and_does_not_wait_for_others() -> None:
