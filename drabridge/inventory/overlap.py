@@ -49,7 +49,7 @@ class Former:
     def same_as(self, parts: Sequence[Record]) -> set[str]:
         """The syspaths of those that are the same hardware as a device that this configuration names."""
         found: dict[str, Config] = {}
-        for part in parts if self else ():
+        for part in parts:
             found |= self._from.get(part.syspath, {})
             for node in part.lineage():
                 found |= self._at.get(node.syspath, {})

@@ -165,13 +165,9 @@ def deallocate(draft: Draft, entry: Entry, uid: str) -> Outcome:
         draft,
         entry,
         uid,
-        lambda held: None if held.phase is not Phase.PREPARED else _unallocated(held),
+        lambda held: None if held.phase is not Phase.PREPARED else replace(held, api_allocated=False),
         "no container uses the claim and it is deallocated",
     )
-
-
-def _unallocated(held: ClaimHold) -> ClaimHold:
-    return replace(held, api_allocated=False) if held.api_allocated else held
 
 
 def unprepare(draft: Draft, entry: Entry, uid: str) -> Outcome:

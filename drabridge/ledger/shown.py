@@ -39,6 +39,7 @@ class Shown:
         """
         hold, names = entry.hold, (elsewhere,) if elsewhere else entry.counted_as
         found: Sequence[Unit] = self._units.get((names[0], entry.device.id), ())
+        # Where all is as it was, what the hold names is found already: to look it up would only cost time.
         if elsewhere or hold is None or (len(names) == 1 and hold.units == entry.device.units):
             return found
         others = [unit for name in names[1:] for unit in self._units.get((name, entry.device.id), ())]

@@ -104,6 +104,14 @@ async def test_the_pods_that_others_wait_for_are_named_while_they_do() -> None:
     assert others.notes() == []
 
 
+def test_a_pod_that_ended_while_nobody_watched_is_noticed_by_the_next_list() -> None:
+    ended: list[int] = []
+    watch = PodWatch(None, "node-a", lambda: ended.append(1))  # type: ignore[arg-type]
+    for pods, count in (("a",), 0), (("a", "b"), 0), (("b",), 1), (("b", "c"), 1):
+        watch.listed(tuple(pod(name, container("m", gpu=1)) for name in pods))
+        assert len(ended) == count
+
+
 def test_another_plugin_s_units_account_for_what_is_asked_of_it_alone() -> None:
     shown = {
         (name, unit): (PodRef("default", "a", "m"),) for name, unit in (("vendor", "g0"), ("vendor", "9"), (GPU, "9"))

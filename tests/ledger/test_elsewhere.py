@@ -118,6 +118,17 @@ def test_quarantine_outlasts_a_pod_that_may_have_another_device() -> None:
         assert node.owner("gpu-0") is Owner.NONE
 
 
+def test_a_claim_that_is_found_where_quarantine_has_seen_a_pod_is_a_conflict() -> None:
+    node = new(0)
+    node.yes(Lost(NOON, reason="rotten"))
+    node.yes(Restarted(NOON, listed=ELSEWHERE))
+    assert node.owner("gpu-0") is Owner.QUARANTINE
+    node.yes(Restarted(NOON + 1, (Allocation(CLAIM, (Use("gpu-0"),)),)))
+    assert node.owner("gpu-0") is Owner.CONFLICT
+    assert node["gpu-0"].hold
+    assert node["gpu-0"].hold.pods == (POD,)
+
+
 def test_what_it_is_counted_under_is_on_disk(tmp_path: Path) -> None:
     for lost in (False, True):
         node = new(0)

@@ -9,11 +9,16 @@ from drabridge.ledger import (
     Lane,
     LeaseDenied,
     LeaseGranted,
+    Lost,
     MoveStep,
+    Observed,
     Owner,
     Phase,
+    Policy,
     QuorumClear,
     RefusalCode,
+    Resolve,
+    Restarted,
     SetLane,
     SliceWithdrawn,
     TransferAborted,
@@ -22,7 +27,7 @@ from drabridge.ledger import (
 )
 from drabridge.ledger.advertise import guarded
 from drabridge.ledger.outcome import ConfirmClaim, DenyClaim
-from tests.ledger.node import NOON, Node, allocate, allocated, device, prepare
+from tests.ledger.node import NOON, PODS, Node, allocate, allocated, device, prepare
 
 # --- lanes ---
 
@@ -94,6 +99,24 @@ def test_a_move_can_be_taken_back(lane: Lane) -> None:
     assert (node["gpu-0"].lane, node["gpu-0"].move) == (lane, None)
 
 
+@pytest.mark.parametrize("conflict", [False, True])
+def test_what_was_in_doubt_goes_back_to_claims_when_kubelet_confirms(conflict: bool) -> None:
+    node = Node(device(0, Lane.DRA))
+    if conflict:
+        node.yes(prepare(0))
+        node.yes(Observed(NOON, node.ledger.seq, PODS))
+        node.yes(ClaimDeallocated("uid-1", NOON))
+    else:
+        node.yes(Lost(NOON))
+        node.yes(Restarted(NOON))
+    assert node.owner("gpu-0") is (Owner.CONFLICT if conflict else Owner.QUARANTINE)
+    node.yes(Observed(NOON + 500, node.ledger.seq, {}))
+    node.yes(Resolve("gpu-0", NOON + 501, frozenset({"uid-1"})))
+    assert (node.owner("gpu-0"), node["gpu-0"].lane) == (Owner.NONE, Lane.LEGACY_TO_DRA)
+    node.yes(Withdrawn("gpu-0", node.ledger.seq, NOON + 502))
+    assert node.offers("gpu-0") == (False, True)
+
+
 @pytest.mark.parametrize("lane", [Lane.LEGACY, Lane.DRA])
 def test_a_busy_device_that_is_to_leave_is_marked_until_it_moves_or_may_stay(lane: Lane) -> None:
     other = Lane.DRA if lane is Lane.LEGACY else Lane.LEGACY
@@ -153,5 +176,14 @@ def test_a_pod_wins_until_the_lease_is_granted_and_the_claim_loses_all_of_its_de
 def test_a_lease_can_be_denied() -> None:
     node = Node(device(0, Lane.SHARED), g2=True)
     node.yes(allocated(0, guarded=True))
+    node.yes(prepare(0, admin=True))
     node.yes(LeaseDenied("uid-1", NOON, "30 s have passed"))
     assert node.owner("gpu-0") is Owner.NONE
+    assert [held.admin for held in node["gpu-0"].claims] == [True], "admin access needs no lease"
+
+
+def test_no_pod_takes_what_is_leased_where_leases_were_switched_off_since() -> None:
+    node = Node(device(0, Lane.SHARED), g2=True)
+    node.yes(allocated(0, guarded=True))
+    node.policy = Policy(g2=False)
+    assert node.no(allocate(0))[0] is RefusalCode.CLAIM_HELD

@@ -243,6 +243,16 @@ def test_what_leaves_quarantine_goes_to_the_claim_that_the_api_server_shows(admi
     assert [held.claim for held in ledger.entries["gpu-0"].claims] == ([] if admin else [CLAIM])
 
 
+def test_nothing_leaves_quarantine_before_the_node_s_claims_are_known() -> None:
+    """Evidence may come first: the merge waits for a disk that is full."""
+    ledger = Ledger.of([Entry(Facts("gpu-0", "r", ("GPU-0",)))], NodeState(merged=True))
+    ledger = step(ledger, Lost(0.0), POLICY).of(ledger)
+    for at in (200.0, 220.0):
+        seen = Observed(at, ledger.seq, {}, Checkpoint({}), {}, allocated=())
+        ledger = step(ledger, seen, POLICY).of(ledger)
+    assert owner(ledger) is Owner.QUARANTINE
+
+
 def test_a_claim_known_by_its_uid_alone_gets_its_name_when_somebody_tells() -> None:
     ledger = Ledger.of([Entry(Facts("gpu-0", "r", ("GPU-0",)))])
     found = Allocation(ClaimRef(CLAIM.uid), (Use("gpu-0"),))

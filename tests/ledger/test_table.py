@@ -135,6 +135,13 @@ def test_what_is_gone_faulty_or_unknown_is_refused() -> None:
     assert node.no(allocate(7))[0] is RefusalCode.UNKNOWN
 
 
+def test_what_a_pod_has_is_not_given_to_its_next_container_while_it_is_faulty() -> None:
+    node = Node(device(0))
+    node.yes(allocate(0))
+    node.yes(Discovered((replace(device(0).device, presence=Presence.FAULTY),), NOON))
+    assert node.no(allocate(0))[0] is RefusalCode.NOT_PRESENT
+
+
 # --- claims ---
 
 
@@ -196,6 +203,13 @@ def test_shares_add_up_to_the_capacity_and_no_further() -> None:
     assert node.offers("gpu-0") == (False, True)
     node.yes(SetLane("gpu-0", Lane.LEGACY, NOON))
     assert node.offers("gpu-0") == (False, False)  # or others would join for ever
+
+
+def test_nobody_shares_a_device_with_a_claim_that_has_all_of_it() -> None:
+    node = Node(device(0, Lane.DRA, shareable=True))
+    node.yes(prepare(0))
+    share = Use("gpu-0", Share("s1", (("memory", 1),)))
+    assert node.no(Prepare(OTHER, (share,), NOON))[0] is RefusalCode.CLAIM_HELD
 
 
 def test_a_claims_device_that_is_to_leave_is_not_offered_to_the_next() -> None:
@@ -268,6 +282,8 @@ def test_overlapping_hardware_excludes_itself_and_parts_do_not() -> None:
 def test_overlapping_hardware_in_two_lanes_is_offered_in_none() -> None:
     node = Node(device(0), device(1, Lane.DRA, root="gpu-0"))
     assert node.offers("gpu-0") == node.offers("gpu-1") == (False, False)
+    node.yes(Discovered((device(1, root="gpu-0").device,), NOON))
+    assert node.offers("gpu-1") == (False, False), "a whole that is away may come back, and its lane gives it out"
 
 
 # --- conflicts ---
