@@ -102,17 +102,19 @@ def weigh(draft: Draft, entry: Entry, witness: Witness) -> Outcome:
         strict=strict,
     )
     if isinstance(verdict, Free):
-        claims = (*entry.claims, *_allocated(draft, entry, witness)) if strict else entry.claims
+        claims = (*entry.claims, *_allocated(draft, witness)) if strict else entry.claims
         return settle(draft, entry, None, claims, verdict.because)
     return entry if verdict is hold else replace(entry, hold=verdict)
 
 
-def _allocated(draft: Draft, entry: Entry, witness: Witness) -> list[ClaimHold]:
-    """No container uses the device, but the scheduler gave it to these claims before the record was lost."""
+def _allocated(draft: Draft, witness: Witness) -> list[ClaimHold]:
+    """No container uses the device, but the scheduler gave it to these claims before the record was lost. While it was
+    in quarantine, admin access alone was recorded.
+    """
     return [
         ClaimHold(claim, Phase.GRANTED, draft.at, (use.share,) if use.share else ())
         for claim, use in witness.allocated or ()
-        if not use.admin and entry.claim(claim.uid) is None
+        if not use.admin
     ]
 
 

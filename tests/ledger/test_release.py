@@ -243,6 +243,19 @@ def test_what_leaves_quarantine_goes_to_the_claim_that_the_api_server_shows(admi
     assert [held.claim for held in ledger.entries["gpu-0"].claims] == ([] if admin else [CLAIM])
 
 
+def test_a_claim_that_only_looks_at_a_device_in_quarantine_may_have_it_as_well() -> None:
+    ledger = Ledger.of([Entry(Facts("gpu-0", "r", ("GPU-0",)))], NodeState(merged=True))
+    uses = (Use("gpu-0", admin=True), Use("gpu-0"))
+    for event in (Lost(0.0), Restarted(0.0, (Allocation(CLAIM, uses[:1]),))):
+        ledger = step(ledger, event, POLICY).of(ledger)
+    assert owner(ledger) is Owner.QUARANTINE
+    for at in (200.0, 220.0):
+        seen = Observed(at, ledger.seq, {}, Checkpoint({}), {}, allocated=(Allocation(CLAIM, uses),))
+        ledger = step(ledger, seen, POLICY).of(ledger)
+    assert owner(ledger) is Owner.DRA_GRANTED
+    assert [held.admin for held in ledger.entries["gpu-0"].claims] == [True, False]
+
+
 def test_nothing_leaves_quarantine_before_the_node_s_claims_are_known() -> None:
     """Evidence may come first: the merge waits for a disk that is full."""
     ledger = Ledger.of([Entry(Facts("gpu-0", "r", ("GPU-0",)))], NodeState(merged=True))
