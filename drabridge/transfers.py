@@ -11,10 +11,8 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 from drabridge.claims import ClaimSide
-from drabridge.clusterapi import resource_claims
 from drabridge.config.lanes import Lanes, Selection, Share
-from drabridge.dra.allocation import allocations
-from drabridge.errors import ClusterError, PeerError
+from drabridge.errors import ClusterError
 from drabridge.inventory.match import matches
 from drabridge.inventory.model import Device, Presence, Snapshot, device_id_of
 from drabridge.ledger import (
@@ -234,19 +232,15 @@ class Transfers:
 
     async def _ask_for_claims(self, waiting: list[Entry]) -> float:
         """After the quiet time: does any claim have one of these devices? Returns seconds until the next look."""
-        runtime, cluster = self._runtime, self._runtime.cluster
+        runtime = self._runtime
         due = min(entry.move.step_since for entry in waiting if entry.move) + runtime.keeper.policy.quiesce_seconds
         if (left := max(due, self._claims_due) - runtime.now()) > 0:
             return left + 0.01
-        driver = self._claims.driver
-        if cluster is None or driver is None or not driver.state.api_version:
-            return CLAIMS_RETRY_SECONDS
         since = runtime.keeper.ledger.seq
-        try:
-            listing = await cluster.list(resource_claims(driver.state.api_version))
-            allocated = allocations(listing.items, runtime.config.driver, driver.pool)
-        except (ClusterError, PeerError) as error:  # a claim that cannot be read may have any device
-            log.warning("a lane move waits for the API server", extra={"reason": str(error)})
+        if runtime.cluster is None:
+            return CLAIMS_RETRY_SECONDS
+        if (allocated := await self._claims.allocated()) is None:  # one that cannot be read may have any device
+            log.warning("a lane move waits for the API server", extra={"reason": "its claims are not known"})
             self._claims_due = runtime.now() + CLAIMS_RETRY_SECONDS
             return CLAIMS_RETRY_SECONDS
         # Admin access holds nothing (KEP-5018): a monitoring claim on every device must not stop a move.
@@ -264,7 +258,6 @@ class Transfers:
                         await runtime.keeper.apply(SetLane(name, Lane.LEGACY, runtime.now(), reason))
         for name in names - taken:
             await runtime.keeper.apply(QuorumClear(name, since, runtime.now()))
-        await asyncio.sleep(0)
         return CLAIMS_RETRY_SECONDS
 
 
