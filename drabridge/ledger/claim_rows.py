@@ -17,12 +17,7 @@ from drabridge.ledger.model import (
     Phase,
     Share,
 )
-from drabridge.ledger.outcome import (
-    ConfirmClaim,
-    DenyClaim,
-    Effect,
-    Refusal,
-)
+from drabridge.ledger.outcome import Refusal
 from drabridge.ledger.settle import obstacle, settle
 
 
@@ -68,7 +63,7 @@ def regrant(draft: Draft, entry: Entry, demand: Demand) -> Outcome:
 
 def reprepare(draft: Draft, entry: Entry, demand: Demand) -> Outcome:
     """Kubelet prepares a claim on a device that claims hold: this one, a share of it, or a second holder."""
-    held = next((held for held in entry.holders if held.claim.uid == demand.claim.uid), None)
+    held = entry.claim(demand.claim.uid)
     if held and held.phase in (Phase.PENDING, Phase.WITHDRAWN):
         return refusal.pending(entry)
     if entry.device.presence is not Presence.PRESENT and not (held and held.phase is Phase.PREPARED):
@@ -79,7 +74,7 @@ def reprepare(draft: Draft, entry: Entry, demand: Demand) -> Outcome:
 def _join(draft: Draft, entry: Entry, demand: Demand, phase: Phase) -> Outcome:
     """Add ``demand`` to the claims that hold the device, or refuse it. Repeating it changes nothing."""
     use = demand.use
-    known = next((held for held in entry.holders if held.claim.uid == demand.claim.uid), None)
+    known = entry.claim(demand.claim.uid)
     other = next((held for held in entry.holders if held.claim.uid != demand.claim.uid), None)
     new_share = use.share is not None and (known is None or all(use.share.id != share.id for share in known.shares))
     shared = entry.device.shareable and use.share and all(held.shares for held in entry.holders)
@@ -143,7 +138,7 @@ def found_prepared(draft: Draft, entry: Entry, demand: Demand) -> Outcome:
     """A CDI file says that a claim may be in use: so it holds the device, whatever the ledger thought."""
     if demand.use.admin:
         return admit_admin(draft, entry, demand)
-    known = next((held for held in entry.holders if held.claim.uid == demand.claim.uid), None)
+    known = entry.claim(demand.claim.uid)
     if known and known.phase is Phase.PREPARED:
         return entry
     claim = known.claim if known and known.claim.name else demand.claim  # a CDI file does not know the names
@@ -165,7 +160,7 @@ def deallocate(draft: Draft, entry: Entry, uid: str) -> Outcome:
         draft,
         entry,
         uid,
-        lambda held: None if held.phase is not Phase.PREPARED else replace(held, api_allocated=False),
+        lambda held: replace(held, api_allocated=False) if held.phase is Phase.PREPARED else None,
         "no container uses the claim and it is deallocated",
     )
 
@@ -224,8 +219,3 @@ def lease_deny(draft: Draft, entry: Entry, uid: str) -> Outcome:
     """The claim loses its lease."""
     claims = tuple(held for held in entry.claims if held.claim.uid != uid or held.admin)
     return entry if claims == entry.claims else settle(draft, entry, entry.hold, claims, "the lease was denied")
-
-
-def lease_effects(uid: str, denied: bool, because: str = "") -> Effect:
-    """What the API server is to be told about the claim's lease."""
-    return DenyClaim(uid, because) if denied else ConfirmClaim(uid)

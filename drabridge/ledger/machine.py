@@ -13,12 +13,13 @@ from msgspec.structs import replace
 from drabridge.inventory.model import Presence
 from drabridge.ledger import advertise, refusal
 from drabridge.ledger import events as ev
-from drabridge.ledger.claim_rows import lease_effects
 from drabridge.ledger.draft import Demand, Draft
 from drabridge.ledger.model import Entry, Facts, Lane, Ledger, Owner, Policy
 from drabridge.ledger.outcome import (
     ACCEPTED,
+    ConfirmClaim,
     Decision,
+    DenyClaim,
     Effect,
     Notify,
     Readvertise,
@@ -140,13 +141,13 @@ def _of_device(signal: Signal, argument: Callable[[Any], Any]) -> Callable[[Draf
 
 def _lease_granted(draft: Draft, event: ev.LeaseGranted) -> None:
     _of_claim(Signal.LEASE_GRANTED)(draft, event)
-    draft.effects.append(lease_effects(event.uid, denied=False))
+    draft.effects.append(ConfirmClaim(event.uid))
 
 
 def _lease_denied(draft: Draft, event: ev.LeaseDenied) -> None:
     _of_claim(Signal.LEASE_DENIED)(draft, event)
     _set_node(draft, denied=draft.node_now.denied | {event.uid})
-    draft.effects.append(lease_effects(event.uid, denied=True, because=event.reason))
+    draft.effects.append(DenyClaim(event.uid, event.reason))
 
 
 def _observed(draft: Draft, event: ev.Observed) -> None:

@@ -239,8 +239,8 @@ class Entry(Struct, frozen=True):
         return (own, self.hold.resource) if self.hold is not None and self.hold.resource not in ("", own) else (own,)
 
     def claim(self, uid: str) -> ClaimHold | None:
-        """What the claim ``uid`` has of this device."""
-        return next((held for held in self.claims if held.claim.uid == uid), None)
+        """What the claim ``uid`` holds of this device."""
+        return next((held for held in self.holders if held.claim.uid == uid), None)
 
 
 class NodeState(NamedTuple):

@@ -134,9 +134,8 @@ class Machine(RuleBasedStateMachine):
         uses = tuple(Use(name, shared if name == "shared" else None, admin) for name in chosen)
         if self.happen(Prepare(ClaimRef(uid), uses, self.clock)):
             for name in chosen:
-                held = self.ledger.entries[name].claim(uid)
-                assert held
-                assert admin or held.phase is Phase.PREPARED or held.admin
+                claims = self.ledger.entries[name].claims
+                assert any(c.claim.uid == uid and c.phase is Phase.PREPARED and c.admin is admin for c in claims)
 
     @rule(uid=uids, chosen=some)
     def claim_allocated(self, uid: str, chosen: list[str]) -> None:

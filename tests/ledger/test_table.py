@@ -363,6 +363,17 @@ def test_a_claim_that_is_known_is_not_prepared_beside_another() -> None:
     assert node.owner("gpu-0") is Owner.DRA_PREPARED
 
 
+def test_a_claim_that_has_a_device_and_monitors_it_still_holds_it_after_a_quarantine() -> None:
+    node = Node(device(0))
+    node.yes(Lost(NOON, reason="rotten"))
+    monitor = Use("gpu-0", admin=True)
+    node.yes(Restarted(NOON, (Allocation(CLAIM, (monitor,)),)))
+    for at in (NOON + 500, NOON + 520):
+        shown = (Allocation(CLAIM, (Use("gpu-0"), monitor)),)
+        node.yes(Observed(at, node.ledger.seq, {}, Checkpoint({}), {}, allocated=shown))
+    assert node.owner("gpu-0") is Owner.DRA_GRANTED
+
+
 def test_the_share_of_a_dead_claim_can_be_ended_beside_a_living_one() -> None:
     node = Node(
         replace(device(0, Lane.DRA), device=Facts("gpu-0", "r", ("GPU-0",), shareable=True, capacity=(("mem", 10),)))
