@@ -93,11 +93,6 @@ class Publisher:
         self._settle = False
         self._writes = asyncio.Lock()
 
-    @property
-    def features(self) -> frozenset[Feature]:
-        """What the server keeps, as far as it is known."""
-        return self._features
-
     def wake(self) -> None:
         """The inventory or the ledger changed."""
         self._dirty.set()

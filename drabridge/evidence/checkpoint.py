@@ -27,33 +27,29 @@ class CheckpointHolder(Struct, frozen=True, order=True):
 
 
 class Checkpoint(Struct, frozen=True):
-    """``held[resource][unit id]`` are the containers on record; ``registered[resource]`` its healthy ids."""
+    """``held[resource][unit id]`` are the containers on record."""
 
     held: Mapping[str, Mapping[str, tuple[CheckpointHolder, ...]]]
-    registered: Mapping[str, frozenset[str]]
-    modified_at: float  # st_mtime, wall seconds
 
 
-def parse(text: str, *, modified_at: float = 0.0) -> Checkpoint | None:
+def parse(text: str) -> Checkpoint | None:
     """Understand the file's text, or answer None. A device on two NUMA nodes stands under both and counts once."""
     try:
         data = json.loads(text)["Data"]
+        if not isinstance(data["RegisteredDevices"], dict | None):  # another format
+            return None
         held: dict[str, dict[str, set[CheckpointHolder]]] = {}
         for entry in data["PodDeviceEntries"] or ():  # null when nobody holds anything
             holder = CheckpointHolder(_text(entry["PodUID"]), _text(entry["ContainerName"]))
             for units in entry["DeviceIDs"].values():
                 for unit in units:
                     held.setdefault(_text(entry["ResourceName"]), {}).setdefault(_text(unit), set()).add(holder)
-        registered = {
-            _text(resource): frozenset(map(_text, units or ()))
-            for resource, units in (data["RegisteredDevices"] or {}).items()
-        }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     frozen = {
         resource: {unit: tuple(sorted(holders)) for unit, holders in units.items()} for resource, units in held.items()
     }
-    return Checkpoint(frozen, registered, modified_at)
+    return Checkpoint(frozen)
 
 
 def exists(directory: Path) -> bool:
@@ -67,12 +63,11 @@ def read(directory: Path) -> Checkpoint | None:
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
-            modified_at = path.stat().st_mtime
     except OSError:
         return None
     if len(raw) > MAX_BYTES:
         return None
-    return parse(raw.decode("utf-8", errors="replace"), modified_at=modified_at)
+    return parse(raw.decode("utf-8", errors="replace"))
 
 
 def _text(value: Any) -> str:

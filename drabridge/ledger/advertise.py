@@ -61,15 +61,6 @@ def must_list(entry: Entry, at: float, policy: Policy) -> bool:
     return at - entry.since < policy.tombstone_seconds
 
 
-def tombstones(ledger: Ledger, at: float, policy: Policy) -> tuple[str, ...]:
-    """Devices that are gone and whose ids must stay listed, Unhealthy."""
-    return tuple(
-        entry.name
-        for entry in ledger.entries.values()
-        if entry.device.presence is Presence.GONE and must_list(entry, at, policy)
-    )
-
-
 def _free_for(ledger: Ledger, entry: Entry, lanes: frozenset[Lane], policy: Policy) -> bool:
     """Free, offered in one of ``lanes``, and no overlapping device is held or offered elsewhere."""
     if entry.owner is not Owner.NONE or entry.lane not in lanes:

@@ -6,7 +6,6 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from drabridge.errors import RefusedError
 from drabridge.ledger.model import Entry, Lane, Ledger, NodeState
 
 
@@ -50,11 +49,6 @@ class Decision(Struct, frozen=True):
 
     def __str__(self) -> str:
         return "; ".join(str(refusal) for refusal in self.refusals) or "accepted"
-
-    def raise_if_refused(self) -> None:
-        """Raise :class:`drabridge.errors.RefusedError` with every refusal's text."""
-        if not self.accepted:
-            raise RefusedError(str(self))
 
 
 ACCEPTED = Decision(True)

@@ -25,7 +25,7 @@ from drabridge.ledger import (
     Use,
     Withdrawn,
 )
-from drabridge.ledger.advertise import must_list, tombstones
+from drabridge.ledger.advertise import must_list
 from tests.ledger.node import CLAIM, NOON, OTHER, PODS, Node, allocate, allocated, device, prepare
 
 # --- inventory ---
@@ -36,8 +36,9 @@ def test_a_device_that_is_gone_stays_listed_until_it_is_free_and_quiet() -> None
     node.yes(allocate(0))
     done = node.yes(Discovered((), NOON + 10))
     assert any(isinstance(effect, Notify) and effect.reason == "HeldDeviceUnavailable" for effect in done.effects)
-    assert tombstones(node.ledger, NOON + 20, node.policy) == ("gpu-0", "gpu-1")
-    assert tombstones(node.ledger, NOON + 80, node.policy) == ("gpu-0",)
+    assert must_list(node["gpu-0"], NOON + 20, node.policy)
+    assert must_list(node["gpu-1"], NOON + 20, node.policy)
+    assert not must_list(node["gpu-1"], NOON + 80, node.policy)
     assert node.no(Forgotten(("gpu-0",), NOON + 80))[0] is RefusalCode.IN_USE
     assert node.yes(Forgotten(("gpu-1",), NOON + 80)).removed == ("gpu-1",)
     assert "gpu-1" not in node.ledger.entries
