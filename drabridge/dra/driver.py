@@ -19,7 +19,7 @@ from drabridge.dra.health import HealthBoard
 from drabridge.dra.locks import Locks
 from drabridge.dra.metadata import MetadataFiles
 from drabridge.dra.planning import LookupOf, Planner, device_lookup
-from drabridge.dra.ports import InUse, Inventory, Keeper, nobody
+from drabridge.dra.ports import InUse, Inventory, nobody
 from drabridge.dra.prepare import Preparer
 from drabridge.dra.publisher import Publisher, PublisherState
 from drabridge.dra.records import RecordStore, log_damage
@@ -32,6 +32,7 @@ from drabridge.dra.status import StatusWriter
 from drabridge.dra.upkeep import Upkeep
 from drabridge.errors import ClusterError, DrabridgeError
 from drabridge.inventory.model import Device, Snapshot
+from drabridge.ledger.keeper import Keeper
 from drabridge.ledger.model import DRA_OWNERS, ClaimRef, Policy
 from drabridge.offers.health import health_of
 from drabridge.offers.pool import pool_of

@@ -26,12 +26,13 @@ from drabridge.dra.hooks import HookRunner, decode_hook
 from drabridge.dra.locks import Locks
 from drabridge.dra.metadata import MetadataFiles
 from drabridge.dra.planning import NotReadyError, Planned, Planner, cdi_devices, metadata_facts
-from drabridge.dra.ports import InUse, Inventory, Keeper, nobody
+from drabridge.dra.ports import InUse, Inventory, nobody
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
 from drabridge.dra.tasks import join
 from drabridge.errors import ConfigError, DrabridgeError, HostError, PeerError, RefusedError
 from drabridge.inventory.model import Presence
 from drabridge.ledger import events
+from drabridge.ledger.keeper import Keeper
 from drabridge.ledger.model import ClaimRef, Phase
 from drabridge.ledger.outcome import Decision, RefusalCode
 

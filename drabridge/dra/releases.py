@@ -12,8 +12,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 
 from drabridge.clusterapi import backoff
-from drabridge.dra.ports import Keeper
 from drabridge.errors import ClusterError
+from drabridge.ledger.keeper import Keeper
 from drabridge.ledger.model import ClaimRef, Ledger, Phase
 from drabridge.tasks import Signal
 

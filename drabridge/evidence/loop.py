@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Protocol
 
 from drabridge.evidence.witness import Witness
 from drabridge.ledger import events
-from drabridge.ledger.model import Ledger, Owner, Policy
-from drabridge.ledger.outcome import Decision
+from drabridge.ledger.keeper import Keeper
+from drabridge.ledger.model import Owner
 from drabridge.tasks import Signal
 
 log = logging.getLogger(__name__)
@@ -21,16 +20,6 @@ LEAST_SECONDS = 0.2  # however short the configured doubts are: kubelet's limite
 IDLE_SECONDS = 60.0  # nobody holds anything: only a holder that we know nothing of could appear
 
 _HELD = frozenset({Owner.LEGACY, Owner.CONFLICT, Owner.QUARANTINE})
-
-
-class Keeper(Protocol):
-    @property
-    def ledger(self) -> Ledger: ...
-
-    @property
-    def policy(self) -> Policy: ...
-
-    async def apply(self, event: events.Event) -> Decision: ...
 
 
 class EvidenceLoop:
