@@ -213,7 +213,7 @@ class Wishes:
 
     def _merge(self, resource: Resource, wish: Mapping[str, Any]) -> Lanes:
         """The wish with the configuration's floors. Raises ConfigError for what cannot be meant, or done here."""
-        lanes = _merge(resource, wish)
+        lanes = _with_floors(resource, wish)
         if lanes.uses_dra and (off := self._off()) is not None:
             raise ConfigError(f"{resource.name}: claims are not served on this node: {off.why}", hint=off.remedy)
         return lanes
@@ -246,7 +246,7 @@ def _parse(text: str) -> Overrides:
     return found
 
 
-def _merge(resource: Resource, wish: Mapping[str, Any]) -> Lanes:
+def _with_floors(resource: Resource, wish: Mapping[str, Any]) -> Lanes:
     """The wish with the configuration's floors. Raises ConfigError."""
     if wish.keys() - {"legacy", "dra"} or not wish or None in wish.values():
         raise ConfigError(
