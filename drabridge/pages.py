@@ -140,7 +140,8 @@ class Pages:
         if self._runtime.off is not None:
             return self._runtime.off.why
         in_dra = any(entry.lane is Lane.DRA for entry in self._runtime.keeper.ledger.entries.values())
-        return "" if in_dra else "no device is in the dra lane"
+        behind = self._claims.state is not None and not self._claims.published  # what there is may be of before
+        return "" if in_dra or behind else "no device is in the dra lane"
 
     def endpoints(self) -> list[Endpoint]:
         """Both sides' connections with kubelet."""

@@ -75,6 +75,8 @@ async def test_a_device_stays_out_of_pods_reach_while_its_slice_cannot_be_writte
         await look_for(4 * QUIET_SECONDS, on_one_side)
         assert len(devices_in_slices(cluster)) == 2
         assert await at_step(agent, "revoking", 2), await moving(agent)
+        await until(lambda: _unready(agent), 20, agent.text)
+        assert not await _noted(agent, "no ResourceSlices")  # there is one, which cannot be changed
         cluster.api.faults.heal()
 
         async def all_moved() -> bool:
