@@ -14,7 +14,7 @@ from drabridge.cdi import CdiStore
 from drabridge.clusterapi import Cluster, UnreachableError, backoff, resource_claims, resource_versions
 from drabridge.clusterwatch import STEADY_SECONDS
 from drabridge.config.schema import Config
-from drabridge.dra.facts import ClaimHandled, Fact, Observer, Outcome, RecordQuarantined
+from drabridge.dra.facts import ClaimHandled, Fact, Observer, Outcome
 from drabridge.dra.health import HealthBoard
 from drabridge.dra.locks import Locks
 from drabridge.dra.metadata import MetadataFiles
@@ -22,7 +22,7 @@ from drabridge.dra.planning import LookupOf, Planner, device_lookup
 from drabridge.dra.ports import InUse, Inventory, nobody
 from drabridge.dra.prepare import Preparer
 from drabridge.dra.publisher import Publisher, PublisherState
-from drabridge.dra.records import RecordStore, log_damage
+from drabridge.dra.records import RecordStore
 from drabridge.dra.registration import RegistrationService, RegistrationState
 from drabridge.dra.releases import Releases
 from drabridge.dra.server import PluginServer
@@ -119,7 +119,7 @@ class DraDriver:
         sockets = PluginSockets.of(paths.kubelet, config.driver)
         boot_id = paths.boot_id.read_text().strip()
         claims = resource_claims(VERSIONS[0])
-        self.records = records = RecordStore(paths.claims, self._damaged)
+        self.records = records = RecordStore(paths.claims)
         locks = Locks()
         metadata = MetadataFiles(sockets.service.parent, cdi, config.driver) if config.dra.metadata else None
         planner = Planner(config, self.pool, lookup)
@@ -147,11 +147,11 @@ class DraDriver:
             metadata=metadata,
             boot_id=boot_id,
         )
-        self._health = HealthBoard(self.pool, observer)
+        self._health = HealthBoard(self.pool)
         self._registration = RegistrationService(config.driver, sockets.service, observer)
         service = ClaimService(self._preparer, observer)
         self._server = PluginServer(sockets, config.driver, service, self._health, self._registration)
-        self._status = StatusWriter(cluster, claims, config.driver, records, observer)
+        self._status = StatusWriter(cluster, claims, config.driver, records)
         self._releases = Releases(keeper, self.release_if_deallocated)
         self._publisher: Publisher | None = None
         self._seen: Snapshot | None = None  # what _look() looked at last
@@ -329,10 +329,6 @@ class DraDriver:
         unwell = bool(self.records.error or self._unwell())
         known = snapshot, self._keeper.ledger, self._policy(), self._config
         return desired(pool_of(*known, self._node, self._clock(), unwell=unwell), features)
-
-    def _damaged(self, aside: Path, error: str) -> None:
-        log_damage(aside, error)
-        self._observer(RecordQuarantined(str(aside), error))
 
     def _observe(self, fact: Fact) -> None:
         if isinstance(fact, ClaimHandled) and fact.outcome is Outcome.OK:

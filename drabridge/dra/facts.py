@@ -47,60 +47,15 @@ class RegistrationChanged(Struct, frozen=True):
     error: str = ""
 
 
-class HealthStreams(Struct, frozen=True):
-    """How many health streams kubelet has open."""
-
-    open: int
-
-
 class SlicesPublished(Struct, frozen=True):
     """A plan was carried out."""
 
-    created: int
-    updated: int
-    deleted: int
-    slices: int
-    devices: int
-    seconds: float
-
 
 class PublishFailed(Struct, frozen=True):
-    """Slices could not be brought up to date; tried again in ``retry_seconds``."""
+    """Slices could not be brought up to date; it is tried again."""
 
     error: str
-    retry_seconds: float
 
 
-class FeaturesMissing(Struct, frozen=True):
-    """The API server drops fields because these gates are off; ``notes`` say what that means for which device."""
-
-    gates: tuple[str, ...]
-    notes: tuple[str, ...]
-
-
-class RecordQuarantined(Struct, frozen=True):
-    """A damaged record of a prepared claim was moved aside."""
-
-    path: str
-    error: str
-
-
-class StatusFailed(Struct, frozen=True):
-    """A claim's status could not be written; the claim works all the same."""
-
-    claim: ClaimRef
-    error: str
-
-
-Fact = (
-    ClaimHandled
-    | Requested
-    | RegistrationChanged
-    | HealthStreams
-    | SlicesPublished
-    | PublishFailed
-    | FeaturesMissing
-    | RecordQuarantined
-    | StatusFailed
-)
+Fact = ClaimHandled | Requested | RegistrationChanged | SlicesPublished | PublishFailed
 Observer = Callable[[Fact], None]

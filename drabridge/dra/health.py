@@ -15,7 +15,6 @@ from typing import Any
 
 import grpc
 
-from drabridge.dra.facts import HealthStreams, Observer
 from drabridge.offers.health import DeviceHealth
 from drabridge.wire import health_v1_pb2, health_v1_pb2_grpc, health_v1alpha1_pb2, health_v1alpha1_pb2_grpc
 
@@ -26,14 +25,12 @@ TIMEOUT_SECONDS = 30  # kubelet's own default: three heartbeats
 class HealthBoard:
     """The current list and everybody who watches it."""
 
-    def __init__(self, pool: str, observer: Observer, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
+    def __init__(self, pool: str, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
         self._pool = pool
-        self._observer = observer
         self._heartbeat_seconds = heartbeat_seconds
         self._devices: tuple[tuple[DeviceHealth, int], ...] = ()
         self._changed = asyncio.Event()
         self._closed = False
-        self._streams = 0
 
     def update(self, devices: tuple[DeviceHealth, ...]) -> None:
         """Tell every stream, if anything is different from before."""
@@ -55,19 +52,13 @@ class HealthBoard:
 
     async def watch(self, wire: Any) -> AsyncGenerator[Any, None]:
         """Messages of ``wire``, which is one of the two generated modules."""
-        self._streams += 1
-        self._observer(HealthStreams(self._streams))
-        try:
-            while not self._closed:
-                changed = self._changed
-                yield self._message(wire)
-                # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that comes with the event.
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._heartbeat_seconds):
-                        await changed.wait()
-        finally:
-            self._streams -= 1
-            self._observer(HealthStreams(self._streams))
+        while not self._closed:
+            changed = self._changed
+            yield self._message(wire)
+            # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that comes with the event.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._heartbeat_seconds):
+                    await changed.wait()
 
     def _message(self, wire: Any) -> Any:
         return wire.NodeWatchResourcesResponse(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Callable, Collection, Iterator
 
 from msgspec import Struct
@@ -27,7 +26,7 @@ from drabridge.clusterapi import (
     resource_slices,
 )
 from drabridge.clusterwatch import follow
-from drabridge.dra.facts import FeaturesMissing, Observer, PublishFailed, SlicesPublished
+from drabridge.dra.facts import Observer, PublishFailed, SlicesPublished
 from drabridge.errors import ClusterError
 from drabridge.offers.sliceplan import Accepted, Owner, Verb, Write, accept, carried, dropped, plan
 from drabridge.offers.slices import ALL_FEATURES, Desired, Feature
@@ -183,7 +182,7 @@ class Publisher:
             self._doubt()
         log.error("slices cannot be published", extra={"error": str(error), "retry_seconds": round(delay, 1)})
         self.state = PublisherState(False, len(self._actual), str(error), *self._known())
-        self._observer(PublishFailed(str(error), delay))
+        self._observer(PublishFailed(str(error)))
         if isinstance(error, InvalidError):  # unless what we want changes
             await self._dirty.wait(delay)
         else:
@@ -192,8 +191,7 @@ class Publisher:
 
     async def _sync(self) -> None:
         """One look, and the writes that follow from it. Another one if the server would drop fields of the first."""
-        started = time.monotonic()
-        done: list[Verb] = []
+        done = 0
         while True:
             wanted = self._desired(self._features)
             if wanted is None:
@@ -203,14 +201,12 @@ class Publisher:
             await self._ask(writes)
             for write in writes if self._features == before else ():
                 await self._carry_out(write)
-                done.append(write.verb)
+                done += 1
             if self._features == before:
                 break
             gone = tuple(sorted(ALL_FEATURES - self._features))
             log.warning("the API server drops fields of our slices", extra={"gates": gone})
-            again = self._desired(self._features)
-            self._observer(FeaturesMissing(gone, again.notes if again else ()))
-        self._synced(wanted, done, time.monotonic() - started)
+        self._synced(wanted, done)
 
     async def _plan(self, wanted: Desired) -> tuple[Write, ...]:
         """The writes that are due; the Node is asked for only when there are some."""
@@ -242,18 +238,17 @@ class Publisher:
                 self._features -= carried(write.body)
             self._asked |= carried(write.body)
 
-    def _synced(self, wanted: Desired, done: list[Verb], seconds: float) -> None:
+    def _synced(self, wanted: Desired, done: int) -> None:
         devices = sum(len(spec.get("devices") or ()) for spec in wanted.slices.values())
         if done:
-            created, updated, deleted = (done.count(verb) for verb in (Verb.CREATE, Verb.UPDATE, Verb.DELETE))
-            self._observer(SlicesPublished(created, updated, deleted, len(self._actual), devices, seconds))
+            self._observer(SlicesPublished())
         if not self._listed:  # lost meanwhile: others may have written since
             return
         if wanted.notes != self.state.notes:
             for note in wanted.notes:
                 log.warning("%s", note)
         if done or not self.state.published:
-            log.info("slices published", extra={"slices": len(self._actual), "devices": devices, "writes": len(done)})
+            log.info("slices published", extra={"slices": len(self._actual), "devices": devices, "writes": done})
         gates = tuple(str(feature) for feature in sorted(ALL_FEATURES - self._features))
         self.state = PublisherState(True, len(self._actual), "", gates, wanted.notes)
         self._on_synced()

@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from drabridge.clusterapi import Cluster, InvalidError, Json, Kind, NotFoundError, backoff
-from drabridge.dra.facts import Observer, StatusFailed
 from drabridge.dra.records import ClaimRecord, RecordStore, State
 from drabridge.errors import ClusterError, DrabridgeError
 from drabridge.inventory.model import Presence, Snapshot
@@ -29,12 +28,11 @@ READY = "Ready"
 class StatusWriter:
     """Writes the status of claims one after the other; a claim that is asked for twice is written once."""
 
-    def __init__(self, cluster: Cluster, claims: Kind, driver: str, records: RecordStore, observer: Observer) -> None:
+    def __init__(self, cluster: Cluster, claims: Kind, driver: str, records: RecordStore) -> None:
         self.claims = claims
         self._cluster = cluster
         self._driver = driver
         self._records = records
-        self._observer = observer
         self._pending: dict[str, None] = {}
         self._wake = asyncio.Event()
         self._snapshot = Snapshot(0)
@@ -67,7 +65,6 @@ class StatusWriter:
 
     async def _write(self, uid: str) -> None:
         delays = backoff(0.5, 10.0)
-        record = None
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 record = self._records.load(uid)
@@ -79,8 +76,6 @@ class StatusWriter:
             except DrabridgeError as error:
                 if attempt == ATTEMPTS or isinstance(error, InvalidError) or not isinstance(error, ClusterError):
                     log.warning("claim status not written", extra={"claim": uid, "error": str(error)})
-                    if record is not None:
-                        self._observer(StatusFailed(record.claim, str(error)))
                     return
             await asyncio.sleep(next(delays))
 

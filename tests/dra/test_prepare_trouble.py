@@ -7,7 +7,6 @@ import shutil
 
 import pytest
 
-from drabridge.dra.facts import RecordQuarantined
 from drabridge.ledger.model import Owner
 from tests.dra.helpers import a_node
 
@@ -48,7 +47,6 @@ async def test_unprepare_works_when_the_claim_is_deleted_and_when_its_record_is_
         (aside,) = node.records()
         assert aside.startswith(f"{second.uid}.json.corrupt-")
         assert node.owner("gpu-2") is Owner.DRA_GRANTED
-        assert any(isinstance(fact, RecordQuarantined) for fact in node.facts)
 
 
 async def test_a_damaged_record_does_not_free_its_device_at_a_restart() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from drabridge.clusterapi import resource_claims
-from drabridge.dra.facts import Fact, RecordQuarantined
 from drabridge.dra.records import RecordStore
 from drabridge.dra.status import StatusWriter
 from drabridge.inventory.model import Presence, Snapshot
@@ -35,8 +34,8 @@ async def test_a_damaged_record_is_told_of_and_other_claims_get_their_status() -
         await node.change(gpu_1=(Presence.FAULTY, "too hot"), gpu_2=(Presence.FAULTY, "too hot"))
 
         await node.wait_for(lambda: conditions(node, "second") == [("gpu-2", "False")], "the new status")
-        told = [fact for fact in node.facts if isinstance(fact, RecordQuarantined)]
-        assert [Path(fact.path).read_text() for fact in told] == ['{"version": 1, "state": "Prep']
+        aside = record.parent.glob(f"{record.name}.corrupt-*")
+        assert [path.read_text() for path in aside] == ['{"version": 1, "state": "Prep']
         assert await node.unprepare(first, second) == {first.uid: "", second.uid: ""}
 
 
@@ -65,8 +64,8 @@ async def test_a_record_that_cannot_be_read_ends_neither_the_writer_nor_the_driv
 async def test_a_writer_that_meets_a_damaged_record_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Between the claim's preparation and its status; found by a test that damaged one just then."""
     caplog.set_level(logging.WARNING)
-    records, facts = RecordStore(tmp_path), list[Fact]()
-    writer = StatusWriter(None, resource_claims("v1"), DRIVER, records, facts.append)  # type: ignore[arg-type]
+    records = RecordStore(tmp_path)
+    writer = StatusWriter(None, resource_claims("v1"), DRIVER, records)  # type: ignore[arg-type]
     task = asyncio.create_task(writer.run())
     for uid, damage in (("a", tmp_path.joinpath("a.json").mkdir), ("b", lambda: (tmp_path / "b.json").write_text("{"))):
         damage()
