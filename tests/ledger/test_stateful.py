@@ -237,7 +237,10 @@ class Machine(RuleBasedStateMachine):
         self.maybe.clear()
         self.store.rewrite(ledger)
         prepared = {
-            held.claim: tuple(Use(name) for name in self.ledger.by_claim[held.claim.uid])
+            held.claim: tuple(
+                Use(name, admin=ledger.entries[name].claim(held.claim.uid) is None)
+                for name in ledger.by_claim[held.claim.uid]
+            )
             for entry in ledger.entries.values()
             for held in entry.holders
             if held.phase is Phase.PREPARED
