@@ -114,7 +114,7 @@ class Transfers:
         """And what of it is not to be had, in words."""
         total = len(devices)
         selected = {
-            lane: set(self._selected(share, devices))
+            lane: set(self._selected(share, lane, devices))
             for lane, share in zip((Lane.LEGACY, Lane.DRA), lanes.resolved, strict=True)
             if isinstance(share, Selection)
         }
@@ -140,10 +140,16 @@ class Transfers:
             return Wanted(min(wanted.dra, len(theirs))), []
         return wanted, notes if devices else []
 
-    def _selected(self, selection: Selection, devices: Sequence[Device]) -> Iterator[str]:
+    def _selected(self, selection: Selection, lane: Lane, devices: Sequence[Device]) -> Iterator[str]:
+        """What is away is matched by nothing: it is chosen for the lane that it has."""
+        entries = self._runtime.keeper.ledger.entries
         for device in devices:
             record = self._runtime.inventory.record(device.name)
-            if record is not None and matches(record, selection.match):
+            if record is not None:
+                chosen_now = matches(record, selection.match)
+            else:
+                chosen_now = device.name in entries and destined(entries[device.name]) is lane
+            if chosen_now:
                 yield device.name
 
     # --- what moves wait for ----------------------------------------------------------------------------------------
