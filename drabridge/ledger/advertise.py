@@ -74,16 +74,22 @@ def hindrance(ledger: Ledger, entry: Entry) -> Entry | None:
     """What shares the hardware of a free device and keeps it from being offered: the whole of a part, a part of a
     whole, what the place was called before.
     """
+    relatives = ledger.relatives(entry.device)
     return next(
         (
             relative
-            for relative in ledger.relatives(entry.device)
-            if relative.owner is not Owner.NONE or not (relative.lane is entry.lane or _left(relative, entry))
+            for relative in relatives
+            if relative.owner is not Owner.NONE
+            or not (relative.lane is entry.lane or _left(relative, (entry, *relatives)))
         ),
         None,
     )
 
 
-def _left(relative: Entry, entry: Entry) -> bool:
-    """Whether a relative is only what the place was called before: it is given to nobody, whatever its lane."""
-    return relative.device.presence is Presence.GONE and relative.device.same_place(entry.device)
+def _left(relative: Entry, family: tuple[Entry, ...]) -> bool:
+    """Whether a relative is only what a place was called before, the device's own, its whole's or its part's: it is
+    given to nobody, whatever its lane.
+    """
+    return relative.device.presence is Presence.GONE and any(
+        one.device.presence is not Presence.GONE and relative.device.same_place(one.device) for one in family
+    )

@@ -166,6 +166,19 @@ def test_a_former_name_that_is_gone_does_not_hinder_what_it_handed_out_in_anothe
     assert node.offers("a") == node.offers("card") == (False, False), "each lane takes it for its own"
 
 
+def test_a_former_name_that_is_gone_does_not_hinder_the_parts_or_the_whole_of_what_has_its_place() -> None:
+    whole = Facts("gpu", "r", ("gpu",), syspath=PLACE)
+    part = Facts("part", "r", ("part",), syspath=f"{PLACE}/0", root="gpu")
+    former_whole = replace(whole, name="x-gpu", units=("x-gpu",), presence=Presence.GONE)
+    former_part = replace(part, name="x-part", units=("x-part",), root="x-gpu", presence=Presence.GONE)
+    node = Node(
+        *(Entry(one) for one in (whole, part)), *(Entry(one, lane=Lane.DRA) for one in (former_whole, former_part))
+    )
+    assert node.offers("part") == node.offers("gpu") == (True, False)
+    node = Node(Entry(part), Entry(replace(whole, presence=Presence.GONE)), Entry(former_whole, lane=Lane.DRA))
+    assert node.offers("part") == (False, False), "nobody has its place: it may come back"
+
+
 def test_the_place_and_the_resource_of_a_hold_are_on_disk(tmp_path: Path) -> None:
     node = Node(Entry(OLD))
     node.yes(allocate(0))
