@@ -33,7 +33,7 @@ from drabridge.inventory.identity import Candidate, Identity, Key, assign, id_of
 from drabridge.inventory.match import holds
 from drabridge.inventory.model import Attribute, Collision, Device, Mount, Presence
 from drabridge.inventory.nodes import Subject
-from drabridge.inventory.nvidia import Facts
+from drabridge.inventory.nvidia import Facts, without_uuid
 from drabridge.inventory.overlap import Former, handed_out, resource_of
 from drabridge.inventory.records import Record
 from drabridge.inventory.wanted import distinct, needs_database, partition_link
@@ -202,7 +202,8 @@ class Builder:
         nvidia = facts.of(topology.pci_bus_id(record)) if facts.gpus else {}
         values = Subject(record, nvidia=nvidia).lookup(self._host)
         ids = tuple(template.render(values) or "" for template in resource.id)
-        return _Seen(record, config, resource, database, nvidia, Candidate(resource.name, record.syspath, ids))
+        candidate = Candidate(resource.name, record.syspath, ids, without_uuid(nvidia))
+        return _Seen(record, config, resource, database, nvidia, candidate)
 
     def _remembered(self, key: Key, basis: tuple[object, ...]) -> Device | None:
         """The device as it was made, when nothing it is made of changed. A faulty one is always looked at again."""

@@ -91,11 +91,15 @@ class Identity(Struct, frozen=True):
 
 
 class Candidate(Struct, frozen=True):
-    """A device that wants an identity. ``values`` are what its templates gave, best first; "" where that is nothing."""
+    """A device that wants an identity. ``values`` are what its templates gave, best first; "" where that is nothing.
+
+    ``hint`` says what to do if that is all.
+    """
 
     resource: str
     syspath: str
     values: tuple[str, ...]
+    hint: str = ""
 
     @property
     def key(self) -> Key:
@@ -146,9 +150,8 @@ class _Assignment:
             if wish := self._wish(candidate.key):
                 wishes[name_of(wish)].append((candidate.key, wish))
             else:
-                nameless.append(
-                    Collision("", candidate.resource, (candidate.syspath,), "No identity template gives it a value")
-                )
+                hint = candidate.hint or "No identity template gives it a value"
+                nameless.append(Collision("", candidate.resource, (candidate.syspath,), hint))
         identities = dict(self.kept)
         collisions = []
         for name, claims in wishes.items():

@@ -60,6 +60,16 @@ def parse_information(text: str) -> dict[str, str]:
     return found
 
 
+def without_uuid(gpu: Mapping[str, str]) -> str:
+    """What to do about a GPU, by its fields, whose UUID is not known yet; empty for any other device."""
+    if not gpu or "uuid" in gpu:
+        return ""
+    return (
+        "The driver knows a GPU's UUID once something has opened the GPU, and the agent opens none: start "
+        "nvidia-persistenced on the node, or run nvidia-smi there once after each boot"
+    )
+
+
 def parse_version(text: str) -> str:
     """The driver's version out of ``/proc/driver/nvidia/version``: ``550.54.14``."""
     match = _VERSION.search(text)

@@ -132,6 +132,21 @@ async def facts_that_come_later_heal_by_the_timer() -> None:
 
 
 @case
+async def a_gpu_that_nobody_has_opened_says_what_to_do() -> None:
+    Testbed(trees.gpu(0), trees.gpu_node("nvidia0", 0), trees.gpu_node("nvidiactl", 255))
+    proc = trees.nvidia_proc(Path(tempfile.mkdtemp(prefix="dra")), 1)
+    (information,) = proc.glob("driver/nvidia/gpus/*/information")
+    text = information.read_text()
+    information.write_text(text.replace(trees.GPU_UUID.format(0), "GPU-????????-????-????-????-????????????"))
+    async with watching(config(trees.GPU_RESOURCE, resyncSeconds=5), proc=proc) as watched:
+        (collision,) = watched.inventory.current.collisions
+        assert "has no identity. The driver knows a GPU's UUID once something has opened the GPU" in str(collision)
+        information.write_text(text)
+        snapshot = await watched.until(lambda snapshot: bool(snapshot.devices), timeout=8)
+        assert not snapshot.collisions
+
+
+@case
 async def an_excluded_gpu_is_faulty() -> None:
     Testbed(trees.eight_gpus())
     proc = trees.nvidia_proc(Path(tempfile.mkdtemp(prefix="dra")), excluded=[3])
