@@ -42,10 +42,10 @@ class Housekeeping:
         self._claims.try_records()
         await self._pages.renew()
         await self._forget()
-        await self._rivals.look()
         self._runtime.legacy.learn()  # a device may have left its lane long enough ago to leave the list as well
         if self._runtime.keeper.ledger.node.merged:  # before, a file may be all that is known of a hold
             self._runtime.files.sweep(self._runtime.keeper.ledger)
+        await self._rivals.look()
 
     def _look_after_files(self) -> None:
         """Kubelet and runtimes resolve CDI names for as long as pods live: what is missing is written again."""

@@ -14,12 +14,12 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from drabridge.evidence.witness import LIST_SECONDS
 from drabridge.runtime import Runtime
 from podresources import PodResourcesError
 
 log = logging.getLogger(__name__)
 
+ASK_SECONDS = 2.0  # kubelet answers from memory; what else is due by time waits as long
 SETTLED_SECONDS = 30.0  # kubelet may be late with a list: it writes a file after each, on whatever disk
 RETRY_SECONDS = 10.0  # before we register a second time against another plugin; twice that before the next, and so on
 RETRY_MOST_SECONDS = 300.0
@@ -54,7 +54,7 @@ class Rivals:
         if not listed:
             return
         try:
-            answer = await self._runtime.podresources.allocatable(timeout_seconds=LIST_SECONDS)
+            answer = await self._runtime.podresources.allocatable(timeout_seconds=ASK_SECONDS)
         except PodResourcesError:
             return
         before, self._suspected = self._suspected, {resource: set() for resource in listed}

@@ -13,7 +13,7 @@ from drabridge.sim.kubelet import SimKubelet
 from drabridge.sim.pods import Phase
 from drabridge.sim.timings import Timings
 from tests.agent.helpers import RESOURCE, AgentProcess, pod, short_directory, until
-from tests.agent.test_bridge_node import CLASS, claim_pod, devices_in_slices, limits_pod, set_lanes
+from tests.agent.test_bridge_node import CLASS, claim_pod, devices_in_slices, healthy, limits_pod, set_lanes
 from tests.agent.test_bridge_node import CONFIG as BRIDGE
 from tests.agent.test_takeover import IDS, QUICK
 from tests.sim.kubelet_peers import Plugin, device
@@ -108,10 +108,10 @@ async def test_another_plugin_that_registers_our_resource_is_noticed_and_replace
         await cluster.apply(claim_pod("c", 2))
         await cluster.wait_pod("c")
         ours = {name for name, owner in (await owners(agent)).items() if owner == "none"}
-        await until(lambda: set(kubelet.resources[RESOURCE].healthy) == ours, 10, agent.text)
+        await until(lambda: healthy(cluster) == ours, 10, agent.text)
         async with plugin(kubelet, RESOURCE, IDS) as other:
             await until(lambda: unready_because(agent, f"{RESOURCE}: another plugin"), 30, agent.text)
-            await until(lambda: set(kubelet.resources[RESOURCE].healthy) == ours, 20, agent.text)
+            await until(lambda: healthy(cluster) == ours, 20, agent.text)
             await cluster.apply(limits_pod("l", 2))
             await cluster.wait_pod("l")
             assert "Allocate" not in [method for method, _ in other.calls]
