@@ -46,13 +46,14 @@ async def resolve(runtime: Runtime, claims: ClaimSide, body: bytes) -> dict[str,
     if not decision.accepted:
         raise RefusedError(str(decision))
     after = runtime.keeper.ledger.entries[before.name]
-    log.warning("resolved by the operator", extra={"device": before.name, "was": str(before.owner)})
+    if before.owner is not Owner.NONE:
+        log.warning("resolved by the operator", extra={"device": before.name, "was": str(before.owner)})
     return {
         "device": after.name,
         "was": str(before.owner),
         "owner": str(after.owner),
         "lane": str(after.lane),
-        "because": after.released_because,
+        "because": "nobody held it" if entry.owner is Owner.NONE else after.released_because,
     }
 
 

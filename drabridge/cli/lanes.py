@@ -6,8 +6,8 @@ import argparse
 from typing import Any
 
 from drabridge.cli.agent_client import add_socket, ask, find_socket
-from drabridge.cli.output import OUTPUTS, show, terminal_width
-from drabridge.cli.status import moves, of_resource
+from drabridge.cli.output import OUTPUTS, sentences, show, terminal_width
+from drabridge.cli.status import moves, of_resource, remarks
 from drabridge.errors import ConfigError
 from drabridge.words import seconds_of
 
@@ -38,7 +38,9 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.resource is None or arguments.shares:
             raise ConfigError("drabridge lanes release needs one DEVICE", hint="drabridge status lists them")
         answer = ask(path, "/release", {"device": arguments.resource})
-        show([answer], arguments.output, columns=("device", "was", "owner", "lane", "because"))
+        show([answer], arguments.output, columns=("device", "was", "owner", "lane"))
+        if arguments.output in ("table", "wide") and answer["because"]:
+            print(*sentences([answer["because"]], terminal_width(arguments.output), "  - "), sep="\n")
         return 0
     if arguments.action != "show":
         answer = ask(path, "/lanes", _wish(arguments))
@@ -59,7 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
     ]
     show(rows, arguments.output, columns=("resource", "legacy", "dra", "moving", "wanted", "by"))
     if arguments.output in ("table", "wide"):
-        for line in moves(devices, seconds_of(document["at"]), terminal_width(arguments.output)):
+        width = terminal_width(arguments.output)
+        for line in [*remarks(document, width), *moves(devices, seconds_of(document["at"]), width)]:
             print(line)
     return 0
 
@@ -68,12 +71,16 @@ def _wish(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.resource is None:
         raise ConfigError(f"drabridge lanes {arguments.action} needs a RESOURCE", hint="drabridge lanes lists them")
     if arguments.action == "reset":
+        if arguments.shares:
+            raise ConfigError("drabridge lanes reset takes no shares", hint="drabridge lanes set does")
         return {"resource": arguments.resource, "reset": True}
     wish: dict[str, Any] = {"resource": arguments.resource}
     for share in arguments.shares:
         lane, equals, value = share.partition("=")
         if not equals or lane not in ("legacy", "dra"):
             raise ConfigError(f"{share!r} is not LANE=SHARE", hint="For example legacy=6 or dra=50%")
+        if lane in wish:
+            raise ConfigError(f"{lane} was given twice")
         wish[lane] = int(value) if value.isdecimal() else value
     if len(wish) == 1:
         raise ConfigError("no share was given", hint="For example: drabridge lanes set nvidia.com/gpu legacy=2 dra=6")

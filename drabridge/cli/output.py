@@ -61,6 +61,12 @@ def sentences(texts: Iterable[str], width: int | None, first: str) -> list[str]:
     return [line for text in texts for line in wrapper.wrap(cell(text))]
 
 
+def complaint(error: Exception) -> str:
+    """What a command says of its failure, wrapped where a person reads it; each line of several is one fault."""
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
+    return "\n".join(sentences((line for line in f"drabridge: {error}".splitlines() if line), width, ""))
+
+
 def show(
     rows: Iterable[Mapping[str, Any]],
     output: str,

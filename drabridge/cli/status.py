@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from drabridge.cli.agent_client import add_socket, ask, find_socket
-from drabridge.cli.output import sentences, table, terminal_width
+from drabridge.cli.output import complaint, sentences, table, terminal_width
 from drabridge.errors import ConfigError, DrabridgeError
 from drabridge.words import HOLDERS_MAX, Row, age, doubts, evidence, holders, moving, refused, seconds_of, verdict
 
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         except DrabridgeError as error:
             if not asked:
                 raise
-            text, stream = f"drabridge: {error}", sys.stderr  # an agent that restarts is what somebody watches for
+            text, stream = complaint(error), sys.stderr  # an agent that restarts is what somebody watches for
         asked = True
         if arguments.watch is None:
             print(text)
@@ -72,6 +72,16 @@ def moves(devices: Sequence[Row], now: float, width: int | None) -> list[str]:
     return ["", "moves", *sentences(found, width, "  ")] if found else []
 
 
+def remarks(document: Row, width: int | None) -> Iterator[str]:
+    """What the tables do not say: why it is not ready, what is in doubt, what is asked for and not to be had."""
+    yield from sentences(document["notReadyBecause"], width, "  ! ")
+    doubtful = doubts(document)
+    yield from sentences((f"{owner}: {words}" for owner, words in doubtful[:DOUBTS_MAX]), width, "  ! ")
+    if len(doubtful) > DOUBTS_MAX:
+        yield f"  ! and {len(doubtful) - DOUBTS_MAX} devices more in doubt"
+    yield from sentences(document["notes"], width, "  - ")
+
+
 def _text(document: Row, arguments: argparse.Namespace) -> str:
     of_resource(document, arguments.resource)
     if arguments.output == "json":
@@ -92,16 +102,11 @@ def render(
     now = seconds_of(document["at"])
     well, words = verdict(document)
     up = age(now, seconds_of(document["startedAt"]))
-    yield (
-        f"{document['node']}  {document['driver']}  drabridge {document['version']}  up {up}  "
-        f"{words if well else words.upper()}"
-    )
-    yield from sentences(document["notReadyBecause"], width, "  ! ")
-    doubtful = doubts(document)
-    yield from sentences((f"{owner}: {words}" for owner, words in doubtful[:DOUBTS_MAX]), width, "  ! ")
-    if len(doubtful) > DOUBTS_MAX:
-        yield f"  ! and {len(doubtful) - DOUBTS_MAX} devices more in doubt"
-    yield from sentences(document["notes"], width, "  - ")
+    head = f"{document['node']}  {document['driver']}  drabridge {document['version']}  up {up}"
+    ends = words if well else words.upper()
+    whole = f"{head}  {ends}"
+    yield from [whole] if width is None or len(whole) <= width else [*sentences([head], width, ""), f"  {ends}"]
+    yield from remarks(document, width)
     if resources:
         rows = [_resource(row) for row in resources]
         yield ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import pytest
 import yaml
 
 from drabridge.cli import main
+from drabridge.cli.output import complaint
 from drabridge.config import load
+from drabridge.errors import HostError
 
 CONFIG = """\
 apiVersion: drabridge/v1alpha1
@@ -128,3 +131,18 @@ def test_check_config_prints_a_schema_and_imports(tmp_path: Path, capsys: Output
 def test_without_an_agent_the_error_says_where_one_was_looked_for(command: str, tmp_path: Path, capsys: Output) -> None:
     assert main([command, "--socket", str(tmp_path / "control.sock")]) == 1
     assert f"there is no socket {tmp_path}/control.sock. Is the agent running?" in capsys.readouterr().err
+
+
+def test_an_error_fits_the_terminal_and_its_names_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    path = f"/var/lib/kubelet/{'x' * 90}/control.sock"
+    faults = HostError(f"{'the ledger cannot be written ' * 5}\nin {path}")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert len(complaint(faults).splitlines()) == 2  # a file may be as wide as it likes
+    monkeypatch.setattr("sys.stderr", Terminal())
+    said = complaint(faults).splitlines()
+    assert [len(line) > 80 for line in said] == [path in line for line in said]
+    assert " ".join(" ".join(said).split()) == " ".join(f"drabridge: {faults}".split())
