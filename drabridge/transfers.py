@@ -127,13 +127,12 @@ class Transfers:
             wanted = chosen(devices, pinned, rest=rest, min_legacy=lanes.min_legacy, min_dra=lanes.min_dra)
             if left := sum(wanted.lane_of(name) is not lane for name, lane in pinned.items()):
                 notes.append(f"{left} of {len(pinned)} chosen devices: minLegacy and minDra leave no room for them")
-        if selected:
-            numbers = zip((Lane.LEGACY, Lane.DRA), lanes.resolved, (total - wanted.dra, wanted.dra), strict=True)
-            notes += [
-                f"the {lane} lane has what the chosen devices leave, {count} and not {share}"
-                for lane, share, count in numbers
-                if isinstance(share, Share) and share.of(total) not in (None, count)
-            ]
+        numbers = zip((Lane.LEGACY, Lane.DRA), lanes.resolved, (total - wanted.dra, wanted.dra), strict=True)
+        notes += [
+            f"the {lane} lane has {'what the chosen devices leave, ' if selected else ''}{count} and not {share}"
+            for lane, share, count in numbers
+            if isinstance(share, Share) and not _had(share, count, total)
+        ]
         if self._runtime.off is not None:  # what claims had stays theirs, nobody could have any more
             entries = self._runtime.keeper.ledger.entries
             theirs = [e for d in devices if (e := entries.get(d.name)) and e.lane in (Lane.DRA, Lane.DRA_TO_LEGACY)]
@@ -265,6 +264,12 @@ class Transfers:
         for name in names - taken:
             await runtime.keeper.apply(QuorumClear(name, since, runtime.now()))
         return CLAIMS_RETRY_SECONDS
+
+
+def _had(share: Share, count: int, total: int) -> bool:
+    """Whether a lane with ``count`` devices has its share; of two percentages one may be rounded away."""
+    asked = share.of(total)
+    return asked is None or abs(asked - count) <= (share.percent is not None)
 
 
 def _at(entry: Entry, step: MoveStep) -> bool:

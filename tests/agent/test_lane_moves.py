@@ -8,6 +8,7 @@ from typing import Any
 from drabridge.sim.cluster import SimCluster
 from tests.agent.helpers import DRIVER, RESOURCE, AgentProcess, until
 from tests.agent.test_bridge_node import CONFIG, bridge, claim_pod, devices_in_slices, healthy, set_lanes
+from tests.agent.test_commands import drabridge
 from tests.agent.test_reloads import reload
 
 MONITOR = """\
@@ -140,6 +141,14 @@ async def test_floors_hold_and_what_is_not_to_be_had_is_said() -> None:
         await until(lambda: devices_in_slices(cluster) == {"null", "random"}, 10, agent.text)
         (row,) = (await agent.status())["resources"]
         assert row["wanted"] == {"legacy": "selected", "dra": "*", "source": "annotation"}
+        await annotate(cluster, legacy=2, dra=1)
+        await until(lambda: noted("the legacy lane has 3 and not 2"), 10, agent.text)
+        await annotate(cluster, legacy=9, dra=9)
+        await until(lambda: noted("the dra lane has 0 and not 9"), 10, agent.text)
+        assert "the dra lane has 0 and not 9" in (await drabridge(agent, "lanes"))[1]
+        await annotate(cluster, legacy="50%", dra="50%")
+        await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
+        assert not await noted("and not")
 
 
 async def test_an_annotation_that_a_reload_allows_is_followed_though_the_node_does_not_change() -> None:
