@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from drabridge.clusterapi import PODS, Cluster, Json
 from drabridge.clusterwatch import follow
@@ -41,6 +42,7 @@ class PodWatch:
         self._selector = f"spec.nodeName={node}"
         self._ended = ended
         self._pods: dict[str, Demand] | None = None  # by uid; None: not known now
+        self._before: dict[str, Demand] = {}  # as they were when they were known last: for their names
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -57,6 +59,11 @@ class PodWatch:
                 if count > max(shown[resource, pod.uid], shown[resource, str(pod)]):
                     found.setdefault(resource, []).append(str(pod))
         return {resource: tuple(sorted(pods)) for resource, pods in found.items()}
+
+    def named(self, shown: events.Pods) -> events.Pods:
+        """The same with the names of pods that kubelet's checkpoint knows by their UIDs alone."""
+        known = self._before if self._pods is None else self._pods
+        return {unit: tuple(_named(pod, known.get(pod.uid)) for pod in pods) for unit, pods in shown.items()}
 
     # clusterwatch.Follower
 
@@ -76,7 +83,7 @@ class PodWatch:
             self._ended()
 
     def lost(self, error: ClusterError) -> None:
-        self._pods = None
+        self._before, self._pods = self._pods or self._before, None
 
 
 def demand_of(pod: Json) -> Demand | None:
@@ -110,6 +117,10 @@ def demand_of(pod: Json) -> Demand | None:
     if not asked:
         return None
     return Demand(str(metadata.get("namespace")), str(metadata.get("name")), _uid(metadata), asked)
+
+
+def _named(pod: PodRef, known: Demand | None) -> PodRef:
+    return pod if known is None or pod.name else replace(pod, namespace=known.namespace, name=known.name)
 
 
 def _uid(metadata: Json) -> str:

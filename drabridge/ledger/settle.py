@@ -122,8 +122,12 @@ def _alarm(draft: Draft, before: Entry, hold: Hold | None, claims: tuple[ClaimHo
         f"{', '.join(f'claim {claim}' for claim in holders)}; stop one of them"
     )
     draft.effects.append(Notify(Subject.NODE, "DeviceConflict", message))
-    draft.effects += [Notify(Subject.POD, "DeviceConflict", message, p.namespace, p.name, p.uid) for p in pods]
-    draft.effects += [Notify(Subject.CLAIM, "DeviceConflict", message, c.namespace, c.name, c.uid) for c in holders]
+    draft.effects += [
+        Notify(Subject.POD, "DeviceConflict", message, p.namespace, p.name, p.uid) for p in pods if p.name
+    ]
+    draft.effects += [
+        Notify(Subject.CLAIM, "DeviceConflict", message, c.namespace, c.name, c.uid) for c in holders if c.name
+    ]
 
 
 def obstacle(draft: Draft, entry: Entry) -> Refusal | None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from drabridge.cluster import KubernetesCluster
+from drabridge.clusterapi import UnreachableError
 from drabridge.evidence.others import Others
 from drabridge.evidence.pods import PodWatch, demand_of
 from drabridge.ledger.events import Checkpoint, Observed
@@ -130,6 +131,18 @@ def test_an_init_container_is_accounted_for_by_a_fresh_checkpoint_alone(fresh: b
     watch = _watch(pod("a", container("m"), init=(container("i", gpu=1),)))
     checkpoint = Checkpoint({(GPU, "g0"): (PodRef(container="i", uid="uid-a"),)}, barrier=fresh)
     assert watch.unaccounted(LEDGER, _observed({}, checkpoint)) == missing
+
+
+async def test_a_pod_that_the_checkpoint_alone_shows_has_its_name_and_keeps_it() -> None:
+    watch = _watch(pod("a", container("m"), init=(container("i", gpu=1),)))
+    others = Others(lambda: LEDGER, dict, frozenset)
+    others.pods = watch
+    shown = {(GPU, "g0"): (PodRef(container="i", uid="uid-a"), PodRef(container="i", uid="uid-x"))}
+    for _ in range(2):
+        seen = await others.enrich(_observed({}, Checkpoint(shown)))
+        assert seen.checkpoint
+        assert list(map(str, seen.checkpoint.pods[GPU, "g0"])) == ["default/a (container i)", "uid uid-x (container i)"]
+        watch.lost(UnreachableError("no answer"))
 
 
 def test_a_static_pod_is_known_to_kubelet_by_the_uid_that_its_mirror_names() -> None:

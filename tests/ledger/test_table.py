@@ -24,6 +24,7 @@ from drabridge.ledger import (
     Notify,
     Observed,
     Owner,
+    PodRef,
     Prepare,
     Readvertise,
     RefusalCode,
@@ -303,6 +304,15 @@ def test_a_pod_on_a_claimed_device_is_a_conflict_until_one_of_them_is_gone() -> 
     assert node.owner("gpu-0") is Owner.CONFLICT  # the API server still has it allocated
     node.yes(ClaimDeallocated("uid-1", NOON))
     assert node.owner("gpu-0") is Owner.LEGACY
+
+
+def test_no_event_is_about_a_pod_or_claim_whose_name_nobody_knows() -> None:
+    node = Node(device(0, Lane.DRA))
+    node.yes(prepare(0, claim=ClaimRef("uid-9")))
+    pods = {("r", "GPU-0"): (PodRef(container="init", uid="uid-8"),)}
+    done = node.yes(Observed(NOON, node.ledger.seq, {}, Checkpoint(pods), {}))
+    assert node.owner("gpu-0") is Owner.CONFLICT
+    assert {effect.subject for effect in done.effects if isinstance(effect, Notify)} == {Subject.NODE}
 
 
 def test_a_conflict_is_ended_by_hand_on_the_side_that_has_ended() -> None:
