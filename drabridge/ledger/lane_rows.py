@@ -70,9 +70,8 @@ def quiesce(draft: Draft, entry: Entry, since_seq: int) -> Outcome:
         return refusal.stale(entry.name, "the API server's answer is older than the move")
     if entry.move is None or entry.move.step is MoveStep.QUIESCING:
         return entry
-    move = replace(
-        entry.move, step=MoveStep.QUIESCING, step_since=draft.at, reason="waits for schedulers that remember it"
-    )
+    reason = "waits for schedulers that remember it, then for the API server's list of claims"
+    move = replace(entry.move, step=MoveStep.QUIESCING, step_since=draft.at, reason=reason)
     return replace(entry, move=move, seq=draft.seq)
 
 

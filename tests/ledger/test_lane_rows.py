@@ -63,6 +63,8 @@ def test_dra_to_legacy_waits_for_the_slice_the_quiet_time_and_the_claims() -> No
     assert node.no(QuorumClear("gpu-0", node.ledger.seq, NOON))[0] is RefusalCode.STALE
     before = node.ledger.seq
     node.yes(SliceWithdrawn("gpu-0", before, NOON + 1))
+    assert (move := node["gpu-0"].move)
+    assert "then for the API server's list of claims" in move.reason
     assert "for 30 s" in node.no(QuorumClear("gpu-0", node.ledger.seq, NOON + 1))[1]
     assert node.no(QuorumClear("gpu-0", before, NOON + 40))[0] is RefusalCode.STALE  # listed before the withdrawal
     node.yes(QuorumClear("gpu-0", node.ledger.seq, NOON + 40))
