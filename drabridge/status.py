@@ -123,7 +123,7 @@ def _device(ledger: Ledger, entry: Entry, device: Device | None, policy: Policy,
         "id": device.id if device else "",
         "resource": entry.device.resource,
         "presence": str(entry.device.presence),
-        "reason": (device.reason if device else "") or _hindered(ledger, entry),
+        "reason": (device.reason if device else "") or _hindered(ledger, entry) or _kept(device),
         "lane": str(entry.lane),
         "owner": str(entry.owner),
         "offered": offered,
@@ -153,6 +153,10 @@ def _hindered(ledger: Ledger, entry: Entry) -> str:
         return ""
     why = f"in lane {relative.lane}" if relative.owner is Owner.NONE else f"held ({relative.owner})"
     return f"shares its hardware with {relative.name}, which is {why}"
+
+
+def _kept(device: Device | None) -> str:
+    return "of a former configuration, kept while it is held" if device and device.former else ""
 
 
 def _holders(entry: Entry) -> list[Document]:
@@ -213,7 +217,7 @@ def _resources(rows: Sequence[Mapping[str, Any]], wanted: Mapping[str, Mapping[s
             {
                 "name": name,
                 "devices": len(ours),
-                "free": owners[Owner.NONE],
+                "free": sum(row["owner"] == Owner.NONE and row["presence"] == Presence.PRESENT for row in ours),
                 "heldByPods": owners[Owner.LEGACY],
                 "heldByClaims": sum(owners[o] for o in (Owner.DRA_PENDING, Owner.DRA_GRANTED, Owner.DRA_PREPARED)),
                 "inDoubt": owners[Owner.CONFLICT] + owners[Owner.QUARANTINE],

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from drabridge import page
 from drabridge.cli.status import moves, render
+from drabridge.inventory.model import Presence
 from drabridge.ledger.model import Entry, Facts, HeldBecause, Hold, Lane, Owner
 from drabridge.status import Endpoint, RecentRefusal
 from drabridge.words import holder, seconds_of
@@ -32,6 +33,18 @@ def test_the_holder_of_the_whole_is_why_a_part_is_not_offered() -> None:
         "",
         f"shares its hardware with {WHOLE.name}, which is held (legacy)",
     ]
+
+
+def test_a_device_that_is_kept_because_it_is_held_says_so() -> None:
+    former = replace(WHOLE, former=True)
+    screen = " ".join(render(status([former], [by_pod(former, "a/b/c", 9)])))
+    assert "of a former configuration, kept while it is held" in screen
+
+
+def test_a_device_that_cannot_be_used_is_not_counted_as_free() -> None:
+    gone = replace(WHOLE, presence=Presence.GONE)
+    (row,) = status([gone, gpu(2)], [free(gone, Lane.LEGACY, 9), free(gpu(2), Lane.LEGACY, 9)])["resources"]
+    assert (row["devices"], row["free"], row["unusable"]) == (2, 1, 1)
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -91,6 +104,12 @@ def test_quarantine_says_what_is_missing_and_names_nobody() -> None:
     body = page.render(document).decode()
     assert "pod-unaccounted" in body
     assert "not yet seen" not in body
+
+
+def test_a_long_verdict_is_whole_on_a_narrow_screen() -> None:
+    document = status([WHOLE], [Entry(Facts.of(WHOLE), Owner.QUARANTINE, Lane.LEGACY, since=NOW)])
+    _, verdict, *_ = render({**document, "node": "n" * 20}, width=80)
+    assert verdict == "  READY, BUT DEVICES ARE IN DOUBT"
 
 
 def test_refusals_that_say_the_same_are_one_line() -> None:
