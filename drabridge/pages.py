@@ -167,8 +167,10 @@ class Pages:
             notes.append(f"kubelet does not tell who holds devices: {runtime.witness.error}")
         if runtime.others.error:
             notes.append(f"open device nodes cannot be looked for: {runtime.others.error}")
-        if runtime.keeper.loaded.message:
-            notes.append(f"ledger at the last start: {runtime.keeper.loaded.message}")
+        if (loaded := runtime.keeper.loaded).message:
+            notes.append(f"ledger at the last start: {loaded.message}")
+            if loaded.hint and self._quarantined():
+                notes.append(loaded.hint)
         notes += [*runtime.others.notes(), *self._wishes.notes()]
         if not self._claims.stranded and (why := self._no_slices()):
             notes.append(f"claims: no ResourceSlices: {why}")
@@ -243,6 +245,9 @@ class Pages:
         except DrabridgeError as error:
             return Response.json({"error": str(error)}, HTTPStatus.CONFLICT)
 
+    def _quarantined(self) -> int:
+        return sum(entry.owner is Owner.QUARANTINE for entry in self._runtime.keeper.ledger.entries.values())
+
     # --- metrics ----------------------------------------------------------------------------------------------------
 
     def samples(self) -> Iterator[Sample]:
@@ -281,8 +286,7 @@ class Pages:
             yield "registered", ("dra", runtime.config.driver), float(taken)
         if self._claims.wanted:
             yield "resourceslices_published", (), float(claims is not None and claims.publisher.published)
-        quarantined = sum(entry.owner is Owner.QUARANTINE for entry in ledger.entries.values())
-        yield "quarantined_devices", (), quarantined
+        yield "quarantined_devices", (), self._quarantined()
         yield "inventory_collisions", (), len(snapshot.collisions)
         yield "inventory_last_reconcile_timestamp_seconds", (), runtime.sinks.reconciled_at
         yield "ledger_healthy", (), float(not runtime.keeper.health.error)

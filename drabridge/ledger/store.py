@@ -52,13 +52,12 @@ class Loaded(StrEnum):
 
 
 class LoadResult(Struct, frozen=True):
-    """What a start found. ``message`` is for people; empty if all is well. ``aside``: where the unreadable file is."""
+    """What a start found. ``message`` is for people; empty if all is well. ``hint``: what ends a quarantine."""
 
     kind: Loaded
     ledger: Ledger
     message: str = ""
     hint: str = ""
-    aside: Path | None = None
 
     @property
     def doubtful(self) -> bool:
@@ -122,9 +121,9 @@ class Store:
             return LoadResult(
                 Loaded.PARTIAL,
                 read.ledger,
-                f"{self.path} is damaged: {read.fault}; kept what came before, quarantined what looked free there",
+                f"{self.path} is damaged: {read.fault}{_kept(self._set_aside())}; "
+                "kept what came before, quarantined what looked free there",
                 _HINT,
-                self._set_aside(),
             )
         mode = self._close_mode()
         if read.torn:
@@ -134,15 +133,14 @@ class Store:
 
     def _from_previous(self, problem: str) -> LoadResult:
         """The copy before the last rewrite is old: its holders are kept, what looks free in it is not believed."""
-        aside = self._set_aside()
+        problem += _kept(self._set_aside())
         try:
             read = _read(self.previous, self.node)
         except (OSError, Unreadable):
-            message = f"{problem}; there is no older copy: every device is quarantined"
-            return LoadResult(Loaded.LOST, Ledger(), message, _HINT, aside)
+            return LoadResult(Loaded.LOST, Ledger(), f"{problem}; there is no older copy, began without it", _HINT)
         self._envelope, self._unknown = read.envelope, read.unknown
         message = f"{problem}; took {self.previous} instead and quarantined what looked free there"
-        return LoadResult(Loaded.PARTIAL, read.ledger, message, _HINT, aside)
+        return LoadResult(Loaded.PARTIAL, read.ledger, message, _HINT)
 
     def _close_mode(self) -> str:
         mode = stat.S_IMODE(self.path.stat().st_mode)
@@ -255,8 +253,8 @@ class Store:
 
 
 _HINT = (
-    "devices leave quarantine when kubelet and the API server show that nobody uses them; "
-    "'drabridge status' says what is missing and 'drabridge lanes release' ends it by hand"
+    "devices leave quarantine when kubelet and the API server show that nobody uses them ('drabridge status' says what "
+    "is missing), or by hand: 'drabridge lanes release DEVICE'"
 )
 _NOT_OURS = (ValueError, KeyError, TypeError, AttributeError)
 
@@ -308,9 +306,7 @@ def _check_envelope(envelope: Json, node: str) -> None:
     if not isinstance(version, int) or version < 1:
         raise Unreadable(f"its version is {version!r}; versions begin with 1")
     if version > VERSION:
-        raise Unreadable(
-            f"it was written by a newer agent (version {version}, this one reads {VERSION}): upgrade again"
-        )
+        raise Unreadable(f"it was written by a newer agent (version {version}, this one reads {VERSION})")
     if envelope.get("node") != node:
         raise Unreadable(f"it belongs to node {envelope.get('node')!r}, this is {node!r}")
     missing = {"seq", "entries", "node_state"} - envelope.keys()
@@ -349,6 +345,10 @@ def _sync_directory(directory: Path, fsync: Callable[[int], None]) -> None:
         fsync(fd)
     finally:
         os.close(fd)
+
+
+def _kept(aside: Path | None) -> str:
+    return f" (kept as {aside.name})" if aside is not None else ""
 
 
 def _reason(error: Exception) -> str:

@@ -220,12 +220,23 @@ async def test_why_the_merge_fails_is_said() -> None:
 
 
 async def test_with_an_api_server_and_no_claims_lane_quarantine_ends_by_itself_too() -> None:
-    async with bridge() as (agent, _, _):
+    async with bridge() as (agent, cluster, _):
+
+        async def noted(text: str) -> bool:
+            return any(text in note for note in (await agent.status())["notes"])
+
+        faults, ends = cluster.kubelets["node-a"].faults, "'drabridge lanes release DEVICE'"
         await agent.stop()
+        faults.podresources = ListFault.ERROR
         for file in agent.control.parent.glob("ledger.jsonl*"):
             file.write_text("garbage")
         agent.config.write_text(CONFIG.replace("lanes: {legacy: 2, dra: 2}", 'lanes: {legacy: "*", dra: 0}'))
         await agent.start()
         await agent.up()
+        await become(agent, *["quarantine"] * 4)
+        assert await noted(ends)
+        faults.podresources = ListFault.NONE
         await become(agent, "none", "none", "none", "none")
+        assert not await noted(ends)
+        assert await noted("(kept as ledger.jsonl.unreadable-1); there is no older copy, began without it")
         assert "quarantined" in agent.text()
