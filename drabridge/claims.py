@@ -193,8 +193,14 @@ class ClaimSide:
         return (
             f"dra.pool: found {other}, and claims have {', '.join(held)} in the pool {ours}: the scheduler would take "
             f"them for other devices, and free. The pool stays {ours} until no claim has a device: delete the pods "
-            "that use these claims, or change dra.pool back"
+            f"that use these claims, or change dra.pool back{self._all_else(config)}"
         )
+
+    def _all_else(self, config: Config) -> str:
+        """An agent that is started with another pool takes all but that."""
+        ours = self._runtime.config
+        taken = config.model_copy(update={"dra": config.dra.model_copy(update={"pool": ours.dra.pool})}) == ours
+        return ". All else in the file is in force" if taken else ""
 
     @property
     def state(self) -> DraState | None:

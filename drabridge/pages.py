@@ -162,7 +162,7 @@ class Pages:
 
     def document(self) -> Document:
         runtime = self._runtime
-        notes = [f"configuration on disk is refused: {runtime.config_error}"] if runtime.config_error else []
+        notes = [f"configuration on disk is refused: {fault}" for fault in runtime.config_error.splitlines()]
         if runtime.witness.error:
             notes.append(f"kubelet does not tell who holds devices: {runtime.witness.error}")
         if runtime.others.error:

@@ -108,6 +108,7 @@ async def test_another_pool_waits_until_no_claim_has_a_device() -> None:
         await agent.start()
         await agent.ready()
         await until(lambda: noted("dra.pool: found another, and claims have"), 10, agent.text)
+        assert await noted("All else in the file is in force")
         await cluster.apply(claim_pod("d"))
         await cluster.wait_pod("d")  # another device than the held one: that is not offered in another pool
         assert _pools(cluster) == {"node-a"}
@@ -215,3 +216,16 @@ async def test_a_control_socket_that_is_removed_comes_back() -> None:
             away()
             await until(agent.control.exists, 10, agent.text)
             assert (await agent.status())["ready"]
+
+
+async def test_each_fault_of_a_refused_file_is_a_note_of_its_own() -> None:
+    async with node(CONFIG) as (agent, _):
+        reload(agent, CONFIG.replace("kind: AgentConfig", "kind: AgentConfig\nfoo: 1\nbar: 2"))
+
+        async def refused() -> list[str]:
+            notes = (await agent.status())["notes"]
+            return [note for note in notes if note.startswith("configuration on disk is refused: ")]
+
+        await until(refused, 10, agent.text)
+        assert len(await refused()) == 2
+        assert not any("\n" in note for note in await refused())
