@@ -176,7 +176,8 @@ class Pages:
             notes.append(f"claims: no ResourceSlices: {why}")
         if (state := self._claims.state) is not None:
             notes += state.publisher.notes
-        notes.append(f"device events: {runtime.inventory.status}")
+        if runtime.inventory.status.amiss:
+            notes.append(f"device events: {runtime.inventory.status}")
         return document(
             node=runtime.options.node_name,
             driver=runtime.config.driver,

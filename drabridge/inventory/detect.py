@@ -36,6 +36,7 @@ class EventSource(Struct, frozen=True):
 
     kind: EventKind
     why: str
+    amiss: bool = False  # it is not what was asked for
 
     def __str__(self) -> str:
         return f"{self.kind} events: {self.why}"

@@ -327,14 +327,14 @@ class Inventory:
         try:
             kernel = self._udev.monitor("kernel")
         except HostError as error:
-            return EventSource(EventKind.NONE, f"{error.message}; every {self._config.resync_seconds} s by timer")
+            return EventSource(EventKind.NONE, f"{error.message}; every {self._config.resync_seconds} s by timer", True)
         self._monitors = [kernel]
         if asked == "kernel":
             return EventSource(EventKind.KERNEL, "the configuration says udevEvents: kernel")
         try:
             udev = self._udev.monitor("udev")
         except HostError as error:
-            return EventSource(EventKind.KERNEL, error.message)
+            return EventSource(EventKind.KERNEL, error.message, asked == "udev")
         found = detect.udev_group_works(udev.fileno(), self._proc)
         if found.kind is not EventKind.UDEV and asked == "auto":
             udev.close()
@@ -342,7 +342,7 @@ class Inventory:
         self._monitors.append(udev)
         if found.kind is EventKind.UDEV:
             return found
-        return EventSource(EventKind.UDEV, f"the configuration says udevEvents: udev, although {found.why}")
+        return EventSource(EventKind.UDEV, f"the configuration says udevEvents: udev, although {found.why}", True)
 
     def _detected_kind(self) -> EventKind:
         """Which kind would be chosen now, judged without opening anything."""
