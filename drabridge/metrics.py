@@ -72,7 +72,10 @@ TABLE: dict[str, Definition] = {
         ),
         Definition("registrations", "counter", ("api", "resource", "result"), "Registrations with kubelet."),
         Definition(
-            "registered", "gauge", ("api", "resource"), "1 while kubelet has us registered and listens, else 0."
+            "registered",
+            "gauge",
+            ("api", "resource"),
+            "1 while kubelet has us registered and listens, else 0; `dra` does not notice that kubelet is down.",
         ),
         Definition("kubelet_restarts", "counter", (), "How often another kubelet came, since the agent runs."),
         Definition("udev_events", "counter", ("subsystem", "action"), "Events of udev or of the kernel."),
