@@ -135,9 +135,7 @@ async def test_a_device_that_was_away_at_the_merge_is_still_the_claims_by_its_cd
         await agent.start()
         await agent.up()
         await become(agent, *["quarantine"] * 3)
-        kubelet.faults.podresources = ListFault.NONE
-        await become(agent, *["none"] * 3)
-        await agent.ready()
+        kubelet.faults.podresources = ListFault.NONE  # so says kubelet that the claim may have any, by another name
         reload(agent, CONFIG)
         await become(agent, "dra-prepared", *["none"] * 3)
         assert await claimed(agent) == used
