@@ -26,7 +26,7 @@ from drabridge.ledger import (
     SliceWithdrawn,
     Withdrawn,
 )
-from drabridge.ledger.lanes import Wanted, chosen, counted, destined, next_look, place, plan
+from drabridge.ledger.lanes import Wanted, chosen, counted, destined, next_look, place, plan, without_slices
 from drabridge.runtime import Runtime
 from drabridge.wishes import Wishes
 
@@ -83,19 +83,13 @@ class Transfers:
             wanted, notes = self._wanted(self._wishes.lanes(resource), devices)
             if self._wishes.lost(resource):
                 continue
-            held_up = 0
-            for change in plan(ledger, devices, wanted, runtime.now()):
-                if self._in_vain(ledger.entries[change.device], change.lane):
-                    held_up += 1
-                    continue
+            changes = plan(ledger, devices, wanted, runtime.now())
+            begun = changes if self._claims.published else without_slices(ledger, changes)
+            for change in begun:
                 await runtime.keeper.apply(SetLane(change.device, change.lane, runtime.now(), change.reason))
-            if held_up:
+            if held_up := sum(change.lane is Lane.DRA for change in changes if change not in begun):
                 notes.append(f"{held_up} more for the dra lane wait until slices can be published")
             self._wishes.unmet[resource.name] = notes or self._divided(devices, wanted)
-
-    def _in_vain(self, entry: Entry, lane: Lane) -> bool:
-        """Whether pods would lose a device to claims that cannot have it, while the API server is away, say."""
-        return lane is Lane.DRA and entry.lane is Lane.LEGACY and not self._claims.published
 
     def _divided(self, devices: Sequence[Device], wanted: Wanted) -> list[str]:
         """Where the parts of a device would have to be in both lanes."""

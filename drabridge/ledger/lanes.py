@@ -168,6 +168,15 @@ def plan(ledger: Ledger, devices: Sequence[Device], wanted: Wanted, at: float) -
     return tuple(sorted(changes, key=lambda change: change.urgency))
 
 
+def without_slices(ledger: Ledger, changes: Sequence[Change]) -> tuple[Change, ...]:
+    """What can begin of a plan while claims cannot be offered anything, the API server is away, say. Where pods would
+    lose a device for nothing they only get some back: of an exchange the next plan would take back the half, for ever.
+    """
+    if not any(change.lane is Lane.DRA and ledger.entries[change.device].lane is Lane.LEGACY for change in changes):
+        return tuple(changes)
+    return tuple(c for c in changes if c.lane is Lane.LEGACY and c.urgency is Urgency.TAKE_BACK)
+
+
 def place(ledger: Ledger, devices: Sequence[Device], wanted: Wanted) -> dict[str, Lane]:
     """Where devices start that the ledger has never seen: parts beside their siblings, others first where some are
     missing in the dra lane, the rest legacy.

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import product
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from drabridge.inventory.model import Device, Presence
-from drabridge.ledger import Discovered, Facts, Lane, Ledger, Owner, step
-from drabridge.ledger.lanes import Wanted, destined, next_look, place, plan
+from drabridge.ledger import Discovered, Facts, Lane, Ledger, Owner, SetLane, step
+from drabridge.ledger.lanes import Wanted, destined, next_look, place, plan, without_slices
 from tests.ledger.test_lanes import POLICY, carry_out, devices, lanes_of, ledger_of
 
 BROKE = 100.0
@@ -76,6 +78,21 @@ def test_nothing_moves_where_the_other_lane_would_lack_as_much() -> None:
     ledger = seen(ledger_of(well, {0: Lane.DRA, 1: Lane.DRA}), found, BROKE)
     assert plan(ledger, found, Wanted(2), LATER) == ()
     assert plan(seen(ledger_of(well, {0: Lane.DRA}, held={1, 2, 3}), found, BROKE), found, Wanted(1), LATER) == ()
+
+
+@pytest.mark.parametrize("root", ["", "whole"])
+def test_while_no_slice_can_be_published_nothing_goes_to_and_fro(root: str) -> None:
+    """Every way in which three devices may be, the first two of them parts of one or not."""
+    well = [replace(d, root=root if n < 2 else "") for n, d in enumerate(devices(3))]
+    for lanes, broken, wanted in product(product("LHD", repeat=3), product((False, True), repeat=3), range(4)):
+        found = faulty(well, {n for n in range(3) if broken[n]})
+        held = {n for n in range(3) if lanes[n] == "H"}
+        ledger = seen(ledger_of(well, {n: Lane.DRA for n in range(3) if lanes[n] == "D"}, held), found, BROKE)
+        for _ in range(3):
+            changes = without_slices(ledger, plan(ledger, found, Wanted(wanted), LATER))
+            for change in changes:
+                ledger = step(ledger, SetLane(change.device, change.lane, LATER, change.reason), POLICY).of(ledger)
+        assert changes == (), (lanes, broken, wanted)
 
 
 @given(st.integers(1, 8), st.data())
