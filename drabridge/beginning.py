@@ -51,8 +51,8 @@ async def merge(runtime: Runtime, *, rebooted: bool) -> bool:
     """
     keeper, directory = runtime.keeper, runtime.paths.device_plugins
     node = keeper.ledger.node
-    # Where nothing is on record a claim may be known to kubelet alone: that is waited for while it is there.
-    listed = await _listed(runtime, FIRST_LIST_SECONDS if node.ever_merged else LIST_SECONDS)
+    # Where not all is on record kubelet alone may know of a claim, or that it ended: waited for while it is there.
+    listed = await _listed(runtime, FIRST_LIST_SECONDS if node.whole else LIST_SECONDS)
     checkpoint = runtime.witness.checkpoint()
     if not node.ever_merged and not node.lost:
         doubt = _of_files(runtime)
@@ -208,7 +208,7 @@ def _ended(runtime: Runtime, listed: Listed, claims: Iterable[Allocation]) -> li
     """Claims that are prepared in an older copy of the ledger alone: no file of theirs is left, and kubelet shows no
     container. They ended after the copy was made, and kubelet will not unprepare them again.
     """
-    shown = {(one.claim.namespace, one.claim.name) for one in listed.claims}
+    shown = {(one.claim.namespace, one.claim.name) for one in listed.claims if not one.claim.uid}
     left = {one.claim.uid for one in claims} | {
         name.partition(".json")[0] for name in names_in(runtime.paths.state / "claims")
     }
