@@ -314,7 +314,8 @@ class Preparer:
     async def _check_closed(self, record: ClaimRecord) -> None:
         """Kubelet unprepares claims of force-deleted pods while their containers run (pkg/kubelet/cm/dra/manager.go,
         reconcileLoop), and after a restart prepares them for others without it. Where nodes are probed, a device of
-        this claim alone that is open is not given up; kubelet asks again.
+        this claim alone that is open is not given up; kubelet asks again. In a conflict it may be the pod
+        that has it open, and the device stays held.
         """
         entries = self._keeper.ledger.entries
         alone = {
@@ -322,6 +323,7 @@ class Preparer:
             for device in record.devices
             if not device.admin
             and (entry := entries.get(device.device))
+            and entry.hold is None
             and [held.claim.uid for held in entry.holders] == [record.claim.uid]
         }
         if users := await self._in_use(alone):
@@ -330,7 +332,7 @@ class Preparer:
 
     async def _undo(self, record: ClaimRecord) -> None:
         """Clean-up hooks, then files. No hook for a device that is gone, nor for what was done before a reboot, nor for
-        what the claim was not granted: others may use it.
+        what the claim was not granted, or a pod has as well: others may use it.
         """
         devices, entries = self._inventory().by_name(), self._keeper.ledger.entries
         for prepared in reversed(record.devices):
@@ -338,7 +340,8 @@ class Preparer:
             hook = decode_hook(prepared.unprepare)
             if hook is None or prepared.admin or record.boot_id != self._boot_id:
                 continue
-            holders = entry.holders if (entry := entries.get(prepared.device)) else ()
+            entry = entries.get(prepared.device)
+            holders = entry.holders if entry is not None and entry.hold is None else ()
             if not any(held.claim.uid == record.claim.uid and held.phase is Phase.PREPARED for held in holders):
                 continue
             if device is None or device.presence is Presence.GONE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from msgspec.structs import replace
 
 from drabridge.dra.records import RecordStore, State
 from drabridge.inventory.model import Presence
-from drabridge.ledger.model import ClaimRef, Owner
+from drabridge.ledger.events import Observed
+from drabridge.ledger.model import ClaimRef, Owner, PodRef
 from tests.dra.helpers import CONFIG, a_node, gpu, with_profile
 
 
@@ -105,6 +107,25 @@ async def test_nothing_is_cleaned_for_a_claim_that_was_refused(log: Path) -> Non
         assert log.read_text() == ""
         await node.unprepare(holder)
     assert log.read_text() == "default/holder\n"
+
+
+async def test_a_claim_that_ends_in_a_conflict_leaves_the_device_to_the_pod(log: Path) -> None:
+    """The pod has it open, and its work does not survive a reset; the device stays held."""
+
+    async def in_use(names: set[str]) -> dict[str, str]:
+        return dict.fromkeys(names, "process 7 (python)")
+
+    async with a_node(with_profile(f"unprepare: {script(f'echo cleaned >> {log}')}"), start=False) as node:
+        await node.start(in_use=in_use)
+        claim = node.claims.add("claim", "gpu-1")
+        await node.prepared(claim)
+        facts = node.keeper.ledger.entries["gpu-1"].device
+        listed = {(facts.resource, facts.units[0]): (PodRef("default", "pod", "main"),)}
+        await node.keeper.apply(Observed(time.time(), node.keeper.ledger.seq, listed))
+        assert node.owner("gpu-1") is Owner.CONFLICT
+        assert await node.unprepare(claim) == {claim.uid: ""}
+        assert node.keeper.ledger.entries["gpu-1"].hold is not None
+    assert log.read_text() == ""
 
 
 async def test_a_device_that_was_unplugged_needs_no_cleaning() -> None:
