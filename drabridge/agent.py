@@ -257,8 +257,8 @@ class Agent:
         """Every snapshot into the ledger, and from there to kubelet; after the first one, the merge."""
         runtime = self._runtime
         if not self._serving:
-            boot_id, before = self._options.boot_id.read_text().strip(), runtime.keeper.ledger.node.boot_id
-            self._rebooted = self._rebooted or before not in ("", boot_id)
+            boot_id, node = self._options.boot_id.read_text().strip(), runtime.keeper.ledger.node
+            self._rebooted |= not node.lost and node.boot_id not in ("", boot_id)  # an older copy's may be long past
             await runtime.keeper.apply(Booted(boot_id, self._now()))
         while True:
             if (snapshot := runtime.inventory.current).complete:

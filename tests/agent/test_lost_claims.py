@@ -6,7 +6,8 @@ import asyncio
 import shutil
 import signal
 
-from tests.agent.lost import become, claimed, everything, owners, stopped_while_a_claim_runs
+from tests.agent.helpers import AgentProcess
+from tests.agent.lost import become, claim_files, claimed, everything, owners, stopped_while_a_claim_runs
 from tests.agent.test_bridge_node import bridge, claim_pod
 
 
@@ -24,10 +25,7 @@ async def test_a_claim_that_ended_since_the_older_copy_of_the_ledger_ends_again(
             await cluster.apply(claim_pod(name))
             await cluster.wait_pod(name)
         await agent.stop(signal.SIGKILL)
-        ledger = agent.control.parent / "ledger.jsonl"
-        damaged = bytearray(ledger.read_bytes())
-        damaged[40] ^= 1
-        ledger.write_bytes(damaged)
+        damage(agent)
         kubelet = cluster.kubelets["node-a"]
         kubelet.faults.running.clear()
         await agent.start()
@@ -41,6 +39,37 @@ async def test_a_claim_that_ended_since_the_older_copy_of_the_ledger_ends_again(
         claim = cluster.get("resourceclaims", "c")
         assert claim is not None
         assert await claimed(agent) == claim["status"]["allocation"]["devices"]["results"][0]["device"]
+
+
+async def test_an_older_copy_of_the_boot_before_does_not_say_that_the_node_was_rebooted() -> None:
+    async with bridge() as (agent, cluster, _):
+        await agent.stop()
+        boot_id = agent.root / "boot-id"
+        boot_id.write_text("another-boot\n")
+        agent.arguments = (*agent.arguments, "--boot-id-file", str(boot_id))
+        await agent.start()  # the only time since
+        await agent.ready()
+        await cluster.apply(claim_pod("c"))
+        await cluster.wait_pod("c")
+        used, files = await claimed(agent), claim_files(agent)
+        await agent.stop(signal.SIGKILL)
+        damage(agent)
+        for record in (agent.control.parent / "claims").glob("*.json"):
+            record.write_text("{")
+        await agent.start()
+        await agent.ready()
+        await become(agent, "none", "none", "none", "dra-prepared")
+        assert (await claimed(agent), claim_files(agent)) == (used, files)
+        await cluster.delete("pods", "c")
+        await become(agent, *["none"] * 4)
+
+
+def damage(agent: AgentProcess) -> None:
+    """One bit of the ledger; what is taken instead is as old as the agent's last start."""
+    ledger = agent.control.parent / "ledger.jsonl"
+    damaged = bytearray(ledger.read_bytes())
+    damaged[40] ^= 1
+    ledger.write_bytes(damaged)
 
 
 async def test_devices_of_claims_that_called_them_otherwise_stay_in_quarantine() -> None:
