@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from drabridge.inventory.model import device_id_of
 from drabridge.runtime import Runtime
 from podresources import PodResourcesError
 
@@ -73,9 +74,13 @@ class Rivals:
         if resource not in self._runtime.rivals:
             log.error("another plugin serves a resource of ours", extra={"resource": resource, "ids": sorted(strange)})
         self._rivals.setdefault(resource, _Rival(at)).seen_at = at
+        known = {device.id for device in self._runtime.devices.values()}
+        served = "; pods that it served keep their devices"
+        if not known.issuperset(map(device_id_of, strange)):
+            served = " and the pods that it served: nobody can say which of the devices here have such ids"
         self._runtime.rivals[resource] = (
             f"{resource}: another plugin on this node registered it, too: kubelet offers {', '.join(sorted(strange))}, "
-            "which this agent does not. Remove the other plugin; pods that it served keep their devices"
+            f"which this agent does not. Remove the other plugin{served}"
         )
 
     async def _answer(self, resource: str, rival: _Rival, at: float) -> None:

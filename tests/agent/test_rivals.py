@@ -27,6 +27,7 @@ class Node:
         self.asked = 0
         self.done: list[tuple[float, str]] = []
         self.rivals: dict[str, str] = {}
+        self.devices = {one: SimpleNamespace(id=one) for one in "ab"}
         self.changed = Signal()
         self.legacy = self.podresources = self
         self.evidence = SimpleNamespace(hurry=lambda: None)
@@ -69,6 +70,15 @@ async def test_what_left_our_list_a_moment_ago_is_nobody_else_s(node: Node) -> N
     assert not node.rivals
     await node.look(3)
     assert "kubelet offers a, b," in node.rivals[R]
+
+
+async def test_ids_that_no_device_has_are_said_to_be_nobody_knows_whose(node: Node) -> None:
+    node.offered = {"a", "b::0"}
+    await node.look(2)
+    assert node.rivals[R].endswith("Remove the other plugin; pods that it served keep their devices")
+    node.offered = {"a", "GPU-7"}
+    await node.look(2)
+    assert "Remove the other plugin and the pods that it served" in node.rivals[R]
 
 
 async def test_one_answer_is_not_enough(node: Node) -> None:
