@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import stat
+from itertools import count
 from pathlib import Path
 
 import grpc.aio
@@ -21,12 +22,13 @@ class LeakySockets:
     def __init__(self, root: Path) -> None:
         """Links live in ``<root>/.s``: a name short enough not to lengthen the path of any socket."""
         self._links = root / ".s"
+        self._numbers = count()
         self.forget()  # what a killed process left
         self._links.mkdir(parents=True)
 
     def bind(self, server: grpc.aio.Server, path: Path) -> None:
         """Plain bind: one IN_CREATE of the name. Raises OSError or RuntimeError."""
-        link = self._links / secrets.token_hex(2)
+        link = self._links / str(next(self._numbers))
         link.symlink_to(path.parent.resolve(), target_is_directory=True)
         if server.add_insecure_port(f"unix:{link / path.name}") == 0:
             raise OSError(f"cannot bind {path}")

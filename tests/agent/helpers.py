@@ -101,8 +101,9 @@ class AgentProcess:
         return found
 
     async def device(self, name: str) -> dict[str, Any]:
+        """What status says of it; {} while the agent has not looked for devices yet."""
         rows: list[dict[str, Any]] = (await self.status())["devices"]
-        return next(row for row in rows if row["name"] == name)
+        return next((row for row in rows if row["name"] == name), {})
 
     async def ready(self, seconds: float = 30.0) -> None:
         await until(lambda: self._answers("/readyz"), seconds, self.text)
