@@ -36,23 +36,29 @@ class _Rival(Struct):
 
 
 class Rivals:
-    """Keeps ``runtime.rivals``. ``clock`` counts seconds and never goes back."""
+    """Keeps ``runtime.rivals``. ``clock`` counts seconds and never goes back. Kubelet is asked at every third look
+    (``every``), and at each while there is reason to.
+    """
 
-    def __init__(self, runtime: Runtime, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, runtime: Runtime, clock: Callable[[], float] = time.monotonic, every: int = 3) -> None:
         self._runtime = runtime
         self._clock = clock
+        self._every = every
+        self._looks = 0
         self._ours: dict[str, dict[str, float]] = {}  # resource -> id -> when it was last Healthy in our list
         self._suspected: dict[str, set[str]] = {}  # resource -> ids that kubelet offered against our list, a look ago
         self._rivals: dict[str, _Rival] = {}
 
     async def look(self) -> None:
-        """One question, and what follows from the answer. Never raises. Two answers in a row make a rival."""
+        """One question at most, and what follows from the answer. Never raises. Two answers in a row make a rival."""
         legacy, at = self._runtime.legacy, self._clock()
         listed = legacy.healthy()
         for resource, ids in listed.items():
             recent = {one: seen for one, seen in self._ours.get(resource, {}).items() if at - seen < SETTLED_SECONDS}
             self._ours[resource] = recent | dict.fromkeys(ids, at)
-        if not listed:
+        self._looks += 1
+        due = self._looks % self._every == 0 or any(self._suspected.values()) or self._runtime.rivals
+        if not (listed and due):
             return
         try:
             answer = await self._runtime.podresources.allocatable(timeout_seconds=ASK_SECONDS)

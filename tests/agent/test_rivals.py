@@ -20,7 +20,7 @@ LOOK_SECONDS = 3.0
 class Node:
     """Kubelet and our list as they are said to be; what is done about it is kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, every: int = 1) -> None:
         self.now = 1000.0
         self.listed: dict[str, frozenset[str]] = {R: frozenset({"a"})}
         self.offered: set[str] | None = {"a"}  # None: kubelet cannot be asked
@@ -32,7 +32,7 @@ class Node:
         self.legacy = self.podresources = self
         self.evidence = SimpleNamespace(hurry=lambda: None)
         runtime: Any = self
-        self._rivals = Rivals(runtime, lambda: self.now)
+        self._rivals = Rivals(runtime, lambda: self.now, every=every)
 
     def healthy(self) -> dict[str, frozenset[str]]:
         return self.listed
@@ -79,6 +79,18 @@ async def test_ids_that_no_device_has_are_said_to_be_nobody_knows_whose(node: No
     node.offered = {"a", "GPU-7"}
     await node.look(2)
     assert "Remove the other plugin and the pods that it served" in node.rivals[R]
+
+
+async def test_kubelet_is_asked_seldom_until_there_is_reason_to_doubt() -> None:
+    node = Node(every=3)
+    await node.look(9)
+    assert node.asked == 3
+    node.offered = {"a", "b"}
+    await node.look(3)
+    assert (node.asked, node.rivals) == (4, {})
+    await node.look()
+    assert node.asked == 5
+    assert R in node.rivals
 
 
 async def test_one_answer_is_not_enough(node: Node) -> None:
