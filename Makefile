@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS := -n 3 --dist loadfile --no-loadscope-reorder  # for two cores: most tests wait more than they work
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# The tests import a small part of what is installed.
+export PIP_NO_COMPILE := 1
 unexport PYTHONDONTWRITEBYTECODE  # tests start the agent hundreds of times; compiling it takes 0.2 s each time
 
 .PHONY: help demo test lint unit lowest bench soak protos system clean
