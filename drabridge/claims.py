@@ -96,7 +96,11 @@ def with_pool_in_use(config: Config, state: Path, node: str) -> Config:
     pools = {device.pool for record in records for device in record.devices if not device.admin}
     if not pools or (config.dra.pool or node) in pools:
         return config
-    return config.model_copy(update={"dra": config.dra.model_copy(update={"pool": min(pools)})})
+    return _with_pool(config, min(pools))
+
+
+def _with_pool(config: Config, pool: str | None) -> Config:
+    return config.model_copy(update={"dra": config.dra.model_copy(update={"pool": pool})})
 
 
 async def _version(cluster: Cluster) -> str:
@@ -199,8 +203,7 @@ class ClaimSide:
     def _all_else(self, config: Config) -> str:
         """An agent that is started with another pool takes all but that."""
         ours = self._runtime.config
-        taken = config.model_copy(update={"dra": config.dra.model_copy(update={"pool": ours.dra.pool})}) == ours
-        return ". All else in the file is in force" if taken else ""
+        return ". All else in the file is in force" if _with_pool(config, ours.dra.pool) == ours else ""
 
     @property
     def state(self) -> DraState | None:

@@ -13,7 +13,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
@@ -39,14 +39,6 @@ class State(StrEnum):
 
     STARTED = "PrepareStarted"  # side effects may have happened
     COMPLETED = "PrepareCompleted"  # kubelet was, or may have been, answered
-
-
-OnDamage = Callable[[Path, str], None]
-"""Told where a damaged record lies now, and what is wrong with it."""
-
-
-def log_damage(aside: Path, error: str) -> None:
-    log.error("claim record quarantined", extra={"error": error, "path": str(aside)})
 
 
 class PreparedDevice(Struct, frozen=True):
@@ -122,12 +114,11 @@ _KNOWN = frozenset({"version", "state", "bootID", "createdAt", "podClaimName", "
 class RecordStore:
     """The files of one directory. Everything is read from disk each time: an operator may have been there.
 
-    Whoever finds a damaged one puts it aside and tells ``on_damage``; from then on it is as if there were none.
+    Whoever finds a damaged one puts it aside and logs it; from then on it is as if there were none.
     """
 
-    def __init__(self, directory: Path, on_damage: OnDamage = log_damage) -> None:
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._on_damage = on_damage
         self._unreadable: set[str] = set()  # what was told of
         self.error = ""  # why the last record could not be saved, until :meth:`probe` finds that one could be now
 
@@ -226,7 +217,8 @@ class RecordStore:
             sync_directory(self.directory)
         except OSError as rename_error:
             raise HostError(f"{path} is damaged and cannot be moved aside: {rename_error.strerror}") from rename_error
-        self._on_damage(aside, f"the record {path.name} of a prepared claim is damaged ({error})")
+        why = f"the record {path.name} of a prepared claim is damaged ({error})"
+        log.error("claim record quarantined", extra={"error": why, "path": str(aside)})
 
 
 def _encode(device: PreparedDevice) -> dict[str, Any]:

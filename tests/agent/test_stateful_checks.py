@@ -32,6 +32,18 @@ def history(variant: str) -> Iterator[Node]:
         Node.loop.close()
 
 
+def _judged(node: Node, variant: str) -> None:
+    """A broken agent has given somebody what another's container has, a whole one has not; then all containers end."""
+    judge = node.stage.judge
+    if variant:
+        node.do(until(judge.double_holds, 20, node.stage.agent.text))
+    else:
+        node.do(asyncio.sleep(5))  # longer than the broken one needs
+        node.nobody_shares()
+    for container in list(judge.spans):
+        node.do(judge.stop_container(*container), settle=0)
+
+
 SHAPE = {shape.name: shape for shape in SHAPES}
 
 
@@ -64,13 +76,7 @@ def test_the_checks_notice_a_probe_that_does_not_look(variant: str) -> None:
             node.end(name, forced=True)
         node.place(SHAPE["claim-one"], LOOP)
         node.do(until(lambda: stage.unprepared("default/claim-one-open-1"), why=stage.agent.text))
-        if variant:
-            node.do(until(judge.double_holds, 20, stage.agent.text))
-        else:
-            node.do(asyncio.sleep(5))  # longer than the broken one needs
-            node.nobody_shares()
-        for container in list(judge.spans):
-            node.do(judge.stop_container(*container), settle=0)
+        _judged(node, variant)
 
 
 @pytest.mark.parametrize("variant", ["", "a second claim on a prepared device"])
@@ -87,13 +93,7 @@ def test_the_checks_notice_who_does_not_wait_for_unprepare(variant: str) -> None
         for name in sorted(node.pods):
             node.end(name, forced=True)
         node.place(SHAPE["claim-one"], MEM)
-        if variant:
-            node.do(until(judge.double_holds, 20, stage.agent.text))
-        else:
-            node.do(asyncio.sleep(5))  # longer than the broken one needs
-            node.nobody_shares()
-        for container in list(judge.spans):
-            node.do(judge.stop_container(*container), settle=0)
+        _judged(node, variant)
 
 
 @pytest.mark.parametrize("variant", ["", "a move without kubelet's acknowledgement"])

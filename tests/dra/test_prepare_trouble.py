@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from typing import Any
 
 import pytest
 
 from drabridge.ledger.model import Owner
-from tests.dra.helpers import a_node
+from drabridge.wire import dra_v1_pb2
+from tests.dra.helpers import DraNode, a_node
+
+
+async def _under_way(node: DraNode) -> tuple[dra_v1_pb2.Claim, asyncio.Future[dict[str, Any]]]:
+    """A claim and its prepare, which goes on until the API server answers."""
+    claim = node.claims.add("cl", "gpu-1")
+    node.api.faults.fail(50, 503, verb="get", resource="resourceclaims")
+    late = asyncio.ensure_future(node.prepare(claim))
+    await node.wait_for(lambda: claim.uid in node.driver._preparer._preparing, "the prepare")
+    return claim, late
 
 
 async def test_transient_trouble_of_the_api_server_is_absorbed_inside_the_call() -> None:
@@ -63,10 +74,7 @@ async def test_a_damaged_record_does_not_free_its_device_at_a_restart() -> None:
 
 async def test_a_client_that_gives_up_does_not_cut_the_work_short() -> None:
     async with a_node() as node:
-        claim = node.claims.add("cl", "gpu-1")
-        node.api.faults.fail(50, 503, verb="get", resource="resourceclaims")
-        late = asyncio.ensure_future(node.prepare(claim))
-        await node.wait_for(lambda: claim.uid in node.driver._preparer._preparing, "the prepare")
+        claim, late = await _under_way(node)
         late.cancel()
         with pytest.raises(asyncio.CancelledError):
             await late
@@ -90,10 +98,7 @@ async def test_two_calls_at_once_are_one_prepare() -> None:
 async def test_unprepare_while_a_prepare_is_running_leaves_nothing_behind() -> None:
     """kubelet gave up on the prepare, its pod was deleted: what the late prepare did must not stay."""
     async with a_node() as node:
-        claim = node.claims.add("cl", "gpu-1")
-        node.api.faults.fail(50, 503, verb="get", resource="resourceclaims")
-        late = asyncio.ensure_future(node.prepare(claim))
-        await node.wait_for(lambda: claim.uid in node.driver._preparer._preparing, "the prepare")
+        claim, late = await _under_way(node)
 
         assert await node.unprepare(claim) == {claim.uid: ""}
 

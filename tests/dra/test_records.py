@@ -68,18 +68,19 @@ def test_what_a_newer_agent_wrote_survives_an_older_one(tmp_path: Path) -> None:
     ],
     ids=["empty", "torn", "list", "null", "state", "field", "type", "of-another-claim", "deep"],
 )
-def test_a_damaged_record_is_put_aside_once_and_never_believed(tmp_path: Path, change: Any) -> None:
-    told: list[tuple[Path, str]] = []
-    store = RecordStore(tmp_path, lambda *damage: told.append(damage))
+def test_a_damaged_record_is_put_aside_once_and_never_believed(
+    tmp_path: Path, change: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = RecordStore(tmp_path)
     store.save(RECORD)
     text = store.path(UID).read_text()
     assert change(text) != text
     store.path(UID).write_text(change(text))
     assert store.all() == ()
     assert store.load(UID) is None
-    ((aside, error),) = told
-    assert aside.read_text() == change(text)
-    assert f"{UID}.json of a prepared claim is damaged" in error
+    (told,) = (vars(record) for record in caplog.records if record.msg == "claim record quarantined")
+    assert Path(told["path"]).read_text() == change(text)
+    assert f"{UID}.json of a prepared claim is damaged" in told["error"]
 
 
 def test_a_record_that_cannot_be_read_hides_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
