@@ -85,6 +85,7 @@ class Publisher:
         self._actual: dict[str, Json] = {}
         self._listed = False  # from a list until it cannot be watched any more: ``_actual`` is what the server has
         self._unserved = False
+        self._under_way = ""  # the slice that is being written: the watch may tell what came after, before the answer
         self._accepted: dict[str, Accepted] = {}
         self._owner: Owner | None = None
         self._dirty = Signal()
@@ -132,6 +133,8 @@ class Publisher:
                 del self._actual[name]
                 self._owner = None  # the Node may have been recreated: garbage collection took its slices
                 self._settle = True
+            if name == self._under_way:  # which of them came first, the answer does not say
+                self._doubt()
         elif held == obj:
             return
         else:
@@ -262,8 +265,14 @@ class Publisher:
         assert write.body is not None
         body = slice_from_v1(write.body, self._version)
         send = self._cluster.create if write.verb is Verb.CREATE else self._cluster.replace
-        stored = slice_to_v1(await send(self._kind, body))
-        self._actual[write.name] = stored
+        self._under_way = write.name
+        try:
+            stored = slice_to_v1(await send(self._kind, body))
+        finally:
+            self._under_way = ""
+        held = self._actual.get(write.name)
+        if held is None or _number(held) <= _number(stored):
+            self._actual[write.name] = stored
         self._features -= dropped(write.body, stored)
         self._accepted[write.name] = accept(write.body, stored)
 

@@ -263,6 +263,30 @@ async def test_a_write_that_may_have_been_done_is_looked_for_before_anything_is_
         assert node.published() == ALL[1:]
 
 
+async def test_a_slice_that_is_taken_away_before_its_write_is_answered_comes_back() -> None:
+    """A kubelet that starts beside us deletes what we write, and the watch says so before the answer comes."""
+    async with a_node(start=False) as node:
+        node.api.faults.answer_lag_seconds = 0.5
+        starting = asyncio.ensure_future(node.start())
+        await node.wait_for(node.published, "the write")
+        (slice_,) = node.slices()
+        node.api.objects.delete("resourceslices", slice_["metadata"]["name"])
+        await starting
+        await published(node)
+
+
+async def test_a_slice_that_is_edited_before_its_write_is_answered_is_restored() -> None:
+    async with a_node() as node:
+        await published(node)
+        node.api.faults.answer_lag_seconds = 0.5
+        await node.set_devices(*map(gpu, range(2)))
+        await node.wait_for(lambda: node.published() == ALL[:2], "the write")
+        (slice_,) = node.slices()
+        slice_["spec"]["devices"][0]["name"] = "strange"
+        node.api.objects.update(slice_)
+        await published(node, ALL[:2])
+
+
 async def test_what_a_watch_does_not_tell_is_seen_by_who_asks() -> None:
     async with a_node() as node:
         await published(node)

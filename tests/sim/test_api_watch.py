@@ -126,6 +126,18 @@ async def test_lag_delays_watches_but_not_reads(api: SimApiServer, client: Clien
         assert asyncio.get_running_loop().time() - started >= 0.3
 
 
+async def test_a_late_answer_comes_after_the_event(api: SimApiServer, client: Client) -> None:
+    api.faults.answer_lag_seconds = 60
+    async with client.watch(f"{SLICES}?watch=1") as events:
+        writing = asyncio.ensure_future(client("POST", SLICES, slice_body("s0", "d0")))
+        assert names(await take(events, 1)) == [("ADDED", "s0")]
+        assert not writing.done()
+        assert (await client("GET", f"{SLICES}/s0")).status == 200
+        writing.cancel()
+    api.faults.heal()
+    assert (await client("POST", SLICES, slice_body("s1", "d0"))).status == 201
+
+
 async def test_watch_speaks_the_version_it_was_opened_in(client: Client) -> None:
     await client("POST", SLICES, slice_body("s0", {"name": "d0", "attributes": {"a": {"int": 1}}}))
     async with client.watch(SLICES.replace("/v1/", "/v1beta1/") + "?watch=1") as events:

@@ -97,6 +97,12 @@ class Storm:
         await asyncio.sleep(self.rng.uniform(1, 3))
         faults.heal()
 
+    async def _late_answers(self) -> None:
+        faults = self.bed.cluster.api.faults
+        faults.answer_lag_seconds = self.rng.uniform(0.1, 1)
+        await asyncio.sleep(self.rng.uniform(1, 3))
+        faults.heal()
+
     async def _failing_writes(self) -> None:
         faults = self.bed.cluster.api.faults
         for status in (409, 500, 503):
@@ -153,6 +159,7 @@ FAULTS: dict[str, tuple[int, Callable[[Storm], Awaitable[None]]]] = {
     "rebooted": (1, Storm._reboot),
     "API partitioned": (3, Storm._partition),
     "watches late": (2, Storm._late_watches),
+    "answers late": (2, Storm._late_answers),
     "writes failing": (2, Storm._failing_writes),
     "PodResources blind": (3, Storm._blind),
     "kubelet frozen": (2, Storm._freeze_kubelet),

@@ -41,6 +41,8 @@ class Faults:
     latency_seconds: float = 0.0
     watch_lag_seconds: float = 0.0
     """Events reach watches this much later than writes are acknowledged."""
+    answer_lag_seconds: float = 0.0
+    """Writes are acknowledged this much later than they are done, and watches may tell of them before."""
     stale_revisions: int = 0
     """Lists answer as of this many revisions ago, as a lagging watch cache does."""
     partitioned: bool = False
@@ -80,7 +82,7 @@ class Faults:
     def heal(self) -> None:
         """All faults off."""
         self.partitioned = False
-        self.latency_seconds = self.watch_lag_seconds = 0.0
+        self.latency_seconds = self.watch_lag_seconds = self.answer_lag_seconds = 0.0
         self.stale_revisions = 0
         self.rules.clear()
 

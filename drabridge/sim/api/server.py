@@ -254,6 +254,8 @@ class SimApiServer:
         if verb not in VERBS:
             raise ApiError(405, "the server does not allow this method on the requested resource", "MethodNotAllowed")
         answer = VERBS[verb](self.objects, self.faults, call)
+        if self.faults.answer_lag_seconds and entry.is_write:
+            await asyncio.sleep(self.faults.answer_lag_seconds)
         if refusal is not None:
             raise refusal
         await reply.send(*answer)
