@@ -31,7 +31,10 @@ REASONS: dict[str, tuple[str, str]] = {
     "DeviceConflict": ("Node, Pod, ResourceClaim", "Kubelet shows a pod on a device that a claim holds. Stop one."),
     "DeviceAdopted": ("Node", "A pod was found on a device that the ledger did not know as held: it is now."),
     "HeldDeviceUnavailable": ("Node", "A device became faulty or was unplugged while somebody holds it."),
-    "LedgerLost": ("Node", "The ledger could not be read; the devices it would free are quarantined."),
+    "LedgerLost": (
+        "Node",
+        "Who holds what is not known (ledger unreadable, another plugin's pods): what looks free is quarantined.",
+    ),
 }
 
 NODE_NAMESPACE = "default"  # where kubelet writes the Events of its Node

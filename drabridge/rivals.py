@@ -2,11 +2,13 @@
 
 Kubelet calls whoever registered a name last and tells the other nothing: its stream stays open, and the lists of both
 overwrite each other (plugin/v1beta1/handler.go up to 1.36). So it is asked what it would give out: what our list has
-not had Healthy for a while, somebody else offers. Asking costs it no new count, unlike a List.
+not had Healthy for a while, somebody else offers. Asking costs it no new count, unlike a List. A pod that has such an
+id which no device here has may have any of the devices: as at a start, those that nobody is known to hold are doubted.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
@@ -15,6 +17,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from drabridge.inventory.model import device_id_of
+from drabridge.ledger import Lost
 from drabridge.runtime import Runtime
 from podresources import PodResourcesError
 
@@ -33,6 +36,8 @@ class _Rival(Struct):
     registered_at: float = -math.inf
     due: float = -math.inf  # not before it is there another registration of ours
     pause: float = RETRY_SECONDS
+    foreign: bool = False  # it offers ids that no device here has
+    doubted: frozenset[str] = frozenset()  # such ids that pods had: devices were put in doubt, once, because of them
 
 
 class Rivals:
@@ -73,21 +78,42 @@ class Rivals:
                 self._found(resource, strange, at)
         for resource, rival in self._rivals.items():
             await self._answer(resource, rival, at)
+            if rival.foreign and resource in self._runtime.rivals:
+                await self._doubt(resource, rival)
         if self._runtime.rivals:  # whom the other serves must be a holder soon
             self._runtime.evidence.hurry()
 
     def _found(self, resource: str, strange: set[str], at: float) -> None:
         if resource not in self._runtime.rivals:
             log.error("another plugin serves a resource of ours", extra={"resource": resource, "ids": sorted(strange)})
-        self._rivals.setdefault(resource, _Rival(at)).seen_at = at
+        rival = self._rivals.setdefault(resource, _Rival(at))
+        rival.seen_at = at
         known = {device.id for device in self._runtime.devices.values()}
         served = "; pods that it served keep their devices"
         if not known.issuperset(map(device_id_of, strange)):
+            rival.foreign = True
             served = " and the pods that it served: nobody can say which of the devices here have such ids"
         self._runtime.rivals[resource] = (
             f"{resource}: another plugin on this node registered it, too: kubelet offers {', '.join(sorted(strange))}, "
             f"which this agent does not. Remove the other plugin{served}"
         )
+
+    async def _doubt(self, resource: str, rival: _Rival) -> None:
+        """Not twice for the same pods: the operator may have said since that they have none of the devices."""
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                shown = await self._runtime.witness.shown()
+        except TimeoutError:
+            return
+        ours = [one for one in self._runtime.keeper.ledger.entries.values() if resource in one.counted_as]
+        units = {unit for one in ours for unit in (*one.device.units, *(one.hold.units if one.hold else ()))}
+        known = set(map(device_id_of, units))
+        held = {unit for name, unit in shown or () if name == resource and device_id_of(unit) not in known}
+        if found := held - rival.doubted:
+            reason = f"pods have {', '.join(sorted(found))} of {resource}, and no device here has such an id"
+            lost = Lost(self._runtime.now(), tuple(entry.name for entry in ours), reason)
+            if ours and (await self._runtime.keeper.apply(lost)).accepted:
+                rival.doubted |= found
 
     async def _answer(self, resource: str, rival: _Rival, at: float) -> None:
         """The later registration wins, and the later list: ours, without a war with who wants the same."""

@@ -183,10 +183,13 @@ class Restarted(Struct, frozen=True):
 
 
 class Lost(Struct, frozen=True):
-    """The durable state cannot be read: nobody knows who holds what."""
+    """The durable state cannot be read: nobody knows who holds what, and it takes a merge to go on.
+
+    With ``devices`` all else is known, and these may have holders that are not on record.
+    """
 
     at: float
-    devices: tuple[str, ...] = ()  # only these; all known ones if empty
+    devices: tuple[str, ...] = ()
     reason: str = ""
 
 

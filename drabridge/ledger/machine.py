@@ -242,15 +242,17 @@ def _found_elsewhere(draft: Draft, witnesses: Sequence[Shown]) -> None:
 
 
 def _lost(draft: Draft, event: ev.Lost) -> None:
-    names = [name for name in event.devices or draft.ledger.entries if draft.get(name)]
-    for name in names:
+    for name in filter(draft.get, event.devices or draft.ledger.entries):
         _signal(draft, Signal.LOST, name, event.reason)
     if draft.touched or not event.devices:
         devices = ", ".join(draft.touched) or "this node's devices"
         message = f"the record of who holds {devices} was lost ({event.reason}); quarantined until proven free"
+        if event.devices:
+            message = f"who holds {devices} is not known ({event.reason}); quarantined until proven free"
         draft.effects.append(Notify(Subject.NODE, "LedgerLost", message))
-    _set_node(draft, merged=False, lost=event.reason or "unreadable")
-    draft.durable_node = True
+    if not event.devices:
+        _set_node(draft, merged=False, lost=event.reason or "unreadable")
+        draft.durable_node = True
 
 
 # --- inventory ------------------------------------------------------------------------------------------------------

@@ -118,6 +118,31 @@ async def test_another_plugin_that_registers_our_resource_is_noticed_and_replace
             assert {name for name, owner in (await owners(agent)).items() if owner == "legacy"} == ours
 
 
+async def test_pods_that_another_plugin_serves_by_ids_of_its_own_put_in_doubt_what_looks_free() -> None:
+    async with cluster_node() as (agent, cluster):
+        kubelet = cluster.kubelets["node-a"]
+        await agent.start()
+        await agent.ready()
+        await cluster.apply(claim_pod("c"))
+        await cluster.wait_pod("c")
+        before = await owners(agent)
+        (claimed,) = [name for name, owner in before.items() if owner != "none"]
+        async with plugin(kubelet, RESOURCE, [f"v{n}" for n in range(4)]):
+            await cluster.apply(limits_pod("l"))
+            await cluster.wait_pod("l")
+            doubted = dict.fromkeys(before, "quarantine") | {claimed: "dra-prepared"}
+            await until(lambda: is_owned(agent, doubted), 30, agent.text)
+        assert any("no device here has such an id" in one["message"] for one in cluster.events())
+        await until(lambda: doubted_because(agent, "pod-unaccounted"), 20, agent.text)
+        assert await owners(agent) == doubted
+        await cluster.delete("pods", "l")
+        await until(lambda: is_owned(agent, before), 20, agent.text)
+
+
+async def is_owned(agent: AgentProcess, wanted: dict[str, str]) -> bool:
+    return await owners(agent) == wanted
+
+
 async def unready_because(agent: AgentProcess, words: str) -> bool:
     code, body = await agent.ask("/readyz")
     return code == 503 and words in body.decode()
@@ -145,7 +170,7 @@ async def test_pods_by_ids_that_nobody_knows_put_every_device_in_doubt_while_the
 
 
 async def is_all(agent: AgentProcess, owner: str) -> bool:
-    return await owners(agent) == dict.fromkeys(IDS, owner)
+    return await is_owned(agent, dict.fromkeys(IDS, owner))
 
 
 async def doubted_because(agent: AgentProcess, reason: str) -> bool:

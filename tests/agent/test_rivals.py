@@ -8,7 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from drabridge.ledger import Entry, Facts, Hold, Ledger, Lost
 from drabridge.rivals import RETRY_MOST_SECONDS, RETRY_SECONDS, SETTLED_SECONDS, Rivals
 from drabridge.tasks import Signal
 from podresources import PodResourcesError
@@ -21,18 +23,37 @@ class Node:
     """Kubelet and our list as they are said to be; what is done about it is kept."""
 
     def __init__(self, every: int = 1) -> None:
-        self.now = 1000.0
+        self.at = 1000.0
         self.listed: dict[str, frozenset[str]] = {R: frozenset({"a"})}
         self.offered: set[str] | None = {"a"}  # None: kubelet cannot be asked
         self.asked = 0
         self.done: list[tuple[float, str]] = []
         self.rivals: dict[str, str] = {}
         self.devices = {one: SimpleNamespace(id=one) for one in "ab"}
+        self.entries = {one: Entry(Facts(one, R, (one,))) for one in "ab"}
+        self.pods: set[tuple[str, str]] = set()  # units that kubelet shows with one
+        self.lost: list[Lost] = []
+        self.durable = True
+        self.witness = SimpleNamespace(shown=self._shown)
         self.changed = Signal()
         self.legacy = self.podresources = self
         self.evidence = SimpleNamespace(hurry=lambda: None)
         runtime: Any = self
-        self._rivals = Rivals(runtime, lambda: self.now, every=every)
+        self._rivals = Rivals(runtime, lambda: self.at, every=every)
+
+    async def _shown(self) -> frozenset[tuple[str, str]]:
+        return frozenset(self.pods)
+
+    async def _apply(self, event: Lost) -> Any:
+        self.lost.append(event)
+        return SimpleNamespace(accepted=self.durable)
+
+    @property
+    def keeper(self) -> Any:
+        return SimpleNamespace(ledger=Ledger.of(self.entries.values()), apply=self._apply)
+
+    def now(self) -> float:
+        return self.at
 
     def healthy(self) -> dict[str, frozenset[str]]:
         return self.listed
@@ -44,15 +65,15 @@ class Node:
         return SimpleNamespace(devices=[SimpleNamespace(resource=R, device_id=one) for one in sorted(self.offered)])
 
     async def register_again(self, resource: str) -> None:
-        self.done.append((self.now, "register"))
+        self.done.append((self.at, "register"))
 
     def repeat(self, resources: Iterable[str]) -> None:
-        self.done.append((self.now, "repeat"))
+        self.done.append((self.at, "repeat"))
 
     async def look(self, times: int = 1) -> None:
         for _ in range(times):
             await self._rivals.look()
-            self.now += LOOK_SECONDS
+            self.at += LOOK_SECONDS
 
 
 @pytest.fixture
@@ -79,6 +100,33 @@ async def test_ids_that_no_device_has_are_said_to_be_nobody_knows_whose(node: No
     node.offered = {"a", "GPU-7"}
     await node.look(2)
     assert "Remove the other plugin and the pods that it served" in node.rivals[R]
+
+
+async def test_pods_by_ids_that_no_device_has_put_devices_in_doubt_once(node: Node) -> None:
+    """Whoever says after that that they are free is believed, until there is another such pod."""
+    node.pods = {(R, "a"), (R, "GPU-7"), ("other.example.com/radio", "GPU-9")}
+    node.offered = {"a", "GPU-7", "GPU-8"}
+    await node.look()
+    assert not node.lost
+    node.durable = False
+    await node.look()
+    node.durable = True
+    await node.look(3)
+    assert [(set(one.devices), one.reason.split(" of ")[0]) for one in node.lost] == [
+        ({"a", "b"}, "pods have GPU-7")
+    ] * 2
+    node.pods.add((R, "GPU-8::1"))
+    await node.look(3)
+    assert [one.reason.split(" of ")[0] for one in node.lost[2:]] == ["pods have GPU-8::1"]
+
+
+async def test_pods_by_ids_of_ours_put_nothing_in_doubt(node: Node) -> None:
+    """Each is its device's holder."""
+    node.entries["b"] = replace(node.entries["b"], hold=Hold(units=("former",)))
+    node.pods, node.offered = {(R, "b"), (R, "a::3"), (R, "former")}, {"a", "b", "GPU-7"}
+    await node.look(4)
+    assert node.rivals
+    assert not node.lost
 
 
 async def test_kubelet_is_asked_seldom_until_there_is_reason_to_doubt() -> None:

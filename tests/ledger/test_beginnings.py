@@ -65,6 +65,15 @@ def test_new_devices_start_where_the_plan_says_and_in_quarantine_after_a_loss() 
     assert node.owner("gpu-0") is Owner.QUARANTINE
 
 
+def test_a_doubt_about_some_devices_spares_the_others_and_known_holders() -> None:
+    node = Node(*map(device, range(3)))
+    node.yes(allocate(1))
+    node.yes(Lost(NOON, ("gpu-0", "gpu-1", "unheard-of"), "strange pods"))
+    assert [node.owner(f"gpu-{n}") for n in range(3)] == [Owner.QUARANTINE, Owner.LEGACY, Owner.NONE]
+    assert node.ledger.node.merged
+    assert not node.ledger.node.lost
+
+
 def test_a_device_that_appears_after_the_merge_is_given_to_claims_when_kubelet_shows_no_pod_on_it() -> None:
     node = Node()
     node.yes(Restarted(NOON))
