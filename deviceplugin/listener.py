@@ -44,14 +44,18 @@ class Listener:
             # chmod, not umask: that one belongs to the whole process. Until here the mode is at most 0755, and
             # connecting takes the write permission; nobody knows the name before Register anyway.
             path.chmod(0o600)
-            await server.start()
+            starting = asyncio.ensure_future(server.start())
+            try:
+                await asyncio.shield(starting)
+            finally:
+                await starting  # grpcio 1.85 crashes where its start is cancelled, or stopped half-way
             identity = identify_socket(path)
             if identity is None or (code := probe(path)) != 0:
                 reason = "it vanished at once" if identity is None else os.strerror(code)
                 raise SocketError(f"our own socket {path} does not answer: {reason}", hint="it will be tried again")
-        except (RuntimeError, OSError, SocketError) as error:
+        except BaseException as error:
             await server.stop(None)
-            if isinstance(error, SocketError):
+            if not isinstance(error, RuntimeError | OSError):
                 raise
             raise SocketError(f"cannot serve on {path}: {error}", hint="check the directory and free space") from error
         return cls(server, path, identity)

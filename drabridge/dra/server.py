@@ -76,13 +76,12 @@ class PluginServer:
                 continue
             log.warning("our socket file is gone or was replaced; binding it again", extra={"socket": str(path)})
             await server.stop(0)
-            del self._servers[path]
+            self._identities[path] = None
             try:
                 self.sockets.prepare(self._driver)
                 await self._bind(path)
             except HostError as error:
                 log.error("cannot bind the socket", extra={"socket": str(path), "error": str(error)})
-                self._servers[path], self._identities[path] = server, None  # tried again at the next look
 
     async def stop(self, grace_seconds: float) -> None:
         """No new calls, then the registration's end, then the service's; kubelet keeps the plugin for 30 s."""
@@ -110,6 +109,10 @@ class PluginServer:
             os.umask(mask)
         if not port:
             raise HostError(f"cannot listen on {path}")
-        await server.start()
-        os.chmod(path, SOCKET_MODE)
-        self._servers[path], self._identities[path] = server, identity(path)
+        self._servers[path] = server  # stopped like the others, whatever comes now
+        starting = asyncio.ensure_future(server.start())
+        try:
+            await asyncio.shield(starting)
+        finally:
+            await starting  # grpcio 1.85 crashes where its start is cancelled, or stopped half-way
+        self._identities[path] = identity(path)

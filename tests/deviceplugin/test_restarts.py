@@ -7,6 +7,7 @@ far as a plugin sees them.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 import time
@@ -236,6 +237,22 @@ async def test_cancelling_cleans_up(directory: Path, kubelet: MiniKubelet) -> No
     with pytest.raises(asyncio.CancelledError):
         await task
     assert sockets_in(directory) == []
+
+
+async def test_cancelling_while_the_socket_is_bound_cleans_up(
+    directory: Path, kubelet: MiniKubelet, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Half-way through its start a gRPC server can be neither cancelled nor stopped."""
+    before = sockets_in(directory)
+    task = asyncio.create_task(make(directory).run())
+    while sockets_in(directory) == before:
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await asyncio.sleep(0.1)
+    gc.collect()  # what nobody fetched is said now
+    assert sockets_in(directory) == before
+    assert not [record.message for record in caplog.records if record.name == "asyncio"]
 
 
 async def test_dp8_a_new_instance_after_a_kill(directory: Path, kubelet: MiniKubelet) -> None:

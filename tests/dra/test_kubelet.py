@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import socket
 from collections.abc import AsyncIterator, Mapping
@@ -346,6 +347,22 @@ async def test_sockets_are_for_root_alone() -> None:
         sockets = node.driver._server.sockets
         for path in (sockets.service, sockets.registration):
             assert os.stat(path).st_mode & 0o777 == 0o600
+
+
+async def test_an_end_while_a_socket_is_bound_is_quiet_and_leaves_none(caplog: pytest.LogCaptureFixture) -> None:
+    async with a_node(start=False) as node:
+        sockets = PluginSockets.of(node.root, DRIVER)
+        starting = asyncio.ensure_future(node.start())
+        while not sockets.service.exists():
+            await asyncio.sleep(0)
+        assert not sockets.registration.exists()
+        await node.stop()
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await asyncio.sleep(0.1)
+        gc.collect()  # what nobody fetched is said now
+        assert not sockets.service.exists()
+        assert not [record.message for record in caplog.records if record.name == "asyncio"]
 
 
 async def test_get_info_answers_in_well_under_a_second_while_a_prepare_waits() -> None:
