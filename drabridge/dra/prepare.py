@@ -205,8 +205,11 @@ class Preparer:
             if hooks and plan.prepare is not None:
                 await self._hooks.run(plan.prepare, plan.device, claim, "prepare")
         spec = self._cdi.claim_spec(claim.uid, cdi_devices(plans))
-        self._cdi.write(spec)
-        extra = self._write_metadata(claim, pod_claim_name, plans)
+        # A hook that binds a driver makes other nodes, and upkeep leaves to us what is only begun.
+        snapshot = self._inventory()
+        now = [self.planner.again(claim.uid, plan.record(spec.names), snapshot) for plan in plans]
+        self._cdi.write(self._cdi.claim_spec(claim.uid, cdi_devices(now)))
+        extra = self._write_metadata(claim, pod_claim_name, now)
         devices = []
         for plan in plans:
             ids = [spec.qualified(plan.cdi.name), extra.pop(plan.result.base_request, None)]

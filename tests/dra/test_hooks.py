@@ -11,14 +11,15 @@ import pytest
 from msgspec.structs import replace
 
 from drabridge.dra.records import RecordStore, State
-from drabridge.inventory.model import Presence
+from drabridge.inventory.model import DeviceNode, Presence
 from drabridge.ledger.events import Observed
 from drabridge.ledger.model import ClaimRef, Owner, PodRef
 from tests.dra.helpers import CONFIG, a_node, gpu, with_profile
+from tests.dra.test_prepare import text_of
 
 
-def script(text: str) -> str:
-    return f"{{command: [/bin/sh, -c, '{text}'], timeoutSeconds: 1}}"
+def script(text: str, seconds: int = 1) -> str:
+    return f"{{command: [/bin/sh, -c, '{text}'], timeoutSeconds: {seconds}}}"
 
 
 @pytest.fixture
@@ -60,6 +61,20 @@ async def test_a_failed_prepare_hook_is_undone_and_its_output_reaches_the_person
 async def test_a_hook_that_does_not_end_is_killed() -> None:
     async with a_node(with_profile(f"prepare: {script('sleep 60')}")) as node:
         assert "did not end for gpu-1 within 1 s; it was killed" in await node.refused(node.claims.add("cl", "gpu-1"))
+
+
+async def test_a_claim_gets_its_device_as_the_hook_left_it(log: Path) -> None:
+    """A driver that is bound makes another node; the inventory learns of it while the claim is only begun."""
+    hook = script(f"echo ran >> {log}; while [ -s {log} ]; do sleep 0.01; done", 60)
+    async with a_node(with_profile(f"prepare: {hook}")) as node:
+        claim = node.claims.add("cl", "gpu-1")
+        preparing = asyncio.ensure_future(node.prepared(claim))
+        await node.wait_for(log.read_text, "the hook")
+        await node.set_devices(gpu(0), gpu(1, nodes=(DeviceNode("/dev/zero", "/dev/gpu1", "rw", "c", 1, 5),)))
+        await asyncio.sleep(0.1)  # the files of claims follow the inventory
+        log.write_text("")
+        await preparing
+        assert "/dev/zero" in text_of(node, claim)
 
 
 async def test_hooks_of_one_device_never_overlap(log: Path) -> None:
