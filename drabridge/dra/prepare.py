@@ -28,7 +28,7 @@ from drabridge.dra.metadata import MetadataFiles
 from drabridge.dra.planning import NotReadyError, Planned, Planner, cdi_devices, metadata_facts
 from drabridge.dra.ports import InUse, Inventory, nobody
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
-from drabridge.dra.tasks import join
+from drabridge.dra.tasks import join, to_the_end
 from drabridge.errors import ConfigError, DrabridgeError, HostError, PeerError, RefusedError
 from drabridge.inventory.model import Presence
 from drabridge.ledger import events
@@ -180,7 +180,7 @@ class Preparer:
             devices = await self._effects(allocation.claim, allocation.pod_claim_name, plans, hooks=True)
             self._records.save(replace(record, state=State.COMPLETED, devices=devices))
         except BaseException as error:
-            await asyncio.shield(self._roll_back(record, error))
+            await to_the_end(self._roll_back(record, error))
             raise
         return devices
 

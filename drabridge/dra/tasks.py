@@ -6,8 +6,8 @@ grpc.aio cancels a handler when the client's deadline passes; work with side eff
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from drabridge.errors import PeerError
 
@@ -27,6 +27,19 @@ async def join(tasks: dict[str, asyncio.Task[T]], key: str, work: Callable[[], A
         if task.cancelled():
             raise PeerError("cancelled: kubelet unprepared the claim meanwhile, or the agent is stopping") from None
         raise
+
+
+async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Wait for work that must be over before anybody else goes on, however often that is cancelled; then it is."""
+    task, cancelled = asyncio.ensure_future(work), False
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
+    task.result()
 
 
 async def _run(work: Callable[[], Awaitable[T]]) -> T:

@@ -77,6 +77,24 @@ async def test_a_claim_gets_its_device_as_the_hook_left_it(log: Path) -> None:
         assert "/dev/zero" in text_of(node, claim)
 
 
+async def test_a_device_is_nobody_elses_before_its_cleaning_has_ended(log: Path) -> None:
+    """The prepare runs out of time and is undone; kubelet unprepares the claim of a pod that was deleted meanwhile."""
+    prepare, undo = script("sleep 60", 60), script(f"echo begin >> {log}; sleep 0.5; echo end >> {log}", 60)
+    async with a_node(with_profile(f"prepare: {prepare}, unprepare: {undo}")) as node:
+        node.driver._preparer._budget_seconds = 0.2
+        claim = node.claims.add("cl", "gpu-1")
+        preparing = asyncio.ensure_future(node.prepare(claim))
+        await node.wait_for(log.read_text, "the roll-back")
+        node.driver._preparer._budget_seconds = 60
+        node.claims.delete("cl")
+        unpreparing = asyncio.ensure_future(node.unprepare(claim))
+        await node.wait_for(lambda: node.owner("gpu-1") is Owner.NONE, "the release")
+        words = log.read_text().split()
+        assert words.count("begin") == words.count("end")
+        await asyncio.gather(preparing, unpreparing)
+        assert log.read_text().split() == words
+
+
 async def test_hooks_of_one_device_never_overlap(log: Path) -> None:
     """Two claims on a device that is shared; their hooks would run at once. Those of two devices may."""
     body = script(f"echo begin $DRABRIDGE_DEVICE >> {log}; sleep 0.2; echo end $DRABRIDGE_DEVICE >> {log}")
