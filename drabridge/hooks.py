@@ -16,6 +16,7 @@ from drabridge.inventory.model import Device
 log = logging.getLogger(__name__)
 
 MAX_OUTPUT = 2_000  # characters that are kept: kubelet puts the error into an Event of 1,024 bytes
+KILLED_SECONDS = 1.0  # a driver that hangs keeps what was killed for as long as it likes: that holds up nobody else
 
 
 def environment(device: Device | None, name: str, more: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -34,36 +35,43 @@ def environment(device: Device | None, name: str, more: Mapping[str, str] | None
 
 async def run_hook(hook: Hook, device: Device | None, name: str, more: Mapping[str, str] | None = None) -> str:
     """Run it and return its output. Raises HostError on failure or after ``hook.timeout_seconds``; then it is killed,
-    with everything that it started.
+    with everything of its session.
     """
     program = " ".join(hook.command)
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *hook.command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=environment(device, name, more),
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise HostError(
-            f"{program} cannot be started for {name}: {error.strerror or error}",
-            hint="it must exist in the agent's own file system and be executable",
-        ) from error
-    try:
-        async with asyncio.timeout(hook.timeout_seconds):
-            output, _ = await process.communicate()
-    except BaseException as error:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await asyncio.shield(process.wait())
-        if isinstance(error, TimeoutError):
+    with contextlib.ExitStack() as closing:
+        try:
+            # Not a pipe, which would end with the last of what the command has started, and may never.
+            output = os.memfd_create("hook")
+            closing.callback(os.close, output)
+            process = await asyncio.create_subprocess_exec(
+                *hook.command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=asyncio.subprocess.STDOUT,
+                env=environment(device, name, more),
+                start_new_session=True,
+            )
+        except OSError as error:
             raise HostError(
-                f"{program} did not end for {name} within {hook.timeout_seconds} s; it was killed"
-            ) from None
-        raise
-    text = output.decode("utf-8", errors="replace").strip()[-MAX_OUTPUT:]
+                f"{program} cannot be started for {name}: {error.strerror or error}",
+                hint="it must exist in the agent's own file system and be executable",
+            ) from error
+        try:
+            async with asyncio.timeout(hook.timeout_seconds):
+                await process.wait()
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(KILLED_SECONDS):
+                    await process.wait()
+            if isinstance(error, TimeoutError):
+                raise HostError(
+                    f"{program} did not end for {name} within {hook.timeout_seconds} s; it was killed"
+                ) from None
+            raise
+        said = os.pread(output, 4 * MAX_OUTPUT, max(0, os.fstat(output).st_size - 4 * MAX_OUTPUT))
+    text = said.decode("utf-8", errors="replace").strip()[-MAX_OUTPUT:]
     log.info("hook ran", extra={"device": name, "command": program, "status": process.returncode, "output": text})
     if process.returncode != 0:
         raise HostError(f"{program} failed for {name} with status {process.returncode}: {text or 'no output'}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 import uuid
 from pathlib import Path
@@ -10,12 +12,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from drabridge.config.container import Hook
 from drabridge.dra.records import RecordStore, State
+from drabridge.hooks import run_hook
 from drabridge.inventory.model import DeviceNode, Presence
 from drabridge.ledger.events import Observed
 from drabridge.ledger.model import ClaimRef, Owner, PodRef
+from tests.agent.helpers import until
 from tests.dra.helpers import CONFIG, a_node, gpu, with_profile
 from tests.dra.test_prepare import text_of
+from tests.patience import PATIENCE
 
 
 def script(text: str, seconds: int = 1) -> str:
@@ -93,6 +99,25 @@ async def test_a_device_is_nobody_elses_before_its_cleaning_has_ended(log: Path)
         assert words.count("begin") == words.count("end")
         await asyncio.gather(preparing, unpreparing)
         assert log.read_text().split() == words
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_what_escapes_from_a_hook_that_is_killed_holds_up_nobody(tmp_path: Path, *, cancelled: bool) -> None:
+    """A daemon, say, in a session of its own: it lives on, and the output that it shares with the hook never ends."""
+    pid = tmp_path / "pid"
+    escape = f"setsid sleep 7654 & echo $! > {pid}.new; mv {pid}.new {pid}; sleep 7654"
+    hook = Hook(command=("/bin/sh", "-c", escape), timeout_seconds=300 if cancelled else 1)
+    running = asyncio.create_task(run_hook(hook, None, "gpu-1"))
+    await until(pid.exists)
+    if cancelled:
+        running.cancel()
+    try:
+        done, _ = await asyncio.wait({running}, timeout=5 * PATIENCE)
+        assert done, "run_hook waits for what it cannot kill"
+        assert running.cancelled() if cancelled else "it was killed" in str(running.exception())
+    finally:
+        running.cancel()
+        os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
 async def test_hooks_of_one_device_never_overlap(log: Path) -> None:
