@@ -112,13 +112,14 @@ async def test_the_answer_waits_for_the_disk(keeper: Keeper, disk: Disk) -> None
     assert owner(keeper, "gpu-0") is Owner.LEGACY
 
 
-async def test_a_burst_shares_its_fsyncs(keeper: Keeper, disk: Disk) -> None:
+async def test_a_burst_shares_its_fsyncs(keeper: Keeper, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drabridge.ledger.keeper.BURST_SECONDS", 3600)  # however slow the machine is
     before = disk.syncs
     answers = await asyncio.gather(
         *(keeper.apply(event) for event in (allocate(0), allocate(1), prepare(2), prepare(3, "v")))
     )
     assert all(answer.accepted for answer in answers)
-    assert disk.syncs - before <= 2  # the first alone, all others together
+    assert disk.syncs - before == 1
 
 
 async def test_a_repeated_prepare_waits_for_the_first(keeper: Keeper, disk: Disk) -> None:
