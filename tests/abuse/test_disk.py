@@ -158,6 +158,6 @@ async def test_a_start_on_a_read_only_state_directory_is_one_line() -> None:
         with read_only(state):
             await agent.start()
             assert agent.process is not None
-            assert await asyncio.wait_for(agent.process.wait(), 10) == 1
+            assert await asyncio.wait_for(agent.process.wait(), 60) == 1
             assert "Read-only file system" in agent.text()
             assert "Traceback" not in agent.text()

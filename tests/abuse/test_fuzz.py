@@ -213,7 +213,7 @@ async def test_random_bytes_from_kubelet_are_no_answer(seed: int) -> None:
             async with kubelet({"List": says(data)}) as server:
                 client = Client(server.path)
                 witness = Witness(client, root, resend, lambda: 0.0)
-                seen = await asyncio.wait_for(witness.look(Ledger()), 30)
+                seen = await asyncio.wait_for(witness.look(Ledger()), 60)
                 assert seen.listed is None, data
                 assert witness.error
                 await client.close()

@@ -55,7 +55,7 @@ def allocate(*containers: list[str]) -> pb.AllocateRequest:
 
 async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await asyncio.wait_for(call, 30)
+        await asyncio.wait_for(call, 60)
     return caught.value.code(), caught.value.details() or ""
 
 

@@ -248,7 +248,7 @@ async def _lanes_release(agent: AgentProcess, device: str) -> tuple[int, str]:
     command = (sys.executable, "-m", "drabridge", "lanes", "release", device, "--socket", str(agent.control))
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=asyncio.subprocess.STDOUT)
-    out, _ = await asyncio.wait_for(process.communicate(), 20)
+    out, _ = await asyncio.wait_for(process.communicate(), 60)
     return process.returncode or 0, out.decode()
 
 

@@ -33,13 +33,13 @@ async def test_results_and_errors_come_back() -> None:
 
 async def test_it_can_be_waited_for_on_the_spot_and_not_for_longer_than_one_likes() -> None:
     worker, gate = Worker("test"), threading.Event()
-    job = worker.begin(lambda: gate.wait(10))
+    job = worker.begin(lambda: gate.wait(60))
     started = time.monotonic()
     assert not job.over(0.02)
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < 30
     assert not job.over()
     gate.set()
-    assert job.over(5.0)
+    assert job.over(60)
     assert job.over(), "it stays over"
     assert job.result() is True
     worker.stop()
@@ -53,7 +53,7 @@ async def test_whatever_ends_a_call_it_is_not_taken_for_done_and_the_next_one_ru
         raise error
 
     job = worker.begin(fail)
-    assert job.over(5.0)
+    assert job.over(60)
     assert job.error is error
     assert await worker.run(lambda: "next") == "next"
     worker.stop()
@@ -63,7 +63,7 @@ async def test_a_caller_who_is_cancelled_stops_nothing() -> None:
     worker, gate, done = Worker("test"), threading.Event(), threading.Event()
 
     def call() -> None:
-        gate.wait(10)
+        gate.wait(60)
         done.set()
 
     task = asyncio.create_task(worker.run(call))
@@ -79,14 +79,14 @@ async def test_a_caller_who_is_cancelled_stops_nothing() -> None:
 
 async def test_one_that_was_stopped_finishes_what_it_has_and_takes_no_more() -> None:
     worker, gate = Worker("test"), threading.Event()
-    job = worker.begin(lambda: gate.wait(10))
+    job = worker.begin(lambda: gate.wait(60))
     worker.stop()
     with pytest.raises(RuntimeError, match="test was stopped"):
         worker.begin(lambda: None)
     with pytest.raises(RuntimeError, match="test was stopped"):
         await worker.reached()
     gate.set()
-    assert job.over(5.0)
+    assert job.over(60)
 
 
 def test_a_job_can_be_over_before_it_began() -> None:

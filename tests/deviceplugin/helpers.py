@@ -234,8 +234,8 @@ async def running(server: PluginServer) -> AsyncIterator[asyncio.Task[None]]:
     try:
         yield task
     finally:
-        await asyncio.wait_for(server.stop(), 5)
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(server.stop(), 60)
+        await asyncio.wait_for(task, 60)
 
 
 def sockets_in(directory: Path) -> list[str]:

@@ -20,7 +20,7 @@ async def fetch(address: str, path: str = "/", host: str = "localhost:9400") -> 
     name, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(name, int(port))
     writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
-    answer = await asyncio.wait_for(reader.read(), 10)
+    answer = await asyncio.wait_for(reader.read(), 60)
     writer.close()
     head, _, body = answer.partition(b"\r\n\r\n")
     lines = head.decode().split("\r\n")

@@ -152,12 +152,15 @@ async def test_the_limiter_is_waited_for(connect: MakeClient) -> None:
 
 
 async def test_a_limiter_that_never_relents_is_named_as_such(connect: MakeClient) -> None:
+    seconds = []
     async with kubelet({"List": RATE_LIMITED}) as server:
-        started = time.monotonic()
-        with pytest.raises(errors.RateLimited, match="rejected by rate limit"):
-            await connect(server.path).list(timeout_seconds=0.95)
-        assert server.requests == ["List"]
-        assert time.monotonic() - started < 0.95, "a second is not left, so it is not waited for"
+        for number in range(1, 6):
+            started = time.monotonic()
+            with pytest.raises(errors.RateLimited, match="rejected by rate limit"):
+                await connect(server.path).list(timeout_seconds=0.95)
+            seconds.append(time.monotonic() - started)
+            assert server.requests == ["List"] * number
+    assert min(seconds) < 0.5, "a second is not left, so it is not waited for"
 
 
 async def test_an_answer_of_18_mb_arrives(connect: MakeClient) -> None:
@@ -263,12 +266,11 @@ async def test_calls_take_turns(connect: MakeClient) -> None:
 async def test_waiting_for_ones_turn_counts_towards_the_deadline(connect: MakeClient) -> None:
     async with kubelet({"List": hangs}) as server:
         client = connect(server.path)
-        slow = asyncio.ensure_future(client.list(timeout_seconds=4))
+        slow = asyncio.ensure_future(client.list(timeout_seconds=6))
         await asyncio.sleep(0.1)
-        started = time.monotonic()
         with pytest.raises(errors.KubeletTimeout):
             await client.list(timeout_seconds=0.2)
-        assert time.monotonic() - started < 3
+        assert not slow.done()
         with pytest.raises(errors.KubeletTimeout):
             await slow
 

@@ -80,7 +80,7 @@ async def python(program: str) -> tuple[int | None, str, str]:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-W", "error", "-c", program, stdout=PIPE, stderr=PIPE, env=environment
     )
-    out, err = await asyncio.wait_for(process.communicate(), 20)
+    out, err = await asyncio.wait_for(process.communicate(), 60)
     return process.returncode, out.decode(), err.decode()
 
 
@@ -106,7 +106,7 @@ async def test_the_daemonset_mounts_the_directory_and_its_command_serves_metrics
         mine = [argument.replace(":9401", f"127.0.0.1:{port}") for argument in arguments]
         process = await start(*mine, "--socket", server.path)
         assert process.stderr is not None
-        assert b"serving" in await asyncio.wait_for(process.stderr.readline(), 10)
+        assert b"serving" in await asyncio.wait_for(process.stderr.readline(), 60)
         assert "\npodresources_device_allocation_info{" in await asyncio.to_thread(fetch, port)
         assert (await interrupt(process)).code == 0
 

@@ -54,6 +54,6 @@ async def test_crud_apply_and_watch(api: SimApiServer, tmp_path: Path) -> None:
         seen.append(claims.namespaced)
         return seen
 
-    found = await asyncio.wait_for(asyncio.to_thread(work), 30)
+    found = await asyncio.wait_for(asyncio.to_thread(work), 60)
     assert found == ["1Gi", ["s"], ["ADDED"], ("NotFoundError", 404), True]
     assert {one.user for one in api.requests} == {"system:serviceaccount:kube-system:drabridge"}

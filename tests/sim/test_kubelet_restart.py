@@ -358,7 +358,7 @@ async def test_a_pod_that_was_ending_when_the_kubelet_stopped_ends_with_the_next
         await asyncio.sleep(0.05)
         assert {status.running for status in kubelet.pods.values()} == {("c",)}
         await kubelet.restart()
-        await asyncio.wait_for(deletion, 30)
+        await asyncio.wait_for(deletion, 60)
         await kubelet.wait_for(lambda: list(kubelet.pods) == [finished.uid], what="the deletion")
         await kubelet.wait_for(lambda: kubelet.pod_status(finished.uid).phase is Phase.SUCCEEDED, what="the end")
         runtime = kubelet.node.runtime
