@@ -7,8 +7,10 @@ would hold them for ever, so a resource's configuration asks for it.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import stat
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +20,11 @@ from drabridge.inventory.model import Device
 
 PROC = Path("/proc")
 _KINDS = {"c": stat.S_ISCHR, "b": stat.S_ISBLK}
+
+# statx(2), linux/stat.h: os.stat always asks the file system
+_LIBC = ctypes.CDLL(None)
+_AT_FDCWD, _AT_STATX_DONT_SYNC, _STATX_TYPE = -100, 0x4000, 0x1
+_STATX_BYTES, _STX_MODE, _STX_RDEV = 256, 28, 128
 
 Number = tuple[str, int, int]  # "c" or "b", major, minor
 
@@ -58,14 +65,15 @@ def opened(devices: Mapping[str, Device], proc: Path = PROC) -> Opened:
 
 
 def _number(descriptor: Path) -> Number | None:
-    try:
-        status = descriptor.stat()
-    except OSError:
+    """From what the kernel has in memory: the file may be on the disk of a server that does not answer, and what waits
+    for that is often the very process that has the device open.
+    """
+    found = ctypes.create_string_buffer(_STATX_BYTES)
+    if _LIBC.statx(_AT_FDCWD, os.fsencode(descriptor), _AT_STATX_DONT_SYNC, _STATX_TYPE, found) != 0:
         return None
-    for kind, matches in _KINDS.items():
-        if matches(status.st_mode):
-            return kind, os.major(status.st_rdev), os.minor(status.st_rdev)
-    return None
+    (mode,) = struct.unpack_from("H", found, _STX_MODE)
+    major, minor = struct.unpack_from("II", found, _STX_RDEV)
+    return next(((kind, major, minor) for kind, matches in _KINDS.items() if matches(mode)), None)
 
 
 def _command(process: Path) -> str:

@@ -72,6 +72,18 @@ def test_what_may_not_be_looked_at_is_not_vouched_for(tmp_path: Path) -> None:
     assert "hostPID" in found.blind
 
 
+def test_no_file_system_is_asked_about_what_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of a server that does not answer would never let go of who asks (seen with FUSE, whose daemon is silent)."""
+
+    def ask(*_: object, **__: object) -> os.stat_result:
+        raise AssertionError("os.stat asks the file system")
+
+    with child_with_null_open(), monkeypatch.context() as patch:
+        patch.setattr(os, "stat", ask)
+        found = opened({"null": NULL})
+    assert "null" in found.by
+
+
 def test_links_of_a_descriptor_table_are_followed(tmp_path: Path) -> None:
     table = tmp_path / "7" / "fd"
     table.mkdir(parents=True)
