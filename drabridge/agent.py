@@ -35,7 +35,6 @@ from drabridge.inventory.model import Snapshot
 from drabridge.inventory.source import Inventory
 from drabridge.ledger import (
     Booted,
-    Decision,
     Effect,
     KubeletStarted,
     Ledger,
@@ -110,7 +109,7 @@ class Agent:
         self._behind = False  # the ledger could not be told of the newest snapshot: its disk is full
         self._rebooted = False  # since the ledger was written
         self._refresh: asyncio.TimerHandle | None = None
-        self._background: set[asyncio.Task[Decision]] = set()
+        self._background: set[asyncio.Task[None]] = set()
         self._watches: list[asyncio.Task[None]] = []  # of the API server
 
     def stop(self) -> None:
@@ -372,7 +371,7 @@ class Agent:
             self._apply_soon(Subscribed(self._now()))
 
     def _apply_soon(self, event: KubeletStarted | Subscribed) -> None:
-        task = asyncio.create_task(self._runtime.keeper.apply(event))
+        task = asyncio.create_task(self._runtime.keeper.insist(event))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 

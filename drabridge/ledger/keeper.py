@@ -26,6 +26,7 @@ _log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 0.001  # an fsync of a data-centre SSD takes 0.02 to 0.2 ms, of others 1 to 10; noticed by nobody
 BURST_SECONDS = 0.0003  # requests that come together are taken one after the other within this time
+INSIST_SECONDS = 0.1  # what need not be on disk is taken as soon as no write is under way
 HANGS_SECONDS = 3.0  # an overloaded disk answers within it; an Allocate is given up after 5 s
 CLOSE_SECONDS = 1.0  # of the 3 s in which SIGTERM is promised to end the agent
 
@@ -108,6 +109,11 @@ class Keeper:
         The step goes on if the caller is cancelled: what kubelet asked for may be on disk already.
         """
         return await self.submit(event)
+
+    async def insist(self, event: Event) -> None:
+        """As :meth:`apply`, of what has happened, whatever the disk does: again until it is taken."""
+        while not (await self.apply(event)).accepted:
+            await asyncio.sleep(INSIST_SECONDS)
 
     def submit(self, event: Event) -> asyncio.Future[Decision]:
         """As :meth:`apply`; with a quick disk the future is done on return."""

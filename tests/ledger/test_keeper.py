@@ -22,6 +22,7 @@ from drabridge.ledger import (
     Discovered,
     Effect,
     Facts,
+    KubeletStarted,
     Lane,
     Ledger,
     Observed,
@@ -190,6 +191,19 @@ async def test_a_try_does_not_queue_behind_a_disk_that_hangs(keeper: Keeper, dis
     assert time.monotonic() - began < 30
     disk.gate.set()
     await until(lambda: keeper.health.ok)
+
+
+async def test_what_happened_while_a_write_failed_is_not_forgotten(keeper: Keeper, disk: Disk) -> None:
+    """Kubelet is restarted while the disk hangs, and what waits for that is refused: a new kubelet is no request."""
+    disk.gate.clear()
+    disk.error = OSError(5, "Input/output error")
+    grant = keeper.submit(allocate(0))
+    told = asyncio.ensure_future(keeper.insist(KubeletStarted(50.0)))
+    await asyncio.sleep(0)
+    disk.gate.set()
+    assert not (await grant).accepted
+    await told
+    assert keeper.ledger.node.kubelet_started_at == 50.0
 
 
 async def test_an_unprepare_that_is_not_durable_is_not_answered_with_yes(keeper: Keeper, disk: Disk) -> None:
