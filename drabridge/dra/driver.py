@@ -38,7 +38,7 @@ from drabridge.offers.health import health_of
 from drabridge.offers.pool import pool_of
 from drabridge.offers.slices import Desired, Feature, desired
 from drabridge.offers.sliceversions import VERSIONS, choose_version
-from drabridge.tasks import forever
+from drabridge.tasks import Signal, forever
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 CLAIMS_DIRECTORY = "claims"
 STOP_GRACE_SECONDS = 1.0  # for calls in flight; what has not committed by then is rolled back
 DISCOVERY_FIRST_SECONDS, DISCOVERY_MOST_SECONDS = 0.5, 60.0
+BUSY_SECONDS = 0.5  # between looks at the files of a claim that is being worked on
 
 
 class DraPaths(Struct, frozen=True):
@@ -157,8 +158,8 @@ class DraDriver:
         self._seen: Snapshot | None = None  # what _look() looked at last
         self._offered: dict[str, Device] = {}
         self._others: tuple[str, ...] | None = None
-        self._renew = False  # files of prepared claims are missing
-        self._changed = asyncio.Event()
+        self._renew = False  # files of prepared claims are missing, or old
+        self._changed = Signal()
 
     @property
     def state(self) -> DraState:
@@ -209,7 +210,6 @@ class DraDriver:
         try:
             while not self._inventory().complete:
                 await self._changed.wait()
-                self._changed.clear()
             restored = self._inventory().version  # what comes while the sockets are bound is a change
             try:
                 self._upkeep.restore()
@@ -243,14 +243,13 @@ class DraDriver:
         """What depends on the inventory, after every change of it since ``version``."""
         self._changed.set()
         while True:
-            await self._changed.wait()
-            self._changed.clear()
+            await self._changed.wait(BUSY_SECONDS if self._renew else None)
             self._look()
             snapshot = self._inventory()
             if snapshot.version != version or self._renew:
                 version, renew, self._renew = snapshot.version, self._renew, False
                 try:
-                    await self._upkeep.refresh(missing=renew)
+                    self._renew = not self._upkeep.refresh(missing=renew)
                 except DrabridgeError as error:
                     log.error("files of prepared claims not brought up to date", extra={"error": str(error)})
 

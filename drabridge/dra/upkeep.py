@@ -69,25 +69,24 @@ class Upkeep:
             self._metadata.sweep({record.claim.uid for record in records} | keep)
         return tuple(record for record in records if record.state is State.COMPLETED)
 
-    async def refresh(self, *, missing: bool = False) -> None:
+    def refresh(self, *, missing: bool = False) -> bool:
         """The inventory changed: bring the CDI and metadata files of prepared claims up to date. ``missing``: some were
         removed, and perhaps those which mount metadata that has not changed.
+
+        False: a claim is being worked on, by a hook perhaps that takes minutes. It is left for the next time.
         """
-        for record in self._records.all():
-            if record.state is not State.COMPLETED or record.boot_id != self._boot_id:
+        records = [r for r in self._records.all() if r.state is State.COMPLETED and r.boot_id == self._boot_id]
+        free = [record for record in records if not self._locks.hold(record.claim.uid).locked()]
+        for record in free:
+            plans = self._plans(record)
+            if plans is None:
                 continue
-            async with self._locks.hold(record.claim.uid):
-                now = self._records.load(record.claim.uid)
-                if now is None or now.state is not State.COMPLETED:
-                    continue
-                plans = self._plans(now)
-                if plans is None:
-                    continue
-                self._cdi.write(self._cdi.claim_spec(now.claim.uid, cdi_devices(plans)))
-                if self._metadata is not None and len(plans) == len(now.devices):
-                    self._metadata.update(now.claim, metadata_facts(plans))
-                    if missing:
-                        self._metadata.write(now.claim, now.pod_claim_name, metadata_facts(plans))
+            self._cdi.write(self._cdi.claim_spec(record.claim.uid, cdi_devices(plans)))
+            if self._metadata is not None and len(plans) == len(record.devices):
+                self._metadata.update(record.claim, metadata_facts(plans))
+                if missing:
+                    self._metadata.write(record.claim, record.pod_claim_name, metadata_facts(plans))
+        return len(free) == len(records)
 
     def _plans(self, record: ClaimRecord) -> list[Planned] | None:
         """The claim's devices that are here, as they are now; None when that cannot be said: its files stay then."""
