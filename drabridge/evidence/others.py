@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -15,10 +16,12 @@ from drabridge.inventory.model import Device
 from drabridge.ledger import events
 from drabridge.ledger.model import HeldBecause, Ledger, Owner
 from drabridge.ledger.release import using
+from drabridge.worker import Job, Worker
 
 log = logging.getLogger(__name__)
 
 NAMED = 4  # pods in one sentence
+PROBE_SECONDS = 5.0  # it takes milliseconds, unless a process has a file open where nobody answers
 
 Claims = Callable[[], Awaitable[tuple[events.Allocation, ...] | None]]
 """The claims that the API server shows allocated; None if it cannot be asked."""
@@ -40,6 +43,8 @@ class Others:
         self.claims: Claims | None = None  # and what it shows allocated here
         self.error = ""  # why the probe cannot vouch for anything, for people
         self._unaccounted: Mapping[str, tuple[str, ...]] = {}
+        self._prober = Worker("probe")
+        self._hanging: Job[Opened] | None = None
 
     async def enrich(self, observed: events.Observed) -> events.Observed:
         """``observed`` with what the others know. Never raises."""
@@ -107,8 +112,21 @@ class Others:
         }
         if not chosen:
             return None
-        found = await asyncio.to_thread(opened, chosen)
+        found = await self._probe(chosen)
         if found.blind and found.blind != self.error:
             log.error("the probe is blind", extra={"reason": found.blind})
         self.error = found.blind
         return found
+
+    async def _probe(self, chosen: Mapping[str, Device]) -> Opened:
+        """Where no answer comes any of them may be open; nobody asks a second time beside that."""
+        if self._hanging is None or self._hanging.over():
+            self._hanging, job = None, self._prober.begin(lambda: opened(chosen))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PROBE_SECONDS):
+                    await self._prober.reached()
+            if job.over():
+                return job.result()
+            self._hanging = job
+        why = "the probe hangs at a file that some process has open, and what it is to look at stays held"
+        return Opened(dict.fromkeys(chosen, "a process, perhaps: the probe hangs"), why)

@@ -8,6 +8,7 @@ would hold them for ever, so a resource's configuration asks for it.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import stat
 import struct
@@ -22,7 +23,8 @@ PROC = Path("/proc")
 _KINDS = {"c": stat.S_ISCHR, "b": stat.S_ISBLK}
 
 # statx(2), linux/stat.h: os.stat always asks the file system
-_LIBC = ctypes.CDLL(None)
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_FORBIDDEN = (errno.ENOSYS, errno.EPERM)  # by a seccomp profile that does not know the call
 _AT_FDCWD, _AT_STATX_DONT_SYNC, _STATX_TYPE = -100, 0x4000, 0x1
 _STATX_BYTES, _STX_MODE, _STX_RDEV = 256, 28, 128
 
@@ -69,10 +71,17 @@ def _number(descriptor: Path) -> Number | None:
     for that is often the very process that has the device open.
     """
     found = ctypes.create_string_buffer(_STATX_BYTES)
-    if _LIBC.statx(_AT_FDCWD, os.fsencode(descriptor), _AT_STATX_DONT_SYNC, _STATX_TYPE, found) != 0:
+    if _LIBC.statx(_AT_FDCWD, os.fsencode(descriptor), _AT_STATX_DONT_SYNC, _STATX_TYPE, found) == 0:
+        (mode,) = struct.unpack_from("H", found, _STX_MODE)
+        major, minor = struct.unpack_from("II", found, _STX_RDEV)
+    elif ctypes.get_errno() not in _FORBIDDEN:
         return None
-    (mode,) = struct.unpack_from("H", found, _STX_MODE)
-    major, minor = struct.unpack_from("II", found, _STX_RDEV)
+    else:
+        try:
+            status = descriptor.stat()
+        except OSError:
+            return None
+        mode, major, minor = status.st_mode, os.major(status.st_rdev), os.minor(status.st_rdev)
     return next(((kind, major, minor) for kind, matches in _KINDS.items() if matches(mode)), None)
 
 

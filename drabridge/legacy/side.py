@@ -168,12 +168,13 @@ class LegacySide:
         return served.plugin.devices().version if served else 0
 
     async def _sent(self, versions: Mapping[str, int], timeout_seconds: float) -> bool:
-        if not all(name in self._served and self._served[name].server.state.registered for name in versions):
+        waiting = [(self._served[name].server, version) for name, version in versions.items() if name in self._served]
+        if len(waiting) < len(versions) or not all(server.state.registered for server, _ in waiting):
             return False
         try:
             async with asyncio.timeout(timeout_seconds):
-                for name, version in versions.items():
-                    await self._served[name].server.wait_sent(version)
+                for server, version in waiting:
+                    await server.wait_sent(version)
         except TimeoutError:
             return False
         return True

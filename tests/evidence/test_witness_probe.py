@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -15,10 +17,12 @@ from typing import Literal
 import pytest
 
 from drabridge.evidence.others import Others
-from drabridge.evidence.probe import opened
+from drabridge.evidence.probe import Opened, opened
 from drabridge.inventory.model import Device, DeviceNode
 from drabridge.ledger.events import Observed
 from drabridge.ledger.model import ClaimHold, ClaimRef, Entry, Facts, Hold, Ledger, Owner, Phase, PodRef
+from tests.agent.helpers import until
+from tests.patience import PATIENCE
 
 
 def device(name: str, path: str) -> Device:
@@ -130,6 +134,48 @@ async def test_a_process_that_may_not_be_looked_at_hides_no_other(
         assert "hostPID" in others.error
         assert "process" in (await others.in_use({"null"}))["null"]
     assert [record.message for record in caplog.records] == ["the probe is blind"]  # once, not with every round
+
+
+async def test_a_file_that_does_not_answer_holds_devices_and_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread is left to it, and to it alone."""
+    answers, begun = threading.Event(), []
+
+    def hanging(devices: dict[str, Device]) -> Opened:
+        begun.append(devices)
+        answers.wait()
+        return Opened({})
+
+    monkeypatch.setattr("drabridge.evidence.others.opened", hanging)
+    monkeypatch.setattr("drabridge.evidence.others.PROBE_SECONDS", 0.1)
+    others = Others(Ledger, lambda: {"full": FULL}, lambda: frozenset({"example.com/mem"}))
+    try:
+        async with asyncio.timeout(5 * PATIENCE):
+            for _ in range(3):
+                assert "the probe hangs" in (await others.in_use({"full"}))["full"]
+        assert "the probe hangs" in others.error
+        assert len(begun) == 1
+    finally:
+        answers.set()
+    monkeypatch.setattr("drabridge.evidence.others.PROBE_SECONDS", 60)
+    await until(lambda: _sees_nobody(others))
+    assert not others.error
+
+
+async def _sees_nobody(others: Others) -> bool:
+    return not await others.in_use({"full"})
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EPERM])
+def test_where_statx_is_forbidden_stat_is_asked(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Forbidding:
+        @staticmethod
+        def statx(*_: object) -> int:
+            ctypes.set_errno(code)
+            return -1
+
+    monkeypatch.setattr("drabridge.evidence.probe._LIBC", Forbidding)
+    with open("/dev/full", "wb"):
+        assert opened({"full": FULL}).of("full")
 
 
 async def test_only_resources_that_ask_for_it_and_only_what_kubelet_does_not_show() -> None:
