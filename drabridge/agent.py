@@ -127,10 +127,10 @@ class Agent:
         store = await self._own_ledger()
         if store is None:
             return
-        asked, self._config = self._config, with_pool_in_use(self._config, self._paths.state, self._options.node_name)
+        keeper, asked = Keeper(store, policy_of(self._config), self._now), self._config
+        self._config = with_pool_in_use(asked, self._paths.state, self._options.node_name, keeper.ledger)
         if self._config != asked:  # the file is asked for again, and again, until it can be had
             self._reload.set()
-        keeper = Keeper(store, policy_of(self._config), self._now)
         if keeper.loaded.message:
             log.error("ledger", extra={"found": str(keeper.loaded.kind), "message_text": keeper.loaded.message})
         try:

@@ -84,15 +84,18 @@ def recorded(state: Path, boot_id: str, ledger: Ledger) -> tuple[tuple[Allocatio
     return tuple(prepared), frozenset(earlier)
 
 
-def with_pool_in_use(config: Config, state: Path, node: str) -> Config:
+def with_pool_in_use(config: Config, state: Path, node: str, ledger: Ledger) -> Config:
     """``config`` with the pool that claims have devices in, which it may call otherwise: under the other name the
     scheduler would take those for free. A reload takes the other name, once no claim has a device.
+
+    A record may outlive its claim, where kubelet forgot that one.
     """
     if not names_in(state / "claims"):  # DRA was never on here, or nobody can say; then the merge says so
         return config
     from drabridge.dra.records import RecordStore
 
-    records = RecordStore(state / "claims").all()
+    found = RecordStore(state / "claims").all()
+    records = [record for record in found if record.claim.uid in ledger.by_claim or not ledger.node.whole]
     pools = {device.pool for record in records for device in record.devices if not device.admin}
     if not pools or (config.dra.pool or node) in pools:
         return config

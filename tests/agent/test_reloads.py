@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import resource
 import shutil
 import signal
@@ -96,6 +97,8 @@ async def test_another_pool_waits_until_no_claim_has_a_device() -> None:
     async with bridge() as (agent, cluster, _):
         await cluster.apply(claim_pod("c"))
         await cluster.wait_pod("c")
+        (record,) = agent.root.rglob("claims/*.json")
+        left = re.sub('"bootID": *"[^"]*"', '"bootID":"before"', record.read_text())
 
         async def noted(text: str) -> bool:
             return any(text in note for note in (await agent.status())["notes"])
@@ -118,6 +121,12 @@ async def test_another_pool_waits_until_no_claim_has_a_device() -> None:
             await cluster.delete("resourceclaims", name)
         await until(lambda: _pools(cluster) == {"another"}, 20, agent.text)
         assert not await noted("dra.pool")
+
+        await agent.stop()
+        record.write_text(left)  # kubelet forgot a claim, and it ended: nobody has a device by it
+        await agent.start()
+        await agent.ready()
+        assert _pools(cluster) == {"another"}
 
 
 async def test_another_driver_is_refused_and_said() -> None:
