@@ -23,7 +23,7 @@ PROC = Path("/proc")
 _KINDS = {"c": stat.S_ISCHR, "b": stat.S_ISBLK}
 
 # statx(2), linux/stat.h: os.stat always asks the file system
-_LIBC = ctypes.CDLL(None, use_errno=True)
+_statx = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)  # glibc has it since 2.28, musl since 1.2.5
 _FORBIDDEN = (errno.ENOSYS, errno.EPERM)  # by a seccomp profile that does not know the call
 _AT_FDCWD, _AT_STATX_DONT_SYNC, _STATX_TYPE = -100, 0x4000, 0x1
 _STATX_BYTES, _STX_MODE, _STX_RDEV = 256, 28, 128
@@ -70,18 +70,21 @@ def _number(descriptor: Path) -> Number | None:
     """From what the kernel has in memory: the file may be on the disk of a server that does not answer, and what waits
     for that is often the very process that has the device open.
     """
-    found = ctypes.create_string_buffer(_STATX_BYTES)
-    if _LIBC.statx(_AT_FDCWD, os.fsencode(descriptor), _AT_STATX_DONT_SYNC, _STATX_TYPE, found) == 0:
-        (mode,) = struct.unpack_from("H", found, _STX_MODE)
-        major, minor = struct.unpack_from("II", found, _STX_RDEV)
-    elif ctypes.get_errno() not in _FORBIDDEN:
-        return None
-    else:
+    found, code = ctypes.create_string_buffer(_STATX_BYTES), errno.ENOSYS
+    if _statx is not None:
+        failed = _statx(_AT_FDCWD, os.fsencode(descriptor), _AT_STATX_DONT_SYNC, _STATX_TYPE, found)
+        code = ctypes.get_errno() if failed else 0
+    if code in _FORBIDDEN:
         try:
             status = descriptor.stat()
         except OSError:
             return None
         mode, major, minor = status.st_mode, os.major(status.st_rdev), os.minor(status.st_rdev)
+    elif code:
+        return None
+    else:
+        (mode,) = struct.unpack_from("H", found, _STX_MODE)
+        major, minor = struct.unpack_from("II", found, _STX_RDEV)
     return next(((kind, major, minor) for kind, matches in _KINDS.items() if matches(mode)), None)
 
 

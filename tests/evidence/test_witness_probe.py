@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -165,15 +165,17 @@ async def _sees_nobody(others: Others) -> bool:
     return not await others.in_use({"full"})
 
 
-@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EPERM])
-def test_where_statx_is_forbidden_stat_is_asked(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Forbidding:
-        @staticmethod
-        def statx(*_: object) -> int:
-            ctypes.set_errno(code)
-            return -1
+def forbidden(code: int) -> Callable[..., int]:
+    def statx(*_: object) -> int:
+        ctypes.set_errno(code)
+        return -1
 
-    monkeypatch.setattr("drabridge.evidence.probe._LIBC", Forbidding)
+    return statx
+
+
+@pytest.mark.parametrize("statx", [None, forbidden(errno.ENOSYS), forbidden(errno.EPERM)])
+def test_where_statx_cannot_be_had_stat_is_asked(statx: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drabridge.evidence.probe._statx", statx)
     with open("/dev/full", "wb"):
         assert opened({"full": FULL}).of("full")
 
