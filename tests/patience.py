@@ -8,3 +8,6 @@ helper that waits multiplies its limit. What is measured is in tests/bench.
 from __future__ import annotations
 
 PATIENCE = 12
+
+HANG_SECONDS = 5.0 * PATIENCE
+"""What ends a test that hangs, where nothing else says how long it may take."""

@@ -126,8 +126,8 @@ class Publisher:
         obj = slice_to_v1(obj)
         name = obj["metadata"]["name"]
         held = self._actual.get(name)
-        if held is not None and _number(held) > _number(obj):
-            return  # older than what our own write was answered
+        if self._is_old(obj):
+            return
         if kind == "DELETED":
             if held is not None:
                 del self._actual[name]
@@ -270,11 +270,15 @@ class Publisher:
             stored = slice_to_v1(await send(self._kind, body))
         finally:
             self._under_way = ""
-        held = self._actual.get(write.name)
-        if held is None or _number(held) <= _number(stored):
+        if not self._is_old(stored):
             self._actual[write.name] = stored
         self._features -= dropped(write.body, stored)
         self._accepted[write.name] = accept(write.body, stored)
+
+    def _is_old(self, obj: Json) -> bool:
+        """Whether more is known of this slice: an event and the answer to our own write may overtake each other."""
+        held = self._actual.get(obj["metadata"]["name"])
+        return held is not None and _number(held) > _number(obj)
 
     async def _node_owner(self) -> Owner:
         """The Node as it is now; its UID changes when somebody deletes and re-creates it."""

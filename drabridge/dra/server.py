@@ -13,6 +13,7 @@ from drabridge.dra.health import HealthBoard, HealthV1, HealthV1Alpha1
 from drabridge.dra.registration import RegistrationService
 from drabridge.dra.service import ClaimService, DraV1, DraV1Beta1
 from drabridge.dra.sockets import PluginSockets, identity
+from drabridge.dra.tasks import to_the_end
 from drabridge.errors import HostError
 from drabridge.wire import (
     dra_v1_pb2_grpc,
@@ -110,9 +111,5 @@ class PluginServer:
         if not port:
             raise HostError(f"cannot listen on {path}")
         self._servers[path] = server  # stopped like the others, whatever comes now
-        starting = asyncio.ensure_future(server.start())
-        try:
-            await asyncio.shield(starting)
-        finally:
-            await starting  # grpcio 1.85 crashes where its start is cancelled, or stopped half-way
+        await to_the_end(server.start())  # grpcio 1.85 crashes where its start is cancelled, or stopped half-way
         self._identities[path] = identity(path)

@@ -246,9 +246,8 @@ def _lost(draft: Draft, event: ev.Lost) -> None:
         _signal(draft, Signal.LOST, name, event.reason)
     if draft.touched or not event.devices:
         devices = ", ".join(draft.touched) or "this node's devices"
-        message = f"the record of who holds {devices} was lost ({event.reason}); quarantined until proven free"
-        if event.devices:
-            message = f"who holds {devices} is not known ({event.reason}); quarantined until proven free"
+        what = f"who holds {devices} is not known" if event.devices else f"the record of who holds {devices} was lost"
+        message = f"{what} ({event.reason}); quarantined until proven free"
         draft.effects.append(Notify(Subject.NODE, "LedgerLost", message))
     if not event.devices:
         _set_node(draft, merged=False, lost=event.reason or "unreadable")

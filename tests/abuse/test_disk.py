@@ -21,6 +21,7 @@ from drabridge.sim.pods import Phase
 from drabridge.sim.timings import Timings
 from tests.abuse.helpers import alive, holding, owners, said_in_one_line, unharmed
 from tests.agent.helpers import RESOURCE, AgentProcess, lists_read, pod, short_directory, until
+from tests.patience import HANG_SECONDS
 
 
 def _may_mount() -> str:
@@ -158,6 +159,6 @@ async def test_a_start_on_a_read_only_state_directory_is_one_line() -> None:
         with read_only(state):
             await agent.start()
             assert agent.process is not None
-            assert await asyncio.wait_for(agent.process.wait(), 60) == 1
+            assert await asyncio.wait_for(agent.process.wait(), HANG_SECONDS) == 1
             assert "Read-only file system" in agent.text()
             assert "Traceback" not in agent.text()

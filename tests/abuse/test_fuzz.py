@@ -38,6 +38,7 @@ from podresources.normalise import snapshot
 from podresources.wire import v1_pb2 as wire
 from tests.agent.helpers import short_directory
 from tests.inventory.helpers import MemoryHost, config, record
+from tests.patience import HANG_SECONDS
 from tests.podresources.helpers import kubelet, says
 
 SOCKET = SocketIdentity(1, 2, 3)
@@ -213,7 +214,7 @@ async def test_random_bytes_from_kubelet_are_no_answer(seed: int) -> None:
             async with kubelet({"List": says(data)}) as server:
                 client = Client(server.path)
                 witness = Witness(client, root, resend, lambda: 0.0)
-                seen = await asyncio.wait_for(witness.look(Ledger()), 60)
+                seen = await asyncio.wait_for(witness.look(Ledger()), HANG_SECONDS)
                 assert seen.listed is None, data
                 assert witness.error
                 await client.close()

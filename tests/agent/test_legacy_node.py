@@ -16,7 +16,7 @@ import pytest
 from drabridge.sim.pods import Container, Phase, PodSpec
 from drabridge.sim.runtime import MemoryRuntime
 from tests.agent.helpers import CONFIG, RESOURCE, AgentProcess, node, pod, short_directory, until
-from tests.patience import PATIENCE
+from tests.patience import HANG_SECONDS, PATIENCE
 
 
 async def test_registers_lists_and_answers_with_cdi() -> None:
@@ -181,7 +181,7 @@ async def test_a_bad_configuration_at_start_is_usage_and_tells_all() -> None:
     with short_directory() as root:
         agent = AgentProcess(root, CONFIG.replace("mem,", "mem, bogus: 1,").replace("match:", "mtch:"))
         await agent.start()
-        assert await asyncio.wait_for(agent.process.wait(), 60) == 2  # type: ignore[union-attr]
+        assert await asyncio.wait_for(agent.process.wait(), HANG_SECONDS) == 2  # type: ignore[union-attr]
         assert "mtch" in agent.text()
         assert "Traceback" not in agent.text()
 
@@ -193,7 +193,7 @@ async def test_a_taken_port_is_said_in_one_line() -> None:
             port = server.sockets[0].getsockname()[1]
             other = AgentProcess(root, arguments=("--listen", f"127.0.0.1:{port}"))
             await other.start()
-            assert await asyncio.wait_for(other.process.wait(), 60) == 2  # type: ignore[union-attr]
+            assert await asyncio.wait_for(other.process.wait(), HANG_SECONDS) == 2  # type: ignore[union-attr]
             assert f"cannot listen on 127.0.0.1:{port}" in other.text()
             assert "Traceback" not in other.text()
             server.close()
@@ -246,7 +246,7 @@ async def test_a_state_directory_that_cannot_be_made_is_said_in_one_line() -> No
         (root / "plugins").write_text("in the way")
         agent = AgentProcess(root)
         await agent.start()
-        assert await asyncio.wait_for(agent.process.wait(), 60) == 1  # type: ignore[union-attr]
+        assert await asyncio.wait_for(agent.process.wait(), HANG_SECONDS) == 1  # type: ignore[union-attr]
         assert "cannot be used" in agent.text()
         assert "Traceback" not in agent.text()
 

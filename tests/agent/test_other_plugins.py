@@ -77,13 +77,20 @@ async def cluster_node() -> AsyncIterator[tuple[AgentProcess, SimCluster]]:
                 await agent.stop(signal.SIGKILL)
 
 
-async def test_another_plugin_s_devices_are_not_ours_because_they_are_called_alike() -> None:
+@contextlib.asynccontextmanager
+async def claim_node(count: int = 1) -> AsyncIterator[tuple[AgentProcess, SimCluster]]:
+    """The same with the agent ready, and a pod with a claim of so many devices."""
     async with cluster_node() as (agent, cluster):
-        kubelet = cluster.kubelets["node-a"]
         await agent.start()
         await agent.ready()
-        await cluster.apply(claim_pod("c"))
+        await cluster.apply(claim_pod("c", count))
         await cluster.wait_pod("c")
+        yield agent, cluster
+
+
+async def test_another_plugin_s_devices_are_not_ours_because_they_are_called_alike() -> None:
+    async with claim_node() as (agent, cluster):
+        kubelet = cluster.kubelets["node-a"]
         before = await owners(agent)
         assert sorted(before.values()) == ["dra-prepared", "none", "none", "none"]
         async with plugin(kubelet, VENDOR, IDS):
@@ -101,12 +108,8 @@ async def test_another_plugin_s_devices_are_not_ours_because_they_are_called_ali
 
 async def test_another_plugin_that_registers_our_resource_is_noticed_and_replaced() -> None:
     """Kubelet tells nobody: our stream stays open, and pods would be given what claims have."""
-    async with cluster_node() as (agent, cluster):
+    async with claim_node(2) as (agent, cluster):
         kubelet = cluster.kubelets["node-a"]
-        await agent.start()
-        await agent.ready()
-        await cluster.apply(claim_pod("c", 2))
-        await cluster.wait_pod("c")
         ours = {name for name, owner in (await owners(agent)).items() if owner == "none"}
         await until(lambda: healthy(cluster) == ours, 10, agent.text)
         async with plugin(kubelet, RESOURCE, IDS) as other:
@@ -119,12 +122,8 @@ async def test_another_plugin_that_registers_our_resource_is_noticed_and_replace
 
 
 async def test_pods_that_another_plugin_serves_by_ids_of_its_own_put_in_doubt_what_looks_free() -> None:
-    async with cluster_node() as (agent, cluster):
+    async with claim_node() as (agent, cluster):
         kubelet = cluster.kubelets["node-a"]
-        await agent.start()
-        await agent.ready()
-        await cluster.apply(claim_pod("c"))
-        await cluster.wait_pod("c")
         before = await owners(agent)
         (claimed,) = [name for name, owner in before.items() if owner != "none"]
         async with plugin(kubelet, RESOURCE, [f"v{n}" for n in range(4)]):

@@ -21,6 +21,7 @@ from drabridge.sim.kubelet import SimKubelet
 from drabridge.sim.pods import Phase
 from drabridge.sim.timings import Timings
 from tests.agent.helpers import DRIVER, AgentProcess, node, pod, short_directory, until
+from tests.patience import HANG_SECONDS
 
 RESOURCE = "example.com/zero"
 
@@ -55,7 +56,7 @@ def allocate(*containers: list[str]) -> pb.AllocateRequest:
 
 async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await asyncio.wait_for(call, 60)
+        await asyncio.wait_for(call, HANG_SECONDS)
     return caught.value.code(), caught.value.details() or ""
 
 

@@ -21,6 +21,7 @@ from drabridge.sim.pods import Container, Phase, PodSpec
 from drabridge.sim.timings import Timings
 from tests.agent.helpers import CONFIG, RESOURCE, AgentProcess, node, pod, short_directory, until
 from tests.agent.test_bridge_node import bridge, claim_pod, limits_pod
+from tests.patience import HANG_SECONDS
 from tests.sim.kubelet_peers import Plugin, device
 from tests.soak.bed import MEM, bed
 
@@ -248,7 +249,7 @@ async def _lanes_release(agent: AgentProcess, device: str) -> tuple[int, str]:
     command = (sys.executable, "-m", "drabridge", "lanes", "release", device, "--socket", str(agent.control))
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=asyncio.subprocess.STDOUT)
-    out, _ = await asyncio.wait_for(process.communicate(), 60)
+    out, _ = await asyncio.wait_for(process.communicate(), HANG_SECONDS)
     return process.returncode or 0, out.decode()
 
 

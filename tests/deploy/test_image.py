@@ -226,4 +226,4 @@ async def stopped(name: str, agent: AgentProcess) -> int:
     stop = await asyncio.create_subprocess_exec("podman", "kill", "--signal", "TERM", name, stdout=-3)
     await stop.wait()
     assert agent.process is not None
-    return await asyncio.wait_for(agent.process.wait(), 60)
+    return await asyncio.wait_for(agent.process.wait(), 10)  # the manifests' grace

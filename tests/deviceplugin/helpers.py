@@ -21,7 +21,7 @@ import pytest
 from deviceplugin import Allocation, Broadcast, Device, DeviceList, Fact, PluginServer, Timeouts
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
-from tests.patience import PATIENCE
+from tests.patience import HANG_SECONDS, PATIENCE
 
 QUICK = Timeouts(
     register_seconds=3.0,
@@ -234,8 +234,8 @@ async def running(server: PluginServer) -> AsyncIterator[asyncio.Task[None]]:
     try:
         yield task
     finally:
-        await asyncio.wait_for(server.stop(), 60)
-        await asyncio.wait_for(task, 60)
+        await asyncio.wait_for(server.stop(), HANG_SECONDS)
+        await asyncio.wait_for(task, HANG_SECONDS)
 
 
 def sockets_in(directory: Path) -> list[str]:

@@ -13,6 +13,7 @@ import pytest
 from drabridge import page
 from drabridge.pages import is_local_name
 from tests.agent.helpers import AgentProcess, node, pod, short_directory, until
+from tests.patience import HANG_SECONDS
 
 
 async def fetch(address: str, path: str = "/", host: str = "localhost:9400") -> tuple[int, dict[str, str], bytes]:
@@ -20,7 +21,7 @@ async def fetch(address: str, path: str = "/", host: str = "localhost:9400") -> 
     name, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(name, int(port))
     writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
-    answer = await asyncio.wait_for(reader.read(), 60)
+    answer = await asyncio.wait_for(reader.read(), HANG_SECONDS)
     writer.close()
     head, _, body = answer.partition(b"\r\n\r\n")
     lines = head.decode().split("\r\n")

@@ -19,7 +19,7 @@ import grpc
 import pytest
 import yaml
 
-from tests.patience import PATIENCE
+from tests.patience import HANG_SECONDS, PATIENCE
 from tests.podresources.helpers import (
     Kubelet,
     capacity,
@@ -59,7 +59,7 @@ async def start(*arguments: str | Path) -> Process:
 async def run(*arguments: str | Path) -> Done:
     process = await start(*arguments)
     try:
-        out, err = await asyncio.wait_for(process.communicate(), 60)
+        out, err = await asyncio.wait_for(process.communicate(), HANG_SECONDS)
     finally:
         if process.returncode is None:
             process.kill()
@@ -70,7 +70,7 @@ async def run(*arguments: str | Path) -> Done:
 
 async def interrupt(process: Process, number: int = signal.SIGTERM) -> Done:
     process.send_signal(number)
-    out, err = await asyncio.wait_for(process.communicate(), 60)
+    out, err = await asyncio.wait_for(process.communicate(), HANG_SECONDS)
     assert process.returncode is not None
     return Done(process.returncode, out.decode(), err.decode())
 
@@ -213,7 +213,7 @@ async def test_a_reader_that_left_is_no_error() -> None:
             f"{sys.executable} -m podresources list -o wide --socket {server.path} | head -1; echo ${{PIPESTATUS[0]}}"
         )
         process = await asyncio.create_subprocess_exec("bash", "-c", command, stdout=PIPE, stderr=PIPE, env=environment)
-        out, err = await asyncio.wait_for(process.communicate(), 60)
+        out, err = await asyncio.wait_for(process.communicate(), HANG_SECONDS)
     assert out.decode().splitlines()[-1] == "0"
     assert err.decode() == ""
 
@@ -223,11 +223,11 @@ async def test_watch_prints_what_is_held_then_changes_and_ends_with_0(number: in
     async with node() as server:
         process = await start("watch", "--socket", server.path, "--interval", "1", "-o", "json", "-n", "ml")
         assert process.stdout is not None
-        lines = [json.loads(await asyncio.wait_for(process.stdout.readline(), 60)) for _ in range(2)]
+        lines = [json.loads(await asyncio.wait_for(process.stdout.readline(), HANG_SECONDS)) for _ in range(2)]
         assert [(line["event"], line["device_ids"]) for line in lines] == [("held", ["G0"]), ("held", ["G1"])]
         more = pod("train-1", container("main", device("n.com/gpu", "G2")), namespace="ml")
         server.answers["List"] = says(listing(TRAIN, more, INFER))
-        line = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))
+        line = json.loads(await asyncio.wait_for(process.stdout.readline(), HANG_SECONDS))
         assert (line["event"], line["pod"]) == ("assigned", "train-1")
         done = await interrupt(process, number)
     assert (done.code, done.err) == (0, "")
@@ -238,11 +238,11 @@ async def test_watch_for_people_shows_capacity_and_outages() -> None:
         process = await start("watch", "--socket", server.path, "--interval", "1", "--timeout", "0.5")
         assert process.stdout is not None
         for _ in range(3):
-            assert b"held" in await asyncio.wait_for(process.stdout.readline(), 60)
+            assert b"held" in await asyncio.wait_for(process.stdout.readline(), HANG_SECONDS)
         server.answers["GetAllocatableResources"] = says(capacity(device("n.com/gpu", "G0")))
-        assert b"n.com/gpu  4 -> 1  -G1 -G2 -G3" in await asyncio.wait_for(process.stdout.readline(), 60)
+        assert b"n.com/gpu  4 -> 1  -G1 -G2 -G3" in await asyncio.wait_for(process.stdout.readline(), HANG_SECONDS)
         server.answers["List"] = fails(grpc.StatusCode.INTERNAL, "broken")
-        assert b"interrupted" in await asyncio.wait_for(process.stdout.readline(), 60)
+        assert b"interrupted" in await asyncio.wait_for(process.stdout.readline(), HANG_SECONDS)
         assert (await interrupt(process)).code == 0
 
 
@@ -264,7 +264,7 @@ async def test_export_serves_prometheus_until_told_to_stop() -> None:
         port = free_port()
         process = await start("export", "--listen", f"127.0.0.1:{port}", "--socket", server.path)
         assert process.stderr is not None
-        assert b"serving" in await asyncio.wait_for(process.stderr.readline(), 60)
+        assert b"serving" in await asyncio.wait_for(process.stderr.readline(), HANG_SECONDS)
         series = parse(await asyncio.to_thread(fetch, port))
         assert value(series, "podresources_up") == 1
         assert value(series, "podresources_allocatable_devices", resource="n.com/gpu") == 4
@@ -278,7 +278,7 @@ async def test_export_listens_on_every_interface_by_default() -> None:
         port = free_port()
         process = await start("export", "--listen", f":{port}", "--socket", server.path)
         assert process.stderr is not None
-        assert b"serving" in await asyncio.wait_for(process.stderr.readline(), 60)
+        assert b"serving" in await asyncio.wait_for(process.stderr.readline(), HANG_SECONDS)
         assert "podresources_up 1.0" in await asyncio.to_thread(fetch, port)
         assert (await interrupt(process, signal.SIGINT)).code == 0
 
@@ -364,6 +364,6 @@ async def test_top_refreshes_in_place_on_a_terminal() -> None:
         await until(b"broken")
         process.terminate()
         await until(b"\x1b[?1049l")
-        assert await asyncio.wait_for(process.wait(), 60) == 0
+        assert await asyncio.wait_for(process.wait(), HANG_SECONDS) == 0
         os.close(ours)
     assert b"\x1b[?1049h" in seen

@@ -14,6 +14,7 @@ import yaml
 
 from podresources.cli.parser import parse as parse_command
 from podresources.socket_path import DEFAULT_SOCKET
+from tests.patience import HANG_SECONDS
 from tests.podresources.helpers import Answer, claim, claim_device, container, device, kubelet, listing, pod, says
 from tests.podresources.test_cli import fetch, free_port, interrupt, run, start
 
@@ -80,7 +81,7 @@ async def python(program: str) -> tuple[int | None, str, str]:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-W", "error", "-c", program, stdout=PIPE, stderr=PIPE, env=environment
     )
-    out, err = await asyncio.wait_for(process.communicate(), 60)
+    out, err = await asyncio.wait_for(process.communicate(), HANG_SECONDS)
     return process.returncode, out.decode(), err.decode()
 
 
@@ -106,7 +107,7 @@ async def test_the_daemonset_mounts_the_directory_and_its_command_serves_metrics
         mine = [argument.replace(":9401", f"127.0.0.1:{port}") for argument in arguments]
         process = await start(*mine, "--socket", server.path)
         assert process.stderr is not None
-        assert b"serving" in await asyncio.wait_for(process.stderr.readline(), 60)
+        assert b"serving" in await asyncio.wait_for(process.stderr.readline(), HANG_SECONDS)
         assert "\npodresources_device_allocation_info{" in await asyncio.to_thread(fetch, port)
         assert (await interrupt(process)).code == 0
 

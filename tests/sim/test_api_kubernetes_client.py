@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from drabridge.sim.api import SimApiServer
+from tests.patience import HANG_SECONDS
 from tests.sim.api_client import slice_body
 
 
@@ -54,6 +55,6 @@ async def test_crud_apply_and_watch(api: SimApiServer, tmp_path: Path) -> None:
         seen.append(claims.namespaced)
         return seen
 
-    found = await asyncio.wait_for(asyncio.to_thread(work), 60)
+    found = await asyncio.wait_for(asyncio.to_thread(work), HANG_SECONDS)
     assert found == ["1Gi", ["s"], ["ADDED"], ("NotFoundError", 404), True]
     assert {one.user for one in api.requests} == {"system:serviceaccount:kube-system:drabridge"}

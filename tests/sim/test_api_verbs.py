@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from drabridge.sim.api import SimApiServer
-from tests.patience import PATIENCE
+from tests.patience import HANG_SECONDS, PATIENCE
 from tests.sim.api_client import MERGE, SLICES, Client, claim_body, slice_body
 
 NODES, PODS, CONFIGMAPS = "/api/v1/nodes", "/api/v1/namespaces/default/pods", "/api/v1/namespaces/default/configmaps"
@@ -280,7 +280,7 @@ async def test_server_restarts_on_its_port_with_its_objects(api: SimApiServer, c
 async def test_not_http(api: SimApiServer) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", int(api.url.rsplit(":", 1)[1]))
     writer.write(b"\x16\x03\x01 nonsense\r\n\r\n")
-    answer: Any = await asyncio.wait_for(reader.read(), 60)
+    answer: Any = await asyncio.wait_for(reader.read(), HANG_SECONDS)
     writer.close()
     assert answer.startswith(b"HTTP/1.1 400")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE
+from tests.patience import HANG_SECONDS, PATIENCE
 from tests.sim.kubelet_peers import GPU, Plugin, device, short_dir
 from tests.sim.podresources_client import PodResourcesClient
 
@@ -33,7 +33,7 @@ class Kubelet:
 
     async def read(self) -> Any:
         assert self.process.stdout is not None
-        return json.loads(await asyncio.wait_for(self.process.stdout.readline(), 60))
+        return json.loads(await asyncio.wait_for(self.process.stdout.readline(), HANG_SECONDS))
 
     async def send(self, **request: Any) -> None:
         assert self.process.stdin is not None
@@ -79,7 +79,7 @@ async def child(root: Path, *arguments: str) -> AsyncIterator[Kubelet]:
             process.send_signal(signal.SIGCONT)
             assert process.stdin is not None
             process.stdin.close()
-            await asyncio.wait_for(process.wait(), 60)
+            await asyncio.wait_for(process.wait(), HANG_SECONDS)
 
 
 async def test_a_killed_kubelet_has_a_successor_that_knows_its_pods() -> None:

@@ -15,6 +15,7 @@ from drabridge.sim.kubelet import KubeletDownError
 from drabridge.sim.pods import Container, Phase, PodSpec
 from drabridge.sim.runtime import MemoryRuntime
 from drabridge.sim.timings import Timings
+from tests.patience import HANG_SECONDS
 from tests.sim.kubelet_peers import GPU, Plugin, back_in_time, device, running, serving, short_dir
 from tests.sim.podresources_client import PodResourcesClient, shape
 from tests.sim.test_kubelet_allocation import REJECTED, pod
@@ -358,7 +359,7 @@ async def test_a_pod_that_was_ending_when_the_kubelet_stopped_ends_with_the_next
         await asyncio.sleep(0.05)
         assert {status.running for status in kubelet.pods.values()} == {("c",)}
         await kubelet.restart()
-        await asyncio.wait_for(deletion, 60)
+        await asyncio.wait_for(deletion, HANG_SECONDS)
         await kubelet.wait_for(lambda: list(kubelet.pods) == [finished.uid], what="the deletion")
         await kubelet.wait_for(lambda: kubelet.pod_status(finished.uid).phase is Phase.SUCCEEDED, what="the end")
         runtime = kubelet.node.runtime
