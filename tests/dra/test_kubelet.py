@@ -349,19 +349,31 @@ async def test_sockets_are_for_root_alone() -> None:
             assert os.stat(path).st_mode & 0o777 == 0o600
 
 
-async def test_an_end_while_a_socket_is_bound_is_quiet_and_leaves_none(caplog: pytest.LogCaptureFixture) -> None:
-    async with a_node(start=False) as node:
+@pytest.mark.parametrize("turns", range(3))  # of the loop, which a start takes
+@pytest.mark.parametrize("lost", [False, True])
+async def test_an_end_while_a_socket_is_bound_is_quiet_and_leaves_none(
+    lost: bool, turns: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For the first time, or because somebody removed it."""
+    async with a_node(start=lost) as node:
         sockets = PluginSockets.of(node.root, DRIVER)
-        starting = asyncio.ensure_future(node.start())
+        if lost:
+            sockets.service.unlink()
+        binding = asyncio.ensure_future(node.driver._server.check() if lost else node.start())
         while not sockets.service.exists():
             await asyncio.sleep(0)
-        assert not sockets.registration.exists()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if lost:
+            binding.cancel()
+            await asyncio.sleep(0)
         await node.stop()
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
+        binding.cancel()
+        await asyncio.gather(binding, return_exceptions=True)
         await asyncio.sleep(0.1)
         gc.collect()  # what nobody fetched is said now
         assert not sockets.service.exists()
+        assert not sockets.registration.exists()
         assert not [record.message for record in caplog.records if record.name == "asyncio"]
 
 

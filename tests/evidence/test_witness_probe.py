@@ -159,6 +159,7 @@ async def test_a_file_that_does_not_answer_holds_devices_and_nobody_up(monkeypat
     monkeypatch.setattr("drabridge.evidence.others.PROBE_SECONDS", 60)
     await until(lambda: _sees_nobody(others))
     assert not others.error
+    assert len(begun) == 2, "no question waits behind the one that hangs"
 
 
 async def _sees_nobody(others: Others) -> bool:
