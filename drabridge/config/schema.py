@@ -46,8 +46,8 @@ class Replicas(Model):
     """One device counted several times by kubelet (`<id>::<n>`): plain overcommitment, without isolation."""
 
     count: int = Field(ge=1, le=REPLICAS_MAX)
-    """How many ids each device has. Lower it only where pods end before the node reboots: an id that is no more stays
-    with its pod, Unhealthy, and kubelet fails the pod when it admits it again."""
+    """How many ids each device has. Where it is lowered, an id that is no more stays with its pod until the pod ends;
+    nobody gets it after that."""
     policy: Literal["distributed", "packed"] = "distributed"
     """Which device the next pod gets: the least used, or the most used that still has room."""
     max_per_request: int | None = Field(default=None, ge=1, le=REPLICAS_MAX)

@@ -52,6 +52,7 @@ class Planned(Struct, frozen=True):
             self.choice.env,
             tuple(cdi_ids),
             encode_hook(self.unprepare),
+            self.result.consumed,
         )
 
 
@@ -76,7 +77,9 @@ class Planner(Struct, frozen=True):
 
     def again(self, uid: str, prepared: PreparedDevice, snapshot: Snapshot) -> Planned:
         """A device that was prepared before, as it is now: its nodes may have other numbers."""
-        result = Result(prepared.request, prepared.pool, prepared.device, prepared.share_id, prepared.admin)
+        result = Result(
+            prepared.request, prepared.pool, prepared.device, prepared.share_id, prepared.admin, prepared.consumed
+        )
         device = snapshot.by_name().get(prepared.device)
         if device is None:
             raise NotReadyError(f"device {prepared.device}, which this claim was given, is gone", hint=_GONE)

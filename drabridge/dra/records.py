@@ -32,6 +32,7 @@ VERSION = 1
 PROBE_BYTES = 4096  # a block: a full file system may still make empty files
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,126}")
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+_NO_CAPACITY: Mapping[str, int] = MappingProxyType({})
 
 
 class State(StrEnum):
@@ -53,11 +54,17 @@ class PreparedDevice(Struct, frozen=True):
     env: Mapping[str, str] = field(default_factory=lambda: _NOTHING)  # from the claim's or class's parameters
     cdi_ids: tuple[str, ...] = ()
     unprepare: Mapping[str, Any] | None = None  # the hook as it was configured then: {command, timeoutSeconds}
+    consumed: Mapping[str, int] = field(default_factory=lambda: _NO_CAPACITY)  # of a share; base units
 
     @property
     def base_request(self) -> str:
         """The name that a container refers to."""
         return self.request.partition("/")[0]
+
+    @property
+    def share(self) -> Share | None:
+        """The share in the ledger's words; None for a whole device."""
+        return Share(self.share_id, tuple(sorted(self.consumed.items()))) if self.share_id else None
 
 
 class ClaimRecord(Struct, frozen=True):
@@ -74,7 +81,7 @@ class ClaimRecord(Struct, frozen=True):
     @property
     def uses(self) -> tuple[Use, ...]:
         """The devices in the ledger's words."""
-        return tuple(Use(d.device, Share(d.share_id) if d.share_id else None, d.admin) for d in self.devices)
+        return tuple(Use(d.device, d.share, d.admin) for d in self.devices)
 
     def encode(self) -> bytes:
         """The file's content."""
@@ -230,6 +237,7 @@ def _encode(device: PreparedDevice) -> dict[str, Any]:
         "env": dict(device.env),
         "cdiDeviceIDs": list(device.cdi_ids),
         "unprepare": dict(device.unprepare) if device.unprepare else None,
+        "consumedCapacity": dict(device.consumed),
     }
     return {**entry, **{key: value for key, value in optional.items() if value}}
 
@@ -246,6 +254,7 @@ def _decode(entry: Mapping[str, Any]) -> PreparedDevice:
         {_text(name): _text(value) for name, value in dict(entry.get("env", {})).items()},
         tuple(_text(name) for name in entry.get("cdiDeviceIDs", ())),
         dict(hook) if hook else None,
+        {_text(name): int(amount) for name, amount in dict(entry.get("consumedCapacity", {})).items()},
     )
 
 

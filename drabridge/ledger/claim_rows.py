@@ -25,6 +25,18 @@ def _shares(use: Use) -> tuple[Share, ...]:
     return (use.share,) if use.share else ()
 
 
+def joined(shares: tuple[Share, ...], new: Share | None) -> tuple[Share, ...]:
+    """The shares of one claim with ``new`` among them. What it takes is kept, once anybody has said it: a record of an
+    older agent and kubelet know a share's id alone.
+    """
+    if new is None:
+        return shares
+    known = next((share for share in shares if share.id == new.id), None)
+    if known is None:
+        return (*shares, new)
+    return shares if known.consumed else tuple(new if share is known else share for share in shares)
+
+
 def _with(claims: tuple[ClaimHold, ...], new: ClaimHold) -> tuple[ClaimHold, ...]:
     """``claims`` with ``new`` instead of the one of the same UID and kind."""
     rest = tuple(held for held in claims if (held.claim.uid, held.admin) != (new.claim.uid, new.admin))
@@ -85,14 +97,15 @@ def _join(draft: Draft, entry: Entry, demand: Demand, phase: Phase) -> Outcome:
         return over
     if known is None:
         return _give(draft, entry, demand, phase)
-    if not (stronger or new_share or not known.api_allocated):
+    shares = joined(known.shares, use.share)
+    if not (stronger or shares != known.shares or not known.api_allocated):
         return entry
     changed = replace(
         known,
         claim=known.claim if known.claim.name else demand.claim,
         phase=phase if stronger else known.phase,
         since=draft.at if stronger else known.since,
-        shares=known.shares + (_shares(use) if new_share else ()),
+        shares=shares,
         api_allocated=True,
     )
     return settle(draft, entry, entry.hold, _with(entry.claims, changed))
@@ -139,10 +152,13 @@ def found_prepared(draft: Draft, entry: Entry, demand: Demand) -> Outcome:
     if demand.use.admin:
         return admit_admin(draft, entry, demand)
     known = entry.claim(demand.claim.uid)
+    shares = joined(known.shares if known else (), demand.use.share)
     if known and known.phase is Phase.PREPARED:
-        return entry
+        if shares == known.shares or not known.shares:  # who is known to have all of it has no share
+            return entry
+        return replace(entry, claims=_with(entry.claims, replace(known, shares=shares)), seq=draft.seq)
     claim = known.claim if known and known.claim.name else demand.claim  # a CDI file does not know the names
-    new = ClaimHold(claim, Phase.PREPARED, draft.at, _shares(demand.use))
+    new = ClaimHold(claim, Phase.PREPARED, draft.at, shares)
     hold = None if entry.owner is Owner.QUARANTINE and entry.hold and not entry.hold.confirmed else entry.hold
     return settle(draft, entry, hold, _with(entry.claims, new))
 

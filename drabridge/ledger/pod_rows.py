@@ -8,14 +8,17 @@ from msgspec.structs import replace
 
 from drabridge.inventory.model import Presence
 from drabridge.ledger import refusal, release
+from drabridge.ledger.claim_rows import joined
 from drabridge.ledger.draft import Draft, Outcome
 from drabridge.ledger.model import (
     ClaimHold,
+    ClaimRef,
     Entry,
     HeldBecause,
     Hold,
     Owner,
     Phase,
+    Share,
 )
 from drabridge.ledger.outcome import (
     Notify,
@@ -62,6 +65,12 @@ def confirm(draft: Draft, entry: Entry, witness: Witness) -> Outcome:
     """Kubelet shows the pod."""
     hold = entry.hold or Hold()
     seen = release.seen(hold, witness, draft.at)
+    if hold.units != entry.device.units:
+        missing = {unit for unit in witness.units if unit not in hold.units and unit not in entry.device.units}
+        if missing and hold.units and not entry.counted_elsewhere:
+            seen = replace(seen, units=(*hold.units, *sorted(missing)))
+        elif draft.at >= draft.ledger.node.releases_suspended_until:
+            seen = release.without_ended_shares(seen, entry, witness, draft.at, draft.policy)
     return entry if seen is hold else replace(entry, hold=seen)
 
 
@@ -111,11 +120,11 @@ def _allocated(draft: Draft, witness: Witness) -> list[ClaimHold]:
     """No container uses the device, but the scheduler gave it to these claims before the record was lost. While it was
     in quarantine, admin access alone was recorded.
     """
-    return [
-        ClaimHold(claim, Phase.GRANTED, draft.at, (use.share,) if use.share else ())
-        for claim, use in witness.allocated or ()
-        if not use.admin
-    ]
+    shares: dict[ClaimRef, tuple[Share, ...]] = {}
+    for claim, use in witness.allocated or ():
+        if not use.admin:
+            shares[claim] = joined(shares.get(claim, ()), use.share)
+    return [ClaimHold(claim, Phase.GRANTED, draft.at, theirs) for claim, theirs in shares.items()]
 
 
 def recount(draft: Draft, entry: Entry, what: Any) -> Outcome:

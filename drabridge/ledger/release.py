@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 from msgspec.structs import replace
 
+from drabridge.inventory.model import device_id_of
 from drabridge.ledger.events import Use
 from drabridge.ledger.model import ClaimRef, Entry, HeldBecause, Hold, PodRef, Policy
 
@@ -58,6 +59,23 @@ def seen(hold: Hold, witness: Witness, at: float) -> Hold:
     return replace(
         hold, confirmed=True, last_seen=at, absences=0, absent_since=0.0, pods=pods, because=HeldBecause.RUNNING
     )
+
+
+def without_ended_shares(hold: Hold, entry: Entry, witness: Witness, at: float, policy: Policy) -> Hold:
+    """The hold without shares that no pod has any more, where pods have more of them than the device has by now.
+
+    Kubelet is told that a pod's share is Healthy, so one that is taken for a pod's for ever would be given out for
+    ever. Both of kubelet's answers must be there, and some time be over since the last Allocate; a share that shows up
+    again is a pod's again. Only what kubelet is known to show by the device's own id: the hold stays in any case.
+    """
+    if set(hold.units) <= set(entry.device.units) or not hold.confirmed:
+        return hold
+    if at - hold.allocated_at < policy.min_hold_seconds:
+        return hold
+    if witness.listed is None or witness.checkpointed is None or not witness.barrier:
+        return hold
+    ended = {unit for unit in hold.units if unit not in witness.units and device_id_of(unit) == entry.device.id}
+    return replace(hold, units=tuple(unit for unit in hold.units if unit not in ended)) if ended else hold
 
 
 def weigh(

@@ -46,8 +46,9 @@ def legacy_list(
     Unhealthy there are no NUMA records either: DRA serves the name then as well, and kubelet, which aligns such pods
     with this list all the same, would reject them for good (TopologyAffinityError).
 
-    ``former``: device name -> ids that it had with another number of replicas. Kubelet may be allocating them, or a pod
-    may have them, so they stay, Unhealthy: they are given to nobody any more.
+    ``former``: device name -> ids that it had with another number of replicas. Kubelet may be allocating them, so they
+    stay, Unhealthy: they are given to nobody any more. One that a pod has is as Healthy as the device: kubelet fails
+    the pod otherwise when it restarts ("previously allocated devices are no longer healthy", devicemanager/manager.go).
     ``refused``: nothing can be granted now (a full disk), and the ids for which kubelet was told so. What pods have
     stays Healthy; the rest is not, or kubelet would send one pod after another into the same failure.
     """
@@ -65,11 +66,12 @@ def legacy_list(
         if healthy and refused is not None:
             healthy = set(entry.hold.units).difference(refused) if entry.hold is not None else ()
         elif healthy and entry.name in former:
-            healthy = {unit for unit in units if not surplus(entry, unit)}
+            theirs = entry.hold.units if entry.hold is not None else ()
+            healthy = {*theirs, *(unit for unit in units if not surplus(entry, unit))}
         every = healthy is units
         listed.extend(Listed(unit, every or unit in healthy, numa) for unit in units)
         if entry.name in former:
-            listed.extend(Listed(unit, False, numa) for unit in sorted(former[entry.name]))
+            listed.extend(Listed(unit, unit in healthy, numa) for unit in sorted(former[entry.name]))
     if not any(unit.healthy for unit in listed):
         return tuple(Listed(unit.id, False) for unit in listed)
     return tuple(listed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from drabridge.sim.pods import Phase
+from drabridge.sim.pods import Container, Phase, PodSpec
 from tests.agent.helpers import CONFIG, RESOURCE, node, pod, until
 
 
@@ -19,7 +19,8 @@ async def test_ids_that_pods_have_stay_listed() -> None:
         await until(lambda: len(kubelet.resources[RESOURCE].healthy) < 16, 15, agent.text)
         view = kubelet.resources[RESOURCE]
         assert view.allocated <= view.devices
-        assert view.healthy < {f"{name}::{n}" for name in ("zero", "null", "full", "random") for n in range(2)} | {""}
+        assert view.allocated <= view.healthy
+        assert {unit.rpartition("::")[2] for unit in view.healthy - view.allocated} <= {"0", "1"}
         # All devices have as many pods as they may have by now, or more.
         assert (await kubelet.run_pod(pod("b"))).phase is Phase.FAILED
         await kubelet.restart()
@@ -27,6 +28,26 @@ async def test_ids_that_pods_have_stay_listed() -> None:
         assert kubelet.resources[RESOURCE].allocated <= kubelet.resources[RESOURCE].devices
         assert kubelet.pod_status("uid-a").phase is Phase.RUNNING
         assert kubelet.crashed is None
+
+
+async def test_pods_with_shares_that_are_no_more_survive_a_restart_of_kubelet() -> None:
+    """Kubelet admits them again then; what their init containers have had must be Healthy."""
+    share = {RESOURCE: 1}
+    async with node(config(4)) as (agent, kubelet):
+        for n in range(15):
+            first = Container("init", share, run_seconds=0.0)
+            spec = PodSpec("default", f"p{n}", f"uid-p{n}", (Container("main", share),), (first,))
+            assert (await kubelet.run_pod(spec)).phase is Phase.RUNNING
+        agent.config.write_text(config(2))
+        await until(lambda: len(kubelet.resources[RESOURCE].healthy) < 16, 15, agent.text)
+        assert kubelet.resources[RESOURCE].allocated == kubelet.resources[RESOURCE].healthy
+        kubelet.faults.pods_arrive.clear()
+        await kubelet.restart()
+        await kubelet.wait_for_resource(RESOURCE, healthy=15)
+        kubelet.faults.pods_arrive.set()
+        await kubelet.process.sources_ready.wait()
+        assert {status.message for status in kubelet.pods.values()} == {""}
+        assert {status.phase for status in kubelet.pods.values()} == {Phase.RUNNING}
 
 
 async def test_pods_arrive_while_a_reload_lowers_the_count() -> None:

@@ -23,6 +23,7 @@ RECORD = ClaimRecord(
     (
         PreparedDevice("gpu/large", "node-a", "gpu-0", "share-1", False, "fast", {"A": "1"}, ("x/y=z",), HOOK),
         PreparedDevice("look", "node-a", "gpu-1", admin=True),
+        PreparedDevice("part", "node-a", "gpu-2", "share-2", consumed={"memory": 5}),
     ),
     123.5,
     "mine",
@@ -118,7 +119,8 @@ def test_a_directory_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 def test_the_ledger_is_told_of_shares_and_admin_access() -> None:
     uses = [(use.device, use.share, use.admin) for use in RECORD.uses]
-    assert uses == [("gpu-0", Share("share-1"), False), ("gpu-1", None, True)]
+    part = Share("share-2", (("memory", 5),))  # a start counts what it takes
+    assert uses == [("gpu-0", Share("share-1"), False), ("gpu-1", None, True), ("gpu-2", part, False)]
 
 
 async def test_a_claim_has_one_worker_and_does_not_wait_for_others() -> None:

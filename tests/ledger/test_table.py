@@ -14,6 +14,7 @@ from drabridge.ledger import (
     Allocate,
     Allocation,
     Checkpoint,
+    ClaimAllocated,
     ClaimDeallocated,
     ClaimRef,
     Discovered,
@@ -203,6 +204,45 @@ def test_shares_add_up_to_the_capacity_and_no_further() -> None:
     assert node.offers("gpu-0") == (False, True)
     node.yes(SetLane("gpu-0", Lane.LEGACY, NOON))
     assert node.offers("gpu-0") == (False, False)  # or others would join for ever
+
+
+def shares_of_one_claim() -> Allocation:
+    return Allocation(CLAIM, tuple(Use("gpu-0", Share(name, (("memory", 5),))) for name in ("s1", "s2")))
+
+
+@pytest.mark.parametrize("before", ["nothing", "one", "without amounts", "allocated"])
+def test_a_start_finds_every_share_of_a_claim(before: str) -> None:
+    node = Node(device(0, Lane.DRA, shareable=True))
+    if before == "one":
+        node.yes(Prepare(CLAIM, shares_of_one_claim().uses[:1], NOON))
+    elif before == "without amounts":  # as a record of an older agent has them
+        bare = Allocation(CLAIM, (Use("gpu-0", Share("s1")), Use("gpu-0", Share("s2"))))
+        node.yes(Restarted(NOON, (bare,)))
+    elif before == "allocated":
+        node.yes(ClaimAllocated(CLAIM, shares_of_one_claim().uses, NOON))
+    node.yes(Restarted(NOON, (shares_of_one_claim(),)))
+    assert [share.id for held in node["gpu-0"].claims for share in held.shares] == ["s1", "s2"]
+    code, text = node.no(Prepare(OTHER, (Use("gpu-0", Share("x", (("memory", 5),))),), NOON))
+    assert code is RefusalCode.OVERCOMMITTED
+    assert "gpu-0 has 0 of memory left and 5 is asked for" in text
+
+
+def test_a_quarantine_ends_with_every_share_of_a_claim() -> None:
+    node = Node(device(0, Lane.DRA, shareable=True))
+    node.yes(Lost(NOON, reason="rotten"))
+    node.yes(Restarted(NOON))
+    for at in (NOON + 500, NOON + 520):
+        allocations = (shares_of_one_claim(),)
+        node.yes(Observed(at, node.ledger.seq, {}, Checkpoint({}), {}, allocated=allocations))
+    node.yes(Prepare(CLAIM, shares_of_one_claim().uses, NOON))
+    assert [share.id for held in node["gpu-0"].claims for share in held.shares] == ["s1", "s2"]
+
+
+def test_a_claim_that_is_known_to_have_all_of_a_device_is_not_found_to_have_a_share_alone() -> None:
+    node = Node(device(0, Lane.DRA, shareable=True))
+    node.yes(prepare(0))
+    node.yes(Restarted(NOON, (shares_of_one_claim(),)))
+    assert node.no(Prepare(OTHER, (Use("gpu-0", Share("x")),), NOON))[0] is RefusalCode.CLAIM_HELD
 
 
 def test_nobody_shares_a_device_with_a_claim_that_has_all_of_it() -> None:

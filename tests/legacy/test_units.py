@@ -13,7 +13,7 @@ from drabridge.cdi import CdiStore
 from drabridge.config import load
 from drabridge.evidence.pods import PodWatch
 from drabridge.inventory.model import Device, DeviceNode
-from drabridge.ledger import Booted, Discovered, Facts, Observed, Owner, PodRef, Policy, Restarted
+from drabridge.ledger import Booted, Checkpoint, Discovered, Facts, Observed, Owner, PodRef, Policy, Restarted
 from drabridge.ledger.keeper import Keeper
 from drabridge.ledger.store import Store
 from drabridge.legacy.resource import LegacyResource
@@ -98,7 +98,7 @@ async def test_what_a_pod_has_stays_listed_and_is_answered_again(place: Place) -
     place.now = 600.0
     for _ in range(2):
         place.resource.learn()
-        assert place.listed["C0::3"] == UNHEALTHY  # kubelet has it in use; nobody else is to get it
+        assert place.listed["C0::3"] == HEALTHY  # or kubelet would fail the pod when it restarts
         assert await place.allocate("C0::3")  # the app container after the init container
     with pytest.raises(AllocationError, match="no share C0::2 to give"):
         await place.allocate("C0::2")  # chosen before kubelet had read the list
@@ -110,13 +110,15 @@ async def test_fewer_replicas_are_not_shared_by_more_pods_than_that(place: Place
     await place.allocate("C0::0", "C0::3")
     await place.have(1)
     place.resource.learn()
-    assert set(place.listed.values()) == {UNHEALTHY}
+    assert place.listed == {"C0": UNHEALTHY} | {
+        f"C0::{n}": health for n, health in enumerate([HEALTHY, UNHEALTHY, UNHEALTHY, HEALTHY])
+    }
     with pytest.raises(AllocationError, match="fewer replicas"):
         await place.allocate("C0")
     await place.have(3)
     place.resource.learn()
     assert place.listed == {"C0": UNHEALTHY} | {
-        f"C0::{n}": health for n, health in enumerate([HEALTHY, HEALTHY, HEALTHY, UNHEALTHY])
+        f"C0::{n}": health for n, health in enumerate([HEALTHY, HEALTHY, HEALTHY, HEALTHY])
     }
     await place.allocate("C0::1")
     place.resource.refresh()
@@ -138,7 +140,7 @@ async def test_a_start_believes_what_the_ledger_says_a_pod_has(place: Place, tmp
     await after.have(2)
     await after.keeper.apply(Restarted(1.0))
     after.resource.learn()
-    assert after.listed == {"C0::0": HEALTHY, "C0::1": HEALTHY, "C0::3": UNHEALTHY}
+    assert after.listed == {"C0::0": HEALTHY, "C0::1": HEALTHY, "C0::3": HEALTHY}
     await after.keeper.close()
 
 
@@ -151,7 +153,7 @@ async def test_a_pod_that_kubelet_shows_with_a_former_id_holds_the_device(place:
     await place.keeper.apply(Restarted(1.0, listed={(RESOURCE.name, "C0::139"): (POD,)}))
     assert place.owner is Owner.LEGACY
     place.resource.learn()
-    assert place.listed["C0::139"] == UNHEALTHY
+    assert place.listed["C0::139"] == HEALTHY
 
 
 async def test_evidence_finds_a_pod_by_any_id_of_the_device(place: Place) -> None:
@@ -165,3 +167,41 @@ async def test_evidence_finds_a_pod_by_any_id_of_the_device(place: Place) -> Non
     assert pods.unaccounted(place.keeper.ledger, observed) == {}
     await place.keeper.apply(observed)
     assert place.owner is Owner.LEGACY
+
+
+def shown(*units: str) -> dict[tuple[str, str], tuple[PodRef, ...]]:
+    return {(RESOURCE.name, unit): (replace(POD, name=unit),) for unit in units}
+
+
+async def look(place: Place, at: float, *units: str, checkpoint: bool = True) -> None:
+    place.now = at
+    file = Checkpoint(shown(*units)) if checkpoint else None
+    await place.keeper.apply(Observed(at, place.keeper.ledger.seq, shown(*units), file))
+    place.resource.learn()
+
+
+async def test_a_share_that_is_no_more_is_given_to_nobody_once_its_pod_has_ended(place: Place) -> None:
+    await place.allocate("C0::0", "C0::2", "C0::3")
+    await place.have(2)
+    await look(place, 65.0, "C0::0", "C0::2", "C0::3")
+    assert place.listed == {"C0::0": HEALTHY, "C0::1": UNHEALTHY, "C0::2": HEALTHY, "C0::3": HEALTHY}
+    await look(place, 70.0, "C0::0", "C0::2", checkpoint=False)
+    assert place.listed["C0::3"] == HEALTHY  # PodResources alone does not show init containers
+    await look(place, 75.0, "C0::0", "C0::2")
+    assert place.listed == {"C0::0": HEALTHY, "C0::1": UNHEALTHY, "C0::2": HEALTHY, "C0::3": UNHEALTHY}
+    with pytest.raises(AllocationError, match="no share C0::3 to give"):
+        await place.allocate("C0::3")
+    await look(place, 80.0, "C0::0", "C0::2", "C0::3")  # it was a mistake
+    assert place.listed["C0::3"] == HEALTHY
+    await look(place, 85.0, "C0::0")
+    assert place.listed == {"C0::0": HEALTHY, "C0::1": HEALTHY, "C0::2": UNHEALTHY, "C0::3": UNHEALTHY}
+    assert place.owner is Owner.LEGACY
+
+
+async def test_a_share_that_was_just_given_is_not_taken_for_one_whose_pod_has_ended(place: Place) -> None:
+    await place.allocate("C0::0", "C0::3")
+    await place.have(2)
+    await look(place, 100.0, "C0::0", "C0::3")
+    assert await place.allocate("C0::3")  # the app container after the init container
+    await look(place, 101.0, "C0::0")
+    assert place.listed["C0::3"] == HEALTHY
