@@ -304,7 +304,7 @@ class CdiStore:
         hold. Returns the names of the files that were removed. What a crash left half written goes as well.
         """
         wanted = {spec.file_name: spec for spec in specs}
-        kept = {self.file_name(family, key) for key in keep}
+        kept = {f"{self._prefix}{family}-{key}.json" for key in keep}  # a key that is no name has no file
         for spec in wanted.values():
             self.write(spec)
         prefix = f"{self._prefix}{family}-"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 from msgspec import Struct, field
 
 from drabridge.errors import PeerError
+from drabridge.foreign import reading
 from drabridge.ledger import events
 from drabridge.ledger.events import Use
 from drabridge.ledger.model import ClaimRef, Share
 from drabridge.offers.quantity import parse
 
 POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"  # annotation of claims made from templates, since 1.36
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # what a pod may call a claim (core validation, DNS label)
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
@@ -51,26 +54,30 @@ class Allocation(Struct, frozen=True):
 
 def allocation_of(claim: ClaimRef, obj: Mapping[str, Any], driver: str) -> Allocation:
     """What ``obj`` allocates to ``driver``. Raises PeerError if it is another claim, unallocated, or not readable."""
-    metadata = obj.get("metadata") or {}
-    if metadata.get("uid") != claim.uid:
-        raise PeerError(
-            f"claim {claim.namespace}/{claim.name} was replaced: it has the UID {metadata.get('uid')}, not {claim.uid}",
-            hint="Delete the pod; a new one gets the new claim",
-        )
-    allocation = (obj.get("status") or {}).get("allocation")
-    if not allocation:
-        raise PeerError(
-            f"claim {claim.namespace}/{claim.name} is not allocated any more",
-            hint="Kubelet tries again; if it stays so, delete the pod",
-        )
-    try:
+    with reading(f"the allocation of claim {claim.namespace}/{claim.name}"):
+        metadata = obj.get("metadata") or {}
+        if metadata.get("uid") != claim.uid:
+            raise PeerError(
+                f"claim {claim.namespace}/{claim.name} was replaced: "
+                f"it has the UID {metadata.get('uid')}, not {claim.uid}",
+                hint="Delete the pod; a new one gets the new claim",
+            )
+        allocation = (obj.get("status") or {}).get("allocation")
+        if not allocation:
+            raise PeerError(
+                f"claim {claim.namespace}/{claim.name} is not allocated any more",
+                hint="Kubelet tries again; if it stays so, delete the pod",
+            )
         devices = allocation.get("devices") or {}
         results = tuple(_result(entry) for entry in devices.get("results") or () if entry["driver"] == driver)
         config = tuple(devices.get("config") or ())
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise PeerError(f"the allocation of claim {claim.namespace}/{claim.name} cannot be read: {error!r}") from error
-    annotations = metadata.get("annotations") or {}
-    return Allocation(claim, results, config, str(annotations.get(POD_CLAIM_NAME, "")))
+        pod_claim_name = pod_claim_name_of((metadata.get("annotations") or {}).get(POD_CLAIM_NAME))
+    return Allocation(claim, results, config, pod_claim_name)
+
+
+def pod_claim_name_of(value: Any) -> str:
+    """The annotation's value, "" for what no pod can call a claim: users write it, and it becomes part of a path."""
+    return value if isinstance(value, str) and _LABEL.fullmatch(value) else ""
 
 
 def is_allocated(claim: ClaimRef, obj: Mapping[str, Any] | None) -> bool:

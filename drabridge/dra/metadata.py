@@ -7,6 +7,7 @@ must write in place, because a rename would leave the container with the old ino
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -17,8 +18,10 @@ from typing import Any
 from msgspec import Struct
 
 from drabridge.cdi import CdiDevice, CdiStore, Edits, Spec
+from drabridge.dra.allocation import pod_claim_name_of
 from drabridge.errors import HostError
 from drabridge.files import TEMPORARY_SUFFIX
+from drabridge.foreign import reading
 from drabridge.inventory.model import Mount
 from drabridge.ledger.model import ClaimRef
 
@@ -26,6 +29,7 @@ API_VERSION = "metadata.resource.k8s.io/v1alpha1"
 KIND = "DeviceMetadata"
 CONTAINER_ROOT = "/var/run/kubernetes.io/dra-device-attributes"
 HOST_DIRECTORY = "dra-device-metadata"
+NAME_BYTES = 255  # of a file's name (limits.h, NAME_MAX); a namespace of 63 and a claim's name of 253 are longer
 
 
 class DeviceFacts(Struct, frozen=True):
@@ -55,45 +59,46 @@ class MetadataFiles:
         Files of an earlier claim of the same name go first: the directory's name does not have the UID.
         """
         ids = {}
-        self._purge_namesake(claim)
-        for request in dict.fromkeys(device.base_request for device in devices):
-            mine = [device for device in devices if device.base_request == request]
-            path = self._file(claim, request)
-            document = self._document(claim, pod_claim_name, mine, generation=1)
-            try:
+        pod_claim_name = pod_claim_name_of(pod_claim_name)
+        with reading(f"device metadata of {claim}", HostError):
+            self._purge_namesake(claim)
+            for request in dict.fromkeys(device.base_request for device in devices):
+                mine = [device for device in devices if device.base_request == request]
+                path = self._file(claim, request)
+                document = self._document(claim, pod_claim_name, mine, generation=1)
                 path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
                 if _without_generation(_read(path)) != _without_generation(document):
                     _write(path, _encode(document))
-            except OSError as error:
-                raise HostError(f"cannot write device metadata to {path}: {error.strerror}") from error
-            spec = self._spec(claim.uid, request, path, pod_claim_name or None, claim.name)
-            self._cdi.write(spec)
-            ids[request] = spec.names[0]
+                spec = self._spec(claim.uid, request, path, pod_claim_name or None, claim.name)
+                self._cdi.write(spec)
+                ids[request] = spec.names[0]
         return ids
 
     def update(self, claim: ClaimRef, devices: Sequence[DeviceFacts]) -> bool:
-        """Rewrite in place what changed, for containers that run; true if something did."""
+        """Rewrite in place what changed, for containers that run; true if something did. Raises HostError."""
         changed = False
-        for request in dict.fromkeys(device.base_request for device in devices):
-            path = self._file(claim, request)
-            old = _read(path)
-            if old is None:
-                continue
-            generation = int(old.get("metadata", {}).get("generation", 0)) + 1
-            mine = [device for device in devices if device.base_request == request]
-            document = self._document(claim, str(old.get("podClaimName", "")), mine, generation)
-            if _without_generation(old) != _without_generation(document):
-                _write(path, _encode(document))
-                changed = True
+        with reading(f"device metadata of {claim}", HostError):
+            for request in dict.fromkeys(device.base_request for device in devices):
+                path = self._file(claim, request)
+                old = _read(path)
+                if old is None:
+                    continue
+                generation = int(old.get("metadata", {}).get("generation", 0)) + 1
+                mine = [device for device in devices if device.base_request == request]
+                document = self._document(claim, str(old.get("podClaimName", "")), mine, generation)
+                if _without_generation(old) != _without_generation(document):
+                    _write(path, _encode(document))
+                    changed = True
         return changed
 
     def remove(self, claim: ClaimRef) -> None:
-        """Remove the claim's files; what is not there is no error."""
-        for path in self._cdi.directory.glob(f"{self._driver}_metadata_{claim.uid}_*.json"):
-            self._cdi.remove_file(path.name)
-        directory = self._directory(claim)
-        if self._uid_in(directory) in (claim.uid, None):
-            shutil.rmtree(directory, ignore_errors=True)
+        """Remove the claim's files; what is not there is no error. Raises HostError."""
+        with reading(f"device metadata of {claim}", HostError):
+            for path in self._cdi.directory.glob(f"{self._driver}_metadata_{claim.uid}_*.json"):
+                self._cdi.remove_file(path.name)
+            directory = self._directory(claim)
+            if self._uid_in(directory) in (claim.uid, None):
+                shutil.rmtree(directory, ignore_errors=True)
 
     def sweep(self, keep: Collection[str]) -> None:
         """At start: remove the CDI files of claims that are not in ``keep``, and what a crash left half written."""
@@ -120,6 +125,8 @@ class MetadataFiles:
         name = f"{claim.namespace}_{claim.name}"
         if "/" in name or "\0" in name:
             raise HostError(f"{name!r} cannot be the name of a directory")
+        if len(encoded := os.fsencode(name)) > NAME_BYTES:  # no other name is without the underscore
+            name = f"sha256-{hashlib.sha256(encoded).hexdigest()}"
         return self._root / name
 
     def _file(self, claim: ClaimRef, request: str) -> Path:
@@ -181,7 +188,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     """The first object of the stream; None if there is none."""
     try:
         document, _ = json.JSONDecoder().raw_decode(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
 

@@ -356,7 +356,10 @@ class Preparer:
     def _remove_files(self, claim: ClaimRef) -> None:
         self._cdi.remove(Family.CLAIM, claim.uid)
         if self._metadata is not None:
-            self._metadata.remove(claim)
+            try:
+                self._metadata.remove(claim)
+            except HostError as error:  # no device stays held for its sake
+                log.error("device metadata not removed", extra={"claim": claim.uid, "error": str(error)})
 
     # --- around
 
