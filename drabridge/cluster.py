@@ -41,7 +41,9 @@ READ_SECONDS = 10.0
 WATCH_SECONDS = 240
 """After this the server ends a watch, and we begin another: connections move to new API servers in time."""
 WATCH_READ_SECONDS = 90.0
-"""Without a byte for this long a watch is dead: a server sends a bookmark about once a minute."""
+"""Without a byte for this long a watch may be dead: a server sends a bookmark about once a minute, but 1.36.2 sends
+none for a kind of which the cluster has no object. Another watch that goes on where this one was tells them apart.
+"""
 PAGE = 500  # objects of one list answer, as client-go's pager has it
 MOST_PAGES = 1000  # half a million objects: no cluster has them (kubernetes.io, "Considerations for large clusters")
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -278,7 +280,7 @@ class _Stream:
                 if late:
                     _abort(response)
                     return
-                for line in _lines(response):
+                for line in _until_silent(response):
                     self._deliver(_event(line, self._path))
             self._deliver(None)
         except ClusterError as error:
@@ -300,6 +302,14 @@ def _event(line: bytes, path: str) -> WatchEvent:
         status = event.get("object") or {}
         raise _error_of(int(status.get("code") or 500), f"watch {path}: {status.get('message', '')}", status)
     return WatchEvent(event["type"], event["object"])
+
+
+def _until_silent(response: Any) -> Iterator[bytes]:
+    """The lines of a watch until it ends, or says nothing for the time of its reads."""
+    from urllib3.exceptions import ReadTimeoutError
+
+    with contextlib.suppress(ReadTimeoutError):
+        yield from _lines(response)
 
 
 def _lines(response: Any) -> Iterator[bytes]:

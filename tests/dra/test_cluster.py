@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from drabridge import clusterwatch
 from drabridge.cluster import KubernetesCluster
 from drabridge.clusterapi import (
     NODES,
@@ -22,6 +23,7 @@ from drabridge.clusterapi import (
     DeniedError,
     ExpiredError,
     InvalidError,
+    Json,
     Kind,
     NotFoundError,
     UnreachableError,
@@ -32,6 +34,7 @@ from drabridge.clusterapi import (
     resource_slices,
     resource_versions,
 )
+from drabridge.errors import ClusterError
 from drabridge.sim.api import SimApiServer
 from tests.patience import PATIENCE
 from tests.servers import QuietHandler, served
@@ -266,12 +269,47 @@ async def test_a_watch_sees_changes_and_ends_without_leaving_a_thread_blocked(tm
             pytest.fail("the thread of a closed watch still reads")
 
 
-async def test_a_silent_watch_is_given_up_and_a_cut_one_ends_with_an_error(tmp_path: Path) -> None:
+class Told:
+    """What a follower was told, in order."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def listed(self, objects: tuple[Json, ...]) -> None:
+        self.words.append(f"listed {len(objects)}")
+
+    def changed(self, kind: str, obj: Json) -> None:
+        self.words.append(f"{kind} {obj['metadata']['name']}")
+
+    def lost(self, error: ClusterError) -> None:
+        self.words.append(f"lost {error}")
+
+
+async def test_a_watch_of_a_kind_without_objects_is_silent_and_goes_on_without_another_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clusterwatch, "LEAST_WATCH_SECONDS", 0.0)
     async with connected(tmp_path) as (api, cluster):
-        cluster._watch_timeout = (0.5, 0.3)
-        with pytest.raises(UnreachableError):
-            async for _ in cluster.watch(SLICES, resource_version=(await cluster.list(SLICES)).resource_version):
-                pass
+        cluster._watch_timeout = (3 * PATIENCE, 0.3)
+        told = Told()
+        following = asyncio.create_task(clusterwatch.follow(cluster, SLICES, "", told))
+
+        def asked(verb: str) -> int:
+            return sum(request.verb == verb and request.resource == "resourceslices" for request in api.requests)
+
+        while asked("watch") < 3:
+            await asyncio.sleep(0.01)
+        await cluster.create(SLICES, a_slice())
+        while "ADDED s1" not in told.words:
+            await asyncio.sleep(0.01)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        assert told.words == ["listed 0", "ADDED s1"]
+        assert asked("list") == 1
+
+
+async def test_a_watch_that_is_cut_ends_with_an_error(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (api, cluster):
         cluster._watch_timeout = (0.5, 30)
         events = cluster.watch(SLICES, resource_version=(await cluster.list(SLICES)).resource_version)
         following = asyncio.ensure_future(anext(events))
