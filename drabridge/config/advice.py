@@ -64,10 +64,6 @@ def _of_resource(resource: Resource) -> Iterator[str]:
         yield f"id {resource.id[0]} follows the kernel's numbering: another device may have it after the next boot"
     if not all(_has_subsystem(matcher.predicate()) for matcher in resource.match):
         yield "match without subsystem: every device of the node is looked at; add one to make discovery faster"
-    legacy, dra = resource.lanes.resolved
-    if isinstance(legacy, Share) and isinstance(dra, Share) and legacy.count is not None and dra.count is not None:
-        total = legacy.count + dra.count
-        yield f'both lanes are numbers: devices beyond {total} go to legacy; write "*" in one lane to say so'
 
 
 def _has_subsystem(predicate: Predicate) -> bool:
