@@ -42,7 +42,6 @@ from drabridge.ledger import (
     Owner,
     Policy,
     Readvertise,
-    Refused,
     Released,
     Subscribed,
 )
@@ -341,11 +340,10 @@ class Agent:
                 self._announcer.tell(effect)
             elif isinstance(effect, Readvertise):
                 self._runtime.legacy.repeat({self._runtime.resource_of(device) for device in effect.devices})
+                self._runtime.evidence.hurry()
         self._runtime.inventory.let_go(effect.device for effect in effects if isinstance(effect, Released))
         if self._refresh is None:
             self._refresh = asyncio.get_running_loop().call_later(REFRESH_SECONDS, self._follow_ledger)
-        if any(isinstance(effect, Refused) for effect in effects):
-            self._runtime.evidence.hurry()
 
     def _follow_ledger(self) -> None:
         """Offers, moves and questions to kubelet after one change of the ledger or several."""

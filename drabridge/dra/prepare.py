@@ -34,7 +34,7 @@ from drabridge.inventory.model import Presence
 from drabridge.ledger import events
 from drabridge.ledger.keeper import Keeper
 from drabridge.ledger.model import ClaimRef, Phase
-from drabridge.ledger.outcome import Decision, RefusalCode
+from drabridge.ledger.outcome import Decision, RefusalCode, Side
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,15 @@ _PASSING = frozenset({RefusalCode.STARTING, RefusalCode.PENDING, RefusalCode.NOT
 _CLAIMS_IN_THE_WAY = frozenset({RefusalCode.CLAIM_HELD, RefusalCode.OVERCOMMITTED})
 
 
-class PassingRefusalError(RefusedError):
+class LedgerRefusedError(RefusedError):
+    """The ledger says no."""
+
+    def __init__(self, decision: Decision) -> None:
+        super().__init__(str(decision))
+        self.decision = decision
+
+
+class PassingRefusalError(LedgerRefusedError):
     """The ledger says no for now."""
 
 
@@ -111,6 +119,8 @@ class Preparer:
             raise
         except DrabridgeError as error:
             outcome, error_text = _outcome_of(error), str(error)
+            if isinstance(error, LedgerRefusedError):
+                self._keeper.answered(Side.DRA, error.decision, claim)
             raise
         finally:
             names = tuple(device.device for device in devices)
@@ -379,9 +389,9 @@ def _still_fits(record: ClaimRecord, allocation: Allocation | None) -> bool:
     return recorded == [(r.request, r.pool, r.device, r.share_id, r.admin) for r in allocation.results]
 
 
-def _refused(decision: Decision) -> RefusedError:
+def _refused(decision: Decision) -> LedgerRefusedError:
     passing = all(refusal.code in _PASSING for refusal in decision.refusals)
-    return (PassingRefusalError if passing else RefusedError)(str(decision))
+    return (PassingRefusalError if passing else LedgerRefusedError)(decision)
 
 
 def _outcome_of(error: DrabridgeError) -> Outcome:

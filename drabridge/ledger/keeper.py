@@ -16,9 +16,9 @@ from msgspec import Struct
 
 from drabridge.errors import HostError
 from drabridge.ledger.events import Event, Lost
-from drabridge.ledger.machine import step
-from drabridge.ledger.model import Ledger, Policy
-from drabridge.ledger.outcome import ACCEPTED, Decision, Effect, Notify, Refusal, RefusalCode, Step
+from drabridge.ledger.machine import refusal_told, step
+from drabridge.ledger.model import ClaimRef, Ledger, Policy
+from drabridge.ledger.outcome import ACCEPTED, Decision, Effect, Notify, Refusal, RefusalCode, Side, Step
 from drabridge.ledger.store import LoadResult, Store
 from drabridge.worker import Job, Worker
 
@@ -118,6 +118,13 @@ class Keeper:
     def submit(self, event: Event) -> asyncio.Future[Decision]:
         """As :meth:`apply`; with a quick disk the future is done on return."""
         return self._take(step(self.head, event, self.policy))
+
+    def answered(self, side: Side, decision: Decision, claim: ClaimRef | None = None) -> None:
+        """Tell subscribers that a caller was refused. For who tries several times before it answers: an attempt that is
+        refused inside the call concerns nobody else. A ledger that cannot be written is told by :attr:`health`.
+        """
+        if refusals := [refused for refused in decision.refusals if refused.code is not RefusalCode.NOT_DURABLE]:
+            self._tell(refusal_told(side, refusals, claim))
 
     def retry(self) -> None:
         """While the ledger cannot be written: try again, though nobody asks for anything. Does not wait for the disk;

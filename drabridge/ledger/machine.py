@@ -14,7 +14,7 @@ from drabridge.inventory.model import Presence
 from drabridge.ledger import advertise, refusal
 from drabridge.ledger import events as ev
 from drabridge.ledger.draft import Demand, Draft
-from drabridge.ledger.model import Entry, Facts, Lane, Ledger, Owner, Policy
+from drabridge.ledger.model import ClaimRef, Entry, Facts, Lane, Ledger, Owner, Policy
 from drabridge.ledger.outcome import (
     ACCEPTED,
     ConfirmClaim,
@@ -328,23 +328,25 @@ def _side(event: ev.Event) -> Side | None:
 
 
 def _of_refusal(draft: Draft, event: ev.Event, side: Side | None) -> tuple[Effect, ...]:
-    """A refused party believes that the device is free: it is told otherwise at once, and so is a person."""
+    """A refused party believes that the device is free: it is told otherwise at once. A person is told with the answer
+    that the party gets. That is this one for Allocate; a Prepare tries several times inside one call of kubelet.
+    """
     if side is None:
         return ()
-    claim = event.claim if isinstance(event, ev.Prepare | ev.ClaimAllocated) else None
-    effects = _about_claim(claim, draft.refusals) if claim else _about_node(draft.refusals)
     devices = tuple(dict.fromkeys(refused.device for refused in draft.refusals))
-    counted = tuple(Refused(side, refused.code, refused.device) for refused in draft.refusals)
-    return (Readvertise(devices, side), *counted, *effects)
+    told = refusal_told(side, draft.refusals) if isinstance(event, ev.Allocate) else ()
+    return (Readvertise(devices, side), *told)
 
 
-def _about_node(refusals: list[Refusal]) -> tuple[Effect, ...]:
-    return (Notify(Subject.NODE, "AllocateRefused", "; ".join(map(str, refusals))),)
-
-
-def _about_claim(claim: Any, refusals: list[Refusal]) -> tuple[Effect, ...]:
+def refusal_told(side: Side, refusals: Sequence[Refusal], claim: ClaimRef | None = None) -> tuple[Effect, ...]:
+    """What people hear of a refusal that a caller was given: a count for each device, and one Event about the claim, or
+    about the node where a pod was refused: a pod is not known by name then.
+    """
+    counted = tuple(Refused(side, refused.code, refused.device) for refused in refusals)
     message = "; ".join(map(str, refusals))
-    return (Notify(Subject.CLAIM, "DeviceRefused", message, claim.namespace, claim.name, claim.uid),)
+    if claim is None:
+        return (*counted, Notify(Subject.NODE, "AllocateRefused", message))
+    return (*counted, Notify(Subject.CLAIM, "DeviceRefused", message, claim.namespace, claim.name, claim.uid))
 
 
 def _set_node(draft: Draft, **changes: Any) -> None:

@@ -24,7 +24,8 @@ from drabridge.dra.facts import ClaimHandled, Fact
 from drabridge.inventory.model import Device, DeviceNode, Presence, Snapshot
 from drabridge.ledger.events import Booted, Discovered, Restarted, Withdrawn
 from drabridge.ledger.keeper import Keeper
-from drabridge.ledger.model import Facts, Lane, Owner
+from drabridge.ledger.model import Facts, Lane, Ledger, Owner
+from drabridge.ledger.outcome import Effect, Notify, Refused
 from drabridge.ledger.store import Store
 from drabridge.sim.api import SimApiServer
 from drabridge.sim.api.status import ApiError
@@ -140,6 +141,7 @@ class DraNode:
         self.root = root
         self.api = api
         self.facts: list[Fact] = []
+        self.told: list[Effect] = []  # what people hear of refusals
         (root / "plugins_registry").mkdir(exist_ok=True)
         (root / "config.yaml").write_text(config)
         if not (root / "boot_id").exists():
@@ -172,7 +174,7 @@ class DraNode:
             observer=self.facts.append,
             **options,
         )
-        self._unsubscribe = self.keeper.subscribe(lambda ledger, effects: self.driver.publish())
+        self._unsubscribe = self.keeper.subscribe(self._ledger_changed)
         service = self.service = self.driver._server.sockets.service
         self._channel = grpc.aio.insecure_channel(f"unix://{service}", [("grpc.default_authority", "localhost")])
         self.stub = dra_v1_pb2_grpc.DRAPluginStub(self._channel)
@@ -181,6 +183,11 @@ class DraNode:
         if task.done():
             self._failed = self.driver  # said here
             task.result()
+
+    def _ledger_changed(self, ledger: Ledger, effects: tuple[Effect, ...]) -> None:
+        del ledger
+        self.told += [effect for effect in effects if isinstance(effect, Refused | Notify)]
+        self.driver.publish()
 
     async def stop(self) -> None:
         if self._task is None:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from drabridge.clusterapi import UnreachableError
 from drabridge.inventory.model import Device, DeviceNode, Presence
 from drabridge.ledger.model import ClaimRef, Owner
+from drabridge.ledger.outcome import Notify, RefusalCode, Refused, Side, Subject
 from drabridge.wire import dra_v1_pb2, dra_v1beta1_pb2, dra_v1beta1_pb2_grpc
 from tests.dra.helpers import CONFIG, DRIVER, NODE, RESOURCE, DraNode, a_node, gpu
 
@@ -114,7 +115,9 @@ async def test_a_device_of_another_claim_is_refused_with_its_holder_named() -> N
 
 
 async def test_a_device_that_was_freed_in_the_api_is_taken_over_inside_the_call() -> None:
-    """Force-deleted pod: the claim is deallocated, and the next claim comes before anybody told the ledger."""
+    """Force-deleted pod: the claim is deallocated, and the next claim comes before anybody told the ledger. Nobody
+    hears of the refusal that the first look inside the call gave.
+    """
     async with a_node() as node:
         first = node.claims.add("first", "gpu-1")
         await node.prepared(first)
@@ -122,6 +125,21 @@ async def test_a_device_that_was_freed_in_the_api_is_taken_over_inside_the_call(
         node.claims.deallocate("first")
 
         assert await node.prepared(node.claims.add("second", "gpu-1"))
+        assert node.told == []
+
+
+async def test_a_refusal_is_told_once_with_the_answer_that_kubelet_gets() -> None:
+    async with a_node() as node:
+        await node.prepared(node.claims.add("first", "gpu-1"))
+        second = node.claims.add("second", "gpu-1")
+
+        error = await node.refused(second)
+
+        (counted, notice) = node.told
+        assert counted == Refused(Side.DRA, RefusalCode.CLAIM_HELD, "gpu-1")
+        assert isinstance(notice, Notify)
+        assert (notice.subject, notice.reason, notice.uid) == (Subject.CLAIM, "DeviceRefused", second.uid)
+        assert notice.message in error
 
 
 async def test_a_claim_that_is_still_prepared_keeps_its_device_though_the_api_freed_it() -> None:

@@ -40,6 +40,7 @@ from drabridge.ledger import (
     Unprepare,
     Use,
 )
+from drabridge.ledger.machine import refusal_told
 from drabridge.ledger.table import ROWS, compile_rows
 from tests.ledger.node import CLAIM, NOON, OTHER, POD, PODS, Node, allocate, allocated, device, prepare
 
@@ -178,8 +179,10 @@ def test_a_second_claim_is_refused_and_told_who_has_it() -> None:
     assert code is RefusalCode.CLAIM_HELD
     assert "claim team-a/train (uid uid-1)" in text
     done = node.do(allocated(0, claim=OTHER))
-    told = [effect for effect in done.effects if isinstance(effect, Notify)]
-    assert (told[0].subject, told[0].name, told[0].uid) == (Subject.CLAIM, "serve", "uid-2")
+    assert not [effect for effect in done.effects if isinstance(effect, Notify)]  # who asked is told with the answer
+    *_, told = refusal_told(Side.DRA, done.decision.refusals, OTHER)
+    assert isinstance(told, Notify)
+    assert (told.subject, told.name, told.uid) == (Subject.CLAIM, "serve", "uid-2")
 
 
 def test_a_claim_that_is_allocated_anew_elsewhere_leaves_its_old_device() -> None:
