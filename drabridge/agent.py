@@ -24,6 +24,7 @@ from drabridge.clock import SteadyClock
 from drabridge.config.advice import advice
 from drabridge.config.loader import load
 from drabridge.config.schema import Config
+from drabridge.draining import clean, unneeded
 from drabridge.evidence.loop import EvidenceLoop
 from drabridge.evidence.others import Others
 from drabridge.evidence.pods import PodWatch
@@ -132,10 +133,17 @@ class Agent:
             self._reload.set()
         if keeper.loaded.message:
             log.error("ledger", extra={"found": str(keeper.loaded.kind), "message_text": keeper.loaded.message})
+        ended = False
         try:
             await self._serve(self._assemble(keeper))
+            ended = True
         finally:
-            await keeper.close()
+            await keeper.close(lambda: self._leave(keeper.ledger, ended=ended))
+
+    def _leave(self, ledger: Ledger, *, ended: bool) -> None:
+        """The last thing under the ledger's lock: take the state along where the operator said that nobody needs it."""
+        if ended and unneeded(ledger, self._wishes):
+            clean(self._paths.state)
 
     async def _own_ledger(self) -> Store | None:
         """Be the one agent of this node; another one is told of, waited for, and not disturbed."""

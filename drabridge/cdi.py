@@ -273,6 +273,10 @@ class CdiStore:
         prefix = f"{self._prefix}{family}-"
         return tuple(sorted(path.name[len(prefix) : -len(".json")] for path in self._ours(prefix)))
 
+    def metadata_files(self) -> tuple[str, ...]:
+        """Names of the files that mount claims' device metadata (:mod:`drabridge.dra.metadata`), sorted."""
+        return tuple(path.name for path in self._list(f"{self.vendor}_metadata_*.json"))
+
     def claimed(self) -> dict[str, tuple[Named, ...]]:
         """Claim UID -> what its file says of each device; () for a torn file."""
         found = {}

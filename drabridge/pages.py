@@ -15,6 +15,7 @@ from http import HTTPStatus
 from deviceplugin import ServerState
 from drabridge import __version__, page
 from drabridge.claims import ClaimSide
+from drabridge.draining import Drain
 from drabridge.errors import ConfigError, DrabridgeError, HostError
 from drabridge.evidence.witness import LIST_SECONDS
 from drabridge.http import Handler, HttpServer, Request, Response
@@ -32,12 +33,13 @@ HEARTBEAT_SECONDS = 30.0  # the loop's own tick is every few seconds; ten times 
 
 
 class Pages:
-    """Reads the agent's state; changes nothing but what ``set_lanes`` changes, and that only over the unix socket."""
+    """Reads the agent's state; changes nothing but by requests for lanes, releases and draining over the socket."""
 
     def __init__(self, runtime: Runtime, claims: ClaimSide, wishes: Wishes) -> None:
         self._runtime = runtime
         self._claims = claims
         self._wishes = wishes
+        self._draining = Drain(runtime, claims, wishes)
         self._public: HttpServer | None = None
         self._control: HttpServer | None = None
         self.address = ""  # host:port in use
@@ -54,6 +56,8 @@ class Pages:
             ("GET", "/status"): self._status,
             ("POST", "/lanes"): self._lanes,
             ("POST", "/release"): self._release,
+            ("GET", "/drain"): self._drain,
+            ("POST", "/drain"): self._drain,
         }
         self._control = HttpServer({**routes, **private})
         await self._control.listen_unix(self._runtime.paths.control_socket)
@@ -241,6 +245,15 @@ class Pages:
     async def _release(self, request: Request) -> Response:
         try:
             return Response.json(await resolve(self._runtime, self._claims, request.body))
+        except ConfigError as error:
+            return Response.json({"error": str(error)}, HTTPStatus.BAD_REQUEST)
+        except DrabridgeError as error:
+            return Response.json({"error": str(error)}, HTTPStatus.CONFLICT)
+
+    async def _drain(self, request: Request) -> Response:
+        try:
+            asked = self._draining.request(request.body) if request.body else self._draining.document()
+            return Response.json(await asked)
         except ConfigError as error:
             return Response.json({"error": str(error)}, HTTPStatus.BAD_REQUEST)
         except DrabridgeError as error:

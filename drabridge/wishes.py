@@ -1,5 +1,7 @@
 """How many devices each lane is to have, from three places: the configuration, ``drabridge lanes set``, the Node.
 
+``drabridge drain`` outranks them all, floors included: everything is for the legacy lane until it is undone.
+
 The Node's annotation ``<driver>/lanes`` wins, because it is what a cluster's administrator sees; then what was set on
 the node itself, which survives restarts in ``lanes.json``; then the configuration. The floors are always its.
 Both overrides have one form: ``{"<resource>": {"legacy": 6, "dra": "*"}}``. The annotation as it was seen last is kept
@@ -30,7 +32,10 @@ log = logging.getLogger(__name__)
 
 FILE_NAME = "lanes.json"
 SEEN_FILE_NAME = "lanes.node.json"
+DRAIN_FILE_NAME = "drained.json"
 ANNOTATION, COMMAND, CONFIGURATION = "annotation", "lanes set", "configuration"  # the status document's words
+DRAIN = "drain"  # likewise
+DRAINED = Lanes.model_validate({"legacy": "*", "dra": 0})
 Overrides = dict[str, dict[str, Any]]
 
 
@@ -55,6 +60,8 @@ class Wishes:
         self._config = config
         self._changed = changed
         self._off = off
+        self._drain_path = state / DRAIN_FILE_NAME
+        self.drained, self.clean_at_end = _drained(self._drain_path)
         self._lost: dict[Path, str] = {}  # file that cannot be read -> why; what it said may be anything
         self._local = self._load(self._path)
         if self._path in self._lost:
@@ -76,6 +83,9 @@ class Wishes:
 
     def lost(self, resource: Resource) -> bool:
         """Whether another wish than the one that is known may be the one to follow: then no device is to move."""
+        return not self.drained and self._may_be_another(resource)
+
+    def _may_be_another(self, resource: Resource) -> bool:
         return self._seen_path in self._lost or self._unsaid(resource)
 
     def _unsaid(self, resource: Resource) -> bool:
@@ -84,6 +94,8 @@ class Wishes:
 
     def notes(self) -> list[str]:
         """What somebody asked for and does not get, and why, for people."""
+        if self.drained:  # what the others ask for is of no consequence
+            return ["drained: no device is for claims until `drabridge drain --undo`"]
         notes = []
         if self.annotation_error:
             notes.append(f"the Node's annotation for lanes is not followed: {self.annotation_error}")
@@ -107,6 +119,8 @@ class Wishes:
 
     def _decided(self, resource: Resource) -> tuple[str, Lanes]:
         """The first place whose wish fits with the floors as they are now: one may be older than they are."""
+        if self.drained:
+            return DRAIN, DRAINED
         unfollowed: dict[str, str] = {}
         before = self._unfollowed.get(resource.name, {})
         decided = (CONFIGURATION, resource.lanes)
@@ -137,6 +151,8 @@ class Wishes:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             known = ", ".join(resource.name for resource in self._config().resources)
             raise ConfigError("a resource of the configuration was expected", hint=f"It has {known}") from None
+        if self.drained:
+            raise ConfigError("this node is drained: no device is for claims", hint="drabridge drain --undo ends it")
         if self.source(resource) == ANNOTATION:
             raise ConfigError(
                 f"the Node's annotation {self._config().driver}/lanes decides about {name}",
@@ -157,6 +173,30 @@ class Wishes:
         self._local = local
         self._changed()
         return {"resource": name, **self.describe(resource)}
+
+    def drain(self, *, clean: bool = False) -> None:
+        """Everything is for the legacy lane from now on, over restarts too. ``clean``: see ``clean_at_end``.
+
+        Raises HostError where that cannot be kept: nothing is changed then.
+        """
+        try:
+            write_atomically(self._drain_path, json.dumps({"clean": clean}).encode())
+        except OSError as error:
+            raise HostError(
+                f"that this node is drained cannot be kept in {self._drain_path}: {error.strerror or error}",
+                hint="Make room or mend the disk, and try again",
+            ) from error
+        self.drained, self.clean_at_end = True, clean
+        self._changed()
+
+    def undo_drain(self) -> None:
+        """The three places decide again. Raises HostError."""
+        try:
+            self._drain_path.unlink(missing_ok=True)
+        except OSError as error:
+            raise HostError(f"{self._drain_path} cannot be removed: {error.strerror or error}") from error
+        self.drained = self.clean_at_end = False
+        self._changed()
 
     def describe(self, resource: Resource) -> dict[str, str]:
         """``{legacy, dra, source}`` of one resource, for people."""
@@ -232,6 +272,17 @@ class Wishes:
         """Raises OSError."""
         write_atomically(path, json.dumps(overrides, indent=1).encode())
         self._lost.pop(path, None)
+
+
+def _drained(path: Path) -> tuple[bool, bool]:
+    """Whether the node is drained, and whether its state is to go at the end. A file that says neither says drained."""
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return False, False
+    except (OSError, ValueError, RecursionError):
+        return True, False
+    return True, isinstance(found, dict) and found.get("clean") is True
 
 
 def _parse(text: str) -> Overrides:

@@ -21,6 +21,7 @@ COMMANDS = {
     "run": ("run", "serve this node's devices: the agent itself"),
     "status": ("status", "who holds which device, on one screen (asks the running agent)"),
     "lanes": ("lanes", "show or move the share of devices that each API may offer"),
+    "drain": ("drain", "before an uninstall: give nothing to claims any more, and name what still holds"),
     "devices": ("devices", "list the devices that the configuration makes of this machine"),
     "match": ("match", "say which udev devices match, and with --explain why"),
     "suggest": ("suggest", "print a resource entry that would match a device node"),

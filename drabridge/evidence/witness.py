@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -105,6 +105,11 @@ class Witness:
         snapshot = await self._list()
         return None if snapshot is None else users_of(snapshot, claim, self._driver, device)
 
+    async def claim_users(self) -> Mapping[tuple[str, str], tuple[str, ...]] | None:
+        """(namespace, name) of claims with devices of ours -> pods that kubelet shows with them, ``namespace/name``."""
+        snapshot = await self._list()
+        return None if snapshot is None else claim_users_of(snapshot, self._driver)
+
     async def _list(self) -> Snapshot | None:
         await self._quiet()
         try:
@@ -181,6 +186,16 @@ def users_of(snapshot: Snapshot, claim: ClaimRef, driver: str, device: str) -> t
         if (not claim.name or (used.namespace, used.name) == (claim.namespace, claim.name))
         and any((given.driver, given.device) == (driver, device) for given in used.devices)
     )
+
+
+def claim_users_of(snapshot: Snapshot, driver: str) -> Mapping[tuple[str, str], tuple[str, ...]]:
+    """Pods of a List by the claims through which they have devices of ``driver``."""
+    found: dict[tuple[str, str], dict[str, None]] = {}
+    for pod in snapshot.pods:
+        for claim in (claim for container in pod.containers for claim in container.claims):
+            if any(given.driver == driver for given in claim.devices):
+                found.setdefault((claim.namespace, claim.name), {})[f"{pod.namespace}/{pod.name}"] = None
+    return {claim: tuple(pods) for claim, pods in found.items()}
 
 
 def claims_of(snapshot: Snapshot, driver: str) -> tuple[events.Allocation, ...]:

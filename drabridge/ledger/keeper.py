@@ -150,9 +150,9 @@ class Keeper:
                 self._flusher = asyncio.create_task(self._flush(unfinished), name="ledger-flush")
         return answer
 
-    async def close(self) -> None:
+    async def close(self, last: Callable[[], None] = lambda: None) -> None:
         """Finish what waits, write the evidence that is not on disk, let the store go. A disk that hangs is left to it:
-        what was not answered was not promised.
+        what was not answered was not promised. ``last`` runs when nothing is written any more, under the lock.
         """
         deadline = monotonic() + CLOSE_SECONDS
         while self._flusher is not None:
@@ -166,7 +166,10 @@ class Keeper:
                 self._store.append(self.ledger, self._lazy)
         finally:
             self._worker.stop()
-            self._store.close()
+            try:
+                last()
+            finally:
+                self._store.close()
 
     def _begin(self) -> _Batch:
         """Hand everything that waits to the thread."""

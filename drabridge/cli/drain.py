@@ -1,0 +1,207 @@
+"""``drabridge drain``"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from drabridge.cli.agent_client import add_socket, ask, find_socket
+from drabridge.cli.hardware import add_config, configuration
+from drabridge.cli.output import OUTPUTS, cell, sentences, table, terminal_width
+from drabridge.errors import ConfigError
+
+Row = Mapping[str, Any]
+
+POLL_SECONDS = 0.5
+FREE_SECONDS = 120.0  # for free devices: a move takes safety.quiesceSeconds (30) and what the API server needs
+_COLUMNS = ("claim", "devices", "phase", "pods")
+_CLUSTER_COLUMNS = ("node", "claim", "devices", "pods")
+
+_EPILOG = """\
+Before the agent is removed from a node: gives nothing to claims any more, moves free devices to the legacy lane, and
+names the claims that still need this driver to end. Nothing is evicted: delete their pods. It stays so, over restarts
+and whatever the Node's annotation says, until --undo.
+
+--clean also removes CDI files that nothing refers to, and lets the agent take its state directory along when it ends,
+if no pod holds a device then. --cluster asks the API server alone, about all nodes, and changes nothing.
+
+examples:
+  drabridge drain                      # status 0: no claim has a device of this node
+  drabridge drain --wait 600           # wait ten minutes for claims, too
+  drabridge drain --clean              # when it is done: leave nothing behind
+  drabridge drain --undo
+  drabridge drain --cluster --driver gpu.example.com
+
+exit status: 0 no claim holds a device, 1 one does or nobody can say, 2 bad usage"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_socket(parser)
+    add_config(parser)
+    parser.add_argument("-o", "--output", choices=OUTPUTS, default="table")
+    parser.add_argument(
+        "--wait",
+        type=_seconds,
+        metavar="SECONDS",
+        help=f"how long to wait for what holds; default: only for free devices, {FREE_SECONDS:g} at most",
+    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--undo", action="store_true", help="the configured lanes are wanted again")
+    what.add_argument("--clean", action="store_true", help="remove what nobody needs any more; refused while held")
+    what.add_argument("--cluster", action="store_true", help="look at the claims of all nodes in the API server")
+    parser.add_argument("--driver", metavar="NAME", help="with --cluster; default: the configuration's")
+    parser.add_argument("--kubeconfig", type=Path, metavar="FILE", help="with --cluster; default: the pod's account")
+    parser.epilog = _EPILOG
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.cluster:
+        if arguments.wait is not None:
+            raise ConfigError("--wait is for one node: --cluster looks once")
+        return _cluster(arguments)
+    if arguments.driver or arguments.kubeconfig:
+        raise ConfigError("--driver and --kubeconfig go with --cluster", hint="A node's agent is asked over --socket")
+    path = find_socket(arguments.socket)
+    if arguments.undo:
+        document = ask(path, "/drain", {"drain": False})
+        _show(document, arguments.output, _undone)
+        return 0
+    document = ask(path, "/drain", {"drain": True})
+    ends = time.monotonic() + (FREE_SECONDS if arguments.wait is None else arguments.wait)
+    said = ""
+    while not document["complete"] and (arguments.wait is not None or _goes_on(document)) and time.monotonic() < ends:
+        if (words := _progress(document)) != said:
+            print(words, file=sys.stderr, flush=True)
+        said = words
+        time.sleep(POLL_SECONDS)
+        document = ask(path, "/drain")
+    if document["complete"] and arguments.clean:
+        document = ask(path, "/drain", {"drain": True, "clean": True})
+    _show(document, arguments.output, _screen)
+    return 0 if document["complete"] else 1
+
+
+def _seconds(text: str) -> float:
+    if not 0 <= (found := float(text)) <= 86_400:
+        raise ValueError
+    return found
+
+
+def _goes_on(document: Row) -> bool:
+    """Whether something ends by itself: a device that nobody holds is on its way."""
+    return any(not row["held"] for row in document["moving"])
+
+
+def _progress(document: Row) -> str:
+    left = [row["device"] for row in document["moving"] if not row["held"]]
+    moving = f"; on their way: {', '.join(left)}" if left else ""
+    claims = f"; claims that hold: {len(document['claims'])}" if document["claims"] else ""
+    return cell(f"{document['inLegacyLane']} of {document['devices']} devices are in the legacy lane{moving}{claims}")
+
+
+def _show(document: Row, output: str, screen: Any) -> None:
+    if output == "json":
+        print(json.dumps(document, indent=2))
+    elif output == "yaml":
+        import yaml
+
+        print(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), end="")
+    else:
+        print("\n".join(screen(document, terminal_width(output))))
+
+
+def _undone(document: Row, width: int | None) -> Iterator[str]:
+    yield from sentences([f"{document['node']}: no longer drained; lanes are as they were wanted before"], width, "")
+
+
+def _screen(document: Row, width: int | None) -> Iterator[str]:
+    done = "drained: no claim has a device" if document["complete"] else "NOT DRAINED"
+    yield from sentences([f"{document['node']}  {document['driver']}  {done}"], width, "")
+    yield from sentences([_progress(document)], width, "  ")
+    if document["claims"]:
+        yield ""
+        yield table([{**row, "claim": _name(row)} for row in document["claims"]], _COLUMNS, width)
+    yield from sentences(document["because"], width, "  ! ")
+    if document["claims"]:
+        advice = "only this driver ends these claims: delete their pods first, or they stay Terminating without it"
+        yield from sentences([advice], width, "  - ")
+    if document["pods"]:
+        names = ", ".join(f"{_pod(one)} ({one['device']})" for one in document["pods"])
+        keep = "they run on, and need their CDI files until they end" if document["files"] else "they run on"
+        yield from sentences([f"pods with limits: {names}: {keep}"], width, "  - ")
+    if document.get("removed"):
+        yield from sentences([f"removed: {', '.join(document['removed'])}"], width, "  - ")
+    if document["files"]:
+        yield from sentences([f"CDI files that stay: {', '.join(document['files'])}"], width, "  - ")
+
+
+def _pod(row: Row) -> str:
+    return f"{row['namespace']}/{row['pod']}" if row["pod"] else "one that kubelet has not shown yet"
+
+
+def _name(row: Row) -> str:
+    return f"{row['namespace']}/{row['name']}" if row["name"] else f"uid {row['uid']}"
+
+
+# --- the whole cluster ----------------------------------------------------------------------------------------------
+
+
+def _cluster(arguments: argparse.Namespace) -> int:
+    from drabridge.allocated import usage
+    from drabridge.cluster import KubernetesCluster
+
+    driver = arguments.driver or configuration(arguments).driver
+    kubeconfig = arguments.kubeconfig
+    cluster = KubernetesCluster.from_kubeconfig(kubeconfig) if kubeconfig else KubernetesCluster.in_cluster()
+    try:
+        found = asyncio.run(usage(cluster, driver))
+    finally:
+        cluster.close()
+    document = {
+        "apiVersion": "drabridge/v1alpha1",
+        "kind": "ClusterDrain",
+        "driver": driver,
+        "complete": not found.claims,
+        "claims": [
+            {
+                "namespace": one.namespace,
+                "name": one.name,
+                "uid": one.uid,
+                "nodes": list(one.nodes),
+                "devices": list(one.devices),
+                "pods": list(one.pods),
+            }
+            for one in found.claims
+        ],
+        "offered": dict(found.offered),
+    }
+    _show(document, arguments.output, _cluster_screen)
+    return 0 if document["complete"] else 1
+
+
+def _cluster_screen(document: Row, width: int | None) -> Iterator[str]:
+    driver, claims = document["driver"], document["claims"]
+    if claims:
+        count = f"{len(claims)} claim{'s have' if len(claims) > 1 else ' has'} devices of {driver}"
+        yield from sentences([f"NOT DRAINED: {count}"], width, "")
+        yield ""
+        yield table([{**row, "claim": _name(row), "node": row["nodes"]} for row in claims], _CLUSTER_COLUMNS, width)
+        yield ""
+        advice = (
+            f"Only {driver} can end these claims. Without it their pods stay Terminating for ever, and so do their "
+            "namespaces. Delete the pods, wait until their claims are released, then uninstall"
+        )
+        yield from sentences([advice], width, "  ! ")
+    else:
+        yield from sentences([f"drained: no claim has a device of {driver}"], width, "")
+    if document["offered"]:
+        names = ", ".join(f"{node} ({count})" for node, count in document["offered"].items())
+        yield from sentences(
+            [f"devices that a claim may get at any moment: {names}. drabridge drain on a node ends that"], width, "  - "
+        )

@@ -1,0 +1,225 @@
+"""``drabridge drain``: what is free goes to the legacy lane and stays there, what claims hold is named."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drabridge.sim.cluster import SimCluster
+from tests.agent.helpers import DRIVER, RESOURCE, AgentProcess, pod, until
+from tests.agent.helpers import node as legacy_node
+from tests.agent.test_bridge_node import bridge, claim_pod, devices_in_slices, healthy, limits_pod
+
+Json = dict[str, Any]
+
+
+async def command(agent: AgentProcess, *words: str, output: str = "json") -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of ``drabridge drain``."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "drabridge", "drain", "--socket", str(agent.control), "-o", output, *words),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def drain(agent: AgentProcess, *words: str) -> tuple[int, Json]:
+    code, out, err = await command(agent, *words)
+    assert out, err
+    found: Json = json.loads(out)
+    return code, found
+
+
+async def allocate(cluster: SimCluster, name: str, device: str) -> None:
+    """What a scheduler does that has an old view of node-a."""
+    await cluster.apply(claim_pod(name))
+    pod = cluster.get("pods", name)
+    assert pod is not None
+    results = [{"request": "r", "driver": DRIVER, "pool": "node-a", "device": device}]
+    reserved = [{"resource": "pods", "name": name, "uid": pod["metadata"]["uid"]}]
+
+    def write(obj: Json) -> None:
+        obj["status"] = {"allocation": {"devices": {"results": results}}, "reservedFor": reserved}
+
+    cluster.api.objects.modify("resourceclaims", name, write, namespace="default", subresource="status")
+
+
+async def end(cluster: SimCluster, name: str) -> None:
+    await cluster.delete("pods", name)
+    await cluster.delete("resourceclaims", name)
+
+
+async def test_a_drain_moves_what_is_free_and_names_what_claims_hold() -> None:
+    async with bridge() as (agent, cluster, _):
+        await cluster.apply(claim_pod("c1") + "---\n" + limits_pod("l1"))
+        await cluster.wait_pod("c1")
+        await cluster.wait_pod("l1")
+        code, found = await drain(agent)
+        assert (code, found["complete"], found["inLegacyLane"]) == (1, False, 3), found
+        (claim,) = found["claims"]
+        assert (claim["namespace"], claim["name"], claim["phase"]) == ("default", "c1", "prepared")
+        assert claim["pods"] == ["default/c1"]
+        (device,) = claim["devices"]
+        assert [row["device"] for row in found["moving"]] == [device]
+        assert [(row["pod"], row["namespace"]) for row in found["pods"]] == [("l1", "default")]
+        assert f"claim default/c1 has {device}, prepared (pod default/c1)" in found["because"]
+        assert devices_in_slices(cluster) == set()
+        code, screen, progress = await command(agent, output="table")
+        assert code == 1
+        assert "NOT DRAINED" in screen
+        assert "default/c1" in screen
+        assert "Terminating" in screen
+        assert progress == "", "nothing is on its way any more"
+
+        await end(cluster, "c1")
+        code, found = await drain(agent, "--wait", "60")
+        assert (code, found["because"], found["inLegacyLane"]) == (0, [], 4)
+        assert cluster.get("pods", "l1")["status"]["phase"] == "Running"  # type: ignore[index]
+        assert len(healthy(cluster)) == 4
+        code, screen, _ = await command(agent, output="table")
+        assert (code, "drained: no claim has a device" in screen) == (0, True)
+
+
+async def test_a_drained_node_gives_nothing_to_claims_whatever_lanes_are_asked_for_until_it_is_undone() -> None:
+    floors = {"lanes: {legacy: 2, dra: 2}": "lanes: {legacy: 2, dra: 2, minDra: 1}"}
+    async with bridge(_with(floors)) as (agent, cluster, _):
+        assert (await drain(agent))[0] == 0
+        code, body = await agent.ask("/lanes", json.dumps({"resource": RESOURCE, "legacy": 0}).encode())
+        assert code == 400
+        assert b"drabridge drain --undo" in body
+        annotation = {f"{DRIVER}/lanes": json.dumps({RESOURCE: {"legacy": 0, "dra": 4}})}
+        bare = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a", "annotations": annotation}}
+        await cluster.apply(bare)
+        await agent.stop()
+        await agent.start()  # it stays so over a restart
+        await agent.ready()
+        document = await agent.status()
+        assert [row["lanes"] for row in document["resources"]] == [{"legacy": 4}]
+        assert document["resources"][0]["wanted"] == {"legacy": "*", "dra": "0", "source": "drain"}
+        assert "drabridge drain --undo" in " ".join(document["notes"])
+        assert devices_in_slices(cluster) == set()
+        code, found = await drain(agent, "--undo")
+        assert (code, found["drained"]) == (0, False)
+        await until(lambda: len(devices_in_slices(cluster)) == 4, 20, agent.text)
+
+
+@pytest.mark.parametrize("device", ["null", "no-such-device"])
+async def test_a_claim_that_was_allocated_and_cannot_be_prepared_holds_the_drain(device: str) -> None:
+    """Kubelet asks to unprepare it all the same when its pod is deleted; without the driver it would wait for ever."""
+    async with bridge() as (agent, cluster, _):
+        assert (await drain(agent))[0] == 0
+        await allocate(cluster, "late", device)
+        code, document = await drain(agent)
+        assert code == 1, document
+        assert [(row["name"], row["phase"], row["devices"]) for row in document["claims"]] == [
+            ("late", "allocated", [device])
+        ]
+        await end(cluster, "late")
+        assert (await drain(agent, "--wait", "60"))[0] == 0
+
+
+async def test_while_the_api_server_cannot_be_asked_nobody_says_that_a_node_is_drained() -> None:
+    async with bridge(_with({"lanes: {legacy: 2, dra: 2}": "lanes: {legacy: 4, dra: 0}"})) as (agent, cluster, _):
+        assert (await drain(agent))[0] == 0
+        await cluster.api.stop()
+        code, document = await drain(agent)
+        assert code == 1
+        assert document["because"] == ["the API server cannot be asked whether claims have devices of this node"]
+
+
+async def test_cleaning_is_refused_while_a_claim_holds_and_leaves_nothing_behind_afterwards() -> None:
+    async with bridge() as (agent, cluster, _):
+        await cluster.apply(claim_pod("c1"))
+        await cluster.wait_pod("c1")
+        stray = agent.cdi / f"{DRIVER}_metadata_00000000-0000-4000-8000-000000000000_r.json"
+        before = _files(agent.cdi)
+        assert before
+        code, found = await drain(agent, "--clean")
+        assert (code, _files(agent.cdi)) == (1, before), found
+        code, body = await agent.ask("/drain", b'{"drain": true, "clean": true}')
+        assert code == 409
+        assert b"claim default/c1" in body
+        assert _files(agent.cdi) == before
+        await end(cluster, "c1")
+        assert (await drain(agent, "--wait", "60"))[0] == 0
+        stray.write_text("{}")
+        code, found = await drain(agent, "--clean")
+        assert (code, found["files"]) == (0, [])
+        assert str(stray) in found["removed"]
+        assert await agent.stop() == 0
+        assert _files(agent.cdi) == []
+        assert _files(agent.control.parent) == []
+
+
+async def test_what_a_pod_with_limits_needs_is_not_removed() -> None:
+    async with bridge() as (agent, cluster, _):
+        await cluster.apply(limits_pod("l1"))
+        await cluster.wait_pod("l1")
+        code, found = await drain(agent, "--clean")
+        assert code == 0
+        (kept,) = found["files"]
+        assert "-legacy-" in kept
+        assert found["removed"] == []
+        await agent.stop()
+        assert _files(agent.cdi) == [Path(kept).name]
+        assert "ledger.jsonl" in _files(agent.control.parent), "an agent that comes back knows who holds it"
+
+
+async def test_without_cleaning_the_state_stays() -> None:
+    async with bridge() as (agent, _cluster, _):
+        assert (await drain(agent))[0] == 0
+        await agent.stop()
+        assert "ledger.jsonl" in _files(agent.control.parent)
+
+
+async def test_a_node_without_claims_is_drained_at_once() -> None:
+    async with legacy_node() as (agent, kubelet):
+        await kubelet.run_pod(pod("l1"))
+        code, found = await drain(agent)
+        assert (code, found["claims"], len(found["pods"])) == (0, [], 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [(b"{}", b"was expected"), (b"[" * 5000, b"was expected"), (b'{"drain": 1}', b"was expected"), (b"x", b"was exp")],
+)
+async def test_what_cannot_be_meant_is_refused(body: bytes, said: bytes) -> None:
+    async with legacy_node() as (agent, _):
+        code, answer = await agent.ask("/drain", body)
+        assert code == 400
+        assert said in answer
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--undo", "--clean"), ("--driver", "x.example.com"), ("--cluster", "--wait", "5"), ("--wait", "soon")],
+    ids=" ".join,
+)
+async def test_bad_usage_is_two(words: tuple[str, ...], tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "drabridge", "drain", "--socket", str(tmp_path / "none"), *words),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, err = await process.communicate()
+    assert process.returncode == 2, err
+
+
+def _with(changes: dict[str, str]) -> str:
+    from tests.agent.test_bridge_node import CONFIG
+
+    text = CONFIG
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+def _files(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if not path.is_dir())

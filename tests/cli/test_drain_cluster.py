@@ -1,0 +1,121 @@
+"""``drabridge drain --cluster``: what the API server alone says of a driver's claims, on every node."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drabridge.allocated import in_use
+from drabridge.sim.cluster import ClusterTimings, SimCluster
+from tests.agent.helpers import DRIVER, short_directory
+from tests.agent.test_bridge_node import CLASS, claim_pod
+
+Json = dict[str, Any]
+
+
+async def command(kubeconfig: Path, *words: str, output: str = "json") -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "drabridge", "drain", "--cluster", "--kubeconfig", str(kubeconfig), "-o", output),
+        *words,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+def allocate(cluster: SimCluster, claim: str, *results: tuple[str, str, str]) -> None:
+    """What the scheduler writes: (driver, pool, device) each."""
+    allocated = [{"request": "r", "driver": d, "pool": p, "device": n} for d, p, n in results]
+    found = cluster.get("pods", claim)
+    assert found is not None
+    reserved = [{"resource": "pods", "name": claim, "uid": found["metadata"]["uid"]}]
+
+    def write(obj: Json) -> None:
+        obj["status"] = {"allocation": {"devices": {"results": allocated}}, "reservedFor": reserved}
+
+    cluster.api.objects.modify("resourceclaims", claim, write, namespace="default", subresource="status")
+
+
+def slice_of(node: str, pool: str, *devices: str) -> Json:
+    spec = {"driver": DRIVER, "nodeName": node, "pool": {"name": pool, "generation": 1, "resourceSliceCount": 1}}
+    metadata = {"name": f"{node}-slice"}
+    named = [{"name": name} for name in devices]
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": metadata,
+        "spec": spec | {"devices": named},
+    }
+
+
+async def test_claims_of_all_nodes_are_named_with_their_pods_and_others_are_not() -> None:
+    with short_directory() as root:
+        async with SimCluster(root, nodes=("node-a", "node-b"), timings=ClusterTimings.fast()) as cluster:
+            kubeconfig = cluster.api.kubeconfig(root / "kubeconfig")
+            await cluster.apply(CLASS)
+            code, out, err = await command(kubeconfig, "--driver", DRIVER)
+            assert (code, json.loads(out)["claims"]) == (0, []), err
+            for name in ("one", "two", "other", "idle"):
+                await cluster.apply(claim_pod(name))
+            await cluster.apply(slice_of("node-b", "pool-of-b", "full"))
+            allocate(cluster, "one", (DRIVER, "node-a", "zero"), ("nic.example.com", "x", "eth0"))
+            allocate(cluster, "two", (DRIVER, "pool-of-b", "full"))
+            allocate(cluster, "other", ("nic.example.com", "node-a", "eth0"))
+
+            code, out, _ = await command(kubeconfig, "--driver", DRIVER)
+            document = json.loads(out)
+            assert (code, document["complete"], document["offered"]) == (1, False, {"node-b": 1})
+            assert [(row["name"], row["nodes"], row["devices"], row["pods"]) for row in document["claims"]] == [
+                ("one", ["node-a"], ["zero"], ["default/one"]),
+                ("two", ["node-b"], ["full"], ["default/two"]),
+            ]
+            code, screen, _ = await command(kubeconfig, "--driver", DRIVER, output="table")
+            assert code == 1
+            assert "NOT DRAINED: 2 claims have devices of mem.example.com" in screen
+            assert "default/one" in screen
+            assert "default/two" in screen
+            assert "Terminating for ever" in screen
+            assert "default/other" not in screen
+
+
+async def test_who_is_not_let_in_is_told_so_and_nothing_counts_as_drained() -> None:
+    with short_directory() as root:
+        async with SimCluster(root, timings=ClusterTimings.fast()) as cluster:
+            token = cluster.api.token("node-a")
+            kubeconfig = cluster.api.kubeconfig(root / "kubeconfig", token=token)
+            cluster.api.revoke(token)
+            code, _, err = await command(kubeconfig, "--driver", DRIVER)
+            assert code == 1
+            assert "Unauthorized" in err
+            cluster.api.kubeconfig(kubeconfig)
+            await cluster.api.stop()
+            code, _, err = await command(kubeconfig, "--driver", DRIVER)
+            assert code == 1
+            assert "no answer from the API server" in err
+
+
+STRANGE: list[Any] = [
+    {
+        "metadata": {"name": "a", "namespace": "n"},
+        "status": {"allocation": {"devices": {"results": [{"device": "d"}]}}},
+    },
+    {"metadata": {"name": "a", "namespace": "n"}, "status": {"allocation": {"devices": {"results": 7}}}},
+    {"metadata": {"name": "a", "namespace": "n"}, "status": {"allocation": [1]}},
+    {"metadata": {"name": "a", "namespace": "n"}, "status": "x"},
+]
+
+
+@pytest.mark.parametrize("strange", STRANGE, ids=repr)
+def test_a_claim_that_cannot_be_read_counts_and_hides_no_other(strange: Json) -> None:
+    result = {"request": "r", "driver": DRIVER, "pool": "node-a", "device": "zero"}
+    good = {"metadata": {"name": "z", "namespace": "n"}, "status": {"allocation": {"devices": {"results": [result]}}}}
+    claims: list[Any] = [strange, "no object", good]
+    found = in_use(claims, DRIVER, {})
+    assert {(one.name, one.devices) for one in found} == {("a", ("devices that cannot be read",)), ("z", ("zero",))}
