@@ -128,8 +128,10 @@ def _definitions(version: str) -> Json:
 
 
 @cache
-def declared(kind: str, api_version: str, version: str) -> tuple[descriptor_pool.DescriptorPool, Json]:
-    """Types, and variables with theirs, for ``kind`` of ``resource.k8s.io/<api_version>`` in Kubernetes ``version``.
+def declared(
+    kind: str, api_version: str, version: str, group: str = "resource.k8s.io"
+) -> tuple[descriptor_pool.DescriptorPool, Json]:
+    """Types, and variables with theirs, for ``kind`` of ``<group>/<api_version>`` in Kubernetes ``version``.
 
     Without a kind ``object`` and ``oldObject`` are dyn: that is how an API server compiles what it will run.
     """
@@ -137,6 +139,7 @@ def declared(kind: str, api_version: str, version: str) -> tuple[descriptor_pool
     request = cel.Type(messages.add("AdmissionRequest", REQUEST))
     obj = cel.Type.DYN
     if kind:
-        schema = json.loads((_schemas(version) / f"{kind.lower()}-resource-{api_version}.json").read_text())
+        name = "-".join(filter(None, (kind.lower(), group.partition(".")[0], api_version)))
+        schema = json.loads((_schemas(version) / f"{name}.json").read_text())
         obj = cel.Type(messages.add(kind, schema))
     return messages.pool(), {"request": request, "object": obj, "oldObject": obj}

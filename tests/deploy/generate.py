@@ -79,6 +79,7 @@ def values_schema() -> Json:
             }
         ),
         "imagePullSecrets": _ANY_OBJECTS,
+        "kubeVersion": {"type": "string", "pattern": r"^(v?[0-9]+\.[0-9]+(\.[0-9]+)?.*)?$"},
         "nameOverride": _TEXT,
         "fullnameOverride": _TEXT,
         "kubelet": _object({"rootDir": _PATH, "devicePluginDir": {"anyOf": [{"const": ""}, _PATH]}}),

@@ -40,8 +40,9 @@ class Request:
     def context(self) -> Json:
         """The variables of an expression, as an API server fills them in (apiserver plugin/cel/condition.go)."""
         plural, _, subresource = self.resource.partition("/")
-        resource = {"group": "resource.k8s.io", "version": "v1", "resource": plural}
-        kind = {"group": "resource.k8s.io", "version": "v1", "kind": KINDS[plural]}
+        group = GROUPS.get(plural, "resource.k8s.io")
+        resource = {"group": group, "version": "v1", "resource": plural}
+        kind = {"group": group, "version": "v1", "kind": KINDS[plural]}
         metadata = (self.new or self.old or {})["metadata"]
         request = {
             "kind": kind,
@@ -70,7 +71,8 @@ class Request:
         return {**info, "extra": more | info.get("extra", {})}
 
 
-KINDS = {"resourceslices": "ResourceSlice", "resourceclaims": "ResourceClaim"}
+KINDS = {"resourceslices": "ResourceSlice", "resourceclaims": "ResourceClaim", "events": "Event"}
+GROUPS = {"events": ""}  # of those that are not in resource.k8s.io
 
 
 @cache

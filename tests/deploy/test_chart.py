@@ -299,3 +299,19 @@ def test_the_notes_name_the_three_commands_to_look_at_first() -> None:
     unclassed = {"config": {"resources": [{key: resource[key] for key in resource.keys() - {"deviceClass"}}]}}
     assert "has a dra lane and no deviceClass" in templates(unclassed)["NOTES.txt"]
     assert "has a dra lane and no deviceClass" not in notes
+
+
+@pytest.mark.parametrize(("version", "policies"), [("v1.26.0", 0), ("v1.29.9-gke.1", 0), ("1.30", 3), ("v1.36.2", 3)])
+def test_where_there_can_be_no_policies_the_notes_say_so(version: str, policies: int) -> None:
+    """A release of before 1.30 has none, and nobody would miss them."""
+    values: Json = {"kubeVersion": version}
+    assert sum(obj["kind"] == "ValidatingAdmissionPolicy" for obj in manifests(values)) == policies
+    warned = "has no ValidatingAdmissionPolicy" in templates(values)["NOTES.txt"]
+    assert warned is (not policies)
+    assert "has no Validating" not in templates({**values, "admissionPolicy": {"create": False}})["NOTES.txt"]
+    assert "has no Validating" not in templates({**values, **LEGACY_ONLY})["NOTES.txt"]
+
+
+def test_one_pool_for_all_nodes_is_warned_of() -> None:
+    assert "one name for every node" in templates({"config": {"dra": {"pool": "rack"}}})["NOTES.txt"]
+    assert "one name for every node" not in templates()["NOTES.txt"]

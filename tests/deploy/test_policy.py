@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from drabridge.announce import REASONS
 from drabridge.sim.api.auth import User
 from tests.deploy.helm import manifests
 from tests.deploy.policy import Request, matches, refusals
@@ -60,6 +61,42 @@ def test_slices_of_the_own_node_are_the_agents(operation: str, new: Json | None,
     assert asked(operation, new, old) == []
 
 
+OWN_POOL = "the agent on node-a may publish only in the pool {}"
+
+
+def in_pool(name: str, node: str = "node-a") -> Json:
+    found = slice_of(node)
+    found["spec"]["pool"] = {"name": name, "generation": 9_007_199_254_740_991, "resourceSliceCount": 128}
+    return found
+
+
+def test_a_slice_of_the_own_node_in_another_nodes_pool_is_refused() -> None:
+    """There it would stand for that node's devices, and with a higher generation instead of them."""
+    said = [OWN_POOL.format("node-a")]
+    assert asked("CREATE", in_pool("node-b"), None) == said
+    assert asked("UPDATE", in_pool("node-b"), slice_of()) == said
+    assert asked("CREATE", in_pool("node-a"), None) == []
+
+
+def test_a_slice_that_is_there_already_keeps_its_pool_and_may_go() -> None:
+    """The pool was called otherwise when it was made: before ``config.dra.pool`` was changed."""
+    former = in_pool("former")
+    assert asked("UPDATE", former, former) == []
+    assert asked("UPDATE", slice_of(), former) == []
+    assert asked("DELETE", None, former) == []
+
+
+def test_a_configured_pool_is_the_only_one() -> None:
+    objects = manifests({"config": {"dra": {"pool": "rack/one"}}})
+    policies = [obj for obj in objects if obj["kind"] == "ValidatingAdmissionPolicy"]
+
+    def said(name: str) -> list[str]:
+        return refusals(policies, Request("CREATE", "resourceslices", AGENT, in_pool(name), None))
+
+    assert said("rack/one") == []
+    assert said("node-a") == said("node-b") == [OWN_POOL.format("rack/one")]
+
+
 OWN_ONLY = "the agent on node-a may change only ResourceSlices of drabridge.example.com on its own node"
 
 
@@ -77,7 +114,7 @@ def test_slices_of_others_are_not(foreign: Json) -> None:
 @pytest.mark.parametrize("old_token", [False, True], ids=["no node", "no extra"])
 def test_a_token_that_is_bound_to_no_node_is_good_for_nothing(old_token: bool) -> None:
     create = Request("CREATE", "resourceslices", UNBOUND, slice_of(), None, old_token)
-    assert len(refusals(POLICIES, create)) == 2
+    assert len(refusals(POLICIES, create)) == 3
     delete = Request("DELETE", "resourceslices", UNBOUND, None, slice_of(""), old_token)
     assert "not bound to a node" in refusals(POLICIES, delete)[0], "not even for nameless nodes"
 
@@ -138,6 +175,52 @@ def test_a_claim_that_spans_nodes_is_not_the_agents() -> None:
     by_label = claim()
     by_label["status"]["allocation"]["nodeSelector"]["nodeSelectorTerms"] = [{"matchExpressions": []}]
     assert status_write(by_label, by_label)
+
+
+# --- Events ---------------------------------------------------------------------------------------------------------
+
+
+def event(kind: str = "Node", name: str = "node-a", reason: str = "AllocateRefused", **source: str) -> Json:
+    namespace = "default" if kind == "Node" else "team"
+    return {
+        "metadata": {"name": "e", "namespace": namespace},
+        "involvedObject": {"kind": kind, "name": name, "namespace": namespace},
+        "reason": reason,
+        "source": {"component": DRIVER, "host": "node-a", **source},
+    }
+
+
+def event_write(new: Json, user: User = AGENT) -> list[str]:
+    return refusals(POLICIES, Request("CREATE", "events", user, new, None))
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_the_agent_writes_its_events_about_its_own_node_and_pods_and_claims(reason: str) -> None:
+    for kind, name in (("Node", "node-a"), ("Pod", "p"), ("ResourceClaim", "c")):
+        assert event_write(event(kind, name, reason)) == []
+
+
+@pytest.mark.parametrize(
+    ("new", "said"),
+    [
+        (event(name="node-b"), "only about its own Node"),
+        (event("Deployment", "d"), "only about its own Node"),
+        (without(event(), "involvedObject", "name"), "only about its own Node"),
+        (without(event(), "involvedObject", "kind"), "only about its own Node"),
+        (event(host="node-b"), "only in its own name"),
+        (event(component="kubelet"), "only in its own name"),
+        (without(event(), "source"), "only in its own name"),
+        (event("Pod", "p", "Killing"), "no Events with such a reason"),
+        (without(event(), "reason"), "no Events with such a reason"),
+    ],
+)
+def test_and_no_others(new: Json, said: str) -> None:
+    assert any(said in message for message in event_write(new)), event_write(new)
+
+
+def test_events_of_other_programs_are_theirs() -> None:
+    assert event_write(event("Deployment", "d", "Whatever", component="other"), OTHER) == []
+    assert "not bound to a node" in " ".join(event_write(event(), UNBOUND))
 
 
 # --- objects that a real API server stored -------------------------------------------------------------------------

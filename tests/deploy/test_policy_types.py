@@ -14,21 +14,21 @@ import pytest
 from cel_expr_python import cel
 
 from tests.deploy.celtypes import declared
-from tests.deploy.policy import KINDS
+from tests.deploy.policy import GROUPS, KINDS
 from tests.deploy.test_policy import POLICIES
 
 Json = dict[str, Any]
 VERSIONS = ("1.34", "1.36", "1.37")
-SLICES, CLAIMS = sorted(POLICIES, key=lambda policy: "claims" in policy["metadata"]["name"])
+CLAIMS, EVENTS, SLICES = sorted(POLICIES, key=lambda policy: str(policy["metadata"]["name"]))
 
 
-def checked(policy: Json, kind: str, api_version: str, version: str) -> Iterator[str]:
+def checked(policy: Json, kind: str, api_version: str, version: str, group: str) -> Iterator[str]:
     """What is wrong with each expression; empty for a good one.
 
     Result types: apiserver ``plugin/cel`` and ``admission/plugin/webhook/matchconditions``. A match condition sees no
     variables, a variable those before it, everything else all of them.
     """
-    pool, known = declared(kind, api_version, version)
+    pool, known = declared(kind, api_version, version, group)
     spec = policy["spec"]
     for condition in spec["matchConditions"]:
         yield wrong(pool, known, condition["expression"], cel.Type.BOOL)
@@ -56,13 +56,15 @@ def complaints(policy: Json, version: str = "1.36") -> list[str]:
     for rule in policy["spec"]["matchConstraints"]["resourceRules"]:
         for resource in rule["resources"]:
             for api_version in rule["apiVersions"]:
-                for kind in ("", KINDS[resource.partition("/")[0]]):
-                    found += [text for text in checked(policy, kind, api_version, version) if text]
+                plural = resource.partition("/")[0]
+                group = GROUPS.get(plural, "resource.k8s.io")
+                for kind in ("", KINDS[plural]):
+                    found += [text for text in checked(policy, kind, api_version, version, group) if text]
     return found
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("policy", [SLICES, CLAIMS], ids=["slices", "claims"])
+@pytest.mark.parametrize("policy", [SLICES, CLAIMS, EVENTS], ids=["slices", "claims", "events"])
 def test_every_expression_has_the_types_of_what_it_reads(policy: Json, version: str) -> None:
     assert complaints(policy, version) == []
 
@@ -83,6 +85,9 @@ def test_every_expression_has_the_types_of_what_it_reads(policy: Json, version: 
         (CLAIMS, "field.operator ==", "field.values ==", "no matching overload"),
         (CLAIMS, "term.matchFields.exists(", "term.matchFields.exist(", "undeclared reference to 'exist'"),
         (CLAIMS, "device.driver !=", "device.request !=", "undefined field 'request'"),
+        (SLICES, "oldObject.spec.pool.name", "oldObject.spec.pool.generation", "no matching overload for '_==_'"),
+        (EVENTS, "object.source.host ==", "object.source.node ==", "undefined field 'node'"),
+        (EVENTS, "object.involvedObject.name ==", "object.regarding.name ==", "undefined field 'regarding'"),
         (CLAIMS, "object.status.allocation ==", "object.status.reservedFor ==", "no matching overload"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -70,7 +70,7 @@ class Judge:
         self.refused: list[str] = []
 
     def check(self, resource: Resource, new: Json, old: Json | None, user: User, *, deleting: bool) -> None:
-        if user.name != ACCOUNT or resource.plural not in ("resourceslices", "resourceclaims"):
+        if user.name != ACCOUNT or resource.plural not in ("resourceslices", "resourceclaims", "events"):
             return
         operation = "DELETE" if deleting else "UPDATE" if old is not None else "CREATE"
         name = "resourceclaims/status" if resource.plural == "resourceclaims" else resource.plural
@@ -189,6 +189,7 @@ async def test_the_role_is_what_a_life_needs_and_the_policies_allow_it(monkeypat
         "UPDATE resourceslices",
         "DELETE resourceslices",
         "UPDATE resourceclaims/status",
+        "CREATE events",
     }
 
 
@@ -206,4 +207,7 @@ async def test_with_a_token_of_another_node_nothing_is_published(monkeypatch: py
             return code == 503 and b"may change only ResourceSlices" in body
 
         await until(says_so, 20, agent.text)
-    assert set(judge.refused) == {f"the agent on node-z may change only ResourceSlices of {DRIVER} on its own node"}
+    assert set(judge.refused) == {
+        f"the agent on node-z may change only ResourceSlices of {DRIVER} on its own node",
+        "the agent on node-z may publish only in the pool node-z",
+    }

@@ -50,6 +50,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if or (not (hasKey $dra "enabled")) $dra.enabled -}}true{{- end -}}
 {{- end -}}
 
+{{/* The version of Kubernetes to render for. */}}
+{{- define "drabridge.kubeVersion" -}}
+{{- default .Capabilities.KubeVersion.Version .Values.kubeVersion -}}
+{{- end -}}
+
+{{- define "drabridge.wantsPolicies" -}}
+{{- if and .Values.admissionPolicy.create (include "drabridge.usesApi" .) -}}true{{- end -}}
+{{- end -}}
+
 {{/* Brackets are right for both families of addresses. */}}
 {{- define "drabridge.listen" -}}
 {{- if not (include "drabridge.hearsUdevd" .) -}}
