@@ -8,7 +8,6 @@ granted before the merge.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Iterable
@@ -27,7 +26,6 @@ from drabridge.config.schema import Config
 from drabridge.draining import clean, unneeded
 from drabridge.evidence.loop import EvidenceLoop
 from drabridge.evidence.others import Others
-from drabridge.evidence.pods import PodWatch
 from drabridge.evidence.witness import Witness
 from drabridge.formerly import refuse_another_name
 from drabridge.housekeeping import Housekeeping
@@ -53,14 +51,16 @@ from drabridge.legacy.files import LegacyFiles
 from drabridge.legacy.side import LegacySide
 from drabridge.memory import settle
 from drabridge.metrics import Metrics
-from drabridge.nodewatch import NodeWatch
 from drabridge.observe import Sinks
 from drabridge.pages import Pages
 from drabridge.paths import Paths
-from drabridge.reload import ConfigFollower
+from drabridge.port import Port
+from drabridge.reload import ConfigFollower, identity_of
 from drabridge.runtime import Options, Runtime
+from drabridge.standby import Standby
 from drabridge.tasks import LoopErrors, Signal, forever
 from drabridge.transfers import Transfers
+from drabridge.watches import Watches
 from drabridge.wishes import Wishes
 from podresources import Client
 
@@ -69,7 +69,6 @@ log = logging.getLogger(__name__)
 STOP_GRACE_SECONDS = 1.5  # for calls in flight at SIGTERM; the whole stop is promised within 3 s
 REFRESH_SECONDS = 0.01  # an Allocate is answered first; several that come together make one list
 SETTLE_SECONDS = 1.0  # after the first list: registration is over by then, or waits for kubelet
-LOCK_POLL_SECONDS = 0.1  # how soon after another agent's end this one takes over; a look is one open(2) and flock(2)
 
 
 REFUSALS = frozenset({"AllocateRefused", "DeviceRefused"})  # notices with a refusal's words
@@ -92,6 +91,7 @@ class Agent:
         """Raises ConfigError (every fault at once) before anything of the node is touched."""
         self._options = options
         self._now = now or SteadyClock()
+        self._config_file = identity_of(options.config)  # before it is read
         self._config = load(options.config)
         self._paths = Paths.of(
             self._config.driver,
@@ -105,11 +105,14 @@ class Agent:
         self._stop = asyncio.Event()
         self._reload = Signal()  # SIGHUP; also before anybody follows the configuration
         self._snapshot = Signal()
+        self._port = Port(options.listen)
+        self._standby: Standby | None = None  # what was ready while another agent had the ledger
         self._serving = False  # the ledger knows enough for it: from kubelet and the CDI files, or from before
         self._behind = False  # the ledger could not be told of the newest snapshot: its disk is full
         self._rebooted = False  # since the ledger was written
         self._refresh: asyncio.TimerHandle | None = None
         self._background: set[asyncio.Task[None]] = set()
+        self._tasks: list[asyncio.Task[None]] = []  # ended first when the agent ends
         self._watches: list[asyncio.Task[None]] = []  # of the API server
 
     def stop(self) -> None:
@@ -124,9 +127,15 @@ class Agent:
             loop.add_signal_handler(number, self.stop)
         loop.add_signal_handler(signal.SIGHUP, self._reload.set)
         refuse_another_name(self._paths, self._config, self._options.node_name)
-        store = await self._own_ledger()
-        if store is None:
-            return
+        try:
+            if (store := await self._own_ledger()) is not None:
+                await self._run_with(store)
+        finally:
+            if self._standby is not None:
+                await self._standby.close()
+            await self._port.close()
+
+    async def _run_with(self, store: Store) -> None:
         keeper, asked = Keeper(store, policy_of(self._config), self._now), self._config
         self._config = with_pool_in_use(asked, self._paths.state, self._options.node_name, keeper.ledger)
         if self._config != asked:  # the file is asked for again, and again, until it can be had
@@ -146,19 +155,20 @@ class Agent:
             clean(self._paths.state)
 
     async def _own_ledger(self) -> Store | None:
-        """Be the one agent of this node; another one is told of, waited for, and not disturbed."""
-        said = False
-        while not self._stop.is_set():
-            try:
-                return Store(self._paths.state, node=self._options.node_name)
-            except LedgerLockedError as error:
-                if not said:
-                    log.warning("waiting for another agent to end", extra={"reason": str(error)})
-                said = True
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LOCK_POLL_SECONDS):
-                        await self._stop.wait()
-        return None
+        """Be the one agent of this node; another one is told of, waited for, and not disturbed. None: stopped first."""
+        state, node = self._paths.state, self._options.node_name
+        try:
+            return Store(state, node=node)
+        except LedgerLockedError:
+            self._standby = Standby(self._options, self._config, self._paths, self._port, self._snapshot.set)
+        lock = await self._standby.wait(self._stop)
+        if lock is None:
+            return None
+        refuse_another_name(self._paths, self._config, node)  # it may have begun since
+        if identity_of(self._options.config) != self._config_file:
+            self._reload.set()
+        log.info("the other agent has ended, this one takes over")
+        return Store(state, node=node, lock=lock)
 
     def _assemble(self, keeper: Keeper) -> Runtime:
         paths, config = self._paths, self._config
@@ -171,7 +181,8 @@ class Agent:
         sinks = Sinks(metrics, lambda device: runtime.resource_of(device), self._now)
         self._identities = Identities(paths.state)
         given, named_by = self._identities.load(config)
-        inventory = Inventory(config, held=held, given=given, named_by=named_by, on_fact=sinks.inventory)
+        ready = self._standby and self._standby.inventory_for(config, given, named_by, held, sinks.inventory)
+        inventory = ready or Inventory(config, held=held, given=given, named_by=named_by, on_fact=sinks.inventory)
         cdi = CdiStore(paths.cdi, config.driver)
         client = Client(paths.podresources_socket, observe=sinks.asked)
         legacy = LegacySide(
@@ -193,7 +204,7 @@ class Agent:
             inventory=inventory,
             cdi=cdi,
             files=LegacyFiles(cdi),
-            cluster=connect(self._options, config),
+            cluster=(self._standby and self._standby.cluster) or connect(self._options, config),
             legacy=legacy,
             podresources=client,
             witness=witness,
@@ -222,21 +233,25 @@ class Agent:
             lambda: metrics.count("events_dropped"),
         )
         self._transfers = Transfers(runtime, self._claims, self._wishes)
-        self._pages = Pages(runtime, self._claims, self._wishes)
+        self._pages = Pages(runtime, self._claims, self._wishes, self._port)
         taken = self._reconfigure, self._refused_config, self._claims.refusal
         self._follower = ConfigFollower(self._options.config, config, self._reload, *taken)
         return runtime
 
     async def _serve(self, runtime: Runtime) -> None:
         unsubscribe = runtime.keeper.subscribe(self._ledger_changed)
-        await self._pages.open()
+        await self._open_pages()
         work: dict[str, Callable[[], Awaitable[None]]] = {
             "devices": self._follow_inventory,
-            "inventory": lambda: runtime.inventory.run(lambda _: self._snapshot.set()),
             "configuration": self._follower.run,
             "housekeeping": Housekeeping(runtime, self._claims, self._pages).run,
         }
-        self._tasks = [asyncio.create_task(forever(name, start), name=name) for name, start in work.items()]
+        if self._standby is not None:
+            self._tasks += self._standby.take_tasks(runtime.inventory)
+            await self._standby.step_aside()
+        if not any(task.get_name() == "inventory" for task in self._tasks):
+            work["inventory"] = lambda: runtime.inventory.run(lambda _: self._snapshot.set())
+        self._tasks += [asyncio.create_task(forever(name, start), name=name) for name, start in work.items()]
         try:
             await self._stop.wait()
             log.info("stopping")
@@ -245,10 +260,19 @@ class Agent:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             unsubscribe()
-            await runtime.legacy.close(STOP_GRACE_SECONDS)
             await self._pages.close()
             await runtime.podresources.close()
+            # The last thing before the ledger is let go: from here until a successor has registered pods are refused.
+            await runtime.legacy.close(STOP_GRACE_SECONDS)
             log.info("stopped")
+
+    async def _open_pages(self) -> None:
+        """A port that is taken is an operator's error, unless it may be the one of the agent before us."""
+        if self._standby is None:
+            await self._port.bind()
+        await self._pages.open()
+        if not self._port.bound:
+            self._tasks.append(asyncio.create_task(self._pages.wait_for_port(), name="port"))
 
     # --- devices ----------------------------------------------------------------------------------------------------
 
@@ -305,13 +329,14 @@ class Agent:
         if cluster is None or self._runtime.others.pods is not None:
             return
         self._announcer.cluster = cluster
-        pods = PodWatch(cluster, node, self._runtime.evidence.hurry)
-        self._runtime.others.pods = pods
+        watches = self._standby.take_watches() if self._standby is not None else None
+        watches = watches or Watches(cluster, node, self._runtime.config.driver)
+        watches.begin()
+        watches.tell(self._runtime.evidence.hurry, self._wishes.annotate)
+        self._runtime.others.pods = watches.pods
         self._runtime.others.claims = self._claims.allocated
-        self._watches = [
-            self._spawn("node", NodeWatch(cluster, node, self._runtime.config.driver, self._wishes.annotate).run),
-            self._spawn("pods", pods.run),
-        ]
+        self._watches = watches.tasks
+        self._tasks += self._watches
 
     async def _leave_cluster(self) -> None:
         """A reload says that no API server is to be talked to. What it said last counts no more."""

@@ -104,14 +104,11 @@ class HttpServer:
     """Serves ``routes``: ``{("GET", "/path"): handler}``. HEAD is answered from GET's handler."""
 
     def __init__(self, routes: Mapping[tuple[str, str], Handler]) -> None:
-        self._routes = dict(routes)
+        self.routes = dict(routes)
         self._servers: list[asyncio.Server] = []
-        self._bound: os.stat_result | None = None  # the unix socket's file
+        self._path: Path | None = None  # of the unix socket
+        self._bound: os.stat_result | None = None  # its file
         self._tasks: dict[asyncio.Task[None], None] = {}  # oldest first
-
-    def route(self, method: str, path: str, handler: Handler) -> None:
-        """One more page; also while it serves."""
-        self._routes[method, path] = handler
 
     @property
     def hosts(self) -> list[str]:
@@ -133,20 +130,31 @@ class HttpServer:
         path.chmod(0o600)  # before the first accept: until now connecting waits
         await server.start_serving()
         self._servers.append(server)
-        self._bound = path.stat()
+        self._path, self._bound = path, path.stat()
 
     async def renew_unix(self, path: Path) -> bool:
         """Bind again if somebody removed the socket's file, or put another there; false if all is as it was."""
-        with contextlib.suppress(OSError):
-            if self._bound is not None and os.path.samestat(self._bound, path.stat()):
-                return False
+        if self._in_place():
+            return False
         before, self._servers = self._servers, []
         await self.listen_unix(path)
         for server in before:  # whom nobody can reach any more
             server.close()
         return True
 
+    def _in_place(self) -> bool:
+        """Whether the file at the unix socket's path is the one that was made for it."""
+        if self._path is None or self._bound is None:
+            return False
+        try:
+            return os.path.samestat(self._path.stat(), self._bound)
+        except OSError:
+            return False
+
     async def close(self) -> None:
+        """Hang up on everybody. The unix socket's file goes too, unless it is another process' by now."""
+        if self._path is not None and self._in_place():
+            self._path.unlink(missing_ok=True)
         for server in self._servers:
             server.close()
         for task in list(self._tasks):
@@ -186,11 +194,11 @@ class HttpServer:
 
     async def _answer(self, request: Request) -> Response:
         method = "GET" if request.method == "HEAD" else request.method
-        handler = self._routes.get((method, request.path))
+        handler = self.routes.get((method, request.path))
         if handler is None:
-            known = any(path == request.path for _, path in self._routes)
+            known = any(path == request.path for _, path in self.routes)
             status = HTTPStatus.METHOD_NOT_ALLOWED if known else HTTPStatus.NOT_FOUND
-            listed = " ".join(sorted({path for _, path in self._routes}))
+            listed = " ".join(sorted({path for _, path in self.routes}))
             return Response(f"{status.phrase.lower()}; here are: {listed}\n", status)
         try:
             result = handler(request)

@@ -99,6 +99,12 @@ TABLE: dict[str, Definition] = {
         Definition("hold_reason", "gauge", ("reason",), "Devices by the reason why they are still held."),
         Definition("lane_devices", "gauge", ("resource", "lane"), "Devices by lane."),
         Definition("lane_transfer_seconds", "histogram", ("resource", "direction"), "Time of finished lane moves."),
+        Definition(
+            "standby",
+            "gauge",
+            (),
+            "1 while this agent waits for another one to end, else 0.",
+        ),
         Definition("ledger_healthy", "gauge", (), "1 while grants can be made durable, else 0."),
         Definition("quarantined_devices", "gauge", (), "Devices that are offered to nobody until somebody decides."),
         Definition("config_last_reload_successful", "gauge", (), "0 when the file on disk was refused."),

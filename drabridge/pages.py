@@ -22,8 +22,10 @@ from drabridge.http import Handler, HttpServer, Request, Response
 from drabridge.inventory.model import Presence
 from drabridge.ledger.model import Lane, Owner
 from drabridge.metrics import Sample
+from drabridge.port import Port
 from drabridge.resolve import resolve
 from drabridge.runtime import Runtime
+from drabridge.standby import standbys
 from drabridge.status import Document, Endpoint, allocation_labels, document
 from drabridge.wishes import Wishes
 
@@ -35,22 +37,17 @@ HEARTBEAT_SECONDS = 30.0  # the loop's own tick is every few seconds; ten times 
 class Pages:
     """Reads the agent's state; changes nothing but by requests for lanes, releases and draining over the socket."""
 
-    def __init__(self, runtime: Runtime, claims: ClaimSide, wishes: Wishes) -> None:
+    def __init__(self, runtime: Runtime, claims: ClaimSide, wishes: Wishes, port: Port) -> None:
+        """``port`` may be bound already, by the standby that this agent was, or by then be another agent's yet."""
         self._runtime = runtime
         self._claims = claims
         self._wishes = wishes
+        self._port = port
         self._draining = Drain(runtime, claims, wishes)
-        self._public: HttpServer | None = None
         self._control: HttpServer | None = None
-        self.address = ""  # host:port in use
 
     async def open(self) -> None:
-        """Bind both. A TCP port that is taken is the operator's error; the socket lies in our locked directory."""
-        routes: dict[tuple[str, str], Handler] = {
-            ("GET", "/healthz"): self._healthz,
-            ("GET", "/readyz"): self._readyz,
-            ("GET", "/metrics"): self._metrics,
-        }
+        """Bind the control socket, which lies in our locked directory, and serve on it and on the port."""
         private: dict[tuple[str, str], Handler] = {
             ("GET", "/"): self._page,
             ("GET", "/status"): self._status,
@@ -59,24 +56,32 @@ class Pages:
             ("GET", "/drain"): self._drain,
             ("POST", "/drain"): self._drain,
         }
-        self._control = HttpServer({**routes, **private})
+        self._control = HttpServer({**self._public(), **private})
         await self._control.listen_unix(self._runtime.paths.control_socket)
-        if self._runtime.options.listen:
-            host, port = parse_listen(self._runtime.options.listen)
-            self._public = HttpServer(routes)
-            try:
-                bound = await self._public.listen_tcp(host, port)
-            except OSError as error:
-                raise ConfigError(
-                    f"cannot listen on {self._runtime.options.listen}: {error.strerror or error}",
-                    hint='Choose another --listen address, or --listen "" for none',
-                ) from error
-            self.address = f"{bound[0]}:{bound[1]}"
-            if self._runtime.options.page:
-                self._public.route("GET", "/", self._page)
-            elif all(ipaddress.ip_address(address).is_loopback for address in self._public.hosts):
-                self._public.route("GET", "/", self._local_page)
-            log.info("pages", extra={"address": self.address, "control": str(self._runtime.paths.control_socket)})
+        self._serve_port()
+
+    async def wait_for_port(self) -> None:
+        """Serve on the port as soon as the agent before us has let it go."""
+        await self._port.bind_when_free()
+        self._serve_port()
+
+    def _public(self) -> dict[tuple[str, str], Handler]:
+        return {
+            ("GET", "/healthz"): self._healthz,
+            ("GET", "/readyz"): self._readyz,
+            ("GET", "/metrics"): self._metrics,
+        }
+
+    def _serve_port(self) -> None:
+        if not self._port.address:
+            return
+        people: dict[tuple[str, str], Handler] = {}
+        if self._runtime.options.page:
+            people["GET", "/"] = self._page
+        elif self._port.is_loopback:
+            people["GET", "/"] = self._local_page
+        self._port.serve({**self._public(), **people})
+        log.info("pages", extra={"address": self._port.address, "control": str(self._runtime.paths.control_socket)})
 
     async def renew(self) -> None:
         """Without its socket an agent is deaf to the operator: one that somebody removed is made again."""
@@ -88,10 +93,10 @@ class Pages:
             log.error("there is no control socket", extra={"path": path, "reason": str(error)})
 
     async def close(self) -> None:
-        for server in (self._public, self._control):
-            if server is not None:
-                await server.close()
-        self._runtime.paths.control_socket.unlink(missing_ok=True)
+        """Hang up; the port is free and our control socket is gone on return."""
+        await self._port.close()
+        if self._control is not None:
+            await self._control.close()
 
     # --- readiness --------------------------------------------------------------------------------------------------
 
@@ -176,6 +181,9 @@ class Pages:
             if loaded.hint and self._quarantined():
                 notes.append(loaded.hint)
         notes += [*runtime.others.notes(), *self._wishes.notes()]
+        notes += [
+            f"a standby waits to take over when this agent ends: {name}" for name in standbys(runtime.paths.state)
+        ]
         if not self._claims.stranded and (why := self._no_slices()):
             notes.append(f"claims: no ResourceSlices: {why}")
         if (state := self._claims.state) is not None:
@@ -303,16 +311,9 @@ class Pages:
         yield "quarantined_devices", (), self._quarantined()
         yield "inventory_collisions", (), len(snapshot.collisions)
         yield "inventory_last_reconcile_timestamp_seconds", (), runtime.sinks.reconciled_at
+        yield "standby", (), 0.0
         yield "ledger_healthy", (), float(not runtime.keeper.health.error)
         yield "config_last_reload_successful", (), float(not runtime.config_error)
-
-
-def parse_listen(text: str) -> tuple[str, int]:
-    """``127.0.0.1:9400``, ``:9400`` (every address), ``[::1]:9400``. Raises ConfigError."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > 65535 or (":" in host and not host.startswith("[")):
-        raise ConfigError(f"--listen {text!r} is not HOST:PORT", hint='For example 127.0.0.1:9400, or ":9400" for all')
-    return host.strip("[]"), int(port)
 
 
 def is_local_name(host: str) -> bool:

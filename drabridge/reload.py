@@ -40,7 +40,7 @@ class ConfigFollower:
         self._apply = apply
         self._refused = refused
         self._unfit = unfit
-        self._seen = _identity(path)
+        self._seen = identity_of(path)
         self._faults: tuple[str, ...] = ()
         self._driver = current.driver
         self.current: Config | None = current
@@ -49,7 +49,7 @@ class ConfigFollower:
     async def run(self) -> None:
         while True:
             asked = await self._reload.wait(POLL_SECONDS)
-            identity = _identity(self._path)
+            identity = identity_of(self._path)
             if asked or identity != self._seen:
                 self._seen = identity if await self.take() else None
 
@@ -97,7 +97,8 @@ class ConfigFollower:
         self._faults = faults
 
 
-def _identity(path: Path) -> Identity:
+def identity_of(path: Path) -> Identity:
+    """Tell the file from one with other text at the same path; None if it is not there."""
     try:
         found = path.stat()
     except OSError:

@@ -1,4 +1,7 @@
-"""One writer of the ledger on one node: a lock file beside it, held for as long as the process lives."""
+"""One writer of the ledger on one node: a lock file beside it, held for as long as the process lives.
+
+Who waits for it sleeps in flock(2): the kernel hands the lock over when its holder closes it or dies, in microseconds.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from pathlib import Path
 
 from drabridge.errors import HostError
 
+FILE = "ledger.lock"
+
 
 class LedgerLockedError(HostError):
     """Another process is the ledger's writer."""
@@ -17,17 +22,18 @@ class LedgerLockedError(HostError):
 class Lock:
     """The lock of one directory. ``ran_before``: an agent was here before. :exc:`HostError` if it cannot be had."""
 
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / "ledger.lock"
+    def __init__(self, directory: Path, *, wait: bool = False) -> None:
+        """``wait``: block until it is free; else :exc:`LedgerLockedError` when another process has it."""
+        self._path = directory / FILE
         self._fd: int | None
-        self.ran_before, self._fd = _take(self._path)
+        self.ran_before, self._fd = _take(self._path, wait=wait)
 
     def renew(self) -> None:
         """Take it again if its file is not at its path any more: there, another agent could have its own by now."""
         if self._fd is None:
             raise HostError("the ledger was closed by this process", hint="another agent may have it by now")
         if not same_file(self._path, os.fstat(self._fd)):
-            _, fd = _take(self._path)
+            _, fd = _take(self._path, wait=False)
             self.close()
             self._fd = fd
 
@@ -47,27 +53,50 @@ def same_file(path: Path, opened: os.stat_result) -> bool:
     return os.path.samestat(there, opened)
 
 
-def _take(path: Path) -> tuple[bool, int]:
-    """Be the one writer. Returns whether an agent ran here before, and the lock."""
+def holder(directory: Path) -> str:
+    """Read the pid of the process that took the directory's lock last, in its own PID namespace; "unknown" if none."""
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        before = path.exists()
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise HostError(
-            f"the ledger's directory {path.parent} cannot be used: {error.strerror or error}",
-            hint="it must be a directory on the node's own disk that root may write to",
-        ) from error
+        fd = os.open(directory / FILE, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return "unknown"
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        other = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        return _written(fd)
+    finally:
         os.close(fd)
-        raise LedgerLockedError(
-            f"another agent (pid {other}) has the ledger in {path.parent}",
-            hint="two agents must not grant the same devices: stop that one first",
-        ) from error
+
+
+def _take(path: Path, *, wait: bool) -> tuple[bool, int]:
+    """Be the one writer. Returns whether an agent ran here before, and the lock."""
+    before = False
+    while True:
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            before = before or path.exists()
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise HostError(
+                f"the ledger's directory {path.parent} cannot be used: {error.strerror or error}",
+                hint="it must be a directory on the node's own disk that root may write to",
+            ) from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except OSError as error:
+            other = _written(fd)
+            os.close(fd)
+            raise LedgerLockedError(
+                f"another agent (pid {other}) has the ledger in {path.parent}",
+                hint="two agents must not grant the same devices: stop that one first",
+            ) from error
+        if not wait or same_file(path, os.fstat(fd)):
+            break
+        os.close(fd)  # its holder took another one, whose file is at the path now
     with contextlib.suppress(OSError):  # a full disk: it is had, whether or not its file can say by whom
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return before, fd
+
+
+def _written(fd: int) -> str:
+    with contextlib.suppress(OSError):
+        return os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+    return "unknown"

@@ -84,10 +84,13 @@ class _Read(Struct):
 class Store:
     """The one writer of the ledger of one node. :exc:`HostError` if another process is, or the disk refuses.
 
-    ``fsync`` is the only call that a test replaces: to lose what was not synced, or to fail.
+    ``lock``: the directory's, where the caller waited for it. ``fsync`` is the only call that a test replaces: to lose
+    what was not synced, or to fail.
     """
 
-    def __init__(self, directory: Path, *, node: str, fsync: Callable[[int], None] = os.fsync) -> None:
+    def __init__(
+        self, directory: Path, *, node: str, lock: Lock | None = None, fsync: Callable[[int], None] = os.fsync
+    ) -> None:
         self.path = directory / FILE
         self.previous = directory / f"{FILE}.previous"
         self.node = node
@@ -97,7 +100,7 @@ class Store:
         self._journal_bytes = 0
         self._envelope: Json = {}
         self._unknown: dict[str, Json] = {}
-        self._lock = Lock(directory)
+        self._lock = lock or Lock(directory)
 
     def close(self) -> None:
         """Let another process have the ledger."""

@@ -15,8 +15,8 @@ from drabridge.errors import ConfigError
 from drabridge.identities import FILE_NAME, Identities
 from drabridge.memory import settle
 from drabridge.metrics import TABLE, Metrics
-from drabridge.pages import parse_listen
 from drabridge.paths import Paths
+from drabridge.port import parse_listen
 from tests.agent.helpers import CONFIG
 
 EXAMPLES = Path(__file__).parents[2] / "deploy/examples"

@@ -42,6 +42,7 @@ _LABELS: Json = {"type": "object", "additionalProperties": _TEXT}
 _ANY_OBJECT: Json = {"type": "object"}
 _ANY_OBJECTS: Json = {"type": "array", "items": _ANY_OBJECT}
 _PORT: Json = {"type": "integer", "minimum": 1, "maximum": 65535}
+_SHARE: Json = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^[0-9]+%$"}]}
 _PATH: Json = {"type": "string", "pattern": "^/[^ ]*[^/ ]$"}
 
 
@@ -100,7 +101,8 @@ def values_schema() -> Json:
         "podAnnotations": _LABELS,
         "podLabels": _LABELS,
         "resources": _ANY_OBJECT,
-        "maxUnavailable": {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": "^[0-9]+%$"}]},
+        "maxSurge": _SHARE,
+        "maxUnavailable": _SHARE,
         "capabilities": {"type": "array", "items": {"type": "string", "pattern": "^[A-Z_]+$"}},
         "hostPID": _SWITCH,
         "seLinuxOptions": _ANY_OBJECT,

@@ -11,7 +11,7 @@ import yaml
 
 from drabridge.config.loader import load
 from drabridge.config.schema import Config
-from drabridge.pages import parse_listen
+from drabridge.port import parse_listen
 from tests.deploy.helm import CHART, ROOT, HelmRefusedError, lint, manifests, one, templates
 
 Json = dict[str, Any]
@@ -43,7 +43,7 @@ EVERYTHING: Json = {
     "hostPID": True,
     "seLinuxOptions": {"type": "spc_t"},
     "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
-    "maxUnavailable": "10%",
+    "maxSurge": "10%",
 }
 NETWORK_POLICY: Json = {"networkPolicy": {"enabled": True, "scrapers": [{"namespaceSelector": {}}]}}
 VARIANTS = {
@@ -105,6 +105,8 @@ def test_the_linter_of_these_tests_does_complain(tmp_path: Path) -> None:
         ({"image": {"digest": "sha256:short"}}, "/image/digest"),
         ({"podMonitor": {"enabled": True}, **UDEV}, "Set http.onNodeAddress: true"),
         ({**NETWORK_POLICY, **UDEV}, "does not apply to pods on the host's network"),
+        ({"maxUnavailable": 1}, "exactly one of the two is 0"),
+        ({"maxSurge": "0%"}, "exactly one of the two is 0"),
     ],
 )
 def test_values_that_mean_nothing_are_refused_with_the_place(values: Json, said: str) -> None:
@@ -192,13 +194,6 @@ def test_another_kubelet_directory_moves_everything() -> None:
 
 
 # --- life cycle -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
-def test_the_new_pod_starts_after_the_old_one_has_ended(values: Json) -> None:
-    strategy = one(manifests(values), "DaemonSet")["spec"]["updateStrategy"]
-    assert strategy["type"] == "RollingUpdate"
-    assert strategy["rollingUpdate"]["maxSurge"] == 0
 
 
 def test_a_new_configuration_restarts_no_pod() -> None:
@@ -315,3 +310,36 @@ def test_where_there_can_be_no_policies_the_notes_say_so(version: str, policies:
 def test_one_pool_for_all_nodes_is_warned_of() -> None:
     assert "one name for every node" in templates({"config": {"dra": {"pool": "rack"}}})["NOTES.txt"]
     assert "one name for every node" not in templates()["NOTES.txt"]
+
+
+# --- upgrades -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+def test_a_successor_can_be_beside_the_agent_that_it_replaces(values: Json) -> None:
+    """A pod on the host's network has each of its ports on the node, and no second one there can have them."""
+    daemon_set = one(manifests(values), "DaemonSet")["spec"]
+    rolling = daemon_set["updateStrategy"]["rollingUpdate"]
+    assert rolling["maxUnavailable"] == 0
+    assert rolling["maxSurge"] not in (0, "0%")
+    on_host = daemon_set["template"]["spec"].get("hostNetwork", False)
+    ports = agent(values).get("ports", [])
+    assert not any("hostPort" in port for port in ports)
+    assert not (on_host and ports)
+    assert daemon_set.get("minReadySeconds", 0) >= (5 if on_host else 0)  # there its probes reach the other agent
+
+
+def test_an_upgrade_with_a_gap_is_a_value() -> None:
+    values = {"maxSurge": 0, "maxUnavailable": "20%"}
+    assert one(manifests(values), "DaemonSet")["spec"]["updateStrategy"]["rollingUpdate"] == values
+
+
+def test_on_the_host_s_network_the_scraped_address_is_the_pod_s_with_the_port() -> None:
+    (endpoint,) = one(manifests(EVERYTHING), "PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert "port" not in endpoint
+    found = {}
+    for address in ("10.1.2.3", "fd00::7"):
+        for row in endpoint["relabelings"]:
+            if row["targetLabel"] == "__address__" and (match := re.fullmatch(row["regex"], address)):
+                found[address] = row["replacement"].replace("$1", match[1])
+    assert found == {"10.1.2.3": "10.1.2.3:9400", "fd00::7": "[fd00::7]:9400"}
