@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_COMPILE := 1
 unexport PYTHONDONTWRITEBYTECODE  # tests start the agent hundreds of times; compiling it takes 0.2 s each time
 
-.PHONY: help demo test lint unit lowest bench soak protos system clean
+.PHONY: help demo test lint unit lowest cluster bench soak protos system clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -33,6 +33,9 @@ lowest: $(VENV)/.lowest  ## the wire's, both libraries' and the core's tests aga
 	$(VENV)/lowest/bin/python -m pytest -q -p no:cacheprovider $(WORKERS) $(addprefix tests/,wire podresources \
 		deviceplugin config offers inventory/test_pure.py ledger/test_store.py ledger/test_store_writer.py \
 		ledger/test_keeper.py ledger/test_stamps.py)
+
+cluster: $(VENV)/.dev system  ## the cluster tests on the node of KUBECONFIG, else on one that ../shared/cluster/cluster starts
+	$(BIN)/python -m tests.cluster $(CLUSTER_ARGS)
 
 bench: $(VENV)/.dev  ## the numbers, against their budgets
 	$(BIN)/python -m tests.bench

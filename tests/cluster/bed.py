@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
 
 from drabridge.cluster import KubernetesCluster
 from drabridge.clusterapi import Kind
+from drabridge.errors import ClusterError
 
 Json = dict[str, Any]
 
@@ -48,6 +51,7 @@ DEVICES = 4
 NODES = Kind("", "v1", "nodes", namespaced=False)
 NAMESPACES = Kind("", "v1", "namespaces", namespaced=False)
 PODS = Kind("", "v1", "pods")
+EVENTS = Kind("", "v1", "events")
 JOBS = Kind("batch", "v1", "jobs")
 CLAIMS = Kind("resource.k8s.io", "v1", "resourceclaims")
 TEMPLATES = Kind("resource.k8s.io", "v1", "resourceclaimtemplates")
@@ -59,25 +63,38 @@ class Bed(Protocol):
     """A cluster that is there, and an agent that can be put on one node of it."""
 
     api: KubernetesCluster
+    config: Json
+    """The agent's."""
     node: str
+    node_object: str
+    """The Node's name, where ``node`` is its hostname."""
     image: str
     """Has ``sh`` and ``flock``."""
     patience: float
     """Seconds after which something that should happen counts as not happening."""
+    workload_kinds: tuple[Kind, ...]
+    """What scenarios make, owners before what they own."""
 
     async def install(self) -> None:
         """Begin; :meth:`ready` says when it is done."""
 
-    async def ready(self) -> bool: ...
+    async def ready(self) -> bool:
+        """Whether the agent that runs now says so itself."""
 
     async def kill_agent(self) -> None:
-        """As by ``kill -9``; something starts it again."""
+        """As by ``kill -9``; something starts it again. Returns when the killed one is gone."""
 
     async def upgrade(self) -> None:
         """Replace the running agent by a new one, as a rollout does; returns when the new one is ready."""
 
     async def restart_kubelet(self) -> None:
         """Skips the test where that is not allowed."""
+
+    async def fault(self, verb: str, part: str) -> None:
+        """``start``, ``stop``, ``kill`` or ``restart`` a part: ``kubelet``, ``apiserver``, ``containerd``.
+
+        Skips the test where that is not allowed, or where there is no such part.
+        """
 
     async def reboot(self, *, agent_first: bool) -> None:
         """End everything on the node at once, and begin to start it again. Skips the test where that is not allowed.
@@ -99,7 +116,11 @@ class Bed(Protocol):
     async def restarted(self, pod: str) -> bool:
         """Whether the pod's container was started more than once."""
 
-    async def uninstall(self) -> None: ...
+    async def workload_pods(self) -> list[Json]:
+        """The pods that scenarios brought: those of the agent are left out."""
+
+    async def uninstall(self) -> None:
+        """Returns when the agent is gone."""
 
     async def left_behind(self) -> list[str]:
         """What is still there of an agent that was uninstalled, beside its ledger."""
@@ -107,16 +128,146 @@ class Bed(Protocol):
     async def conflicts(self) -> list[str]:
         """Workloads that found their device's lock taken."""
 
-    async def story(self) -> str:
-        """For people, when a scenario failed: what the agent knows and what it said."""
+    async def agent_story(self) -> str:
+        """What the agent knows and what it said."""
+
+
+# --- for people, when a scenario failed -----------------------------------------------------------------------------
+
+
+async def story(bed: Bed) -> str:
+    """Every pod's whole status, all claims, what happened to them, and the agent's log."""
+    parts = [
+        await _told("pods", _statuses(bed)),
+        await _told("claims", _claims(bed)),
+        await _told("events", _events(bed)),
+        await _told("the agent", bed.agent_story()),
+    ]
+    return "\n".join(parts)
+
+
+async def _told(what: str, text: Awaitable[str]) -> str:
+    try:
+        return f"--- {what}\n{await text}"
+    except (ClusterError, OSError, TimeoutError) as error:  # it is part of what went wrong
+        return f"--- {what}: cannot be asked: {error}"
+
+
+async def _statuses(bed: Bed) -> str:
+    pods = (await bed.api.list(PODS, namespace=NAMESPACE)).items
+    return "\n".join(f"{_title(one)}\n{json.dumps(one.get('status', {}), indent=1)}" for one in pods)
+
+
+async def _claims(bed: Bed) -> str:
+    claims = (await bed.api.list(CLAIMS, namespace=NAMESPACE)).items
+    return "\n".join(f"{_title(one)} {json.dumps(one.get('status', {}))}" for one in claims)
+
+
+def _title(obj: Json) -> str:
+    deleted = obj["metadata"].get("deletionTimestamp")
+    return f"{obj['metadata']['name']} {obj['metadata']['uid']}{f', being deleted since {deleted}' if deleted else ''}"
+
+
+async def _events(bed: Bed) -> str:
+    events = (await bed.api.list(EVENTS, namespace=NAMESPACE)).items
+    return "\n".join(map(_event, sorted(events, key=_when)))
+
+
+def _when(event: Json) -> str:
+    times = (event.get("lastTimestamp"), event.get("eventTime"), event["metadata"].get("creationTimestamp"))
+    return str(next((one for one in times if one), ""))
+
+
+def _event(event: Json) -> str:
+    about = event.get("involvedObject", {})
+    words = (about.get("kind"), about.get("name"), event.get("reason"), event.get("message"))
+    return f"{_when(event)} {' '.join(map(str, words))}"
+
+
+class ScenarioError(AssertionError):
+    """What was not as it should be, with the story."""
+
+
+async def failed(bed: Bed, what: str) -> ScenarioError:
+    """What to raise. Not by ``assert``, which shows ``...`` in place of what is long."""
+    return ScenarioError(f"{what}\n{await story(bed)}")
 
 
 async def until(bed: Bed, what: str, condition: Callable[[], Awaitable[Any]], seconds: float = 0.0) -> Any:
-    """The condition's first true value. Fails with ``what`` after so many seconds, or after the bed's patience."""
+    """The condition's first true value. Fails with ``what`` after so many seconds, or after the bed's patience.
+
+    An API server that is away is as good as a condition that is not true.
+    """
     patience = seconds or bed.patience
     deadline = time.monotonic() + patience
-    while not (value := await condition()):
+    error = ""
+    while True:
+        try:
+            if value := await condition():
+                return value
+            error = ""
+        except ClusterError as problem:
+            error = f" ({problem})"
         if time.monotonic() >= deadline:
-            raise AssertionError(f"waited {patience:.0f} s for {what}\n{await bed.story()}")
+            raise await failed(bed, f"waited {patience:.0f} s for {what}{error}")
         await asyncio.sleep(POLL_SECONDS)
-    return value
+
+
+# --- every scenario begins with the same ----------------------------------------------------------------------------
+
+
+def expected_lanes(config: Json) -> dict[str, tuple[int, int]]:
+    """Devices of each resource in the legacy lane and in the other, as the configuration has them at first."""
+    return {one["name"]: (one["lanes"]["legacy"], one["lanes"]["dra"]) for one in config["resources"]}
+
+
+async def lanes(bed: Bed, resource: str = RESOURCE) -> tuple[int, int]:
+    """Devices that a pod with limits could get on the node, devices that a claim could get."""
+    node = await bed.api.get(NODES, bed.node_object)
+    slices = await bed.api.list(SLICES, field_selector=f"spec.driver={DRIVER}")
+    published = [
+        device
+        for one in slices.items
+        for device in one["spec"].get("devices", ())
+        if not device.get("taints") and device["attributes"]["resource"] == {"string": resource}
+    ]
+    return int(node["status"].get("allocatable", {}).get(resource, "0")), len(published)
+
+
+async def at_the_beginning(bed: Bed) -> None:
+    """Wait for a ready agent that offers what the configuration says."""
+    await until(bed, "the agent to be ready", bed.ready)
+    for resource, wanted in expected_lanes(bed.config).items():
+
+        async def offers(resource: str = resource, wanted: tuple[int, int] = wanted) -> bool:
+            return await lanes(bed, resource) == wanted
+
+        await until(bed, f"{resource} to have {wanted} devices in the legacy lane and the other", offers)
+
+
+async def clear(bed: Bed, *, seconds: float = 0.0) -> None:
+    """Take the workloads away while the agent is there, as kubelet needs it for claims, and the Node's annotation."""
+    await apply_node(bed, {})
+    for kind in bed.workload_kinds:
+        await _delete_all(bed, kind, (await bed.api.list(kind, namespace=NAMESPACE)).items)
+
+    async def gone() -> bool:
+        pods = await bed.workload_pods()
+        await _delete_all(bed, PODS, [one for one in pods if not one["metadata"].get("deletionTimestamp")])
+        return not pods
+
+    await until(bed, "the pods to be gone", gone, seconds)
+    for kind in (CLAIMS, TEMPLATES):
+        await _delete_all(bed, kind, (await bed.api.list(kind, namespace=NAMESPACE)).items)
+
+
+async def apply_node(bed: Bed, annotations: dict[str, str]) -> None:
+    """An apply without annotations of an earlier one takes them away."""
+    metadata = {"name": bed.node_object, **({"annotations": annotations} if annotations else {})}
+    await bed.api.apply(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": metadata}, manager=MANAGER)
+
+
+async def _delete_all(bed: Bed, kind: Kind, objects: Iterable[Json]) -> None:
+    for one in objects:
+        with contextlib.suppress(ClusterError):  # another one deletes it as well; who waits will see
+            await bed.api.delete(kind, one["metadata"]["name"], namespace=NAMESPACE)

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import os
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import urllib3
@@ -17,15 +18,17 @@ from drabridge.clusterapi import Kind, NotFoundError
 from tests.cluster.bed import (
     CONFIG,
     DRIVER,
+    JOBS,
     MANAGER,
     NAMESPACE,
     NAMESPACES,
     NODES,
     PODS,
-    RESOURCE,
     SLICES,
     Bed,
     Json,
+    apply_node,
+    clear,
     until,
 )
 from tests.cluster.workloads import HAS, TAKEN
@@ -33,11 +36,20 @@ from tests.deploy.helm import manifests
 
 WANTED = ("KUBECONFIG", "DRABRIDGE_TEST_IMAGE", "DRABRIDGE_TEST_BUSYBOX")
 DAEMON_SETS = Kind("apps", "v1", "daemonsets")
+DEPLOYMENTS = Kind("apps", "v1", "deployments")
+STATEFUL_SETS = Kind("apps", "v1", "statefulsets")
 AGENT = "drabridge-test"
+HTTP_PORT = 9400  # the chart's
 CLUSTER_SCOPED = {
     *("Namespace", "ClusterRole", "ClusterRoleBinding", "DeviceClass"),
     *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
 }
+LABELS = {
+    "pod-security.kubernetes.io/enforce": "privileged",  # hostPath volumes
+    "resource.kubernetes.io/admin-access": "true",
+}
+GONE_SECONDS = 60.0
+"""Pods that ended well are gone after their grace (5 s) and the runtime's work. Others are forced after this time."""
 
 
 def kind_of(obj: Json) -> Kind:
@@ -47,16 +59,17 @@ def kind_of(obj: Json) -> Kind:
     return Kind(group, version, plural, namespaced=obj["kind"] not in CLUSTER_SCOPED)
 
 
-def chart(image: str, node: str, annotations: dict[str, str] | None = None) -> list[Json]:
-    """The chart as these tests install it: on one node, with their devices."""
+def chart(image: str, node: str, config: Json = CONFIG, annotations: dict[str, str] | None = None) -> list[Json]:
+    """The chart as these tests install it: on one node, with their devices. Hooks are Helm's to run, and left out."""
     repository, _, tag = image.rpartition(":")
     values = {
-        "config": CONFIG,
+        "config": config,
         "image": {"repository": repository, "tag": tag},
         "nodeSelector": {"kubernetes.io/hostname": node},
         "podAnnotations": annotations or {},
     }
-    return manifests(values, name=AGENT, namespace=NAMESPACE)
+    objects = manifests(values, name=AGENT, namespace=NAMESPACE)
+    return [one for one in objects if "helm.sh/hook" not in one["metadata"].get("annotations", {})]
 
 
 async def _as_told(variable: str, what: str) -> None:
@@ -69,65 +82,82 @@ async def _as_told(variable: str, what: str) -> None:
 
 
 class RealBed(Bed):
-    def __init__(self, api: KubernetesCluster, node: str, hostname: str) -> None:
+    def __init__(self, api: KubernetesCluster, node: str, hostname: str, config: Json = CONFIG) -> None:
         self.api = api
+        self.config = config
         self.node_object = node
         self.node = hostname
         self.image = os.environ["DRABRIDGE_TEST_BUSYBOX"]
         self.patience = 180.0
+        self.workload_kinds: tuple[Kind, ...] = (JOBS, DEPLOYMENTS, STATEFUL_SETS)
         self.decides_order = False  # kubelet starts the DaemonSet's pod as it does all others
         self.reboot_patience = 1200.0  # a server's firmware alone may take ten minutes
         self._agent_image = os.environ["DRABRIDGE_TEST_IMAGE"]
-        self._objects = chart(self._agent_image, self.node)
+        self.objects = chart(self._agent_image, self.node, config)
 
     async def _apply(self, objects: list[Json]) -> None:
         for obj in objects:
             await self.api.apply(kind_of(obj), obj, manager=MANAGER, namespace=obj["metadata"].get("namespace", ""))
 
     async def install(self) -> None:
-        labels = {"pod-security.kubernetes.io/enforce": "privileged"}
-        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
-        await self._apply([namespace, *self._objects])
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": LABELS}}
+        await self._apply([namespace, *self.objects])
 
     async def ready(self) -> bool:
-        with contextlib.suppress(NotFoundError):
-            found = await self.api.get(DAEMON_SETS, AGENT, namespace=NAMESPACE)
-            status = found.get("status", {})
-            current = status.get("observedGeneration") == found["metadata"]["generation"]
-            return bool(current and status.get("updatedNumberScheduled") == status.get("numberReady") == 1)
-        return False
+        """By what the pod that is there now says; the DaemonSet's status, and the Node's, may be of one before."""
+        pods = [one for one in await self.agent_pods() if not one["metadata"].get("deletionTimestamp")]
+        return len(pods) == 1 and _is_ready(pods[0]) and await self._registered(pods[0])
 
-    async def _agent_pods(self) -> list[Json]:
+    async def _registered(self, pod: Json) -> bool:
+        """Whether it says so of itself: a standby is ready as well."""
+        text = await asyncio.to_thread(self._metrics, pod["metadata"]["name"])
+        lines = [line for line in text.splitlines() if line.startswith("drabridge_registered{")]
+        return bool(lines) and all(line.endswith(" 1.0") for line in lines)
+
+    async def agent_pods(self) -> list[Json]:
         selector = f"app.kubernetes.io/instance={AGENT}"
+        return list((await self.api.list(PODS, namespace=NAMESPACE, label_selector=selector)).items)
+
+    async def workload_pods(self) -> list[Json]:
+        selector = f"app.kubernetes.io/instance!={AGENT}"
         return list((await self.api.list(PODS, namespace=NAMESPACE, label_selector=selector)).items)
 
     async def kill_agent(self) -> None:
         """By force: kubelet kills the container without waiting, and the DaemonSet makes another pod."""
-        (old,) = await self._agent_pods()
-        name, uid = old["metadata"]["name"], old["metadata"]["uid"]
-        process = await asyncio.create_subprocess_exec(
-            *("kubectl", "-n", NAMESPACE, "delete", "pod", name, "--force", "--grace-period=0")
-        )
-        if await process.wait() != 0:
-            await self.api.delete(PODS, name, namespace=NAMESPACE)
+        old = [one["metadata"]["uid"] for one in await self.agent_pods()]
+        for pod in await self.agent_pods():
+            await self.force_delete(pod["metadata"]["name"])
+        await until(self, "the DaemonSet to replace the killed pod", lambda: self._others(old))
 
-        async def another() -> bool:
-            return any(one["metadata"]["uid"] != uid for one in await self._agent_pods())
+    async def _others(self, old: list[str]) -> bool:
+        now = {one["metadata"]["uid"] for one in await self.agent_pods()}
+        return bool(now) and not now.intersection(old)
 
-        await until(self, "the DaemonSet to replace the killed pod", another)
+    async def force_delete(self, pod: str) -> None:
+        """As ``kubectl delete --force --grace-period=0``: the API server forgets it, whatever the node does."""
+        await asyncio.to_thread(self._force_delete, pod)
 
     async def upgrade(self) -> None:
-        (old,) = await self._agent_pods()
-        await self._apply(chart(self._agent_image, self.node, {"upgraded": old["metadata"]["uid"]}))
+        old = [one["metadata"]["uid"] for one in await self.agent_pods()]
+        await self._apply(chart(self._agent_image, self.node, self.config, {"upgraded": old[0]}))
 
         async def replaced() -> bool:
-            pods = await self._agent_pods()
-            return await self.ready() and all(one["metadata"]["uid"] != old["metadata"]["uid"] for one in pods)
+            return await self._others(old) and await self.ready()
 
         await until(self, "the rollout", replaced)
 
     async def restart_kubelet(self) -> None:
-        await _as_told("DRABRIDGE_TEST_KUBELET_RESTART", "restart kubelet")
+        if os.environ.get("DRABRIDGE_TEST_KUBELET_RESTART"):
+            await _as_told("DRABRIDGE_TEST_KUBELET_RESTART", "restart kubelet")
+        else:
+            await self.fault("restart", "kubelet")
+
+    async def fault(self, verb: str, part: str) -> None:
+        control = os.environ.get("DRABRIDGE_TEST_CONTROL")
+        if not control:
+            pytest.skip(f"DRABRIDGE_TEST_CONTROL names no program that can {verb} {part}")
+        process = await asyncio.create_subprocess_exec(control, verb, part)
+        assert await process.wait() == 0, f"{control} {verb} {part} failed"
 
     async def reboot(self, *, agent_first: bool) -> None:
         await _as_told("DRABRIDGE_TEST_NODE_REBOOT", "reboot the node")
@@ -141,37 +171,62 @@ class RealBed(Bed):
         status = (await self.api.get(PODS, pod, namespace=NAMESPACE))["status"]
         return any(one["restartCount"] for one in status.get("containerStatuses", ()))
 
-    async def story(self) -> str:
-        names = [one["metadata"]["name"] for one in await self._agent_pods()]
-        return "\n".join([(await asyncio.to_thread(self._log, name, previous=False))[-5000:] for name in names])
+    async def agent_story(self) -> str:
+        names = [one["metadata"]["name"] for one in await self.agent_pods()]
+        logs = [
+            await asyncio.to_thread(self._log, name, previous=previous) for name in names for previous in (True, False)
+        ]
+        return "\n".join(one[-8000:] for one in logs)
 
-    def _log(self, pod: str, *, previous: bool) -> str:
-        """Empty for a start that never was, and while the node is away (kubelet is the one that is asked)."""
+    def _core(self, ask: Callable[[Any], Any]) -> Any:
+        """What the API answers to a question that drabridge's own client does not ask; "" when it does not."""
         from kubernetes import client, config
 
         with config.new_client_from_config(os.environ["KUBECONFIG"]) as connection:
-            core = client.CoreV1Api(connection)
             try:
-                return str(core.read_namespaced_pod_log(pod, NAMESPACE, previous=previous, _request_timeout=10))
+                return ask(client.CoreV1Api(connection))
             except (client.ApiException, urllib3.exceptions.HTTPError):
                 return ""
 
+    def _log(self, pod: str, *, previous: bool) -> str:
+        """Empty for a start that never was, and while the node is away (kubelet is the one that is asked)."""
+        return str(
+            self._core(
+                lambda core: core.read_namespaced_pod_log(pod, NAMESPACE, previous=previous, _request_timeout=10)
+            )
+        )
+
+    def _metrics(self, pod: str) -> str:
+        return str(
+            self._core(
+                lambda core: core.connect_get_namespaced_pod_proxy_with_path(
+                    f"{pod}:{HTTP_PORT}", NAMESPACE, "metrics", _request_timeout=10
+                )
+            )
+        )
+
+    def _force_delete(self, pod: str) -> None:
+        self._core(lambda core: core.delete_namespaced_pod(pod, NAMESPACE, grace_period_seconds=0, _request_timeout=10))
+
     async def uninstall(self) -> None:
-        for obj in reversed(self._objects):
+        for obj in sorted(self.objects, key=lambda one: bool(one["kind"] != "DaemonSet")):
             namespace = obj["metadata"].get("namespace", "")
             await self.api.delete(kind_of(obj), obj["metadata"]["name"], namespace=namespace)
 
         async def gone() -> bool:
-            return not await self._agent_pods()
+            return not await self.agent_pods()
 
         await until(self, "the agent's pod to be gone", gone)
 
     async def restore(self) -> None:
-        """The Node without our annotation, and no namespace: the next test makes a new one."""
-        bare = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.node_object}}
-        await self.api.apply(
-            NODES, bare, manager=MANAGER
-        )  # an apply without them gives up the fields of an earlier one
+        """The cluster as it was: no workloads, then no agent, no annotation, no namespace.
+
+        In this order: kubelet ends no pod with a claim whose driver is away. Where the agent is away already it is
+        installed again; a pod that does not end all the same is forced, so that the next scenario is not its victim.
+        """
+        await self._without_workloads()
+        await self.uninstall()
+        await apply_node(self, {})
         await self.api.delete(NAMESPACES, NAMESPACE)
 
         async def gone() -> bool:
@@ -183,13 +238,24 @@ class RealBed(Bed):
 
         await until(self, f"the namespace {NAMESPACE} to be gone", gone)
 
+    async def _without_workloads(self) -> None:
+        if await self.workload_pods() and not await self.agent_pods():
+            await self.install()
+        try:
+            await clear(self, seconds=GONE_SECONDS)
+        except AssertionError:
+            for pod in await self.workload_pods():
+                await self.force_delete(pod["metadata"]["name"])
+            await clear(self, seconds=GONE_SECONDS)
+
     async def left_behind(self) -> list[str]:
         slices = await self.api.list(SLICES, field_selector=f"spec.driver={DRIVER}")
         found = [f"ResourceSlice {item['metadata']['name']}" for item in slices.items]
         node = await self.api.get(NODES, self.node_object)
-        amount = node["status"]["allocatable"].get(RESOURCE, "0")
-        found += [f"allocatable {amount}"] if amount != "0" else []
-        for obj in self._objects:
+        for resource in (one["name"] for one in self.config["resources"]):
+            amount = node["status"]["allocatable"].get(resource, "0")
+            found += [f"allocatable {amount}"] if amount != "0" else []
+        for obj in self.objects:
             with contextlib.suppress(NotFoundError):
                 await self.api.get(
                     kind_of(obj), obj["metadata"]["name"], namespace=obj["metadata"].get("namespace", "")
@@ -208,8 +274,13 @@ class RealBed(Bed):
         ]
 
 
+def _is_ready(pod: Json) -> bool:
+    conditions = pod.get("status", {}).get("conditions", ())
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
 @contextlib.asynccontextmanager
-async def real() -> AsyncIterator[RealBed]:
+async def real(config: Json = CONFIG) -> AsyncIterator[RealBed]:
     """Skips without a cluster. Whatever happens, the namespace and the chart's objects are deleted at the end."""
     if missing := [name for name in WANTED if not os.environ.get(name)]:
         pytest.skip(f"no cluster: {', '.join(missing)} not set")
@@ -222,11 +293,11 @@ async def real() -> AsyncIterator[RealBed]:
             for one in nodes
             if (one["metadata"]["name"] == chosen if chosen else not one["spec"].get("unschedulable"))
         )
-        bed = RealBed(api, node["metadata"]["name"], node["metadata"]["labels"]["kubernetes.io/hostname"])
+        bed = RealBed(api, node["metadata"]["name"], node["metadata"]["labels"]["kubernetes.io/hostname"], config)
+        await bed.restore()  # what a run that was killed has left
         try:
             yield bed
         finally:
-            await bed.uninstall()
             await bed.restore()
     finally:
         api.close()

@@ -10,12 +10,13 @@ import shutil
 import signal
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import yaml
 
 from drabridge.cluster import KubernetesCluster
+from drabridge.clusterapi import Kind
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from drabridge.sim.kubelet import SimKubelet
 from drabridge.sim.pods import Container, PodSpec
@@ -23,18 +24,22 @@ from drabridge.sim.runtime import ContainerStartError, MemoryRuntime, RunOptions
 from drabridge.sim.timings import Timings
 from tests.agent.helpers import AgentProcess, short_directory
 from tests.cluster.bed import (
-    CLASS,
     CLASSES,
     CONFIG,
     DEVICES,
     DRIVER,
+    JOBS,
+    MANAGER,
     NAMESPACE,
     NAMESPACES,
+    PODS,
     RESOURCE,
     SLICES,
     Bed,
+    Json,
     until,
 )
+from tests.cluster.real_bed import LABELS
 from tests.cluster.workloads import SHARED
 from tests.patience import PATIENCE
 
@@ -50,7 +55,7 @@ class Locks(MemoryRuntime):
     def __init__(self, directory: Path, cdi: Path) -> None:
         super().__init__()
         self.conflicts: list[str] = []
-        self.devices: list[tuple[str, str]] = []  # of each start: the pod's name, what $DEVICE says in the container
+        self.devices: list[tuple[str, str]] = []  # of each start: the pod's UID, what $DEVICE says in the container
         self._directory = directory
         self._cdi = cdi
         self._held: dict[tuple[str, str], list[int]] = {}
@@ -68,7 +73,7 @@ class Locks(MemoryRuntime):
                 self.conflicts.append(f"{pod.name}: device {device} is taken")
                 self._close(pod.uid, container.name)
                 raise ContainerStartError(self.conflicts[-1]) from None
-        self.devices.append((pod.name, environment["DEVICE"]))
+        self.devices.append((pod.uid, environment["DEVICE"]))
         await super().start_container(pod, container, options)
 
     def _environment(self, options: RunOptions) -> dict[str, str]:
@@ -96,10 +101,12 @@ class Locks(MemoryRuntime):
 
 
 class SimBed(Bed):
-    def __init__(self, root: Path, cluster: SimCluster, runtime: Locks) -> None:
+    def __init__(self, root: Path, cluster: SimCluster, runtime: Locks, config: Json = CONFIG) -> None:
         self.cluster = cluster
         self.runtime = runtime
-        self.node = NODE
+        self.config = config
+        self.node = self.node_object = NODE
+        self.workload_kinds: tuple[Kind, ...] = (JOBS,)
         self.image = "busybox"
         self.patience = self.reboot_patience = 30.0 * PATIENCE
         self.decides_order = True
@@ -110,15 +117,18 @@ class SimBed(Bed):
         self._boot_id.write_text(str(uuid.uuid4()))
         kubeconfig = cluster.api.kubeconfig(root / "agent-kubeconfig", token=token)
         arguments = ("--kubeconfig", str(kubeconfig), "--boot-id-file", str(self._boot_id))
-        self.agent = AgentProcess(root / NODE, yaml.safe_dump(CONFIG), DRIVER, arguments)
+        self.agent = AgentProcess(root / NODE, yaml.safe_dump(config), DRIVER, arguments)
 
     async def install(self) -> None:
-        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
-        await self.api.create(NAMESPACES, namespace)
-        selector = {"cel": {"expression": f"device.driver == '{DRIVER}'"}}
-        device_class = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": CLASS}}
-        await self.api.create(CLASSES, {**device_class, "spec": {"selectors": [selector]}})
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": LABELS}}
+        for kind, obj in [(NAMESPACES, namespace), *((CLASSES, one) for one in device_classes(self.config))]:
+            await self.api.apply(kind, obj, manager=MANAGER)
+        self._node_timings.slice_wipe_seconds = Timings().slice_wipe_seconds  # an upgrade has to fit in
         await self.agent.start()
+
+    @property
+    def _node_timings(self) -> Timings:
+        return self.cluster.kubelets[NODE].node.timings
 
     async def ready(self) -> bool:
         with contextlib.suppress(OSError, TimeoutError, IndexError):
@@ -139,6 +149,23 @@ class SimBed(Bed):
         kubelet = self.cluster.kubelets[NODE]
         async with _pods_come_after_the_list(kubelet):
             await kubelet.restart()
+
+    async def fault(self, verb: str, part: str) -> None:
+        kubelet, faults = self.cluster.kubelets[NODE], self.cluster.api.faults
+        match verb, part:
+            case "stop" | "kill", "kubelet":
+                await kubelet.stop()
+            case "start", "kubelet":
+                async with _pods_come_after_the_list(kubelet):
+                    await kubelet.start()
+            case "restart", "kubelet":
+                await self.restart_kubelet()
+            case "stop" | "kill", "apiserver":
+                faults.partition()
+            case "start", "apiserver":
+                faults.heal()
+            case _:
+                pytest.skip(f"the simulated cluster has no {part} that one can {verb}")
 
     async def reboot(self, *, agent_first: bool) -> None:
         """Every process is gone and so is /run; the disk and the API server's objects are as they were."""
@@ -165,21 +192,27 @@ class SimBed(Bed):
         return False
 
     async def devices(self, pod: str) -> list[str]:
-        return [device for name, device in self.runtime.devices if name == pod]
+        wanted = (await self.api.get(PODS, pod, namespace=NAMESPACE))["metadata"]["uid"]
+        return [device for uid, device in self.runtime.devices if uid == wanted]
+
+    async def workload_pods(self) -> list[Json]:
+        return list((await self.api.list(PODS, namespace=NAMESPACE)).items)
 
     async def restarted(self, pod: str) -> bool:
         return len(await self.devices(pod)) > 1
 
     async def uninstall(self) -> None:
-        self.cluster.kubelets[NODE].node.timings.slice_wipe_seconds = 1.0  # nobody wants to wait half a minute
+        self._node_timings.slice_wipe_seconds = 1.0  # nobody wants to wait half a minute
         assert await self.agent.stop() == 0, self.agent.text()
-        await self.api.delete(CLASSES, CLASS)
+        for obj in device_classes(self.config):
+            await self.api.delete(CLASSES, obj["metadata"]["name"])
 
     async def left_behind(self) -> list[str]:
         slices = await self.api.list(SLICES, field_selector=f"spec.driver={DRIVER}")
         found = [f"ResourceSlice {item['metadata']['name']}" for item in slices.items]
         published = self.cluster.kubelets[NODE].published_node_status["allocatable"]
-        found += [f"allocatable {published[RESOURCE]}"] if published.get(RESOURCE) else []
+        names = [one["name"] for one in self.config["resources"]]
+        found += [f"allocatable {published[name]}" for name in names if published.get(name)]
         root = self.agent.root
         ours = [*(root / "plugins_registry").glob("*"), *(root / "plugins" / DRIVER).glob("*.sock")]
         ours += [path for path in (root / "device-plugins").glob("*.sock") if path.name != "kubelet.sock"]
@@ -188,7 +221,7 @@ class SimBed(Bed):
     async def conflicts(self) -> list[str]:
         return self.runtime.conflicts
 
-    async def story(self) -> str:
+    async def agent_story(self) -> str:
         try:
             known = json.dumps(await self.agent.status(), indent=1)
         except (OSError, TimeoutError, IndexError) as error:
@@ -212,15 +245,26 @@ async def _pods_come_after_the_list(kubelet: SimKubelet) -> AsyncIterator[None]:
         kubelet.faults.pods_arrive.set()
 
 
+def device_classes(config: Json) -> list[Json]:
+    """What the chart makes of the configuration."""
+    found = []
+    for resource in config["resources"]:
+        expression = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].resource == '{resource['name']}'"
+        spec = {"selectors": [{"cel": {"expression": expression}}]}
+        if extended := resource["deviceClass"].get("extendedResourceName"):
+            spec["extendedResourceName"] = extended
+        metadata = {"name": resource["deviceClass"]["name"]}
+        found.append({"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": metadata, "spec": spec})
+    return found
+
+
 @contextlib.asynccontextmanager
-async def simulated() -> AsyncIterator[SimBed]:
+async def simulated(config: Json = CONFIG) -> AsyncIterator[SimBed]:
     with short_directory() as root:
         (root / "locks").mkdir()
         runtime = Locks(root / "locks", root / NODE / "cdi")
-        kubelet = Timings.fast(slice_wipe_seconds=Timings().slice_wipe_seconds)  # an upgrade has to fit in
-        timings = replace(ClusterTimings.fast(), kubelet=kubelet)
-        async with SimCluster(root, timings=timings, runtime=lambda _: runtime) as cluster:
-            bed = SimBed(root, cluster, runtime)
+        async with SimCluster(root, timings=ClusterTimings.fast(), runtime=lambda _: runtime) as cluster:
+            bed = SimBed(root, cluster, runtime, config)
             try:
                 yield bed
             finally:

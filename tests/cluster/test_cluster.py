@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from drabridge.clusterapi import NotFoundError
 from drabridge.errors import ClusterError
 from tests.cluster import workloads as w
 from tests.cluster.bed import (
@@ -19,124 +16,31 @@ from tests.cluster.bed import (
     DEVICES,
     DRIVER,
     JOBS,
-    LANES,
-    MANAGER,
     NAMESPACE,
-    NODES,
     PODS,
     RESOURCE,
     SLICES,
     TEMPLATES,
     Bed,
     Json,
+    lanes,
     until,
 )
-from tests.cluster.real_bed import real
 from tests.cluster.sim_bed import simulated
+from tests.cluster.steps import (
+    claim_pod,
+    deleted,
+    finished,
+    legacy_pod,
+    move,
+    offered,
+    phase,
+    running,
+    template_pod,
+)
 from tests.patience import PATIENCE
 
-BEDS = {"simulated": simulated, "real": real}
-
-
-@pytest.fixture(params=["simulated", pytest.param("real", marks=pytest.mark.cluster)])
-async def bed(request: pytest.FixtureRequest) -> AsyncIterator[Bed]:
-    """A cluster with a ready agent; afterwards no workload may have found its device's lock taken."""
-    async with BEDS[request.param]() as made:
-        await made.install()
-        await until(made, "the agent to be ready", made.ready)
-        await offered(made, legacy=2, dra=2)
-        yield made
-        assert await made.conflicts() == []
-
-
-# --- what the API shows ---------------------------------------------------------------------------------------------
-
-
-async def lanes(bed: Bed) -> tuple[int, int]:
-    """Devices that a pod with limits could get on the node, devices that a claim could get."""
-    (node,) = [one for one in (await bed.api.list(NODES)).items if hostname(one) == bed.node]
-    slices = await bed.api.list(SLICES, field_selector=f"spec.driver={DRIVER}")
-    published = [
-        device for one in slices.items for device in one["spec"].get("devices", ()) if not device.get("taints")
-    ]
-    return int(node["status"].get("allocatable", {}).get(RESOURCE, "0")), len(published)
-
-
-def hostname(node: Json) -> str:
-    return str(node["metadata"]["labels"]["kubernetes.io/hostname"])
-
-
-async def offered(bed: Bed, *, legacy: int, dra: int) -> None:
-    async def there() -> bool:
-        return await lanes(bed) == (legacy, dra)
-
-    await until(bed, f"{legacy} devices in the legacy lane and {dra} in the other", there)
-
-
-async def move(bed: Bed, **wish: Any) -> None:
-    """As an administrator does it from afar: by the Node's annotation."""
-    (node,) = [one for one in (await bed.api.list(NODES)).items if hostname(one) == bed.node]
-    annotations = {LANES: json.dumps({RESOURCE: wish})}
-    body = {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": node["metadata"]["name"], "annotations": annotations},
-    }
-    await bed.api.apply(NODES, body, manager=MANAGER)
-
-
-async def phase(bed: Bed, name: str) -> str:
-    with contextlib.suppress(NotFoundError):
-        return str((await bed.api.get(PODS, name, namespace=NAMESPACE))["status"].get("phase", ""))
-    return "gone"
-
-
-async def running(bed: Bed, *names: str) -> None:
-    for name in names:
-
-        async def runs(name: str = name) -> bool:
-            found = await phase(bed, name)
-            assert found not in ("Failed", "Succeeded"), (name, await bed.api.get(PODS, name, namespace=NAMESPACE))
-            return found == "Running"
-
-        await until(bed, f"pod {name} to run", runs)
-
-
-async def deleted(bed: Bed, *names: str) -> None:
-    for name in names:
-        await bed.api.delete(PODS, name, namespace=NAMESPACE)
-    for name in names:
-
-        async def gone(name: str = name) -> bool:
-            return await phase(bed, name) == "gone"
-
-        await until(bed, f"pod {name} to be gone", gone)
-
-
-async def legacy_pod(bed: Bed, name: str, **more: Any) -> None:
-    await bed.api.create(PODS, w.legacy_pod(name, bed.image, bed.node, **more), namespace=NAMESPACE)
-
-
-async def claim_pod(bed: Bed, name: str, **more: Any) -> None:
-    await bed.api.create(CLAIMS, w.claim(name), namespace=NAMESPACE)
-    spec = w.with_claim(bed.image, bed.node, {"resourceClaimName": name}, **more)
-    await bed.api.create(PODS, w.pod(name, spec), namespace=NAMESPACE)
-
-
-async def template_pod(bed: Bed, name: str) -> None:
-    await bed.api.create(TEMPLATES, w.template(name), namespace=NAMESPACE)
-    spec = w.with_claim(bed.image, bed.node, {"resourceClaimTemplateName": name})
-    await bed.api.create(PODS, w.pod(name, spec), namespace=NAMESPACE)
-
-
-async def finished(bed: Bed, name: str, completions: int) -> None:
-    async def done() -> bool:
-        status = (await bed.api.get(JOBS, name, namespace=NAMESPACE)).get("status", {})
-        assert not status.get("failed"), status
-        return bool(status.get("succeeded", 0) == completions)
-
-    await until(bed, f"Job {name} to finish", done)
-
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 # --- scenarios ------------------------------------------------------------------------------------------------------
 
@@ -256,9 +160,9 @@ async def published(bed: Bed) -> list[Json]:
 
 
 @pytest.mark.parametrize(
-    ("bed", "agent_first"),
+    ("beds", "agent_first"),
     [("simulated", True), ("simulated", False), pytest.param("real", False, marks=pytest.mark.cluster)],
-    indirect=["bed"],
+    indirect=["beds"],
     ids=["simulated, agent first", "simulated, kubelet first", "real"],
 )
 async def test_a_node_reboot_leaves_every_device_with_its_pod(bed: Bed, agent_first: bool) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
+import subprocess
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -11,10 +15,10 @@ import yaml
 from drabridge.cluster import KubernetesCluster
 from drabridge.clusterapi import NotFoundError
 from tests.cluster import workloads as w
-from tests.cluster.bed import LANES, NAMESPACE, NAMESPACES, NODES, Json
+from tests.cluster.bed import JOBS, LANES, NAMESPACE, NAMESPACES, NODES, Json, ScenarioError, until
 from tests.cluster.real_bed import WANTED, RealBed, chart, kind_of
 from tests.cluster.sim_bed import simulated
-from tests.cluster.test_cluster import move
+from tests.cluster.steps import claim_pod, legacy_pod, move, running
 from tests.servers import QuietHandler, served
 
 
@@ -37,17 +41,96 @@ def test_the_chart_that_a_real_cluster_gets_is_on_one_node_and_complete() -> Non
 
 
 async def test_a_real_cluster_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real bed's own clean-up, on the simulated API server: the annotation and the namespace go."""
+    """The real bed's own clean-up, on the simulated API server. Workloads first: kubelet ends them with the agent."""
     for name in WANTED:
         monkeypatch.setenv(name, "registry.example.com/x:1")
     async with simulated() as bed:
         await bed.install()
+        await until(bed, "the agent to be ready", bed.ready)
         await move(bed, legacy=1, dra=3)
+        await legacy_pod(bed, "l1")
+        await claim_pod(bed, "c1")
+        await running(bed, "l1", "c1")
         assert LANES in (await bed.api.get(NODES, bed.node))["metadata"]["annotations"]
-        await RealBed(bed.api, bed.node, bed.node).restore()
+        other = RealBed(bed.api, bed.node, bed.node)
+        metadata = {"name": "of-the-agent", "namespace": NAMESPACE}
+        other.objects = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}]
+        other.workload_kinds = (JOBS,)
+        begin = len(bed.cluster.api.requests)
+        await other.restore()
         assert LANES not in (await bed.api.get(NODES, bed.node))["metadata"].get("annotations", {})
         with pytest.raises(NotFoundError):
             await bed.api.get(NAMESPACES, NAMESPACE)
+        plurals = ("pods", "configmaps", "namespaces")
+        gone = [one.resource for one in bed.cluster.api.requests[begin:] if one.verb == "delete"]
+        assert [one for one in gone if one in plurals] == ["pods", "pods", "configmaps", "namespaces"]
+
+
+@pytest.mark.parametrize(
+    ("pods", "ready"),
+    [
+        ([("new", "True", False)], True),
+        ([("new", "False", False)], False),
+        ([("old", "True", True)], False),  # what the DaemonSet's status still counts
+        ([("old", "True", True), ("new", "True", False)], True),
+        ([("new", "True", False), ("standby", "True", False)], False),
+        ([("deaf", "True", False)], False),  # ready, as a standby is, and not registered
+        ([], False),
+    ],
+)
+async def test_an_agent_is_ready_when_the_pod_that_is_there_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pods: list[tuple[str, str, bool]], ready: bool
+) -> None:
+    items = [
+        {
+            "metadata": {"name": name, "uid": name, **({"deletionTimestamp": "now"} if deleted else {})},
+            "status": {"conditions": [{"type": "Ready", "status": condition}]},
+        }
+        for name, condition, deleted in pods
+    ]
+    folder = "/api/v1/namespaces/drabridge-test/pods"
+    metrics = {
+        f"{folder}/{name}%3A9400/proxy/metrics": f'# TYPE\ndrabridge_registered{{api="legacy"}} {value}\n'
+        for name, value in (("new", "1.0"), ("old", "1.0"), ("standby", "1.0"), ("deaf", "0.0"))
+    }
+    for name in WANTED:
+        monkeypatch.setenv(name, "registry.example.com/x:1")
+    with serving({folder: json.dumps({"items": items}), **metrics}) as address:
+        (tmp_path / "kubeconfig").write_text(yaml.safe_dump(kubeconfig(address)))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        bed = RealBed(KubernetesCluster.from_kubeconfig(tmp_path / "kubeconfig"), "n", "n")
+        assert await bed.ready() is ready
+
+
+def test_an_image_without_flock_is_not_taken_for_a_double_hold(tmp_path: Path) -> None:
+    container = w.legacy_pod("p", "image", "n")["spec"]["containers"][0]
+    program = container["command"][2].replace("/locks/", f"{tmp_path}/")
+    variables = {"DEVICE": "zero", "PATH": "/nowhere"}
+    assert subprocess.run(["/bin/sh", "-c", program], env=variables, check=False).returncode == w.NO_LOCK
+    with (tmp_path / "zero").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        variables["PATH"] = os.environ["PATH"]
+        assert subprocess.run(["/bin/sh", "-c", program], env=variables, check=False).returncode == w.TAKEN
+
+
+async def test_a_failed_scenario_shows_all_that_is_known() -> None:
+    async with simulated() as bed:
+        await bed.install()
+        await until(bed, "the agent to be ready", bed.ready)
+        await claim_pod(bed, "c1")
+        await claim_pod(bed, "c2")
+        await claim_pod(bed, "c3")  # one more than there are devices for claims
+        await running(bed, "c1", "c2")
+
+        async def never() -> bool:
+            return False
+
+        with pytest.raises(ScenarioError) as raised:
+            await until(bed, "what never comes", never, 0.1)
+        text = str(raised.value)
+        assert text.startswith("waited 0 s for what never comes\n")
+        for words in ('"reason": "Unschedulable"', "Pod c3 FailedScheduling", '"driver": "cluster-test', '"resources"'):
+            assert words in text, text
 
 
 async def test_a_real_bed_reads_from_logs_which_device_a_container_has(
@@ -93,7 +176,7 @@ def serving(pages: dict[str, str | int]) -> AbstractContextManager[str]:
 
     class Handler(QuietHandler):
         def do_GET(self) -> None:
-            page = pages[self.path]
+            page = pages.get(self.path) or pages.get(self.path.partition("?")[0], 404)
             self.send_response(page if isinstance(page, int) else 200)
             self.send_header("Content-Type", "text/plain")
             self.end_headers()
@@ -114,8 +197,11 @@ async def test_what_does_harm_happens_only_where_it_is_allowed(
         await (bed.reboot(agent_first=False) if variable.endswith("REBOOT") else bed.restart_kubelet())
 
     monkeypatch.delenv(variable, raising=False)
-    with pytest.raises(pytest.skip.Exception, match=variable):
+    monkeypatch.delenv("DRABRIDGE_TEST_CONTROL", raising=False)
+    with pytest.raises(pytest.skip.Exception, match=f"{variable}|DRABRIDGE_TEST_CONTROL"):
         await harm()
+    with pytest.raises(pytest.skip.Exception, match="DRABRIDGE_TEST_CONTROL"):
+        await bed.fault("kill", "kubelet")
     monkeypatch.setenv(variable, f"touch {tmp_path}/done")
     await harm()
     assert (tmp_path / "done").exists()

@@ -8,13 +8,19 @@ from tests.cluster.bed import CLASS, NAMESPACE, RESOURCE, Json
 
 LOCKS = "/tmp/drabridge-cluster-test-locks"
 TAKEN = 42  # the exit status of a container that found its device's lock taken
+NO_LOCK = 43  # of one that could not try: its image has no flock
 SHARED = "shared"
 """Claims whose name begins so are used by several pods at a time, whose locks are therefore shared ones."""
 HAS = "has device "
 """Begins the line that a container writes when it has its lock; the device's name follows."""
 _PROGRAM = """\
 exec 9>/locks/${{DEVICE:?no device in the environment}}
-flock -n {mode} 9 || {{ echo "device $DEVICE is taken"; exit {taken}; }}
+flock -n {mode} 9
+case $? in
+0) ;;
+1) echo "device $DEVICE is taken"; exit {taken};;
+*) echo "flock does not work here"; exit {no_lock};;
+esac
 echo "{has}$DEVICE"
 trap 'exit 0' TERM
 sleep {seconds} & wait
@@ -26,7 +32,7 @@ def meta(name: str, **more: Any) -> Json:
 
 
 def pod_spec(image: str, node: str, resources: Json, *, seconds: int = 3600, mode: str = "-x", **more: Any) -> Json:
-    program = _PROGRAM.format(mode=mode, taken=TAKEN, seconds=seconds, has=HAS)
+    program = _PROGRAM.format(mode=mode, taken=TAKEN, no_lock=NO_LOCK, seconds=seconds, has=HAS)
     container = {
         "name": "main",
         "image": image,

@@ -50,8 +50,8 @@ def _make_base() -> None:
         command("podman", "import", "-q", archive, BASE, seconds=120)
 
 
-def build() -> None:
-    """``IMAGE`` in podman's store, from the Containerfile as it is. Skips where that cannot be tried."""
+def build(name: str = IMAGE) -> None:
+    """An image of this name in podman's store, from the Containerfile as it is. Skips where that cannot be tried."""
     for program in ("podman", "runc", "debootstrap"):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed")
@@ -67,11 +67,11 @@ def build() -> None:
             *("podman", "build", "--layers=false", "--isolation=chroot", "--network=host", "--format", "oci"),
             *("--volume", f"{wheels}:/wheels:ro", "--build-arg", f"BASE={BASE}"),
             *("--build-arg", "PIP_NO_INDEX=1", "--build-arg", "PIP_FIND_LINKS=/wheels"),
-            *("-f", IMAGE_FOLDER / "Containerfile", "-t", IMAGE, ROOT),
+            *("-f", IMAGE_FOLDER / "Containerfile", "-t", name, ROOT),
             seconds=BUILD_SECONDS,
         )
 
 
-def remove() -> None:
+def remove(name: str = IMAGE) -> None:
     """Of what was built here; the base stays."""
-    subprocess.run(["podman", "rmi", "-f", IMAGE], capture_output=True, check=False, timeout=60)
+    subprocess.run(["podman", "rmi", "-f", name], capture_output=True, check=False, timeout=60)

@@ -1,0 +1,91 @@
+"""What scenarios do, and what they wait for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+from drabridge.clusterapi import NotFoundError
+from tests.cluster import workloads as w
+from tests.cluster.bed import (
+    CLAIMS,
+    JOBS,
+    LANES,
+    NAMESPACE,
+    PODS,
+    RESOURCE,
+    TEMPLATES,
+    Bed,
+    apply_node,
+    failed,
+    lanes,
+    until,
+)
+
+
+async def offered(bed: Bed, *, legacy: int, dra: int) -> None:
+    async def there() -> bool:
+        return await lanes(bed) == (legacy, dra)
+
+    await until(bed, f"{legacy} devices in the legacy lane and {dra} in the other", there)
+
+
+async def move(bed: Bed, **wish: Any) -> None:
+    """As an administrator does it from afar: by the Node's annotation."""
+    await apply_node(bed, {LANES: json.dumps({RESOURCE: wish})})
+
+
+async def phase(bed: Bed, name: str) -> str:
+    with contextlib.suppress(NotFoundError):
+        return str((await bed.api.get(PODS, name, namespace=NAMESPACE))["status"].get("phase", ""))
+    return "gone"
+
+
+async def running(bed: Bed, *names: str) -> None:
+    for name in names:
+
+        async def runs(name: str = name) -> bool:
+            found = await phase(bed, name)
+            if found in ("Failed", "Succeeded", "gone"):
+                raise await failed(bed, f"pod {name} is {found} instead of Running")
+            return found == "Running"
+
+        await until(bed, f"pod {name} to run", runs)
+
+
+async def deleted(bed: Bed, *names: str) -> None:
+    for name in names:
+        await bed.api.delete(PODS, name, namespace=NAMESPACE)
+    for name in names:
+
+        async def gone(name: str = name) -> bool:
+            return await phase(bed, name) == "gone"
+
+        await until(bed, f"pod {name} to be gone", gone)
+
+
+async def legacy_pod(bed: Bed, name: str, **more: Any) -> None:
+    await bed.api.create(PODS, w.legacy_pod(name, bed.image, bed.node, **more), namespace=NAMESPACE)
+
+
+async def claim_pod(bed: Bed, name: str, **more: Any) -> None:
+    await bed.api.create(CLAIMS, w.claim(name), namespace=NAMESPACE)
+    spec = w.with_claim(bed.image, bed.node, {"resourceClaimName": name}, **more)
+    await bed.api.create(PODS, w.pod(name, spec), namespace=NAMESPACE)
+
+
+async def template_pod(bed: Bed, name: str) -> None:
+    await bed.api.create(TEMPLATES, w.template(name), namespace=NAMESPACE)
+    spec = w.with_claim(bed.image, bed.node, {"resourceClaimTemplateName": name})
+    await bed.api.create(PODS, w.pod(name, spec), namespace=NAMESPACE)
+
+
+async def finished(bed: Bed, name: str, completions: int) -> None:
+    async def done() -> bool:
+        status = (await bed.api.get(JOBS, name, namespace=NAMESPACE)).get("status", {})
+        if status.get("failed"):
+            raise await failed(bed, f"Job {name} has failed")
+        return bool(status.get("succeeded", 0) == completions)
+
+    await until(bed, f"Job {name} to finish", done)
