@@ -94,6 +94,7 @@ def values_schema() -> Json:
         "rbac": _object({"create": _SWITCH}),
         "admissionPolicy": _object({"create": _SWITCH}),
         "deviceClasses": _object({"create": _SWITCH}),
+        "uninstall": _object({"check": _SWITCH}),
         "priorityClassName": _TEXT,
         "tolerations": _ANY_OBJECTS,
         "nodeSelector": _LABELS,

@@ -19,6 +19,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy/chart"
+HOOK = "helm.sh/hook"
 SECONDS = 60.0
 Json = dict[str, Any]
 
@@ -76,7 +77,23 @@ def manifests(
     namespace: str = "drabridge",
     chart: Path = CHART,
 ) -> list[Json]:
-    """Every object that the chart renders, in Helm's order of files."""
+    """Every object of a release, in Helm's order of files; without hooks, which are no part of it."""
+    return [obj for obj in _objects(values, name, namespace, chart) if HOOK not in _annotations(obj)]
+
+
+def hooks(
+    values: Mapping[str, Any] | None = None, *, name: str = "drabridge", namespace: str = "drabridge"
+) -> list[Json]:
+    """What Helm makes only while it does something: here, while it asks whether it may uninstall."""
+    return [obj for obj in _objects(values, name, namespace, CHART) if HOOK in _annotations(obj)]
+
+
+def _annotations(obj: Json) -> Json:
+    found: Json = obj["metadata"].get("annotations") or {}
+    return found
+
+
+def _objects(values: Mapping[str, Any] | None, name: str, namespace: str, chart: Path) -> list[Json]:
     rendered = templates(values, name=name, namespace=namespace, chart=chart)
     documents = [
         document

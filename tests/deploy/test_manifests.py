@@ -15,7 +15,7 @@ import yaml
 
 from tests.deploy import generate
 from tests.deploy.generate import KUSTOMIZE, without_helm
-from tests.deploy.helm import manifests, one
+from tests.deploy.helm import hooks, manifests, one
 from tests.deploy.test_chart import EVERYTHING, LEGACY_ONLY, NETWORK_POLICY, UDEV, VARIANTS
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="the API's schemas are not installed")
@@ -37,7 +37,7 @@ def check(obj: Json, version: str) -> None:
 @pytest.mark.parametrize("version", ["1.34", "1.36", "1.37"])
 @pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
 def test_the_api_takes_every_manifest(values: Json, version: str) -> None:
-    for obj in manifests(values):
+    for obj in [*manifests(values), *hooks(values)]:
         check(obj, version)
 
 
