@@ -57,7 +57,7 @@ from drabridge.paths import Paths
 from drabridge.port import Port
 from drabridge.reload import ConfigFollower, identity_of
 from drabridge.runtime import Options, Runtime
-from drabridge.standby import Standby
+from drabridge.standby import Standby, standbys
 from drabridge.tasks import LoopErrors, Signal, forever
 from drabridge.transfers import Transfers
 from drabridge.watches import Watches
@@ -150,8 +150,11 @@ class Agent:
             await keeper.close(lambda: self._leave(keeper.ledger, ended=ended))
 
     def _leave(self, ledger: Ledger, *, ended: bool) -> None:
-        """The last thing under the ledger's lock: take the state along where the operator said that nobody needs it."""
-        if ended and unneeded(ledger, self._wishes):
+        """The last thing under the ledger's lock: take the state along where the operator said that nobody needs it.
+
+        A successor that waits does: the node is drained for it as well.
+        """
+        if ended and unneeded(ledger, self._wishes) and not standbys(self._paths.state):
             clean(self._paths.state)
 
     async def _own_ledger(self) -> Store | None:

@@ -14,6 +14,7 @@ from drabridge.sim.cluster import SimCluster
 from tests.agent.helpers import DRIVER, RESOURCE, AgentProcess, pod, until
 from tests.agent.helpers import node as legacy_node
 from tests.agent.test_bridge_node import bridge, claim_pod, devices_in_slices, healthy, limits_pod
+from tests.agent.test_standby import beside
 
 Json = dict[str, Any]
 
@@ -170,6 +171,17 @@ async def test_what_a_pod_with_limits_needs_is_not_removed() -> None:
         await agent.stop()
         assert _files(agent.cdi) == [Path(kept).name]
         assert "ledger.jsonl" in _files(agent.control.parent), "an agent that comes back knows who holds it"
+
+
+async def test_a_successor_that_waits_keeps_the_state_and_stays_drained() -> None:
+    async with bridge() as (agent, cluster, _):
+        assert (await drain(agent, "--clean"))[0] == 0
+        async with beside(agent, "second") as second:
+            assert await agent.stop() == 0
+            await second.ready()
+            assert "ledger.jsonl" in _files(agent.control.parent)
+            assert (await second.status())["resources"][0]["wanted"]["source"] == "drain"
+            assert devices_in_slices(cluster) == set()
 
 
 async def test_without_cleaning_the_state_stays() -> None:

@@ -67,6 +67,7 @@ def chart(image: str, node: str, config: Json = CONFIG, annotations: dict[str, s
         "image": {"repository": repository, "tag": tag},
         "nodeSelector": {"kubernetes.io/hostname": node},
         "podAnnotations": annotations or {},
+        "networkPolicy": {"scrapers": [{"ipBlock": {"cidr": "0.0.0.0/0"}}, {"ipBlock": {"cidr": "::/0"}}]},
     }
     objects = manifests(values, name=AGENT, namespace=NAMESPACE)
     return [one for one in objects if "helm.sh/hook" not in one["metadata"].get("annotations", {})]

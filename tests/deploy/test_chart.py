@@ -105,6 +105,8 @@ def test_the_linter_of_these_tests_does_complain(tmp_path: Path) -> None:
         ({"image": {"digest": "sha256:short"}}, "/image/digest"),
         ({"podMonitor": {"enabled": True}, **UDEV}, "Set http.onNodeAddress: true"),
         ({**NETWORK_POLICY, **UDEV}, "does not apply to pods on the host's network"),
+        ({"networkPolicy": {"apiServerPorts": [443]}, **UDEV}, "does not apply to pods on the host's network"),
+        ({"podMonitor": {"enabled": True}}, "the NetworkPolicy lets nobody read metrics"),
         ({"maxUnavailable": 1}, "exactly one of the two is 0"),
         ({"maxSurge": "0%"}, "exactly one of the two is 0"),
     ],
@@ -151,6 +153,41 @@ def mounted(values: Json | None = None) -> dict[str, tuple[str, bool]]:
         for mount in mounts
         if "hostPath" in volumes[mount["name"]]
     }
+
+
+@pytest.mark.parametrize(("version", "recursive"), [("1.29.0", None), ("1.30.0", "IfPossible"), ("", "IfPossible")])
+def test_what_is_mounted_read_only_is_so_below_as_well(version: str, recursive: str | None) -> None:
+    """/sys/fs/cgroup, /dev/shm and other file systems that are mounted below are writable otherwise."""
+    mounts = agent({**EVERYTHING, "kubeVersion": version})["volumeMounts"]
+    found = {one["mountPath"]: one.get("recursiveReadOnly") for one in mounts if one.get("readOnly")}
+    found.pop("/etc/drabridge")
+    assert found.keys() == {"/var/lib/kubelet/pod-resources", "/dev", "/sys", "/run/udev", "/opt/firmware"}
+    assert set(found.values()) == {recursive}
+    assert not [one for one in mounts if "recursiveReadOnly" in one and not one.get("readOnly")], "the API refuses it"
+
+
+@pytest.mark.parametrize(
+    ("values", "ingress", "noted"),
+    [
+        ({}, None, "nobody may scrape :9400/metrics"),
+        (NETWORK_POLICY, [{"namespaceSelector": {}}], ""),
+        ({"networkPolicy": {"enabled": False}}, "open", "every pod of the cluster can read :9400/metrics"),
+        (UDEV, "open", ""),  # on 127.0.0.1
+        ({**UDEV, "http": {"onNodeAddress": True}}, "open", "who reaches a node reads :9400/metrics"),
+    ],
+    ids=["defaults", "scrapers", "off", "host's network", "node's address"],
+)
+def test_who_may_read_metrics_is_named_or_nobody_may(values: Json, ingress: Any, noted: str) -> None:
+    policies = [obj["spec"] for obj in manifests(values) if obj["kind"] == "NetworkPolicy"]
+    if ingress == "open":
+        assert policies == []
+    else:
+        (policy,) = policies
+        assert policy["policyTypes"] == ["Ingress"]
+        assert [rule["from"] for rule in policy.get("ingress", ())] == ([ingress] if ingress else [])
+    notes = templates(values)["NOTES.txt"]
+    assert (":9400/metrics" in notes) is bool(noted)
+    assert noted in notes
 
 
 def test_the_defaults_mount_few_directories_at_their_own_paths() -> None:
@@ -228,7 +265,10 @@ def test_kubelets_probes_reach_where_the_agent_listens(values: Json, listen: str
 
 def test_without_claims_no_api_server_is_needed() -> None:
     kinds = {obj["kind"] for obj in manifests(LEGACY_ONLY)}
-    assert kinds == {"ConfigMap", "DaemonSet", "ServiceAccount"}
+    assert kinds == {"ConfigMap", "DaemonSet", "ServiceAccount", "NetworkPolicy"}
+    policy = one(manifests(LEGACY_ONLY), "NetworkPolicy")["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert "egress" not in policy, "it calls nobody"
     assert pod(LEGACY_ONLY)["automountServiceAccountToken"] is False
     assert pod()["automountServiceAccountToken"] is True
 
