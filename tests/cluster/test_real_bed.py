@@ -34,6 +34,7 @@ def test_the_chart_that_a_real_cluster_gets_is_on_one_node_and_complete() -> Non
         "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
         "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
         "/apis/apps/v1/namespaces/drabridge-test/daemonsets",
+        "/apis/networking.k8s.io/v1/namespaces/drabridge-test/networkpolicies",
         "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
         "/apis/rbac.authorization.k8s.io/v1/clusterroles",
         "/apis/resource.k8s.io/v1/deviceclasses",
