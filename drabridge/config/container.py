@@ -22,7 +22,8 @@ class Node(Model):
     source: Literal["devnode", "group"] | None = Field(default=None, alias="from")
     """`devnode`: the device's own node; `group`: the nodes of its companions."""
     path: PathTemplate | None = None
-    """A node by its path on the host, with fields: `/dev/nvidia{nvidia.minor}`."""
+    """A node by its path on the host, with fields: `/dev/nvidia{nvidia.minor}`. Where fields lead several devices to
+    one node (`/dev/vfio/{iommu_group}`), only one of them is given out at a time; a path without fields they share."""
     alias: PathTemplate | None = Field(default=None, alias="as")
     """Its path in the container, so that renumbering is invisible; the host's path when left out."""
     permissions: Permissions = "rw"

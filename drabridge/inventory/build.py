@@ -34,7 +34,7 @@ from drabridge.inventory.match import holds
 from drabridge.inventory.model import Attribute, Collision, Device, Mount, Presence
 from drabridge.inventory.nodes import Subject
 from drabridge.inventory.nvidia import Facts, without_uuid
-from drabridge.inventory.overlap import Former, handed_out, resource_of
+from drabridge.inventory.overlap import Former, handed_out, resource_of, separate
 from drabridge.inventory.records import Record
 from drabridge.inventory.wanted import distinct, needs_database, partition_link
 
@@ -130,19 +130,19 @@ class Builder:
             also_at = {part.syspath for part in parts[1:]}
             if seen.config is self.config:
                 also_at |= former.same_as(parts)
-            basis = (record, *subject.companions, subject.nvidia, identity, root, also_at)
+            basis = (record, *subject.companions, subject.nvidia, identity, root, frozenset(also_at))
             device = self._remembered(key, basis) if not fresh else None
-            device = device or replace(
-                self._device(resource, subject, identity, root),
-                also_at=tuple(sorted(also_at)),
-                former=seen.config is not self.config,
-            )
+            if device is None:
+                device, places = self._device(resource, subject, identity, root)
+                also_at |= places
+                device = replace(device, also_at=tuple(sorted(also_at)), former=seen.config is not self.config)
             if record.syspath in held_as or identity.id not in named_by:  # else it has the id of one that is away
                 named_by[identity.id] = seen.config
             made[key] = (basis, device)
             subjects[identity.name] = (resource, subject)
             devices.append(device)
         self._made, self._subjects, self.named_by = made, subjects, named_by
+        devices = separate({name for name, (resource, _) in subjects.items() if resource.partition}, devices)
         self.kept = frozenset(device.name for device in devices if device.former)
         return Built(tuple(devices), collisions, tuple(seen.record.syspath for seen in waiting))
 
@@ -212,13 +212,16 @@ class Builder:
             return None
         return known[1]
 
-    def _device(self, resource: Resource, subject: Subject, identity: Identity, root: str) -> Device:
+    def _device(
+        self, resource: Resource, subject: Subject, identity: Identity, root: str
+    ) -> tuple[Device, frozenset[str]]:
+        """The device, and the places that are its nodes."""
         record = subject.record
         found = nodes.resolve(resource.nodes, subject, self._host)
         mounts, unmounted = self._mounts(resource, subject)
         required = any(rule.node_exists is False for rule in resource.health)
         faults = [*(() if required else found.missing), *unmounted, *self._ill(resource, subject)]
-        return Device(
+        device = Device(
             name=identity.name,
             id=identity.id,
             resource=resource.name,
@@ -236,6 +239,7 @@ class Builder:
             presence=Presence.FAULTY if faults else Presence.PRESENT,
             reason="; ".join(faults),
         )
+        return device, found.places
 
     def _env(self, resource: Resource, subject: Subject) -> dict[str, str]:
         values = subject.lookup(self._host)

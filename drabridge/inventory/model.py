@@ -11,6 +11,8 @@ from msgspec import Struct, field
 
 REPLICA_SEPARATOR = "::"  # as NVIDIA's plugin writes it: a checkpoint made by one is read by the other
 
+COMPANION = "+"  # before the place of a companion's node: two devices may have one companion
+
 _EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
@@ -69,7 +71,7 @@ class Device(Struct, frozen=True):
     pci_bus_id: str = ""  # "0000:3b:00.0", lower case
     pcie_root: str = ""  # "pci0000:3a"
     root: str = ""  # name of the whole device that this is a part of; "" for a whole device
-    also_at: tuple[str, ...] = ()  # syspaths: what else it hands out, held devices that it overlaps with
+    also_at: tuple[str, ...] = ()  # syspaths of what else it hands out or overlaps with, and its nodes: "c188:0"
     attributes: Mapping[str, Attribute] = field(default_factory=lambda: MappingProxyType({}))
     capacity: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     replicas: int = 1

@@ -11,8 +11,10 @@ from drabridge.config.container import Node
 from drabridge.config.template import Lookup
 from drabridge.inventory.fields import lookup
 from drabridge.inventory.host import Host
-from drabridge.inventory.model import DeviceNode
+from drabridge.inventory.model import COMPANION, DeviceNode
 from drabridge.inventory.records import Record
+
+VFIO = "/dev/vfio/"
 
 
 class Subject(Struct, frozen=True):
@@ -33,6 +35,7 @@ class Nodes(Struct, frozen=True):
 
     found: tuple[DeviceNode, ...]
     missing: tuple[str, ...]
+    places: frozenset[str] = frozenset()  # see :func:`places_of`; not of a path that is every device's of the resource
 
 
 class _Place(Struct, frozen=True):
@@ -47,7 +50,9 @@ def resolve(specs: Iterable[Node], subject: Subject, host: Host) -> Nodes:
     """The nodes of a device as stat(2) shows them; nothing is opened. A path appears once in the container."""
     found: dict[str, DeviceNode] = {}
     missing = []
+    places: set[str] = set()
     for spec in specs:
+        shared = spec.path is not None and not spec.path.fields
         for place in _places(spec, subject, host):
             if isinstance(place, str):
                 problem = place
@@ -55,12 +60,24 @@ def resolve(specs: Iterable[Node], subject: Subject, host: Host) -> Nodes:
                 try:
                     node = _node(spec, place, host)
                     found.setdefault(node.container_path, node)
+                    if not shared:
+                        places.update(places_of(node, companion=spec.source == "group"))
                     continue
                 except OSError as error:
                     problem = str(error)
             if not spec.optional:
                 missing.append(problem)
-    return Nodes(tuple(found.values()), tuple(missing))
+    return Nodes(tuple(found.values()), tuple(missing), frozenset(places))
+
+
+def places_of(node: DeviceNode, *, companion: bool = False) -> tuple[str, ...]:
+    """What a node is to whoever has it, as a place of hardware: ``c188:0``, or ``+c188:0`` of a companion.
+
+    A number is used again as soon as its device is unplugged, while a container may have the node yet. Who opens the
+    node of an IOMMU group has every device in it (Documentation/driver-api/vfio.rst): ``/dev/vfio/12`` is one, too.
+    """
+    number = f"{COMPANION if companion else ''}{node.kind}{node.major}:{node.minor}"
+    return (number, node.path) if node.path.startswith(VFIO) else (number,)
 
 
 def _node(spec: Node, place: _Place, host: Host) -> DeviceNode:

@@ -3,16 +3,24 @@
 A device hands out its companions' nodes: where a companion is a device as well, only one of the two may have a holder.
 A changed configuration may know held hardware by its child, its parent or its companion: until it is let go, what lies
 in one line with it is taken for the same hardware, unless the configuration that named it had both side by side.
+
+Who has a node has what is behind it. So devices with one node are one place as well: functions of one IOMMU group, and
+what is given the number of a device that was unplugged while a container has its node. Not those that have a companion
+in common, or a path that is the same for every device: the operator hands these out with each of them.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+
+from msgspec.structs import replace
 
 from drabridge.config.matcher import any_of
 from drabridge.config.schema import Config, Resource
 from drabridge.inventory.match import holds
+from drabridge.inventory.model import Device
+from drabridge.inventory.nodes import VFIO
 from drabridge.inventory.records import Record
 
 
@@ -21,6 +29,22 @@ def handed_out(resource: Resource, record: Record, companions: Iterable[Record])
     if not any(node.source == "group" for node in resource.nodes):
         return (record,)
     return (record, *(companion for companion in companions if companion.devnode))
+
+
+def separate(parts: Collection[str], devices: list[Device]) -> list[Device]:
+    """The devices, where those of ``parts`` that hand out a node of their whole may have holders side by side: the
+    configuration says that they are parts, and the driver keeps them apart. Nothing does in an IOMMU group.
+    """
+    if not parts:
+        return devices
+    wholes = {device.name: device for device in devices}
+    separated = []
+    for device in devices:
+        if device.name in parts and (whole := wholes.get(device.root)) is not None:
+            apart = [place for place in device.also_at if place not in whole.also_at or place.startswith(VFIO)]
+            device = replace(device, also_at=tuple(apart))
+        separated.append(device)
+    return separated
 
 
 def resource_of(config: Config, record: Record) -> Resource | None:

@@ -18,7 +18,7 @@ from drabridge.ledger.model import (
     Share,
 )
 from drabridge.ledger.outcome import Refusal
-from drabridge.ledger.settle import obstacle, settle
+from drabridge.ledger.settle import obstacle, overlap, settle
 
 
 def _shares(use: Use) -> tuple[Share, ...]:
@@ -50,10 +50,7 @@ def _give(draft: Draft, entry: Entry, demand: Demand, phase: Phase) -> Entry:
 
 def grant(draft: Draft, entry: Entry, demand: Demand) -> Outcome:
     """A claim was allocated a device that claims may have. Hardware that is gone does not make it untrue."""
-    for relative in draft.relatives(entry):
-        if relative.owner is not Owner.NONE:
-            return refusal.overlaps(entry, relative, draft.at)
-    return _give(draft, entry, demand, Phase.GRANTED)
+    return overlap(draft, entry) or _give(draft, entry, demand, Phase.GRANTED)
 
 
 def pend(draft: Draft, entry: Entry, demand: Demand) -> Outcome:

@@ -27,7 +27,7 @@ from drabridge.ledger.model import (
 ENTRY_FIELDS = frozenset(
     {"name", "resource", "units", "root", "presence", "shareable", "capacity", "owner", "lane"}
     | {"syspath", "hold", "claims", "move", "since", "seq", "released_because", "presence_since", "legacy_until"}
-    | {"also_at"}
+    | {"also_at", "was_at"}
 )
 
 
@@ -54,6 +54,8 @@ def entry_to_json(entry: Entry) -> Json:
         data["syspath"] = facts.syspath
     if facts.also_at:
         data["also_at"] = facts.also_at
+    if entry.was_at:
+        data["was_at"] = entry.was_at
     if facts.shareable:
         data["shareable"] = True
         data["capacity"] = dict(facts.capacity)
@@ -113,6 +115,7 @@ def entry_from_json(data: Mapping[str, Any]) -> Entry:
         _text(data.get("released_because", "")),
         float(data.get("presence_since", since)),  # an older agent's file: no earlier than that
         float(data.get("legacy_until", since)),
+        _texts(data.get("was_at", ())),
     )
 
 

@@ -299,11 +299,20 @@ def _known(draft: Draft, entry: Entry, facts: Facts) -> None:
     hold = entry.hold
     if hold is not None and facts.resource != entry.device.resource:  # kubelet goes on counting it as it did
         hold = replace(hold, resource=hold.resource or entry.device.resource)
-    known = replace(entry, device=facts, hold=hold, seq=draft.seq)
+    known = replace(entry, device=facts, hold=hold, was_at=_was_at(entry, facts), seq=draft.seq)
     if gone:
         known = replace(known, since=draft.at, presence_since=draft.at)
     back = entry.device.presence is Presence.GONE and facts.presence is not Presence.GONE
     draft.touched[entry.name] = _arrived(draft, known) if back else known
+
+
+def _was_at(entry: Entry, facts: Facts) -> tuple[str, ...]:
+    """The nodes that its holder may have beside those that the device has now: it was plugged in again, or lost them
+    to a driver that resets, and its container was told of them when it began.
+    """
+    if entry.owner is Owner.NONE:
+        return ()
+    return tuple(place for place in dict.fromkeys((*entry.was_at, *entry.device.nodes)) if place not in facts.also_at)
 
 
 def _forgotten(draft: Draft, event: ev.Forgotten) -> None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from msgspec import Struct, field
 
 from drabridge.inventory.model import Device, Presence, device_id_of
+from drabridge.ledger.places import filed_as, is_node, share_a_node
 from drabridge.ledger.shards import Shards
 
 
@@ -154,13 +155,30 @@ class Facts(Struct, frozen=True):
     shareable: bool = False  # several claims may hold it (allowMultipleAllocations)
     capacity: tuple[tuple[str, int], ...] = ()  # defence against over-commitment of a shareable device
     syspath: str = ""  # where the hardware is, or was last: two names for one place never both have a holder
-    also_at: tuple[str, ...] = ()  # other places of its hardware: what is there has no holder beside its own
+    also_at: tuple[str, ...] = ()
+    """Other places of its hardware: what is there has no holder beside its own. Syspaths, and nodes that it hands out:
+    ``c188:0``, ``/dev/vfio/12``, and ``+c188:1`` of a companion, which two devices may both have."""
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Those of its places that are nodes."""
+        return tuple(filter(is_node, self.also_at))
 
     def same_place(self, other: Facts) -> bool:
+        """Whether both are names for what is, or was, at one syspath, one has the other's place as well, or both hand
+        out one node.
+        """
+        return self.same_syspath(other) or share_a_node(self.also_at, other.also_at)
+
+    def same_syspath(self, other: Facts) -> bool:
         """Whether both are names for what is, or was, at one syspath, or one has the other's place as well."""
         if not (self.syspath and other.syspath):
             return False
         return self.syspath in (other.syspath, *other.also_at) or other.syspath in self.also_at
+
+    def related(self, other: Facts) -> bool:
+        """Whether one is a part of the other, or in its place; not, that they hand out one node and no more."""
+        return self.root == other.name or other.root == self.name or self.same_syspath(other)
 
     @property
     def id(self) -> str:
@@ -200,6 +218,7 @@ class Entry(Struct, frozen=True):
     released_because: str = ""  # why the last holder is no longer the holder
     presence_since: float = 0.0  # last change of presence
     legacy_until: float = 0.0  # when kubelet last had business with it; now, if ``with_kubelet``
+    was_at: tuple[str, ...] = ()  # nodes that it handed out before, which its holder may have yet
 
     @property
     def name(self) -> str:
@@ -295,7 +314,7 @@ class Ledger(Struct, frozen=True):
             entries = entries.put(name, entry)
             if before is None or before.claims is not entry.claims:
                 by_claim = _refile(by_claim, name, _uids(before), _uids(entry))
-            if before is None or before.device is not entry.device:
+            if before is None or before.device is not entry.device or before.was_at is not entry.was_at:
                 by_root = _refile(by_root, name, _roots(before), _roots(entry))
                 by_place = _refile(by_place, name, _places(before), _places(entry))
         for name in removed:
@@ -308,14 +327,23 @@ class Ledger(Struct, frozen=True):
         return Ledger(entries, node, self.seq + 1 if seq is None else seq, by_root, by_claim, by_place)
 
     def relatives(self, device: Facts) -> tuple[Entry, ...]:
-        """Those that overlap with it in hardware: the whole of a part, the parts of a whole, what had their places, and
-        what has the other's place as well as its own.
+        """Those that overlap with it in hardware: the whole of a part, the parts of a whole, what had their places,
+        what has the other's place as well as its own, and whose holder may have one of its nodes.
         """
-        here = self.by_place.get(device.syspath, ()) if device.syspath else ()
-        alone = here in ((), (device.name,)) and not (device.root or device.also_at)
-        if alone and device.name not in self.by_root:
+        if not device.root and device.name not in self.by_root and self._alone(device):
             return ()  # as most are: nothing is to be put together
         return (*self._family(device), *self._beside(device))
+
+    def _alone(self, device: Facts) -> bool:
+        """Whether nothing else is where it is. Asked of every device for every list."""
+        if device.syspath:
+            own = (device.name,)
+            if self.by_place.get(device.syspath, own) != own:
+                return False
+            for place in device.also_at:
+                if self.by_place.get(filed_as(place), own) != own:
+                    return False
+        return True
 
     def _family(self, device: Facts) -> tuple[Entry, ...]:
         others = self._others_in_place(device)
@@ -340,11 +368,14 @@ class Ledger(Struct, frozen=True):
     def _beside(self, device: Facts) -> tuple[Entry, ...]:
         names: Iterable[str] = self.by_place.get(device.syspath, ())
         if device.also_at:
-            more = (self.by_place.get(place, ()) for place in device.also_at)
+            more = (self.by_place.get(filed_as(place), ()) for place in device.also_at)
             names = dict.fromkeys(chain(names, *more))
         others = (self.entries[name] for name in names if name != device.name)
         return tuple(
-            other for other in others if other.device.syspath != device.syspath and other.device.same_place(device)
+            other
+            for other in others
+            if other.device.syspath != device.syspath
+            and (other.device.same_place(device) or share_a_node(other.was_at, device.also_at))
         )
 
 
@@ -361,7 +392,12 @@ def _roots(entry: Entry | None) -> tuple[str, ...]:
 
 
 def _places(entry: Entry | None) -> tuple[str, ...]:
-    return (entry.device.syspath, *entry.device.also_at) if entry and entry.device.syspath else ()
+    if entry is None or not entry.device.syspath:
+        return ()
+    if not entry.device.also_at and not entry.was_at:
+        return (entry.device.syspath,)
+    others = map(filed_as, (*entry.device.also_at, *entry.was_at))
+    return tuple(dict.fromkeys((entry.device.syspath, *others)))
 
 
 def _refile(

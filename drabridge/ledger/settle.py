@@ -66,7 +66,7 @@ def settle(
         left = {held.claim.uid for held in claims}
         began = [held.since for held in before.holders if held.claim.uid not in left]
         draft.effects.append(Released(before.name, who, because, draft.at - min(began, default=before.since)))
-    stamps = (before.presence_since, before.legacy_until)
+    stamps = (before.presence_since, before.legacy_until, before.was_at if owner is not Owner.NONE else ())
     settled = Entry(before.device, owner, lane, hold, claims, move, since, draft.seq, released, *stamps)
     return left_kubelet(draft, before, settled)
 
@@ -134,7 +134,19 @@ def obstacle(draft: Draft, entry: Entry) -> Refusal | None:
     """Why a free device cannot be given to anybody: it is not there, or overlapping hardware is held."""
     if entry.device.presence is not Presence.PRESENT:
         return refusal.not_present(entry)
+    return overlap(draft, entry)
+
+
+def overlap(draft: Draft, entry: Entry) -> Refusal | None:
+    """Who holds overlapping hardware. One container, or claim, may have several devices that hand out one node."""
     for relative in draft.relatives(entry):
-        if relative.owner is not Owner.NONE:
+        if relative.owner is not Owner.NONE and not _taken_with_it(draft, entry, relative):
             return refusal.overlaps(entry, relative, draft.at)
     return None
+
+
+def _taken_with_it(draft: Draft, entry: Entry, relative: Entry) -> bool:
+    """Whether this very step gives the other one as well; a request is of one container, or of one claim."""
+    before = draft.ledger.entries.get(relative.name)
+    free = before is not None and before.owner is Owner.NONE
+    return free and not relative.device.related(entry.device)

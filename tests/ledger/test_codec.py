@@ -20,5 +20,5 @@ def test_every_field_that_is_written_is_known_when_it_is_read() -> None:
     facts = Facts("a", "r", ("A",), root="whole", shareable=True, syspath="/sys/a", also_at=("/sys/b",))
     hold, move = Hold(("A",)), Move(Lane.LEGACY, Lane.DRA, MoveStep.WAITING, 1.0, 1.0)
     claims = (ClaimHold(ClaimRef("u"), Phase.PREPARED, 1.0, admin=True),)
-    entry = Entry(facts, Owner.LEGACY, Lane.LEGACY, hold, claims, move, 1.0, 1, "because", 2.0, 3.0)
+    entry = Entry(facts, Owner.LEGACY, Lane.LEGACY, hold, claims, move, 1.0, 1, "because", 2.0, 3.0, ("c188:0",))
     assert entry_to_json(entry).keys() == ENTRY_FIELDS

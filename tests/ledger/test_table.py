@@ -55,7 +55,7 @@ def test_every_combination_has_exactly_one_row() -> None:
 
 
 PURE = ("model", "events", "outcome", "draft", "settle", "table", "machine", "release", "refusal", "advertise", "lanes")
-ROW_FILES = ("common_rows", "pod_rows", "claim_rows", "lane_rows", "loss_rows", "stamps")
+ROW_FILES = ("common_rows", "pod_rows", "claim_rows", "lane_rows", "loss_rows", "stamps", "places")
 
 
 @pytest.mark.parametrize("name", [*PURE, *ROW_FILES, "invariants", "shards", "codec"])
