@@ -1,0 +1,55 @@
+"""What the image is made of: a base by its digest, packages by their hashes for both architectures, floors."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+from tests.deploy.helm import ROOT
+from tests.deploy.image import IMAGE_FOLDER
+from tests.deploy.wheels import CHOSEN, LOCKS
+
+RENEW = "python -m tests.deploy.wheels"
+DEPENDENCIES = [
+    Requirement(one) for one in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+]
+
+
+def test_the_base_is_named_by_its_digest() -> None:
+    """A tag is whatever its registry says today."""
+    (base,) = re.findall(r"^ARG BASE=(\S+)$", (IMAGE_FOLDER / "Containerfile").read_text(), re.MULTILINE)
+    assert re.fullmatch(r"\S+@sha256:[0-9a-f]{64}", base)
+
+
+def hashes(lock: str) -> dict[tuple[str, str], set[str]]:
+    """(package, version) -> SHA-256 of every file that may be installed for it."""
+    text = (IMAGE_FOLDER / lock).read_text().replace("\\\n", " ")
+    found = re.findall(r"^([A-Za-z0-9._-]+)==(\S+)((?: +--hash=sha256:[0-9a-f]{64})+)", text, re.MULTILINE)
+    return {
+        (canonicalize_name(name), version): set(re.findall(r"sha256:([0-9a-f]{64})", rest))
+        for name, version, rest in found
+    }
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_the_locks_have_what_an_aarch64_image_installs(lock: str) -> None:
+    chosen, locked = json.loads(CHOSEN.read_text())[lock], hashes(lock)
+    wheels = {}
+    for name, sha256 in chosen.items():
+        package, version, _, tags = parse_wheel_filename(name)
+        assert all(tag.platform == "any" or tag.platform.endswith("aarch64") for tag in tags), name
+        wheels[str(package), str(version)] = sha256
+    assert wheels.keys() == locked.keys(), f"the lock has changed: {RENEW}"
+    assert [name for name, sha256 in wheels.items() if sha256 not in locked[name]] == []
+
+
+@pytest.mark.parametrize("name", ["urllib3", "requests"])
+def test_what_the_kubernetes_client_leaves_open_has_a_floor_and_the_oldest_packages_are_tested_at_it(name: str) -> None:
+    (requirement,) = (one for one in DEPENDENCIES if one.name == name)
+    (floor,) = (one.version for one in requirement.specifier if one.operator == ">=")
+    assert f"{name}=={floor}" in (ROOT / "tests/lowest.txt").read_text().splitlines()
