@@ -1,7 +1,7 @@
 """Which wheels an aarch64 image installs, by the image's locks: ``python -m tests.deploy.wheels`` asks the index anew.
 
-pip itself chooses them, for that platform and with ``--require-hashes``: it refuses a lock that lacks one. Its choice is
-kept in ``wheels-aarch64.json``, so that a test without a network sees whether the locks still have it all.
+pip itself chooses them, for that platform and with ``--require-hashes``: it refuses a lock that lacks one. What it
+chose is kept in ``wheels-aarch64.json``, so that a test without a network sees whether the locks still have it all.
 """
 
 from __future__ import annotations
