@@ -270,8 +270,12 @@ class CdiStore:
 
     def keys(self, family: Family) -> tuple[str, ...]:
         """The device names or claim UIDs that have a file of ours, sorted."""
-        prefix = f"{self._prefix}{family}-"
+        prefix = self.prefix(family)
         return tuple(sorted(path.name[len(prefix) : -len(".json")] for path in self._ours(prefix)))
+
+    def prefix(self, family: Family) -> str:
+        """What the names of a family's files begin with."""
+        return f"{self._prefix}{family}-"
 
     def metadata_files(self) -> tuple[str, ...]:
         """Names of the files that mount claims' device metadata (:mod:`drabridge.dra.metadata`), sorted."""
@@ -311,7 +315,7 @@ class CdiStore:
         kept = {f"{self._prefix}{family}-{key}.json" for key in keep}  # a key that is no name has no file
         for spec in wanted.values():
             self.write(spec)
-        prefix = f"{self._prefix}{family}-"
+        prefix = self.prefix(family)
         stale = [path.name for path in self._ours(prefix) if path.name not in wanted and path.name not in kept]
         for name in stale:
             self.remove_file(name)

@@ -62,6 +62,7 @@ class Drain:
             self._wishes.drain()
             log.warning("drained by the operator: no device is for claims from now on")
         self._list_due = 0.0  # somebody asks anew
+        before = await asyncio.to_thread(files_of, self._runtime.cdi)  # what comes later is somebody's
         document = await self.document()
         if clean:
             if not document["complete"]:
@@ -69,8 +70,12 @@ class Drain:
                     f"nothing is removed: {'; '.join(document['because'])}", hint="Run drabridge drain until it is done"
                 )
             self._wishes.drain(clean=True)
-            document["removed"] = await asyncio.to_thread(self._remove_files)
+            self._runtime.files.sweep(self._runtime.keeper.ledger)
+            legacy = self._runtime.cdi.prefix(Family.LEGACY)
+            claims = [path for path in before if not Path(path).name.startswith(legacy)]
+            await asyncio.to_thread(_remove, self._runtime.cdi, claims)
             document["files"] = await asyncio.to_thread(files_of, self._runtime.cdi)
+            document["removed"] = sorted(set(before) - set(document["files"]))
         return document
 
     async def document(self) -> Document:
@@ -136,15 +141,10 @@ class Drain:
             self._list_due = self._runtime.now() + LIST_SECONDS
         return self._listed
 
-    def _remove_files(self) -> list[str]:
-        """Remove the CDI files that nothing refers to: all of claims, and those of devices that no pod holds."""
-        runtime = self._runtime
-        before = set(files_of(runtime.cdi))
-        runtime.cdi.regenerate(Family.CLAIM, ())
-        for name in runtime.cdi.metadata_files():
-            runtime.cdi.remove_file(name)
-        runtime.files.sweep(runtime.keeper.ledger)
-        return sorted(before - set(files_of(runtime.cdi)))
+
+def _remove(cdi: CdiStore, paths: Sequence[str]) -> None:
+    for path in paths:
+        cdi.remove_file(Path(path).name)
 
 
 def unneeded(ledger: Ledger, wishes: Wishes) -> bool:
