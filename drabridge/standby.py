@@ -9,17 +9,20 @@ it is ready for, so its readiness is true; else the rollout would not go on.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from drabridge.claims import connect
 from drabridge.clusterapi import Cluster
 from drabridge.config.schema import Config
 from drabridge.dra.sockets import is_dead
+from drabridge.errors import HostError
 from drabridge.http import Handler, HttpServer, Request, Response
 from drabridge.identities import Identities
 from drabridge.inventory.facts import Fact, Reconciled, SourceChanged
@@ -35,8 +38,14 @@ from drabridge.runtime import Options
 from drabridge.tasks import forever
 from drabridge.watches import Watches
 
+if TYPE_CHECKING:
+    from drabridge.dra.relay import Relay
+
 log = logging.getLogger(__name__)
 
+REGISTER_SECONDS = 5.0  # kubelet looks for sockets once a second (pkg/kubelet/pluginmanager)
+RELAY_SECONDS = 30.0  # kubelet registers a socket within 1 s; after 30 s without one it deletes the driver's slices
+POLL_SECONDS = 0.1
 SOCKETS = "standby-*.sock"  # in the state directory; short, a path has 107 bytes
 
 
@@ -71,6 +80,9 @@ class Standby:
         self._looking: asyncio.Task[None] | None = None
         self.cluster: Cluster | None = None
         self._watches: Watches | None = None
+        self._begun = False  # all parts are there
+        self._relay: Relay | None = None
+        self._relaying: asyncio.Task[None] | None = None  # kubelet's calls for claims
 
     @property
     def words(self) -> str:
@@ -85,14 +97,16 @@ class Standby:
         log.warning("standby: waiting for another agent to end", extra={"reason": self.words})
         waiting = asyncio.ensure_future(_when_free(self._paths.state))
         stopped = asyncio.ensure_future(stop.wait())
+        tasks: list[asyncio.Future[Any]] = [waiting, stopped]
         try:
             await self._begin()
+            tasks.append(asyncio.ensure_future(self._settle()))
             await asyncio.wait({waiting, stopped}, return_when=asyncio.FIRST_COMPLETED)
             return waiting.result() if waiting.done() else None
         finally:
-            stopped.cancel()
-            waiting.cancel()
-            await asyncio.gather(stopped, waiting, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _begin(self) -> None:
         inventory = self._inventory
@@ -111,10 +125,29 @@ class Standby:
         await self._open_control()
         self.cluster = connect(self._options, self._config)
         if self.cluster is not None:
-            import drabridge.dra.driver  # noqa: F401  # 0.2 s that the start of the DRA side need not take later
-
             self._watches = Watches(self.cluster, self._options.node_name, self._config.driver)
             self._watches.begin()
+            self._relay_claims()
+
+    def _relay_claims(self) -> None:
+        """Import the DRA side, 0.2 s that its start need not take later, and be an endpoint for kubelet's calls."""
+        import drabridge.dra.driver  # noqa: F401
+        from drabridge.dra.relay import Relay
+
+        try:
+            self._relay = relay = Relay(self._paths.kubelet, self._config.driver)
+        except HostError as error:  # the path is too long with a token in it
+            log.warning("calls for claims cannot be passed on", extra={"reason": str(error)})
+            return
+        self._relaying = asyncio.create_task(relay.run(), name="relay")
+
+    async def _settle(self) -> None:
+        """Be ready once kubelet knows the endpoint for claims; if it is away it takes it when it comes."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REGISTER_SECONDS):
+                if self._relay is not None:
+                    await self._relay.settled()
+        self._begun = True
 
     async def _open_control(self) -> None:
         """A socket of its own in the directory of the other agent's: to ask it what it is, and to be seen."""
@@ -169,8 +202,22 @@ class Standby:
             await asyncio.gather(self._looking, return_exceptions=True)
         await self._control.close()
 
+    async def retire_relay(self, served: Callable[[], bool]) -> None:
+        """End the relay once kubelet calls the agent itself, or will not: until then calls come here."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RELAY_SECONDS):
+                while not served():
+                    await asyncio.sleep(POLL_SECONDS)
+        await self._end_relay()
+
+    async def _end_relay(self) -> None:
+        if self._relaying is not None:
+            self._relaying.cancel()
+            await asyncio.gather(self._relaying, return_exceptions=True)
+
     async def close(self) -> None:
         """End what nobody took over."""
+        await self._end_relay()
         if (watches := self.take_watches()) is not None:
             for task in watches.tasks:
                 task.cancel()
@@ -185,8 +232,8 @@ class Standby:
     # --- pages ------------------------------------------------------------------------------------------------------
 
     def _readyz(self, _: Request) -> Response:
-        if not self._inventory.current.complete:
-            text = f"not ready: {self.words}; the first enumeration of devices has not ended\n"
+        if not self._begun or not self._inventory.current.complete:
+            text = f"not ready: {self.words}; not all that it needs to take over is there yet\n"
             return Response(text, HTTPStatus.SERVICE_UNAVAILABLE)
         return Response(f"{self.words}\n")
 

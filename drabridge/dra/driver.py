@@ -172,6 +172,10 @@ class DraDriver:
         self._changed.set()
         self._releases.wake()
 
+    def repeat_health(self) -> None:
+        """Another stream of this driver has ended: kubelet is to hear it all again."""
+        self._health.repeat()
+
     def renew_files(self) -> None:
         """Somebody removed files of prepared claims: write those that are missing."""
         self._renew = True

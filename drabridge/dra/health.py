@@ -41,6 +41,12 @@ class HealthBoard:
         self._devices = tuple((health, before.get(health, now)) for health in devices)
         self._wake()
 
+    def repeat(self) -> None:
+        """Tell every stream again: kubelet forgets the driver's health whenever one of its streams ends
+        (pkg/kubelet/cm/dra/manager.go, HandleWatchResourcesStream).
+        """
+        self._wake()
+
     def close(self) -> None:
         """End the streams: a server that stops would wait for them until its grace is over."""
         self._closed = True

@@ -58,3 +58,7 @@ class RegistrationService(rpc.RegistrationServicer):
             log.error("kubelet refused the DRA plugin", extra={"driver": self._info.name, "error": error})
         self._observer(RegistrationChanged(request.plugin_registered, error))
         return wire.RegistrationStatusResponse()
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Be served by it."""
+        rpc.add_RegistrationServicer_to_server(self, server)

@@ -20,7 +20,6 @@ from drabridge.wire import (
     dra_v1beta1_pb2_grpc,
     health_v1_pb2_grpc,
     health_v1alpha1_pb2_grpc,
-    pluginregistration_pb2_grpc,
 )
 
 log = logging.getLogger(__name__)
@@ -100,16 +99,21 @@ class PluginServer:
             health_v1_pb2_grpc.add_DRAResourceHealthServicer_to_server(HealthV1(self._health), server)
             health_v1alpha1_pb2_grpc.add_DRAResourceHealthServicer_to_server(HealthV1Alpha1(self._health), server)
         else:
-            pluginregistration_pb2_grpc.add_RegistrationServicer_to_server(self._registration, server)
-        mask = os.umask(0o777 & ~SOCKET_MODE)  # grpc binds with 0777 less the mask; there is no moment with more
-        try:
-            port = server.add_insecure_port(f"unix://{path}")
-        except RuntimeError as error:
-            raise HostError(f"cannot listen on {path}: {error}") from error
-        finally:
-            os.umask(mask)
-        if not port:
-            raise HostError(f"cannot listen on {path}")
+            self._registration.add_to(server)
+        listen(server, path)
         self._servers[path] = server  # stopped like the others, whatever comes now
         await to_the_end(server.start())  # grpcio 1.85 crashes where its start is cancelled, or stopped half-way
         self._identities[path] = identity(path)
+
+
+def listen(server: grpc.aio.Server, path: Path) -> None:
+    """Bind a server that is not started yet to a socket for root alone. Raises HostError."""
+    mask = os.umask(0o777 & ~SOCKET_MODE)  # grpc binds with 0777 less the mask; there is no moment with more
+    try:
+        port = server.add_insecure_port(f"unix://{path}")
+    except RuntimeError as error:
+        raise HostError(f"cannot listen on {path}: {error}") from error
+    finally:
+        os.umask(mask)
+    if not port:
+        raise HostError(f"cannot listen on {path}")

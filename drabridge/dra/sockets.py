@@ -1,7 +1,7 @@
 """Where the plugin's two sockets are, and what others left there.
 
 Kubelet finds a plugin by the registration socket in plugins_registry/ and then dials the service socket that it names.
-Only the agent that has the ledger serves, so the names are always the same.
+Only the agent that has the ledger serves, so its names are always the same; a standby's relay has a token in them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from msgspec import Struct
 
 from drabridge.errors import HostError
 
+_TOKEN = "[0-9a-f]{4}"
+_UID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 SUN_PATH_BYTES = 107  # linux/un.h: 108 with the NUL
 
 
@@ -26,10 +28,12 @@ class PluginSockets(Struct, frozen=True):
     service: Path
 
     @classmethod
-    def of(cls, kubelet: Path, driver: str) -> PluginSockets:
-        """Raises HostError if a path is longer than a socket's can be."""
+    def of(cls, kubelet: Path, driver: str, token: str = "") -> PluginSockets:
+        """``token``: a standby's, four hexadecimal digits. Raises HostError if a path is longer than a socket's is."""
+        end = f"-{token}" if token else ""
         return cls(
-            _fit(kubelet / "plugins_registry" / f"{driver}-reg.sock"), _fit(kubelet / "plugins" / driver / "dra.sock")
+            _fit(kubelet / "plugins_registry" / f"{driver}{end}-reg.sock"),
+            _fit(kubelet / "plugins" / driver / f"dra{end}.sock"),
         )
 
     def prepare(self, driver: str) -> tuple[Path, ...]:
@@ -49,7 +53,9 @@ class PluginSockets(Struct, frozen=True):
         for path in (self.registration, self.service):
             if path.exists() and not stat.S_ISSOCK(path.lstat().st_mode):
                 raise HostError(f"{path} is in the way: a socket belongs there", hint="Move it away")
-        ours = re.compile(rf"{re.escape(driver)}(-[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})?-reg\.sock")
+        ours = re.compile(
+            rf"{re.escape(driver)}(-[0-9a-f]{{4}}|-[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})?-reg\.sock"
+        )
         found = [path for path in registry.glob("*-reg.sock") if ours.fullmatch(path.name)]
         found += plugin.glob("dra*.sock")
         dead = tuple(path for path in found if is_dead(path))

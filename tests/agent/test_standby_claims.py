@@ -1,0 +1,109 @@
+"""Claims while one agent follows another: kubelet always has an endpoint, and what it calls in between is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+
+import pytest
+
+from drabridge.sim.cluster import SimCluster
+from tests.agent.helpers import RESOURCE, AgentProcess, lists_read, until
+from tests.agent.test_bridge_node import bridge, claim_pod, devices_in_slices, limits_pod
+from tests.agent.test_kubelet_dra_cases import of_driver, told
+from tests.agent.test_standby import beside, streams_met
+
+
+def endpoints(agent: AgentProcess) -> tuple[list[str], list[str]]:
+    """The registration sockets and the service sockets of the node's driver."""
+    registry, plugin = agent.root / "plugins_registry", agent.control.parent
+    return sorted(path.name for path in registry.glob("*.sock")), sorted(path.name for path in plugin.glob("dra*.sock"))
+
+
+async def one_endpoint(agent: AgentProcess) -> None:
+    names = [f"{agent.driver}-reg.sock"], ["dra.sock"]
+    await until(lambda: endpoints(agent) == names, 40, agent.text)
+
+
+def errors(cluster: SimCluster) -> list[str]:
+    calls = cluster.kubelets["node-a"].calls
+    return [
+        call.error
+        for name in ("NodePrepareResources", "NodeUnprepareResources")
+        for call in calls.of(name)
+        if call.error
+    ]
+
+
+async def test_a_standby_passes_calls_on_and_its_end_changes_nothing() -> None:
+    async with bridge() as (first, cluster, _):
+        kubelet = cluster.kubelets["node-a"]
+        async with beside(first, "second") as second:
+            assert len(of_driver(kubelet, "NotifyRegistrationStatus")) == 2
+            assert told(kubelet)
+            await cluster.apply(claim_pod("a"))
+            await cluster.wait_pod("a")
+            assert await second.stop() == 0
+            await one_endpoint(first)
+        await cluster.apply(claim_pod("b"))
+        await cluster.wait_pod("b")
+        await cluster.delete("pods", "a")
+        await until(lambda: bool(kubelet.calls.of("NodeUnprepareResources")), 20, first.text)
+        assert not errors(cluster)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+async def test_a_claim_that_comes_when_nobody_serves_waits_for_the_one_that_takes_over(number: signal.Signals) -> None:
+    async with bridge(dra_retry_seconds=(600.0, 600.0)) as (first, cluster, _):
+        kubelet = cluster.kubelets["node-a"]
+        await cluster.apply(claim_pod("a"))
+        await cluster.wait_pod("a")
+        slices = devices_in_slices(cluster)
+        async with beside(first, "second") as second:
+            assert second.process is not None
+            second.process.send_signal(signal.SIGSTOP)  # a handover that takes as long as it takes to look at it
+            try:
+                with contextlib.suppress(ProcessLookupError):
+                    await first.stop(number)
+                await cluster.apply(claim_pod("b"))
+                await until(lambda: len(kubelet.calls.of("NodePrepareResources")) == 2, 40, second.text)
+                await asyncio.sleep(0.2)
+                assert kubelet.calls.of("NodePrepareResources")[-1].seconds is None  # it waits
+            finally:
+                second.process.send_signal(signal.SIGCONT)
+            await cluster.wait_pod("b")
+            assert not errors(cluster)
+            await second.ready()
+            await lists_read(kubelet)
+            await one_endpoint(second)
+            assert not streams_met(kubelet)
+            await cluster.apply(limits_pod("l"))
+            await cluster.wait_pod("l")
+            await cluster.delete("pods", "a")
+            await until(lambda: bool(kubelet.calls.of("NodeUnprepareResources")), 20, second.text)
+            owners = sorted(row["owner"] for row in (await second.status())["devices"])
+            assert owners.count("legacy") == 1
+            assert not errors(cluster)
+            assert slices <= {"full", "null", "random", "zero"}
+
+
+async def test_kubelet_keeps_the_health_of_devices_over_a_handover() -> None:
+    async with bridge() as (first, cluster, _):
+        kubelet = cluster.kubelets["node-a"]
+        await cluster.apply(claim_pod("a"))
+        await cluster.wait_pod("a")
+        (uid,) = kubelet.pods
+
+        def healthy() -> bool:
+            rows = [row for found in kubelet.allocated_resources_status(uid).values() for row in found]
+            return bool(rows) and "Unknown" not in str(rows) and "Healthy" in str(rows)
+
+        await until(healthy, 20, lambda: str(kubelet.allocated_resources_status(uid)))
+        async with beside(first, "second") as second:
+            await until(healthy, 20, second.text)
+            await first.stop()
+            await second.ready()
+            await one_endpoint(second)
+            await until(healthy, 20, lambda: str(kubelet.allocated_resources_status(uid)))
+            assert RESOURCE in kubelet.resources
