@@ -1,12 +1,19 @@
-"""``python -m tests.soak``: pods and claims at full load, crashes and lies all around; does anybody share a device?"""
+"""``python -m tests.soak``: pods and claims at full load, crashes and lies all around; does anybody share a device?
+
+With ``--real`` on a real node: ``tests/soak/real``.
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 from pathlib import Path
 
+from drabridge.errors import DrabridgeError
+from tests.soak.real.bed import missing
+from tests.soak.real.run import soak as soak_real
 from tests.soak.run import soak
 
 
@@ -21,7 +28,14 @@ def main() -> int:
     length.add_argument("--minutes", type=float, default=10.0)
     length.add_argument("--seconds", type=float)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--log", type=Path, metavar="FILE", help="keep the agent's log there")
+    parser.add_argument(
+        "--log",
+        type=Path,
+        metavar="FILE",
+        help="keep the agent's log there; with --real: faults, refusals and "
+        "the ends of pods, and the agent's log in FILE.agent",
+    )
+    parser.add_argument("--real", action="store_true", help="on the node that KUBECONFIG leads to, as root on it")
     parser.add_argument("--broken", metavar="VARIANT", help="an agent with one rule missing (tests.agent.broken)")
     arguments = parser.parse_args()
     seconds = arguments.seconds if arguments.seconds is not None else arguments.minutes * 60
@@ -29,6 +43,17 @@ def main() -> int:
     def say(line: str) -> None:
         print(line, flush=True)
 
+    if arguments.real:
+        if lacking := missing(os.environ):
+            say(f"a soak on a real node needs {'; '.join(lacking)}")
+            return 2
+        try:
+            found = asyncio.run(soak_real(seconds, arguments.seed, os.environ, say, arguments.log))
+        except (DrabridgeError, AssertionError) as error:  # no cluster, or one that is not fit for it
+            say(f"soak: {error}")
+            return 1
+        say(str(found))
+        return 0 if found.ok else 1
     command = ("-m", "tests.agent.broken", arguments.broken) if arguments.broken else ("-m", "drabridge")
     verdict = asyncio.run(soak(seconds, arguments.seed, say, command, arguments.log))
     say(str(verdict))

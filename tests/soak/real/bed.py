@@ -1,0 +1,264 @@
+"""What a soak on a real node stands on: the installed chart, the node's own files, and the script that makes faults.
+
+Everything here runs on the node itself, as root: the judge reads kubelet's checkpoint, the CDI directory and the
+containers' journal there, and asks the agent over its socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import shutil
+import socket
+import struct
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from drabridge.cli.agent_client import ask
+from drabridge.cluster import KubernetesCluster
+from drabridge.clusterapi import ConflictError, Kind, NotFoundError
+from drabridge.errors import ClusterError, DrabridgeError
+from drabridge.evidence import checkpoint
+from drabridge.paths import Paths
+from tests.cluster.bed import MANAGER, NAMESPACE, NODES, PODS, apply_node
+from tests.cluster.bed import until as wait
+from tests.cluster.real_bed import DAEMON_SETS, RealBed
+from tests.soak.real.container import DEVICES, JOURNAL, MUTEX, Json
+from tests.soak.real.judge import KubeletRecord
+
+Log = Callable[[str], None]
+
+DRIVER = "soak.example.com"
+RESOURCE = "soak.example.com/device"
+CLASS = "drabridge-soak"
+NAMES = ("full", "kmsg", "null", "random", "urandom", "zero")  # harmless, and on every Linux
+LEGACY = DRA = 3
+CONFIG: Json = {
+    "apiVersion": "drabridge/v1alpha1",
+    "kind": "AgentConfig",
+    "driver": DRIVER,
+    "udevEvents": "kernel",
+    # A third of the defaults, to see more moves; absentSeconds, in which containers may still be dying, is one.
+    "safety": {
+        "minHoldSeconds": 10,
+        "unconfirmedSeconds": 40,
+        "absentSeconds": 10,
+        "settleSeconds": 10,
+        "quiesceSeconds": 10,
+    },
+    "resources": [
+        {
+            "name": RESOURCE,
+            "match": [{"subsystem": "mem", "sysname": list(NAMES)}],
+            "id": ["{sysname}"],
+            "nodes": [{"from": "devnode", "as": f"{DEVICES}{{sysname}}"}],
+            "lanes": {"legacy": LEGACY, "dra": DRA},
+            "deviceClass": {"name": CLASS},
+        }
+    ],
+}
+
+EVENTS = Kind("", "v1", "events")
+
+NEEDED = {
+    "KUBECONFIG": "a kubeconfig of an administrator",
+    "DRABRIDGE_TEST_IMAGE": "the agent's image, known to the node",
+    "DRABRIDGE_TEST_BUSYBOX": "an image with sh and flock, known to the node",
+    "DRABRIDGE_TEST_CONTROL": "the program that makes faults: PROGRAM stop|kill|start|restart "
+    "kubelet|apiserver|containerd",
+}
+READY_SECONDS = 120.0
+POLL_SECONDS = 0.3
+CHECKPOINT_SECONDS = 0.2  # kubelet keeps a pod that ended on record until its next Allocate
+
+
+def missing(environ: Mapping[str, str]) -> list[str]:
+    """What a soak on a real node needs and does not have here, in words."""
+    return [f"{name} ({what})" for name, what in NEEDED.items() if not environ.get(name)]
+
+
+def anonymous_kib(smaps_rollup: str) -> int:
+    """Anonymous memory in KiB, from the text of /proc/PID/smaps_rollup: what the node has to have for this process."""
+    for line in smaps_rollup.splitlines():
+        if line.startswith("Anonymous:"):
+            return int(line.split()[1])
+    raise ValueError("no line Anonymous")
+
+
+class RealNode(RealBed):
+    """The bed of the cluster tests, with a configuration of its own, and eyes and hands on the node."""
+
+    def __init__(self, api: KubernetesCluster, node: Json, locks: Path, log: Log) -> None:
+        self.object_name = str(node["metadata"]["name"])
+        super().__init__(api, self.object_name, node["metadata"]["labels"]["kubernetes.io/hostname"], CONFIG)
+        self.patience = READY_SECONDS
+        self.log = log
+        self.locks = locks
+        self.paths = Paths.of(DRIVER)
+        self.rejected: dict[str, float] = {}  # pod UID -> wall seconds
+        self._booked: set[tuple[str, str]] = set()
+
+    # --- the agent --------------------------------------------------------------------------------------------------
+
+    async def status(self) -> Json | None:
+        """The agent's own account; None while it is away."""
+        try:
+            found = await asyncio.to_thread(ask, self.paths.control_socket, "/status")
+        except DrabridgeError:
+            return None
+        return found if isinstance(found, dict) else None
+
+    async def ready(self) -> bool:
+        """Whether the agent that has the ledger says so: a standby has no socket."""
+        found = await self.status()
+        return bool(found and found["ready"])
+
+    def agent_pid(self) -> int:
+        """Who listens on the agent's socket. Raises OSError while nobody does."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as one:
+            one.settimeout(5.0)
+            one.connect(str(self.paths.control_socket))
+            peer = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        return int(struct.unpack("3i", peer)[0])
+
+    def memory_kib(self) -> int | None:
+        """Anonymous memory of the agent; None while it is away."""
+        with contextlib.suppress(OSError, ValueError):
+            return anonymous_kib(Path(f"/proc/{self.agent_pid()}/smaps_rollup").read_text())
+        return None
+
+    async def restore(self) -> None:
+        """The cluster as it was, and no ledger on the node. Raises AssertionError for what does not go."""
+        await super().restore()
+        shutil.rmtree(self.paths.state, ignore_errors=True)
+
+    async def roll_out(self) -> None:
+        """Begin to replace the agent, as an upgrade does."""
+        (daemon_set,) = (one for one in self.objects if one["kind"] == "DaemonSet")
+        metadata = daemon_set["spec"]["template"]["metadata"]
+        metadata["annotations"] = {**metadata.get("annotations", {}), "rolled-out": f"{time.time():.0f}"}
+        await self.api.apply(DAEMON_SETS, daemon_set, manager=MANAGER, namespace=NAMESPACE)
+
+    # --- the node and its parts -------------------------------------------------------------------------------------
+
+    async def end_pod(self, name: str, *, forced: bool = False) -> bool:
+        """Whether the API server took it. ``forced``: the object goes at once, whatever its containers do."""
+        with contextlib.suppress(ClusterError):
+            if not forced:
+                await self.api.delete(PODS, name, namespace=NAMESPACE)
+                return True
+            await self.force_delete(name)
+            try:
+                await self.api.get(PODS, name, namespace=NAMESPACE)
+            except NotFoundError:
+                return True
+        return False
+
+    async def move_lanes(self, legacy: int) -> None:
+        """By the Node's annotation, as an administrator does it from afar."""
+        wish = {RESOURCE: {"legacy": legacy, "dra": len(NAMES) - legacy}}
+        await apply_node(self, {f"{DRIVER}/lanes": json.dumps(wish)})
+
+    async def watch_checkpoint(self) -> None:
+        """Collect, until cancelled, which pods kubelet's checkpoint ever had as holders of which device."""
+        path, seen = self.paths.device_plugins / checkpoint.FILE_NAME, 0
+        while True:
+            with contextlib.suppress(OSError):
+                changed = path.stat().st_mtime_ns
+                if changed != seen and (found := checkpoint.read(self.paths.device_plugins)) is not None:
+                    seen = changed
+                    for device, holders in found.held.get(RESOURCE, {}).items():
+                        self._booked |= {(device, holder.pod_uid) for holder in holders}
+            await asyncio.sleep(CHECKPOINT_SECONDS)
+
+    def kubelet_record(self) -> KubeletRecord:
+        return KubeletRecord(frozenset(self._booked), dict(self.rejected))
+
+    # --- what is written on the node --------------------------------------------------------------------------------
+
+    def journal(self) -> str:
+        with contextlib.suppress(OSError):
+            return (self.locks / JOURNAL).read_text(errors="replace")
+        return ""
+
+    def note(self, verb: str, pod: str, uid: str) -> None:
+        """A line of ours in the containers' journal, in its place among theirs."""
+        with (self.locks / JOURNAL).open("a") as file:
+            file.write(f"{time.time():.0f} {verb} {pod} {uid} -\n")
+
+    def locked(self) -> list[str]:
+        """Devices whose lock some container has."""
+        found = []
+        for path in sorted(self.locks.iterdir()):
+            if path.name in (JOURNAL, MUTEX):
+                continue
+            with path.open("r+") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    found.append(path.name)
+        return found
+
+    def files(self) -> list[str]:
+        """What is there for holders: CDI files, and records of claims."""
+        found = [*self.paths.cdi.glob(f"{DRIVER}-*.json"), *(self.paths.state / "claims").glob("*.json")]
+        return sorted(map(str, found))
+
+
+async def comes_true(condition: Callable[[], Awaitable[Any]], seconds: float) -> bool:
+    """Whether the condition came true in time. An API server that does not answer means: not yet."""
+    deadline = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(DrabridgeError):
+            if await condition():
+                return True
+        if time.monotonic() >= deadline:
+            return False
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def create(api: KubernetesCluster, kind: Kind, body: Json) -> bool:
+    """Whether the object is there now: made by this call, or by one before it whose answer was lost."""
+    try:
+        await api.create(kind, body, namespace=NAMESPACE)
+    except ConflictError:
+        return True
+    except ClusterError:
+        return False
+    return True
+
+
+@contextlib.asynccontextmanager
+async def real_node(environ: Mapping[str, str], log: Log) -> AsyncIterator[RealNode]:
+    """The node with a ready agent, and no workload. Raises AssertionError when that cannot be had.
+
+    The caller restores it; here that is done only when something fails.
+    """
+    api = KubernetesCluster.from_kubeconfig(Path(environ["KUBECONFIG"]).expanduser())
+    locks = Path(tempfile.mkdtemp(prefix="drabridge-soak-"))
+    try:
+        nodes = (await api.list(NODES)).items
+        chosen = environ.get("DRABRIDGE_TEST_NODE")
+        node = next(
+            one
+            for one in nodes
+            if (one["metadata"]["name"] == chosen if chosen else not one["spec"].get("unschedulable"))
+        )
+        made = RealNode(api, node, locks, log)
+        await made.restore()  # what a run that was killed has left
+        try:
+            await made.install()
+            await wait(made, "the agent to be ready", made.ready)
+            yield made
+        except BaseException:
+            with contextlib.suppress(AssertionError, DrabridgeError):
+                await made.restore()
+            raise
+    finally:
+        api.close()
+        shutil.rmtree(locks, ignore_errors=True)

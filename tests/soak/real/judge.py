@@ -1,0 +1,218 @@
+"""The judge of a soak on a real node: what the containers' journal, kubelet's records and the API showed, to a verdict.
+
+Pure: no file, socket or clock is opened here. It knows nothing of the ledger.
+
+* *double hold*: a container found its device's lock taken. The soak fails, unless kubelet itself gave it to both.
+* *kubelet's double booking*, counted apart. The agent cannot see it: an Allocate names devices and no pod, and one for
+  a device that is in use must succeed, for a pod that is admitted again after a restart of kubelet, or an app container
+  that takes over its init container's device (observed on 1.36.2). All of this has to hold: both pods have limits;
+  kubelet's checkpoint names the second pod as a holder of that device; and kubelet no longer counted the first, which
+  was force-deleted (kubernetes/kubernetes#104824) or refused when kubelet, restarted, admitted its pods again, though
+  its container still ran (``filterOutInactivePods`` in pkg/kubelet/kubelet_pods.go).
+* *stuck*: a pod that waited longer than :data:`STUCK_SECONDS` although a device of its lane was free all the time.
+* *leak*: what is still held, or left over, when all workloads are gone and everything had time to settle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+STUCK_SECONDS = 150.0
+"""kubelet tries a failed NodePrepareResources again after 60 to 90 s (syncFrequency and its jitter, pod_workers.go);
+the scheduler tries a pod that did not fit again after at most 5 minutes, and at once when a device comes back."""
+BLIND_SECONDS = 10.0
+"""A pause this long between two samples is the API server's absence; nobody waits for a device then."""
+LAG_SECONDS = 5.0
+"""A status is seen that much later than what it tells of: polled once a second, on a busy machine."""
+
+
+class Line(Struct, frozen=True):
+    """One line of the containers' journal: ``has``, ``taken``, ``broken``, ``nothing``, ``ends``, ``forced``."""
+
+    at: float
+    verb: str
+    pod: str
+    uid: str
+    device: str
+
+
+class Conflict(Struct, frozen=True):
+    """A container that found its device's lock taken, and who had it."""
+
+    at: float
+    device: str
+    holder: str
+    holder_uid: str
+    refused: str
+    refused_uid: str
+
+    def __str__(self) -> str:
+        return f"{self.device}: {self.refused} ({self.refused_uid}) found it held by {self.holder} ({self.holder_uid})"
+
+
+class KubeletRecord(Struct, frozen=True):
+    """What kubelet showed of itself during the run."""
+
+    booked: Collection[tuple[str, str]] = frozenset()
+    """Device and pod UID: every pair that its checkpoint ever had."""
+    rejected: Mapping[str, float] = {}
+    """Pod UIDs that it refused at admission, with the wall seconds at which that was first seen."""
+
+
+def parse(text: str) -> list[Line]:
+    """Read the journal. A line that is torn (the node's disk was full, say) is left out."""
+    lines = []
+    for row in text.splitlines():
+        words = row.split()
+        if len(words) == 5 and words[0].isdigit():
+            lines.append(Line(float(words[0]), *words[1:]))
+    return lines
+
+
+def conflicts(journal: Iterable[Line]) -> list[Conflict]:
+    """Every taken lock. Its holder is who wrote ``has`` last before: a lock is taken before that line is written."""
+    holders: dict[str, Line] = {}
+    found = []
+    for line in journal:
+        if line.verb == "has":
+            holders[line.device] = line
+        elif line.verb == "taken":
+            holder = holders.get(line.device, Line(0.0, "has", "nobody", "", line.device))
+            found.append(Conflict(line.at, line.device, holder.pod, holder.uid, line.pod, line.uid))
+    return found
+
+
+def double_holds(journal: list[Line], kubelet: KubeletRecord) -> tuple[list[Conflict], list[Conflict]]:
+    """The conflicts that the agent must answer for, and those that are kubelet's own."""
+    forced = {line.uid: line.at for line in journal if line.verb == "forced"}
+    ours: list[Conflict] = []
+    theirs: list[Conflict] = []
+    for conflict in conflicts(journal):
+        (theirs if _kubelets_own(conflict, forced, kubelet) else ours).append(conflict)
+    return ours, theirs
+
+
+def _kubelets_own(conflict: Conflict, forced: Mapping[str, float], kubelet: KubeletRecord) -> bool:
+    if not (conflict.holder.startswith("limits-") and conflict.refused.startswith("limits-")):
+        return False
+    if (conflict.device, conflict.refused_uid) not in kubelet.booked:
+        return False
+    holder = conflict.holder_uid
+    was_forced = holder in forced and forced[holder] <= conflict.at
+    was_rejected = holder in kubelet.rejected and kubelet.rejected[holder] <= conflict.at + LAG_SECONDS
+    return was_forced or was_rejected
+
+
+def broken(journal: list[Line]) -> list[str]:
+    """Containers that could not do their part: such a run proves nothing.
+
+    A pod with limits that was force-deleted between its admission and its container's start is left out: kubelet takes
+    the device back ("Pods to be removed" in pkg/kubelet/cm/devicemanager/manager.go) and starts the container all the
+    same, without it (seen on 1.36.2).
+    """
+    forced = {line.uid for line in journal if line.verb == "forced" and line.pod.startswith("limits-")}
+    return [
+        f"{line.pod}: {'its lock could not be tried' if line.verb == 'broken' else 'it has no device'} ({line.device})"
+        for line in journal
+        if line.verb == "broken" or (line.verb == "nothing" and line.uid not in forced)
+    ]
+
+
+class Waiting(Struct, frozen=True):
+    """A pod that neither runs nor ended."""
+
+    pod: str
+    uid: str
+    lane: str
+    needs: int
+    """Devices of its lane that have to be free for it; 0 when it has them already: bound, or its claim is allocated."""
+
+
+class Sample(Struct, frozen=True):
+    """The cluster at one moment, on the monotonic clock."""
+
+    at: float
+    waiting: tuple[Waiting, ...]
+    free: Mapping[str, int]
+    """By lane: devices that are offered and that no pod or claim has."""
+    excused: Collection[str] = frozenset()
+    """UIDs of pods that just failed for a fault of this run, such as an agent that was away: their wait begins anew."""
+
+
+class Waits:
+    """How long each pod waits for what is free."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[str, bool], float] = {}
+        self._last = 0.0
+        self.stuck: dict[str, str] = {}  # uid -> sentence
+
+    def observe(self, sample: Sample) -> None:
+        """Look at one moment more."""
+        gap = sample.at - self._last
+        if gap > BLIND_SECONDS:
+            self._since = {key: since + gap for key, since in self._since.items()}
+        self._last = sample.at
+        before, self._since = self._since, {}
+        for pod in sample.waiting:
+            key = (pod.uid, pod.needs == 0)
+            if pod.uid in sample.excused or sample.free.get(pod.lane, 0) < pod.needs:
+                continue  # begins anew when it is seen next
+            since = self._since[key] = before.get(key, sample.at)
+            if sample.at - since > STUCK_SECONDS:
+                state = f"{pod.needs} free" if pod.needs else "its own"
+                self.stuck[pod.uid] = (
+                    f"{pod.pod} waits for {sample.at - since:.0f} s, with devices {state} ({pod.lane})"
+                )
+
+
+def left_over(
+    devices: Iterable[Mapping[str, Any]],
+    known: int,
+    locked: Iterable[str],
+    files: Iterable[str],
+    objects: Iterable[str],
+) -> list[str]:
+    """What is left when everybody is gone: rows of the agent's status, locks, files on the node, objects of the API."""
+    rows = list(devices)
+    found = [
+        f"{row['name']} is still {row['owner']} ({row.get('evidence', '')}): {row.get('holders')}"
+        for row in rows
+        if row["owner"] != "none"
+    ]
+    found += [
+        f"{row['name']} is offered to {' and '.join(row['offered']) or 'nobody'}"
+        for row in rows
+        if row["owner"] == "none" and len(row["offered"]) != 1
+    ]
+    if len(rows) != known:
+        found.append(f"{len(rows)} devices are known, {known} exist")
+    found += [f"the lock of {name} is still held" for name in locked]
+    found += [f"{path} was left behind" for path in files]
+    return found + [f"{name} is still there" for name in objects]
+
+
+class Verdict(Struct):
+    """What a run found."""
+
+    pods: int = 0
+    refusals: int = 0
+    double_holds: list[str] = []
+    leaks: list[str] = []
+    stuck: list[str] = []
+    failures: list[str] = []
+    """Why the run proves nothing, though it found nothing."""
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return not (self.double_holds or self.leaks or self.stuck or self.failures)
+
+    def __str__(self) -> str:
+        return (
+            f"soak: cluster=real pods={self.pods} refusals={self.refusals} double_holds={len(self.double_holds)} "
+            f"leaks={len(self.leaks)} stuck={len(self.stuck)} seconds={self.seconds:.0f}"
+        )

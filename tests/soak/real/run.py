@@ -1,0 +1,194 @@
+"""One soak run on a real node, from its beginning to its verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from tests.cluster.bed import CLAIMS, NAMESPACE, apply_node
+from tests.cluster.real_bed import AGENT
+from tests.soak.real import judge
+from tests.soak.real.bed import DRA, LEGACY, NAMES, READY_SECONDS, RealNode, comes_true, real_node
+from tests.soak.real.judge import STUCK_SECONDS, Verdict
+from tests.soak.real.load import Load
+from tests.soak.real.storm import Storm
+
+PROGRESS_SECONDS = 10.0
+SETTLE_SECONDS = 100.0
+"""kubelet's loop unprepares forgotten claims every 60 s (pkg/kubelet/cm/dra/manager.go); releases take less."""
+POD_LOGS = Path("/var/log/pods")  # kubelet's podLogsDir
+
+
+class Logbook:
+    """A line for each fact, with the time, in a file where one was asked for."""
+
+    def __init__(self, file: TextIO | None) -> None:
+        self._file = file
+
+    def __call__(self, line: str) -> None:
+        if self._file is not None:
+            print(datetime.now(UTC).strftime("%H:%M:%S.%f")[:-3], line, file=self._file, flush=True)
+
+
+class Memory:
+    """Anonymous memory of the agent's processes, the first and the last of them."""
+
+    def __init__(self, node: RealNode) -> None:
+        self._node = node
+        self.start: int | None = None
+        self.most = 0
+
+    def look(self) -> int | None:
+        found = self._node.memory_kib()
+        if found is not None:
+            self.start = self.start or found
+            self.most = max(self.most, found)
+        return found
+
+
+async def soak(
+    seconds: float, seed: int, environ: Mapping[str, str], say: Callable[[str], None] = print, log: Path | None = None
+) -> Verdict:
+    """Load and storm for ``seconds``, then peace for at most 150 s, then the verdict, and a node as it was before."""
+    verdict, began = Verdict(), time.monotonic()
+    with contextlib.ExitStack() as files:
+        file = files.enter_context(log.open("w")) if log is not None else None
+        book = Logbook(file)
+        async with real_node(environ, book) as node:
+            said = files.enter_context(log.with_name(f"{log.name}.agent").open("w")) if log is not None else None
+            async with _beside(_follow(said), node.watch_checkpoint()):
+                await _run(node, seconds, seed, say, verdict)
+                try:
+                    await node.restore()
+                except AssertionError as error:
+                    verdict.leaks.append(str(error).partition("\n")[0])
+            for kind, lines in (
+                ("double hold", verdict.double_holds),
+                ("stuck", verdict.stuck),
+                ("leak", verdict.leaks),
+                ("failure", verdict.failures),
+            ):
+                for line in lines:
+                    book(f"!! {kind}: {line}")
+                    say(f"!! {kind}: {line}")
+    verdict.seconds = time.monotonic() - began
+    return verdict
+
+
+async def _run(node: RealNode, seconds: float, seed: int, say: Callable[[str], None], verdict: Verdict) -> None:
+    began, memory = time.monotonic(), Memory(node)
+    memory.look()
+    say(f"soak: seed {seed}, {len(NAMES)} devices of {node.object_name}, for {seconds:.0f} s")
+    load = Load(node, random.Random(f"load {seed}"))
+    storm = Storm(node, random.Random(f"storm {seed}"), began + seconds)
+    await load.prepare()
+    async with asyncio.TaskGroup() as group:
+        working = group.create_task(load.run(), name="load")
+        blowing = group.create_task(storm.run(), name="storm")
+        while (left := began + seconds - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, PROGRESS_SECONDS))
+            memory.look()
+            say(_progress(time.monotonic() - began, node, load, storm))
+        await blowing
+        load.finish()
+        node.log("the storm is over: those who wait get their turn")
+        calm = time.monotonic()
+        await comes_true(lambda: _calm(node), READY_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(working), max(1.0, calm + STUCK_SECONDS - time.monotonic()))
+        stuck = load.waits.stuck | {
+            uid: f"{name} still waits after {STUCK_SECONDS:.0f} s of peace" for uid, name in load.waiting.items()
+        }
+        terminating = [] if working.done() else [name for name in load.names if name not in load.waiting.values()]
+        working.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await working
+    last = memory.look()
+    verdict.stuck = sorted(stuck.values())
+    verdict.leaks = await _settled(node)
+    verdict.leaks += [f"pod {name} does not end" for name in terminating]
+    journal = judge.parse(node.journal())
+    ours, kubelets = judge.double_holds(journal, node.kubelet_record())
+    verdict.double_holds = list(map(str, ours))
+    verdict.failures = judge.broken(journal)
+    verdict.pods = len({line.uid for line in journal if line.verb == "has"})
+    verdict.refusals = len(load.refused)
+    if not verdict.pods:
+        verdict.failures.append("no container ever had a device")
+    say(f"faults: {_listed(storm.counts)}; pods force-deleted {sum(line.verb == 'forced' for line in journal)}")
+    say(f"pods created: {_listed(load.created)}; ends: {_listed(load.deaths)}; failed: {_listed(load.failed)}")
+    say(f"refusals: {_listed(Counter(load.refused.values()))}")
+    say(f"memory of the agent, anonymous, KiB: start {memory.start}, end {last}, most {memory.most}")
+    for conflict in kubelets:
+        say(f"kubelet's own double booking: {conflict}")
+        node.log(f"kubelet's own double booking: {conflict}")
+    say(f"kubelet's own double bookings: {len(kubelets)}")
+
+
+async def _calm(node: RealNode) -> bool:
+    await apply_node(node, {})
+    return await node.ready()
+
+
+async def _settled(node: RealNode) -> list[str]:
+    """What is left over when everything had time to go."""
+    found: list[str] = []
+
+    async def nothing() -> bool:
+        status = await node.status() or {"devices": []}
+        claims = (await node.api.list(CLAIMS, namespace=NAMESPACE)).items
+        objects = [
+            *(f"pod {one['metadata']['name']}" for one in await node.workload_pods()),
+            *(f"claim {one['metadata']['name']}" for one in claims),
+        ]
+        found[:] = judge.left_over(status["devices"], len(NAMES), node.locked(), node.files(), objects)
+        sides = Counter(row["offered"][0] for row in status["devices"] if len(row["offered"]) == 1)
+        return not found and (sides["legacy"], sides["dra"]) == (LEGACY, DRA)
+
+    if not await comes_true(nothing, SETTLE_SECONDS) and not found:
+        found.append(f"the lanes are not {LEGACY} and {DRA} again")
+    return found
+
+
+def _progress(at: float, node: RealNode, load: Load, storm: Storm) -> str:
+    journal = judge.parse(node.journal())
+    return (
+        f"soak: {at:4.0f} s  pods {len({line.uid for line in journal if line.verb == 'has'})} ({len(load.names)} now, "
+        f"{len(load.waiting)} waiting)  refused {len(load.refused)}  locks taken "
+        f"{sum(line.verb == 'taken' for line in journal)}  stuck {len(load.waits.stuck)}  faults {storm.counts.total()}"
+    )
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.most_common()) or "none"
+
+
+@contextlib.asynccontextmanager
+async def _beside(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _follow(out: TextIO | None) -> None:
+    """Copy what every agent of the run says: kubelet removes a pod's log with the pod."""
+    read: dict[Path, int] = {}
+    while out is not None:
+        for path in sorted(POD_LOGS.glob(f"{NAMESPACE}_{AGENT}-*/agent/*.log")):
+            with contextlib.suppress(OSError), path.open(errors="replace") as file:
+                file.seek(read.get(path, 0))
+                out.write(file.read())
+                read[path] = file.tell()
+        out.flush()
+        await asyncio.sleep(1.0)

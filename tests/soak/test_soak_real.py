@@ -1,0 +1,273 @@
+"""The judge of a soak on a real node, with histories that were made up; and what is said where there is no node."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.soak.real import bed, judge
+from tests.soak.real.judge import KubeletRecord, Sample, Verdict, Waiting, Waits
+from tests.soak.real.load import sample_of
+
+ROOT = Path(__file__).resolve().parents[2]
+NO_RECORD = KubeletRecord()
+BOOKED = frozenset({("zero", "u2")})
+CLEAN = "soak: cluster=real pods=5 refusals=2 double_holds=0 leaks=0 stuck=0 seconds=180"
+
+
+def journal(*lines: str) -> list[judge.Line]:
+    """``at verb pod device``; the UID is u and the pod's number."""
+    words = [line.split() for line in lines]
+    return judge.parse("\n".join(f"{at} {verb} {pod} u{pod[-1]} {device}" for at, verb, pod, device in words))
+
+
+# --- double holds -----------------------------------------------------------------------------------------------------
+
+
+def test_one_after_the_other_is_no_double_hold() -> None:
+    history = journal("1 has limits-1 zero", "2 ends limits-1 -", "3 has claim-2 zero", "3 has limits-3 null")
+    assert judge.double_holds(history, NO_RECORD) == ([], [])
+
+
+def test_a_taken_lock_names_both() -> None:
+    history = journal("1 has claim-1 zero", "2 has claim-3 null", "3 taken claim-2 zero")
+    (found,), theirs = judge.double_holds(history, NO_RECORD)
+    assert str(found) == "zero: claim-2 (u2) found it held by claim-1 (u1)"
+    assert theirs == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "forced_at", "rejected_at", "booked", "kubelets"),
+    [
+        ("limits-1", "limits-2", 4, None, BOOKED, True),  # kubelet forgot the first pod at its forced deletion
+        ("limits-1", "limits-2", None, 4, BOOKED, True),  # and here when it admitted its pods again
+        ("limits-1", "limits-2", None, 9, BOOKED, True),  # seen late
+        ("limits-1", "limits-2", None, None, BOOKED, False),  # nothing happened to the first
+        ("limits-1", "limits-2", 6, None, BOOKED, False),  # what happens later excuses nobody
+        ("limits-1", "limits-2", None, 11, BOOKED, False),
+        ("limits-1", "limits-2", 4, None, frozenset(), False),  # kubelet has given that device to nobody else
+        ("limits-1", "limits-2", 4, None, frozenset({("null", "u2"), ("zero", "u1")}), False),
+        ("limits-1", "claim-2", 4, None, BOOKED, False),  # the ledger must refuse a claim, whatever kubelet does
+        ("claim-1", "limits-2", 4, None, BOOKED, False),
+        ("claim-1", "claim-2", 4, None, BOOKED, False),
+    ],
+)
+def test_who_answers_for_a_double_hold(
+    first: str,
+    second: str,
+    forced_at: int | None,
+    rejected_at: int | None,
+    booked: frozenset[tuple[str, str]],
+    kubelets: bool,
+) -> None:
+    lines = [f"1 has {first} zero", f"5 taken {second} zero"]
+    if forced_at is not None:
+        lines.insert(1 if forced_at < 5 else 2, f"{forced_at} forced {first} -")
+    record = KubeletRecord(booked, {} if rejected_at is None else {"u1": float(rejected_at)})
+    ours, theirs = judge.double_holds(journal(*lines), record)
+    assert (len(ours), len(theirs)) == ((0, 1) if kubelets else (1, 0))
+
+
+def test_a_holder_that_nobody_knows_excuses_nothing() -> None:
+    (found,), _ = judge.double_holds(journal("5 taken limits-2 zero"), KubeletRecord(BOOKED, {"": 1.0}))
+    assert found.holder == "nobody"
+
+
+def test_a_container_that_could_not_look_is_a_failure_and_no_double_hold() -> None:
+    history = journal("1 has limits-1 zero", "2 broken claim-2 zero", "3 nothing claim-3 -", "4 nothing limits-4 -")
+    assert judge.double_holds(history, NO_RECORD) == ([], [])
+    assert judge.broken(history) == [
+        "claim-2: its lock could not be tried (zero)",
+        "claim-3: it has no device (-)",
+        "limits-4: it has no device (-)",
+    ]
+
+
+@pytest.mark.parametrize(("pod", "excused"), [("limits-1", True), ("claim-1", False)])
+def test_kubelet_starts_a_pod_that_was_force_deleted_without_its_device(pod: str, excused: bool) -> None:
+    assert bool(judge.broken(journal(f"1 forced {pod} -", f"2 nothing {pod} -"))) is not excused
+    assert judge.broken(journal(f"1 forced {pod} -", f"2 broken {pod} zero")), "its lock is another matter"
+    assert judge.broken(journal("1 forced limits-2 -", f"2 nothing {pod} -")), "another pod was deleted"
+
+
+def test_torn_lines_are_left_out() -> None:
+    assert judge.parse("1 has limits-1\n\n2 taken claim-2 u2 zero extra\nx has a b c\n7 ends limits-1 u1 -\n") == [
+        judge.Line(7.0, "ends", "limits-1", "u1", "-")
+    ]
+
+
+# --- stuck pods -------------------------------------------------------------------------------------------------------
+
+
+def waits(*moments: tuple[float, int, dict[str, int]], excused: float = -1.0, lane: str = "dra") -> dict[str, str]:
+    """Who is stuck after moments of (at, what the pod p needs, what is free)."""
+    waiting = Waits()
+    for at, needs, free in moments:
+        marks = {"p-uid"} if at == excused else set()
+        waiting.observe(Sample(at, (Waiting("p", "p-uid", lane, needs),), free, marks))
+    return waiting.stuck
+
+
+def test_a_pod_that_waits_for_what_is_free_is_stuck_after_150_seconds() -> None:
+    moments = [(float(at), 1, {"dra": 1}) for at in range(153)]
+    assert waits(*moments[:151]) == {}
+    assert waits(*moments) == {"p-uid": "p waits for 152 s, with devices 1 free (dra)"}
+
+
+def test_a_pod_that_has_its_device_and_does_not_run_is_stuck() -> None:
+    assert "its own" in waits(*((float(at), 0, {"dra": 0}) for at in range(153)))["p-uid"]
+
+
+@pytest.mark.parametrize("free", [{"dra": 0, "legacy": 6}, {}, {"dra": 1}])
+def test_who_waits_for_devices_that_are_not_free_is_not_stuck(free: dict[str, int]) -> None:
+    assert waits(*((float(at), 2, free) for at in range(400))) == {}
+
+
+def test_the_wait_begins_anew() -> None:
+    """When nothing was free, when the pod got its device, when this run's own fault hit it, and after a blind time."""
+    long = [(float(at), 1, {"dra": 1}) for at in range(200)]
+    nothing_free = [(at, needs, {"dra": 0} if at == 100 else free) for at, needs, free in long]
+    got_it = [(at, 0 if at >= 100 else needs, free) for at, needs, free in long]
+    blind = [moment for moment in long if not 80 <= moment[0] < 160]
+    assert waits(*long)
+    assert waits(*nothing_free) == {}
+    assert waits(*got_it) == {}
+    assert waits(*long, excused=100.0) == {}
+    assert waits(*blind) == {}
+
+
+def test_a_pod_that_ran_meanwhile_is_forgotten() -> None:
+    waiting = Waits()
+    for at in range(300):
+        there = (Waiting("p", "p-uid", "dra", 1),) if at != 150 else ()
+        waiting.observe(Sample(float(at), there, {"dra": 1}))
+    assert waiting.stuck == {}
+
+
+# --- what the API shows -----------------------------------------------------------------------------------------------
+
+
+def pod(name: str, *, limit: int = 0, claim: str = "", node: str = "", phase: str = "Pending") -> dict[str, Any]:
+    resources = {"limits": {bed.RESOURCE: str(limit)}} if limit else {}
+    spec: dict[str, Any] = {"containers": [{"resources": resources}]}
+    if claim:
+        spec["resourceClaims"] = [{"name": "device", "resourceClaimName": claim}]
+    if node:
+        spec["nodeName"] = node
+    return {"metadata": {"name": name, "uid": f"{name}-uid"}, "spec": spec, "status": {"phase": phase}}
+
+
+def claim(name: str, count: int, *devices: str) -> dict[str, Any]:
+    results = {"devices": {"results": [{"device": device} for device in devices]}}
+    return {
+        "metadata": {"name": name},
+        "spec": {"devices": {"requests": [{"exactly": {"count": count}}]}},
+        "status": {"allocation": results} if devices else {},
+    }
+
+
+def test_who_waits_and_what_is_free_is_read_off_the_api() -> None:
+    pods = {
+        one["metadata"]["name"]: one
+        for one in (
+            pod("l1", limit=2),
+            pod("l2", limit=1, node="n", phase="Running"),
+            pod("l3", limit=1, node="n", phase="Failed"),
+            pod("l4", limit=1, node="n"),
+            pod("c1", claim="two"),
+            pod("c2", claim="given"),
+            pod("c3", claim="given", node="n"),
+        )
+    }
+    pods["going"] = pod("going", limit=1)
+    pods["going"]["metadata"]["deletionTimestamp"] = "now"
+    slices = ({"spec": {"devices": [{"name": "a"}, {"name": "b"}, {"name": "c", "taints": [{}]}]}},)
+    node = {"status": {"allocatable": {bed.RESOURCE: "3"}}}
+    found = sample_of(7.0, pods, (claim("two", 2), claim("given", 1, "a")), slices, node, {"x"})
+    assert found == Sample(
+        7.0,
+        (
+            Waiting("l1", "l1-uid", "legacy", 2),
+            Waiting("l4", "l4-uid", "legacy", 0),
+            Waiting("c1", "c1-uid", "dra", 2),
+            Waiting("c2", "c2-uid", "dra", 0),
+            Waiting("c3", "c3-uid", "dra", 0),
+        ),
+        {"legacy": 1, "dra": 1},
+        frozenset({"x"}),
+    )
+
+
+# --- leaks and the verdict --------------------------------------------------------------------------------------------
+
+FREE = [{"name": "a", "owner": "none", "offered": ["dra"]}, {"name": "b", "owner": "none", "offered": ["legacy"]}]
+
+
+@pytest.mark.parametrize(
+    ("rows", "locked", "files", "objects", "leak"),
+    [
+        ([*FREE[:1], {"name": "b", "owner": "legacy", "offered": []}], [], [], [], "b is still legacy"),
+        ([*FREE[:1], {"name": "b", "owner": "none", "offered": []}], [], [], [], "b is offered to nobody"),
+        (
+            [*FREE[:1], {"name": "b", "owner": "none", "offered": ["legacy", "dra"]}],
+            [],
+            [],
+            [],
+            "b is offered to legacy and dra",
+        ),
+        (FREE[:1], [], [], [], "1 devices are known, 2 exist"),
+        (FREE, ["zero"], [], [], "the lock of zero is still held"),
+        (FREE, [], ["/run/cdi/x.json"], [], "/run/cdi/x.json was left behind"),
+        (FREE, [], [], ["pods p"], "pods p is still there"),
+    ],
+)
+def test_what_is_left_over_is_a_leak(
+    rows: list[dict[str, Any]], locked: list[str], files: list[str], objects: list[str], leak: str
+) -> None:
+    assert judge.left_over(FREE, 2, [], [], []) == []
+    (found,) = judge.left_over(rows, 2, locked, files, objects)
+    assert found.startswith(leak)
+
+
+def test_a_run_without_an_agent_leaks_everything() -> None:
+    assert judge.left_over([], 2, [], [], []) == ["0 devices are known, 2 exist"]
+
+
+def test_the_last_line_and_what_it_says_of_the_exit() -> None:
+    clean = Verdict(pods=5, refusals=2, seconds=180.2)
+    assert str(clean) == CLEAN
+    assert clean.ok
+    assert str(Verdict(5, 2, ["x"], ["x"] * 2, ["x"] * 3, [], 180.2)) == (
+        "soak: cluster=real pods=5 refusals=2 double_holds=1 leaks=2 stuck=3 seconds=180"
+    )
+    for bad in (Verdict(double_holds=["x"]), Verdict(leaks=["x"]), Verdict(stuck=["x"]), Verdict(failures=["x"])):
+        assert not bad.ok
+
+
+def test_memory_is_what_is_anonymous() -> None:
+    assert bed.anonymous_kib("Rss:   67156 kB\nAnonymous:          47328 kB\nLazyFree: 0 kB\n") == 47328
+    assert bed.anonymous_kib(Path("/proc/self/smaps_rollup").read_text()) > 0
+    with pytest.raises(ValueError, match="no line"):
+        bed.anonymous_kib("")
+
+
+def test_without_a_cluster_it_says_what_is_missing() -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in bed.NEEDED}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.soak", "--real", "--minutes", "1"],
+        cwd=ROOT,
+        env={**environment, "PYTHONPATH": str(ROOT), "KUBECONFIG": "/nowhere"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "KUBECONFIG" not in done.stdout
+    for name in ("DRABRIDGE_TEST_IMAGE", "DRABRIDGE_TEST_BUSYBOX", "DRABRIDGE_TEST_CONTROL"):
+        assert name in done.stdout
