@@ -342,13 +342,20 @@ class Agent:
             return
         self._announcer.cluster = cluster
         watches = self._standby.take_watches() if self._standby is not None else None
-        watches = watches or Watches(cluster, node, self._runtime.config.driver)
+        watches = watches or Watches(cluster, node, self._runtime.config.driver, self._resources)
         watches.begin()
-        watches.tell(self._runtime.evidence.hurry, self._wishes.annotate)
+        watches.tell(self._runtime.evidence.hurry, self._wishes.annotate, self._resources)
         self._runtime.others.pods = watches.pods
         self._runtime.others.claims = self._claims.allocated
         self._watches = watches.tasks
         self._tasks += self._watches
+
+    def _resources(self) -> frozenset[str]:
+        """The names under which pods may have a device that is known here. For any thread."""
+        entries = self._runtime.keeper.ledger.entries.values()
+        return frozenset(name for entry in entries for name in (entry.device.resource, *entry.counted_as)) | {
+            resource.name for resource in self._runtime.config.resources
+        }
 
     async def _leave_cluster(self) -> None:
         """A reload says that no API server is to be talked to. What it said last counts no more."""

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from drabridge.clusterapi import Cluster, resource_claims, resource_slices, resource_versions
+from drabridge.clusterjson import ClaimFields, View
 from drabridge.foreign import UnreadableError, cut, reading
 
 CLIENT_VERSIONS = ("v1", "v1beta2", "v1beta1")  # all that is read here is the same in each
@@ -43,9 +44,11 @@ async def usage(cluster: Cluster, driver: str) -> Usage:
     if version is None:
         return Usage((), {})
     slices = (await cluster.list(resource_slices(version), field_selector=f"spec.driver={driver}")).items
-    claims = (await cluster.list(resource_claims(version))).items
+    claims = await cluster.list(resource_claims(version), view=View(dict, ClaimFields))
+    unread = [_unread({"metadata": {"namespace": one.namespace, "name": one.name}}) for one in claims.unreadable]
     node_of = {pool: node for one in slices for pool, node in [_place(one)] if node}
-    return Usage(tuple(in_use(claims, driver, node_of)), _offered(slices))
+    found = (*in_use(claims.items, driver, node_of), *filter(None, unread))
+    return Usage(found, _offered(slices))
 
 
 def in_use(claims: Iterable[Mapping[str, Any]], driver: str, node_of: Mapping[str, str]) -> list[ClaimInUse]:

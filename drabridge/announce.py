@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 
 from msgspec import Struct, field
 
-from drabridge.clusterapi import NODES, Cluster, Json, Kind
+from drabridge.clusterapi import NODES, Cluster, Kind
+from drabridge.clusterjson import Json
 from drabridge.errors import ClusterError
 from drabridge.ledger import Notify, Subject
 

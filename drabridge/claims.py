@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
-from drabridge.clusterapi import Cluster, UnreachableError, resource_claims, resource_versions
+from drabridge.clusterapi import Cluster, Listing, UnreachableError, resource_claims, resource_versions
+from drabridge.clusterjson import ClaimFields, Json, View
 from drabridge.config.schema import Config
-from drabridge.errors import ClusterError, PeerError
+from drabridge.errors import ClusterError
 from drabridge.ledger import Allocation, ClaimRef, Lane, Ledger
 from drabridge.runtime import Options, Runtime
 from drabridge.tasks import Signal
@@ -24,6 +24,7 @@ from drabridge.wishes import Wishes
 if TYPE_CHECKING:
     from drabridge.dra.driver import DraDriver, DraState
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -251,14 +252,17 @@ class ClaimSide:
 
     async def allocated(self) -> tuple[Allocation, ...] | None:
         """The claims that the API server shows allocated with devices of this node. None: it cannot be asked."""
-        from drabridge.dra.allocation import allocations
+        from drabridge.dra.allocation import allocation_here
 
-        pool = self.driver.pool if self.driver is not None else self.pool()
+        driver, pool = self._runtime.config.driver, self.driver.pool if self.driver is not None else self.pool()
         try:
-            return allocations(await self._listed(), self._runtime.config.driver, pool)
-        except (ClusterError, PeerError) as error:
+            listed = await self._listed(View(lambda claim: allocation_here(claim, driver, pool), ClaimFields))
+            if listed.unreadable:  # one that is allocated, by no rule of the API: it may have any device
+                raise UnreachableError(f"what claim {listed.unreadable[0]} is allocated cannot be read")
+        except ClusterError as error:
             log.warning("who has devices by claims is not known", extra={"reason": str(error)})
             return None
+        return tuple(allocation for allocation in listed.items if allocation is not None)
 
     async def find(self, uid: str) -> ClaimRef | None:
         """The claim with this UID, of which nobody here knows the name; None where the API server shows none that is
@@ -266,20 +270,23 @@ class ClaimSide:
         """
         from drabridge.dra.allocation import is_allocated
 
-        for obj in await self._listed():
-            metadata = obj.get("metadata") or {}
-            if is_allocated(ClaimRef(uid), obj):
-                return ClaimRef(uid, str(metadata.get("namespace", "")), str(metadata.get("name", "")))
-        return None
+        def found(claim: Json) -> ClaimRef | None:
+            metadata = claim.get("metadata") or {}
+            if not is_allocated(ClaimRef(uid), claim):
+                return None
+            return ClaimRef(uid, str(metadata.get("namespace") or ""), str(metadata.get("name") or ""))
 
-    async def _listed(self) -> Sequence[Mapping[str, Any]]:
+        listed = await self._listed(View(found, ClaimFields))
+        return next((claim for claim in listed.items if claim is not None), None)
+
+    async def _listed(self, view: View[T]) -> Listing[T]:
         """Every claim of the cluster; none where it has no DRA. Raises ClusterError when nobody can be asked."""
         cluster = self._runtime.cluster
         if cluster is None:
             raise UnreachableError("there is no API server to talk to")
         version = self.driver.state.api_version if self.driver is not None else ""
         version = version or await _version(cluster)
-        return (await cluster.list(resource_claims(version))).items if version else ()
+        return await cluster.list(resource_claims(version), view=view) if version else Listing((), "")
 
     async def run(self) -> None:
         """Until cancelled. Waits while there is nothing to serve, or nobody to serve it with."""

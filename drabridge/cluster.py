@@ -1,36 +1,38 @@
 """The API server over HTTP: the only module that imports ``kubernetes``, and only when somebody connects.
 
 ``DynamicClient`` with plain dicts and ready-made paths: no discovery requests, no predictable cache file in /tmp, no
-models that refuse fields newer than they are. Requests run in one worker thread, every watch in a thread of its own (a
-watch blocks for minutes); both are daemons, because a blocked read must not hold up the end of the process.
+models that refuse fields newer than they are. A GET, which kubelet may wait for, a LIST of what users write, however
+much that is, and all else have a worker thread each, every watch one of its own (it blocks for minutes). All are
+daemons, because a blocked read must not hold up the end of the process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from msgspec import Struct
+
 import drabridge
 from drabridge.clusterapi import (
-    ConflictError,
     DeniedError,
-    ExpiredError,
-    InvalidError,
-    Json,
     Kind,
     Listing,
     NotFoundError,
     UnreachableError,
-    UnservedError,
     WatchEvent,
-    decode,
+    error_of,
 )
+from drabridge.clusterjson import Identity, Json, View, decode, identity_of, page_of
+from drabridge.clusterstream import MOST_BYTES, Stream, TooLargeError, body_of, read_event
 from drabridge.errors import ClusterError, ConfigError
+from drabridge.foreign import Unreadable, UnreadableError, reading
 from drabridge.worker import Worker
 
 T = TypeVar("T")
@@ -44,9 +46,14 @@ WATCH_READ_SECONDS = 90.0
 """Without a byte for this long a watch may be dead: a server sends a bookmark about once a minute, but 1.36.2 sends
 none for a kind of which the cluster has no object. Another watch that goes on where this one was tells them apart.
 """
-PAGE = 500  # objects of one list answer, as client-go's pager has it
-MOST_PAGES = 1000  # half a million objects: no cluster has them (kubernetes.io, "Considerations for large clusters")
+PAGE = 500  # objects of one list answer at most, as client-go's pager has it
+FIRST_PAGE = 16  # nobody knows yet how large they are; the next page has twice as many at most
+PAGE_BYTES = 1 << 20  # what an answer to a LIST is to have: the next page has as many objects as that takes
+MOST_PAGE_BYTES = 4 << 20  # more is not read: the page is asked for again, with fewer objects
+MOST_PAGES = 10_000  # large objects come one by one: what etcd holds (8 GiB at most, etcd.io, "System limits")
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+_WHOLE: View[Json] = View(lambda obj: obj)
 
 
 class KubernetesCluster:
@@ -64,8 +71,12 @@ class KubernetesCluster:
         self._timeout = (CONNECT_SECONDS, read_seconds)
         self._watch_timeout = (CONNECT_SECONDS, watch_read_seconds)
         self._dynamic: Any = None
+        self._connecting = threading.Lock()
         self._worker = Worker("kubernetes")
-        self._streams: set[_Stream] = set()
+        self._gets = Worker("kubernetes-get")
+        self._lists = Worker("kubernetes-list")
+        self._unreadable: dict[str, Unreadable] = {}
+        self._streams: set[Stream] = set()
         self._closed = False
 
     @classmethod
@@ -115,28 +126,39 @@ class KubernetesCluster:
         return await self._call("get", path)
 
     async def get(self, kind: Kind, name: str, *, namespace: str = "") -> Json:
-        return await self._call("get", kind.path(namespace, name))
+        path = kind.path(namespace, name)
+        return await self._in(self._gets, lambda: self._request("get", path, None, {}))
 
     async def list(
-        self, kind: Kind, *, namespace: str = "", field_selector: str = "", label_selector: str = ""
-    ) -> Listing:
-        items: list[Json] = []
-        following: str | None = None
+        self,
+        kind: Kind,
+        *,
+        namespace: str = "",
+        field_selector: str = "",
+        label_selector: str = "",
+        view: View[Any] = _WHOLE,
+    ) -> Listing[Any]:
+        path, items, unreadable = kind.path(namespace), [], []
+        options: dict[str, Any] = {"field_selector": field_selector or None, "label_selector": label_selector or None}
+        worker = self._lists if kind.namespaced else self._worker  # lists of what we write come in order with writes
+        limit = min(FIRST_PAGE, PAGE)
         for _ in range(MOST_PAGES):
-            page = await self._call(
-                "get",
-                kind.path(namespace),
-                field_selector=field_selector or None,
-                label_selector=label_selector or None,
-                limit=PAGE,
-                _continue=following,
-            )
-            items += page.get("items") or []
-            metadata = page.get("metadata") or {}
-            following = metadata.get("continue") or None
-            if following is None:
-                return Listing(tuple(items), str(metadata.get("resourceVersion", "")))
-        raise UnreachableError(f"GET {kind.path(namespace)}: the list has no end: {MOST_PAGES} pages, and one more")
+            asked = {**options, "limit": limit}
+            try:
+                page = await self._in(worker, lambda: self._page(kind, path, asked, view))  # noqa: B023
+            except TooLargeError:
+                if limit == 1:
+                    raise
+                limit = max(limit // 8, 1)
+                continue
+            items += page.items
+            unreadable += page.unreadable
+            limit = min(max(PAGE_BYTES * page.objects // page.bytes, 1), 2 * limit, PAGE)
+            options["_continue"] = page.following
+            if page.following is None:
+                self._unreadable_of(kind).keep({str(one) for one in unreadable})
+                return Listing(tuple(items), page.resource_version, tuple(unreadable))
+        raise UnreachableError(f"GET {path}: the list has no end: {MOST_PAGES} pages, and one more")
 
     async def create(self, kind: Kind, body: Mapping[str, Any], *, namespace: str = "", dry_run: bool = False) -> Json:
         return await self._call("post", kind.path(namespace), dict(body), dry_run="All" if dry_run else None)
@@ -166,8 +188,14 @@ class KubernetesCluster:
             await self._call("delete", kind.path(namespace, name), body)
 
     async def watch(
-        self, kind: Kind, *, namespace: str = "", field_selector: str = "", resource_version: str
-    ) -> AsyncGenerator[WatchEvent, None]:
+        self,
+        kind: Kind,
+        *,
+        namespace: str = "",
+        field_selector: str = "",
+        resource_version: str,
+        view: View[Any] = _WHOLE,
+    ) -> AsyncGenerator[WatchEvent[Any], None]:
         path = kind.path(namespace)
         options = {
             "field_selector": field_selector or None,
@@ -178,14 +206,19 @@ class KubernetesCluster:
             "_request_timeout": self._watch_timeout,
         }
         loop = asyncio.get_running_loop()
-        events: asyncio.Queue[WatchEvent | ClusterError | None] = asyncio.Queue()
+        events: asyncio.Queue[WatchEvent[Any] | ClusterError | None] = asyncio.Queue()
 
-        def deliver(item: WatchEvent | ClusterError | None) -> None:
+        def deliver(item: WatchEvent[Any] | ClusterError | None) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
                 loop.call_soon_threadsafe(events.put_nowait, item)
 
-        client = await self._in_worker(lambda: self._connected(path))
-        stream = _Stream(lambda: client.request("get", path, serialize=False, **_fresh(options)), path, deliver)
+        client = await self._in(self._worker, lambda: self._connected(path))
+        read = functools.partial(read_event, path, view, self._unreadable_of(kind))
+
+        def request() -> Any:
+            return client.request("get", path, serialize=False, **_fresh(options))
+
+        stream = Stream(request, path, read, _cluster_errors, deliver)
         self._streams.add(stream)
         threading.Thread(target=stream.run, name=f"watch-{kind}", daemon=True).start()
         try:
@@ -202,41 +235,68 @@ class KubernetesCluster:
         self._closed = True
         for stream in tuple(self._streams):
             stream.end()
-        self._worker.stop()
+        for worker in (self._worker, self._gets, self._lists):
+            worker.stop()
 
     async def _call(self, method: str, path: str, body: Json | None = None, **options: Any) -> Json:
-        return await self._in_worker(lambda: self._request(method, path, body, options))
+        return await self._in(self._worker, lambda: self._request(method, path, body, options))
 
-    async def _in_worker(self, call: Callable[[], T]) -> T:
+    async def _in(self, worker: Worker, call: Callable[[], T]) -> T:
         if self._closed:  # a task that outlives the agent's end is told so as by any server that is gone
             raise UnreachableError("the connection to the API server was closed: the agent ends")
-        return await self._worker.run(call)
+        return await worker.run(call)
+
+    def _unreadable_of(self, kind: Kind) -> Unreadable:
+        return self._unreadable.setdefault(kind.plural, Unreadable(kind.plural))
+
+    def _page(self, kind: Kind, path: str, options: Mapping[str, Any], view: View[Any]) -> _Read:
+        data = self._body("get", path, None, options, MOST_BYTES if options["limit"] == 1 else MOST_PAGE_BYTES)
+        with _cluster_errors("get", path):
+            page = page_of(data)
+        items, unreadable = [], []
+        for item in page.items:
+            try:
+                with reading(str(identity_of(item))):
+                    items.append(view(item))
+            except UnreadableError as error:
+                unreadable.append(identity_of(item))
+                self._unreadable_of(kind).tell(str(unreadable[-1]), error)
+        return _Read(items, unreadable, page.following or None, page.resource_version, len(page.items), len(data) or 1)
 
     def _request(self, method: str, path: str, body: Json | None, options: Mapping[str, Any]) -> Json:
-        try:
-            return self._once(method, path, body, options)
-        except DeniedError as error:
-            if getattr(error.__cause__, "status", None) != 401:
-                raise
-            self._dynamic = None  # the token was rotated or revoked: read it again, once
-            return self._once(method, path, body, options)
-
-    def _once(self, method: str, path: str, body: Json | None, options: Mapping[str, Any]) -> Json:
+        data = self._body(method, path, body, options, MOST_BYTES)
         with _cluster_errors(method, path):
-            client = self._client()
-            response = client.request(
-                method, path, body=body, serialize=False, _request_timeout=self._timeout, **_fresh(options)
-            )
-            answer = decode(response.data)
+            answer = decode(data)
         if not isinstance(answer, dict):
             raise UnreachableError(f"{method.upper()} {path} answered {type(answer).__name__} instead of an object")
         return answer
+
+    def _body(self, method: str, path: str, body: Json | None, options: Mapping[str, Any], most_bytes: int) -> bytes:
+        try:
+            return self._once(method, path, body, options, most_bytes)
+        except DeniedError as error:
+            if getattr(error.__cause__, "status", None) != 401:
+                raise
+            with self._connecting:
+                self._dynamic = None  # the token was rotated or revoked: read it again, once
+            return self._once(method, path, body, options, most_bytes)
+
+    def _once(self, method: str, path: str, body: Json | None, options: Mapping[str, Any], most_bytes: int) -> bytes:
+        with _cluster_errors(method, path):
+            response = self._client().request(
+                method, path, body=body, serialize=False, _request_timeout=self._timeout, **_fresh(options)
+            )
+            return body_of(response, f"{method.upper()} {path}", most_bytes)
 
     def _connected(self, path: str) -> Any:
         with _cluster_errors("watch", path):
             return self._client()
 
     def _client(self) -> Any:
+        with self._connecting:
+            return self._connect()
+
+    def _connect(self) -> Any:
         if self._dynamic is None:
             from kubernetes import client, dynamic
 
@@ -248,85 +308,22 @@ class KubernetesCluster:
         return self._dynamic
 
 
+class _Read(Struct, frozen=True):
+    """What became of one page. ``objects`` and ``bytes`` are what the server sent."""
+
+    items: list[Any]
+    unreadable: list[Identity]
+    following: str | None
+    resource_version: str
+    objects: int
+    bytes: int
+
+
 class _NoDiscovery:
     """The stock discoverer asks the server three times and trusts a file in /tmp; paths are known here."""
 
     def __init__(self, client: Any, cache_file: str | None) -> None:
         pass
-
-
-class _Stream:
-    """One watch in a thread of its own. A server that is busy may take as long to begin an answer as to go on with it:
-    requests do not wait for that.
-    """
-
-    def __init__(
-        self, request: Callable[[], Any], path: str, deliver: Callable[[WatchEvent | ClusterError | None], None]
-    ) -> None:
-        self._request = request
-        self._path = path
-        self._deliver = deliver
-        self._lock = threading.Lock()
-        self._response: Any = None
-        self._ended = False
-
-    def run(self) -> None:
-        """Open, and read to the end."""
-        try:
-            with _cluster_errors("watch", self._path):
-                response = self._request()
-                with self._lock:
-                    self._response, late = response, self._ended
-                if late:
-                    _abort(response)
-                    return
-                for line in _until_silent(response):
-                    self._deliver(_event(line, self._path))
-            self._deliver(None)
-        except ClusterError as error:
-            self._deliver(error)
-        except Exception as error:  # whatever a server may send, the watch ends and is begun again
-            self._deliver(UnreachableError(f"watch {self._path}: {type(error).__name__}: {error}"))
-
-    def end(self) -> None:
-        """From another thread. One that is not open yet ends when it is."""
-        with self._lock:
-            self._ended, response = True, self._response
-        if response is not None:
-            _abort(response)
-
-
-def _event(line: bytes, path: str) -> WatchEvent:
-    event = json.loads(line)
-    if event.get("type") == "ERROR":
-        status = event.get("object") or {}
-        raise _error_of(int(status.get("code") or 500), f"watch {path}: {status.get('message', '')}", status)
-    return WatchEvent(event["type"], event["object"])
-
-
-def _until_silent(response: Any) -> Iterator[bytes]:
-    """The lines of a watch until it ends, or says nothing for the time of its reads."""
-    from urllib3.exceptions import ReadTimeoutError
-
-    with contextlib.suppress(ReadTimeoutError):
-        yield from _lines(response)
-
-
-def _lines(response: Any) -> Iterator[bytes]:
-    rest = b""
-    for chunk in response.stream(amt=None, decode_content=False):
-        *whole, rest = (rest + chunk).split(b"\n")
-        yield from (line for line in whole if line.strip())
-    if rest.strip():
-        yield rest
-
-
-def _abort(response: Any) -> None:
-    """Wake a thread that is blocked in a read of this response: shut the socket down, then close it."""
-    with contextlib.suppress(Exception):
-        response.shutdown()
-    with contextlib.suppress(Exception):
-        response.close()
 
 
 def _fresh(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -346,7 +343,7 @@ def _cluster_errors(method: str, path: str) -> Iterator[None]:
     except (ApiException, DynamicApiError) as error:
         status = _status(error)  # its message says more than the HTTP reason
         message = status.get("message") or f"{error.status} {error.reason}"
-        raise _error_of(int(error.status or 0), f"{method.upper()} {path}: {message}", status) from error
+        raise error_of(int(error.status or 0), f"{method.upper()} {path}: {message}", status) from error
     except (HTTPError, OSError) as error:
         raise UnreachableError(
             f"{method.upper()} {path}: no answer from the API server ({type(error).__name__}: {error})"
@@ -364,26 +361,3 @@ def _status(error: Any) -> Json:
         if isinstance(status, dict):
             return status
     return {}
-
-
-_ERRORS: dict[int, type[ClusterError]] = {
-    400: InvalidError,
-    401: DeniedError,
-    403: DeniedError,
-    404: NotFoundError,
-    409: ConflictError,
-    410: ExpiredError,
-    413: InvalidError,
-    415: InvalidError,
-    422: InvalidError,
-}
-
-
-def _error_of(code: int, text: str, status: Json) -> ClusterError:
-    """``status``: what the server said. It names the object that is missing, and none if it lacks the path (the handler
-    of k8s.io/apiserver that nobody else takes a path from writes plain text; a proxy may answer anything).
-    """
-    details = status.get("details")
-    if code == 404 and not (isinstance(details, dict) and details.get("name")):
-        return UnservedError(text)
-    return _ERRORS.get(code, UnreachableError)(text)

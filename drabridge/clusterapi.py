@@ -6,39 +6,18 @@ it. Objects are dicts as JSON has them, so a field that is newer than any librar
 
 from __future__ import annotations
 
-import json
 import random
 import re
-from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar, overload
 
 from msgspec import Struct
 
+from drabridge.clusterjson import Identity, Json, View
 from drabridge.errors import ClusterError
 
-Json = dict[str, Any]
+T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,253}")
-
-
-class AmbiguousObject(dict[str, Any]):
-    """A JSON object that gave some key twice. The last one counts, as everywhere; ``duplicates`` says which."""
-
-    duplicates: tuple[str, ...] = ()
-
-
-def decode(data: bytes | str) -> Any:
-    """JSON as an API server sends it. Duplicate keys inside opaque parameters pass the server unnoticed: keep word."""
-    return json.loads(data, object_pairs_hook=_object)
-
-
-def _object(pairs: list[tuple[str, Any]]) -> Json:
-    plain = dict(pairs)
-    if len(plain) == len(pairs):
-        return plain
-    ambiguous = AmbiguousObject(plain)
-    ambiguous.duplicates = tuple(sorted(key for key, n in Counter(key for key, _ in pairs).items() if n > 1))
-    return ambiguous
 
 
 class NotFoundError(ClusterError):
@@ -79,6 +58,31 @@ class UnreachableError(ClusterError):
 
 class UnservedError(UnreachableError):
     """404 of a path: the server lacks the kind, or this version of it. That says nothing of any object."""
+
+
+_ERRORS: dict[int, type[ClusterError]] = {
+    400: InvalidError,
+    401: DeniedError,
+    403: DeniedError,
+    404: NotFoundError,
+    409: ConflictError,
+    410: ExpiredError,
+    413: InvalidError,
+    415: InvalidError,
+    422: InvalidError,
+}
+
+
+def error_of(code: int, text: str, status: Json) -> ClusterError:
+    """The error of an HTTP status. ``status``: what the server said.
+
+    It names the object that is missing, and none if it lacks the path (the handler of k8s.io/apiserver that nobody
+    else takes a path from writes plain text; a proxy may answer anything).
+    """
+    details = status.get("details")
+    if code == 404 and not (isinstance(details, dict) and details.get("name")):
+        return UnservedError(text)
+    return _ERRORS.get(code, UnreachableError)(text)
 
 
 class Kind(Struct, frozen=True):
@@ -122,22 +126,24 @@ def resource_claims(version: str) -> Kind:
     return Kind(RESOURCE_GROUP, version, "resourceclaims")
 
 
-class Listing(Struct, frozen=True):
-    """A consistent list and the version to watch from."""
+class Listing(Struct, Generic[T], frozen=True):
+    """A consistent list and the version to watch from; without what could not be read."""
 
-    items: tuple[Json, ...]
+    items: tuple[T, ...]
     resource_version: str
+    unreadable: tuple[Identity, ...] = ()
 
 
-class WatchEvent(Struct, frozen=True):
-    """ADDED, MODIFIED, DELETED or BOOKMARK."""
+class WatchEvent(Struct, Generic[T], frozen=True):
+    """ADDED, MODIFIED, DELETED or BOOKMARK. ``object`` is None where it could not be read, and for a BOOKMARK."""
 
     type: str
-    object: Json
+    object: T | None
+    identity: Identity
 
     @property
     def resource_version(self) -> str:
-        return str(self.object.get("metadata", {}).get("resourceVersion", ""))
+        return self.identity.resource_version or ""
 
 
 class Cluster(Protocol):
@@ -149,9 +155,23 @@ class Cluster(Protocol):
 
     async def get(self, kind: Kind, name: str, *, namespace: str = "") -> Json: ...
 
+    @overload
     async def list(
         self, kind: Kind, *, namespace: str = "", field_selector: str = "", label_selector: str = ""
-    ) -> Listing: ...
+    ) -> Listing[Json]: ...
+
+    @overload
+    async def list(
+        self,
+        kind: Kind,
+        *,
+        namespace: str = "",
+        field_selector: str = "",
+        label_selector: str = "",
+        view: View[T],
+    ) -> Listing[T]:
+        """Of each object only what ``view`` makes of it; never all of them in memory."""
+        ...
 
     async def create(self, kind: Kind, body: Mapping[str, Any], *, namespace: str = "", dry_run: bool = False) -> Json:
         """POST; the answer is the object as stored (or, for a dry run, as it would be)."""
@@ -173,9 +193,15 @@ class Cluster(Protocol):
         """DELETE with preconditions. An object that is not there any more is no error."""
         ...
 
+    @overload
     def watch(
         self, kind: Kind, *, namespace: str = "", field_selector: str = "", resource_version: str
-    ) -> AsyncGenerator[WatchEvent, None]:
+    ) -> AsyncGenerator[WatchEvent[Json], None]: ...
+
+    @overload
+    def watch(
+        self, kind: Kind, *, namespace: str = "", field_selector: str = "", resource_version: str, view: View[T]
+    ) -> AsyncGenerator[WatchEvent[T], None]:
         """Events from ``resource_version`` on, with bookmarks, until the server ends it; ExpiredError on 410."""
         ...
 

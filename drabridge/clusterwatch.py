@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import logging
 import math
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from drabridge.clusterapi import Cluster, Json, Kind, UnreachableError, backoff
+from drabridge.clusterapi import Cluster, Kind, UnreachableError, backoff
+from drabridge.clusterjson import Identity, View
 from drabridge.errors import ClusterError
 
 log = logging.getLogger(__name__)
@@ -20,21 +21,31 @@ STEADY_SECONDS = 10.0
 Not client-go's two minutes: where a proxy cuts idle connections after one, we would be blind half the time."""
 
 
-class Follower(Protocol):
+T = TypeVar("T")
+
+
+class Follower(Protocol[T]):
     """Who is told, on the loop."""
 
-    def listed(self, objects: tuple[Json, ...]) -> None:
-        """All of them, now."""
+    @property
+    def view(self) -> View[T]:
+        """What is kept of an object."""
 
-    def changed(self, kind: str, obj: Json) -> None:
+    def listed(self, objects: tuple[T, ...]) -> None:
+        """All that could be read, now."""
+
+    def changed(self, kind: str, obj: T) -> None:
         """``kind``: ADDED, MODIFIED or DELETED."""
+
+    def unreadable(self, kind: str, identity: Identity) -> None:
+        """The same of an object that could not be read; after :meth:`listed` of each such."""
 
     def lost(self, error: ClusterError) -> None:
         """From now on nothing is known, until :meth:`listed`."""
 
 
 async def follow(
-    cluster: Cluster, kind: Kind, field_selector: str, follower: Follower, *, alone: asyncio.Lock | None = None
+    cluster: Cluster, kind: Kind, field_selector: str, follower: Follower[T], *, alone: asyncio.Lock | None = None
 ) -> None:
     """Until cancelled. ``alone`` is held while a list is under way: for a follower that writes the same objects."""
     loop = asyncio.get_running_loop()
@@ -43,8 +54,10 @@ async def follow(
         steady_at = math.inf
         try:
             async with alone or contextlib.nullcontext():
-                listing = await cluster.list(kind, field_selector=field_selector)
+                listing = await cluster.list(kind, field_selector=field_selector, view=follower.view)
                 follower.listed(listing.items)
+                for identity in listing.unreadable:
+                    follower.unreadable("ADDED", identity)
             steady_at = loop.time() + STEADY_SECONDS
             await _watch(cluster, kind, field_selector, follower, listing.resource_version)
         except Exception as error:  # an ExpiredError as well: a server may say 410 to every watch
@@ -60,14 +73,16 @@ async def follow(
             await asyncio.sleep(delay)
 
 
-async def _watch(cluster: Cluster, kind: Kind, field_selector: str, follower: Follower, version: str) -> None:
+async def _watch(cluster: Cluster, kind: Kind, field_selector: str, follower: Follower[T], version: str) -> None:
     loop = asyncio.get_running_loop()
     while True:
         began = loop.time()
-        events = cluster.watch(kind, field_selector=field_selector, resource_version=version)
+        events = cluster.watch(kind, field_selector=field_selector, resource_version=version, view=follower.view)
         async with contextlib.aclosing(events):
             async for event in events:
                 version = event.resource_version or version
-                if event.type != "BOOKMARK":
+                if event.object is not None:
                     follower.changed(event.type, event.object)
+                elif event.type != "BOOKMARK":
+                    follower.unreadable(event.type, event.identity)
         await asyncio.sleep(max(0.0, began + LEAST_WATCH_SECONDS - loop.time()))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from drabridge.clusterapi import NODES, Cluster, Json
+from msgspec import Struct
+
+from drabridge.clusterapi import NODES, Cluster
+from drabridge.clusterjson import Identity, Json, View
 from drabridge.clusterwatch import follow
 from drabridge.errors import ClusterError
 
@@ -22,15 +25,32 @@ class NodeWatch:
         """Until cancelled."""
         await follow(self._cluster, NODES, self._selector, self)
 
-    def listed(self, objects: tuple[Json, ...]) -> None:
-        for node in objects:
-            self.changed("ADDED", node)
+    # clusterwatch.Follower
 
-    def changed(self, kind: str, obj: Json) -> None:
+    @property
+    def view(self) -> View[_Wish]:
+        key = self._key
+        return View(lambda node: _Wish(_annotation(node, key)))
+
+    def listed(self, objects: tuple[_Wish, ...]) -> None:
+        for wish in objects:
+            self._take(wish.value)
+
+    def changed(self, kind: str, obj: _Wish) -> None:
         if kind != "DELETED":
-            annotations = obj.get("metadata", {}).get("annotations") or {}
-            value = annotations.get(self._key)
-            self._take(value if isinstance(value, str) else None)
+            self._take(obj.value)
+
+    def unreadable(self, kind: str, identity: Identity) -> None:
+        """What was wanted last is still wanted."""
 
     def lost(self, error: ClusterError) -> None:
         """What was wanted last is still wanted."""
+
+
+class _Wish(Struct, frozen=True):
+    value: str | None
+
+
+def _annotation(node: Json, key: str) -> str | None:
+    value = ((node.get("metadata") or {}).get("annotations") or {}).get(key)
+    return value if isinstance(value, str) else None

@@ -125,7 +125,8 @@ class Standby:
         await self._open_control()
         self.cluster = connect(self._options, self._config)
         if self.cluster is not None:
-            self._watches = Watches(self.cluster, self._options.node_name, self._config.driver)
+            ours = frozenset(resource.name for resource in self._config.resources)
+            self._watches = Watches(self.cluster, self._options.node_name, self._config.driver, lambda: ours)
             self._watches.begin()
             self._relay_claims()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from drabridge.clusterapi import Cluster
 from drabridge.evidence.pods import PodWatch
@@ -14,8 +14,12 @@ from drabridge.tasks import forever
 class Watches:
     """The watches of the Node's annotation and of its pods. Who is told of news is set by :meth:`tell`."""
 
-    def __init__(self, cluster: Cluster, node: str, driver: str) -> None:
-        self.pods = PodWatch(cluster, node, lambda: self._ended())
+    def __init__(
+        self, cluster: Cluster, node: str, driver: str, ours: Callable[[], Collection[str]] = frozenset
+    ) -> None:
+        """``ours``: the resources that matter of pods, asked from another thread."""
+        self._ours = ours
+        self.pods = PodWatch(cluster, node, lambda: self._ended(), lambda: self._ours())
         self._node = NodeWatch(cluster, node, driver, self._annotated)
         self._ended: Callable[[], None] = lambda: None
         self._annotate: Callable[[str | None], None] = lambda value: None
@@ -28,9 +32,14 @@ class Watches:
         if not self.tasks:
             self.tasks = [asyncio.create_task(forever(name, run), name=name) for name, run in work.items()]
 
-    def tell(self, ended: Callable[[], None], annotate: Callable[[str | None], None]) -> None:
+    def tell(
+        self,
+        ended: Callable[[], None],
+        annotate: Callable[[str | None], None],
+        ours: Callable[[], Collection[str]] = frozenset,
+    ) -> None:
         """``ended``: a pod with devices is gone or has ended; ``annotate``: what the Node's annotation says."""
-        self._ended, self._annotate = ended, annotate
+        self._ended, self._annotate, self._ours = ended, annotate, ours
         if self._annotation:
             annotate(*self._annotation)
 

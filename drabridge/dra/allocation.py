@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -87,21 +87,16 @@ def is_allocated(claim: ClaimRef, obj: Mapping[str, Any] | None) -> bool:
     return bool((obj.get("status") or {}).get("allocation"))
 
 
-def allocations(listed: Iterable[Mapping[str, Any]], driver: str, pool: str) -> tuple[events.Allocation, ...]:
-    """Of a LIST of claims those with devices of ``pool``, each with all of them. Raises PeerError: see above.
-
-    All of them, because what a claim no longer shows counts as taken back.
+def allocation_here(obj: Mapping[str, Any], driver: str, pool: str) -> events.Allocation | None:
+    """A claim with its devices of ``pool``, all of them, because what it no longer shows counts as taken back. None:
+    it has none. Raises PeerError: see above.
     """
-    found = []
-    for obj in listed:
-        if not (obj.get("status") or {}).get("allocation"):
-            continue
-        metadata = obj["metadata"]
-        claim = ClaimRef(str(metadata["uid"]), str(metadata.get("namespace", "")), str(metadata.get("name", "")))
-        results = allocation_of(claim, obj, driver).results
-        if uses := tuple(result.use() for result in results if result.pool == pool):
-            found.append(events.Allocation(claim, uses))
-    return tuple(found)
+    metadata = obj.get("metadata") or {}
+    if not (obj.get("status") or {}).get("allocation"):
+        return None
+    claim = ClaimRef(str(metadata.get("uid")), str(metadata.get("namespace") or ""), str(metadata.get("name") or ""))
+    uses = tuple(result.use() for result in allocation_of(claim, obj, driver).results if result.pool == pool)
+    return events.Allocation(claim, uses) if uses else None
 
 
 def _result(entry: Mapping[str, Any]) -> Result:

@@ -17,10 +17,11 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from drabridge.clusterapi import AmbiguousObject
+from drabridge.clusterjson import AmbiguousObject
 from drabridge.config.claims import ClaimConfig
 from drabridge.dra.allocation import Result
 from drabridge.errors import ConfigError
+from drabridge.foreign import cut, reading
 
 API_VERSION = "drabridge/v1alpha1"
 KIND = "DeviceConfig"
@@ -62,7 +63,9 @@ def resolve(
     rules of a result's resource. Raises ConfigError that names the entry, the field and the request.
     """
     choices = [Choice(claim_config(result).default_profile or "") for result in results]
-    for entry in sorted(decode(config, driver), key=lambda entry: not entry.trusted):
+    with reading("claim configuration", ConfigError):
+        entries = sorted(decode(config, driver), key=lambda entry: not entry.trusted)
+    for entry in entries:
         refusals = []
         applied = False
         for index, result in enumerate(results):
@@ -108,21 +111,22 @@ def _choice(where: str, parameters: Any) -> Choice:
             raise wrong(path, f"the key {value.duplicates[0]!r} is given twice")
     kind = (parameters.get("apiVersion"), parameters.get("kind"))
     if kind != (API_VERSION, KIND):
-        raise wrong("", f"apiVersion {API_VERSION} and kind {KIND} were expected, found {kind[0]!r} and {kind[1]!r}")
+        found = " and ".join(cut(repr(one)) for one in kind)
+        raise wrong("", f"apiVersion {API_VERSION} and kind {KIND} were expected, found {found}")
     unknown = sorted(set(map(str, parameters)) - _KEYS)
     if unknown:
-        raise wrong(f".{unknown[0]}", f"an unknown key; known are {', '.join(sorted(_KEYS))}")
+        raise wrong(f".{cut(unknown[0])}", f"an unknown key; known are {', '.join(sorted(_KEYS))}")
     profile = parameters.get("profile", "")
     if not isinstance(profile, str):
-        raise wrong(".profile", f"the name of a profile was expected, found {profile!r}")
+        raise wrong(".profile", f"the name of a profile was expected, found {cut(repr(profile))}")
     env = parameters.get("env", {})
     if not isinstance(env, Mapping):
-        raise wrong(".env", f"an object of text values was expected, found {env!r}")
+        raise wrong(".env", f"an object of text values was expected, found {cut(repr(env))}")
     for name, value in env.items():
         if not isinstance(name, str) or not _ENV_NAME.fullmatch(name):
-            raise wrong(f".env[{name!r}]", "not the name of an environment variable")
+            raise wrong(f".env[{cut(repr(name))}]", "not the name of an environment variable")
         if not isinstance(value, str) or "\0" in value:
-            raise wrong(f".env[{name!r}]", f"text was expected, found {value!r}; quote numbers")
+            raise wrong(f".env[{name!r}]", f"text was expected, found {cut(repr(value))}; quote numbers")
     return Choice(profile, dict(env))
 
 
@@ -130,7 +134,7 @@ def _refusal(entry: Entry, rules: ClaimConfig) -> str:
     """Why the configuration of the device's resource does not allow the entry; "" if it does."""
     profile = entry.choice.profile
     if profile and profile not in rules.profiles:
-        return f"parameters.profile: there is no profile {profile!r}; known are {_names(rules.profiles)}"
+        return f"parameters.profile: there is no profile {cut(profile)!r}; known are {_names(rules.profiles)}"
     if entry.trusted and rules.trust_class_parameters:
         return ""
     forbidden = sorted(set(entry.choice.env) - set(rules.env))

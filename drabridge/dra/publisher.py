@@ -20,15 +20,15 @@ from drabridge.clusterapi import (
     Cluster,
     DeniedError,
     InvalidError,
-    Json,
     UnservedError,
     backoff,
     resource_slices,
 )
+from drabridge.clusterjson import Identity, Json, View
 from drabridge.clusterwatch import follow
 from drabridge.dra.facts import Observer, PublishFailed, SlicesPublished
 from drabridge.errors import ClusterError
-from drabridge.offers.sliceplan import Accepted, Owner, Verb, Write, accept, carried, dropped, plan
+from drabridge.offers.sliceplan import Accepted, Owner, Verb, Write, accept, canonical_spec, carried, dropped, plan
 from drabridge.offers.slices import ALL_FEATURES, Desired, Feature
 from drabridge.offers.sliceversions import slice_from_v1, slice_to_v1
 from drabridge.tasks import Signal
@@ -41,6 +41,23 @@ LOOK_SECONDS = 5.0  # desired slices are worked out anew without being asked: ta
 RELIST_SECONDS = 600.0  # a list even if the watch says nothing, in case an event was lost
 RETRY_FIRST_SECONDS, RETRY_MOST_SECONDS = 0.5, 60.0
 INVALID_RETRY_SECONDS = 300.0  # the server will say the same again, unless somebody changes the server
+
+
+def _slice(obj: Json) -> Json:
+    """A slice of any version in v1's form. Raises what strange data raises."""
+    found = slice_to_v1(obj)
+    spec = found["spec"]
+    devices = spec.get("devices") or []
+    parts = [found["metadata"], spec, spec["pool"], *devices]
+    texts = [found["metadata"]["name"], *(device["name"] for device in devices)]
+    if not (all(isinstance(part, dict) for part in parts) and all(isinstance(text, str) for text in texts)):
+        raise TypeError("this is no slice")
+    carried(found)
+    canonical_spec(spec)
+    return found
+
+
+_SLICES = View(_slice)
 
 
 class PublisherState(Struct, frozen=True):
@@ -117,13 +134,16 @@ class Publisher:
 
     # clusterwatch.Follower
 
+    @property
+    def view(self) -> View[Json]:
+        return _SLICES
+
     def listed(self, objects: tuple[Json, ...]) -> None:
-        self._actual = {item["metadata"]["name"]: slice_to_v1(item) for item in objects}
+        self._actual = {item["metadata"]["name"]: item for item in objects}
         self._listed = True
         self._dirty.set()
 
     def changed(self, kind: str, obj: Json) -> None:
-        obj = slice_to_v1(obj)
         name = obj["metadata"]["name"]
         held = self._actual.get(name)
         if self._is_old(obj):
@@ -141,6 +161,11 @@ class Publisher:
             self._actual[name] = obj
         self._dirty.set()
 
+    def unreadable(self, kind: str, identity: Identity) -> None:
+        """Nobody can say what it offers: it goes, as any slice that is not wanted."""
+        metadata = {"name": str(identity.name), "uid": identity.uid, "resourceVersion": identity.resource_version}
+        self.changed(kind, {"metadata": metadata, "spec": {}})
+
     def lost(self, error: ClusterError) -> None:
         self._listed = False
         self.state = PublisherState(False, len(self._actual), str(error), *self._known())
@@ -150,7 +175,7 @@ class Publisher:
 
     async def shown(self, names: Collection[str]) -> frozenset[str]:
         """Which of these devices the API server shows in slices, asked now: a watch may lag. Raises ClusterError."""
-        listing = await self._cluster.list(self._kind, field_selector=self._selector)
+        listing = await self._cluster.list(self._kind, field_selector=self._selector, view=_SLICES)
         there = {device["name"] for item in listing.items for device in item["spec"].get("devices") or ()}
         found = frozenset(names) & there
         if found:

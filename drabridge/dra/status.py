@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from drabridge.clusterapi import Cluster, InvalidError, Json, Kind, NotFoundError, backoff
+from drabridge.clusterapi import Cluster, InvalidError, Kind, NotFoundError, backoff
+from drabridge.clusterjson import Json
 from drabridge.dra.records import ClaimRecord, RecordStore, State
 from drabridge.errors import ClusterError, DrabridgeError
 from drabridge.inventory.model import Presence, Snapshot

@@ -7,12 +7,13 @@ of the resource: a new kubelet has not re-admitted it yet, or it was admitted a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from drabridge.clusterapi import PODS, Cluster, Json
+from drabridge.clusterapi import PODS, Cluster
+from drabridge.clusterjson import Identity, Json, PodFields, View
 from drabridge.clusterwatch import follow
 from drabridge.errors import ClusterError
 from drabridge.inventory.model import device_id_of
@@ -20,6 +21,8 @@ from drabridge.ledger import events
 from drabridge.ledger.model import Ledger, PodRef
 
 _ENDED = frozenset({"Succeeded", "Failed"})
+_NOT_ENDED = "".join(f",status.phase!={phase}" for phase in sorted(_ENDED))  # a watch tells of their end as DELETED
+MOST_RESOURCES = 64  # of one pod: 1.5 MB hold thirty thousand names
 
 
 class Demand(Struct, frozen=True):
@@ -34,23 +37,54 @@ class Demand(Struct, frozen=True):
         return f"{self.namespace}/{self.name}"
 
 
+class Seen(Struct, frozen=True):
+    """All that is kept of a pod. ``uid`` is the one that kubelet knows it by."""
+
+    uid: str
+    demand: Demand | None
+
+
+def seen(pod: Json) -> Seen:
+    """A pod that the API server shows."""
+    return Seen(_uid(pod.get("metadata") or {}), demand_of(pod))
+
+
 class PodWatch:
     """Follows the pods of one node. ``ended`` is called when one of them with devices is gone or has ended."""
 
-    def __init__(self, cluster: Cluster, node: str, ended: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        node: str,
+        ended: Callable[[], None],
+        ours: Callable[[], Collection[str]] = frozenset,
+    ) -> None:
+        """``ours``: the resources that matter, asked from another thread."""
         self._cluster = cluster
-        self._selector = f"spec.nodeName={node}"
+        self._ours = ours
+        self._selector = f"spec.nodeName={node}{_NOT_ENDED}"
         self._ended = ended
         self._pods: dict[str, Demand] | None = None  # by uid; None: not known now
         self._before: dict[str, Demand] = {}  # as they were when they were known last: for their names
+        self._strange: set[str] = set()  # those that could not be read: they may ask for anything
+        self.view = View(self._seen, PodFields)
+
+    def _seen(self, pod: Json) -> Seen:
+        """Who asks for more kinds of devices than a node has is remembered for those of this node alone."""
+        one = seen(pod)
+        if one.demand is None or len(one.demand.asked) <= MOST_RESOURCES:
+            return one
+        ours = self._ours()
+        asked = {resource: count for resource, count in one.demand.asked.items() if resource in ours}
+        return Seen(one.uid, replace(one.demand, asked=asked) if asked else None)
 
     async def run(self) -> None:
         """Until cancelled."""
         await follow(self._cluster, PODS, self._selector, self)
 
     def unaccounted(self, ledger: Ledger, observed: events.Observed) -> dict[str, tuple[str, ...]] | None:
-        """Resource -> pods that ask for more of it than ``observed`` shows. None: the API server cannot be asked."""
-        if self._pods is None or observed.listed is None:
+        """Resource -> pods that ask for more of it than ``observed`` shows. None: nobody can say."""
+        if self._pods is None or self._strange or observed.listed is None:
             return None
         shown = _shown(ledger, observed)
         found: dict[str, list[str]] = {}
@@ -67,20 +101,26 @@ class PodWatch:
 
     # clusterwatch.Follower
 
-    def listed(self, objects: tuple[Json, ...]) -> None:
-        before = set(self._pods or ())
-        self._pods = {demand.uid: demand for demand in map(demand_of, objects) if demand is not None}
+    def listed(self, objects: tuple[Seen, ...]) -> None:
+        before, self._strange = set(self._pods or ()), set()
+        self._pods = {one.uid: one.demand for one in objects if one.demand is not None}
         if before - self._pods.keys():
             self._ended()
 
-    def changed(self, kind: str, obj: Json) -> None:
+    def changed(self, kind: str, obj: Seen) -> None:
         assert self._pods is not None
-        demand = None if kind == "DELETED" else demand_of(obj)
-        uid = _uid(obj.get("metadata") or {})
-        if demand is not None:
-            self._pods[uid] = demand
-        elif self._pods.pop(uid, None) is not None:
+        self._strange.discard(obj.uid)
+        if obj.demand is not None and kind != "DELETED":
+            self._pods[obj.uid] = obj.demand
+        elif self._pods.pop(obj.uid, None) is not None:
             self._ended()
+
+    def unreadable(self, kind: str, identity: Identity) -> None:
+        uid = identity.uid or str(identity)
+        if kind == "DELETED":
+            self.changed(kind, Seen(uid, None))
+        else:
+            self._strange.add(uid)
 
     def lost(self, error: ClusterError) -> None:
         self._before, self._pods = self._pods or self._before, None
@@ -101,18 +141,18 @@ def demand_of(pod: Json) -> Demand | None:
     for container in spec.get("initContainers") or ():
         limits = _extended(container)
         if container.get("restartPolicy") == "Always":
-            together += limits
+            together.update(limits)
         else:
             for resource, count in limits.items():
                 most[resource] = max(most.get(resource, 0), together[resource] + count)
     for container in spec.get("containers") or ():
-        together += _extended(container)
+        together.update(_extended(container))
     mappings = (status.get("extendedResourceClaimStatus") or {}).get("requestMappings") or ()
     by_claim = {mapping.get("resourceName") for mapping in mappings}
     asked = {
         resource: max(together[resource], most.get(resource, 0))
         for resource in {*together, *most}
-        if resource not in by_claim
+        if resource not in by_claim and (together[resource] or most.get(resource))
     }
     if not asked:
         return None
@@ -131,14 +171,10 @@ def _uid(metadata: Json) -> str:
     return str(annotations.get("kubernetes.io/config.mirror") or metadata.get("uid") or "")
 
 
-def _extended(container: Json) -> Counter[str]:
+def _extended(container: Json) -> dict[str, int]:
     """Extended resources among the limits: whole numbers, with a domain that is not Kubernetes' own."""
     limits = (container.get("resources") or {}).get("limits") or {}
-    found: Counter[str] = Counter()
-    for name, amount in limits.items():
-        if "/" in name and str(amount).isdecimal():
-            found[name] = int(amount)
-    return found
+    return {name: int(amount) for name, amount in limits.items() if "/" in name and str(amount).isdecimal() and amount}
 
 
 def _shown(ledger: Ledger, observed: events.Observed) -> Counter[tuple[str, str]]:

@@ -118,31 +118,36 @@ async def test_the_annotation_is_followed_through_every_trouble(
         await until(lambda: seen[-1] == "three", 15)
 
 
-@pytest.mark.parametrize("obj", [b'{"metadata": null, "status": 7}', b"7", b'{"spec": {"containers": [3]}}'])
+NOBODY = [b'{"metadata": null, "status": 7}', b"7", b'{"spec": {"containers": [3]}}']
+NAMED = b'{"metadata": {"uid": "u", "name": "odd"}, "spec": {"containers": [3]}}'
+
+
+@pytest.mark.parametrize(("obj", "lists"), [*((obj, 2) for obj in NOBODY), (NAMED, 1)])
 async def test_what_is_not_understood_of_pods_leaves_nothing_known_of_them(
-    api: tuple[SimApiServer, KubernetesCluster], monkeypatch: pytest.MonkeyPatch, obj: bytes
+    api: tuple[SimApiServer, KubernetesCluster], monkeypatch: pytest.MonkeyPatch, obj: bytes, lists: int
 ) -> None:
+    """Until the next list, or, of a pod that has at least an identity, until that pod is gone."""
     server, cluster = api
     watch = PodWatch(cluster, "node-a", lambda: None)
 
     def known() -> bool:
         return watch.unaccounted(Ledger(), Observed(0.0, 0, listed={})) is not None
 
-    def bind(name: str) -> None:
+    def bind(name: str, kind: bytes, sent: bytes) -> None:
+        """A pod comes, and the watch tells something else."""
         spec = {"nodeName": "node-a", "containers": [{"name": "main", "image": "x"}]}
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+        monkeypatch.setattr(server, "_event", lambda *_: b'{"type": "%s", "object": %s}\n' % (kind, sent))
         server.objects.create(pod, namespace="team")
 
     async with running(watch):
         await until(known)
-        with monkeypatch.context() as nonsense:
-            nonsense.setattr(server, "_event", lambda *_: b'{"type": "MODIFIED", "object": ' + obj + b"}\n")
-            bind("one")
-            await until(lambda: not known())
+        bind("one", b"MODIFIED", obj)
+        await until(lambda: not known())
+        if lists == 1:
+            bind("two", b"DELETED", obj)
         await until(known, 10)
-        bind("two")
-        await asyncio.sleep(0.1)
-        assert known()
+        assert sum(request.verb == "list" for request in server.requests) == lists
 
 
 @pytest.mark.parametrize(("verb", "status"), [("watch", 410), ("watch", 403), ("list", 410)])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from drabridge.dra.allocation import allocations
+from drabridge.dra.allocation import allocation_here
 from drabridge.errors import PeerError
 from drabridge.ledger.events import Allocation, Use
 from drabridge.ledger.model import ClaimRef, Share
@@ -29,7 +29,8 @@ def test_each_claim_comes_once_with_all_of_its_devices_of_the_pool() -> None:
         _claim("two", _result("gpu-0"), _result("gpu-1", adminAccess=True), _result("gpu-2", pool="node-b")),
         _claim("share", _result("gpu-0", shareID="s", consumedCapacity={"memory": "1Ki"})),
     )
-    assert allocations(listed, "a.example.com", "node-a") == (
+    found = [allocation_here(claim, "a.example.com", "node-a") for claim in listed]
+    assert tuple(filter(None, found)) == (
         Allocation(ClaimRef("uid-two", "default", "two"), (Use("gpu-0"), Use("gpu-1", admin=True))),
         Allocation(ClaimRef("uid-share", "default", "share"), (Use("gpu-0", Share("s", (("memory", 1024),))),)),
     )
@@ -37,4 +38,4 @@ def test_each_claim_comes_once_with_all_of_its_devices_of_the_pool() -> None:
 
 def test_a_claim_that_cannot_be_read_is_not_taken_for_one_without_devices() -> None:
     with pytest.raises(PeerError, match="default/odd"):
-        allocations([_claim("odd", {"driver": "a.example.com", "pool": "node-a"})], "a.example.com", "node-a")
+        allocation_here(_claim("odd", {"driver": "a.example.com", "pool": "node-a"}), "a.example.com", "node-a")

@@ -18,22 +18,20 @@ from drabridge import clusterwatch
 from drabridge.cluster import KubernetesCluster
 from drabridge.clusterapi import (
     NODES,
-    AmbiguousObject,
     ConflictError,
     DeniedError,
     ExpiredError,
     InvalidError,
-    Json,
     Kind,
     NotFoundError,
     UnreachableError,
     UnservedError,
     backoff,
-    decode,
     resource_claims,
     resource_slices,
     resource_versions,
 )
+from drabridge.clusterjson import AmbiguousObject, Identity, Json, View, decode
 from drabridge.errors import ClusterError
 from drabridge.sim.api import SimApiServer
 from tests.patience import PATIENCE
@@ -216,6 +214,52 @@ async def test_long_lists_come_in_pages(tmp_path: Path, monkeypatch: pytest.Monk
         assert sum(request.verb == "list" for request in api.requests) == 3
 
 
+async def test_pages_have_as_many_objects_as_their_size_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drabridge.cluster.PAGE_BYTES", 20_000)
+    monkeypatch.setattr("drabridge.cluster.MOST_PAGE_BYTES", 80_000)
+    async with connected(tmp_path) as (api, cluster):
+        names = [f"s{index:02}" for index in range(40)]
+        for index, name in enumerate(names):
+            body = a_slice(name)
+            body["metadata"]["annotations"] = {"a": "x" * (30_000 if index in (0, 1, 2, 30) else 1)}
+            await cluster.create(SLICES, body)
+        view: View[str] = View(lambda obj: str(obj["metadata"]["name"]))
+        assert (await cluster.list(SLICES, view=view)).items == tuple(names)
+        sizes = [request.sent_bytes for request in api.requests if request.verb == "list"]
+        assert sum(size > 80_000 for size in sizes) == 1
+        assert 5 < len(sizes) < 15
+
+
+async def test_a_list_of_what_users_write_holds_up_no_other_request(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (api, cluster):
+        await cluster.create(SLICES, a_slice())
+        api.faults.hang(1, verb="list", resource="resourceclaims")
+        listing = asyncio.ensure_future(cluster.list(resource_claims("v1")))
+        async with asyncio.timeout(3 * PATIENCE):
+            await until_asked(api, "resourceclaims")
+            assert (await cluster.get(SLICES, "s1"))["metadata"]["name"] == "s1"
+            await cluster.delete(SLICES, "s1")
+        assert not listing.done()
+        cluster.close()
+        listing.cancel()
+        await asyncio.gather(listing, return_exceptions=True)
+
+
+async def test_an_object_that_cannot_be_read_leaves_out_no_other(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (_, cluster):
+        for index in range(3):
+            await cluster.create(SLICES, a_slice(f"s{index}"))
+        view: View[str] = View(lambda obj: {"s0": "zero", "s2": "two"}[obj["metadata"]["name"]])
+        listing = await cluster.list(SLICES, view=view)
+        assert listing.items == ("zero", "two")
+        assert [identity.name for identity in listing.unreadable] == ["s1"]
+
+
+async def until_asked(api: SimApiServer, resource: str) -> None:
+    while not any(request.resource == resource for request in api.requests):
+        await asyncio.sleep(0.01)
+
+
 async def test_a_list_without_end_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drabridge.cluster.PAGE", 1)
     monkeypatch.setattr("drabridge.cluster.MOST_PAGES", 3)  # as behind a proxy that forgets where the list was
@@ -253,6 +297,8 @@ async def test_a_watch_sees_changes_and_ends_without_leaving_a_thread_blocked(tm
             await cluster.create(SLICES, a_slice())
             async for event in events:
                 seen.append(event.type)
+                if event.object is None:
+                    continue
                 if event.type == "ADDED":
                     await cluster.replace(SLICES, {**event.object, "spec": a_slice(generation=7)["spec"]})
                 elif event.type == "MODIFIED":
@@ -272,6 +318,8 @@ async def test_a_watch_sees_changes_and_ends_without_leaving_a_thread_blocked(tm
 class Told:
     """What a follower was told, in order."""
 
+    view: View[Json] = View(dict)
+
     def __init__(self) -> None:
         self.words: list[str] = []
 
@@ -280,6 +328,9 @@ class Told:
 
     def changed(self, kind: str, obj: Json) -> None:
         self.words.append(f"{kind} {obj['metadata']['name']}")
+
+    def unreadable(self, kind: str, identity: Identity) -> None:
+        self.words.append(f"{kind} {identity}, unreadable")
 
     def lost(self, error: ClusterError) -> None:
         self.words.append(f"lost {error}")

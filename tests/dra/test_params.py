@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drabridge.clusterapi import decode as decode_json
+from drabridge.clusterjson import decode as decode_json
 from drabridge.config.claims import ClaimConfig, Profile
 from drabridge.dra.allocation import Result
 from drabridge.dra.params import Choice, resolve

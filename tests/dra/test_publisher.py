@@ -32,6 +32,7 @@ async def published(node: DraNode, names: list[str] = ALL) -> None:
 async def test_the_inventory_is_published_once_and_then_there_is_silence() -> None:
     async with a_node() as node:
         await published(node)
+        await node.wait_for(lambda: any(r.verb == "watch" for r in node.api.requests), "the watch")
         (slice_,) = node.slices()
         assert slice_["spec"]["pool"] == {"name": NODE, "generation": 1, "resourceSliceCount": 1}
         assert slice_["spec"]["nodeName"] == NODE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 from drabridge.inventory.model import DeviceNode
 from drabridge.ledger.model import Owner
 from drabridge.wire import dra_v1_pb2
+from tests.abuse.foreign import splice
 from tests.dra.helpers import DRIVER, DraNode, a_node, gpu
 
 LONGEST = "a" * 253  # a claim's name (a DNS subdomain); with its namespace longer than a file's name may be
@@ -89,3 +91,23 @@ def damage(node: DraNode, claim: dra_v1_pb2.Claim) -> None:
     record["devices"][0]["env"] = {"MODE": "a\0b"}
     record["devices"][0]["unprepare"] = {"command": 7}
     path.write_text(json.dumps(record))
+
+
+def opaque(driver: str, parameters: Any) -> dict[str, Any]:
+    return {"source": "FromClaim", "opaque": {"driver": driver, "parameters": parameters}}
+
+
+async def test_parameters_nested_without_end_are_an_error_of_their_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    splice(monkeypatch)
+    ours = {"apiVersion": "drabridge/v1alpha1", "kind": "DeviceConfig"}
+    async with a_node() as node:
+        for n, parameters in enumerate(("DEEP", {**ours, "profile": "DEEP"}, {**ours, "env": {"MODE": "DEEP"}})):
+            claim = node.claims.add(f"evil{n}", "gpu-0", config=(opaque(DRIVER, parameters),))
+            assert "claim configuration" in await node.refused(claim)
+        await node.prepared(node.claims.add("honest", "gpu-0"))
+
+
+async def test_parameters_of_another_driver_may_be_nested_as_they_like(monkeypatch: pytest.MonkeyPatch) -> None:
+    splice(monkeypatch)
+    async with a_node() as node:
+        await node.prepared(node.claims.add("cl", "gpu-0", config=(opaque("other.example.com", "DEEP"),)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from drabridge.evidence.others import Others
-from drabridge.evidence.pods import PodWatch
+from drabridge.evidence.pods import PodWatch, seen
 from drabridge.evidence.witness import claims_of, users_of
 from drabridge.ledger import Allocation, ClaimRef, Entry, Facts, Hold, Ledger, Observed, Owner, PodRef, Share, Use
 from podresources.model import Claim, ClaimDevice, Container, Pod, Snapshot, SocketIdentity
@@ -26,7 +26,7 @@ NOTHING_SEEN = Observed(0.0, 0, {})
 
 
 @pytest.mark.parametrize(
-    ("entries", "seen", "pods", "asked"),
+    ("entries", "round_", "pods", "asked"),
     [
         ([LOST, HELD], NOTHING_SEEN, (), True),
         ([HELD], NOTHING_SEEN, (), False),  # its pod's end is another matter
@@ -38,7 +38,7 @@ NOTHING_SEEN = Observed(0.0, 0, {})
     ],
 )
 async def test_claims_are_listed_where_they_alone_keep_a_device_in_quarantine(
-    entries: list[Entry], seen: Observed, pods: tuple[dict[str, object], ...], asked: bool
+    entries: list[Entry], round_: Observed, pods: tuple[dict[str, object], ...], asked: bool
 ) -> None:
     calls = []
 
@@ -48,9 +48,9 @@ async def test_claims_are_listed_where_they_alone_keep_a_device_in_quarantine(
 
     others = Others(lambda: Ledger.of(entries), dict, frozenset)
     others.pods = PodWatch(None, "node-a", lambda: None)  # type: ignore[arg-type]
-    others.pods.listed(pods)
+    others.pods.listed(tuple(map(seen, pods)))
     others.claims = claims
-    assert (await others.enrich(seen)).allocated == (FOUND if asked else ())
+    assert (await others.enrich(round_)).allocated == (FOUND if asked else ())
     assert len(calls) == asked
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from drabridge.cluster import KubernetesCluster
 from drabridge.clusterapi import UnreachableError
 from drabridge.evidence.others import Others
-from drabridge.evidence.pods import PodWatch, demand_of
+from drabridge.evidence.pods import PodWatch, demand_of, seen
 from drabridge.ledger.events import Checkpoint, Observed
 from drabridge.ledger.model import Entry, Facts, HeldBecause, Hold, Ledger, Owner, PodRef
 from drabridge.sim.api import SimApiServer
@@ -77,7 +78,7 @@ def test_what_a_pod_takes(body: dict[str, Any], asked: dict[str, int] | None) ->
 
 def _watch(*pods: dict[str, Any]) -> PodWatch:
     watch = PodWatch(None, "node-a", lambda: None)  # type: ignore[arg-type]
-    watch.listed(pods)
+    watch.listed(tuple(map(seen, pods)))
     return watch
 
 
@@ -109,7 +110,7 @@ def test_a_pod_that_ended_while_nobody_watched_is_noticed_by_the_next_list() -> 
     ended: list[int] = []
     watch = PodWatch(None, "node-a", lambda: ended.append(1))  # type: ignore[arg-type]
     for pods, count in (("a",), 0), (("a", "b"), 0), (("b",), 1), (("b", "c"), 1):
-        watch.listed(tuple(pod(name, container("m", gpu=1)) for name in pods))
+        watch.listed(tuple(seen(pod(name, container("m", gpu=1))) for name in pods))
         assert len(ended) == count
 
 
@@ -150,13 +151,13 @@ def test_a_static_pod_is_known_to_kubelet_by_the_uid_that_its_mirror_names() -> 
     mirror["metadata"]["annotations"] = {"kubernetes.io/config.mirror": "0123abcd"}
     ended: list[int] = []
     watch = PodWatch(None, "node-a", lambda: ended.append(1))  # type: ignore[arg-type]
-    watch.listed((mirror,))
+    watch.listed((seen(mirror),))
     checkpoint = Checkpoint({(GPU, "g0"): (PodRef(container="i", uid="0123abcd"),)}, barrier=True)
     assert watch.unaccounted(LEDGER, _observed({}, checkpoint)) == {}
     assert watch.unaccounted(LEDGER, _observed({})) == {GPU: ("default/a",)}
-    watch.changed("MODIFIED", mirror)
+    watch.changed("MODIFIED", seen(mirror))
     assert not ended
-    watch.changed("DELETED", mirror)
+    watch.changed("DELETED", seen(mirror))
     assert watch.unaccounted(LEDGER, _observed({})) == {}
     assert ended == [1]
 
@@ -218,3 +219,30 @@ async def test_a_dropped_watch_misses_nothing() -> None:
         api.faults.drop_watches()
         _create(api, "a")
         await until(lambda: watch.unaccounted(LEDGER, _observed({})) == {GPU: ("default/a",)}, 10)
+
+
+async def test_a_pod_that_has_ended_is_gone_and_is_not_asked_for() -> None:
+    async with watching() as (api, watch, ended):
+        for name in ("a", "b"):
+            _create(api, name)
+        await until(lambda: watch.unaccounted(LEDGER, _observed({})) == {GPU: ("default/a", "default/b")})
+        failed = {"phase": "Failed"}
+        api.objects.modify(
+            "pods", "a", lambda one: one.update(status=failed), namespace="default", subresource="status"
+        )
+        await until(lambda: watch.unaccounted(LEDGER, _observed({})) == {GPU: ("default/b",)})
+        assert ended == [1]
+        assert api.faults.drop_watches() == 1
+        lists = sum(request.verb == "list" for request in api.requests)
+        await until(lambda: sum(request.verb == "list" for request in api.requests) > lists)
+        sent = [request.sent_bytes for request in api.requests if request.verb == "list"][-1]
+        assert sent < 1.5 * len(json.dumps(api.objects.get("pods", "b", "default")))
+
+
+def test_of_a_pod_that_asks_for_thousands_of_resources_ours_are_remembered() -> None:
+    asks = pod("a", container("m"))
+    asks["spec"]["containers"][0]["resources"]["limits"] = {f"vendor/{n}": "1" for n in range(5_000)} | {GPU: "2"}
+    for ours, found in ({GPU}, {GPU: ("default/a",)}), ({FPGA}, {}):
+        watch = PodWatch(None, "node-a", lambda: None, lambda names=ours: names)  # type: ignore[arg-type, misc]
+        watch.listed((watch.view(json.dumps(asks).encode()),))
+        assert watch.unaccounted(LEDGER, _observed({})) == found

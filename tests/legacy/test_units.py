@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from deviceplugin import Allocation, AllocationError, Health
 from drabridge.cdi import CdiStore
 from drabridge.config import load
-from drabridge.evidence.pods import PodWatch
+from drabridge.evidence.pods import PodWatch, seen
 from drabridge.inventory.model import Device, DeviceNode
 from drabridge.ledger import Booted, Checkpoint, Discovered, Facts, Observed, Owner, PodRef, Policy, Restarted
 from drabridge.ledger.keeper import Keeper
@@ -163,7 +163,7 @@ async def test_evidence_finds_a_pod_by_any_id_of_the_device(place: Place) -> Non
     pods = PodWatch(None, "n", lambda: None)  # type: ignore[arg-type]
     container = {"resources": {"limits": {RESOURCE.name: "1"}}}
     metadata = {"namespace": "default", "name": "p", "uid": "u"}
-    pods.listed(({"metadata": metadata, "spec": {"containers": [container]}},))
+    pods.listed((seen({"metadata": metadata, "spec": {"containers": [container]}}),))
     assert pods.unaccounted(place.keeper.ledger, observed) == {}
     await place.keeper.apply(observed)
     assert place.owner is Owner.LEGACY

@@ -1,0 +1,19 @@
+"""Claims that anybody may write: the agent reads every claim of the cluster, and must not stumble over one."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.abuse import foreign
+from tests.agent.helpers import until
+from tests.agent.test_bridge_node import bridge, healthy, set_lanes
+
+
+async def test_parameters_nested_without_end_stop_no_move_between_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two kilobytes, for any driver, in any namespace, allocated to nobody."""
+    foreign.splice(monkeypatch)
+    async with bridge() as (agent, cluster, _):
+        cluster.api.objects.create(foreign.claim("evil", "DEEP"), namespace="default")
+        await set_lanes(agent, legacy=4, dra=0)
+        await until(lambda: len(healthy(cluster)) == 4, 10, agent.text)
+        assert "RecursionError" not in agent.text()

@@ -1,0 +1,14 @@
+"""What users write into the API costs the agent no memory that counts: 128 MiB is half of the chart's limit.
+
+``python -m tests.bench foreign_objects`` does the same with 200 pods and 100 claims.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.abuse import foreign
+
+
+async def test_pods_and_claims_of_any_size_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await foreign.peak_mib(monkeypatch, pods=30, claims=20) < 128
