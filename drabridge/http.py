@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import json
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from socket import AF_UNIX
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class Request(Struct, frozen=True):
     query: Mapping[str, str]
     headers: Mapping[str, str]  # names in lower case
     body: bytes = b""
+    loopback: bool = False  # came to a loopback address: from this machine, or from within this pod
 
 
 class Response(Struct, frozen=True):
@@ -86,6 +88,15 @@ async def _read(reader: asyncio.StreamReader) -> Request:
     return Request(parts[0], target.path, query, headers, body)
 
 
+def _came_to_loopback(writer: asyncio.StreamWriter) -> bool:
+    """Whether the connection's own end is a loopback address; of a unix socket it is none."""
+    own = writer.get_extra_info("sockname")
+    try:
+        return isinstance(own, tuple) and ipaddress.ip_address(own[0]).is_loopback
+    except ValueError:  # an IPv6 address with a scope
+        return False
+
+
 def _encode(response: Response, *, head_only: bool) -> bytes:
     # A name from udev may hold what is no text (surrogates): it is shown escaped, never an error.
     body = response.body.encode(errors="backslashreplace") if isinstance(response.body, str) else response.body
@@ -109,12 +120,6 @@ class HttpServer:
         self._path: Path | None = None  # of the unix socket
         self._bound: os.stat_result | None = None  # its file
         self._tasks: dict[asyncio.Task[None], None] = {}  # oldest first
-
-    @property
-    def hosts(self) -> list[str]:
-        """The IP addresses that are listened on: a name may stand for several."""
-        sockets = (socket for server in self._servers for socket in server.sockets)
-        return [socket.getsockname()[0] for socket in sockets if socket.family != AF_UNIX]
 
     async def listen_tcp(self, host: str, port: int) -> tuple[str, int]:
         """Bind; returns the address in use (port 0 asks the kernel for one). Raises OSError when it is taken."""
@@ -183,7 +188,7 @@ class HttpServer:
         head_only = False
         try:
             async with asyncio.timeout(READ_SECONDS):
-                request = await _read(reader)
+                request = replace(await _read(reader), loopback=_came_to_loopback(writer))
             head_only = request.method == "HEAD"
             response = await self._answer(request)
         except _BadRequest as error:

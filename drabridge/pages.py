@@ -75,12 +75,9 @@ class Pages:
     def _serve_port(self) -> None:
         if not self._port.address:
             return
-        people: dict[tuple[str, str], Handler] = {}
-        if self._runtime.options.page:
-            people["GET", "/"] = self._page
-        elif self._port.is_loopback:
-            people["GET", "/"] = self._local_page
-        self._port.serve({**self._public(), **people})
+        self._port.serve(
+            {**self._public(), ("GET", "/"): self._page if self._runtime.options.page else self._local_page}
+        )
         log.info("pages", extra={"address": self._port.address, "control": str(self._runtime.paths.control_socket)})
 
     async def renew(self) -> None:
@@ -232,9 +229,14 @@ class Pages:
         return Response(body, content_type="text/html; charset=utf-8", headers=page.HEADERS)
 
     def _local_page(self, request: Request) -> Response:
-        """Only for who asks for this machine by one of its own names: a web site whose name was made to mean 127.0.0.1
-        (DNS rebinding) must not read the page through the operator's browser.
+        """Only on a loopback address: for who sits at this machine, or came into the pod by ``kubectl port-forward``.
+
+        And only by a name of this machine: a web site whose name was made to mean 127.0.0.1 (DNS rebinding) must not
+        read the page through the operator's browser.
         """
+        if not request.loopback:
+            listed = " ".join(sorted(path for _, path in self._public()))
+            return Response(f"not found; here are: {listed}\n", HTTPStatus.NOT_FOUND)
         if not is_local_name(request.headers.get("host", "")):
             return Response(
                 "this page is served to localhost only; --page serves it under any name\n",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import logging
 
 from drabridge.errors import ConfigError
@@ -27,11 +26,6 @@ class Port:
     def bound(self) -> bool:
         """Whether it serves, or is not to."""
         return bool(self.address) or not self.listen
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether this machine alone can reach it."""
-        return bool(self._server.hosts) and all(ipaddress.ip_address(one).is_loopback for one in self._server.hosts)
 
     def serve(self, routes: dict[tuple[str, str], Handler]) -> None:
         """Serve these pages and no others."""
