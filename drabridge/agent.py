@@ -52,6 +52,7 @@ from drabridge.legacy.side import LegacySide
 from drabridge.memory import settle
 from drabridge.metrics import Metrics
 from drabridge.observe import Sinks
+from drabridge.other_agents import Guard, OtherAgents
 from drabridge.pages import Pages
 from drabridge.paths import Paths
 from drabridge.port import Port
@@ -106,6 +107,7 @@ class Agent:
         self._reload = Signal()  # SIGHUP; also before anybody follows the configuration
         self._snapshot = Signal()
         self._port = Port(options.listen)
+        self._guard = Guard(OtherAgents(self._paths, self._config.driver, options.node_name))
         self._standby: Standby | None = None  # what was ready while another agent had the ledger
         self._serving = False  # the ledger knows enough for it: from kubelet and the CDI files, or from before
         self._behind = False  # the ledger could not be told of the newest snapshot: its disk is full
@@ -147,6 +149,7 @@ class Agent:
             await self._serve(self._assemble(keeper))
             ended = True
         finally:
+            await self._guard.leave(keeper.head, ended=ended)
             await keeper.close(lambda: self._leave(keeper.ledger, ended=ended))
 
     def _leave(self, ledger: Ledger, *, ended: bool) -> None:
@@ -213,6 +216,7 @@ class Agent:
             witness=witness,
             evidence=EvidenceLoop(keeper, witness, enrich=others.enrich),
             others=others,
+            guard=self._guard,
             metrics=metrics,
             sinks=sinks,
             now=self._now,
@@ -304,7 +308,7 @@ class Agent:
                 self._claims.wake()
                 runtime.changed.set()
                 runtime.devices_error = ""
-            await self._snapshot.wait()
+            await self._snapshot.wait(self._guard.again_seconds)
 
     async def _merge(self) -> None:
         """And begin to serve. While the disk is full that needs a ledger of before: else nobody knows who holds."""
@@ -374,6 +378,7 @@ class Agent:
         return task
 
     async def _take(self, snapshot: Snapshot) -> None:
+        snapshot = await self._guard.without(snapshot, self._runtime.keeper.head)
         first = self._transfers.first_lanes(snapshot)
         self._behind = not await discover(self._runtime, snapshot, first, rebooted=self._rebooted)
         self._identities.save(*self._runtime.inventory.remembered())

@@ -330,7 +330,7 @@ class ClaimSide:
         self._settings = runtime.config.dra
         self.driver = DraDriver(
             config=runtime.config,
-            inventory=lambda: runtime.inventory.current,
+            inventory=lambda: runtime.snapshot,
             keeper=runtime.keeper,
             cluster=cluster,
             cdi=runtime.cdi,

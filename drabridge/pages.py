@@ -194,7 +194,7 @@ class Pages:
             now=runtime.now(),
             started_at=runtime.started_at,
             ledger=runtime.keeper.ledger,
-            snapshot=runtime.inventory.current,
+            snapshot=runtime.snapshot,
             policy=runtime.keeper.policy,
             endpoints=self.endpoints(),
             not_ready=self.not_ready(),
@@ -277,7 +277,7 @@ class Pages:
     def samples(self) -> Iterator[Sample]:
         """Every gauge, from the state of this moment."""
         runtime = self._runtime
-        ledger, snapshot = runtime.keeper.ledger, runtime.inventory.current
+        ledger, snapshot = runtime.keeper.ledger, runtime.snapshot
         counts: dict[tuple[str, tuple[str, ...]], float] = {}
 
         def add(name: str, *labels: str) -> None:

@@ -13,13 +13,14 @@ from drabridge.config.schema import Config
 from drabridge.evidence.loop import EvidenceLoop
 from drabridge.evidence.others import Others
 from drabridge.evidence.witness import Witness
-from drabridge.inventory.model import Device
+from drabridge.inventory.model import Device, Snapshot
 from drabridge.inventory.source import Inventory
 from drabridge.ledger.keeper import Keeper
 from drabridge.legacy.files import LegacyFiles
 from drabridge.legacy.side import LegacySide
 from drabridge.metrics import Metrics
 from drabridge.observe import Sinks
+from drabridge.other_agents import Guard
 from drabridge.paths import Paths
 from drabridge.tasks import Signal
 from podresources import Client
@@ -64,6 +65,7 @@ class Runtime(Struct):
     witness: Witness
     evidence: EvidenceLoop
     others: Others
+    guard: Guard
     metrics: Metrics
     sinks: Sinks
     now: Callable[[], float]
@@ -75,6 +77,11 @@ class Runtime(Struct):
     devices_error: str = ""  # why the newest devices could not be taken into the ledger, or compared with others' word
     rivals: dict[str, str] = field(default_factory=dict)  # resource -> in words, that another plugin serves it as well
     beat: float = 0.0  # the slow tick's last time on the loop's clock
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The inventory's, without what other agents have."""
+        return self.guard.shown(self.inventory.current)
 
     @property
     def cdi_error(self) -> str:

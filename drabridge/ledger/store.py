@@ -270,6 +270,30 @@ def recorded(directory: Path, *, node: str) -> Ledger | None:
         return None
 
 
+def read_other(directory: Path, *, node: str) -> Ledger | None:
+    """As :func:`recorded`, of a directory that nobody may lose track of. Raises HostError where there is a ledger that
+    cannot be read to its end: what looks free in it may be held.
+    """
+    path = directory / FILE
+    try:
+        read = _read(path, node)
+    except FileNotFoundError:
+        if not (directory / f"{FILE}.previous").exists():
+            return None
+        raise HostError(f"{path} is missing, and there is an older copy of it") from None
+    except _OtherNode:
+        return None
+    except (OSError, Unreadable) as error:
+        raise HostError(f"{path} cannot be read: {_reason(error)}") from error
+    if read.fault:
+        raise HostError(f"{path} is damaged: {read.fault}")
+    return read.ledger
+
+
+class _OtherNode(Unreadable):
+    """A ledger of another node: of a disk that was copied, say."""
+
+
 def _read(path: Path, node_name: str) -> _Read:
     lines = path.read_bytes().split(b"\n")
     tail = lines.pop()  # empty if the file ends as it should
@@ -311,7 +335,7 @@ def _check_envelope(envelope: Json, node: str) -> None:
     if version > VERSION:
         raise Unreadable(f"it was written by a newer agent (version {version}, this one reads {VERSION})")
     if envelope.get("node") != node:
-        raise Unreadable(f"it belongs to node {envelope.get('node')!r}, this is {node!r}")
+        raise _OtherNode(f"it belongs to node {envelope.get('node')!r}, this is {node!r}")
     missing = {"seq", "entries", "node_state"} - envelope.keys()
     if missing:
         raise Unreadable(f"its envelope lacks {', '.join(sorted(missing))}")

@@ -1,0 +1,105 @@
+"""Agents of two drivers on one node, at once and one after the other: hardware has one holder all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import signal
+from collections.abc import AsyncIterator
+
+from tests.agent.helpers import DRIVER, RESOURCE, AgentProcess, until
+from tests.agent.test_bridge_node import CLASS, CONFIG, bridge, claim_pod, limits_pod
+
+OTHER_DRIVER, OTHER_RESOURCE = "other.example.com", "example.com/memory"
+RENAMED = CONFIG.replace(DRIVER, OTHER_DRIVER)
+OTHER = RENAMED.replace(RESOURCE, OTHER_RESOURCE)
+ALL_FOR_PODS = ("lanes: {legacy: 2, dra: 2}", "lanes: {legacy: 4, dra: 0}")
+
+
+@contextlib.asynccontextmanager
+async def beside(agent: AgentProcess, config: str) -> AsyncIterator[AgentProcess]:
+    """An agent of the other driver on the same node, with a file and a log of its own."""
+    before = agent.config.read_text()
+    second = AgentProcess(agent.root, config, OTHER_DRIVER, agent.arguments)
+    second.config, second.log = agent.root / "second.yaml", agent.root / "second.log"
+    second.config.write_text(config)
+    agent.config.write_text(before)
+    await second.start()
+    try:
+        yield second
+    finally:
+        await second.stop(signal.SIGKILL)
+
+
+async def presences(agent: AgentProcess) -> dict[str, str]:
+    return {row["name"]: row["presence"] for row in (await agent.status())["devices"]}
+
+
+async def test_whoever_comes_second_serves_nothing_that_the_first_one_serves() -> None:
+    async with bridge() as (agent, cluster, runtime), beside(agent, OTHER) as second:
+        await until(lambda: _all_withheld(second), 15, second.text)
+        await cluster.apply(CLASS.replace("name: mem", "name: mem2").replace(DRIVER, OTHER_DRIVER))
+        await cluster.apply(claim_pod("one", 2))
+        await cluster.wait_pod("one")
+        for n in range(2):
+            await cluster.apply(claim_pod(f"two-{n}").replace("deviceClassName: mem", "deviceClassName: mem2"))
+            await cluster.apply(limits_pod(f"three-{n}").replace(RESOURCE, OTHER_RESOURCE))
+        row = (await second.status())["devices"][0]
+        assert f"it is {row['name']} of the driver {DRIVER}, whose agent serves it on this node" in row["reason"]
+        assert row["offered"] == []
+        assert set((await presences(agent)).values()) == {"present"}
+        kubelet = cluster.kubelets["node-a"]
+        assert kubelet.resources[OTHER_RESOURCE].healthy == set()
+        assert len(kubelet.resources[RESOURCE].healthy) == 2
+        assert runtime.conflicts == []
+
+
+async def _all_withheld(agent: AgentProcess) -> bool:
+    try:
+        found = await presences(agent)
+    except (OSError, IndexError):
+        return False
+    return len(found) == 4 and set(found.values()) == {"faulty"}
+
+
+async def test_what_a_driver_held_is_withheld_under_another_name_until_its_file_is_removed() -> None:
+    async with bridge() as (agent, cluster, runtime):
+        await cluster.apply(claim_pod("train"))
+        await cluster.wait_pod("train")
+        (used,) = [row["name"] for row in (await agent.status())["devices"] if row["owner"].startswith("dra")]
+        await agent.stop()
+        agent.config.write_text(OTHER.replace(*ALL_FOR_PODS))
+        agent.driver = OTHER_DRIVER
+        await agent.start()
+        await agent.ready()
+        await cluster.kubelets["node-a"].wait_for_resource(OTHER_RESOURCE, healthy=3)
+        found = await agent.device(used)
+        assert (
+            f"it is {used} of the driver {DRIVER} on this node, which is held by claim default/train" in found["reason"]
+        )
+        await cluster.apply(limits_pod("new", 3).replace(RESOURCE, OTHER_RESOURCE))
+        await cluster.wait_pod("new")
+        assert runtime.conflicts == []
+        file, directory = (
+            agent.root / "plugins_registry" / f".drabridge-{DRIVER}.hardware",
+            agent.root / "plugins" / DRIVER,
+        )
+        assert f"remove {file} and {directory}" in found["reason"]
+        file.unlink()  # a person knows better
+        shutil.rmtree(directory)
+        await cluster.kubelets["node-a"].wait_for_resource(OTHER_RESOURCE, healthy=4)
+
+
+async def test_a_ledger_of_the_former_name_that_cannot_be_read_holds_what_nobody_knows() -> None:
+    async with bridge() as (agent, cluster, _):
+        await cluster.apply(claim_pod("train"))
+        await cluster.wait_pod("train")
+        await agent.stop()
+        ledger = agent.control.parent / "ledger.jsonl"
+        ledger.write_bytes(ledger.read_bytes()[:40])
+        agent.config.write_text(RENAMED.replace(*ALL_FOR_PODS))
+        await agent.start()
+        assert agent.process is not None
+        assert await asyncio.wait_for(agent.process.wait(), 60) == 2
+        assert f"the driver {DRIVER} may hold configured devices" in agent.text()
