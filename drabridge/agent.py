@@ -112,6 +112,7 @@ class Agent:
         self._serving = False  # the ledger knows enough for it: from kubelet and the CDI files, or from before
         self._behind = False  # the ledger could not be told of the newest snapshot: its disk is full
         self._rebooted = False  # since the ledger was written
+        self._booted = False  # the ledger has this boot's id
         self._refresh: asyncio.TimerHandle | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []  # ended first when the agent ends
@@ -293,11 +294,12 @@ class Agent:
     async def _take_snapshots(self) -> None:
         """Every snapshot into the ledger, and from there to kubelet; after the first one, the merge."""
         runtime = self._runtime
-        if not self._serving:
-            boot_id, node = self._options.boot_id.read_text().strip(), runtime.keeper.ledger.node
+        boot_id, node = self._options.boot_id.read_text().strip(), runtime.keeper.ledger.node
+        if not self._booted:
             self._rebooted |= not node.lost and node.boot_id not in ("", boot_id)  # an older copy's may be long past
-            await runtime.keeper.apply(Booted(boot_id, self._now()))
         while True:
+            if not self._booted:  # again while the disk is full: a later start would take this boot for the last one
+                self._booted = (await runtime.keeper.apply(Booted(boot_id, self._now()))).accepted
             if (snapshot := runtime.inventory.current).complete:
                 await self._take(snapshot)
                 if self._serving and runtime.keeper.ledger.node.merged:
@@ -313,7 +315,7 @@ class Agent:
     async def _merge(self) -> None:
         """And begin to serve. While the disk is full that needs a ledger of before: else nobody knows who holds."""
         runtime = self._runtime
-        merged = not self._behind and await merge(runtime, rebooted=self._rebooted)
+        merged = self._booted and not self._behind and await merge(runtime, rebooted=self._rebooted)
         self._behind = not merged  # again when the disk is well
         node = runtime.keeper.ledger.node
         if not self._serving and (merged or node.whole):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import shutil
+import signal
 
 from drabridge.sim.cluster import SimCluster
 from drabridge.sim.pods import Phase
@@ -143,3 +144,31 @@ async def test_while_the_ledger_cannot_be_written_no_claim_is_sent_here() -> Non
         shutil.rmtree(in_the_way)
         await cluster.wait_pod("c")
         await until(lambda: len(devices_in_slices(cluster)) == 2, 20, agent.text)
+
+
+async def test_a_boot_with_a_full_disk_is_not_taken_for_another_boot_later() -> None:
+    """The ledger kept the former boot's id: the next start in the same boot took running claims for ended ones."""
+    async with bridge() as (agent, cluster, _):
+        await cluster.apply(limits_pod("l"))
+        await cluster.wait_pod("l")  # so that the ledger on the disk is one that was compared with kubelet's view
+        await agent.stop()
+        boot, full = agent.root / "boot-id", agent.root / "full"
+        boot.write_text("the-second-boot\n")
+        full.touch()
+        agent.command = ("-m", "tests.agent.full_disk", str(full))
+        agent.arguments = (*agent.arguments, "--boot-id-file", str(boot))
+        await agent.start()
+        kubelet = cluster.kubelets["node-a"]
+        await until(lambda: (view := kubelet.resources.get(RESOURCE)) and view.registered, 20, agent.text)
+        full.unlink()
+        await agent.ready()
+        await cluster.apply(claim_pod("c"))
+        await cluster.wait_pod("c")
+        (device,) = [row["name"] for row in (await agent.status())["devices"] if row["owner"].startswith("dra")]
+        await agent.stop(signal.SIGKILL)
+        (record,) = (agent.control.parent / "claims").glob("*.json")
+        record.write_bytes(b"\0")  # so that the CDI file alone tells of the claim
+        await agent.start()
+        await agent.ready()
+        assert (await agent.device(device))["owner"] == "dra-prepared"
+        assert list(agent.cdi.glob("*claim*"))
