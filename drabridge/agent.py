@@ -349,6 +349,7 @@ class Agent:
         self._announcer.cluster = cluster
         watches = self._standby.take_watches() if self._standby is not None else None
         watches = watches or Watches(cluster, node, self._runtime.config.driver, self._resources)
+        watches.pods.slack = lambda: self._runtime.keeper.policy.absent_seconds
         watches.begin()
         watches.tell(self._runtime.evidence.hurry, self._wishes.annotate, self._resources)
         self._runtime.others.pods = watches.pods
@@ -424,7 +425,7 @@ class Agent:
         self._runtime.sinks.observe(fact)
         if isinstance(fact, deviceplugin.KubeletSeen):
             self._apply_soon(KubeletStarted(self._now()))
-        elif isinstance(fact, deviceplugin.StreamOpened):
+        elif isinstance(fact, deviceplugin.StreamOpened) and fact.expected:  # kubelet's, not a stranger's look
             self._apply_soon(Subscribed(self._now()))
 
     def _apply_soon(self, event: KubeletStarted | Subscribed) -> None:

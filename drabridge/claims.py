@@ -341,6 +341,7 @@ class ClaimSide:
             lookup=lambda device: runtime.inventory.lookup(device.name) or device_lookup(device),
             on_synced=runtime.changed.set,
             in_use=runtime.others.in_use,
+            pods=lambda: runtime.others.pods,
             unwell=lambda: runtime.keeper.health.error or runtime.cdi.error,
             clock=runtime.now,
         )

@@ -181,22 +181,50 @@ class _Container(TypedDict, total=False):
     restartPolicy: str | None
 
 
+class _Claimed(TypedDict, total=False):
+    resourceClaimName: str | None
+
+
 class _PodSpec(TypedDict, total=False):
     containers: list[_Container] | None
     initContainers: list[_Container] | None
+    resourceClaims: list[_Claimed] | None
+    terminationGracePeriodSeconds: int | None
 
 
 class _RequestMapping(TypedDict, total=False):
     resourceName: str | None
 
 
-class _ExtendedResourceClaimStatus(TypedDict, total=False):
+class _ExtendedResourceClaimStatus(_Claimed, total=False):
     requestMappings: list[_RequestMapping] | None
+
+
+class _Any(TypedDict, total=False):
+    """That it is there says it all."""
+
+
+class _State(TypedDict, total=False):
+    running: _Any | None
+    terminated: _Any | None
+
+
+class _ContainerStatus(TypedDict, total=False):
+    state: _State | None
+
+
+class _Condition(TypedDict, total=False):
+    type: str | None
 
 
 class _PodStatus(TypedDict, total=False):
     phase: str | None
     extendedResourceClaimStatus: _ExtendedResourceClaimStatus | None
+    resourceClaimStatuses: list[_Claimed] | None
+    conditions: list[_Condition] | None
+    initContainerStatuses: list[_ContainerStatus] | None
+    containerStatuses: list[_ContainerStatus] | None
+    ephemeralContainerStatuses: list[_ContainerStatus] | None
 
 
 class _OwnerReference(TypedDict, total=False):
@@ -216,7 +244,9 @@ class _PodMeta(TypedDict, total=False):
     uid: str | None
     annotations: _PodAnnotations | None
     ownerReferences: list[_OwnerReference] | None
+    creationTimestamp: str | None
     deletionTimestamp: str | None
+    deletionGracePeriodSeconds: int | None
 
 
 class PodFields(TypedDict, total=False):

@@ -45,9 +45,17 @@ class Follower(Protocol[T]):
 
 
 async def follow(
-    cluster: Cluster, kind: Kind, field_selector: str, follower: Follower[T], *, alone: asyncio.Lock | None = None
+    cluster: Cluster,
+    kind: Kind,
+    field_selector: str,
+    follower: Follower[T],
+    *,
+    alone: asyncio.Lock | None = None,
+    watched: str | None = None,
 ) -> None:
-    """Until cancelled. ``alone`` is held while a list is under way: for a follower that writes the same objects."""
+    """Until cancelled. ``alone`` is held while a list is under way: for a follower that writes the same objects.
+    ``watched`` selects what is watched, where that is more than what is listed.
+    """
     loop = asyncio.get_running_loop()
     delays = backoff(FIRST_SECONDS, MOST_SECONDS)
     while True:
@@ -59,7 +67,8 @@ async def follow(
                 for identity in listing.unreadable:
                     follower.unreadable("ADDED", identity)
             steady_at = loop.time() + STEADY_SECONDS
-            await _watch(cluster, kind, field_selector, follower, listing.resource_version)
+            selected = field_selector if watched is None else watched
+            await _watch(cluster, kind, selected, follower, listing.resource_version)
         except Exception as error:  # an ExpiredError as well: a server may say 410 to every watch
             if not isinstance(error, ClusterError):
                 log.exception("what the API server sent is not understood", extra={"kind": str(kind)})

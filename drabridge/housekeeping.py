@@ -42,6 +42,7 @@ class Housekeeping:
         self._claims.try_records()
         await self._pages.renew()
         await self._forget()
+        await self._end_lingering()
         self._runtime.legacy.learn()  # a device may have left its lane long enough ago to leave the list as well
         if self._runtime.keeper.ledger.node.merged:  # before, a file may be all that is known of a hold
             self._runtime.files.sweep(self._runtime.keeper.ledger)
@@ -66,6 +67,16 @@ class Housekeeping:
         if (failed or gone) and runtime.keeper.ledger.node.merged:  # the merge does it, too
             runtime.files.restore(runtime.keeper.ledger, runtime.devices)
             self._claims.renew_files()
+
+    async def _end_lingering(self) -> None:
+        """Claims that were unprepared a grace period ago, or whose pods were seen to end after that."""
+        runtime, pods, now = self._runtime, self._runtime.others.pods, self._runtime.now()
+        holds = [held for entry in runtime.keeper.ledger.entries.values() for held in entry.claims if held.lingers]
+        ends = {held.claim: held.lingers_until for held in holds}
+        for claim, until in ends.items():
+            ended = pods is not None and pods.saw_the_end(claim)
+            if ended or until <= now:
+                await runtime.keeper.apply(events.Unprepare(claim.uid, now, ended=ended))
 
     async def _forget(self) -> None:
         """Drop devices that are gone for good: unheld, unknown to the inventory, and quiescent at kubelet."""

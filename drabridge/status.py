@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.ledger.advertise import dra_schedulable, hindrance, legacy_healthy
-from drabridge.ledger.model import Entry, Hold, Lane, Ledger, Owner, PodRef, Policy
+from drabridge.ledger.model import ClaimHold, Entry, Hold, Lane, Ledger, Owner, PodRef, Policy
 
 API_VERSION = "drabridge/v1alpha1"
 _UNPUBLISHED = "waits for the API server, which has not taken our slices"  # kubelet is asked when it has
@@ -80,8 +80,9 @@ def document(
         "startedAt": stamp(started_at),
         "ready": not not_ready,
         "notReadyBecause": list(not_ready),
-        "notes": [*notes, *map(str, snapshot.collisions)],
+        "notes": [*notes, *filter(None, [releases_wait(ledger, policy, now)]), *map(str, snapshot.collisions)],
         "collisions": list(map(str, snapshot.collisions)),
+        "releasesSuspendedUntil": stamp(until) if (until := ledger.node.releases_suspended_until) > now else "",
         "endpoints": [
             {
                 "api": endpoint.api,
@@ -196,9 +197,29 @@ def evidence(entry: Entry) -> str:
         return f"released: {entry.released_because}" if entry.released_because else "never held"
     hold = [f"{entry.hold.because}{_seen(entry, entry.hold)}"] if entry.hold is not None else []
     claims = [
-        f"{held.phase}{'' if held.api_allocated else ' (no longer allocated in the API)'}" for held in entry.claims
+        f"{held.phase}{_lingering(held)}{'' if held.api_allocated else ' (no longer allocated in the API)'}"
+        for held in entry.claims
     ]
     return ", ".join([*hold, *claims]) or str(entry.owner)
+
+
+def _lingering(held: ClaimHold) -> str:
+    if not held.lingers:
+        return ""
+    return f", unprepared, its processes may go on until {stamp(held.lingers_until)}"
+
+
+def releases_wait(ledger: Ledger, policy: Policy, now: float) -> str:
+    """Until when no hold of a pod with limits ends, and why; "" if nothing is held, or holds may end."""
+    node = ledger.node
+    held = sum(entry.hold is not None for entry in ledger.entries.values())
+    if now >= node.releases_suspended_until or not held:
+        return ""
+    return (
+        f"no device that a pod holds is released before {stamp(node.releases_suspended_until)}: "
+        f"{node.suspended_because or 'kubelet or the agent started'} less than {policy.settle_seconds:g} s ago "
+        "(safety.settleSeconds), and kubelet may not show all of its pods yet"
+    )
 
 
 def _seen(entry: Entry, hold: Hold) -> str:

@@ -19,7 +19,7 @@ from drabridge.dra.health import HealthBoard
 from drabridge.dra.locks import Locks
 from drabridge.dra.metadata import MetadataFiles
 from drabridge.dra.planning import LookupOf, Planner, device_lookup
-from drabridge.dra.ports import InUse, Inventory, nobody
+from drabridge.dra.ports import ClaimPods, InUse, Inventory, no_pods, nobody
 from drabridge.dra.prepare import Preparer
 from drabridge.dra.publisher import Publisher, PublisherState
 from drabridge.dra.records import RecordStore
@@ -94,6 +94,7 @@ class DraDriver:
         lookup: LookupOf = device_lookup,
         on_synced: Callable[[], None] = lambda: None,
         in_use: InUse = nobody,
+        pods: Callable[[], ClaimPods | None] = no_pods,
         unwell: Callable[[], str] = str,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -137,6 +138,7 @@ class DraDriver:
             boot_id=boot_id,
             observer=self._observe,
             in_use=in_use,
+            pods=pods,
             clock=clock,
         )
         self._upkeep = Upkeep(

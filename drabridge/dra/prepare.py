@@ -26,7 +26,7 @@ from drabridge.dra.hooks import HookRunner, decode_hook
 from drabridge.dra.locks import Locks
 from drabridge.dra.metadata import MetadataFiles
 from drabridge.dra.planning import NotReadyError, Planned, Planner, cdi_devices, metadata_facts
-from drabridge.dra.ports import InUse, Inventory, nobody
+from drabridge.dra.ports import ClaimPods, InUse, Inventory, no_pods, nobody
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
 from drabridge.dra.tasks import join, to_the_end
 from drabridge.errors import ConfigError, DrabridgeError, HostError, PeerError, RefusedError
@@ -79,6 +79,7 @@ class Preparer:
         budget_seconds: float = BUDGET_SECONDS,
         settle_seconds: float = SETTLE_SECONDS,
         in_use: InUse = nobody,
+        pods: Callable[[], ClaimPods | None] = no_pods,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.planner = planner
@@ -95,6 +96,7 @@ class Preparer:
         self._budget_seconds = budget_seconds
         self._settle_seconds = settle_seconds
         self._in_use = in_use
+        self._pods = pods
         self._clock = clock
         self._hooks = HookRunner()
         self._preparing: dict[str, asyncio.Task[tuple[PreparedDevice, ...]]] = {}
@@ -154,7 +156,7 @@ class Preparer:
         if record is not None:  # a crash, or another allocation: begin from nothing
             await self._check_closed(record)
             await self._undo(record)
-            await self._keeper.apply(events.Unprepare(claim.uid, self._clock()))
+            await self._keeper.apply(self._unprepared(claim))
         assert allocation is not None
         plans = self.planner.plan(allocation, self._inventory())
         return await self._fresh(allocation, plans), False
@@ -184,7 +186,7 @@ class Preparer:
         )
         self._records.save(record)
         try:
-            decision = await self._grant(events.Prepare(claim, uses, self._clock()))
+            decision = await self._grant(self._asked(claim, uses))
             if not decision.accepted:
                 raise _refused(decision)
             devices = await self._effects(allocation.claim, allocation.pod_claim_name, plans, hooks=True)
@@ -199,7 +201,7 @@ class Preparer:
         claim, snapshot = record.claim, self._inventory()
         plans = [self.planner.again(claim.uid, device, snapshot) for device in record.devices]
         uses = tuple(result.use() for result in allocation.results) if allocation else record.uses
-        decision = await self._grant(events.Prepare(claim, uses, self._clock()))
+        decision = await self._grant(self._asked(claim, uses))
         if not decision.accepted:
             raise _refused(decision)
         rebooted = record.boot_id != self._boot_id
@@ -257,8 +259,11 @@ class Preparer:
         """Ask the API server about a claim; tell the ledger what it let go of. What is prepared stays held.
 
         Returns whether any device here is no longer allocated to it: none is, or it was allocated anew. Raises
-        ClusterError when it cannot be asked: then the claim keeps what it has, as with an answer without sense.
+        ClusterError when it cannot be asked: then the claim keeps what it has, as with an answer without sense, or
+        while processes of its pods may go on: kubelet may have heard earlier than we that they are gone.
         """
+        if not self._lingering(claim) and self._lingers(claim):
+            return False
         try:
             obj = await self._cluster.get(self.claims, claim.name, namespace=claim.namespace)
         except NotFoundError:
@@ -276,12 +281,18 @@ class Preparer:
         await self._keeper.apply(events.ClaimDeallocated(claim.uid, self._clock(), kept))
         return True
 
+    def _lingering(self, claim: ClaimRef) -> bool:
+        """Whether the ledger knows of processes that may go on: then it holds the devices, whoever deallocates."""
+        ledger = self._keeper.ledger
+        held = (ledger.entries[name].claim(claim.uid) for name in ledger.by_claim.get(claim.uid, ()))
+        return any(one is not None and one.phase is Phase.PREPARED for one in held)
+
     async def _roll_back(self, record: ClaimRecord, error: BaseException) -> None:
         """Undo this attempt. What cannot be undone stays recorded as started: the next call begins with it."""
         try:
             if not isinstance(error, RefusedError):
                 await self._undo(record)
-                await self._keeper.apply(events.Unprepare(record.claim.uid, self._clock()))
+                await self._keeper.apply(self._unprepared(record.claim))
             self._records.delete(record.claim.uid)
         except DrabridgeError as problem:
             log.error("prepare not rolled back", extra={"claim": record.claim.uid, "error": str(problem)})
@@ -319,10 +330,27 @@ class Preparer:
             await self._undo(record)
         else:  # unknown, or its record was damaged: what has the UID in its name goes all the same
             self._remove_files(claim)
-        decision = await self._keeper.apply(events.Unprepare(claim.uid, self._clock()))
+        decision = await self._keeper.apply(self._unprepared(claim))
         if not decision.accepted:
             raise _refused(decision)
         self._records.delete(claim.uid)
+
+    def _asked(self, claim: ClaimRef, uses: tuple[events.Use, ...]) -> events.Prepare:
+        pods = self._pods()
+        return events.Prepare(claim, uses, self._clock(), pods.grace(claim) if pods is not None else 0.0)
+
+    def _unprepared(self, claim: ClaimRef) -> events.Unprepare:
+        return events.Unprepare(claim.uid, self._clock(), self._lingers(claim))
+
+    def _lingers(self, claim: ClaimRef) -> float:
+        """Kubelet unprepares the claims of force-deleted pods while their containers have their grace period, so what
+        is unprepared is not free yet where nobody saw the pod end (kubernetes#141471).
+        """
+        pods, ledger = self._pods(), self._keeper.ledger
+        if pods is None:
+            return 0.0
+        held = (ledger.entries[name].claim(claim.uid) for name in ledger.by_claim.get(claim.uid, ()))
+        return pods.lingers(claim, max((one.grace for one in held if one is not None), default=0.0))
 
     async def _check_closed(self, record: ClaimRecord) -> None:
         """Kubelet unprepares claims of force-deleted pods while their containers run (pkg/kubelet/cm/dra/manager.go,

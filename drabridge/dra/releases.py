@@ -61,8 +61,10 @@ class Releases:
 
 def idle_claims(ledger: Ledger) -> frozenset[ClaimRef]:
     """Claims with devices here that are not prepared: all of theirs, or those of an allocation before the present one.
+    And those that only linger.
 
     Without a name a claim cannot be asked about.
     """
     holds = (held for entry in ledger.entries.values() for held in entry.claims)
-    return frozenset(held.claim for held in holds if held.phase is not Phase.PREPARED and held.claim.name)
+    idle = (held for held in holds if held.phase is not Phase.PREPARED or held.lingers)
+    return frozenset(held.claim for held in idle if held.claim.name)

@@ -51,8 +51,7 @@ class Others:
         ledger = self._ledger()
         unaccounted = self.pods.unaccounted(ledger, observed) if self.pods is not None else None
         self._unaccounted = unaccounted or {}
-        if self.pods is not None and (found := observed.checkpoint) is not None:
-            observed = replace(observed, checkpoint=replace(found, pods=self.pods.named(found.pods)))
+        observed = replace(observed, alone=True) if self.pods is None else self.pods.enrich(observed)
         return replace(
             observed,
             unaccounted=unaccounted,

@@ -39,9 +39,9 @@ def _counted(held: ClaimHold, entry: Entry) -> bool:
     """Whether the scheduler counts a claim's hold, so that it gives the device to nobody whom we would refuse.
 
     It keeps whole devices and shares apart: one that is offered in the other manner than it is held is free to it, and
-    so is what a claim that is no longer allocated has here until it is unprepared.
+    so is what a claim that is no longer allocated has here until it is unprepared, or while its processes linger.
     """
-    known = held.api_allocated or (entry.device.shareable and not entry.device.capacity)
+    known = (held.api_allocated and not held.lingers) or (entry.device.shareable and not entry.device.capacity)
     return known and bool(held.shares) is entry.device.shareable
 
 

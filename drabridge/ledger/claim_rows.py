@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from drabridge.inventory.model import Presence
 from drabridge.ledger import refusal
 from drabridge.ledger.draft import Demand, Draft, Outcome
-from drabridge.ledger.events import Use
+from drabridge.ledger.events import Unprepare, Use
 from drabridge.ledger.model import (
     ClaimHold,
     Entry,
@@ -44,7 +44,7 @@ def _with(claims: tuple[ClaimHold, ...], new: ClaimHold) -> tuple[ClaimHold, ...
 
 
 def _give(draft: Draft, entry: Entry, demand: Demand, phase: Phase) -> Entry:
-    new = ClaimHold(demand.claim, phase, draft.at, _shares(demand.use))
+    new = ClaimHold(demand.claim, phase, draft.at, _shares(demand.use), grace=demand.grace)
     return settle(draft, entry, entry.hold, (*entry.claims, new))
 
 
@@ -87,7 +87,8 @@ def _join(draft: Draft, entry: Entry, demand: Demand, phase: Phase) -> Outcome:
     other = next((held for held in entry.holders if held.claim.uid != demand.claim.uid), None)
     new_share = use.share is not None and (known is None or all(use.share.id != share.id for share in known.shares))
     shared = entry.device.shareable and use.share and all(held.shares for held in entry.holders)
-    stronger = phase is Phase.PREPARED and (known is None or known.phase is not Phase.PREPARED)
+    # One that lingers is prepared anew: another pod has the claim now.
+    stronger = phase is Phase.PREPARED and (known is None or known.phase is not Phase.PREPARED or bool(known.lingers))
     if (known is None or stronger) and other is not None and not shared:
         return refusal.exclusive(entry, other, draft.at)
     if new_share and use.share and (over := _overcommitted(entry, use.share)):
@@ -104,6 +105,8 @@ def _join(draft: Draft, entry: Entry, demand: Demand, phase: Phase) -> Outcome:
         since=draft.at if stronger else known.since,
         shares=shares,
         api_allocated=True,
+        grace=max(known.grace, demand.grace),
+        lingers=0.0 if stronger else known.lingers,
     )
     return settle(draft, entry, entry.hold, _with(entry.claims, changed))
 
@@ -155,7 +158,7 @@ def found_prepared(draft: Draft, entry: Entry, demand: Demand) -> Outcome:
             return entry
         return replace(entry, claims=_with(entry.claims, replace(known, shares=shares)), seq=draft.seq)
     claim = known.claim if known and known.claim.name else demand.claim  # a CDI file does not know the names
-    new = ClaimHold(claim, Phase.PREPARED, draft.at, shares)
+    new = ClaimHold(claim, Phase.PREPARED, draft.at, shares, grace=known.grace if known else 0.0)
     hold = None if entry.owner is Owner.QUARANTINE and entry.hold and not entry.hold.confirmed else entry.hold
     return settle(draft, entry, hold, _with(entry.claims, new))
 
@@ -178,19 +181,24 @@ def deallocate(draft: Draft, entry: Entry, uid: str) -> Outcome:
     )
 
 
-def unprepare(draft: Draft, entry: Entry, uid: str) -> Outcome:
+def unprepare(draft: Draft, entry: Entry, event: Unprepare) -> Outcome:
     """No container uses the claim here. The device is free only if the API server has taken it back as well; it was
-    held since it was prepared.
+    held since it was prepared. Processes that linger keep it, and a wait that has begun is never cut short.
     """
 
     def back(held: ClaimHold) -> ClaimHold | None:
         if held.phase is not Phase.PREPARED:
             return held
-        if held.admin or not held.api_allocated:
+        if held.admin:
             return None
-        return replace(held, phase=Phase.GRANTED)
+        lingers = 0.0 if event.ended else max(event.lingers, held.lingers_until - draft.at)
+        if lingers > 0.0:
+            return replace(held, since=draft.at, lingers=lingers)
+        if not held.api_allocated:
+            return None
+        return replace(held, phase=Phase.GRANTED, grace=0.0, lingers=0.0)
 
-    return _each(draft, entry, uid, back, "no container uses the claim and it is deallocated")
+    return _each(draft, entry, event.uid, back, "no container uses the claim and it is deallocated")
 
 
 def _each(draft: Draft, entry: Entry, uid: str, change: Any, because: str) -> Entry:

@@ -125,6 +125,7 @@ def node_to_json(node: NodeState) -> Json:
         "boot_id": node.boot_id,
         "kubelet_started_at": node.kubelet_started_at,
         "releases_suspended_until": node.releases_suspended_until,
+        "suspended_because": node.suspended_because,
         "denied": sorted(node.denied),
         "lost": node.lost,
     }
@@ -136,6 +137,7 @@ def node_from_json(data: Mapping[str, Any]) -> NodeState:
         boot_id=_text(data.get("boot_id", "")),
         kubelet_started_at=float(data.get("kubelet_started_at", 0.0)),
         releases_suspended_until=float(data.get("releases_suspended_until", 0.0)),
+        suspended_because=_text(data.get("suspended_because", "")),
         denied=frozenset(_texts(data.get("denied", ()))),
         lost=_text(data.get("lost", "")),
     )
@@ -155,11 +157,13 @@ def _hold_to_json(hold: Hold) -> Json:
     }
     if hold.resource:
         data["resource"] = hold.resource
+    if hold.grace:
+        data["grace"] = hold.grace
     return data
 
 
 def _hold_from_json(data: Mapping[str, Any]) -> Hold:
-    """Absences are not kept: a new agent counts from the start."""
+    """Absences are not kept, nor what kubelet has shown: a new agent counts from the start."""
     return Hold(
         _texts(data.get("units", ())),
         float(data["allocated_at"]),
@@ -171,6 +175,7 @@ def _hold_from_json(data: Mapping[str, Any]) -> Hold:
         ),
         because=HeldBecause(data.get("because", HeldBecause.TOO_YOUNG)),
         resource=_text(data.get("resource", "")),
+        grace=float(data.get("grace", 0.0)),
     )
 
 
@@ -185,6 +190,10 @@ def _claim_to_json(held: ClaimHold) -> Json:
     }
     if held.admin:
         data["admin"] = True
+    if held.grace:
+        data["grace"] = held.grace
+    if held.lingers:
+        data["lingers"] = held.lingers
     if held.shares:
         data["shares"] = [{"id": share.id, "consumed": dict(share.consumed)} for share in held.shares]
     return data
@@ -198,6 +207,8 @@ def _claim_from_json(data: Mapping[str, Any]) -> ClaimHold:
         tuple(Share(_text(share["id"]), _amounts(share.get("consumed", {}))) for share in data.get("shares", ())),
         bool(data.get("admin", False)),
         bool(data.get("api_allocated", True)),
+        float(data.get("grace", 0.0)),
+        float(data.get("lingers", 0.0)),
     )
 
 

@@ -74,3 +74,4 @@ class Demand(NamedTuple):
     claim: ClaimRef
     use: Use
     guarded: bool = False
+    grace: float = 0.0

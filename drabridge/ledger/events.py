@@ -81,6 +81,11 @@ class Observed(Struct, frozen=True):
     """From PodResources: device name -> claims that a container has it by."""
     allocated: tuple[Allocation, ...] | None = ()
     """LIST of claims, asked for while a device is in quarantine; None: the API server did not answer."""
+    ended: frozenset[str] = frozenset()
+    """From the API server: UIDs of pods that were seen to have ended, all of their containers included."""
+    grace: Mapping[str, float] = field(default_factory=dict)
+    """From the API server: the UIDs of pods -> seconds that they have to end when they are deleted."""
+    alone: bool = False  # no API server is followed: no claim gets a device, and kubelet's word is enough
 
 
 class KubeletStarted(Struct, frozen=True):
@@ -115,18 +120,28 @@ class ClaimDeallocated(Struct, frozen=True):
 
 
 class Prepare(Struct, frozen=True):
-    """NodePrepareResources for one claim that the API server, asked just now, shows allocated. All or nothing."""
+    """NodePrepareResources for one claim that the API server, asked just now, shows allocated. All or nothing.
+
+    ``grace``: seconds that the pods of the claim have to end when they are deleted; 0: not known.
+    """
 
     claim: ClaimRef
     uses: tuple[Use, ...]
     at: float
+    grace: float = 0.0
 
 
 class Unprepare(Struct, frozen=True):
-    """No container uses the claim, its CDI file is gone: NodeUnprepareResources, or a Prepare that was undone."""
+    """No container uses the claim, its CDI file is gone: NodeUnprepareResources, or a Prepare that was undone.
+
+    ``lingers``: kubelet says so, and processes of a pod that is gone may go on for so many seconds. The event comes
+    again when the time is over; or earlier, with ``ended``, when the pods were seen to end all the same.
+    """
 
     uid: str
     at: float
+    lingers: float = 0.0
+    ended: bool = False
 
 
 class SetLane(Struct, frozen=True):

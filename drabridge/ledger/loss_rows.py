@@ -35,7 +35,7 @@ def quarantine(draft: Draft, entry: Entry, reason: str) -> Outcome:
 
 
 _NOBODY_SEEN = frozenset(  # kubelet was asked and shows nobody: only what would make it certain is missing
-    {HeldBecause.ONCE_ABSENT, HeldBecause.NO_SECOND_WITNESS, HeldBecause.POD_UNACCOUNTED}
+    {HeldBecause.ONCE_ABSENT, HeldBecause.NO_SECOND_WITNESS, HeldBecause.POD_UNACCOUNTED, HeldBecause.GRACE_PERIOD}
 )
 
 
@@ -61,7 +61,7 @@ def resolve(draft: Draft, entry: Entry, event: Resolve) -> Outcome:
 def reboot(draft: Draft, entry: Entry, what: None) -> Outcome:
     """No container of the last boot runs: nothing is prepared. Legacy holds stay, for kubelet's checkpoint does too."""
     claims = tuple(
-        replace(held, phase=Phase.GRANTED, since=draft.at) if held.phase is Phase.PREPARED else held
+        replace(held, phase=Phase.GRANTED, since=draft.at, lingers=0.0) if held.phase is Phase.PREPARED else held
         for held in entry.claims
         if not (held.phase is Phase.PREPARED and (held.admin or not held.api_allocated))
     )

@@ -31,7 +31,7 @@ from drabridge.ledger.outcome import (
 )
 from drabridge.ledger.release import Witness
 from drabridge.ledger.settle import begin
-from drabridge.ledger.shown import NO_CLAIMS, Shown, claims, seen, seen_elsewhere, strange, unaccounted
+from drabridge.ledger.shown import NO_CLAIMS, Shown, claims, known_of_pods, seen, seen_elsewhere, strange, unaccounted
 from drabridge.ledger.stamps import not_after
 from drabridge.ledger.table import TABLE, Signal, Transition
 
@@ -95,7 +95,7 @@ def _prepare(draft: Draft, event: ev.Prepare) -> None:
         return
     for use in event.uses:
         signal = Signal.PREPARE_ADMIN if use.admin else Signal.PREPARE
-        _signal(draft, signal, use.device, Demand(event.claim, use))
+        _signal(draft, signal, use.device, Demand(event.claim, use, grace=event.grace))
 
 
 def _starting(draft: Draft, names: Iterable[str]) -> None:
@@ -124,6 +124,11 @@ def _of_claim(signal: Signal) -> Callable[[Draft, Any], None]:
             _signal(draft, signal, name, event.uid)
 
     return handle
+
+
+def _unprepared(draft: Draft, event: ev.Unprepare) -> None:
+    for name in draft.ledger.by_claim.get(event.uid, ()):
+        _signal(draft, Signal.UNPREPARE, name, event)
 
 
 def _claim_deallocated(draft: Draft, event: ev.ClaimDeallocated) -> None:
@@ -170,7 +175,10 @@ def _observed(draft: Draft, event: ev.Observed) -> None:
                 opened.get(entry.device.name),
                 tuple(unit for shown in (listed, checkpoint) if shown is not None for _, unit in shown.units(entry)),
                 *of_claims,
+                alone=event.alone,
             )
+            if event.ended or event.grace:
+                witness = known_of_pods(event, entry, witness)
             _act(draft, Signal.SEEN if witness.pods else Signal.ABSENT, entry, witness)
 
 
@@ -183,11 +191,13 @@ def _kubelet_began(draft: Draft, event: ev.KubeletStarted | ev.Subscribed) -> No
         if entry.hold is not None:
             _signal(draft, Signal.RECOUNT, entry.device.name, None)
     started = event.at if isinstance(event, ev.KubeletStarted) else draft.node_now.kubelet_started_at
+    why = "kubelet started" if isinstance(event, ev.KubeletStarted) else "kubelet opened the list of devices anew"
     _set_node(
         draft,
         kubelet_started_at=started,
         kubelet_seq=draft.seq,
         releases_suspended_until=max(draft.node_now.releases_suspended_until, event.at + draft.policy.settle_seconds),
+        suspended_because=why,
     )
 
 
@@ -219,6 +229,7 @@ def _restarted(draft: Draft, event: ev.Restarted) -> None:
         lost="",
         kubelet_seq=draft.seq,
         releases_suspended_until=event.at + draft.policy.settle_seconds,  # no earlier one, by our clock, ends later
+        suspended_because="the agent started",
     )
 
 
@@ -372,7 +383,7 @@ _HANDLERS: dict[type, Callable[[Draft, Any], None]] = {
     ev.ClaimAllocated: _claim_allocated,
     ev.ClaimDeallocated: _claim_deallocated,
     ev.Prepare: _prepare,
-    ev.Unprepare: _of_claim(Signal.UNPREPARE),
+    ev.Unprepare: _unprepared,
     ev.SetLane: _of_device(Signal.SET_LANE, lambda event: event),
     ev.Withdrawn: _of_device(Signal.WITHDRAWN, lambda event: event.since_seq),
     ev.SliceWithdrawn: _of_device(Signal.SLICE_WITHDRAWN, lambda event: event.since_seq),

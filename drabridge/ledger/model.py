@@ -98,6 +98,7 @@ class HeldBecause(StrEnum):
     IN_CHECKPOINT = "in-checkpoint"  # not listed, but kubelet's checkpoint names it: an init container
     POD_UNACCOUNTED = "pod-unaccounted"  # a pod bound here asks for the resource and kubelet shows no device for it
     STILL_OPEN = "still-open"  # a process has the device node open
+    GRACE_PERIOD = "grace-period"  # its pod is gone, nobody saw it end: its processes may use their grace period
     ONCE_ABSENT = "once-absent"  # not seen; one look is not enough
 
 
@@ -113,6 +114,9 @@ class Hold(Struct, frozen=True):
     pods: tuple[PodRef, ...] = ()
     because: HeldBecause = HeldBecause.TOO_YOUNG
     resource: str = ""  # what kubelet counts it under, where that is not, or no longer, the device's; else empty
+    known: bool = False  # this kubelet process asked for it, or has shown it
+    unseen_since: float = 0.0  # the first look of this agent that did not show it, whatever else was in the way
+    grace: float = 0.0  # seconds that its pods have to end when they are deleted; 0: not known
 
 
 class Share(Struct, frozen=True):
@@ -131,6 +135,13 @@ class ClaimHold(Struct, frozen=True):
     shares: tuple[Share, ...] = ()
     admin: bool = False
     api_allocated: bool = True  # False once the API server was seen without the allocation
+    grace: float = 0.0  # seconds that its pods have to end when they are deleted; 0: not known
+    lingers: float = 0.0  # unprepared at ``since``, and processes of its pods may go on for so many seconds; else 0
+
+    @property
+    def lingers_until(self) -> float:
+        """Until when processes may have the device although kubelet has unprepared the claim; 0: it has not."""
+        return self.since + self.lingers if self.lingers else 0.0
 
 
 class Move(Struct, frozen=True):
@@ -270,6 +281,7 @@ class NodeState(NamedTuple):
     kubelet_started_at: float = 0.0
     kubelet_seq: int = 0  # evidence gathered before this sequence number came from an earlier kubelet
     releases_suspended_until: float = 0.0
+    suspended_because: str = ""  # who began, for people
     denied: frozenset[str] = frozenset()  # claim UIDs whose lease was denied (G2)
     lost: str = ""  # why the record was lost; until the merge, a device without an entry is quarantined, not free
 

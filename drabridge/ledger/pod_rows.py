@@ -30,7 +30,7 @@ from drabridge.ledger.settle import obstacle, settle
 
 def take(draft: Draft, entry: Entry, units: tuple[str, ...]) -> Outcome:
     """Allocate of a free device."""
-    return obstacle(draft, entry) or settle(draft, entry, Hold(units, draft.at), entry.claims)
+    return obstacle(draft, entry) or settle(draft, entry, Hold(units, draft.at, known=True), entry.claims)
 
 
 def take_shared(draft: Draft, entry: Entry, units: tuple[str, ...]) -> Outcome:
@@ -50,7 +50,8 @@ def retake(draft: Draft, entry: Entry, units: tuple[str, ...]) -> Outcome:
         return refusal.not_present(entry)
     old = entry.hold or Hold()
     kept = old.units if set(units) <= set(old.units) else tuple(sorted({*old.units, *units}))
-    return settle(draft, entry, Hold(kept, draft.at, False, old.last_seen, pods=old.pods), entry.claims)
+    hold = Hold(kept, draft.at, False, old.last_seen, pods=old.pods, known=True, grace=old.grace)
+    return settle(draft, entry, hold, entry.claims)
 
 
 def preempt(draft: Draft, entry: Entry, units: tuple[str, ...]) -> Outcome:
@@ -58,11 +59,12 @@ def preempt(draft: Draft, entry: Entry, units: tuple[str, ...]) -> Outcome:
     if not draft.policy.g2:
         return refusal.held(entry, draft.at)
     draft.denied += [held.claim.uid for held in entry.holders]
-    return settle(draft, entry, Hold(units, draft.at), tuple(held for held in entry.claims if held.admin))
+    hold = Hold(units, draft.at, known=True)
+    return settle(draft, entry, hold, tuple(held for held in entry.claims if held.admin))
 
 
 def confirm(draft: Draft, entry: Entry, witness: Witness) -> Outcome:
-    """Kubelet shows the pod."""
+    """Kubelet shows the pod. What it has to end is on disk from then on: the pod may be gone when an agent starts."""
     hold = entry.hold or Hold()
     seen = release.seen(hold, witness, draft.at)
     if hold.units != entry.device.units:
@@ -71,6 +73,8 @@ def confirm(draft: Draft, entry: Entry, witness: Witness) -> Outcome:
             seen = replace(seen, units=(*hold.units, *sorted(missing)))
         elif draft.at >= draft.ledger.node.releases_suspended_until:
             seen = release.without_ended_shares(seen, entry, witness, draft.at, draft.policy)
+    if seen.grace != hold.grace:
+        return replace(entry, hold=seen, seq=draft.seq)
     return entry if seen is hold else replace(entry, hold=seen)
 
 
@@ -86,7 +90,15 @@ def adopt(draft: Draft, entry: Entry, witness: Witness) -> Outcome:
             entry = replace(entry, hold=hold, seq=draft.seq)
         return confirm(draft, entry, witness)
     hold = Hold(
-        units, draft.at, True, draft.at, pods=witness.pods, because=HeldBecause.RUNNING, resource=witness.elsewhere
+        units,
+        draft.at,
+        True,
+        draft.at,
+        pods=witness.pods,
+        because=HeldBecause.RUNNING,
+        resource=witness.elsewhere,
+        known=True,
+        grace=witness.grace,
     )
     message = f"{entry.name} was recorded as {entry.owner}, and kubelet shows {', '.join(map(str, witness.pods))} on it"
     if witness.elsewhere:
@@ -128,7 +140,8 @@ def _allocated(draft: Draft, witness: Witness) -> list[ClaimHold]:
 
 
 def recount(draft: Draft, entry: Entry, what: Any) -> Outcome:
-    """Kubelet or the agent began anew: absences seen so far count no more."""
-    if entry.hold is None or not entry.hold.absences:
+    """Kubelet or the agent began anew: absences seen so far count no more, nor does what kubelet has shown."""
+    hold = entry.hold
+    if hold is None or not (hold.absences or hold.known or hold.unseen_since):
         return entry
-    return replace(entry, hold=replace(entry.hold, absences=0, absent_since=0.0))
+    return replace(entry, hold=replace(hold, absences=0, absent_since=0.0, known=False, unseen_since=0.0))

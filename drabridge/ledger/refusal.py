@@ -35,6 +35,11 @@ def clock(then: float, now: float) -> str:
     return moment.strftime("%H:%M UTC" if 0 <= now - then < _DAY_SECONDS else "%Y-%m-%d %H:%M UTC")
 
 
+def moment(then: float) -> str:
+    """``14:02:05 UTC``: what is over within the hour."""
+    return datetime.fromtimestamp(then, UTC).strftime("%H:%M:%S UTC")
+
+
 def holder(entry: Entry, but: Hold | None = None, nor: tuple[ClaimHold, ...] = ()) -> str:
     """Who holds the device, without times; "" if nobody does. ``but`` and ``nor`` are holders to leave out."""
     names = []
@@ -139,12 +144,15 @@ def overcommitted(entry: Entry, capacity: str, wanted: int, left: int) -> Refusa
 
 def exclusive(entry: Entry, other: ClaimHold, at: float, more: str = "") -> Refusal:
     """Another claim holds a device that cannot be shared."""
-    left = "" if other.api_allocated else " and not unprepared since it was deallocated"
+    how, left = _PHASE[other.phase], "" if other.api_allocated else " and not unprepared since it was deallocated"
+    if other.lingers:
+        how = "unprepared"
+        left = f"; processes of its pod, which nobody saw end, may use it until {moment(other.lingers_until)}"
     return Refusal(
         entry.name,
         RefusalCode.CLAIM_HELD,
         f"claim {other.claim}",
-        f"{entry.name} is held by claim {other.claim}{more}, {_PHASE[other.phase]} {clock(other.since, at)}{left}",
+        f"{entry.name} is held by claim {other.claim}{more}, {how} {clock(other.since, at)}{left}",
         left and f"if nothing uses it any more, 'drabridge lanes release {entry.name}' ends that",
     )
 

@@ -1,5 +1,8 @@
 """When has a legacy pod let go of a device? The DevicePlugin API never says; this rule does, and in doubt it says no.
 
+A pod that was seen to end has ended. One that is gone otherwise, as after a force delete, counts as running for its
+grace period: kubelet before 1.31, and any that learns of it late, grants it (kubernetes#120449, #119276).
+
 PodResources List is not enough: it leaves out plain init containers (kubernetes/kubernetes#120501), pods that were
 force-deleted while they run (#104824), everything that a new kubelet has not re-synced, and the moments between
 Allocate's reply and kubelet's own record. So a hold ends only when every witness that can be asked agrees, twice, some
@@ -32,6 +35,9 @@ class Witness(Struct, frozen=True):
     elsewhere: str = (
         ""  # the resource that the units are counted under, where it is not one that is known for the device
     )
+    ended: bool = False  # API server: the pods of the hold were seen to end
+    grace: float = 0.0  # API server: what the pods that are shown have to end; 0: not known
+    alone: bool = False  # no API server is followed, hence claims get nothing
 
     @property
     def pods(self) -> tuple[PodRef, ...]:
@@ -54,10 +60,23 @@ def using(entry: Entry, claimed: Iterable[ClaimRef]) -> tuple[ClaimRef, ...]:
 def seen(hold: Hold, witness: Witness, at: float) -> Hold:
     """The hold after evidence that shows it. Names from PodResources are preferred to the checkpoint's bare UIDs."""
     pods = witness.listed or witness.pods
-    if hold.confirmed and hold.pods == pods and not hold.absences and hold.because is HeldBecause.RUNNING:
+    if pods != hold.pods:
+        pods = tuple(_with_uid(pod, hold.pods) for pod in pods)
+    grace = witness.grace or hold.grace
+    as_before = hold.confirmed and hold.known and hold.pods == pods and hold.grace == grace
+    if as_before and not hold.unseen_since and hold.because is HeldBecause.RUNNING:
         return hold if hold.last_seen == at else replace(hold, last_seen=at)
     return replace(
-        hold, confirmed=True, last_seen=at, absences=0, absent_since=0.0, pods=pods, because=HeldBecause.RUNNING
+        hold,
+        confirmed=True,
+        last_seen=at,
+        absences=0,
+        absent_since=0.0,
+        pods=pods,
+        because=HeldBecause.RUNNING,
+        known=True,
+        unseen_since=0.0,
+        grace=grace,
     )
 
 
@@ -78,6 +97,13 @@ def without_ended_shares(hold: Hold, entry: Entry, witness: Witness, at: float, 
     return replace(hold, units=tuple(unit for unit in hold.units if unit not in ended)) if ended else hold
 
 
+def _with_uid(pod: PodRef, before: Iterable[PodRef]) -> PodRef:
+    """PodResources does not know UIDs; the API server said it, perhaps when it could be asked the last time."""
+    if pod.uid or not pod.name:
+        return pod
+    return next((known for known in before if replace(known, uid="") == pod), pod)
+
+
 def weigh(
     hold: Hold, witness: Witness, *, at: float, suspended_until: float, policy: Policy, strict: bool = False
 ) -> Hold | Free:
@@ -89,7 +115,8 @@ def weigh(
     if strict and witness.claimed:
         return _held(hold, HeldBecause.RUNNING)
     if witness.checkpointed:
-        return _held(hold, HeldBecause.IN_CHECKPOINT)
+        return _held(hold, HeldBecause.IN_CHECKPOINT, 0.0)
+    hold = hold if hold.unseen_since else replace(hold, unseen_since=at)
     if witness.opened:
         return _held(hold, HeldBecause.STILL_OPEN)
     if at < suspended_until:
@@ -99,7 +126,9 @@ def weigh(
     by_checkpoint = witness.checkpointed is not None and witness.barrier
     by_api = witness.unaccounted is not None
     by_everybody = by_api and witness.allocated is not None and (by_checkpoint or witness.checkpointed is None)
-    enough = by_everybody if strict else by_checkpoint or by_api
+    # Kubelet without its checkpoint (a usual piece of advice) skips what runs: both of its answers are silent then.
+    by_kubelet = by_checkpoint and (hold.known or witness.alone or witness.opened is False)
+    enough = by_everybody if strict else by_kubelet or by_api
     if not enough:
         return _held(hold, HeldBecause.NO_SECOND_WITNESS)
     if at - hold.allocated_at < (policy.min_hold_seconds if hold.confirmed else policy.unconfirmed_seconds):
@@ -108,6 +137,8 @@ def weigh(
     absences = hold.absences + 1
     if absences < policy.absent_lists or at - since < policy.absent_seconds:
         return replace(hold, absences=absences, absent_since=since, because=HeldBecause.ONCE_ABSENT)
+    if hold.grace and not witness.ended and at - hold.unseen_since < hold.grace + policy.absent_seconds:
+        return replace(hold, absences=absences, absent_since=since, because=HeldBecause.GRACE_PERIOD)
     names = " and ".join(
         name
         for name, asked in (
@@ -122,8 +153,9 @@ def weigh(
     return Free(f"{how}: {names} agreed {absences} times over {at - since:.0f} s")
 
 
-def _held(hold: Hold, because: HeldBecause) -> Hold:
+def _held(hold: Hold, because: HeldBecause, unseen_since: float | None = None) -> Hold:
     """Evidence that cannot end the hold begins the count again."""
-    if hold.because is because and not hold.absences:
+    unseen_since = hold.unseen_since if unseen_since is None else unseen_since
+    if hold.because is because and not hold.absences and hold.unseen_since == unseen_since:
         return hold
-    return replace(hold, absences=0, absent_since=0.0, because=because)
+    return replace(hold, absences=0, absent_since=0.0, because=because, unseen_since=unseen_since)

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from drabridge.inventory.model import device_id_of
 from drabridge.ledger import events as ev
 from drabridge.ledger.events import Pods, Unit
@@ -79,6 +81,16 @@ def unaccounted(event: ev.Observed, entry: Entry) -> tuple[str, ...] | None:
     if not event.unaccounted:
         return None if event.unaccounted is None else ()
     return tuple(pod for resource in entry.counted_as for pod in event.unaccounted.get(resource, ()))
+
+
+def known_of_pods(event: ev.Observed, entry: Entry, witness: Witness) -> Witness:
+    """The same with what the API server says of the device's pods: their grace period, or that they have ended."""
+    pods = witness.pods
+    if pods:
+        return replace(witness, grace=max(event.grace.get(pod.uid, 0.0) for pod in pods))
+    if entry.hold is None or not entry.hold.pods:
+        return witness
+    return replace(witness, ended=all(pod.uid in event.ended for pod in entry.hold.pods))
 
 
 def strange(event: ev.Observed, ledger: Ledger) -> tuple[ClaimRef, ...]:

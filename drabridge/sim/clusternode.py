@@ -154,10 +154,13 @@ class ClusterNode:
 
     async def _delete(self, pod: JSON, *, known: bool) -> None:
         meta = pod["metadata"]
+        record = self._kubelet.node.pods.get(meta["uid"])
         if known:
             await self._kubelet.delete_pod(meta["uid"])
         current = self._objects.find("pods", meta["name"], meta["namespace"])
         if current is not None and current["metadata"]["uid"] == meta["uid"]:
+            if record is not None:  # the end is reported before the object goes (status_manager.go, syncPod)
+                self._report(current, record.status())
             self._objects.delete("pods", meta["name"], meta["namespace"], grace_seconds=0)
         self._linger.pop(meta["uid"], None)
 
@@ -184,7 +187,8 @@ class ClusterNode:
 
     def _containers(self, pod: JSON, status: PodStatus) -> list[JSON]:
         uid = pod["metadata"]["uid"]
-        health = self._kubelet.allocated_resources_status(uid) if self._kubelet.is_running else {}
+        known = self._kubelet.is_running and uid in self._kubelet.node.pods
+        health = self._kubelet.allocated_resources_status(uid) if known else {}
         out = []
         for container in pod["spec"].get("containers", []):
             name = container["name"]

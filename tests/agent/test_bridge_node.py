@@ -45,6 +45,7 @@ apiVersion: v1
 kind: Pod
 metadata: {{name: {name}, namespace: default}}
 spec:
+  terminationGracePeriodSeconds: 1
   resourceClaims: [{{name: c, resourceClaimName: {name}}}]
   containers: [{{name: main, image: x, resources: {{claims: [{{name: c}}]}}}}]
 """
@@ -56,6 +57,7 @@ apiVersion: v1
 kind: Pod
 metadata: {{name: {name}, namespace: default}}
 spec:
+  terminationGracePeriodSeconds: 1
   containers: [{{name: main, image: x, resources: {{limits: {{"{RESOURCE}": {count}}}}}}}]
 """
 

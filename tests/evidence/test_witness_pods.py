@@ -13,14 +13,19 @@ import pytest
 from drabridge.cluster import KubernetesCluster
 from drabridge.clusterapi import UnreachableError
 from drabridge.evidence.others import Others
-from drabridge.evidence.pods import PodWatch, demand_of, seen
+from drabridge.evidence.pods import PodWatch, Seen, demand_of
 from drabridge.ledger.events import Checkpoint, Observed
-from drabridge.ledger.model import Entry, Facts, HeldBecause, Hold, Ledger, Owner, PodRef
+from drabridge.ledger.model import ClaimRef, Entry, Facts, HeldBecause, Hold, Ledger, Owner, PodRef
 from drabridge.sim.api import SimApiServer
 from tests.agent.helpers import short_directory, until
 
 GPU, FPGA = "example.com/gpu", "example.com/fpga"
 LEDGER = Ledger.of([Entry(Facts(f"g{n}", GPU, (f"g{n}",))) for n in range(4)] + [Entry(Facts("f0", FPGA, ("f0",)))])
+
+
+def _seen(body: dict[str, Any]) -> Seen:
+    """As it is read: no field that matters is left out."""
+    return PodWatch(None, "node-a", lambda: None).view(json.dumps(body).encode())  # type: ignore[arg-type]
 
 
 def container(name: str, **limits: int) -> dict[str, Any]:
@@ -39,6 +44,9 @@ def pod(name: str, *containers: dict[str, Any], init: tuple[dict[str, Any], ...]
 
 
 SIDECAR = {"restartPolicy": "Always"}
+MIRROR, OWNER = "kubernetes.io/config.mirror", {"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "node-uid"}
+RUNNING, OVER, WAITING = ({"state": {state: dict[str, Any]()}} for state in ("running", "terminated", "waiting"))
+NOON = 1_000.0
 
 
 @pytest.mark.parametrize(
@@ -62,8 +70,6 @@ SIDECAR = {"restartPolicy": "Always"}
             {GPU: 3},
         ),
         (pod("a", container("m", cpu=1, huge=1)), None),
-        (pod("a", container("m", gpu=1), phase="Succeeded"), None),
-        (pod("a", container("m", gpu=1), phase="Failed"), None),
         (
             pod("a", container("m", gpu=1), extendedResourceClaimStatus={"requestMappings": [{"resourceName": GPU}]}),
             None,
@@ -78,8 +84,191 @@ def test_what_a_pod_takes(body: dict[str, Any], asked: dict[str, int] | None) ->
 
 def _watch(*pods: dict[str, Any]) -> PodWatch:
     watch = PodWatch(None, "node-a", lambda: None)  # type: ignore[arg-type]
-    watch.listed(tuple(map(seen, pods)))
+    watch.listed(tuple(map(_seen, pods)))
     return watch
+
+
+@pytest.mark.parametrize(
+    ("phase", "states", "more", "ended"),
+    [
+        ("Running", [RUNNING], {}, False),
+        ("Running", [OVER], {}, False),  # it is started again
+        ("Succeeded", [OVER], {}, True),
+        ("Failed", [], {}, True),  # kubelet did not admit it
+        ("Failed", [WAITING], {}, True),  # never started
+        ("Failed", [RUNNING], {}, False),  # evicted, or the word of the control plane alone
+        ("Failed", [OVER, RUNNING], {}, False),
+        (
+            "Failed",
+            [WAITING],
+            {"conditions": [{"type": "DisruptionTarget"}]},
+            False,
+        ),  # what was before the node was cut off
+        ("Failed", [OVER], {"conditions": [{"type": "DisruptionTarget"}]}, True),
+        ("Failed", [OVER], {"initContainerStatuses": [RUNNING]}, False),
+        ("Failed", [OVER], {"ephemeralContainerStatuses": [RUNNING]}, False),
+    ],
+)
+def test_a_pod_has_ended_when_kubelet_says_so_of_all_of_its_containers(
+    phase: str, states: list[dict[str, Any]], more: dict[str, Any], ended: bool
+) -> None:
+    body = pod("a", container("m", gpu=1), phase=phase, containerStatuses=states, **more)
+    demand = _seen(body).demand
+    assert demand
+    assert demand.ended is ended
+
+
+@pytest.mark.parametrize(("states", "ended"), [([OVER], True), ([RUNNING], False), ([WAITING], False), ([], False)])
+def test_kubelet_before_1_27_leaves_the_phase_of_a_deleted_pod(states: list[dict[str, Any]], ended: bool) -> None:
+    body = pod("a", container("m", gpu=1), containerStatuses=states)
+    body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    demand = _seen(body).demand
+    assert demand
+    assert demand.ended is ended
+
+
+@pytest.mark.parametrize(
+    ("own", "deletion", "grace"),
+    [(None, None, 30), (5, None, 5), (5, 60, 60), (60, 0, 60), (10**9, 0, 3600), (0, 0, 0)],
+)
+def test_a_pod_s_grace_period_is_the_longest_that_kubelet_may_grant(
+    own: int | None, deletion: int | None, grace: float
+) -> None:
+    body = pod("a", container("m", gpu=1))
+    body["spec"]["terminationGracePeriodSeconds"] = own
+    body["metadata"]["deletionGracePeriodSeconds"] = deletion
+    demand = _seen(body).demand
+    assert demand
+    assert demand.grace == grace
+
+
+class At:
+    """A watch at a time that the test says."""
+
+    def __init__(self, *pods: dict[str, Any]) -> None:
+        self.now = NOON
+        self.watch = PodWatch(None, "node-a", lambda: None, now=lambda: self.now)  # type: ignore[arg-type]
+        self.watch.slack = lambda: 10.0
+        self.watch.listed(tuple(map(_seen, pods)))
+
+    def unaccounted(self, ledger: Ledger = LEDGER) -> dict[str, tuple[str, ...]] | None:
+        return self.watch.unaccounted(ledger, _observed({}))
+
+
+def _ends(body: dict[str, Any]) -> dict[str, Any]:
+    return body | {"status": {"phase": "Succeeded", "containerStatuses": [OVER]}}
+
+
+A, B = pod("a", container("m", gpu=1)), pod("b", container("m", gpu=1))
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_pod_that_is_gone_and_was_not_seen_to_end_counts_for_its_grace_period(listed: bool) -> None:
+    at = At(A)
+    if listed:  # it went while nobody watched
+        at.watch.lost(UnreachableError("no answer"))
+        at.watch.listed(())
+    else:
+        at.watch.changed("DELETED", _seen(A))
+    assert at.unaccounted() == {GPU: ("default/a",)}
+    at.now += 39.9
+    assert at.unaccounted() == {GPU: ("default/a",)}
+    named = Hold(("g0",), pods=(PodRef("default", "a", "m", "uid-a"),))
+    assert at.unaccounted(Ledger.of([Entry(Facts("g0", GPU, ("g0",)), Owner.LEGACY, hold=named)])) == {}, (
+        "it waits itself"
+    )
+    at.now += 0.1
+    assert at.unaccounted() == {}
+
+
+@pytest.mark.parametrize("kinds", [("MODIFIED", "DELETED"), ("DELETED",)])
+def test_a_pod_that_was_seen_to_end_costs_nobody_a_wait(kinds: tuple[str, ...]) -> None:
+    at = At(A)
+    for kind in kinds:
+        at.watch.changed(kind, _seen(_ends(A)))
+        assert at.unaccounted() == {}
+    assert at.watch.enrich(_observed({})).ended == {"uid-a"}
+
+
+def _claim_pod(name: str, **status: Any) -> dict[str, Any]:
+    body = pod(name, container("m"), **status)
+    body["spec"] |= {
+        "resourceClaims": [{"name": "c", "resourceClaimName": "claim"}],
+        "terminationGracePeriodSeconds": 20,
+    }
+    return body
+
+
+CLAIM = ClaimRef("uid", "default", "claim")
+
+
+def test_processes_of_a_claim_linger_where_its_pod_was_not_seen_to_end() -> None:
+    at = At(_claim_pod("a"))
+    watch = at.watch
+    assert (watch.grace(CLAIM), watch.grace(ClaimRef("x", "default", "other"))) == (20, 30)
+    assert watch.lingers(CLAIM, 20) == 0, "kubelet unprepares before it reports the end"
+    watch.lost(UnreachableError("no answer"))
+    assert watch.lingers(CLAIM, 20) == 30, "it may be gone"
+    watch.listed((_seen(_claim_pod("a")),))
+    watch.changed("DELETED", _seen(_claim_pod("a")))
+    at.now += 5
+    assert watch.lingers(CLAIM, 20) == 25
+    assert watch.lingers(ClaimRef("uid", "elsewhere", "claim"), 0) == 0
+    assert not watch.saw_the_end(CLAIM)
+    at.now += 25
+    assert watch.lingers(CLAIM, 20) == 0
+
+
+def test_processes_of_a_claim_have_ended_with_their_pod() -> None:
+    watch = At(_claim_pod("a")).watch
+    assert not watch.saw_the_end(CLAIM)
+    watch.changed("MODIFIED", _seen(_ends(_claim_pod("a"))))
+    watch.changed("DELETED", _seen(_ends(_claim_pod("a"))))
+    assert watch.saw_the_end(CLAIM)
+    assert watch.lingers(CLAIM, 20) == 0
+    watch.changed("ADDED", _seen(_claim_pod("b")))
+    assert not watch.saw_the_end(CLAIM)
+
+
+def test_a_claim_whose_pod_was_gone_before_anybody_looked_lingers_from_then() -> None:
+    at = At()
+    assert at.watch.lingers(CLAIM, 20) == 30
+    at.now += 12
+    assert at.watch.lingers(CLAIM, 20) == 18
+    assert at.watch.lingers(CLAIM, 0) == 0, "no pod of it was ever known"
+    at.now += 18
+    assert at.watch.lingers(CLAIM, 20) == 0
+
+
+@pytest.mark.parametrize(
+    "fake",
+    [
+        {"annotations": {MIRROR: "x"}},
+        {"annotations": {MIRROR: "x"}, "ownerReferences": [{**OWNER, "name": "node-b"}]},
+        {"annotations": {MIRROR: "x"}, "ownerReferences": [{**OWNER, "kind": "ReplicaSet"}]},
+        {"annotations": {MIRROR: "x"}, "ownerReferences": [OWNER], "deletionTimestamp": "2026-01-01T00:00:00Z"},
+    ],
+)
+def test_what_is_no_mirror_of_a_static_pod_keeps_nothing_held(fake: dict[str, Any]) -> None:
+    """Anybody who may create pods may write the annotation, and a finalizer; kubelet never runs such a pod."""
+    at = At({**B, "metadata": {**B["metadata"], **fake}})
+    assert at.unaccounted() == {}
+    at.watch.changed("DELETED", _seen(B))
+    assert at.unaccounted() == {}
+
+
+def test_a_mirror_cannot_say_another_pod_s_uid() -> None:
+    body = pod("evil", container("m", fpga=1))
+    body["metadata"] |= {"annotations": {MIRROR: "uid-a"}, "ownerReferences": [OWNER]}
+    for at in At(A, body), At(body, A):
+        assert at.unaccounted() == {GPU: ("default/a",)}
+        shown = at.watch.enrich(_observed({}, Checkpoint({(GPU, "g0"): (PodRef(uid="uid-a"),)})))
+        assert shown.checkpoint
+        assert str(shown.checkpoint.pods[GPU, "g0"][0]) == "default/a"
+        at.watch.changed("MODIFIED", _seen(_ends(body)))
+        at.watch.changed("DELETED", _seen(_ends(body)))
+        assert at.unaccounted() == {GPU: ("default/a",)}
+        assert not at.watch.enrich(_observed({})).ended
 
 
 def _observed(listed: dict[str, str], checkpoint: Checkpoint | None = None) -> Observed:
@@ -110,7 +299,7 @@ def test_a_pod_that_ended_while_nobody_watched_is_noticed_by_the_next_list() -> 
     ended: list[int] = []
     watch = PodWatch(None, "node-a", lambda: ended.append(1))  # type: ignore[arg-type]
     for pods, count in (("a",), 0), (("a", "b"), 0), (("b",), 1), (("b", "c"), 1):
-        watch.listed(tuple(seen(pod(name, container("m", gpu=1))) for name in pods))
+        watch.listed(tuple(_seen(pod(name, container("m", gpu=1))) for name in pods))
         assert len(ended) == count
 
 
@@ -148,16 +337,16 @@ async def test_a_pod_that_the_checkpoint_alone_shows_has_its_name_and_keeps_it()
 
 def test_a_static_pod_is_known_to_kubelet_by_the_uid_that_its_mirror_names() -> None:
     mirror = pod("a", container("m"), init=(container("i", gpu=1),))
-    mirror["metadata"]["annotations"] = {"kubernetes.io/config.mirror": "0123abcd"}
+    mirror["metadata"] |= {"annotations": {MIRROR: "0123abcd"}, "ownerReferences": [OWNER]}
     ended: list[int] = []
     watch = PodWatch(None, "node-a", lambda: ended.append(1))  # type: ignore[arg-type]
-    watch.listed((seen(mirror),))
+    watch.listed((_seen(mirror),))
     checkpoint = Checkpoint({(GPU, "g0"): (PodRef(container="i", uid="0123abcd"),)}, barrier=True)
     assert watch.unaccounted(LEDGER, _observed({}, checkpoint)) == {}
     assert watch.unaccounted(LEDGER, _observed({})) == {GPU: ("default/a",)}
-    watch.changed("MODIFIED", seen(mirror))
+    watch.changed("MODIFIED", _seen(mirror))
     assert not ended
-    watch.changed("DELETED", seen(mirror))
+    watch.changed("DELETED", _seen(mirror))
     assert watch.unaccounted(LEDGER, _observed({})) == {}
     assert ended == [1]
 
@@ -189,7 +378,12 @@ async def watching() -> AsyncIterator[tuple[SimApiServer, PodWatch, list[int]]]:
 def _create(api: SimApiServer, name: str) -> None:
     body = pod(name, container("m", gpu=1))
     del body["metadata"]["uid"], body["status"]
+    body["spec"]["terminationGracePeriodSeconds"] = 0
     api.objects.create(body)
+
+
+def _end(body: dict[str, Any]) -> None:
+    body["status"] |= {"phase": "Succeeded"}
 
 
 async def test_pods_come_and_go_and_their_end_is_told() -> None:
@@ -197,6 +391,7 @@ async def test_pods_come_and_go_and_their_end_is_told() -> None:
         _create(api, "a")
         await until(lambda: watch.unaccounted(LEDGER, _observed({})) == {GPU: ("default/a",)})
         assert not ended
+        api.objects.modify("pods", "a", _end, namespace="default", subresource="status")
         api.objects.delete("pods", "a", "default", grace_seconds=0)
         await until(lambda: watch.unaccounted(LEDGER, _observed({})) == {})
         assert ended == [1]
@@ -208,6 +403,7 @@ async def test_while_the_api_server_is_away_nothing_is_known_and_afterwards_all(
         await until(lambda: watch.unaccounted(LEDGER, _observed({})) == {GPU: ("default/a",)})
         api.faults.partition()
         await until(lambda: watch.unaccounted(LEDGER, _observed({})) is None)
+        api.objects.modify("pods", "a", _end, namespace="default", subresource="status")
         api.objects.delete("pods", "a", "default", grace_seconds=0)
         _create(api, "b")
         api.faults.heal()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from drabridge.inventory.model import Presence
 from drabridge.ledger.model import (
+    ClaimHold,
     ClaimRef,
     Entry,
     HeldBecause,
@@ -13,24 +16,33 @@ from drabridge.ledger.model import (
 )
 from tests.ledger.states import DEVICES, SWAPPED, UIDS, Gathered
 
+LONG_AGO = -1.0  # 0 is never
+_UNSEEN: dict[str, Any] = {"known": False, "unseen_since": 0.0}
+
 
 def normal(entry: Entry) -> Entry:
     """Without what no transition looks at."""
     hold, move = entry.hold, entry.move
     if hold is not None:
+        unseen = hold.unseen_since if hold.grace else 0.0
         hold = replace(hold, absences=min(hold.absences, 2), last_seen=0.0, pods=(), because=HeldBecause.TOO_YOUNG)
+        hold = replace(hold, unseen_since=unseen)
     if move is not None:
         move = replace(move, since=0.0, reason="")
     return replace(
         entry,
         hold=hold,
         move=move,
-        claims=tuple(sorted((replace(held, since=0.0) for held in entry.claims), key=lambda held: held.claim.uid)),
+        claims=tuple(sorted(map(_normal_claim, entry.claims), key=lambda held: held.claim.uid)),
         since=entry.since if entry.device.presence is Presence.GONE else 0.0,
         released_because="",
         presence_since=0.0,
         legacy_until=0.0,
     )
+
+
+def _normal_claim(held: ClaimHold) -> ClaimHold:
+    return replace(held, since=held.since if held.lingers else 0.0)
 
 
 def unsequenced(ledger: Ledger) -> Ledger:
@@ -44,15 +56,20 @@ def aged(ledger: Ledger) -> Ledger:
     entries = []
     for entry in ledger.entries.values():
         hold = entry.hold and replace(entry.hold, allocated_at=0.0, absent_since=0.0)
+        if hold and hold.unseen_since:
+            hold = replace(hold, unseen_since=LONG_AGO)
         move = entry.move and replace(entry.move, step_since=0.0)
-        entries.append(replace(entry, hold=hold, move=move, since=0.0))
+        claims = tuple(replace(held, since=0.0) for held in entry.claims)
+        entries.append(replace(entry, hold=hold, move=move, claims=claims, since=0.0))
     return Ledger.of(entries, ledger.node._replace(releases_suspended_until=0.0), ledger.seq)
 
 
 def crashed(ledger: Ledger) -> Ledger:
     """What another process reads from the disk."""
     entries = [
-        replace(entry, hold=entry.hold and replace(entry.hold, confirmed=False, absences=0, absent_since=0.0))
+        replace(
+            entry, hold=entry.hold and replace(entry.hold, confirmed=False, absences=0, absent_since=0.0, **_UNSEEN)
+        )
         for entry in ledger.entries.values()
     ]
     return Ledger.of(entries, ledger.node._replace(merged=False), ledger.seq)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from msgspec.structs import replace
 
@@ -32,13 +34,15 @@ from drabridge.ledger import (
     Use,
     step,
 )
+from drabridge.ledger.codec import entry_from_json, entry_to_json
 from drabridge.ledger.release import Free, Witness, weigh
 
 POLICY = Policy()
 POD = PodRef("team-a", "train", "main", "uid-1")
 CLAIM = ClaimRef("5bd47ba5-dc39-4e01-b577-25147473f530", "team-a", "c")
+UNIT = ("r", "GPU-0")
 NOBODY = Witness(listed=(), checkpointed=(), barrier=True, unaccounted=())
-OLD = Hold(("GPU-0",), 0.0, True, 10.0)
+OLD = Hold(("GPU-0",), 0.0, True, 10.0, known=True)
 
 
 def judge(hold: Hold = OLD, witness: Witness = NOBODY, at: float = 1000.0, *, strict: bool = False) -> Hold | Free:
@@ -81,6 +85,46 @@ def test_one_witness_is_enough_to_hold_and_begins_the_count_again(witness: Witne
 )
 def test_two_kinds_of_witness_are_enough(witness: Witness) -> None:
     assert isinstance(judge(replace(OLD, absences=1, absent_since=900.0), witness), Free)
+
+
+@pytest.mark.parametrize(
+    ("witness", "free"),
+    [
+        (
+            replace(NOBODY, unaccounted=None),
+            False,
+        ),  # a kubelet that lost its checkpoint says the same of a pod that runs
+        (replace(NOBODY, unaccounted=None, opened=False), True),
+        (replace(NOBODY, unaccounted=None, alone=True), True),  # then no claim gets the device
+        (NOBODY, True),
+    ],
+)
+def test_what_this_kubelet_never_showed_ends_by_another_witness(witness: Witness, free: bool) -> None:
+    hold = replace(OLD, absences=1, absent_since=900.0, known=False)
+    assert isinstance(judge(hold, witness), Free) is free
+
+
+def test_a_pod_that_was_not_seen_to_end_has_its_grace_period() -> None:
+    hold = replace(OLD, grace=30.0)
+    for at in 1000.0, 1010.0, 1039.0:
+        verdict = judge(hold, at=at)
+        assert isinstance(verdict, Hold)
+        hold = verdict
+    assert hold.because is HeldBecause.GRACE_PERIOD
+    assert isinstance(judge(hold, at=1040.0), Free)
+    assert isinstance(judge(hold, replace(NOBODY, ended=True), at=1010.0), Free)
+    shown = judge(hold, replace(NOBODY, checkpointed=(POD,)), at=1020.0)
+    assert isinstance(shown, Hold)
+    assert not shown.unseen_since, "it begins anew"
+
+
+def test_the_grace_period_runs_while_kubelet_settles() -> None:
+    early = weigh(replace(OLD, grace=30.0), NOBODY, at=1000.0, suspended_until=1045.0, policy=POLICY)
+    assert isinstance(early, Hold)
+    assert early.because is HeldBecause.KUBELET_UNSETTLED
+    once = judge(early, at=1045.0)
+    assert isinstance(once, Hold)
+    assert isinstance(judge(once, at=1055.0), Free)
 
 
 def test_quarantine_wants_the_api_server_as_well() -> None:
@@ -214,6 +258,36 @@ def test_evidence_from_before_a_kubelet_restart_says_nothing() -> None:
     before = ledger.seq
     ledger = step(ledger, KubeletStarted(101.0), POLICY).of(ledger)
     assert not step(ledger, Observed(900.0, before, {}, Checkpoint({}), {}), POLICY)
+
+
+def test_how_long_a_pod_has_to_end_is_on_disk_and_so_is_who_it_is() -> None:
+    ledger = held()
+    known = PodRef("team-a", "train", "main", "uid-1")
+    shown = Observed(1.0, ledger.seq, {UNIT: (known,)}, None, {}, grace={"uid-1": 60.0})
+    done = step(ledger, shown, POLICY)
+    assert done.durable
+    (entry,) = done.changes
+    again = entry_from_json(json.loads(json.dumps(entry_to_json(entry))))
+    assert again.hold
+    assert (again.hold.grace, again.hold.pods) == (60.0, (known,))
+    ledger = Ledger.of([again], NodeState(merged=True), seq=9)
+    ledger = step(ledger, Restarted(2.0), POLICY).of(ledger)
+    nameless = Observed(3.0, ledger.seq, {UNIT: (replace(known, uid=""),)}, None)
+    (entry,) = step(ledger, nameless, POLICY).changes
+    assert entry.hold
+    assert (entry.hold.grace, entry.hold.pods) == (60.0, (known,)), "the API server is not needed for that"
+
+
+def test_a_pod_that_was_seen_to_end_is_told_by_its_uid() -> None:
+    """A StatefulSet's next pod has the same name."""
+    ledger = held()
+    known = PodRef("team-a", "train", "main", "uid-1")
+    ledger = step(ledger, Observed(100.0, ledger.seq, {UNIT: (known,)}, grace={"uid-1": 60.0}), POLICY).of(ledger)
+    for ended in frozenset({"uid-2"}), frozenset({"uid-1"}):
+        after = ledger
+        for at in (110.0, 121.0):
+            after = step(after, Observed(at, after.seq, {}, Checkpoint({}), {}, ended=ended), POLICY).of(after)
+        assert (owner(after) is Owner.NONE) is ("uid-1" in ended)
 
 
 def test_a_release_tells_who_left_and_begins_a_waiting_move() -> None:

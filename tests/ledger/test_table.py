@@ -13,6 +13,7 @@ from drabridge.inventory.model import Presence
 from drabridge.ledger import (
     Allocate,
     Allocation,
+    Booted,
     Checkpoint,
     ClaimAllocated,
     ClaimDeallocated,
@@ -21,6 +22,7 @@ from drabridge.ledger import (
     Entry,
     Facts,
     Lane,
+    Ledger,
     Lost,
     Notify,
     Observed,
@@ -40,6 +42,7 @@ from drabridge.ledger import (
     Unprepare,
     Use,
 )
+from drabridge.ledger.codec import entry_from_json, entry_to_json
 from drabridge.ledger.machine import refusal_told
 from drabridge.ledger.table import ROWS, compile_rows
 from tests.ledger.node import CLAIM, NOON, OTHER, POD, PODS, Node, allocate, allocated, device, prepare
@@ -161,6 +164,53 @@ def test_a_claim_is_granted_prepared_unprepared_and_ends() -> None:
     assert node["gpu-0"].released_because == "no container uses the claim and it is deallocated"
     assert [effect.held_seconds for effect in done.effects if isinstance(effect, Released)] == [8, 8]
     assert node.ledger.by_claim.get("uid-1") is None
+
+
+def test_processes_that_linger_keep_what_is_unprepared() -> None:
+    node = Node(device(0, Lane.DRA), device(1, Lane.DRA))
+    node.yes(prepare(0, 1))
+    node.yes(Unprepare("uid-1", NOON + 5, lingers=40.0))
+    node.yes(ClaimDeallocated("uid-1", NOON + 6))
+    assert node.owner("gpu-0") is Owner.DRA_PREPARED
+    assert node.offers("gpu-0") == (False, False)
+    code, text = node.no(prepare(0, claim=OTHER, at=NOON + 7))
+    assert code is RefusalCode.CLAIM_HELD
+    assert "unprepared 22:13 UTC; processes of its pod, which nobody saw end, may use it until 22:14:05 UTC" in text
+    node.yes(Unprepare("uid-1", NOON + 30))  # kubelet says it again: a wait is not cut short
+    assert node["gpu-0"].claims[0].lingers_until == NOON + 45
+    node.ledger = Ledger.of(
+        [entry_from_json(entry_to_json(entry)) for entry in node.ledger.entries.values()], node.ledger.node
+    )
+    node.yes(Unprepare("uid-1", NOON + 44.9))
+    assert node.owner("gpu-0") is Owner.DRA_PREPARED
+    node.yes(Unprepare("uid-1", NOON + 45))
+    assert (node.owner("gpu-0"), node.owner("gpu-1")) == (Owner.NONE, Owner.NONE)
+
+
+def test_processes_that_linger_have_ended_when_their_pod_is_seen_to() -> None:
+    node = Node(device(0, Lane.DRA))
+    node.yes(prepare(0))
+    node.yes(Unprepare("uid-1", NOON, lingers=40.0))
+    node.yes(Unprepare("uid-1", NOON + 1, ended=True))
+    assert node.owner("gpu-0") is Owner.DRA_GRANTED
+
+
+def test_a_claim_that_lingers_may_be_prepared_for_its_next_pod() -> None:
+    node = Node(device(0, Lane.DRA))
+    node.yes(prepare(0))
+    node.yes(Unprepare("uid-1", NOON, lingers=40.0))
+    node.yes(prepare(0, at=NOON + 10))
+    assert not node["gpu-0"].claims[0].lingers
+    assert node.offers("gpu-0") == (False, True), "as any prepared device: the scheduler counts it"
+
+
+def test_no_process_lingers_over_a_reboot() -> None:
+    node = Node(device(0, Lane.DRA))
+    node.yes(prepare(0))
+    node.yes(Unprepare("uid-1", NOON, lingers=4000.0))
+    node.yes(Booted("another", NOON + 1))
+    assert node.owner("gpu-0") is Owner.DRA_GRANTED
+    assert not node["gpu-0"].claims[0].lingers
 
 
 def test_a_prepared_claim_ends_only_when_deallocated_and_unprepared() -> None:
