@@ -37,6 +37,7 @@ EXPORTED = exported()
 
 # Metrics for people who look closer; everything else is on the dashboard or behind an alert.
 FOR_PEOPLE = {
+    "drabridge_standby",
     "drabridge_device_info",
     "drabridge_udev_events_total",
     "drabridge_inventory_reconcile_duration_seconds",

@@ -146,9 +146,9 @@ async def live(agent: AgentProcess, cluster: SimCluster) -> None:
     annotation = {f"{DRIVER}/lanes": json.dumps({RESOURCE: {"legacy": 1, "dra": 3}})}
     await cluster.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a", "annotations": annotation}})
     await until(lambda: len(devices_in_slices(cluster)) == 3, 20, agent.text)
+    await _foreign_leftover(cluster)  # before kubelet's restart, which would wipe it
     await cluster.kubelets["node-a"].restart()  # kubelet wipes the node's slices when it starts
     await until(lambda: len(devices_in_slices(cluster)) == 3, 20, agent.text)
-    await _foreign_leftover(cluster)
     await agent.ready(20)
 
 

@@ -62,7 +62,8 @@ class Facts(list[Fact]):
 async def test_kubelet_is_answered_when_the_ledger_is_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_node(start=False) as node:
         disk = Disk(node.state, monkeypatch)
-        monkeypatch.setattr(Store.__init__, "__kwdefaults__", {"fsync": os.fsync})  # else the one of its definition
+        defaults = {**(Store.__init__.__kwdefaults__ or {}), "fsync": os.fsync}  # else the one of its definition
+        monkeypatch.setattr(Store.__init__, "__kwdefaults__", defaults)
         facts = node.facts = Facts(disk)
         await node.start()
         claim = node.claims.add("cl1", "gpu-1")
