@@ -134,7 +134,7 @@ class Load:
             self._fill()
         await self._send()
 
-    def _refusals(self, events: Listing) -> set[str]:
+    def _refusals(self, events: Listing[Json]) -> set[str]:
         """Count what kubelet said of claims; answer with the pods that this run's faults hit since the last look."""
         excused = set()
         for event in events.items:
