@@ -63,12 +63,14 @@ from drabridge.tasks import LoopErrors, Signal, forever
 from drabridge.transfers import Transfers
 from drabridge.watches import Watches
 from drabridge.wishes import Wishes
+from drabridge.worker import Worker
 from podresources import Client
 
 log = logging.getLogger(__name__)
 
 STOP_GRACE_SECONDS = 1.5  # for calls in flight at SIGTERM; the whole stop is promised within 3 s
 REFRESH_SECONDS = 0.01  # an Allocate is answered first; several that come together make one list
+CLOSE_SECONDS = 0.5  # for what waits for the state directory's disk; of the 3 s
 SETTLE_SECONDS = 1.0  # after the first list: registration is over by then, or waits for kubelet
 
 
@@ -107,6 +109,7 @@ class Agent:
         self._reload = Signal()  # SIGHUP; also before anybody follows the configuration
         self._snapshot = Signal()
         self._port = Port(options.listen)
+        self._files = Worker("files")  # of the state directory, the ledger aside
         self._guard = Guard(OtherAgents(self._paths, self._config.driver, options.node_name))
         self._standby: Standby | None = None  # what was ready while another agent had the ledger
         self._serving = False  # the ledger knows enough for it: from kubelet and the CDI files, or from before
@@ -151,6 +154,7 @@ class Agent:
             ended = True
         finally:
             await self._guard.leave(keeper.head, ended=ended)
+            await self._files.finish(CLOSE_SECONDS)
             await keeper.close(lambda: self._leave(keeper.ledger, ended=ended))
 
     def _leave(self, ledger: Ledger, *, ended: bool) -> None:
@@ -186,7 +190,7 @@ class Agent:
 
         metrics = Metrics(lambda: self._pages.samples())
         sinks = Sinks(metrics, lambda device: runtime.resource_of(device), self._now)
-        self._identities = Identities(paths.state)
+        self._identities = Identities(paths.state, self._files)
         given, named_by = self._identities.load(config)
         ready = self._standby and self._standby.inventory_for(config, given, named_by, held, sinks.inventory)
         inventory = ready or Inventory(config, held=held, given=given, named_by=named_by, on_fact=sinks.inventory)
@@ -231,6 +235,7 @@ class Agent:
             self._wished,
             follows_node=runtime.cluster is not None,
             off=lambda: runtime.off,
+            files=self._files,
         )
         self._claims = ClaimSide(runtime, self._wishes)
         self._announcer = Announcer(

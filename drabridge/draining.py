@@ -56,10 +56,10 @@ class Drain:
         if not isinstance(begin, bool) or not isinstance(clean, bool):
             raise ConfigError('{"drain": true or false, "clean": true or false} was expected')
         if not begin:
-            self._wishes.undo_drain()
+            await self._wishes.undo_drain()
             return await self.document()
         if not self._wishes.drained:
-            self._wishes.drain()
+            await self._wishes.drain()
             log.warning("drained by the operator: no device is for claims from now on")
         self._list_due = 0.0  # somebody asks anew
         before = await asyncio.to_thread(files_of, self._runtime.cdi)  # what comes later is somebody's
@@ -69,7 +69,7 @@ class Drain:
                 raise RefusedError(
                     f"nothing is removed: {'; '.join(document['because'])}", hint="Run drabridge drain until it is done"
                 )
-            self._wishes.drain(clean=True)
+            await self._wishes.drain(clean=True)
             self._runtime.files.sweep(self._runtime.keeper.ledger)
             legacy = self._runtime.cdi.prefix(Family.LEGACY)
             claims = [path for path in before if not Path(path).name.startswith(legacy)]

@@ -16,6 +16,7 @@ from drabridge.config.schema import Config
 from drabridge.files import write_atomically
 from drabridge.inventory.identity import Key
 from drabridge.inventory.wanted import distinct
+from drabridge.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +33,10 @@ class Identities:
     twins or a changed configuration are involved. So whatever is wrong with the file is logged and it is replaced.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, files: Worker | None = None) -> None:
+        """``files``: whose thread writes."""
         self._path = directory / FILE_NAME
+        self._files = files or Worker("identities")
         self._saved: tuple[Mapping[Key, str], Mapping[str, Config]] | None = None
 
     def load(self, config: Config) -> tuple[Mapping[Key, str], Mapping[str, Config]]:
@@ -58,9 +61,13 @@ class Identities:
         return given, named_by
 
     def save(self, given: Mapping[Key, str], named_by: Mapping[str, Config]) -> None:
-        """Remember what devices are called, and by which configuration; nothing is written when nothing changed."""
-        if (given, named_by) == self._saved:
-            return
+        """Remember what devices are called, and by which configuration: soon. Nothing is written if nothing changed."""
+        if (given, named_by) != self._saved:
+            kept = dict(given), dict(named_by)
+            self._files.soon(FILE_NAME, lambda: self._write(*kept))
+
+    def _write(self, given: Mapping[Key, str], named_by: Mapping[str, Config]) -> None:
+        """In the worker's thread. Where it fails, it is tried again with the next news of devices."""
         rows = sorted([*key, device_id] for key, device_id in given.items())
         configs = [
             {"configuration": _plain(config), "ids": sorted(i for i, other in named_by.items() if other is config)}
@@ -72,7 +79,7 @@ class Identities:
         except OSError as error:
             log.warning("names could not be remembered", extra={"file": str(self._path), "reason": str(error)})
             return
-        self._saved = dict(given), dict(named_by)
+        self._saved = given, named_by
 
 
 def _plain(config: Config) -> dict[str, Any]:

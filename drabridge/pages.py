@@ -244,9 +244,9 @@ class Pages:
             )
         return self._page(request)
 
-    def _lanes(self, request: Request) -> Response:
+    async def _lanes(self, request: Request) -> Response:
         try:
-            return Response.json(self._wishes.set(request.body))
+            return Response.json(await self._wishes.set(request.body))
         except ConfigError as error:
             return Response.json({"error": str(error)}, HTTPStatus.BAD_REQUEST)
         except HostError as error:

@@ -12,6 +12,7 @@ Where ``lanes.json`` cannot be read, every resource may have had a wish in it: `
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -27,6 +28,7 @@ from drabridge.config.schema import Config, Resource
 from drabridge.errors import ConfigError, HostError
 from drabridge.files import write_atomically
 from drabridge.runtime import Off
+from drabridge.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +45,7 @@ class Wishes:
     """The three places. ``changed`` is called when a wish changed.
 
     ``follows_node``: there is an API server to ask. Without one nobody could take back an annotation of earlier days.
-    ``off`` says why claims cannot be served, if so.
+    ``off`` says why claims cannot be served, if so. ``files``: whose thread waits for the disk.
     """
 
     def __init__(
@@ -54,12 +56,15 @@ class Wishes:
         *,
         follows_node: bool = False,
         off: Callable[[], Off | None] = lambda: None,
+        files: Worker | None = None,
     ) -> None:
         self._path = state / FILE_NAME
         self._seen_path = state / SEEN_FILE_NAME
         self._config = config
         self._changed = changed
         self._off = off
+        self._files = files or Worker("lanes")
+        self._setting = asyncio.Lock()  # one after the other: each begins with what the one before left
         self._drain_path = state / DRAIN_FILE_NAME
         self.drained, self.clean_at_end = _drained(self._drain_path)
         self._lost: dict[Path, str] = {}  # file that cannot be read -> why; what it said may be anything
@@ -138,12 +143,16 @@ class Wishes:
         self._unfollowed[resource.name] = unfollowed
         return decided
 
-    def set(self, body: bytes) -> dict[str, Any]:
+    async def set(self, body: bytes) -> dict[str, Any]:
         """The operator's command: ``{"resource": ..., "legacy": ..., "dra": ...}``, or with ``"reset": true`` instead.
 
         Raises ConfigError for what cannot be meant, HostError where it cannot be kept: nothing is changed then.
         Returns what is wanted now.
         """
+        async with self._setting:
+            return await self._set(body)
+
+    async def _set(self, body: bytes) -> dict[str, Any]:
         try:
             wish = json.loads(body)
             name = wish.pop("resource")
@@ -164,7 +173,7 @@ class Wishes:
             self._merge(resource, wish)
             local[name] = wish
         try:
-            self._save(self._path, local)
+            await self._files.promptly(lambda: self._save(self._path, local))
         except OSError as error:
             raise HostError(
                 f"lanes cannot be kept in {self._path}: {error.strerror or error}; nothing is changed",
@@ -174,13 +183,14 @@ class Wishes:
         self._changed()
         return {"resource": name, **self.describe(resource)}
 
-    def drain(self, *, clean: bool = False) -> None:
+    async def drain(self, *, clean: bool = False) -> None:
         """Everything is for the legacy lane from now on, over restarts too. ``clean``: see ``clean_at_end``.
 
         Raises HostError where that cannot be kept: nothing is changed then.
         """
         try:
-            write_atomically(self._drain_path, json.dumps({"clean": clean}).encode())
+            text = json.dumps({"clean": clean}).encode()
+            await self._files.promptly(lambda: write_atomically(self._drain_path, text))
         except OSError as error:
             raise HostError(
                 f"that this node is drained cannot be kept in {self._drain_path}: {error.strerror or error}",
@@ -189,10 +199,10 @@ class Wishes:
         self.drained, self.clean_at_end = True, clean
         self._changed()
 
-    def undo_drain(self) -> None:
+    async def undo_drain(self) -> None:
         """The three places decide again. Raises HostError."""
         try:
-            self._drain_path.unlink(missing_ok=True)
+            await self._files.promptly(lambda: self._drain_path.unlink(missing_ok=True))
         except OSError as error:
             raise HostError(f"{self._drain_path} cannot be removed: {error.strerror or error}") from error
         self.drained = self.clean_at_end = False
@@ -225,18 +235,23 @@ class Wishes:
         else:
             self.annotation_error = ""
             if overrides != self._saved:
-                try:
-                    self._save(self._seen_path, overrides)
-                    self._saved = overrides
-                except OSError as error:  # again when the Node is seen again
-                    reason = {"file": str(self._seen_path), "reason": str(error)}
-                    log.error("the Node's annotation will not be known at a start without the API server", extra=reason)
+                self._files.soon(self._seen_path.name, lambda: self._remember(overrides))
             if overrides != self._annotation:
                 self._annotation = overrides
                 self._changed()
             return
         if self.annotation_error != before:  # a Node changes every few seconds
             log.error("the Node's annotation is not followed", extra={"reason": self.annotation_error})
+
+    def _remember(self, overrides: Overrides) -> None:
+        """Keep the annotation. In the worker's thread; where it cannot be, again when the Node is seen again."""
+        try:
+            self._save(self._seen_path, overrides)
+        except OSError as error:
+            reason = {"file": str(self._seen_path), "reason": str(error)}
+            log.error("the Node's annotation will not be known at a start without the API server", extra=reason)
+            return
+        self._saved = overrides
 
     def reconfigured(self) -> None:
         """The configuration changed, and with it what an annotation may ask for."""

@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
+
+log = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 0.001  # what a small file takes on a quick disk is less; a loop that stands still for it is not seen
 
 T = TypeVar("T")
 
@@ -72,6 +78,9 @@ class Worker:
         self._jobs: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._stopped = False
+        self._quick = True  # how the last call was that somebody waited for
+        self._newest: dict[str, tuple[object, Callable[[], object]]] = {}
+        self._soon = threading.Lock()  # of the line above, for a moment
 
     def begin(self, call: Callable[[], T]) -> Job[T]:
         """Hand a call over. Raises RuntimeError when the worker was stopped."""
@@ -104,6 +113,46 @@ class Worker:
         job = self.begin(call)
         await self.reached()
         return job.result()
+
+    async def promptly(self, call: Callable[[], T]) -> T:
+        """As :meth:`run`. While calls are quick the loop waits for them on the spot: its turns would take longer."""
+        job = self.begin(call)
+        if self._quick and job.over(PATIENCE_SECONDS):
+            return job.result()
+        self._quick, began = False, time.monotonic()
+        await self.reached()
+        self._quick = time.monotonic() - began < PATIENCE_SECONDS
+        return job.result()
+
+    def soon(self, key: str, call: Callable[[], object]) -> None:
+        """Hand over a call that nobody waits for. Of several for one key that have not begun, the last one is made.
+
+        What it raises is logged. Nothing happens when the worker was stopped.
+        """
+        mark = object()
+        with self._soon:
+            self._newest[key] = mark, call
+
+        def run() -> None:
+            with self._soon:
+                if self._newest.get(key, (None,))[0] is not mark:
+                    return
+                _, newest = self._newest.pop(key)
+            try:
+                newest()
+            except Exception:
+                log.exception("a file could not be kept", extra={"file": key})
+
+        with contextlib.suppress(RuntimeError):
+            self.begin(run)
+
+    async def finish(self, seconds: float) -> None:
+        """Take no more calls; wait for those that were handed over, for so long at most: a disk may hang."""
+        if self._thread.ident is not None and not self._stopped:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self.reached()
+        self.stop()
 
     def stop(self) -> None:
         """Take no more calls; what was handed over is still done. Does not wait."""

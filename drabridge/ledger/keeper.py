@@ -161,9 +161,18 @@ class Keeper:
                 _log.error("the ledger's last writes are not on the disk, which does not answer")
                 self._worker.stop()
                 return
+        write: Job[None] | None = None
+        if self._lazy and self.health.ok:
+            write = self._worker.begin(lambda: self._store.append(self.ledger, self._lazy))
+            while not write.over() and monotonic() < deadline:
+                await asyncio.sleep(PATIENCE_SECONDS)
+            if not write.over():
+                _log.error("the last evidence is not in the ledger, whose disk does not answer")
+                self._worker.stop()
+                return
         try:
-            if self._lazy and self.health.ok:
-                self._store.append(self.ledger, self._lazy)
+            if write is not None:
+                write.result()
         finally:
             self._worker.stop()
             try:

@@ -1,6 +1,7 @@
 """``python -m tests.agent.slow_disk FILE run ...``: the agent on a disk that takes no write for as long as FILE exists.
 
 An fsync that does not return is what a disk of a node under load looks like; everything else of the agent is as it is.
+Where FILE has a text, what hangs is every change of a file, and every sync, whose path has that text in it.
 """
 
 from __future__ import annotations
@@ -8,21 +9,43 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 POLL_SECONDS = 0.005
+CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def stand_still(hold: Path) -> None:
-    """Replace ``os.fsync`` of this process, before the agent is imported."""
-    fsync = os.fsync
+    """Replace calls of this process, before the agent is imported."""
 
-    def slow(descriptor: int) -> None:
-        while hold.exists():
-            time.sleep(POLL_SECONDS)
-        fsync(descriptor)
+    def hangs(path: str) -> bool:
+        try:
+            return hold.read_text().strip() in path
+        except FileNotFoundError:
+            return False
 
-    vars(os)["fsync"] = slow
+    def slow(name: str, concerned: Callable[..., bool]) -> None:
+        real = vars(os)[name]
+
+        def call(first: Any, *rest: Any, **more: Any) -> Any:
+            while concerned(first, *rest):
+                path = os.readlink(f"/proc/self/fd/{first}") if isinstance(first, int) else os.fspath(first)
+                if not hangs(str(path)):
+                    break
+                time.sleep(POLL_SECONDS)
+            return real(first, *rest, **more)
+
+        vars(os)[name] = call
+
+    def told(*_: Any) -> bool:
+        return hold.exists() and bool(hold.read_text().strip())
+
+    slow("fsync", lambda *_: hold.exists())
+    slow("open", lambda path, flags=0, *_: bool(flags & CHANGES) and told())
+    for name in ("replace", "rename", "unlink", "mkdir"):
+        slow(name, told)
 
 
 if __name__ == "__main__":

@@ -5,32 +5,44 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from drabridge import metrics, tasks
 from drabridge.config.loader import load
+from drabridge.config.schema import Config
 from drabridge.errors import ConfigError
 from drabridge.identities import FILE_NAME, Identities
+from drabridge.inventory.identity import Key
 from drabridge.memory import settle
 from drabridge.metrics import TABLE, Metrics
 from drabridge.paths import Paths
 from drabridge.port import parse_listen
 from tests.agent.helpers import CONFIG
+from tests.patience import PATIENCE
 
 EXAMPLES = Path(__file__).parents[2] / "deploy/examples"
+
+
+class Remembered(Identities):
+    """What is written is on the disk when ``save`` returns."""
+
+    def save(self, given: Mapping[Key, str], named_by: Mapping[str, Config]) -> None:
+        super().save(given, named_by)
+        assert self._files.begin(lambda: None).over(PATIENCE)
 
 
 def test_names_survive_a_restart_and_are_written_only_when_they_change(tmp_path: Path) -> None:
     a, b = ("example.com/mem", "/sys/a"), ("example.com/former", "/sys/b")
     now, former = load(CONFIG), load(CONFIG.replace("example.com/mem", "example.com/former"))
-    first = Identities(tmp_path)
+    first = Remembered(tmp_path)
     assert first.load(now) == ({}, {})
     first.save({a: "A", b: "B"}, {"A": now, "B": former})
     written = (tmp_path / FILE_NAME).stat().st_mtime_ns
     first.save({a: "A", b: "B"}, {"A": now, "B": former})
-    second = Identities(tmp_path)
+    second = Remembered(tmp_path)
     given, named_by = second.load(now)
     assert (given, named_by) == ({a: "A", b: "B"}, {"A": now, "B": named_by["B"]})
     assert named_by["A"] is now, "the same text is not another configuration"
@@ -41,8 +53,8 @@ def test_names_survive_a_restart_and_are_written_only_when_they_change(tmp_path:
 
 def test_the_name_of_a_held_device_is_remembered_when_another_is_in_its_place(tmp_path: Path) -> None:
     now, former = load(CONFIG), load(CONFIG.replace("example.com/mem", "example.com/former"))
-    Identities(tmp_path).save({("example.com/mem", "/sys/a"): "A"}, {"A": now, "B": former})
-    given, named_by = Identities(tmp_path).load(now)
+    Remembered(tmp_path).save({("example.com/mem", "/sys/a"): "A"}, {"A": now, "B": former})
+    given, named_by = Remembered(tmp_path).load(now)
     assert given == {("example.com/mem", "/sys/a"): "A"}
     assert named_by["B"].resources == former.resources
 
@@ -51,22 +63,22 @@ def test_the_name_of_a_held_device_is_remembered_when_another_is_in_its_place(tm
 def test_the_configuration_that_named_a_device_is_read_as_it_was(tmp_path: Path, example: Path) -> None:
     config = load(example)
     key = (config.resources[0].name, "/sys/a")
-    Identities(tmp_path).save({key: "A"}, {"A": config})
-    assert Identities(tmp_path).load(load(CONFIG))[1]["A"].resources == config.resources
+    Remembered(tmp_path).save({key: "A"}, {"A": config})
+    assert Remembered(tmp_path).load(load(CONFIG))[1]["A"].resources == config.resources
 
 
 def test_names_of_an_earlier_version_and_of_a_later_one_are_taken_over(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text('{"version": 1, "given": [["r/x", "/sys/a", "A"]]}')
-    assert Identities(tmp_path).load(load(CONFIG)) == ({("r/x", "/sys/a"): "A"}, {})
+    assert Remembered(tmp_path).load(load(CONFIG)) == ({("r/x", "/sys/a"): "A"}, {})
     later = {"given": [["r/x", "/sys/a", "A"]], "namedBy": [{"ids": ["A"], "configuration": {"unknown": 1}}]}
     (tmp_path / FILE_NAME).write_text(json.dumps(later))
-    assert Identities(tmp_path).load(load(CONFIG)) == ({("r/x", "/sys/a"): "A"}, {})
+    assert Remembered(tmp_path).load(load(CONFIG)) == ({("r/x", "/sys/a"): "A"}, {})
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"given": [["a"]]}', '{"given": 3}', "\0"])
 def test_lost_names_are_no_reason_to_stop(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE_NAME).write_text(text)
-    identities = Identities(tmp_path)
+    identities = Remembered(tmp_path)
     assert identities.load(load(CONFIG)) == ({}, {})
     identities.save({("r/x", "/sys/a"): "A"}, {"A": load(CONFIG)})
     assert json.loads((tmp_path / FILE_NAME).read_text())["given"] == [["r/x", "/sys/a", "A"]]

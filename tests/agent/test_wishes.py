@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from drabridge.config import Config, load
 from drabridge.errors import ConfigError, HostError
 from drabridge.runtime import Off
 from drabridge.wishes import FILE_NAME, SEEN_FILE_NAME, Wishes
+from tests.patience import PATIENCE
 
 CONFIG = load("""\
 apiVersion: drabridge/v1alpha1
@@ -29,20 +31,28 @@ resources:
 """)
 
 
+class Kept(Wishes):
+    """What the Node says is on the disk when ``annotate`` returns."""
+
+    def annotate(self, text: str | None) -> None:
+        super().annotate(text)
+        assert self._files.begin(lambda: None).over(PATIENCE)
+
+
 class Place:
     """A state directory with wishes in it, and a count of changes."""
 
     def __init__(self, path: Path, config: Config = CONFIG, *, follows_node: bool = False) -> None:
         self.changes = 0
         self.off: Off | None = None
-        self.wishes = Wishes(path, lambda: config, self._changed, follows_node=follows_node, off=lambda: self.off)
+        self.wishes = Kept(path, lambda: config, self._changed, follows_node=follows_node, off=lambda: self.off)
         self.resource = config.resource("nvidia.com/gpu")
 
     def _changed(self) -> None:
         self.changes += 1
 
     def set(self, **wish: Any) -> dict[str, Any]:
-        return self.wishes.set(json.dumps({"resource": "nvidia.com/gpu", **wish}).encode())
+        return asyncio.run(self.wishes.set(json.dumps({"resource": "nvidia.com/gpu", **wish}).encode()))
 
     @property
     def targets(self) -> tuple[int, int]:
@@ -123,7 +133,7 @@ def test_a_bad_annotation_leaves_the_last_good_one(tmp_path: Path, text: str) ->
 )
 def test_a_bad_command_is_refused_with_what_was_expected(tmp_path: Path, body: bytes) -> None:
     with pytest.raises(ConfigError):
-        Place(tmp_path).wishes.set(body)
+        asyncio.run(Place(tmp_path).wishes.set(body))
     assert not (tmp_path / FILE_NAME).exists()
 
 
@@ -164,7 +174,7 @@ def test_a_wish_that_was_lost_is_said_again_for_each_resource(tmp_path: Path) ->
     (note,) = place.wishes.notes()
     assert "of example.com/other, example.com/kvm are lost" in note
     for name in ("example.com/other", "example.com/kvm"):
-        place.wishes.set(json.dumps({"resource": name, "reset": True}).encode())
+        asyncio.run(place.wishes.set(json.dumps({"resource": name, "reset": True}).encode()))
     assert not place.wishes.lost(other)
     assert place.wishes.notes() == []
     assert Place(tmp_path).targets == (2, 6)
@@ -205,7 +215,7 @@ def test_an_annotation_that_could_not_be_kept_is_kept_when_the_node_is_seen_agai
 def test_an_annotation_is_judged_again_by_a_changed_configuration(tmp_path: Path) -> None:
     gpu, *others = CONFIG.resources
     config = [CONFIG.model_copy(update={"resources": tuple(others)})]
-    wishes = Wishes(tmp_path, lambda: config[0], lambda: None)
+    wishes = Kept(tmp_path, lambda: config[0], lambda: None)
     wishes.annotate('{"nvidia.com/gpu": {"dra": 4}}')
     assert "no resource" in wishes.annotation_error
     config[0] = CONFIG
@@ -215,13 +225,13 @@ def test_an_annotation_is_judged_again_by_a_changed_configuration(tmp_path: Path
 
 def test_an_annotation_that_is_not_followed_forbids_nothing(tmp_path: Path) -> None:
     config = [CONFIG]
-    wishes = Wishes(tmp_path, lambda: config[0], lambda: None)
+    wishes = Kept(tmp_path, lambda: config[0], lambda: None)
     wishes.annotate('{"nvidia.com/gpu": {"legacy": 1}}')
     gpu, *others = CONFIG.resources
     raised = gpu.model_copy(update={"lanes": gpu.lanes.model_copy(update={"min_legacy": 2})})
     config[0] = CONFIG.model_copy(update={"resources": (raised, *others)})
     assert wishes.source(raised) == "configuration"
-    assert wishes.set(b'{"resource": "nvidia.com/gpu", "legacy": 3}')["source"] == "lanes set"
+    assert asyncio.run(wishes.set(b'{"resource": "nvidia.com/gpu", "legacy": 3}'))["source"] == "lanes set"
 
 
 def test_the_annotation_counts_from_the_start_until_the_node_is_seen_again(tmp_path: Path) -> None:
@@ -258,8 +268,8 @@ def test_floors_that_were_raised_later_take_the_decision_back_and_say_so_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = [CONFIG]
-    wishes = Wishes(tmp_path, lambda: config[0], lambda: None)
-    wishes.set(b'{"resource": "nvidia.com/gpu", "legacy": 3}')
+    wishes = Kept(tmp_path, lambda: config[0], lambda: None)
+    asyncio.run(wishes.set(b'{"resource": "nvidia.com/gpu", "legacy": 3}'))
     wishes.annotate('{"nvidia.com/gpu": {"legacy": "*", "dra": 0}}')
     gpu, *others = CONFIG.resources
     assert (wishes.source(gpu), wishes.notes()) == ("annotation", [])
@@ -296,7 +306,7 @@ def test_where_claims_are_not_served_no_device_is_set_aside_for_them(tmp_path: P
     assert not (tmp_path / FILE_NAME).exists()
     assert place.targets == (7, 1)
     other = json.dumps({"resource": "example.com/other", "legacy": "*", "dra": 0}).encode()
-    assert place.wishes.set(other)["source"] == "lanes set"
+    assert asyncio.run(place.wishes.set(other))["source"] == "lanes set"
 
 
 def test_what_was_set_while_claims_were_served_waits_until_they_are_again(
@@ -341,6 +351,6 @@ def test_what_was_wrong_with_an_annotation_is_forgotten_with_it(tmp_path: Path) 
 def test_replicas_are_not_given_to_claims_by_an_override_either(tmp_path: Path) -> None:
     place = Place(tmp_path)
     with pytest.raises(ConfigError, match="replicas"):
-        place.wishes.set(b'{"resource": "example.com/kvm", "dra": 1}')
+        asyncio.run(place.wishes.set(b'{"resource": "example.com/kvm", "dra": 1}'))
     place.wishes.annotate('{"example.com/kvm": {"dra": 1}}')
     assert "replicas" in place.wishes.annotation_error

@@ -1,0 +1,113 @@
+"""A disk that does not answer stops what needs its file alone: kubelet and people are answered meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drabridge.sim.cluster import SimCluster
+from tests.agent.helpers import DRIVER, RESOURCE, AgentProcess, lists_read, until
+from tests.agent.test_bridge_node import CONFIG, bridge, limits_pod, set_lanes
+from tests.patience import HANG_SECONDS
+
+ANNOTATION = f"{DRIVER}/lanes"
+
+
+@contextlib.asynccontextmanager
+async def on_a_disk_that_may_hang(config: str = CONFIG) -> AsyncIterator[tuple[AgentProcess, SimCluster, Path]]:
+    """The agent and its cluster; what is written into the file says which paths hang."""
+    async with bridge(config) as (agent, cluster, _):
+        await agent.stop()
+        hold = agent.root / "hold"
+        agent.command = ("-m", "tests.agent.slow_disk", str(hold))
+        await agent.start()
+        try:
+            await agent.ready()
+            await lists_read(cluster.kubelets["node-a"])
+            yield agent, cluster, hold
+        finally:
+            hold.unlink(missing_ok=True)
+
+
+async def all_else_works(agent: AgentProcess, cluster: SimCluster, pod: str = "") -> None:
+    """Health, status, a new kubelet; and a pod with limits, if it is named."""
+    kubelet = cluster.kubelets["node-a"]
+    for path in ("/healthz", "/status", "/metrics"):
+        assert (await asyncio.wait_for(agent.ask(path), HANG_SECONDS))[0] == 200
+    await kubelet.restart()
+    await kubelet.wait_for_resource(RESOURCE)
+    if pod:
+        await cluster.apply(limits_pod(pod))
+        await cluster.wait_pod(pod)
+
+
+@contextlib.asynccontextmanager
+async def meanwhile(work: Coroutine[Any, Any, Any]) -> AsyncIterator[asyncio.Task[Any]]:
+    task = asyncio.ensure_future(work)
+    try:
+        yield task
+        await asyncio.wait_for(task, HANG_SECONDS)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_lanes_that_cannot_be_kept_wait_alone() -> None:
+    async with on_a_disk_that_may_hang() as (agent, cluster, hold):
+        hold.write_text("/.lanes.json")
+        async with meanwhile(set_lanes(agent, legacy=3, dra=1)) as setting:
+            await all_else_works(agent, cluster, "a")
+            assert not setting.done()
+            assert (await agent.status())["resources"][0]["wanted"]["source"] == "configuration"
+            hold.unlink()
+        await until(lambda: _wanted(agent, "lanes set"), 15, agent.text)
+
+
+async def _wanted(agent: AgentProcess, source: str) -> bool:
+    return bool((await agent.status())["resources"][0]["wanted"]["source"] == source)
+
+
+async def test_an_annotation_that_cannot_be_kept_is_followed() -> None:
+    async with on_a_disk_that_may_hang() as (agent, cluster, hold):
+        hold.write_text("/.lanes.node.json")
+        lanes = json.dumps({RESOURCE: {"legacy": 3, "dra": 1}})
+        cluster.api.objects.modify("nodes", "node-a", lambda n: n["metadata"].update(annotations={ANNOTATION: lanes}))
+        await until(lambda: _wanted(agent, "annotation"), 15, agent.text)
+        await all_else_works(agent, cluster, "a")
+        hold.unlink()
+        kept = agent.control.parent / "lanes.node.json"
+        await until(lambda: kept.exists() and json.loads(kept.read_text()) == json.loads(lanes), 15, agent.text)
+
+
+async def test_names_that_cannot_be_kept_are_given() -> None:
+    async with on_a_disk_that_may_hang() as (agent, cluster, hold):
+        hold.write_text("/.identities.json")
+        agent.config.write_text(CONFIG.replace('"{sysname}"', '"x-{sysname}"'))
+        await until(lambda: "x-zero" in agent_ids(cluster), 15, agent.text)
+        await all_else_works(agent, cluster, "a")
+        hold.unlink()
+        kept = agent.control.parent / "identities.json"
+        await until(lambda: "x-zero" in kept.read_text(), 15, agent.text)
+
+
+def agent_ids(cluster: SimCluster) -> set[str]:
+    view = cluster.kubelets["node-a"].resources.get(RESOURCE)
+    return set(view.devices) if view else set()
+
+
+@pytest.mark.parametrize("file", ["/.lanes.json", ""])
+async def test_an_agent_on_a_disk_that_hangs_can_be_ended(file: str) -> None:
+    async with on_a_disk_that_may_hang() as (agent, _, hold):
+        hold.write_text(file)
+        setting = asyncio.create_task(set_lanes(agent, legacy=3, dra=1))
+        await asyncio.sleep(0.2)
+        assert await agent.stop(signal.SIGTERM) == 0
+        setting.cancel()
+        await asyncio.gather(setting, return_exceptions=True)
