@@ -17,6 +17,7 @@ from msgspec import Struct, field
 from drabridge.clusterapi import NODES, Cluster, Kind
 from drabridge.clusterjson import Json
 from drabridge.errors import ClusterError
+from drabridge.foreign import reading
 from drabridge.ledger import Notify, Subject
 
 log = logging.getLogger(__name__)
@@ -98,7 +99,9 @@ class Announcer(Struct):
         if cluster is None:  # a reload took it away while this waited
             return
         if notice.subject is Subject.NODE and not self._node_uid:
-            self._node_uid = str((await cluster.get(NODES, self.node))["metadata"]["uid"])
+            node = await cluster.get(NODES, self.node)
+            with reading(f"node {self.node}", ClusterError):
+                self._node_uid = str(node["metadata"]["uid"])
         event = self._event(notice)
         await cluster.create(EVENTS, event, namespace=event["metadata"]["namespace"])
 

@@ -285,9 +285,10 @@ class CdiStore:
         """Claim UID -> what its file says of each device; () for a torn file."""
         found = {}
         for uid in filter(_DEVICE.fullmatch, self.keys(Family.CLAIM)):  # else no file of ours: a copy by hand
-            document = _document(self.directory / self.file_name(Family.CLAIM, uid))
+            document = _document(self.directory / f"{self._prefix}{Family.CLAIM}-{uid}.json")
             entries = document.get("devices") if document else None
-            names = [str(entry.get("name")) for entry in entries or () if isinstance(entry, dict)]
+            entries = entries if isinstance(entries, list) else []
+            names = [str(entry.get("name")) for entry in entries if isinstance(entry, dict)]
             kinds = {self.claim_device_name(uid, "", "", admin=admin) + "-": admin for admin in (False, True)}
             told = [(name, start) for name in names for start in kinds if name.startswith(start)]
             found[uid] = tuple(Named(name.removeprefix(start), kinds[start]) for name, start in told)

@@ -31,8 +31,8 @@ from drabridge.clusterapi import (
 )
 from drabridge.clusterjson import Identity, Json, View, decode, identity_of, page_of
 from drabridge.clusterstream import MOST_BYTES, Stream, TooLargeError, body_of, read_event
-from drabridge.errors import ClusterError, ConfigError
-from drabridge.foreign import Unreadable, UnreadableError, reading
+from drabridge.errors import ClusterError, ConfigError, DrabridgeError
+from drabridge.foreign import Unreadable, reading
 from drabridge.worker import Worker
 
 T = TypeVar("T")
@@ -258,7 +258,7 @@ class KubernetesCluster:
             try:
                 with reading(str(identity_of(item))):
                     items.append(view(item))
-            except UnreadableError as error:
+            except DrabridgeError as error:
                 unreadable.append(identity_of(item))
                 self._unreadable_of(kind).tell(str(unreadable[-1]), error)
         return _Read(items, unreadable, page.following or None, page.resource_version, len(page.items), len(data) or 1)

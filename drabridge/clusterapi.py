@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from drabridge.clusterjson import Identity, Json, View
 from drabridge.errors import ClusterError
+from drabridge.foreign import reading
 
 T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,253}")
@@ -212,7 +213,8 @@ async def resource_versions(cluster: Cluster) -> tuple[str, ...]:
         group = await cluster.read(f"/apis/{RESOURCE_GROUP}")
     except UnservedError:
         return ()
-    return tuple(entry["version"] for entry in group.get("versions") or ())
+    with reading("the versions of resource.k8s.io", UnreachableError):
+        return tuple(str(entry["version"]) for entry in group.get("versions") or ())
 
 
 def backoff(

@@ -25,6 +25,11 @@ _BRACKET = re.compile(
 )  # the next one that is more than a pair with neither text nor pairs inside: such go on for megabytes
 
 
+_ESCAPE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.", re.DOTALL
+)  # a surrogate pair, (half of one), anything else
+
+
 class AmbiguousObject(dict[str, Any]):
     """A JSON object that gave some key twice. The last one counts, as everywhere; ``duplicates`` says which."""
 
@@ -38,8 +43,8 @@ def decode(data: bytes | str) -> Any:
     """
     try:
         return json.loads(data, object_pairs_hook=_object)
-    except RecursionError:
-        return json.loads(shallow(data.encode() if isinstance(data, str) else data), object_pairs_hook=_object)
+    except (RecursionError, ValueError):
+        return json.loads(tidy(data.encode() if isinstance(data, str) else data), object_pairs_hook=_object)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Json:
@@ -70,6 +75,14 @@ def shallow(data: bytes) -> bytes:
     return b"".join((*kept, data[begin:]))
 
 
+def tidy(data: bytes) -> bytes:
+    """The same JSON without what an API server passes on of opaque parameters and no parser takes: what is too deep,
+    halves of surrogate pairs, bytes that are no text. Raises ValueError where it is torn.
+    """
+    text = data.decode("utf-8", "replace").encode()
+    return _ESCAPE.sub(lambda found: b"\\ufffd" if found[1] else found[0], shallow(text))
+
+
 class View(Generic[T]):
     """How the objects of a LIST or a watch are read, in the thread that receives them.
 
@@ -88,8 +101,8 @@ class View(Generic[T]):
         else:
             try:
                 found = self._decoder.decode(data)
-            except RecursionError:
-                found = self._decoder.decode(shallow(bytes(data)))
+            except (RecursionError, msgspec.DecodeError):
+                found = self._decoder.decode(tidy(bytes(data)))
         if not isinstance(found, dict):
             raise TypeError(f"an object was expected, found {type(found).__name__}")
         return self._read(found)
@@ -117,8 +130,8 @@ def page_of(data: bytes) -> Page:
     """The objects of one answer to a LIST, each by itself. Raises ValueError."""
     try:
         page = _PAGE.decode(data)
-    except RecursionError:
-        page = _PAGE.decode(shallow(data))
+    except (RecursionError, msgspec.DecodeError):
+        page = _PAGE.decode(tidy(data))
     metadata = page.metadata or _ListMeta()
     return Page(page.items or [], metadata.following or "", metadata.version or "")
 
@@ -134,8 +147,8 @@ def event_of(line: bytes) -> Event:
     """The event, its object not read yet. Raises ValueError."""
     try:
         return _EVENT.decode(line)
-    except RecursionError:
-        return _EVENT.decode(shallow(line))
+    except (RecursionError, msgspec.DecodeError):
+        return _EVENT.decode(tidy(line))
 
 
 class Identity(Struct, frozen=True):

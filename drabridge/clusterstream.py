@@ -10,8 +10,8 @@ from typing import Any
 
 from drabridge.clusterapi import UnreachableError, WatchEvent, error_of
 from drabridge.clusterjson import View, decode, event_of, identity_of
-from drabridge.errors import ClusterError
-from drabridge.foreign import Unreadable, UnreadableError, reading
+from drabridge.errors import ClusterError, DrabridgeError
+from drabridge.foreign import Unreadable, reading
 
 MOST_BYTES = 16 << 20  # of one object: 1.5 MB as etcd stores them (its --max-request-bytes), JSON is several times that
 CHUNK_BYTES = 1 << 16
@@ -95,7 +95,7 @@ def read_event(path: str, view: View[Any], unreadable: Unreadable, line: bytes) 
     try:
         with reading(str(identity)):
             return WatchEvent(event.type, view(event.object), identity)
-    except UnreadableError as error:
+    except DrabridgeError as error:
         if not identity.uid:  # nobody could say when it is gone
             raise
         unreadable.tell(str(identity), error)

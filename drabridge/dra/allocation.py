@@ -94,7 +94,9 @@ def allocation_here(obj: Mapping[str, Any], driver: str, pool: str) -> events.Al
     metadata = obj.get("metadata") or {}
     if not (obj.get("status") or {}).get("allocation"):
         return None
-    claim = ClaimRef(str(metadata.get("uid")), str(metadata.get("namespace") or ""), str(metadata.get("name") or ""))
+    if not isinstance(uid := metadata.get("uid"), str):
+        raise PeerError("an allocated claim has no UID")
+    claim = ClaimRef(uid, str(metadata.get("namespace") or ""), str(metadata.get("name") or ""))
     uses = tuple(result.use() for result in allocation_of(claim, obj, driver).results if result.pool == pool)
     return events.Allocation(claim, uses) if uses else None
 

@@ -30,6 +30,7 @@ from drabridge.dra.ports import ClaimPods, InUse, Inventory, no_pods, nobody
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
 from drabridge.dra.tasks import join, to_the_end
 from drabridge.errors import ConfigError, DrabridgeError, HostError, PeerError, RefusedError
+from drabridge.foreign import reading
 from drabridge.inventory.model import Presence
 from drabridge.ledger import events
 from drabridge.ledger.keeper import Keeper
@@ -269,12 +270,14 @@ class Preparer:
         except NotFoundError:
             obj = None
         kept: frozenset[str] = frozenset()
-        if obj is not None and is_allocated(claim, obj):
-            try:
-                results = allocation_of(claim, obj, self.planner.config.driver).results
-            except PeerError as error:
-                log.error("a claim keeps its devices", extra={"claim": claim.uid, "reason": str(error)})
-                return False
+        try:
+            with reading(f"claim {claim}"):
+                allocated = is_allocated(claim, obj)
+            results = allocation_of(claim, obj, self.planner.config.driver).results if obj and allocated else ()
+        except PeerError as error:
+            log.error("a claim keeps its devices", extra={"claim": claim.uid, "reason": str(error)})
+            return False
+        if allocated:
             kept = frozenset(r.device for r in results if r.pool == self.planner.pool and not r.admin)
             if kept.issuperset(self._keeper.ledger.by_claim.get(claim.uid, ())):
                 return False

@@ -20,6 +20,7 @@ from drabridge.clusterapi import (
     Cluster,
     DeniedError,
     InvalidError,
+    UnreachableError,
     UnservedError,
     backoff,
     resource_slices,
@@ -28,6 +29,7 @@ from drabridge.clusterjson import Identity, Json, View
 from drabridge.clusterwatch import follow
 from drabridge.dra.facts import Observer, PublishFailed, SlicesPublished
 from drabridge.errors import ClusterError
+from drabridge.foreign import reading
 from drabridge.offers.sliceplan import Accepted, Owner, Verb, Write, accept, canonical_spec, carried, dropped, plan
 from drabridge.offers.slices import ALL_FEATURES, Desired, Feature
 from drabridge.offers.sliceversions import slice_from_v1, slice_to_v1
@@ -55,6 +57,12 @@ def _slice(obj: Json) -> Json:
     carried(found)
     canonical_spec(spec)
     return found
+
+
+def _answered(obj: Json) -> Json:
+    """A slice as the server says that it is stored now. Raises ClusterError."""
+    with reading("the answer to a slice", UnreachableError):
+        return _slice(obj)
 
 
 _SLICES = View(_slice)
@@ -259,7 +267,7 @@ class Publisher:
             probe = {"metadata": {"generateName": "drabridge-probe-"}, "spec": write.body["spec"]}
             body = slice_from_v1(probe, self._version)
             try:
-                answer = slice_to_v1(await self._cluster.create(self._kind, body, dry_run=True))
+                answer = _answered(await self._cluster.create(self._kind, body, dry_run=True))
                 self._features -= dropped(write.body, answer)
             except InvalidError as error:  # an admission webhook may refuse dry runs: do without the fields then
                 log.warning("the API server takes no dry run of a slice", extra={"error": str(error)})
@@ -292,7 +300,7 @@ class Publisher:
         send = self._cluster.create if write.verb is Verb.CREATE else self._cluster.replace
         self._under_way = write.name
         try:
-            stored = slice_to_v1(await send(self._kind, body))
+            stored = _answered(await send(self._kind, body))
         finally:
             self._under_way = ""
         if not self._is_old(stored):
@@ -308,7 +316,8 @@ class Publisher:
     async def _node_owner(self) -> Owner:
         """The Node as it is now; its UID changes when somebody deletes and re-creates it."""
         node = await self._cluster.get(NODES, self._node)
-        return Owner(self._node, node["metadata"]["uid"])
+        with reading(f"node {self._node}", UnreachableError):
+            return Owner(self._node, node["metadata"]["uid"])
 
     def _delays(self) -> Iterator[float]:
         return backoff(RETRY_FIRST_SECONDS, RETRY_MOST_SECONDS, rng=self._rng)

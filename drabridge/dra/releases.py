@@ -12,7 +12,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 
 from drabridge.clusterapi import backoff
-from drabridge.errors import ClusterError
+from drabridge.errors import DrabridgeError
+from drabridge.foreign import reading
 from drabridge.ledger.keeper import Keeper
 from drabridge.ledger.model import ClaimRef, Ledger, Phase
 from drabridge.tasks import Signal
@@ -51,8 +52,9 @@ class Releases:
                 if at > now:
                     break
                 try:
-                    await self._ask(claim)
-                except ClusterError as error:
+                    with reading(f"claim {claim}"):
+                        await self._ask(claim)
+                except DrabridgeError as error:
                     log.warning("cannot ask about a claim", extra={"claim": claim.uid, "error": str(error)})
                 self._due[claim] = (time.monotonic() + next(delays), delays)
             pause = min((at for at, _ in self._due.values()), default=now + MOST_SECONDS) - time.monotonic()

@@ -17,6 +17,7 @@ from drabridge.clusterapi import Cluster, InvalidError, Kind, NotFoundError, bac
 from drabridge.clusterjson import Json
 from drabridge.dra.records import ClaimRecord, RecordStore, State
 from drabridge.errors import ClusterError, DrabridgeError
+from drabridge.foreign import reading
 from drabridge.inventory.model import Presence, Snapshot
 from drabridge.offers.health import health_of
 
@@ -70,7 +71,8 @@ class StatusWriter:
             try:
                 record = self._records.load(uid)
                 if record is not None and record.state is State.COMPLETED:
-                    await self._apply(record)
+                    with reading(f"claim {record.claim}"):
+                        await self._apply(record)
                 return
             except NotFoundError:
                 return

@@ -33,7 +33,7 @@ def decode(line: bytes) -> Json:
         raise Unreadable("its checksum does not match")
     try:
         value: Any = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Unreadable(f"it is not JSON ({error})") from error
     if not isinstance(value, dict):
         raise Unreadable("it is not a JSON object")

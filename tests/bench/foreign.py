@@ -1,22 +1,43 @@
-"""What others write into the API: the memory that it costs the agent."""
+"""What others write: the memory that it costs the agent, and whether any reader stumbles over it."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import tempfile
+import time
+from pathlib import Path
 
 import pytest
 
-from tests.abuse import foreign
+from tests.abuse import foreign, strange
 from tests.bench.core import Benchmark
 
 PODS, CLAIMS = 200, 100  # of 1.1 MB and of 320 KiB
+ROUNDS = 2_500  # of the fuzzer, each with one strange object for every reader
 
 
 def benchmarks() -> list[Benchmark]:
-    return [Benchmark("foreign_objects_peak_mib", "MiB", 128.0, peak_mib)]
+    return [
+        Benchmark("foreign_objects_peak_mib", "MiB", 128.0, peak_mib),
+        Benchmark("fuzz_foreign_objects_seconds", "s", 300.0, fuzz_seconds),
+    ]
 
 
 def peak_mib() -> float:
     """The most memory that an agent has while they come, while it starts, and while it lists them."""
     with pytest.MonkeyPatch.context() as patching:
         return asyncio.run(foreign.peak_mib(patching, PODS, CLAIMS))
+
+
+def fuzz_seconds() -> float:
+    """How long the fuzzer took for its strange objects, a fixed number of them; it ends at the first failure."""
+    logging.disable(logging.CRITICAL)
+    began = time.monotonic()
+    try:
+        with tempfile.TemporaryDirectory() as root:
+            count = strange.run(1, ROUNDS, Path(root))
+    finally:
+        logging.disable(logging.NOTSET)
+    print(f"fuzz: objects={count} failures=0")
+    return time.monotonic() - began

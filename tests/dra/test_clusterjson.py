@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drabridge.clusterjson import MOST_DEPTH, ClaimFields, View, decode, event_of, identity_of, page_of, shallow
@@ -28,6 +28,7 @@ def depth(value: Any) -> int:
 
 
 @given(VALUES, st.integers(0, MOST_DEPTH - 40))
+@settings(max_examples=40)
 def test_what_is_not_deep_is_left_as_it_is(value: Any, levels: int) -> None:
     value = nested(value, levels)
     if depth(value) <= MOST_DEPTH:
@@ -35,6 +36,7 @@ def test_what_is_not_deep_is_left_as_it_is(value: Any, levels: int) -> None:
 
 
 @given(VALUES)
+@settings(max_examples=40)
 def test_what_is_too_deep_is_null_and_all_around_it_stays(value: Any) -> None:
     found = json.loads(shallow(json.dumps({"a": value, "deep": nested(value, 200), "z": value}).encode()))
     if depth(value) < MOST_DEPTH - 1:
@@ -46,6 +48,16 @@ def test_what_is_too_deep_is_null_and_all_around_it_stays(value: Any) -> None:
 def test_what_is_torn_is_a_value_error(torn: str) -> None:
     with pytest.raises(ValueError):
         decode(torn)
+
+
+@pytest.mark.parametrize("raw", [b'"\\ud800"', b'"\xff\xfe"', b'"\\udc00\\ud800"'])
+def test_text_that_no_parser_takes_leaves_the_objects_beside_it_readable(raw: bytes) -> None:
+    """An API server passes opaque parameters on as they came."""
+    sound = '{"metadata":{"name":"\\ud83d\\ude00 \\\\ud800"}}'
+    page = page_of(b'{"items":[{"metadata":{"name":"a"},"spec":%b},%b]}' % (raw, sound.encode()))
+    view = View(lambda obj: obj["metadata"]["name"], ClaimFields)
+    assert [view(one) for one in page.items] == ["a", "\U0001f600 \\ud800"]
+    assert isinstance(decode(b'{"a":%b}' % raw)["a"], str)
 
 
 def test_objects_beside_a_deep_one_are_read_and_so_is_the_deep_one() -> None:
