@@ -7,6 +7,7 @@ import contextlib
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
 from typing import Any, Protocol
 
 from drabridge.cluster import KubernetesCluster
@@ -81,6 +82,9 @@ class Bed(Protocol):
     async def ready(self) -> bool:
         """Whether the agent that runs now says so itself."""
 
+    async def not_ready(self) -> str:
+        """Why the agent is not ready, in its words; empty where it is, or does not answer."""
+
     async def kill_agent(self) -> None:
         """As by ``kill -9``; something starts it again. Returns when the killed one is gone."""
 
@@ -108,13 +112,24 @@ class Bed(Protocol):
     """Seconds after which a rebooted node counts as lost."""
 
     async def devices(self, pod: str) -> list[str]:
-        """The device that each start of the pod's container was given, as the container saw it, the newest last.
+        """The devices that each start of the pod's containers was given, as they saw them, the newest start last.
 
         A start that failed, or of which nothing is known any more, is left out.
         """
 
+    kubelet_directory: Path | None
+    """Kubelet's root, where the node's files are on this machine."""
+    runs_programs: bool
+    """Whether containers run what they are told to, so that :meth:`said` knows what they wrote."""
+
+    async def said(self, pod: str, container: str = "") -> str:
+        """The log of the pod's container, or of its only one."""
+
     async def restarted(self, pod: str) -> bool:
         """Whether the pod's container was started more than once."""
+
+    async def force_delete(self, pod: str) -> None:
+        """The API server forgets the pod at once, whatever the node does."""
 
     async def workload_pods(self) -> list[Json]:
         """The pods that scenarios brought: those of the agent are left out."""
@@ -257,8 +272,14 @@ async def clear(bed: Bed, *, seconds: float = 0.0) -> None:
         return not pods
 
     await until(bed, "the pods to be gone", gone, seconds)
-    for kind in (CLAIMS, TEMPLATES):
-        await _delete_all(bed, kind, (await bed.api.list(kind, namespace=NAMESPACE)).items)
+    await _delete_all(bed, TEMPLATES, (await bed.api.list(TEMPLATES, namespace=NAMESPACE)).items)
+
+    async def no_claims() -> bool:
+        claims = (await bed.api.list(CLAIMS, namespace=NAMESPACE)).items
+        await _delete_all(bed, CLAIMS, [one for one in claims if not one["metadata"].get("deletionTimestamp")])
+        return not claims
+
+    await until(bed, "the claims to be gone", no_claims, seconds)
 
 
 async def apply_node(bed: Bed, annotations: dict[str, str]) -> None:

@@ -6,6 +6,9 @@ import asyncio
 import contextlib
 import os
 import re
+import time
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ from tests.cluster.bed import (
     NAMESPACES,
     NODES,
     PODS,
+    POLL_SECONDS,
     SLICES,
     Bed,
     Json,
@@ -31,7 +35,7 @@ from tests.cluster.bed import (
     clear,
     until,
 )
-from tests.cluster.workloads import HAS, TAKEN
+from tests.cluster.workloads import HAS, READY, TAKEN
 from tests.deploy.helm import manifests
 
 WANTED = ("KUBECONFIG", "DRABRIDGE_TEST_IMAGE", "DRABRIDGE_TEST_BUSYBOX")
@@ -39,6 +43,7 @@ DAEMON_SETS = Kind("apps", "v1", "daemonsets")
 DEPLOYMENTS = Kind("apps", "v1", "deployments")
 STATEFUL_SETS = Kind("apps", "v1", "statefulsets")
 AGENT = "drabridge-test"
+KUBELET = Path("/var/lib/kubelet")
 HTTP_PORT = 9400  # the chart's
 CLUSTER_SCOPED = {
     *("Namespace", "ClusterRole", "ClusterRoleBinding", "DeviceClass"),
@@ -50,6 +55,8 @@ LABELS = {
 }
 GONE_SECONDS = 60.0
 """Pods that ended well are gone after their grace (5 s) and the runtime's work. Others are forced after this time."""
+
+LOG_SECONDS = 10.0
 
 
 def kind_of(obj: Json) -> Kind:
@@ -91,6 +98,8 @@ class RealBed(Bed):
         self.image = os.environ["DRABRIDGE_TEST_BUSYBOX"]
         self.patience = 180.0
         self.workload_kinds: tuple[Kind, ...] = (JOBS, DEPLOYMENTS, STATEFUL_SETS)
+        self.runs_programs = True
+        self.kubelet_directory = KUBELET if os.environ.get("DRABRIDGE_TEST_CONTROL") else None
         self.decides_order = False  # kubelet starts the DaemonSet's pod as it does all others
         self.reboot_patience = 1200.0  # a server's firmware alone may take ten minutes
         self._agent_image = os.environ["DRABRIDGE_TEST_IMAGE"]
@@ -114,6 +123,12 @@ class RealBed(Bed):
         text = await asyncio.to_thread(self._metrics, pod["metadata"]["name"])
         lines = [line for line in text.splitlines() if line.startswith("drabridge_registered{")]
         return bool(lines) and all(line.endswith(" 1.0") for line in lines)
+
+    async def not_ready(self) -> str:
+        """Asked without the API server, whose proxy says less of an answer that is no success."""
+        (pod,) = await self.agent_pods()
+        host = pod["status"].get("podIP")
+        return await asyncio.to_thread(_page, f"http://{host}:{HTTP_PORT}/readyz") if host else ""
 
     async def agent_pods(self) -> list[Json]:
         selector = f"app.kubernetes.io/instance={AGENT}"
@@ -164,9 +179,26 @@ class RealBed(Bed):
         await _as_told("DRABRIDGE_TEST_NODE_REBOOT", "reboot the node")
 
     async def devices(self, pod: str) -> list[str]:
-        """From the log of the container and of its start before this one; kubelet keeps no more."""
-        logs = [await asyncio.to_thread(self._log, pod, previous=previous) for previous in (True, False)]
+        """From the logs of the containers and of their starts before this one; kubelet keeps no more."""
+        containers = await self._containers(pod)
+        logs = [await asyncio.to_thread(self._log, pod, previous=True, container=one) for one in containers] + [
+            await self.said(pod, one) for one in containers
+        ]
         return [line.removeprefix(HAS) for text in logs for line in text.splitlines() if line.startswith(HAS)]
+
+    async def _containers(self, pod: str) -> list[str]:
+        spec = (await self.api.get(PODS, pod, namespace=NAMESPACE))["spec"]
+        return [one["name"] for one in (*spec.get("initContainers", ()), *spec["containers"])]
+
+    async def said(self, pod: str, container: str = "") -> str:
+        """A container that runs has not said everything yet: what it says reaches its log in moments."""
+        deadline = time.monotonic() + LOG_SECONDS
+        while True:
+            text = await asyncio.to_thread(self._log, pod, previous=False, container=container)
+            status = (await self.api.get(PODS, pod, namespace=NAMESPACE)).get("status", {})
+            if READY in text or status.get("phase") != "Running" or time.monotonic() > deadline:
+                return text
+            await asyncio.sleep(POLL_SECONDS)
 
     async def restarted(self, pod: str) -> bool:
         status = (await self.api.get(PODS, pod, namespace=NAMESPACE))["status"]
@@ -189,11 +221,17 @@ class RealBed(Bed):
             except (client.ApiException, urllib3.exceptions.HTTPError):
                 return ""
 
-    def _log(self, pod: str, *, previous: bool) -> str:
+    def _log(self, pod: str, *, previous: bool, container: str = "") -> str:
         """Empty for a start that never was, and while the node is away (kubelet is the one that is asked)."""
         return str(
             self._core(
-                lambda core: core.read_namespaced_pod_log(pod, NAMESPACE, previous=previous, _request_timeout=10)
+                lambda core: core.read_namespaced_pod_log(
+                    pod,
+                    NAMESPACE,
+                    previous=previous,
+                    _request_timeout=10,
+                    **({"container": container} if container else {}),
+                )
             )
         )
 
@@ -273,6 +311,17 @@ class RealBed(Bed):
             for state in (status.get("state", {}), status.get("lastState", {}))
             if state.get("terminated", {}).get("exitCode") == TAKEN
         ]
+
+
+def _page(address: str) -> str:
+    """The body of an answer that is no success; the pod's network has to be within reach, as it is on the node."""
+    try:
+        with urllib.request.urlopen(address, timeout=10):
+            return ""
+    except urllib.error.HTTPError as error:
+        return error.read().decode()
+    except OSError:
+        return ""
 
 
 def _is_ready(pod: Json) -> bool:

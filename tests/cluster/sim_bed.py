@@ -40,7 +40,7 @@ from tests.cluster.bed import (
     until,
 )
 from tests.cluster.real_bed import LABELS
-from tests.cluster.workloads import SHARED
+from tests.cluster.workloads import LOOKING, SHARED
 from tests.patience import PATIENCE
 
 NODE = "node-a"
@@ -55,16 +55,18 @@ class Locks(MemoryRuntime):
     def __init__(self, directory: Path, cdi: Path) -> None:
         super().__init__()
         self.conflicts: list[str] = []
-        self.devices: list[tuple[str, str]] = []  # of each start: the pod's UID, what $DEVICE says in the container
+        self.devices: list[tuple[str, str]] = []  # of each start: the pod's UID, a device in the container
         self._directory = directory
         self._cdi = cdi
         self._held: dict[tuple[str, str], list[int]] = {}
 
     async def start_container(self, pod: PodSpec, container: Container, options: RunOptions) -> None:
-        shared = any(claim.claim_name.startswith(SHARED) for claim in pod.resource_claims)
-        environment = self._environment(options)
+        claims = tuple(claim.claim_name for claim in pod.resource_claims)
+        shared = any(name.startswith(SHARED) for name in claims)
+        looking = any(name.startswith(LOOKING) for name in claims)
+        nodes = self._nodes(options)
         held = self._held.setdefault((pod.uid, container.name), [])
-        for device in names_of_devices(options):
+        for device in () if looking else names_of_devices(options):
             descriptor = os.open(self._directory / device, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
             held.append(descriptor)
             try:
@@ -73,23 +75,23 @@ class Locks(MemoryRuntime):
                 self.conflicts.append(f"{pod.name}: device {device} is taken")
                 self._close(pod.uid, container.name)
                 raise ContainerStartError(self.conflicts[-1]) from None
-        self.devices.append((pod.uid, environment["DEVICE"]))
+        self.devices += [(pod.uid, name) for name in nodes]
         await super().start_container(pod, container, options)
 
-    def _environment(self, options: RunOptions) -> dict[str, str]:
-        """What kubelet and CDI files give to the container. Raises ContainerStartError where containerd would."""
-        found = dict(options.envs)
+    def _nodes(self, options: RunOptions) -> list[str]:
+        """Devices by the nodes that CDI files make in the container. Raises ContainerStartError as containerd would."""
         documents = [json.loads(path.read_text()) for path in self._cdi.glob("*.json")]
         edits = {
             f"{document['kind']}={device['name']}": device["containerEdits"]
             for document in documents
             for device in document["devices"]
         }
+        found = []
         for name in options.cdi_devices:
             if name not in edits:
                 raise ContainerStartError(f"CDI device injection failed: unresolvable CDI devices {name}")
-            found |= dict(one.split("=", 1) for one in edits[name].get("env", ()))
-        return found
+            found += [node["path"] for node in edits[name].get("deviceNodes", ())]
+        return sorted(path.removeprefix("/dev/test-") for path in found if path.startswith("/dev/test-"))
 
     async def stop_container(self, pod_uid: str, container: str) -> None:
         self._close(pod_uid, container)
@@ -110,6 +112,8 @@ class SimBed(Bed):
         self.image = "busybox"
         self.patience = self.reboot_patience = 30.0 * PATIENCE
         self.decides_order = True
+        self.runs_programs = False
+        self.kubelet_directory: Path | None = root / NODE
         kubeconfig = cluster.api.kubeconfig(root / "kubeconfig")
         self.api = KubernetesCluster.from_kubeconfig(kubeconfig)
         token = cluster.api.token(NODE, drivers=frozenset({DRIVER}))
@@ -134,6 +138,12 @@ class SimBed(Bed):
         with contextlib.suppress(OSError, TimeoutError, IndexError):
             return (await self.agent.ask("/readyz"))[0] == 200
         return False
+
+    async def not_ready(self) -> str:
+        with contextlib.suppress(OSError, TimeoutError, IndexError):
+            code, body = await self.agent.ask("/readyz")
+            return "" if code == 200 else body.decode()
+        return ""
 
     async def kill_agent(self) -> None:
         await self.agent.stop(signal.SIGKILL)
@@ -195,8 +205,14 @@ class SimBed(Bed):
         wanted = (await self.api.get(PODS, pod, namespace=NAMESPACE))["metadata"]["uid"]
         return [device for uid, device in self.runtime.devices if uid == wanted]
 
+    async def force_delete(self, pod: str) -> None:
+        await self.cluster.delete("pods", pod, NAMESPACE, force=True)
+
     async def workload_pods(self) -> list[Json]:
         return list((await self.api.list(PODS, namespace=NAMESPACE)).items)
+
+    async def said(self, pod: str, container: str = "") -> str:
+        raise NotImplementedError("no program runs here")
 
     async def restarted(self, pod: str) -> bool:
         return len(await self.devices(pod)) > 1

@@ -65,6 +65,17 @@ async def deleted(bed: Bed, *names: str) -> None:
         await until(bed, f"pod {name} to be gone", gone)
 
 
+async def force_deleted(bed: Bed, *names: str) -> None:
+    """As ``kubectl delete --force --grace-period=0``: returns when the API server has forgotten them."""
+    for name in names:
+        await bed.force_delete(name)
+
+        async def gone(name: str = name) -> bool:
+            return await phase(bed, name) == "gone"
+
+        await until(bed, f"pod {name} to be forgotten", gone)
+
+
 async def legacy_pod(bed: Bed, name: str, **more: Any) -> None:
     await bed.api.create(PODS, w.legacy_pod(name, bed.image, bed.node, **more), namespace=NAMESPACE)
 

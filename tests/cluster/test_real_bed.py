@@ -105,10 +105,10 @@ async def test_an_agent_is_ready_when_the_pod_that_is_there_says_so(
 
 def test_an_image_without_flock_is_not_taken_for_a_double_hold(tmp_path: Path) -> None:
     container = w.legacy_pod("p", "image", "n")["spec"]["containers"][0]
-    program = container["command"][2].replace("/locks/", f"{tmp_path}/")
-    variables = {"DEVICE": "zero", "PATH": "/nowhere"}
+    program = container["command"][2].replace("/locks/", f"{tmp_path}/").replace("/dev/test-", "/dev/zer")
+    variables = {"PATH": "/nowhere"}
     assert subprocess.run(["/bin/sh", "-c", program], env=variables, check=False).returncode == w.NO_LOCK
-    with (tmp_path / "zero").open("w") as held:
+    with (tmp_path / "o").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         variables["PATH"] = os.environ["PATH"]
         assert subprocess.run(["/bin/sh", "-c", program], env=variables, check=False).returncode == w.TAKEN
@@ -140,14 +140,15 @@ async def test_a_real_bed_reads_from_logs_which_device_a_container_has(
     """As kubelet answers by way of the API server: 400 for a start that never was, 500 while the node is away."""
     log = "/api/v1/namespaces/drabridge-test/pods"
     pages: dict[str, str | int] = {
-        f"{log}/twice": '{"status": {"containerStatuses": [{"restartCount": 1}]}}',
-        f"{log}/once": '{"status": {"containerStatuses": [{"restartCount": 0}]}}',
-        f"{log}/twice/log?previous=true": f"{w.HAS}zero\n",
-        f"{log}/twice/log?previous=false": f"noise\n{w.HAS}full\n",
-        f"{log}/once/log?previous=false": f"{w.HAS}null\n",
-        f"{log}/once/log?previous=true": 400,
-        f"{log}/away/log?previous=false": 500,
-        f"{log}/away/log?previous=true": 500,
+        f"{log}/twice": pod_json(1),
+        f"{log}/once": pod_json(0),
+        f"{log}/away": pod_json(0),
+        f"{log}/twice/log?container=main&previous=true": f"{w.HAS}zero\n",
+        f"{log}/twice/log?container=main&previous=false": f"noise\n{w.HAS}full\n",
+        f"{log}/once/log?container=main&previous=false": f"{w.HAS}null\n",
+        f"{log}/once/log?container=main&previous=true": 400,
+        f"{log}/away/log?container=main&previous=false": 500,
+        f"{log}/away/log?container=main&previous=true": 500,
     }
     for name in WANTED:
         monkeypatch.setenv(name, "registry.example.com/x:1")
@@ -160,7 +161,12 @@ async def test_a_real_bed_reads_from_logs_which_device_a_container_has(
         assert await bed.devices("away") == []
         assert await bed.restarted("twice")
         assert not await bed.restarted("once")
-    assert await bed.devices("twice") == [], "nobody listens"
+
+
+def pod_json(restarts: int) -> str:
+    return json.dumps(
+        {"spec": {"containers": [{"name": "main"}]}, "status": {"containerStatuses": [{"restartCount": restarts}]}}
+    )
 
 
 def kubeconfig(address: str) -> Json:
