@@ -230,7 +230,7 @@ class SimBed(Bed):
         names = [one["name"] for one in self.config["resources"]]
         found += [f"allocatable {published[name]}" for name in names if published.get(name)]
         root = self.agent.root
-        ours = [*(root / "plugins_registry").glob("*"), *(root / "plugins" / DRIVER).glob("*.sock")]
+        ours = [*(root / "plugins_registry").glob("[!.]*"), *(root / "plugins" / DRIVER).glob("*.sock")]
         ours += [path for path in (root / "device-plugins").glob("*.sock") if path.name != "kubelet.sock"]
         return found + [str(path.relative_to(root)) for path in ours]
 
