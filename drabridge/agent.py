@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from msgspec.structs import replace
 
@@ -39,6 +39,7 @@ from drabridge.ledger import (
     Ledger,
     Notify,
     Owner,
+    Policy,
     Readvertise,
     Released,
     Subscribed,
@@ -56,7 +57,7 @@ from drabridge.pages import Pages
 from drabridge.paths import Paths
 from drabridge.port import Port
 from drabridge.reload import ConfigFollower, identity_of
-from drabridge.runtime import Options, Runtime, policy_of, probed
+from drabridge.runtime import Options, Runtime
 from drabridge.standby import Standby, standbys
 from drabridge.tasks import LoopErrors, Signal, forever
 from drabridge.transfers import Transfers
@@ -74,6 +75,16 @@ SETTLE_SECONDS = 1.0  # after the first list: registration is over by then, or w
 
 
 REFUSALS = frozenset({"AllocateRefused", "DeviceRefused"})  # notices with a refusal's words
+
+
+def policy_of(config: Config) -> Policy:
+    """The ledger's rules as the configuration has them."""
+    return Policy(**config.safety.model_dump())
+
+
+def probed(configs: Iterable[Config]) -> frozenset[str]:
+    """Resources whose device nodes are looked at before a device counts as let go."""
+    return frozenset(resource.name for config in configs for resource in config.resources if resource.probe_open)
 
 
 class Agent:
@@ -192,6 +203,7 @@ class Agent:
             devices=lambda: runtime.devices,
             resolve=lambda device: replace(device, nodes=inventory.resolve_nodes(device)),
             observer=self,
+            watcher=self._standby.watcher if self._standby is not None else None,
             now=self._now,
         )
         witness = Witness(client, paths.device_plugins, legacy.resend, self._now, legacy.quiet, config.driver)
@@ -215,7 +227,6 @@ class Agent:
             sinks=sinks,
             now=self._now,
             started_at=self._now(),
-            disk=self._files,
             beat=asyncio.get_running_loop().time(),
         )
         self._runtime = runtime

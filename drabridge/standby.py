@@ -18,6 +18,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deviceplugin import Watcher
 from drabridge.claims import connect
 from drabridge.clusterapi import Cluster
 from drabridge.config.schema import Config
@@ -39,6 +40,7 @@ from drabridge.tasks import forever
 from drabridge.watches import Watches
 
 if TYPE_CHECKING:
+    from deviceplugin.watch import Subscription
     from drabridge.dra.relay import Relay
 
 log = logging.getLogger(__name__)
@@ -78,6 +80,8 @@ class Standby:
             config, held=lambda name: self._held(name), given=given, named_by=named_by, on_fact=self._told
         )
         self._looking: asyncio.Task[None] | None = None
+        self.watcher = Watcher()  # of kubelet's directory: its threads take longer to start than a registration
+        self._watching: Subscription | None = None
         self.cluster: Cluster | None = None
         self._watches: Watches | None = None
         self._begun = False  # all parts are there
@@ -113,6 +117,7 @@ class Standby:
         self._looking = asyncio.create_task(
             forever("inventory", lambda: inventory.run(lambda _: self._on_snapshot())), name="inventory"
         )
+        self._watching = self.watcher.subscribe(self._paths.device_plugins, lambda: None)
         routes: dict[tuple[str, str], Handler] = {
             ("GET", "/healthz"): lambda _: Response("ok\n"),
             ("GET", "/readyz"): self._readyz,
@@ -209,6 +214,8 @@ class Standby:
             async with asyncio.timeout(RELAY_SECONDS):
                 while not served():
                     await asyncio.sleep(POLL_SECONDS)
+        if self._relay is not None:
+            await self._relay.idle()  # a call takes 45 s at most
         await self._end_relay()
 
     async def _end_relay(self) -> None:
@@ -219,6 +226,8 @@ class Standby:
     async def close(self) -> None:
         """End what nobody took over."""
         await self._end_relay()
+        if self._watching is not None:
+            self._watching.close()
         if (watches := self.take_watches()) is not None:
             for task in watches.tasks:
                 task.cancel()

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 import grpc
 
+from drabridge.dra.facts import Fact, RegistrationChanged
 from drabridge.dra.registration import RegistrationService
 from drabridge.dra.server import listen
 from drabridge.dra.sockets import PluginSockets, is_dead
@@ -32,6 +33,7 @@ LOOK_SECONDS = 1.0  # between looks whether there is an agent that serves claims
 AGAIN_SECONDS = 0.02  # between attempts while nobody serves: an agent takes over in 50 to 100 ms
 WAIT_SECONDS = 30.0  # for an agent that serves, of kubelet's 45; longer than any end and any start
 ANSWER_SECONDS = 5.0  # of kubelet's time that is left for an answer in words
+IDLE_SECONDS = 0.2
 STOP_GRACE_SECONDS = 1.0  # for calls that are passed on
 _CALLS = ("NodePrepareResources", "NodeUnprepareResources")
 _STREAM = "NodeWatchResources"
@@ -51,25 +53,39 @@ class Relay(grpc.GenericRpcHandler):
         self._sockets = PluginSockets.of(kubelet, driver, secrets.token_hex(2))
         self._servers: list[grpc.aio.Server] = []
         self._closing = asyncio.Event()
-        self._registration = RegistrationService(driver, self._sockets.service, lambda fact: self._answered.set())
-        self._answered = asyncio.Event()
+        self._calls = 0  # that kubelet waits for
+        self._registration = RegistrationService(driver, self._sockets.service, self._told)
+        self._settled = asyncio.Event()
 
     async def settled(self) -> None:
-        """Wait until kubelet has taken the endpoint, or said why not, or until there is nothing to pass on."""
-        await self._answered.wait()
+        """Wait until kubelet has connected to the endpoint or refused it, or there is nothing to pass on.
+
+        Kubelet 1.34 and later connects at once, for the stream (dra_plugin_manager.go); earlier ones for a call.
+        """
+        await self._settled.wait()
+
+    async def idle(self) -> None:
+        """Wait until kubelet waits for no call here: when the endpoint goes it hangs up on those that are open."""
+        await asyncio.sleep(IDLE_SECONDS)  # for one that kubelet was about to make when it heard of another endpoint
+        while self._calls:
+            await asyncio.sleep(IDLE_SECONDS)
+
+    def _told(self, fact: Fact) -> None:
+        if isinstance(fact, RegistrationChanged) and not fact.registered:
+            self._settled.set()
 
     async def run(self) -> None:
         """Wait for an agent that serves claims, be registered beside it, and pass calls on until cancelled."""
         try:
             while is_away(self._active):
-                self._answered.set()  # claims may be served later, or never
+                self._settled.set()  # claims may be served later, or never
                 await asyncio.sleep(LOOK_SECONDS)
             await self._open()
             log.info("calls for claims are passed on", extra={"driver": self._driver, "to": str(self._active)})
             await self._closing.wait()
         except HostError as error:  # claims wait for kubelet's next attempt, as without a standby
             log.warning("calls for claims cannot be passed on", extra={"reason": str(error)})
-            self._answered.set()
+            self._settled.set()
         finally:
             await to_the_end(self._stop())
 
@@ -110,6 +126,13 @@ class Relay(grpc.GenericRpcHandler):
         return grpc.unary_stream_rpc_method_handler(watch) if name == _STREAM else None
 
     async def _call(self, method: str, request: bytes, context: _Context) -> bytes:
+        self._calls += 1
+        try:
+            return await self._answer(method, request, context)
+        finally:
+            self._calls -= 1
+
+    async def _answer(self, method: str, request: bytes, context: _Context) -> bytes:
         loop = asyncio.get_running_loop()
         left = context.time_remaining() or WAIT_SECONDS + ANSWER_SECONDS
         until = loop.time() + min(WAIT_SECONDS, left - ANSWER_SECONDS)
@@ -129,6 +152,9 @@ class Relay(grpc.GenericRpcHandler):
 
     async def _watch(self, method: str, request: bytes) -> AsyncIterator[bytes]:
         """Health, from one agent after the other: kubelet forgets what it knows when the stream ends."""
+        if not self._settled.is_set():
+            log.info("kubelet has connected to the standby", extra={"driver": self._driver})
+        self._settled.set()
         while not self._closing.is_set():
             with contextlib.suppress(grpc.aio.AioRpcError):
                 async with self._channel() as channel:

@@ -51,6 +51,7 @@ class LegacySide:
         resolve: Callable[[Device], Device],
         observer: Observer | None = None,
         timeouts: Timeouts | None = None,
+        watcher: Watcher | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._directory = directory
@@ -61,7 +62,7 @@ class LegacySide:
         self._observer = observer
         self._timeouts = timeouts
         self._now = now
-        self._watcher = Watcher()
+        self._watcher = watcher or Watcher()
         self._served: dict[str, _Served] = {}
 
     async def configure(self, config: Config) -> None:

@@ -40,8 +40,9 @@ async def test_a_standby_passes_calls_on_and_its_end_changes_nothing() -> None:
     async with bridge() as (first, cluster, _):
         kubelet = cluster.kubelets["node-a"]
         async with beside(first, "second") as second:
-            assert len(of_driver(kubelet, "NotifyRegistrationStatus")) == 2
-            assert told(kubelet)
+            await until(
+                lambda: len(of_driver(kubelet, "NotifyRegistrationStatus")) == 2 and told(kubelet), 20, second.text
+            )
             await cluster.apply(claim_pod("a"))
             await cluster.wait_pod("a")
             assert await second.stop() == 0
@@ -61,6 +62,7 @@ async def test_a_claim_that_comes_when_nobody_serves_waits_for_the_one_that_take
         await cluster.wait_pod("a")
         slices = devices_in_slices(cluster)
         async with beside(first, "second") as second:
+            await until(lambda: "kubelet has connected to the standby" in second.text(), 20, second.text)
             assert second.process is not None
             second.process.send_signal(signal.SIGSTOP)  # a handover that takes as long as it takes to look at it
             try:
