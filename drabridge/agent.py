@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace
 
@@ -39,7 +39,6 @@ from drabridge.ledger import (
     Ledger,
     Notify,
     Owner,
-    Policy,
     Readvertise,
     Released,
     Subscribed,
@@ -57,7 +56,7 @@ from drabridge.pages import Pages
 from drabridge.paths import Paths
 from drabridge.port import Port
 from drabridge.reload import ConfigFollower, identity_of
-from drabridge.runtime import Options, Runtime
+from drabridge.runtime import Options, Runtime, policy_of, probed
 from drabridge.standby import Standby, standbys
 from drabridge.tasks import LoopErrors, Signal, forever
 from drabridge.transfers import Transfers
@@ -72,19 +71,7 @@ STOP_GRACE_SECONDS = 1.5  # for calls in flight at SIGTERM; the whole stop is pr
 REFRESH_SECONDS = 0.01  # an Allocate is answered first; several that come together make one list
 CLOSE_SECONDS = 0.5  # for what waits for the state directory's disk; of the 3 s
 SETTLE_SECONDS = 1.0  # after the first list: registration is over by then, or waits for kubelet
-
-
 REFUSALS = frozenset({"AllocateRefused", "DeviceRefused"})  # notices with a refusal's words
-
-
-def policy_of(config: Config) -> Policy:
-    """The ledger's rules as the configuration has them."""
-    return Policy(**config.safety.model_dump())
-
-
-def probed(configs: Iterable[Config]) -> frozenset[str]:
-    """Resources whose device nodes are looked at before a device counts as let go."""
-    return frozenset(resource.name for config in configs for resource in config.resources if resource.probe_open)
 
 
 class Agent:
@@ -106,8 +93,10 @@ class Agent:
         for hint in advice(self._config):
             log.warning("configuration", extra={"note": hint})
         self._stop = asyncio.Event()
-        self._reload = Signal()  # SIGHUP; also before anybody follows the configuration
-        self._snapshot = Signal()
+        self._reload, self._snapshot = (
+            Signal(),
+            Signal(),
+        )  # SIGHUP, also before anybody follows the configuration; devices
         self._port = Port(options.listen)
         self._files = Worker("files")  # of the state directory, the ledger aside
         self._guard = Guard(OtherAgents(self._paths, self._config.driver, options.node_name))
@@ -227,6 +216,7 @@ class Agent:
             sinks=sinks,
             now=self._now,
             started_at=self._now(),
+            disk=self._files,
             beat=asyncio.get_running_loop().time(),
         )
         self._runtime = runtime

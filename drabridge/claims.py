@@ -235,11 +235,12 @@ class ClaimSide:
         """Why no claim can be recorded, so that none can be granted."""
         return self.driver.records.error if self.driver is not None else ""
 
-    def try_records(self) -> None:
+    async def try_records(self) -> None:
         """Look whether they can be written again."""
-        if self.driver is not None and self.records_error and self.driver.records.probe():
+        driver = self.driver
+        if driver is not None and self.records_error and await self._runtime.disk.promptly(driver.records.probe):
             log.info("claims can be recorded again")
-            self.driver.publish()
+            driver.publish()
 
     def reconfigure(self, config: Config) -> None:
         """Take a changed configuration; what a running driver cannot change makes a new one, with the same slices."""
@@ -344,6 +345,7 @@ class ClaimSide:
             pods=lambda: runtime.others.pods,
             unwell=lambda: runtime.keeper.health.error or runtime.cdi.error,
             clock=runtime.now,
+            files=runtime.disk,
         )
         try:
             await self.driver.run()

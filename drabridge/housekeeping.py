@@ -39,7 +39,7 @@ class Housekeeping:
     async def tick(self) -> None:
         self._runtime.keeper.retry()  # while a grant would fail nothing is offered, so nobody else tries
         self._look_after_files()
-        self._claims.try_records()
+        await self._claims.try_records()
         await self._pages.renew()
         await self._forget()
         await self._end_lingering()

@@ -41,7 +41,9 @@ async def resolve(runtime: Runtime, claims: ClaimSide, body: bytes) -> dict[str,
         await _no_claim_has(claims, before)
     prepared = [held for held in before.holders if held.phase is Phase.PREPARED]
     ended = [held.claim.uid for held in prepared if await _has_ended(runtime, claims, before, held)]
-    _forget(runtime, claims, before.name, ended)
+    if ended:
+        await runtime.disk.promptly(lambda: _forget(runtime, before.name, ended))
+        claims.renew_files()
     decision = await runtime.keeper.apply(Resolve(before.name, runtime.now(), frozenset(ended)))
     if not decision.accepted:
         raise RefusedError(str(decision))
@@ -122,13 +124,11 @@ def _entry(runtime: Runtime, body: bytes) -> Entry:
         raise ConfigError(f"a device of this node was expected: {error}", hint=f"It has {known}") from None
 
 
-def _forget(runtime: Runtime, claims: ClaimSide, device: str, ended: Sequence[str]) -> None:
+def _forget(runtime: Runtime, device: str, ended: Sequence[str]) -> None:
     """Claims that have ended have the device no more on record either, or a restart would give it back to them.
 
     Before the ledger is told: what a crash leaves between the two is a hold that the operator can end again.
     """
-    if not ended:
-        return
     from drabridge.dra.records import RecordStore
 
     records = RecordStore(runtime.paths.state / "claims")
@@ -138,4 +138,3 @@ def _forget(runtime: Runtime, claims: ClaimSide, device: str, ended: Sequence[st
             records.delete(uid)
         elif (record := records.load(uid)) is not None:
             records.save(replace(record, devices=tuple(one for one in record.devices if one.device != device)))
-    claims.renew_files()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -15,6 +15,7 @@ from drabridge.evidence.others import Others
 from drabridge.evidence.witness import Witness
 from drabridge.inventory.model import Device, Snapshot
 from drabridge.inventory.source import Inventory
+from drabridge.ledger import Policy
 from drabridge.ledger.keeper import Keeper
 from drabridge.legacy.files import LegacyFiles
 from drabridge.legacy.side import LegacySide
@@ -23,6 +24,7 @@ from drabridge.observe import Sinks
 from drabridge.other_agents import Guard
 from drabridge.paths import Paths
 from drabridge.tasks import Signal
+from drabridge.worker import Worker
 from podresources import Client
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # another text there: no container of before runs (random(4))
@@ -70,6 +72,7 @@ class Runtime(Struct):
     sinks: Sinks
     now: Callable[[], float]
     started_at: float
+    disk: Worker  # waits for the state directory's disk, the ledger aside
     cluster: Cluster | None = None  # None: DRA is switched off, or there is no API server
     changed: Signal = field(default_factory=Signal)  # ledger, inventory or wishes: lanes are looked at again
     devices: Mapping[str, Device] = field(default_factory=dict)
@@ -104,3 +107,13 @@ class Runtime(Struct):
         """The resource of a device that the ledger knows; empty for another."""
         entry = self.keeper.ledger.entries.get(device)
         return entry.device.resource if entry else ""
+
+
+def policy_of(config: Config) -> Policy:
+    """The ledger's rules as the configuration has them."""
+    return Policy(**config.safety.model_dump())
+
+
+def probed(configs: Iterable[Config]) -> frozenset[str]:
+    """Resources whose device nodes are looked at before a device counts as let go."""
+    return frozenset(resource.name for config in configs for resource in config.resources if resource.probe_open)

@@ -39,6 +39,7 @@ from drabridge.offers.pool import pool_of
 from drabridge.offers.slices import Desired, Feature, desired
 from drabridge.offers.sliceversions import VERSIONS, choose_version
 from drabridge.tasks import Signal, forever
+from drabridge.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -97,10 +98,11 @@ class DraDriver:
         pods: Callable[[], ClaimPods | None] = no_pods,
         unwell: Callable[[], str] = str,
         clock: Callable[[], float] = time.time,
+        files: Worker | None = None,
     ) -> None:
         """``inventory`` gives the current snapshot, ``policy`` the ledger's current rules; ``on_synced`` is called
-        when the API server has what it should have; ``unwell`` says why a claim could not be granted now. Raises
-        HostError when a socket's path would be too long.
+        when the API server has what it should have; ``unwell`` says why a claim could not be granted now; ``files``
+        is whose thread waits for disks. Raises HostError when a socket's path would be too long.
         """
         self._config = config
         self._inventory = inventory
@@ -140,6 +142,7 @@ class DraDriver:
             in_use=in_use,
             pods=pods,
             clock=clock,
+            files=files,
         )
         self._upkeep = Upkeep(
             planner=planner,
@@ -149,12 +152,13 @@ class DraDriver:
             cdi=cdi,
             metadata=metadata,
             boot_id=boot_id,
+            files=files,
         )
         self._health = HealthBoard(self.pool)
         self._registration = RegistrationService(config.driver, sockets.service, observer)
         service = ClaimService(self._preparer, observer)
         self._server = PluginServer(sockets, config.driver, service, self._health, self._registration)
-        self._status = StatusWriter(cluster, claims, config.driver, records)
+        self._status = StatusWriter(cluster, claims, config.driver, records, files)
         self._releases = Releases(keeper, self.release_if_deallocated)
         self._publisher: Publisher | None = None
         self._seen: Snapshot | None = None  # what _look() looked at last
@@ -162,6 +166,7 @@ class DraDriver:
         self._others: tuple[str, ...] | None = None
         self._renew = False  # files of prepared claims are missing, or old
         self._changed = Signal()
+        self._looked = Signal()  # at what changed
 
     @property
     def state(self) -> DraState:
@@ -218,7 +223,7 @@ class DraDriver:
                 await self._changed.wait()
             restored = self._inventory().version  # what comes while the sockets are bound is a change
             try:
-                self._upkeep.restore()
+                await self._upkeep.restore()
             except DrabridgeError as error:  # unprepare must work all the same
                 log.error("files of prepared claims not restored", extra={"error": str(error)})
             self._look()
@@ -228,7 +233,8 @@ class DraDriver:
                 group.create_task(self._server.watch(), name="dra-sockets")
                 # A defect in one of these is no reason to leave kubelet without its sockets.
                 parts = {
-                    "follow": lambda: self._follow(restored),
+                    "follow": self._follow,
+                    "files": lambda: self._keep_files(restored),
                     "releases": self._releases.run,
                     "slices": self._publish_slices,
                 }
@@ -245,17 +251,23 @@ class DraDriver:
         await self._server.stop(STOP_GRACE_SECONDS)
         await self._preparer.stop()
 
-    async def _follow(self, version: int) -> None:
-        """What depends on the inventory, after every change of it since ``version``."""
+    async def _follow(self) -> None:
+        """Health, status and slices, after every change. Waits for no disk."""
         self._changed.set()
         while True:
-            await self._changed.wait(BUSY_SECONDS if self._renew else None)
+            await self._changed.wait()
             self._look()
+            self._looked.set()
+
+    async def _keep_files(self, version: int) -> None:
+        """The files of prepared claims, after every change of the inventory since ``version``."""
+        while True:
+            await self._looked.wait(BUSY_SECONDS if self._renew else None)
             snapshot = self._inventory()
             if snapshot.version != version or self._renew:
                 version, renew, self._renew = snapshot.version, self._renew, False
                 try:
-                    self._renew = not self._upkeep.refresh(missing=renew)
+                    self._renew |= not await self._upkeep.refresh(missing=renew)
                 except DrabridgeError as error:
                     log.error("files of prepared claims not brought up to date", extra={"error": str(error)})
 

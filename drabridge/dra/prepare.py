@@ -36,6 +36,7 @@ from drabridge.ledger import events
 from drabridge.ledger.keeper import Keeper
 from drabridge.ledger.model import ClaimRef, Phase
 from drabridge.ledger.outcome import Decision, RefusalCode, Side
+from drabridge.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +83,11 @@ class Preparer:
         in_use: InUse = nobody,
         pods: Callable[[], ClaimPods | None] = no_pods,
         clock: Callable[[], float] = time.time,
+        files: Worker | None = None,
     ) -> None:
+        """``files``: whose thread waits for disks, in the order in which it is asked."""
         self.planner = planner
+        self._files = files or Worker("claims")
         self.claims = claims
         self._inventory = inventory
         self._keeper = keeper
@@ -150,7 +154,7 @@ class Preparer:
 
     async def _attempt(self, claim: ClaimRef) -> tuple[tuple[PreparedDevice, ...], bool]:
         """One try. Returns the answer and whether the claim had been prepared before."""
-        record = self._records.load(claim.uid)
+        record = await self._files.promptly(lambda: self._records.load(claim.uid))
         allocation = await self._allocation(claim, record)
         if record is not None and record.state is State.COMPLETED and _still_fits(record, allocation):
             return await self._replay(record, allocation), True
@@ -185,13 +189,13 @@ class Preparer:
             self._clock(),
             allocation.pod_claim_name,
         )
-        self._records.save(record)
+        await self._save(record)
         try:
             decision = await self._grant(self._asked(claim, uses))
             if not decision.accepted:
                 raise _refused(decision)
             devices = await self._effects(allocation.claim, allocation.pod_claim_name, plans, hooks=True)
-            self._records.save(replace(record, state=State.COMPLETED, devices=devices))
+            await self._save(replace(record, state=State.COMPLETED, devices=devices))
         except BaseException as error:
             await to_the_end(self._roll_back(record, error))
             raise
@@ -208,7 +212,7 @@ class Preparer:
         rebooted = record.boot_id != self._boot_id
         await self._effects(claim, record.pod_claim_name, plans, hooks=rebooted)
         if rebooted:
-            self._records.save(replace(record, boot_id=self._boot_id))
+            await self._save(replace(record, boot_id=self._boot_id))
         return record.devices
 
     async def _effects(
@@ -221,20 +225,25 @@ class Preparer:
         # A hook that binds a driver makes other nodes, and upkeep leaves to us what is only begun.
         snapshot = self._inventory()
         now = [self.planner.again(claim.uid, plan.record(spec.names), snapshot) for plan in plans]
-        self._cdi.write(self._cdi.claim_spec(claim.uid, cdi_devices(now)))
-        extra = self._write_metadata(claim, pod_claim_name, now)
+        written = self._cdi.claim_spec(claim.uid, cdi_devices(now))
+        await self._files.promptly(lambda: self._cdi.write(written))
+        extra = await self._write_metadata(claim, pod_claim_name, now)
         devices = []
         for plan in plans:
             ids = [spec.qualified(plan.cdi.name), extra.pop(plan.result.base_request, None)]
             devices.append(plan.record([id_ for id_ in ids if id_]))
         return tuple(devices)
 
-    def _write_metadata(self, claim: ClaimRef, pod_claim_name: str, plans: Sequence[Planned]) -> dict[str, str]:
+    async def _save(self, record: ClaimRecord) -> None:
+        await self._files.promptly(lambda: self._records.save(record))
+
+    async def _write_metadata(self, claim: ClaimRef, pod_claim_name: str, plans: Sequence[Planned]) -> dict[str, str]:
         """Metadata is a service to the container, not a condition for it: a failure is logged (KEP-5304)."""
-        if self._metadata is None:
+        if (metadata := self._metadata) is None:
             return {}
+        facts = metadata_facts(plans)
         try:
-            return self._metadata.write(claim, pod_claim_name, metadata_facts(plans))
+            return await self._files.promptly(lambda: metadata.write(claim, pod_claim_name, facts))
         except HostError as error:
             log.error("device metadata not written", extra={"claim": claim.uid, "error": str(error)})
             return {}
@@ -296,7 +305,7 @@ class Preparer:
             if not isinstance(error, RefusedError):
                 await self._undo(record)
                 await self._keeper.apply(self._unprepared(record.claim))
-            self._records.delete(record.claim.uid)
+            await self._files.promptly(lambda: self._records.delete(record.claim.uid))
         except DrabridgeError as problem:
             log.error("prepare not rolled back", extra={"claim": record.claim.uid, "error": str(problem)})
 
@@ -327,16 +336,16 @@ class Preparer:
             self._observer(ClaimHandled("unprepare", claim, outcome, time.monotonic() - started, error=error_text))
 
     async def _unprepare_locked(self, claim: ClaimRef) -> None:
-        record = self._records.load(claim.uid)
+        record = await self._files.promptly(lambda: self._records.load(claim.uid))
         if record is not None:
             await self._check_closed(record)
             await self._undo(record)
         else:  # unknown, or its record was damaged: what has the UID in its name goes all the same
-            self._remove_files(claim)
+            await self._files.promptly(lambda: self._remove_files(claim))
         decision = await self._keeper.apply(self._unprepared(claim))
         if not decision.accepted:
             raise _refused(decision)
-        self._records.delete(claim.uid)
+        await self._files.promptly(lambda: self._records.delete(claim.uid))
 
     def _asked(self, claim: ClaimRef, uses: tuple[events.Use, ...]) -> events.Prepare:
         pods = self._pods()
@@ -392,7 +401,7 @@ class Preparer:
                 log.warning("clean-up hook skipped: the device is gone", extra={"device": prepared.device})
                 continue
             await self._hooks.run(hook, device, record.claim, "unprepare")
-        self._remove_files(record.claim)
+        await self._files.promptly(lambda: self._remove_files(record.claim))
 
     def _remove_files(self, claim: ClaimRef) -> None:
         self._cdi.remove(Family.CLAIM, claim.uid)

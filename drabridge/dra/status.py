@@ -20,6 +20,7 @@ from drabridge.errors import ClusterError, DrabridgeError
 from drabridge.foreign import reading
 from drabridge.inventory.model import Presence, Snapshot
 from drabridge.offers.health import health_of
+from drabridge.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +31,13 @@ READY = "Ready"
 class StatusWriter:
     """Writes the status of claims one after the other; a claim that is asked for twice is written once."""
 
-    def __init__(self, cluster: Cluster, claims: Kind, driver: str, records: RecordStore) -> None:
+    def __init__(
+        self, cluster: Cluster, claims: Kind, driver: str, records: RecordStore, files: Worker | None = None
+    ) -> None:
+        """``files``: whose thread waits for the records' disk."""
         self.claims = claims
+        self._files = files or Worker("status")
+        self._other: set[str] = set()  # devices in another state than they were: their claims are due
         self._cluster = cluster
         self._driver = driver
         self._records = records
@@ -49,17 +55,23 @@ class StatusWriter:
         before = {health.name: health for health in health_of(self._snapshot.devices)}
         first, self._snapshot = not self._snapshot.version, snapshot
         changed = {health.name for health in health_of(snapshot.devices) if before.get(health.name) != health}
-        if first or not changed:
-            return
-        for record in self._records.all():
+        if not first and changed:
+            self._other |= changed
+            self._wake.set()
+
+    async def _of_devices(self) -> None:
+        changed, self._other = self._other, set()
+        for record in await self._files.promptly(self._records.all):
             if record.state is State.COMPLETED and any(device.device in changed for device in record.devices):
-                self.claim_prepared(record.claim.uid)
+                self._pending[record.claim.uid] = None
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
+            if self._other:
+                await self._of_devices()
             while self._pending:
                 uid = next(iter(self._pending))
                 del self._pending[uid]
@@ -69,7 +81,7 @@ class StatusWriter:
         delays = backoff(0.5, 10.0)
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                record = self._records.load(uid)
+                record = await self._files.promptly(lambda: self._records.load(uid))
                 if record is not None and record.state is State.COMPLETED:
                     with reading(f"claim {record.claim}"):
                         await self._apply(record)

@@ -6,6 +6,7 @@ names mean now.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from drabridge.cdi import CdiStore, Family, Spec
@@ -16,6 +17,7 @@ from drabridge.dra.ports import Inventory
 from drabridge.dra.records import ClaimRecord, RecordStore, State
 from drabridge.errors import DrabridgeError
 from drabridge.foreign import Unreadable, reading
+from drabridge.worker import Worker
 
 
 class Upkeep:
@@ -31,7 +33,10 @@ class Upkeep:
         cdi: CdiStore,
         metadata: MetadataFiles | None,
         boot_id: str,
+        files: Worker | None = None,
     ) -> None:
+        """``files``: whose thread waits for disks, in the order in which it is asked."""
+        self._files = files or Worker("upkeep")
         self.planner = planner
         self._inventory = inventory
         self._records = records
@@ -41,71 +46,86 @@ class Upkeep:
         self._boot_id = boot_id
         self._unreadable = Unreadable("prepared claim")
 
-    def restore(self) -> tuple[ClaimRecord, ...]:
+    async def restore(self) -> tuple[ClaimRecord, ...]:
         """At start: write the CDI files of claims that are prepared in this boot, remove those of what is on record
         otherwise. Where a record is gone the claim's container may run on, and its file, all that tells of it, stays
         until kubelet unprepares the claim, the operator ends it, or the node is rebooted.
 
         Returns the completed records. A device that is not there is in no file until it is.
         """
-        self._records.sweep()
-        records = self._records.all()
+        records = await self._files.promptly(self._swept)
         completed = [record for record in records if record.state is State.COMPLETED]
         specs: list[Spec] = []
         keep: set[str] = set()
         whole: list[tuple[ClaimRecord, Sequence[Planned]]] = []
         for record in (record for record in records if record.boot_id == self._boot_id):
             plans = self._plans(record)
-            if plans is None or (record.state is State.COMPLETED and not self._written(record, plans, specs)):
+            if plans is None or (record.state is State.COMPLETED and not await self._written(record, plans, specs)):
                 keep.add(record.claim.uid)
             elif record.state is State.COMPLETED and len(plans) == len(record.devices):
                 whole.append((record, plans))
-        keep |= self._records.strangers(records)
-        keep |= self._cdi.claimed().keys() - {record.claim.uid for record in records}
-        self._cdi.regenerate(Family.CLAIM, specs, keep=keep)
-        if self._metadata is not None:  # after the devices: a container can do without
+        known = {record.claim.uid for record in records}
+        keep |= await self._files.promptly(lambda: self._records.strangers(records))
+        keep |= (await self._files.promptly(self._cdi.claimed)).keys() - known
+        await self._files.promptly(lambda: self._cdi.regenerate(Family.CLAIM, specs, keep=keep))
+        if (metadata := self._metadata) is not None:  # after the devices: a container can do without
             for record, found in whole:
-                self._tell_containers(record, found, missing=True)
-            self._metadata.sweep({record.claim.uid for record in records} | keep)
+                await self._tell_containers(record, found, missing=True)
+            await self._files.promptly(lambda: metadata.sweep(known | keep))
         self._unreadable.keep({str(record.claim) for record in records})
         return tuple(completed)
 
-    def refresh(self, *, missing: bool = False) -> bool:
+    def _swept(self) -> tuple[ClaimRecord, ...]:
+        self._records.sweep()
+        return self._records.all()
+
+    async def refresh(self, *, missing: bool = False) -> bool:
         """The inventory changed: bring the CDI and metadata files of prepared claims up to date. ``missing``: some were
         removed, and perhaps those which mount metadata that has not changed.
 
         False: a claim is being worked on, by a hook perhaps that takes minutes. It is left for the next time.
         """
-        records = [r for r in self._records.all() if r.state is State.COMPLETED and r.boot_id == self._boot_id]
-        free = [record for record in records if not self._locks.hold(record.claim.uid).locked()]
-        for record in free:
-            plans = self._plans(record)
-            if plans is not None and self._written(record, plans, []) and len(plans) == len(record.devices):
-                self._tell_containers(record, plans, missing=missing)
-        return len(free) == len(records)
+        all_free = True
+        for uid in [record.claim.uid for record in await self._files.promptly(self._records.all)]:
+            lock = self._locks.hold(uid)
+            if lock.locked():
+                all_free = False
+            else:
+                await self._renew(uid, lock, missing=missing)
+        return all_free
 
-    def _written(self, record: ClaimRecord, plans: Sequence[Planned], specs: list[Spec]) -> bool:
+    async def _renew(self, uid: str, lock: asyncio.Lock, *, missing: bool) -> None:
+        """One claim's files, while nobody works on it. Somebody may have ended it since its record was read."""
+        async with lock:
+            record = await self._files.promptly(lambda: self._records.load(uid))
+            if record is None or record.state is not State.COMPLETED or record.boot_id != self._boot_id:
+                return
+            plans = self._plans(record)
+            if plans is not None and await self._written(record, plans, []) and len(plans) == len(record.devices):
+                await self._tell_containers(record, plans, missing=missing)
+
+    async def _written(self, record: ClaimRecord, plans: Sequence[Planned], specs: list[Spec]) -> bool:
         """Write the claim's CDI file, and add what it says to ``specs``. False: the file stays as it is."""
         try:
             with reading(f"claim {record.claim}"):
                 spec = self._cdi.claim_spec(record.claim.uid, cdi_devices(plans))
-                self._cdi.write(spec)
+                await self._files.promptly(lambda: self._cdi.write(spec))
         except DrabridgeError as error:
             self._unreadable.tell(str(record.claim), error)
             return False
         specs.append(spec)
         return True
 
-    def _tell_containers(self, record: ClaimRecord, plans: Sequence[Planned], *, missing: bool) -> None:
+    async def _tell_containers(self, record: ClaimRecord, plans: Sequence[Planned], *, missing: bool) -> None:
         """Bring the claim's metadata up to date; ``missing``: and the CDI files that mount it."""
-        if self._metadata is None:
+        if (metadata := self._metadata) is None:
             return
         try:
             with reading(f"claim {record.claim}"):
                 facts = metadata_facts(plans)
-                self._metadata.update(record.claim, facts)
+                await self._files.promptly(lambda: metadata.update(record.claim, facts))
                 if missing:
-                    self._metadata.write(record.claim, record.pod_claim_name, facts)
+                    await self._files.promptly(lambda: metadata.write(record.claim, record.pod_claim_name, facts))
         except DrabridgeError as error:
             self._unreadable.tell(str(record.claim), error)
 

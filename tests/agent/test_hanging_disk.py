@@ -14,7 +14,7 @@ import pytest
 
 from drabridge.sim.cluster import SimCluster
 from tests.agent.helpers import DRIVER, RESOURCE, AgentProcess, lists_read, until
-from tests.agent.test_bridge_node import CONFIG, bridge, limits_pod, set_lanes
+from tests.agent.test_bridge_node import CONFIG, bridge, claim_pod, limits_pod, set_lanes
 from tests.patience import HANG_SECONDS
 
 ANNOTATION = f"{DRIVER}/lanes"
@@ -111,3 +111,36 @@ async def test_an_agent_on_a_disk_that_hangs_can_be_ended(file: str) -> None:
         assert await agent.stop(signal.SIGTERM) == 0
         setting.cancel()
         await asyncio.gather(setting, return_exceptions=True)
+
+
+METADATA = CONFIG.replace(f"driver: {DRIVER}", f"driver: {DRIVER}\ndra: {{metadata: true}}")
+
+
+@pytest.mark.parametrize(
+    ("config", "file"), [(CONFIG, "/claims/"), (METADATA, "/dra-device-metadata/")], ids=["record", "metadata"]
+)
+async def test_a_claim_whose_files_cannot_be_written_waits_alone(config: str, file: str) -> None:
+    async with on_a_disk_that_may_hang(config) as (agent, cluster, hold):
+        hold.write_text(file)
+        await cluster.apply(claim_pod("c"))
+        await until(lambda: cluster.kubelets["node-a"].calls.of("NodePrepareResources"), 15, agent.text)
+        await all_else_works(agent, cluster, "a")
+        assert _phase(cluster, "c") == "Pending"
+        hold.unlink()
+        await cluster.wait_pod("c")
+        hold.write_text("/claims/")
+        async with meanwhile(cluster.delete("pods", "c")):
+            await until(lambda: cluster.kubelets["node-a"].calls.of("NodeUnprepareResources"), 15, agent.text)
+            await all_else_works(agent, cluster, "b")
+            hold.unlink()
+        await until(lambda: _no_records(agent), 15, agent.text)
+
+
+def _no_records(agent: AgentProcess) -> bool:
+    return not list((agent.control.parent / "claims").glob("*.json"))
+
+
+def _phase(cluster: SimCluster, pod: str) -> str:
+    found = cluster.get("pods", pod)
+    assert found is not None
+    return str(found["status"].get("phase"))

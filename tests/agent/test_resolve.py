@@ -41,8 +41,7 @@ def test_a_claim_is_forgotten_with_its_last_device(
     ledger = Ledger.of([entry("gpu-0", HOLD, ADMIN), entry("gpu-1", *elsewhere)])
     # All that is asked of an agent:
     runtime = SimpleNamespace(paths=SimpleNamespace(state=tmp_path), cdi=cdi, keeper=SimpleNamespace(ledger=ledger))
-    claims = SimpleNamespace(renew_files=lambda: None)
-    _forget(runtime, claims, "gpu-0", [CLAIM.uid])  # type: ignore[arg-type]
+    _forget(runtime, "gpu-0", [CLAIM.uid])  # type: ignore[arg-type]
     assert sorted(cdi.claimed()) == left
     assert [record.claim.uid for record in records.all()] == left
     assert [len(record.devices) for record in records.all()] == [0, 1][-len(left) :]
