@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -162,10 +163,32 @@ def pod(name: str, *, limit: int = 0, claim: str = "", node: str = "", phase: st
     return {"metadata": {"name": name, "uid": f"{name}-uid"}, "spec": spec, "status": {"phase": phase}}
 
 
+def test_who_waits_for_kubelet_to_unprepare_another_claim_is_not_stuck() -> None:
+    waiting = Waits()
+    for at in range(400):
+        waiting.observe(Sample(float(at), (Waiting("p", "p-uid", "dra", 0, blocked=at % 100 == 0),), {"dra": 1}))
+    assert waiting.stuck == {}
+
+
+STATE = (  # as kubelet 1.36.2 writes it: JSON inside JSON
+    {"ClaimUID": "given-uid", "DriverState": {bed.DRIVER: {"Devices": [{"DeviceName": "a"}]}}},
+    {"ClaimUID": "gone-uid", "DriverState": {bed.DRIVER: {"Devices": [{"DeviceName": "b"}]}}},
+    {"ClaimUID": "asked-uid", "DriverState": {bed.DRIVER: {"Devices": None}}},
+)
+
+
+def test_kubelets_record_says_what_is_prepared_for_whom() -> None:
+    text = json.dumps({"Data": json.dumps({"ClaimInfoStateList": STATE}), "Checksum": 1})
+    assert judge.prepared(text) == {"a": {"given-uid"}, "b": {"gone-uid"}}
+    assert judge.prepared(json.dumps({"Data": json.dumps({"ClaimInfoStateList": None})})) == {}
+    for text in ("", "{}", '{"Data": ""}', "[]"):
+        assert judge.prepared(text) == {}
+
+
 def claim(name: str, count: int, *devices: str) -> dict[str, Any]:
     results = {"devices": {"results": [{"device": device} for device in devices]}}
     return {
-        "metadata": {"name": name},
+        "metadata": {"name": name, "uid": f"{name}-uid"},
         "spec": {"devices": {"requests": [{"exactly": {"count": count}}]}},
         "status": {"allocation": results} if devices else {},
     }
@@ -182,13 +205,16 @@ def test_who_waits_and_what_is_free_is_read_off_the_api() -> None:
             pod("c1", claim="two"),
             pod("c2", claim="given"),
             pod("c3", claim="given", node="n"),
+            pod("c4", claim="refused", node="n"),
         )
     }
     pods["going"] = pod("going", limit=1)
     pods["going"]["metadata"]["deletionTimestamp"] = "now"
     slices = ({"spec": {"devices": [{"name": "a"}, {"name": "b"}, {"name": "c", "taints": [{}]}]}},)
     node = {"status": {"allocatable": {bed.RESOURCE: "3"}}}
-    found = sample_of(7.0, pods, (claim("two", 2), claim("given", 1, "a")), slices, node, {"x"})
+    claims = (claim("two", 2), claim("given", 1, "a"), claim("refused", 1, "c"))
+    prepared = {"a": {"given-uid"}, "c": {"gone-uid"}}
+    found = sample_of(7.0, pods, claims, slices, node, {"x"}, prepared)
     assert found == Sample(
         7.0,
         (
@@ -197,6 +223,7 @@ def test_who_waits_and_what_is_free_is_read_off_the_api() -> None:
             Waiting("c1", "c1-uid", "dra", 2),
             Waiting("c2", "c2-uid", "dra", 0),
             Waiting("c3", "c3-uid", "dra", 0),
+            Waiting("c4", "c4-uid", "dra", 0, blocked=True),
         ),
         {"legacy": 1, "dra": 1},
         frozenset({"x"}),

@@ -176,6 +176,12 @@ class RealNode(RealBed):
                         self._booked |= {(device, holder.pod_uid) for holder in holders}
             await asyncio.sleep(CHECKPOINT_SECONDS)
 
+    def dra_manager_state(self) -> str:
+        """Kubelet's record of prepared claims; empty while there is none."""
+        with contextlib.suppress(OSError):
+            return (self.paths.kubelet / "dra_manager_state").read_text(errors="replace")
+        return ""
+
     def kubelet_record(self) -> KubeletRecord:
         return KubeletRecord(frozenset(self._booked), dict(self.rejected))
 

@@ -10,11 +10,15 @@ Pure: no file, socket or clock is opened here. It knows nothing of the ledger.
   was force-deleted (kubernetes/kubernetes#104824) or refused when kubelet, restarted, admitted its pods again, though
   its container still ran (``filterOutInactivePods`` in pkg/kubelet/kubelet_pods.go).
 * *stuck*: a pod that waited longer than :data:`STUCK_SECONDS` although a device of its lane was free all the time.
+  A device that kubelet has prepared for another claim is not free, whatever the API says: a pod that is force-deleted
+  while kubelet is down is unknown to the next one, whose loop unprepares its claim when kubelet and driver were both
+  there once after 60 s (pkg/kubelet/cm/dra/manager.go). Until then the agent must refuse it.
 * *leak*: what is still held, or left over, when all workloads are gone and everything had time to settle.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -121,6 +125,19 @@ def broken(journal: list[Line]) -> list[str]:
     ]
 
 
+def prepared(dra_manager_state: str) -> dict[str, set[str]]:
+    """Device to the UIDs of the claims for which kubelet's record (a file of that name) has it prepared."""
+    found: dict[str, set[str]] = {}
+    try:
+        for claim in json.loads(json.loads(dra_manager_state)["Data"])["ClaimInfoStateList"] or ():
+            for state in (claim["DriverState"] or {}).values():
+                for device in state["Devices"] or ():
+                    found.setdefault(device["DeviceName"], set()).add(claim["ClaimUID"])
+    except (ValueError, KeyError, TypeError):  # kubelet was killed before it had written any
+        return {}
+    return found
+
+
 class Waiting(Struct, frozen=True):
     """A pod that neither runs nor ended."""
 
@@ -129,6 +146,8 @@ class Waiting(Struct, frozen=True):
     lane: str
     needs: int
     """Devices of its lane that have to be free for it; 0 when it has them already: bound, or its claim is allocated."""
+    blocked: bool = False
+    """Kubelet has a device of its claim prepared for another one still."""
 
 
 class Sample(Struct, frozen=True):
@@ -159,7 +178,7 @@ class Waits:
         before, self._since = self._since, {}
         for pod in sample.waiting:
             key = (pod.uid, pod.needs == 0)
-            if pod.uid in sample.excused or sample.free.get(pod.lane, 0) < pod.needs:
+            if pod.blocked or pod.uid in sample.excused or sample.free.get(pod.lane, 0) < pod.needs:
                 continue  # begins anew when it is seen next
             since = self._since[key] = before.get(key, sample.at)
             if sample.at - since > STUCK_SECONDS:

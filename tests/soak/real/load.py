@@ -126,7 +126,8 @@ class Load:
         excused = self._refusals(await api.list(EVENTS, namespace=NAMESPACE, field_selector=f"reason={FAILED_PREPARE}"))
         slices = (await api.list(SLICES, field_selector=f"spec.driver={DRIVER}")).items
         node = await api.get(NODES, self.node.object_name)
-        sample = sample_of(time.monotonic(), pods, claims, slices, node, excused)
+        prepared = judge.prepared(self.node.dra_manager_state())
+        sample = sample_of(time.monotonic(), pods, claims, slices, node, excused, prepared)
         self.waiting = {one.uid: one.pod for one in sample.waiting}
         self.waits.observe(sample)
         await self._look(pods)
@@ -267,9 +268,15 @@ def _claim(kind: str, name: str, spec: Json) -> Json:
 
 
 def sample_of(
-    at: float, pods: dict[str, Json], claims: tuple[Json, ...], slices: tuple[Json, ...], node: Json, excused: set[str]
+    at: float,
+    pods: dict[str, Json],
+    claims: tuple[Json, ...],
+    slices: tuple[Json, ...],
+    node: Json,
+    excused: set[str],
+    prepared: dict[str, set[str]],
 ) -> Sample:
-    """What the API shows of who waits, and what is free."""
+    """What the API shows of who waits, and what is free; ``prepared`` is kubelet's record."""
     allocated = {one["metadata"]["name"]: _devices(one) for one in claims}
     published = {
         device["name"] for one in slices for device in one["spec"].get("devices") or () if not device.get("taints")
@@ -282,7 +289,13 @@ def sample_of(
     )
     offered = int(node["status"].get("allocatable", {}).get(RESOURCE, "0"))
     waiting = tuple(
-        Waiting(name, one["metadata"]["uid"], LEGACY if _limit(one) else CLAIM, _needs(one, allocated, claims))
+        Waiting(
+            name,
+            one["metadata"]["uid"],
+            LEGACY if _limit(one) else CLAIM,
+            _needs(one, allocated, _claims_of(one, claims)),
+            _blocked(_claims_of(one, claims), prepared),
+        )
         for name, one in pods.items()
         if one["status"].get("phase", "Pending") == "Pending" and "deletionTimestamp" not in one["metadata"]
     )
@@ -298,15 +311,23 @@ def _limit(pod: Json) -> int:
     return max(int(one["resources"].get("limits", {}).get(RESOURCE, "0")) for one in pod["spec"]["containers"])
 
 
-def _needs(pod: Json, allocated: dict[str, list[str]], claims: tuple[Json, ...]) -> int:
+def _claims_of(pod: Json, claims: tuple[Json, ...]) -> list[Json]:
+    names = [one.get("resourceClaimName") for one in pod["spec"].get("resourceClaims", ())]
+    names += [one.get("resourceClaimName") for one in pod["status"].get("resourceClaimStatuses", ())]
+    return [one for one in claims if one["metadata"]["name"] in names]
+
+
+def _blocked(mine: list[Json], prepared: dict[str, set[str]]) -> bool:
+    """Whether kubelet has not yet let go, for another claim, of what these claims were allocated."""
+    return any(prepared.get(device, set()) - {one["metadata"]["uid"]} for one in mine for device in _devices(one))
+
+
+def _needs(pod: Json, allocated: dict[str, list[str]], mine: list[Json]) -> int:
     """Devices that have to be free for it; none where it is bound or its claim has them."""
     if pod["spec"].get("nodeName"):
         return 0
     if limit := _limit(pod):
         return limit
-    names = [one.get("resourceClaimName") for one in pod["spec"].get("resourceClaims", ())]
-    names += [one.get("resourceClaimName") for one in pod["status"].get("resourceClaimStatuses", ())]
-    mine = [one for one in claims if one["metadata"]["name"] in names]
     if any(allocated[one["metadata"]["name"]] for one in mine):
         return 0
     return sum(request["exactly"]["count"] for one in mine for request in one["spec"]["devices"]["requests"]) or 1
