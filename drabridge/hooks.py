@@ -16,6 +16,8 @@ from drabridge.inventory.model import Device
 log = logging.getLogger(__name__)
 
 MAX_OUTPUT = 2_000  # characters that are kept: kubelet puts the error into an Event of 1,024 bytes
+READ_BYTES = 64 * 1024  # at once, as much as a pipe holds
+PAUSE_SECONDS = 0.001  # after as much: a command that says nothing but output leaves the loop to others
 KILLED_SECONDS = 1.0  # a driver that hangs keeps what was killed for as long as it likes: that holds up nobody else
 
 
@@ -40,13 +42,12 @@ async def run_hook(hook: Hook, device: Device | None, name: str, more: Mapping[s
     program = " ".join(hook.command)
     with contextlib.ExitStack() as closing:
         try:
-            # Not a pipe, which would end with the last of what the command has started, and may never.
-            output = os.memfd_create("hook")
-            closing.callback(os.close, output)
+            output = _Output()
+            closing.callback(output.hand_over)
             process = await asyncio.create_subprocess_exec(
                 *hook.command,
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
+                stdout=output.writing,
                 stderr=asyncio.subprocess.STDOUT,
                 env=environment(device, name, more),
                 start_new_session=True,
@@ -70,9 +71,59 @@ async def run_hook(hook: Hook, device: Device | None, name: str, more: Mapping[s
                     f"{program} did not end for {name} within {hook.timeout_seconds} s; it was killed"
                 ) from None
             raise
-        said = os.pread(output, 4 * MAX_OUTPUT, max(0, os.fstat(output).st_size - 4 * MAX_OUTPUT))
+        said = output.said()
     text = said.decode("utf-8", errors="replace").strip()[-MAX_OUTPUT:]
     log.info("hook ran", extra={"device": name, "command": program, "status": process.returncode, "output": text})
     if process.returncode != 0:
         raise HostError(f"{program} failed for {name} with status {process.returncode}: {text or 'no output'}")
     return text
+
+
+class _Output:
+    """The last of what a command says, and what it has started: read until the last of them has ended, for they would
+    die of a pipe that nobody reads; but nobody waits for that, because it may never be. The rest is thrown away.
+    """
+
+    def __init__(self) -> None:
+        """Raises OSError."""
+        self._loop = asyncio.get_running_loop()
+        self._reading, self.writing = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._reading, False)
+        self._kept = b""
+        self._open = True
+        self._loop.add_reader(self._reading, self._take)
+
+    def said(self) -> bytes:
+        """The last of it, with what waits to be read."""
+        for _ in range(16):
+            if not self._read():
+                break
+        return self._kept
+
+    def hand_over(self) -> None:
+        """The command has ended, or could not be started: whoever still writes are others."""
+        os.close(self.writing)
+
+    def _take(self) -> None:
+        if self._read() == READ_BYTES and self._open:
+            self._loop.remove_reader(self._reading)
+            self._loop.call_later(PAUSE_SECONDS, self._go_on)
+
+    def _go_on(self) -> None:
+        if self._open:
+            self._loop.add_reader(self._reading, self._take)
+
+    def _read(self) -> int:
+        """How much there was; the pipe is closed once everybody else has."""
+        if not self._open:
+            return 0
+        try:
+            data = os.read(self._reading, READ_BYTES)
+        except BlockingIOError:
+            return 0
+        if not data:
+            self._open = False
+            self._loop.remove_reader(self._reading)
+            os.close(self._reading)
+        self._kept = (self._kept + data)[-4 * MAX_OUTPUT :]
+        return len(data)

@@ -12,6 +12,7 @@ import ipaddress
 import json
 import logging
 import os
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -25,7 +26,8 @@ log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 16 * 1024  # request line and headers: ten times what Prometheus or kubelet's probes send
 MAX_BODY_BYTES = 64 * 1024
-MAX_CONNECTIONS = 128  # one more ends the oldest: who is served takes milliseconds, who floods says nothing for ever
+MAX_BODY_DIGITS = 9  # of a Content-Length: int() of thousands of them raises, or takes long
+MAX_CONNECTIONS = 128  # one more ends another, of the address that has most of them
 READ_SECONDS = 5.0  # for the whole request: a slow sender loses its place
 WRITE_SECONDS = 10.0  # for the whole answer: a slow reader likewise
 
@@ -75,9 +77,9 @@ async def _read(reader: asyncio.StreamReader) -> Request:
             raise _BadRequest(HTTPStatus.BAD_REQUEST, "a header without a colon")
         headers[name.strip().lower()] = value.strip()
     length = headers.get("content-length", "0")
-    if not length.isdecimal() or "transfer-encoding" in headers:
+    if not (length.isascii() and length.isdecimal()) or "transfer-encoding" in headers:
         raise _BadRequest(HTTPStatus.LENGTH_REQUIRED, "a body needs a content-length")
-    if int(length) > MAX_BODY_BYTES:
+    if len(length) > MAX_BODY_DIGITS or int(length) > MAX_BODY_BYTES:
         raise _BadRequest(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"body larger than {MAX_BODY_BYTES} bytes")
     body = await reader.readexactly(int(length))
     try:
@@ -111,6 +113,18 @@ def _encode(response: Response, *, head_only: bool) -> bytes:
     return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + (b"" if head_only else body)
 
 
+class _Connection(Struct):
+    """Whose it is ("": over the unix socket), and whether its request is there."""
+
+    address: str
+    asked: bool = False
+
+
+def _address_of(writer: asyncio.StreamWriter) -> str:
+    peer = writer.get_extra_info("peername")
+    return str(peer[0]) if isinstance(peer, tuple) else ""
+
+
 class HttpServer:
     """Serves ``routes``: ``{("GET", "/path"): handler}``. HEAD is answered from GET's handler."""
 
@@ -119,7 +133,7 @@ class HttpServer:
         self._servers: list[asyncio.Server] = []
         self._path: Path | None = None  # of the unix socket
         self._bound: os.stat_result | None = None  # its file
-        self._tasks: dict[asyncio.Task[None], None] = {}  # oldest first
+        self._connections: dict[asyncio.Task[None], _Connection] = {}  # oldest first
 
     async def listen_tcp(self, host: str, port: int) -> tuple[str, int]:
         """Bind; returns the address in use (port 0 asks the kernel for one). Raises OSError when it is taken."""
@@ -162,33 +176,47 @@ class HttpServer:
             self._path.unlink(missing_ok=True)
         for server in self._servers:
             server.close()
-        for task in list(self._tasks):
+        for task in list(self._connections):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._connections, return_exceptions=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        if len(self._tasks) >= MAX_CONNECTIONS:
-            oldest = next(iter(self._tasks))
-            del self._tasks[oldest]
-            oldest.cancel()
-        self._tasks[task] = None
+        connection = self._connections[task] = _Connection(_address_of(writer))
+        if len(self._connections) > MAX_CONNECTIONS:
+            self._end_one()
         try:
-            await self._serve(reader, writer)
+            await self._serve(reader, writer, connection)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
             writer.transport.abort()  # the peer went away or was too slow: do not wait for it to read the rest
         finally:
-            self._tasks.pop(task, None)
+            self._connections.pop(task, None)
             writer.close()
             with contextlib.suppress(Exception, asyncio.CancelledError):
                 await writer.wait_closed()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _end_one(self) -> None:
+        """End a connection of the address that has most: one that has asked nothing, if there is one, the oldest.
+
+        So whoever floods takes the places of nobody else, kubelet's probes above all.
+        """
+        counts = Counter(connection.address for connection in self._connections.values())
+
+        def badness(task: asyncio.Task[None]) -> tuple[int, bool]:
+            connection = self._connections[task]
+            return counts[connection.address], not connection.asked
+
+        worst = max(self._connections, key=badness)
+        del self._connections[worst]
+        worst.cancel()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: _Connection) -> None:
         head_only = False
         try:
             async with asyncio.timeout(READ_SECONDS):
                 request = replace(await _read(reader), loopback=_came_to_loopback(writer))
+            connection.asked = True
             head_only = request.method == "HEAD"
             response = await self._answer(request)
         except _BadRequest as error:

@@ -69,7 +69,7 @@ class ClaimConfig(Model):
     profiles: Mapping[DnsLabel, Profile] = {}
     """Profiles that a claim may choose."""
     default_profile: DnsLabel | None = None
-    """The profile of claims that choose none."""
+    """The profile of claims that choose none. A DeviceClass can demand one: `mandatory: true` in its parameters."""
     trust_class_parameters: bool = False
     """Whether a DeviceClass, which only administrators write, may set any environment variable."""
 

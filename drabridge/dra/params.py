@@ -5,7 +5,8 @@ the node's configuration gives a meaning; a variable must be on the configuratio
 host path or a command. Everything is checked before anything is done.
 
 Precedence, lowest first: the resource's default profile, entries from the class in list order, entries from the claim
-in list order. The last entry that applies to a device wins as a whole; entries are not merged.
+in list order. The last entry that applies to a device gives all variables; who names no profile keeps the one that was
+chosen before, and where a class has said ``mandatory: true`` nobody after it may name another.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from drabridge.foreign import cut, reading
 
 API_VERSION = "drabridge/v1alpha1"
 KIND = "DeviceConfig"
-_KEYS = frozenset({"apiVersion", "kind", "profile", "env"})
+_KEYS = frozenset({"apiVersion", "kind", "profile", "env", "mandatory"})
 _SOURCES = ("FromClass", "FromClaim")  # in ascending precedence
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _NO_ENV: Mapping[str, str] = MappingProxyType({})
@@ -45,6 +46,7 @@ class Entry(Struct, frozen=True):
     trusted: bool  # it came from the class
     requests: tuple[str, ...]
     choice: Choice
+    mandatory: bool = False  # no later entry may choose another profile
 
     def names(self, result: Result) -> bool:
         """Whether the entry asks for this result explicitly."""
@@ -63,6 +65,7 @@ def resolve(
     rules of a result's resource. Raises ConfigError that names the entry, the field and the request.
     """
     choices = [Choice(claim_config(result).default_profile or "") for result in results]
+    fixed = [False] * len(results)
     with reading("claim configuration", ConfigError):
         entries = sorted(decode(config, driver), key=lambda entry: not entry.trusted)
     for entry in entries:
@@ -71,9 +74,13 @@ def resolve(
         for index, result in enumerate(results):
             if entry.requests and not entry.names(result):
                 continue
+            kept, wanted = choices[index].profile, entry.choice.profile
             refusal = _refusal(entry, claim_config(result))
+            if fixed[index] and wanted not in ("", kept):
+                refusal = f"parameters.profile: the class demands the profile {kept!r}, found {cut(wanted)!r}"
             if not refusal:
-                choices[index], applied = entry.choice, True
+                choices[index], applied = Choice(wanted or kept, entry.choice.env), True
+                fixed[index] |= entry.mandatory
             elif entry.requests:
                 raise _error(entry, f"{refusal} (request {result.request!r}, device {result.device})")
             else:
@@ -97,10 +104,15 @@ def decode(config: Iterable[Mapping[str, Any]], driver: str) -> Iterator[Entry]:
         if opaque.get("driver") != driver:
             continue
         requests = tuple(str(name) for name in raw.get("requests") or ())
-        yield Entry(where, source == "FromClass", requests, _choice(where, opaque.get("parameters")))
+        choice, mandatory = _choice(where, opaque.get("parameters"))
+        if mandatory and source != "FromClass":
+            raise ConfigError(
+                f"claim configuration {where}: parameters.mandatory: only a DeviceClass can demand a profile"
+            )
+        yield Entry(where, source == "FromClass", requests, choice, mandatory)
 
 
-def _choice(where: str, parameters: Any) -> Choice:
+def _choice(where: str, parameters: Any) -> tuple[Choice, bool]:
     def wrong(path: str, problem: str) -> ConfigError:
         return ConfigError(f"claim configuration {where}: parameters{path}: {problem}")
 
@@ -127,7 +139,10 @@ def _choice(where: str, parameters: Any) -> Choice:
             raise wrong(f".env[{cut(repr(name))}]", "not the name of an environment variable")
         if not isinstance(value, str) or "\0" in value:
             raise wrong(f".env[{name!r}]", f"text was expected, found {cut(repr(value))}; quote numbers")
-    return Choice(profile, dict(env))
+    mandatory = parameters.get("mandatory", False)
+    if not isinstance(mandatory, bool):
+        raise wrong(".mandatory", f"true or false was expected, found {cut(repr(mandatory))}")
+    return Choice(profile, dict(env)), mandatory
 
 
 def _refusal(entry: Entry, rules: ClaimConfig) -> str:

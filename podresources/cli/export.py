@@ -6,11 +6,12 @@ import signal
 import socket
 import sys
 from argparse import Namespace
-from threading import Event
+from threading import Event, Thread
 
-from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, generate_latest
 
 from podresources import textfile
+from podresources.cli.metricsserver import MetricsServer
 from podresources.errors import NodeError
 from podresources.exporter import MAX_AGE_SECONDS, SCRAPE_TIMEOUT_SECONDS, Exporter
 
@@ -40,11 +41,13 @@ def run_export(options: Namespace) -> int:
 def _serve(address: tuple[str, int], registry: CollectorRegistry, stop: Event) -> int:
     host, port = address
     try:
-        server, thread = start_http_server(port, host or _any_address(), registry)
+        server = MetricsServer((_any_address() if host == "*" else host, port), registry)
     except OSError as error:
         raise NodeError(
             f"Cannot listen on {host}:{port}: {error.strerror or error}", hint="Choose another address with --listen"
         ) from error
+    thread = Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
     print(f"serving /metrics on port {server.server_port}", file=sys.stderr, flush=True)
     stop.wait()
     server.shutdown()

@@ -105,12 +105,17 @@ def _parser() -> argparse.ArgumentParser:
         "export",
         "export",
         "Metrics for Prometheus: over HTTP, or as a file for node_exporter's textfile collector.",
-        "podresources export --listen :9401\n"
+        "podresources export --listen '*:9401'\n"
         "podresources export --textfile /var/lib/node_exporter/podresources.prom --interval 15",
         endless=True,
     )
     way = sub.add_mutually_exclusive_group(required=True)
-    way.add_argument("--listen", type=_address, metavar="[HOST]:PORT", help="serve /metrics here, e.g. :9401")
+    way.add_argument(
+        "--listen",
+        type=_address,
+        metavar="[HOST]:PORT",
+        help="serve /metrics here: :9401 for this machine, *:9401 for all",
+    )
     way.add_argument("--textfile", type=Path, metavar="PATH", help="write this file, replaced atomically")
     sub.add_argument(
         "--interval",
@@ -229,8 +234,8 @@ def _interval(text: str) -> float:
 
 
 def _address(text: str) -> tuple[str, int]:
-    """``:9401``, ``127.0.0.1:9401`` or ``[::1]:9401`` as ``(host, port)``; an empty host means every interface."""
+    """``:9401``, ``127.0.0.1:9401``, ``*:9401`` or ``[::1]:9401`` as ``(host, port)``; no host means this machine."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not [HOST]:PORT, such as :9401 or 127.0.0.1:9401")
-    return host.strip("[]"), int(port)
+        raise argparse.ArgumentTypeError(f"{text!r} is not [HOST]:PORT, such as :9401 or *:9401")
+    return host.strip("[]") or "127.0.0.1", int(port)

@@ -124,6 +124,48 @@ async def test_a_slow_reader_loses_its_place(port: int, monkeypatch: pytest.Monk
     assert (await ask(port, b"GET /late HTTP/1.1\r\n\r\n"))[0] == 200
 
 
+@pytest.mark.parametrize("raw", [b"9" * 5_000, b"-1", b"\xb2", b"+1", b"1_0", b"99999"])
+async def test_a_length_that_is_none_is_answered(port: int, raw: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    status, _, _ = await ask(port, b"POST /echo HTTP/1.1\r\nContent-Length: " + raw + b"\r\n\r\n")
+    assert status in (411, 413)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("flood", [b"", b"GET /late HTTP/1.1\r\n"], ids=["silent", "half a request"])
+async def test_a_flood_takes_no_place_of_another_address(port: int, flood: bytes) -> None:
+    """As of a probe: kubelet connects, and its request comes after 200 connections of somebody else."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    others = [await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0)) for _ in range(200)]
+    for _, other in others:
+        other.write(flood)
+    assert (await ask(port, b"GET /late HTTP/1.1\r\n\r\n"))[0] == 200
+    writer.write(b"GET /late HTTP/1.1\r\n\r\n")
+    assert (await asyncio.wait_for(reader.read(), 10 * PATIENCE)).endswith(b"late\n")
+    for _, other in others:
+        other.close()
+    writer.close()
+
+
+async def test_who_has_asked_keeps_its_place_before_who_is_silent() -> None:
+    gate = asyncio.Event()
+
+    async def held(_: Request) -> Response:
+        await gate.wait()
+        return Response("held\n")
+
+    server = HttpServer({("GET", "/held"): held})
+    _, port = await server.listen_tcp("127.0.0.1", 0)
+    asking = asyncio.create_task(ask(port, b"GET /held HTTP/1.1\r\n\r\n"))
+    while not any(connection.asked for connection in server._connections.values()):
+        await asyncio.sleep(0.01)
+    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(200)]
+    gate.set()
+    assert (await asking)[2] == b"held\n"
+    for _, writer in silent:
+        writer.close()
+    await server.close()
+
+
 async def test_unix_socket_is_for_root_only(tmp_path: Path) -> None:
     path = tmp_path / "s"
     path.touch()  # stale

@@ -64,6 +64,22 @@ async def test_a_failed_prepare_hook_is_undone_and_its_output_reaches_the_person
         assert node.owner("gpu-1") is Owner.DRA_GRANTED
 
 
+async def test_what_a_hook_says_takes_no_memory_but_for_its_end() -> None:
+    """A pipe holds 64 KiB; a file in memory held all of it, and grew with what the hook had left running."""
+    text = "head -c 5000000 /dev/zero | tr '\\0' x; readlink /proc/self/fd/1"
+    said = await run_hook(Hook(command=("/bin/sh", "-c", text), timeout_seconds=300), None, "gpu")
+    assert len(said) <= 2_000
+    assert "xxxpipe:[" in said
+
+
+async def test_what_a_hook_leaves_running_may_go_on_to_speak(tmp_path: Path) -> None:
+    done, gate = tmp_path / "done", tmp_path / "gate"
+    later = f"(while [ ! -e {gate} ]; do sleep 0.01; done; head -c 300000 /dev/zero && touch {done}) & echo now"
+    assert await run_hook(Hook(command=("/bin/sh", "-c", later)), None, "gpu") == "now"
+    gate.touch()
+    await until(done.exists)
+
+
 async def test_a_hook_that_does_not_end_is_killed() -> None:
     async with a_node(with_profile(f"prepare: {script('sleep 60')}")) as node:
         assert "did not end for gpu-1 within 1 s; it was killed" in await node.refused(node.claims.add("cl", "gpu-1"))

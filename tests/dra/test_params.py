@@ -34,13 +34,34 @@ def test_without_parameters_the_default_profile_counts() -> None:
     assert choose(rules=STRICT) == (Choice(),)
 
 
-def test_the_claim_wins_over_the_class_and_the_later_over_the_earlier_as_a_whole() -> None:
+@pytest.mark.parametrize("fields", [{}, {"profile": ""}, {"env": {"MODE": "1"}}])
+def test_who_names_no_profile_keeps_the_administrators(fields: dict[str, Any]) -> None:
+    assert choose(entry(**fields))[0].profile == "safe"
+    assert choose(entry("FromClass", profile="fast"), entry(**fields))[0].profile == "fast"
+
+
+def test_a_class_can_make_a_profile_mandatory() -> None:
+    demanded = entry("FromClass", profile="safe", mandatory=True)
+    assert choose(demanded, entry(env={"MODE": "1"})) == (Choice("safe", {"MODE": "1"}),)
+    assert choose(demanded, entry(profile="safe"))[0].profile == "safe"
+    with pytest.raises(ConfigError, match="the class demands the profile 'safe', found 'fast'"):
+        choose(demanded, entry(profile="fast"))
+    assert choose(entry("FromClass", mandatory=True))[0].profile == "safe", "the resource's default"
+    with pytest.raises(ConfigError, match="demands the profile 'safe'"):
+        choose(entry("FromClass", mandatory=True), entry(requests=("gpu",), profile="fast"))
+    with pytest.raises(ConfigError, match="only a DeviceClass"):
+        choose(entry(mandatory=True))
+    with pytest.raises(ConfigError, match="true or false was expected"):
+        choose(entry("FromClass", mandatory="yes"))
+
+
+def test_the_claim_wins_over_the_class_and_the_later_over_the_earlier() -> None:
     config = (
         entry(profile="fast", env={"MODE": "1"}),
         entry("FromClass", profile="safe", env={"MODE": "2"}),
         entry(env={"LEVEL": "3"}),
     )
-    assert choose(*config) == (Choice("", {"LEVEL": "3"}),)
+    assert choose(*config) == (Choice("fast", {"LEVEL": "3"}),), "the last entry names no profile"
     assert choose(*config[:2]) == (Choice("fast", {"MODE": "1"}),)
     assert choose(config[1]) == (Choice("safe", {"MODE": "2"}),)
 
@@ -78,7 +99,7 @@ def test_the_class_follows_the_same_rules_unless_it_is_trusted() -> None:
     with pytest.raises(ConfigError, match="not a variable that may be set; allowed are LEVEL, MODE"):
         choose(config)
     trusting = RULES.model_copy(update={"trust_class_parameters": True})
-    assert choose(config, rules=trusting) == (Choice("", {"ANYTHING": "1"}),)
+    assert choose(config, rules=trusting) == (Choice("safe", {"ANYTHING": "1"}),)
     with pytest.raises(ConfigError, match="not a variable"):
         choose(entry(env={"ANYTHING": "1"}), rules=trusting)
 
@@ -86,7 +107,7 @@ def test_the_class_follows_the_same_rules_unless_it_is_trusted() -> None:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"hostPath": "/"}, "parameters.hostPath: an unknown key; known are apiVersion, env, kind, profile"),
+        ({"hostPath": "/"}, "parameters.hostPath: an unknown key; known are apiVersion, env, kind, mandatory, profile"),
         ({"kind": "Other"}, "apiVersion drabridge/v1alpha1 and kind DeviceConfig were expected"),
         ({"apiVersion": "drabridge/v2"}, "found 'drabridge/v2' and 'DeviceConfig'"),
         ({"profile": 3}, "parameters.profile: the name of a profile was expected, found 3"),
@@ -122,7 +143,7 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
 )
-KEYS = st.sampled_from(["apiVersion", "kind", "profile", "env", "command", "mounts"])
+KEYS = st.sampled_from(["apiVersion", "kind", "profile", "env", "command", "mounts", "mandatory"])
 VALUES = JSON | st.sampled_from(["drabridge/v1alpha1", "DeviceConfig", "fast"]) | st.just({"MODE": "x"})
 
 

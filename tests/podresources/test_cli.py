@@ -273,14 +273,38 @@ async def test_export_serves_prometheus_until_told_to_stop() -> None:
         assert (await interrupt(process)).code == 0
 
 
-async def test_export_listens_on_every_interface_by_default() -> None:
+@pytest.mark.parametrize(("host", "outside"), [("", False), ("*", True)])
+async def test_export_listens_for_this_machine_unless_it_is_told_otherwise(host: str, outside: bool) -> None:
+    async with node() as server:
+        port = free_port()
+        process = await start("export", "--listen", f"{host}:{port}", "--socket", server.path)
+        assert process.stderr is not None
+        assert b"serving" in await asyncio.wait_for(process.stderr.readline(), HANG_SECONDS)
+        assert "podresources_up 1.0" in await asyncio.to_thread(fetch, port)
+        with socket.socket() as other:  # another address of this machine stands for one of the network
+            assert (other.connect_ex(("127.0.0.2", port)) == 0) is outside
+        assert (await interrupt(process, signal.SIGINT)).code == 0
+
+
+async def test_idle_connections_cost_a_bounded_number_of_threads_and_end() -> None:
+    def threads(pid: int) -> int:
+        text = Path(f"/proc/{pid}/status").read_text()
+        return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Threads"))
+
     async with node() as server:
         port = free_port()
         process = await start("export", "--listen", f":{port}", "--socket", server.path)
         assert process.stderr is not None
-        assert b"serving" in await asyncio.wait_for(process.stderr.readline(), HANG_SECONDS)
+        await asyncio.wait_for(process.stderr.readline(), HANG_SECONDS)
+        before = threads(process.pid)
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(60)]
+        await asyncio.wait_for(asyncio.gather(*(reader.read() for reader, _ in idle[-40:])), HANG_SECONDS)
+        assert threads(process.pid) <= before + 16
+        await asyncio.wait_for(asyncio.gather(*(reader.read() for reader, _ in idle)), HANG_SECONDS)
         assert "podresources_up 1.0" in await asyncio.to_thread(fetch, port)
-        assert (await interrupt(process, signal.SIGINT)).code == 0
+        for _, writer in idle:
+            writer.close()
+        assert (await interrupt(process)).code == 0
 
 
 async def test_export_writes_a_textfile_for_node_exporter(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ async def test_the_daemonset_mounts_the_directory_and_its_command_serves_metrics
     assert options.socket == DEFAULT_SOCKET
     async with kubelet(NODE) as server:
         port = free_port()
-        mine = [argument.replace(":9401", f"127.0.0.1:{port}") for argument in arguments]
+        mine = [argument.replace("*:9401", f"127.0.0.1:{port}") for argument in arguments]
         process = await start(*mine, "--socket", server.path)
         assert process.stderr is not None
         assert b"serving" in await asyncio.wait_for(process.stderr.readline(), HANG_SECONDS)
