@@ -140,6 +140,15 @@ class Bed(Protocol):
     async def left_behind(self) -> list[str]:
         """What is still there of an agent that was uninstalled, beside its ledger."""
 
+    async def files_left(self) -> list[str]:
+        """The agent's files on the node, ledger and CDI files included, once it is gone."""
+
+    async def drabridge(self, *words: str) -> tuple[int, str]:
+        """Exit status and standard output of the command, where the agent runs."""
+
+    async def uninstall_check(self) -> tuple[bool, str]:
+        """Whether ``helm uninstall`` would go on, and what its Job says."""
+
     async def conflicts(self) -> list[str]:
         """Workloads that found their device's lock taken."""
 

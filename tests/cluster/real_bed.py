@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import re
+import secrets
 import time
 import urllib.error
 import urllib.request
@@ -18,6 +19,7 @@ import urllib3
 
 from drabridge.cluster import KubernetesCluster
 from drabridge.clusterapi import Kind, NotFoundError
+from tests.cluster import workloads as w
 from tests.cluster.bed import (
     CONFIG,
     DRIVER,
@@ -36,7 +38,7 @@ from tests.cluster.bed import (
     until,
 )
 from tests.cluster.workloads import HAS, READY, TAKEN
-from tests.deploy.helm import manifests
+from tests.deploy.helm import hooks, manifests
 
 WANTED = ("KUBECONFIG", "DRABRIDGE_TEST_IMAGE", "DRABRIDGE_TEST_BUSYBOX")
 DAEMON_SETS = Kind("apps", "v1", "daemonsets")
@@ -68,16 +70,19 @@ def kind_of(obj: Json) -> Kind:
 
 def chart(image: str, node: str, config: Json = CONFIG, annotations: dict[str, str] | None = None) -> list[Json]:
     """The chart as these tests install it: on one node, with their devices. Hooks are Helm's to run, and left out."""
+    return manifests(chart_values(image, node, config, annotations), name=AGENT, namespace=NAMESPACE)
+
+
+def chart_values(image: str, node: str, config: Json = CONFIG, annotations: dict[str, str] | None = None) -> Json:
+    """The values of :func:`chart`."""
     repository, _, tag = image.rpartition(":")
-    values = {
+    return {
         "config": config,
         "image": {"repository": repository, "tag": tag},
         "nodeSelector": {"kubernetes.io/hostname": node},
         "podAnnotations": annotations or {},
         "networkPolicy": {"scrapers": [{"ipBlock": {"cidr": "0.0.0.0/0"}}, {"ipBlock": {"cidr": "::/0"}}]},
     }
-    objects = manifests(values, name=AGENT, namespace=NAMESPACE)
-    return [one for one in objects if "helm.sh/hook" not in one["metadata"].get("annotations", {})]
 
 
 async def _as_told(variable: str, what: str) -> None:
@@ -301,6 +306,79 @@ class RealBed(Bed):
                 )
                 found.append(f"{obj['kind']} {obj['metadata']['name']}")
         return found
+
+    async def files_left(self) -> list[str]:
+        """By a pod that looks at the node's directories."""
+        program = f"cd /plugins/{DRIVER} 2>/dev/null && find . ! -type d; cd /cdi && ls -d {DRIVER}* 2>/dev/null"
+        spec = w.pod_spec(self.image, self.node, {})
+        directories = {"plugins": "/var/lib/kubelet/plugins", "cdi": "/var/run/cdi"}
+        spec["volumes"] = [{"name": name, "hostPath": {"path": path}} for name, path in directories.items()]
+        (container,) = spec["containers"]
+        container["command"] = ["sh", "-c", f"{program}; true"]
+        container["volumeMounts"] = [{"name": n, "mountPath": f"/{n}", "readOnly": True} for n in directories]
+        name = f"look-{secrets.token_hex(3)}"
+        await self.api.create(PODS, w.pod(name, spec), namespace=NAMESPACE)
+
+        async def done() -> bool:
+            found = await self.api.get(PODS, name, namespace=NAMESPACE)
+            return bool(found["status"].get("phase") == "Succeeded")
+
+        await until(self, "a look at the node's files", done)
+        said = await asyncio.to_thread(self._log, name, previous=False)
+        await self.api.delete(PODS, name, namespace=NAMESPACE)
+        return said.split()
+
+    async def drabridge(self, *words: str) -> tuple[int, str]:
+        (pod,) = await self.agent_pods()
+        return await asyncio.to_thread(self._exec, pod["metadata"]["name"], ["drabridge", *words])
+
+    def _exec(self, pod: str, command: list[str]) -> tuple[int, str]:
+        from kubernetes import client, config, stream
+
+        with config.new_client_from_config(os.environ["KUBECONFIG"]) as connection:
+            session = stream.stream(
+                client.CoreV1Api(connection).connect_get_namespaced_pod_exec,
+                *(pod, NAMESPACE),
+                command=command,
+                stdout=True,
+                stderr=True,
+                stdin=False,
+                tty=False,
+                _preload_content=False,
+            )
+            session.run_forever(timeout=self.patience)
+            return session.returncode, session.read_stdout()
+
+    async def uninstall_check(self) -> tuple[bool, str]:
+        """Helm's part: make what the hook has, the Job last, wait for the Job, and delete it all."""
+        values = chart_values(self._agent_image, self.node, self.config)
+        objects = hooks(values, name=AGENT, namespace=NAMESPACE)
+        objects.sort(key=lambda one: int(one["metadata"]["annotations"]["helm.sh/hook-weight"]))
+        job = objects[-1]["metadata"]["name"]
+        await self._apply(objects)
+
+        async def ended() -> Any:
+            status = (await self.api.get(JOBS, job, namespace=NAMESPACE)).get("status", {})
+            return [one["type"] for one in status.get("conditions", ()) if one["status"] == "True"]
+
+        try:
+            types = await until(self, "the Job of the uninstall", ended)
+            pods = await self._pods_of(job)
+            said = await asyncio.to_thread(self._log, pods[0]["metadata"]["name"], previous=False)
+        finally:
+            for obj in reversed(objects):
+                namespace = obj["metadata"].get("namespace", "")
+                await self.api.delete(kind_of(obj), obj["metadata"]["name"], namespace=namespace)
+
+        async def gone() -> bool:
+            return not await self._pods_of(job)
+
+        await until(self, "the Job's pod to be gone", gone)
+        return "Complete" in types, said
+
+    async def _pods_of(self, job: str) -> list[Json]:
+        selector = f"batch.kubernetes.io/job-name={job}"
+        return list((await self.api.list(PODS, namespace=NAMESPACE, label_selector=selector)).items)
 
     async def conflicts(self) -> list[str]:
         pods = await self.api.list(PODS, namespace=NAMESPACE)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import json
 import os
 import shutil
 import signal
+import sys
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -41,6 +43,7 @@ from tests.cluster.bed import (
 )
 from tests.cluster.real_bed import LABELS
 from tests.cluster.workloads import LOOKING, SHARED
+from tests.deploy import helm
 from tests.patience import PATIENCE
 
 NODE = "node-a"
@@ -233,6 +236,30 @@ class SimBed(Bed):
         ours = [*(root / "plugins_registry").glob("[!.]*"), *(root / "plugins" / DRIVER).glob("*.sock")]
         ours += [path for path in (root / "device-plugins").glob("*.sock") if path.name != "kubelet.sock"]
         return found + [str(path.relative_to(root)) for path in ours]
+
+    async def files_left(self) -> list[str]:
+        root = self.agent.root
+        found = [*(root / "plugins" / DRIVER).rglob("*"), *self.agent.cdi.glob("*")]
+        return [str(path.relative_to(root)) for path in found if not path.is_dir()]
+
+    async def drabridge(self, *words: str) -> tuple[int, str]:
+        return await self._command(*words, "--socket", str(self.agent.control))
+
+    async def uninstall_check(self) -> tuple[bool, str]:
+        spec = helm.one(helm.hooks({"config": self.config}), "Job")["spec"]["template"]["spec"]
+        token = self.cluster.api.token(NODE, account=spec["serviceAccountName"])
+        kubeconfig = self.cluster.api.kubeconfig(self.agent.root / "check.kubeconfig", token=token)
+        code, said = await self._command(*spec["containers"][0]["args"], "--kubeconfig", str(kubeconfig))
+        return code == 0, said
+
+    @staticmethod
+    async def _command(*words: str) -> tuple[int, str]:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "drabridge", *words), stdout=asyncio.subprocess.PIPE
+        )
+        out, _ = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, out.decode()
 
     async def conflicts(self) -> list[str]:
         return self.runtime.conflicts
