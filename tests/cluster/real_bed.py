@@ -346,8 +346,11 @@ class RealBed(Bed):
                 tty=False,
                 _preload_content=False,
             )
-            session.run_forever(timeout=self.patience)
-            return session.returncode, session.read_stdout()
+            try:
+                session.run_forever(timeout=self.patience)
+                return session.returncode, session.read_stdout()
+            finally:
+                session.sock.shutdown()  # close() leaves the socket of one that the server has ended
 
     async def uninstall_check(self) -> tuple[bool, str]:
         """Helm's part: make what the hook has, the Job last, wait for the Job, and delete it all."""
@@ -359,7 +362,8 @@ class RealBed(Bed):
 
         async def ended() -> Any:
             status = (await self.api.get(JOBS, job, namespace=NAMESPACE)).get("status", {})
-            return [one["type"] for one in status.get("conditions", ()) if one["status"] == "True"]
+            found = [one["type"] for one in status.get("conditions", ()) if one["status"] == "True"]
+            return {"Complete", "Failed"}.intersection(found)  # it says beforehand that it will be one of them
 
         try:
             types = await until(self, "the Job of the uninstall", ended)
@@ -371,7 +375,10 @@ class RealBed(Bed):
                 await self.api.delete(kind_of(obj), obj["metadata"]["name"], namespace=namespace)
 
         async def gone() -> bool:
-            return not await self._pods_of(job)
+            pods = await self._pods_of(job)
+            for pod in pods:  # batch/v1 orphans them unless one says otherwise, as Helm does
+                await self.api.delete(PODS, pod["metadata"]["name"], namespace=NAMESPACE)
+            return not pods
 
         await until(self, "the Job's pod to be gone", gone)
         return "Complete" in types, said

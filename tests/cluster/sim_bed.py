@@ -240,6 +240,7 @@ class SimBed(Bed):
     async def files_left(self) -> list[str]:
         root = self.agent.root
         found = [*(root / "plugins" / DRIVER).rglob("*"), *self.agent.cdi.glob("*")]
+        found += (root / "plugins_registry").iterdir()
         return [str(path.relative_to(root)) for path in found if not path.is_dir()]
 
     async def drabridge(self, *words: str) -> tuple[int, str]:
