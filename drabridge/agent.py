@@ -93,10 +93,8 @@ class Agent:
         for hint in advice(self._config):
             log.warning("configuration", extra={"note": hint})
         self._stop = asyncio.Event()
-        self._reload, self._snapshot = (
-            Signal(),
-            Signal(),
-        )  # SIGHUP, also before anybody follows the configuration; devices
+        self._reload = Signal()  # SIGHUP, also before anybody follows the configuration
+        self._snapshot = Signal()
         self._port = Port(options.listen)
         self._files = Worker("files")  # of the state directory, the ledger aside
         self._guard = Guard(OtherAgents(self._paths, self._config.driver, options.node_name))
@@ -147,10 +145,7 @@ class Agent:
             await keeper.close(lambda: self._leave(keeper.ledger, ended=ended))
 
     def _leave(self, ledger: Ledger, *, ended: bool) -> None:
-        """The last thing under the ledger's lock: take the state along where the operator said that nobody needs it.
-
-        A successor that waits does: the node is drained for it as well.
-        """
+        """Last, under the ledger's lock: empty the state directory if nobody needs it, a waiting successor included."""
         if ended and unneeded(ledger, self._wishes) and not standbys(self._paths.state):
             clean(self._paths.state)
 
