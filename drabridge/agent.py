@@ -322,15 +322,8 @@ class Agent:
         self._spawn("events", self._announcer.run)
         self._join_cluster()
         if self._standby is not None:
-            self._tasks.append(asyncio.create_task(self._retire_relay(self._standby), name="relay"))
+            self._tasks.append(asyncio.create_task(self._standby.retire_relay(self._claims), name="relay"))
         asyncio.get_running_loop().call_later(SETTLE_SECONDS, settle)
-
-    async def _retire_relay(self, standby: Standby) -> None:
-        """Claims are called here once kubelet has registered the DRA side anew."""
-        await standby.retire_relay(lambda: (state := self._claims.state) is not None and state.registration.registered)
-        await asyncio.sleep(SETTLE_SECONDS)  # kubelet has seen the end of the relay's stream by then
-        if (driver := self._claims.driver) is not None:
-            driver.repeat_health()
 
     def _join_cluster(self) -> None:
         """Follow what the API server says of this node. Also when a reload is the first to allow it."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deviceplugin import Watcher
-from drabridge.claims import connect
+from drabridge.claims import ClaimSide, connect
 from drabridge.clusterapi import Cluster
 from drabridge.config.schema import Config
 from drabridge.dra.sockets import is_dead
@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 
 REGISTER_SECONDS = 5.0  # kubelet looks for sockets once a second (pkg/kubelet/pluginmanager)
 RELAY_SECONDS = 30.0  # kubelet registers a socket within 1 s; after 30 s without one it deletes the driver's slices
+FORGET_SECONDS = 1.0  # until kubelet has seen that the relay's stream of health has ended, and forgotten what it knew
 POLL_SECONDS = 0.1
 SOCKETS = "standby-*.sock"  # in the state directory; short, a path has 107 bytes
 
@@ -208,15 +209,19 @@ class Standby:
             await asyncio.gather(self._looking, return_exceptions=True)
         await self._control.close()
 
-    async def retire_relay(self, served: Callable[[], bool]) -> None:
+    async def retire_relay(self, claims: ClaimSide) -> None:
         """End the relay once kubelet calls the agent itself, or will not: until then calls come here."""
+        if self._relay is None:
+            return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RELAY_SECONDS):
-                while not served():
+                while not ((state := claims.state) is not None and state.registration.registered):
                     await asyncio.sleep(POLL_SECONDS)
-        if self._relay is not None:
-            await self._relay.idle()  # a call takes 45 s at most
+        await self._relay.idle()  # a call takes 45 s at most
         await self._end_relay()
+        await asyncio.sleep(FORGET_SECONDS)
+        if claims.driver is not None:
+            claims.driver.repeat_health()
 
     async def _end_relay(self) -> None:
         if self._relaying is not None:
