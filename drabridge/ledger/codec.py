@@ -157,8 +157,10 @@ def _hold_to_json(hold: Hold) -> Json:
     }
     if hold.resource:
         data["resource"] = hold.resource
-    if hold.grace:
+    if hold.grace is not None:
         data["grace"] = hold.grace
+    if hold.retaken:
+        data["retaken"] = True
     return data
 
 
@@ -175,7 +177,8 @@ def _hold_from_json(data: Mapping[str, Any]) -> Hold:
         ),
         because=HeldBecause(data.get("because", HeldBecause.TOO_YOUNG)),
         resource=_text(data.get("resource", "")),
-        grace=float(data.get("grace", 0.0)),
+        grace=float(data["grace"]) if "grace" in data else None,
+        retaken=bool(data.get("retaken", False)),
     )
 
 

@@ -115,8 +115,9 @@ class Hold(Struct, frozen=True):
     because: HeldBecause = HeldBecause.TOO_YOUNG
     resource: str = ""  # what kubelet counts it under, where that is not, or no longer, the device's; else empty
     known: bool = False  # this kubelet process asked for it, or has shown it
+    retaken: bool = False  # a kubelet that had not shown it gave it out again: perhaps beside a pod that it skipped
     unseen_since: float = 0.0  # the first look of this agent that did not show it, whatever else was in the way
-    grace: float = 0.0  # seconds that its pods have to end when they are deleted; 0: not known
+    grace: float | None = None  # seconds that its pods have to end when they are deleted; None: not known
 
 
 class Share(Struct, frozen=True):
@@ -441,5 +442,6 @@ class Policy(Struct, frozen=True):
     )
     settle_seconds: float = 60.0  # a new kubelet lists only the pods it knows so far; it re-syncs all within a minute
     quiesce_seconds: float = 30.0  # a scheduler may still act on a slice that was withdrawn
+    grace_seconds: float = 30.0  # of a pod whose own is not known: the API server's default (core/v1/defaults.go)
     tombstone_seconds: float = 60.0  # dropping an id that may be in an Allocate crashes kubelet 1.36.2
     g2: bool = False  # the shared lane and its lease

@@ -50,7 +50,10 @@ def retake(draft: Draft, entry: Entry, units: tuple[str, ...]) -> Outcome:
         return refusal.not_present(entry)
     old = entry.hold or Hold()
     kept = old.units if set(units) <= set(old.units) else tuple(sorted({*old.units, *units}))
-    hold = Hold(kept, draft.at, False, old.last_seen, pods=old.pods, known=True, grace=old.grace)
+    retaken = old.retaken or not old.known
+    hold = Hold(
+        kept, draft.at, False, old.last_seen, pods=old.pods, known=not retaken, retaken=retaken, grace=old.grace
+    )
     return settle(draft, entry, hold, entry.claims)
 
 

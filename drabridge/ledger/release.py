@@ -36,7 +36,7 @@ class Witness(Struct, frozen=True):
         ""  # the resource that the units are counted under, where it is not one that is known for the device
     )
     ended: bool = False  # API server: the pods of the hold were seen to end
-    grace: float = 0.0  # API server: what the pods that are shown have to end; 0: not known
+    grace: float | None = None  # API server: what the pods that are shown have to end; None: not known
     alone: bool = False  # no API server is followed, hence claims get nothing
 
     @property
@@ -62,8 +62,9 @@ def seen(hold: Hold, witness: Witness, at: float) -> Hold:
     pods = witness.listed or witness.pods
     if pods != hold.pods:
         pods = tuple(_with_uid(pod, hold.pods) for pod in pods)
-    grace = witness.grace or hold.grace
-    as_before = hold.confirmed and hold.known and hold.pods == pods and hold.grace == grace
+    grace = hold.grace if witness.grace is None else witness.grace
+    known = not hold.retaken
+    as_before = hold.confirmed and hold.known is known and hold.pods == pods and hold.grace == grace
     if as_before and not hold.unseen_since and hold.because is HeldBecause.RUNNING:
         return hold if hold.last_seen == at else replace(hold, last_seen=at)
     return replace(
@@ -74,7 +75,7 @@ def seen(hold: Hold, witness: Witness, at: float) -> Hold:
         absent_since=0.0,
         pods=pods,
         because=HeldBecause.RUNNING,
-        known=True,
+        known=known,
         unseen_since=0.0,
         grace=grace,
     )
@@ -137,7 +138,8 @@ def weigh(
     absences = hold.absences + 1
     if absences < policy.absent_lists or at - since < policy.absent_seconds:
         return replace(hold, absences=absences, absent_since=since, because=HeldBecause.ONCE_ABSENT)
-    if hold.grace and not witness.ended and at - hold.unseen_since < hold.grace + policy.absent_seconds:
+    grace = 0.0 if witness.ended else _grace(hold, witness, policy)
+    if grace and at - hold.unseen_since < grace + policy.absent_seconds:
         return replace(hold, absences=absences, absent_since=since, because=HeldBecause.GRACE_PERIOD)
     names = " and ".join(
         name
@@ -151,6 +153,15 @@ def weigh(
     )
     how = "no pod was seen on it" if hold.confirmed or strict else "the pod that it was allocated to never appeared"
     return Free(f"{how}: {names} agreed {absences} times over {at - since:.0f} s")
+
+
+def _grace(hold: Hold, witness: Witness, policy: Policy) -> float:
+    """Seconds for which the processes of a pod may outlive kubelet's knowledge of it. What kubelet never showed waits
+    for ``unconfirmed_seconds`` anyway; where no claim can get the device kubelet alone gives it out again.
+    """
+    if witness.alone or not hold.confirmed:
+        return 0.0
+    return policy.grace_seconds if hold.grace is None else hold.grace
 
 
 def _held(hold: Hold, because: HeldBecause, unseen_since: float | None = None) -> Hold:

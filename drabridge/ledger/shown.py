@@ -87,7 +87,9 @@ def known_of_pods(event: ev.Observed, entry: Entry, witness: Witness) -> Witness
     """The same with what the API server says of the device's pods: their grace period, or that they have ended."""
     pods = witness.pods
     if pods:
-        return replace(witness, grace=max(event.grace.get(pod.uid, 0.0) for pod in pods))
+        return replace(
+            witness, grace=max((event.grace[pod.uid] for pod in pods if pod.uid in event.grace), default=None)
+        )
     if entry.hold is None or not entry.hold.pods:
         return witness
     return replace(witness, ended=all(pod.uid in event.ended for pod in entry.hold.pods))

@@ -10,7 +10,7 @@ from drabridge.ledger.model import ClaimRef, Lane, Owner
 from tests.ledger.claims import uses
 from tests.ledger.ledgers import Ledgers
 from tests.ledger.rules import Outcomes, Rule, Stage, happens, helps, stage, where
-from tests.ledger.states import DEVICES, NOW, POD, UIDS, Claim, Gathered, K, P, State, bits, names
+from tests.ledger.states import DEVICES, GRACE, NOW, POD, UIDS, USING, Claim, Gathered, K, P, State, bits, names
 
 UP = where("up", lambda state: state.up)
 DOWN = where("up", lambda state: not state.up)
@@ -95,9 +95,9 @@ class Agent:
                 listed |= 1 << device
             if phase in (P.INIT, P.RUN):
                 checkpoint |= 1 << device
-            if phase in (P.INIT, P.RUN, P.ZOMBIE):
+            if phase in USING:
                 opened |= 1 << device
-            if phase in (P.CHOSEN, P.REPLIED):
+            if phase in (P.CHOSEN, P.REPLIED, P.SKIPPED):
                 unaccounted = True
             elif phase == P.INIT or (phase == P.RUN and not state.known):
                 unaccounted |= not self.config.checkpoint
@@ -162,6 +162,7 @@ class Agent:
             {name: bool(seen.opened >> bit & 1) for bit, name in enumerate(DEVICES)} if self.config.probe else None,
             {DEVICES[device]: (ClaimRef("some"),) for device in bits(seen.shown)},
             None if seen.allocated is None else _allocations(zip(UIDS, seen.allocated, strict=False)),
+            grace=GRACE if self.config.grace and seen.cluster else {},
         )
 
     def acknowledge(self, state: State) -> Outcomes:

@@ -8,7 +8,7 @@ from drabridge.ledger import events as ev
 from drabridge.ledger.model import ClaimRef
 from tests.ledger.ledgers import Ledgers
 from tests.ledger.rules import Outcomes, Rule, happens, helps, stage, where
-from tests.ledger.states import DEVICES, NOW, UIDS, Claim, K, State, bits, names, with_claim
+from tests.ledger.states import DEVICES, GRACE, NOW, UIDS, Claim, K, State, bits, names, with_claim
 
 
 def uses(mask: int) -> tuple[ev.Use, ...]:
@@ -45,6 +45,10 @@ class _Claim:
             yield happens(fault, to_unprepare, up, stage(f"{mine} ledger faults", self.crash_in_unprepare))
         if "force" in self.config.kinds:
             yield happens(fault, stage(f"{mine} faults", self.force_delete))
+        if self.config.grace:
+            yield happens(up, where(mine, self.forced), stage(f"{mine} ledger", self.unprepare_early))
+            yield helps(where(mine, lambda state: self.of(state).kubelet == K.ZOMBIE), stage(mine, self.die))
+            yield helps(up, stage("ledger", self.end_lingering))
 
     def of(self, state: State) -> Claim:
         return state.claims[self.index]
@@ -138,6 +142,29 @@ class _Claim:
     def unprepare(self, state: State) -> Outcomes:
         done = self.having(state, self.of(state)._replace(kubelet=K.DONE, cdi=False))
         yield f"Unprepare {self.uid}", done._replace(ledger=self.unprepared(state))
+
+    def forced(self, state: State) -> bool:
+        return self.of(state).api == 2 and self.of(state).kubelet == K.RUNNING
+
+    def unprepare_early(self, state: State) -> Outcomes:
+        """Kubelet's reconcileLoop: the pod is gone, its containers are not, and nobody saw it end."""
+        done = self.having(state, self.of(state)._replace(kubelet=K.ZOMBIE, cdi=False))
+        number, _ = self.ledgers.apply(
+            state.ledger, ("lingers", self.uid), lambda: ev.Unprepare(self.uid, NOW, max(GRACE.values()))
+        )
+        yield f"Unprepare {self.uid} while its container runs", done._replace(ledger=number)
+
+    def die(self, state: State) -> Outcomes:
+        yield f"{self.uid}'s processes die", self.having(state, self.of(state)._replace(kubelet=K.DONE))
+
+    def end_lingering(self, state: State) -> Outcomes:
+        entries = self.ledgers.ledgers[state.ledger].entries.values()
+        if any(
+            held.lingers and held.lingers_until <= NOW and held.claim.uid == self.uid
+            for e in entries
+            for held in e.claims
+        ):
+            yield f"the time of {self.uid}'s processes is over", state._replace(ledger=self.unprepared(state))
 
     def crash_in_unprepare(self, state: State) -> Outcomes:
         again = self.having(state, self.of(state)._replace(cdi=False))

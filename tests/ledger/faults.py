@@ -15,7 +15,7 @@ from drabridge.ledger.model import Entry, Facts, Ledger, NodeState
 from tests.ledger.agent import UP
 from tests.ledger.ledgers import Ledgers
 from tests.ledger.rules import Outcomes, Rule, happens, stage, where
-from tests.ledger.states import DEVICES, NOW, K, P, State, with_claim
+from tests.ledger.states import DEVICES, NOW, K, P, State, with_claim, with_pod
 
 
 def _without_id(name: str, ledger: Ledger) -> Ledger:
@@ -37,6 +37,9 @@ class Faults:
             yield happens(left, UP, stage("ledger faults", self.crash))
         if "kubelet" in kinds:
             yield happens(left, stage("faults", self.kubelet_restarts), pods)
+        if "forget" in kinds:
+            skipped = [stage(f"pod{index}", partial(self.skipped, index)) for index in range(self.config.pods)]
+            yield happens(left, stage("faults", self.kubelet_forgets), pods, *skipped)
         if "reboot" in kinds:
             zombies = [stage(f"pod{index}", partial(self.zombies_die, index)) for index in range(self.config.pods)]
             claims = [stage(f"claim{index}", partial(self.prepared_die, index)) for index in range(self.config.claims)]
@@ -56,6 +59,15 @@ class Faults:
         after = state._replace(healthy=0, known=False, noticed=False, faults=state.faults - 1)
         yield "FAULT kubelet restarts", after
 
+    def kubelet_forgets(self, state: State) -> Outcomes:
+        for _, after in self.kubelet_restarts(state):
+            yield "FAULT kubelet restarts without its checkpoint", after
+
+    def skipped(self, index: int, state: State) -> Outcomes:
+        """Its containers run: kubelet asks for nothing again, and knows of nothing."""
+        phase, device = state.pods[index]
+        yield "", with_pod(state, index, P.SKIPPED, device) if phase in (P.INIT, P.RUN) else state
+
     def requests_break(self, state: State) -> Outcomes:
         """Whom kubelet was admitting, it rejects."""
         pods = ((P.DONE, -1) if P.CHOSEN <= phase <= P.REPLIED else (phase, device) for phase, device in state.pods)
@@ -67,13 +79,13 @@ class Faults:
         yield "FAULT the node reboots", down._replace(ledger=number, known=False)
 
     def zombies_die(self, index: int, state: State) -> Outcomes:
-        if state.pods[index][0] == P.ZOMBIE:
+        if state.pods[index][0] in (P.ZOMBIE, P.SKIPPED):
             state = state._replace(pods=(*state.pods[:index], (P.DONE, -1), *state.pods[index + 1 :]))
         yield "", state
 
     def prepared_die(self, index: int, state: State) -> Outcomes:
         claim = state.claims[index]
-        kubelet = K.TRIED if claim.kubelet == K.RUNNING else claim.kubelet
+        kubelet = {K.RUNNING: K.TRIED, K.ZOMBIE: K.DONE}.get(K(claim.kubelet), claim.kubelet)
         yield "", with_claim(state, index, claim._replace(cdi=False, kubelet=kubelet))
 
     def lose(self, state: State) -> Outcomes:

@@ -16,17 +16,17 @@ from drabridge.ledger.model import (
 )
 from tests.ledger.states import DEVICES, SWAPPED, UIDS, Gathered
 
-LONG_AGO = -1.0  # 0 is never
+LONG_AGO = -2.0  # 0 is never
 _UNSEEN: dict[str, Any] = {"known": False, "unseen_since": 0.0}
 
 
-def normal(entry: Entry) -> Entry:
-    """Without what no transition looks at."""
+def normal(entry: Entry, *, grace: bool = False) -> Entry:
+    """Without what no transition looks at. ``grace``: it matters how long a pod has not been seen."""
     hold, move = entry.hold, entry.move
     if hold is not None:
-        unseen = hold.unseen_since if hold.grace else 0.0
         hold = replace(hold, absences=min(hold.absences, 2), last_seen=0.0, pods=(), because=HeldBecause.TOO_YOUNG)
-        hold = replace(hold, unseen_since=unseen)
+        if not grace:
+            hold = replace(hold, unseen_since=0.0)
     if move is not None:
         move = replace(move, since=0.0, reason="")
     return replace(
@@ -59,8 +59,19 @@ def aged(ledger: Ledger) -> Ledger:
         if hold and hold.unseen_since:
             hold = replace(hold, unseen_since=LONG_AGO)
         move = entry.move and replace(entry.move, step_since=0.0)
-        claims = tuple(replace(held, since=0.0) for held in entry.claims)
+        claims = tuple(replace(held, since=LONG_AGO if held.lingers else 0.0) for held in entry.claims)
         entries.append(replace(entry, hold=hold, move=move, claims=claims, since=0.0))
+    return Ledger.of(entries, ledger.node._replace(releases_suspended_until=0.0), ledger.seq)
+
+
+def aged_a_while(ledger: Ledger) -> Ledger:
+    """What waits for less than a grace period has waited for it."""
+    entries = [
+        replace(entry, hold=replace(entry.hold, allocated_at=0.0, absent_since=0.0))
+        if entry.hold and entry.hold.confirmed
+        else entry
+        for entry in ledger.entries.values()
+    ]
     return Ledger.of(entries, ledger.node._replace(releases_suspended_until=0.0), ledger.seq)
 
 

@@ -108,10 +108,28 @@ def _deaf(ledger: Ledger, event: ev.Event, policy: Policy) -> Step:
     return machine.step(ledger, event, policy)
 
 
+def _trusts_kubelet(ledger: Ledger, event: ev.Event, policy: Policy) -> Step:
+    """Believes a kubelet that shows nothing of what it never showed."""
+    if isinstance(event, ev.Observed):
+        holds = [entry for entry in ledger.entries.values() if entry.hold]
+        known = [replace(entry, hold=replace(entry.hold, known=True)) for entry in holds if entry.hold]
+        ledger = ledger.replace(known, seq=ledger.seq)
+    return machine.step(ledger, event, policy)
+
+
+def _frees_at_once(ledger: Ledger, event: ev.Event, policy: Policy) -> Step:
+    """Takes kubelet's Unprepare for the end of every process."""
+    if isinstance(event, ev.Unprepare):
+        event = replace(event, lingers=0.0)
+    return machine.step(ledger, event, policy)
+
+
 _NOTHING = ev.Checkpoint({})
 _TWO = replace(SMALL, devices=2, moves=0, lanes=(Lane.DRA, Lane.DRA))
 _ONE_DRA = replace(SMALL, lanes=(Lane.DRA, Lane.DRA))
 _FILES_LOST = replace(_ONE_DRA, moves=0, kinds=frozenset({"lost"}), files_lost=True)
+
+_GRACE = replace(SMALL, grace=True, policy=replace(POLICY, grace_seconds=2), kinds=frozenset({"force"}))
 
 MUTANTS: tuple[Mutant, ...] = (
     # the five of the design
@@ -180,6 +198,19 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "quarantine ends although kubelet shows a container with a claim",
         replace(_FILES_LOST, claims_shown=True, step=_heard(lambda seen, _: replace(seen, claimed={}))),
+    ),
+    # what a real kubelet does
+    Mutant(
+        "a force-deleted pod's processes die within the usual absence",
+        replace(_GRACE, policy=replace(POLICY, grace_seconds=0), step=_heard(lambda seen, _: replace(seen, grace={}))),
+    ),
+    Mutant(
+        "a claim's processes have ended when kubelet unprepares it",
+        replace(_GRACE, pods=0, moves=0, lanes=(Lane.DRA, Lane.DRA), step=_frees_at_once),
+    ),
+    Mutant(
+        "a kubelet that shows nothing has nothing",
+        replace(_GRACE, kinds=frozenset({"forget"}), step=_trusts_kubelet),
     ),
 )
 

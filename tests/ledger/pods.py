@@ -24,7 +24,7 @@ class _Pod:
         everyone = " ".join(f"pod{index}" for index in range(self.config.pods))
         yield happens(self.is_in(P.IDLE), stage(f"{everyone} healthy", self.chosen))
         yield helps(self.is_in(P.CHOSEN), stage(f"{self.field} up ledger", self.allocate))
-        yield helps(self.is_in(P.REPLIED, P.INIT, P.RUN, P.ZOMBIE), stage(self.field, self.live))
+        yield helps(self.is_in(P.REPLIED, P.INIT, P.RUN, P.ZOMBIE, P.SKIPPED), stage(self.field, self.live))
         fault = where("faults", lambda state: state.faults)
         if "crash" in self.config.kinds:
             up = where("up", lambda state: state.up)

@@ -29,6 +29,7 @@ POLICY = Policy(
     settle_seconds=1,
     quiesce_seconds=1,
     tombstone_seconds=1,
+    grace_seconds=0,
 )
 
 
@@ -42,6 +43,7 @@ class P(IntEnum):
     RUN = 4
     ZOMBIE = 5  # force-deleted: kubelet and the API have forgotten it, its processes run
     DONE = 6
+    SKIPPED = 7  # it runs, and a kubelet that lost its checkpoint skips it: it is in neither of kubelet's answers
 
 
 class K(IntEnum):
@@ -52,6 +54,7 @@ class K(IntEnum):
     RUNNING = 2
     STOPPED = 3  # no container; Unprepare is due
     DONE = 4
+    ZOMBIE = 5  # force-deleted and unprepared; its processes run
 
 
 class Claim(NamedTuple):
@@ -106,9 +109,9 @@ class Config(Struct, frozen=True):
 
     ``kinds`` are the faults that may happen, ``faults`` of them altogether in any order: ``crash`` (the agent is
     killed, between requests and inside them), ``kubelet`` (restarts), ``force`` (a pod is force-deleted), ``reboot``,
-    ``lost`` (the agent's record), ``unplug``. A partition from the API server, and a watch that was lost, are not
-    counted: slices, watch and start, and evidence that is applied at once, can always do without the API server, for
-    any time and any number of times.
+    ``lost`` (the agent's record), ``unplug``, ``forget`` (kubelet restarts without its checkpoint). A partition from
+    the API server, and a watch that was lost, are not counted: slices, watch and start, and evidence that is applied at
+    once, can always do without the API server, for any time and any number of times.
     """
 
     devices: int = 2
@@ -122,6 +125,7 @@ class Config(Struct, frozen=True):
     files_lost: bool = False  # the CDI files of claims may be lost with the record
     claims_shown: bool = False  # kubelet shows claims with their containers (1.34 and later)
     probe: bool = False  # open file descriptors are looked at, so force-deleted pods may live for any time
+    grace: bool = False  # processes of force-deleted pods outlive the usual absence, for their grace period at most
     lanes: tuple[Lane, Lane] = (Lane.LEGACY, Lane.DRA)  # of the devices at the start
     moves: int = 1  # changes of lane that the operator asks for
     policy: Policy = POLICY
@@ -143,8 +147,10 @@ class Broken(Exception):
 
 DEVICES = ("d0", "d1")
 UIDS = ("c0", "c1")
+USING = frozenset({P.INIT, P.RUN, P.ZOMBIE, P.SKIPPED})  # a process of the pod has the device
 SWAPPED = (0b00, 0b10, 0b01, 0b11)  # a mask with the two devices exchanged
-POD = (PodRef("ns", "pod"),)
+POD = (PodRef("ns", "pod", uid="pod-uid"),)
+GRACE = {"pod-uid": 2.0}  # more than the policy's absence
 
 
 def bits(mask: int) -> tuple[int, ...]:

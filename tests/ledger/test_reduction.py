@@ -16,7 +16,7 @@ from tests.ledger.mutants import SMALL, other_rows
 from tests.ledger.packing import Codes
 from tests.ledger.rules import HIDDEN
 from tests.ledger.search import search
-from tests.ledger.states import Broken, Config, State
+from tests.ledger.states import POLICY, Broken, Config, State
 from tests.ledger.world import World
 
 ALL = frozenset({"crash", "kubelet", "force", "reboot", "lost", "unplug"})
@@ -33,6 +33,9 @@ WORLDS = {
     "a device, 2 claims, late evidence": Config(devices=1, pods=0, faults=0, moves=0, lanes=(Lane.DRA, Lane.DRA)),
     "a device, a pod, a claim, files of claims lost with the record, moves": replace(
         SMALL, files_lost=True, claims_shown=True
+    ),
+    "a device, a pod, a claim, processes that outlive their pod, moves": replace(
+        SMALL, grace=True, policy=replace(POLICY, grace_seconds=2), kinds=frozenset({"force", "forget"})
     ),
     "a device, late evidence, a fault, moves": Config(devices=1, pods=1, claims=1, faults=1, kinds=ALL),
 }

@@ -42,7 +42,8 @@ POD = PodRef("team-a", "train", "main", "uid-1")
 CLAIM = ClaimRef("5bd47ba5-dc39-4e01-b577-25147473f530", "team-a", "c")
 UNIT = ("r", "GPU-0")
 NOBODY = Witness(listed=(), checkpointed=(), barrier=True, unaccounted=())
-OLD = Hold(("GPU-0",), 0.0, True, 10.0, known=True)
+OLD = Hold(("GPU-0",), 0.0, True, 10.0, known=True, grace=0.0)
+GRACEFUL = replace(OLD, grace=30.0, unseen_since=500.0)
 
 
 def judge(hold: Hold = OLD, witness: Witness = NOBODY, at: float = 1000.0, *, strict: bool = False) -> Hold | Free:
@@ -84,7 +85,7 @@ def test_one_witness_is_enough_to_hold_and_begins_the_count_again(witness: Witne
     ],
 )
 def test_two_kinds_of_witness_are_enough(witness: Witness) -> None:
-    assert isinstance(judge(replace(OLD, absences=1, absent_since=900.0), witness), Free)
+    assert isinstance(judge(replace(GRACEFUL, absences=1, absent_since=900.0), witness), Free)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_two_kinds_of_witness_are_enough(witness: Witness) -> None:
     ],
 )
 def test_what_this_kubelet_never_showed_ends_by_another_witness(witness: Witness, free: bool) -> None:
-    hold = replace(OLD, absences=1, absent_since=900.0, known=False)
+    hold = replace(GRACEFUL, absences=1, absent_since=900.0, known=False)
     assert isinstance(judge(hold, witness), Free) is free
 
 
@@ -116,6 +117,36 @@ def test_a_pod_that_was_not_seen_to_end_has_its_grace_period() -> None:
     shown = judge(hold, replace(NOBODY, checkpointed=(POD,)), at=1020.0)
     assert isinstance(shown, Hold)
     assert not shown.unseen_since, "it begins anew"
+
+
+@pytest.mark.parametrize(
+    ("hold", "witness", "waits"),
+    [
+        (replace(OLD, grace=0.0), NOBODY, 10),
+        (replace(OLD, grace=None), NOBODY, 40),  # Kubernetes' own default
+        (replace(OLD, grace=None), replace(NOBODY, alone=True), 10),  # kubelet alone gives it out again
+        (replace(OLD, grace=None, confirmed=False), NOBODY, 10),  # and some 120 s since Allocate
+    ],
+)
+def test_what_a_pod_has_to_end_where_that_is_not_known(hold: Hold, witness: Witness, waits: int) -> None:
+    for at in 1000, 1010, 1000 + waits - 1, 1000 + waits:
+        verdict = judge(hold, witness, at=float(at))
+        assert isinstance(verdict, Free) is (at >= 1000 + waits)
+        if isinstance(verdict, Free):
+            break
+        hold = verdict
+
+
+def test_what_kubelet_gives_out_again_may_still_be_a_pod_s_that_it_skips() -> None:
+    ledger = step(held(), KubeletStarted(100.0), POLICY).of(held())
+    ledger = step(ledger, Allocate({"gpu-0": ("GPU-0",)}, 101.0), POLICY).of(ledger)
+    ledger = look(ledger, 110.0, listed=True)
+    hold = ledger.entries["gpu-0"].hold
+    assert hold
+    assert (hold.confirmed, hold.known) == (True, False)
+    again = entry_from_json(json.loads(json.dumps(entry_to_json(ledger.entries["gpu-0"])))).hold
+    assert again
+    assert again.retaken, "an agent that starts has to know it, too"
 
 
 def test_the_grace_period_runs_while_kubelet_settles() -> None:
@@ -204,7 +235,9 @@ def test_a_force_deleted_pod_holds_until_its_processes_are_gone() -> None:
     ledger = look(ledger, 110.0)
     ledger = look(ledger, 112.0)  # 2 s: as long as such processes were seen to live
     assert owner(ledger) is Owner.LEGACY
-    ledger = look(ledger, 121.0)
+    ledger = look(look(ledger, 121.0), 149.0)  # nor is it known how long they may
+    assert owner(ledger) is Owner.LEGACY
+    ledger = look(ledger, 150.0)
     assert owner(ledger) is Owner.NONE
 
 
@@ -295,10 +328,10 @@ def test_a_release_tells_who_left_and_begins_a_waiting_move() -> None:
     ledger = step(ledger, SetLane("gpu-0", Lane.DRA, 101.0), POLICY).of(ledger)
     assert ledger.entries["gpu-0"].lane is Lane.LEGACY
     ledger = look(ledger, 110.0)
-    done = step(ledger, Observed(121.0, ledger.seq, {}, Checkpoint({}), {}), POLICY)
+    done = step(ledger, Observed(150.0, ledger.seq, {}, Checkpoint({}), {}), POLICY)
     (released,) = [effect for effect in done.effects if isinstance(effect, Released)]
     assert released.holder == "pod team-a/train (container main)"
-    assert released.held_seconds == 121.0
+    assert released.held_seconds == 150.0
     entry = done.of(ledger).entries["gpu-0"]
     assert (entry.owner, entry.lane) == (Owner.NONE, Lane.LEGACY_TO_DRA)
     assert done.durable

@@ -10,7 +10,7 @@ from drabridge.ledger.invariants import Truth
 from drabridge.ledger.model import Ledger
 from tests.ledger.ledgers import Ledgers
 from tests.ledger.rules import Outcomes, Stage, stage
-from tests.ledger.states import DEVICES, UIDS, Broken, Claim, K, P, Pod, State, bits
+from tests.ledger.states import DEVICES, UIDS, USING, Broken, Claim, K, P, Pod, State, bits
 
 
 def _of_pods(pods: tuple[Pod, ...]) -> Truth:
@@ -18,9 +18,9 @@ def _of_pods(pods: tuple[Pod, ...]) -> Truth:
     promised: dict[str, set[str]] = {}
     in_allocate: set[str] = set()
     for index, (phase, device) in enumerate(pods):
-        if phase in (P.INIT, P.RUN, P.ZOMBIE):
+        if phase in USING:
             using.setdefault(DEVICES[device], set()).add(f"p{index}")
-        if phase in (P.REPLIED, P.INIT, P.RUN, P.ZOMBIE):
+        if phase == P.REPLIED or phase in USING:
             promised.setdefault(DEVICES[device], set()).add(f"p{index}")
         if phase in (P.CHOSEN, P.REPLIED, P.INIT, P.RUN):
             in_allocate.add(DEVICES[device])
@@ -35,7 +35,7 @@ def _of_claims(claims: dict[str, Claim], *, recorded: bool = True) -> Truth:
         devices = {DEVICES[device] for device in bits(claim.devices)}
         if claim.api == 1:
             uses[uid] = devices
-        if claim.kubelet == K.RUNNING:
+        if claim.kubelet in (K.RUNNING, K.ZOMBIE):
             for name in devices:
                 using.setdefault(name, set()).add(uid)
     return Truth(claims=using, promised_claims=using if recorded else {}, uses=uses)

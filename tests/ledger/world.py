@@ -17,7 +17,7 @@ from drabridge.ledger.model import Entry, Facts, Ledger, NodeState, Owner
 from tests.ledger.agent import Agent
 from tests.ledger.claims import claim_rules
 from tests.ledger.faults import Faults
-from tests.ledger.forget import aged
+from tests.ledger.forget import aged, aged_a_while
 from tests.ledger.ledgers import Ledgers
 from tests.ledger.pods import pod_rules
 from tests.ledger.rules import Outcomes, Rule, Stage, helps, stage, where
@@ -67,6 +67,8 @@ class World:
         yield helps(where("scheduler api", lambda state: state.scheduler != state.api), stage("api", _see_slices))
         yield from Agent(self.ledgers).rules()
         yield helps(*self._time())
+        if self.config.grace:
+            yield helps(*self._while())
         yield from Faults(self.ledgers).rules()
 
     # --- time ---
@@ -76,9 +78,22 @@ class World:
         yield where("up known noticed", lambda state: state.up and state.known and state.noticed)
         yield where("scheduler api", lambda state: state.scheduler == state.api)
         yield where(" ".join(f"pod{index}" for index in range(self.config.pods)), self._pods_settled)
+        if self.config.grace:
+            yield where(" ".join(f"claim{index}" for index in range(self.config.claims)), _no_zombies)
         if self.config.files_lost:  # for nothing else shows what a force-deleted pod had by a claim
             yield where(" ".join(f"claim{index}" for index in range(self.config.claims)), _claims_settled)
         yield stage("ledger healthy api", self._tick)
+
+    def _while(self) -> Iterator[Stage]:
+        """A while passes: longer than the usual absence, shorter than a grace period and the doubt about a pod that was
+        never seen. Processes of force-deleted pods may run on.
+        """
+        yield where("up known noticed", lambda state: state.up and state.known and state.noticed)
+        yield where(" ".join(f"pod{index}" for index in range(self.config.pods)), _admitted)
+        yield stage("ledger", self._pass)
+
+    def _pass(self, state: State) -> Outcomes:
+        yield "a while passes", state._replace(ledger=self.ledgers.memo("while", state.ledger, aged_a_while))
 
     def _pods_settled(self, state: State) -> bool:
         phases = {phase for phase, _ in state.pods}
@@ -93,6 +108,14 @@ class World:
         if quarantined and state.api != self.ledgers.offers(state.ledger)[1]:
             return  # the slices of a lost ledger are replaced by then
         yield "time passes", state._replace(ledger=self.ledgers.memo("tick", state.ledger, aged))
+
+
+def _admitted(state: State) -> bool:
+    return not {phase for phase, _ in state.pods} & {P.CHOSEN, P.REPLIED}
+
+
+def _no_zombies(state: State) -> bool:
+    return all(claim.kubelet != K.ZOMBIE for claim in state.claims)
 
 
 def _claims_settled(state: State) -> bool:

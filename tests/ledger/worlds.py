@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from drabridge.ledger.model import Lane
-from tests.ledger.states import Config
+from tests.ledger.states import POLICY, Config
 
 _PROMPT = Config(late_evidence=False, moves=1)
+_GRACE = replace(_PROMPT, devices=1, faults=2, grace=True, policy=replace(POLICY, grace_seconds=2))
 _LOST = replace(_PROMPT, devices=1, pods=1, files_lost=True)
 _HARDWARE = frozenset({"unplug", "crash", "kubelet", "reboot", "force"})
 _TENDER = frozenset({"lost", "crash", "kubelet", "reboot"})  # a claim that is force-deleted would leave no trace
@@ -39,6 +40,16 @@ OTHERS: Mapping[str, Config] = {
     ),
     "1 device, a pod, 2 claims, a move, files lost and kubelet shows no claims, two faults": replace(
         _LOST, faults=2, kinds=_TENDER
+    ),
+    # what a real kubelet does, and what makes it safe
+    "1 device, 2 pods, a claim, a move, pods' and claims' processes outlive the absence, two faults": replace(
+        _GRACE, claims=1, kinds=frozenset({"force", "crash", "kubelet"})
+    ),
+    "1 device, a pod, 2 claims, a move, claims unprepared early, two faults": replace(
+        _GRACE, pods=1, kinds=frozenset({"force", "crash", "lost", "reboot"})
+    ),
+    "1 device, 2 pods, a claim, a move, kubelet loses its checkpoint, two faults": replace(
+        _GRACE, claims=1, kinds=frozenset({"forget", "crash", "kubelet"})
     ),
 }
 WORLDS: Mapping[str, Config] = {**PAIRS, **OTHERS}
