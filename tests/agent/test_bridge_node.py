@@ -45,9 +45,9 @@ apiVersion: v1
 kind: Pod
 metadata: {{name: {name}, namespace: default}}
 spec:
-  terminationGracePeriodSeconds: 1
   resourceClaims: [{{name: c, resourceClaimName: {name}}}]
   containers: [{{name: main, image: x, resources: {{claims: [{{name: c}}]}}}}]
+  terminationGracePeriodSeconds: 1
 """
 
 
@@ -57,8 +57,8 @@ apiVersion: v1
 kind: Pod
 metadata: {{name: {name}, namespace: default}}
 spec:
-  terminationGracePeriodSeconds: 1
   containers: [{{name: main, image: x, resources: {{limits: {{"{RESOURCE}": {count}}}}}}}]
+  terminationGracePeriodSeconds: 1
 """
 
 
