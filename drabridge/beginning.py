@@ -29,9 +29,8 @@ from drabridge.ledger import (
     Lane,
     Ledger,
     Lost,
-    Restarted,
-    Unprepare,
     Use,
+    startup,
 )
 from drabridge.ledger.store import Loaded
 from drabridge.runtime import Runtime
@@ -61,22 +60,13 @@ async def merge(runtime: Runtime, *, rebooted: bool) -> bool:
         doubt = doubt or _of_ids(runtime, listed, checkpoint)
         if doubt and not await _lose(runtime, doubt):
             return False
-    claims = _claims(runtime, listed, keeper.ledger.entries, rebooted=rebooted)
-    if node.lost and listed is not None and checkpoint is not None:
-        for uid in _ended(runtime, listed, claims):
-            if not (await keeper.apply(Unprepare(uid, runtime.now()))).accepted:
-                return False
-    if listed is not None and (nameless := _without_uid(keeper.ledger, listed, claims)):
-        lost = Lost(runtime.now(), nameless, "kubelet shows a claim on it that is not on record")
-        if not (await keeper.apply(lost)).accepted:
-            return False
+    found = _findings(runtime, listed, checkpoint, keeper.ledger.entries, rebooted=rebooted)
+    claims = _in_use(keeper.ledger, found)
     if rebooted:
         _clear(runtime.cdi, claims)
-    unknown = _nameless(keeper.ledger, claims)
-    pods = None if listed is None else listed.pods
-    if not (await keeper.apply(Restarted(runtime.now(), claims, pods, checkpoint))).accepted:
-        return False
-    await _leave_to_kubelet(runtime, unknown)
+    for event in tuple(startup.events(keeper.ledger, found, claims)):
+        if not (await keeper.apply(event)).accepted:
+            return False
     runtime.files.restore(keeper.ledger, runtime.devices)
     return True
 
@@ -92,21 +82,13 @@ async def discover(runtime: Runtime, snapshot: Snapshot, lanes: Mapping[str, Lan
     facts = tuple(Facts.of(device, shareable=shareable.get(device.resource, False)) for device in snapshot.devices)
     prepared: tuple[Allocation, ...] = ()
     if keeper.ledger.node.ever_merged and runtime.devices.keys() - keeper.ledger.entries.keys():
-        prepared = _claims(runtime, None, runtime.devices, rebooted=rebooted)
-    unknown = _nameless(keeper.ledger, prepared)
+        found = _findings(runtime, None, None, runtime.devices, rebooted=rebooted)
+        prepared = _in_use(keeper.ledger, found)
+    unknown = startup.nameless(keeper.ledger, prepared)
     taken = await keeper.apply(Discovered(facts, runtime.now(), lanes, prepared))
-    await _leave_to_kubelet(runtime, unknown)
+    for uid in unknown:
+        await keeper.apply(ClaimDeallocated(uid, runtime.now()))
     return taken.accepted
-
-
-def _nameless(ledger: Ledger, claims: Iterable[Allocation]) -> list[str]:
-    return [one.claim.uid for one in claims if not one.claim.name and one.claim.uid not in ledger.by_claim]
-
-
-async def _leave_to_kubelet(runtime: Runtime, uids: Iterable[str]) -> None:
-    """Without a name the API server cannot be asked about a claim: it ends with Unprepare, or by the operator."""
-    for uid in uids:
-        await runtime.keeper.apply(ClaimDeallocated(uid, runtime.now()))
 
 
 def _of_files(runtime: Runtime) -> str:
@@ -175,67 +157,54 @@ async def _lose(runtime: Runtime, doubt: str) -> bool:
     return True
 
 
-def _claims(
-    runtime: Runtime, listed: Listed | None, devices: Collection[str], *, rebooted: bool
-) -> tuple[Allocation, ...]:
-    """Claims that a container may use: by our records; else as kubelet shows them; else by their CDI files."""
+def _findings(
+    runtime: Runtime,
+    listed: Listed | None,
+    checkpoint: Checkpoint | None,
+    devices: Collection[str],
+    *,
+    rebooted: bool,
+) -> startup.Findings:
+    """Everything that says who has what. ``devices``: those that CDI files may mean."""
     state, boot_id = runtime.paths.state, runtime.options.boot_id.read_text().strip()
     prepared, before = recorded(state, boot_id, runtime.keeper.ledger)
-    found = {one.claim.uid: one for one in prepared}
-    if rebooted:  # whatever was left lying there, no container has it
-        return tuple(found.values())
-    for one in listed.claims if listed is not None else ():
-        if one.claim.uid and one.claim.uid not in before:
-            found.setdefault(one.claim.uid, one)
-    ledger = runtime.keeper.ledger
-    for uid, texts in _claimed(runtime.cdi).items():
-        if uid in found or uid in before:
-            continue
-        has = ledger.by_claim.get(uid) if ledger.node.whole else None  # the file still names what the operator took
-        uses = [
-            Use(name, admin=admin)
-            for text, admin in texts
-            for name in _named(text, devices)
-            if has is None or name in has or name not in ledger.entries
-        ]
-        found[uid] = Allocation(ClaimRef(uid), tuple(dict.fromkeys(uses)))
-        named = {"uid": uid, "devices": [use.device for use in uses if not use.admin]}
-        log.warning("a CDI file of a claim without a record: its devices are held", extra=named)
-    return tuple(found.values())
-
-
-def _ended(runtime: Runtime, listed: Listed, claims: Iterable[Allocation]) -> list[str]:
-    """Claims that are prepared in an older copy of the ledger alone: no file of theirs is left, and kubelet shows no
-    container. They ended after the copy was made, and kubelet will not unprepare them again.
-    """
-    shown = {(one.claim.namespace, one.claim.name) for one in listed.claims if not one.claim.uid}
-    left = {one.claim.uid for one in claims} | {
-        name.partition(".json")[0] for name in names_in(runtime.paths.state / "claims")
-    }
+    left: frozenset[str] | None
+    left = frozenset(name.partition(".json")[0] for name in names_in(state / "claims"))
     try:
-        left.update(runtime.cdi.keys(Family.CLAIM))
+        left = left.union(runtime.cdi.keys(Family.CLAIM))
     except HostError:
-        return []
-    held = {held.claim for entry in runtime.keeper.ledger.entries.values() for held in entry.claims}
-    return sorted(
-        claim.uid
-        for claim in held
-        if claim.name and claim.uid not in left and (claim.namespace, claim.name) not in shown
+        left = None
+    files = tuple(
+        Allocation(
+            ClaimRef(uid), tuple(Use(name, admin=admin) for text, admin in texts for name in _named(text, devices))
+        )
+        for uid, texts in ({} if rebooted else _claimed(runtime.cdi)).items()
     )
+    return startup.Findings(
+        runtime.now(),
+        prepared,
+        before,
+        files,
+        left,
+        None if listed is None else listed.pods,
+        () if listed is None else listed.claims,
+        checkpoint,
+        rebooted,
+    )
+
+
+def _in_use(ledger: Ledger, found: startup.Findings) -> tuple[Allocation, ...]:
+    claims = startup.in_use(ledger, found)
+    known = {one.claim.uid for one in (*found.recorded, *found.claims)}
+    files = {one.claim.uid for one in found.files} - known
+    for one in claims:
+        if one.claim.uid in files:
+            named = {"uid": one.claim.uid, "devices": [use.device for use in one.uses if not use.admin]}
+            log.warning("a CDI file of a claim without a record: its devices are held", extra=named)
+    return claims
 
 
 def _named(text: str, devices: Iterable[str]) -> list[str]:
     """The devices that ``<request>-<device>[-<share>]`` may mean; where names are alike, all of them."""
     whole = _SHARE.sub("", text)
     return [name for name in devices if text.endswith(f"-{name}") or whole.endswith(f"-{name}")]
-
-
-def _without_uid(ledger: Ledger, listed: Listed, claims: Iterable[Allocation]) -> tuple[str, ...]:
-    """Devices of claims that nobody knows by their UID; nothing but a quarantine can hold them."""
-    known = {(one.claim.namespace, one.claim.name) for one in claims}
-    return tuple(
-        use.device
-        for one in listed.claims
-        for use in one.uses
-        if not one.claim.uid and (one.claim.namespace, one.claim.name) not in known and use.device in ledger.entries
-    )

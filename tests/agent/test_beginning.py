@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from drabridge.beginning import _claims, _without_uid
+from drabridge.beginning import _findings, _in_use
 from drabridge.cdi import CdiDevice, CdiStore, Edits
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
 from drabridge.evidence.witness import Listed
-from drabridge.ledger import Allocation, ClaimRef, Entry, Facts, Ledger, Use
+from drabridge.ledger import Allocation, ClaimRef, Entry, Facts, Ledger, Lost, Use, startup
 
 DRIVER = "gpu.example.com"
 CLAIM = ClaimRef("34553fd1-cf06-469c-b877-c1432ff67333", "default", "c")
@@ -31,7 +31,17 @@ def runtime(tmp_path: Path) -> Any:
         options=SimpleNamespace(boot_id=tmp_path / "boot_id"),
         cdi=CdiStore(tmp_path / "cdi", DRIVER),
         keeper=SimpleNamespace(ledger=LEDGER),
+        now=float,
     )
+
+
+def _claims(runtime: Any, listed: Listed | None, *, rebooted: bool = False) -> tuple[Allocation, ...]:
+    return _in_use(LEDGER, _findings(runtime, listed, None, LEDGER.entries, rebooted=rebooted))
+
+
+def _quarantined(listed: Listed, claims: tuple[Allocation, ...]) -> tuple[str, ...]:
+    found = startup.Findings(0.0, listed=listed.pods, claims=listed.claims)
+    return next((one.devices for one in startup.events(LEDGER, found, claims) if isinstance(one, Lost)), ())
 
 
 def write_file(runtime: Any) -> None:
@@ -61,17 +71,17 @@ def test_a_claim_is_held_unless_it_was_prepared_before_the_reboot(
         expected = ()
     else:
         expected = (NAMED,) if listed else (NAMELESS,) if file else ()
-    assert _claims(runtime, listed, LEDGER.entries, rebooted=rebooted) == expected
+    assert _claims(runtime, listed, rebooted=rebooted) == expected
 
 
 def test_what_kubelet_cannot_name_is_known_by_the_record_or_not_at_all(runtime: Any) -> None:
     unnamed = Allocation(ClaimRef("", CLAIM.namespace, CLAIM.name), (Use("gpu-1"), Use("gone")))
     listed = Listed({}, (unnamed,))
-    assert _claims(runtime, listed, LEDGER.entries, rebooted=False) == ()
-    assert _without_uid(LEDGER, listed, ()) == ("gpu-1",)
-    assert _without_uid(LEDGER, listed, (NAMED,)) == ()
-    assert _without_uid(LEDGER, listed, (NAMELESS,)) == ("gpu-1",)
-    assert _without_uid(LEDGER, SHOWN, ()) == ()
+    assert _claims(runtime, listed) == ()
+    assert _quarantined(listed, ()) == ("gpu-1",)
+    assert _quarantined(listed, (NAMED,)) == ()
+    assert _quarantined(listed, (NAMELESS,)) == ("gpu-1",)
+    assert _quarantined(SHOWN, ()) == ()
 
 
 def test_a_record_knows_more_than_kubelet_shows(runtime: Any) -> None:
@@ -79,4 +89,4 @@ def test_a_record_knows_more_than_kubelet_shows(runtime: Any) -> None:
     record = ClaimRecord(CLAIM, State.COMPLETED, "this", (PreparedDevice("r", "node-a", "gpu-1", admin=True),))
     RecordStore(runtime.paths.state / "claims").save(record)
     write_file(runtime)
-    assert _claims(runtime, SHOWN, LEDGER.entries, rebooted=False) == (Allocation(CLAIM, (Use("gpu-1", admin=True),)),)
+    assert _claims(runtime, SHOWN) == (Allocation(CLAIM, (Use("gpu-1", admin=True),)),)

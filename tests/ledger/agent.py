@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 
 from drabridge.ledger import events as ev
+from drabridge.ledger import startup
 from drabridge.ledger.model import ClaimRef, Lane, Owner
 from tests.ledger.claims import uses
 from tests.ledger.ledgers import Ledgers
@@ -203,41 +204,45 @@ class Agent:
     # --- the start ---
 
     def start(self, state: State) -> Outcomes:
-        """The agent starts. Kubelet answers now, or not at all; the API server is asked for nothing yet."""
+        """The agent starts, and tells its ledger what the real one does. Kubelet answers now, or not at all; the API
+        server is asked for nothing yet.
+        """
         seen = state.gathered
         assert seen is not None
         known = tuple(zip(UIDS, state.claims, strict=False))
-        cdi = tuple((uid, claim.devices) for uid, claim in known if claim.cdi)
-        containers = [(uid, claim.devices) for uid, claim in known if _in_list(claim) and claim.devices & seen.shown]
+        files = tuple((uid, claim.devices) for uid, claim in known if claim.cdi)
+        shown = tuple((uid, claim.devices) for uid, claim in known if _in_list(claim) and claim.devices & seen.shown)
         claims = tuple(claim._replace(seen=0) for claim in state.claims)
         for kubelet in (True, False):
-            prepared = tuple(sorted({*cdi, *containers})) if kubelet else cdi
             listed = seen.listed if kubelet else None
-            key = ("restarted", prepared, listed, seen.checkpoint)
-            number, _ = self.ledgers.apply(
-                state.ledger, key, partial(self._restarted, prepared, listed, seen.checkpoint)
-            )
-            for uid in self._nameless(state.ledger, prepared, containers if kubelet else ()):
-                number, _ = self.ledgers.apply(number, ("deallocated", uid), partial(ev.ClaimDeallocated, uid, NOW))
+            number = self._merge(state.ledger, files, shown if kubelet else (), listed, seen.checkpoint)
             yield (
                 f"the agent starts (answered by {'kubelet' if kubelet else 'nobody'})",
                 state._replace(ledger=number, up=True, noticed=True, claims=claims, gathered=None),
             )
 
-    def _nameless(self, number: int, prepared: Known, containers: Known) -> Iterator[str]:
-        """Claims that are known by their CDI files alone: without a name the API server cannot be asked about them."""
-        if self.config.files_lost:  # with the names
-            recorded = self.ledgers.ledgers[number].by_claim
-            yield from (uid for uid, _ in {*prepared} - {*containers} if uid not in recorded)
-
-    def _restarted(self, prepared: Known, listed: int | None, checkpoint: int) -> ev.Restarted:
-        return ev.Restarted(
+    def _merge(self, number: int, files: Known, shown: Known, listed: int | None, checkpoint: int) -> int:
+        begin, ledger = number, self.ledgers.ledgers[number]
+        found = startup.Findings(
             NOW,
-            _allocations(prepared),
-            None if listed is None else _shown(listed),
-            ev.Checkpoint(_shown(checkpoint)) if self.config.checkpoint else None,
+            () if self.config.files_lost else _allocations(files, named=True),  # with the files, the records are lost
+            files=_allocations(files) if self.config.files_lost else (),
+            listed=None if listed is None else _shown(listed),
+            claims=_allocations(shown, named=True),
+            checkpoint=ev.Checkpoint(_shown(checkpoint)) if self.config.checkpoint else None,
         )
+        told = startup.events(ledger, found, startup.in_use(ledger, found))
+        for index, event in enumerate(told):
+            key = ("start", begin, files, shown, listed, checkpoint, index)
+            number, _ = self.ledgers.apply(number, key, partial(_itself, event))
+        return number
 
 
-def _allocations(claims: Iterable[tuple[str, int]]) -> tuple[ev.Allocation, ...]:
-    return tuple(ev.Allocation(ClaimRef(uid), uses(mask)) for uid, mask in claims if mask)
+def _itself(event: ev.Event) -> ev.Event:
+    return event
+
+
+def _allocations(claims: Iterable[tuple[str, int]], *, named: bool = False) -> tuple[ev.Allocation, ...]:
+    return tuple(
+        ev.Allocation(ClaimRef(uid, "ns", uid) if named else ClaimRef(uid), uses(mask)) for uid, mask in claims if mask
+    )

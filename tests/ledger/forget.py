@@ -42,7 +42,7 @@ def normal(entry: Entry, *, grace: bool = False) -> Entry:
 
 
 def _normal_claim(held: ClaimHold) -> ClaimHold:
-    return replace(held, since=held.since if held.lingers else 0.0)
+    return replace(held, claim=ClaimRef(held.claim.uid), since=held.since if held.lingers else 0.0)
 
 
 def unsequenced(ledger: Ledger) -> Ledger:
