@@ -294,7 +294,7 @@ class Agent:
             if (snapshot := runtime.inventory.current).complete:
                 await self._take(snapshot)
                 if self._serving and runtime.keeper.ledger.node.merged:
-                    runtime.files.follow(runtime.keeper.ledger, runtime.devices)
+                    runtime.files.follow_soon(runtime.keeper.ledger, runtime.devices)
                 else:
                     await self._merge()
                 runtime.legacy.learn()

@@ -67,7 +67,7 @@ async def merge(runtime: Runtime, *, rebooted: bool) -> bool:
     for event in tuple(startup.events(keeper.ledger, found, claims)):
         if not (await keeper.apply(event)).accepted:
             return False
-    runtime.files.restore(keeper.ledger, runtime.devices)
+    runtime.files.restore_soon(keeper.ledger, runtime.devices)
     return True
 
 

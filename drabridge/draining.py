@@ -70,7 +70,8 @@ class Drain:
                     f"nothing is removed: {'; '.join(document['because'])}", hint="Run drabridge drain until it is done"
                 )
             await self._wishes.drain(clean=True)
-            self._runtime.files.sweep(self._runtime.keeper.ledger)
+            runtime = self._runtime
+            await runtime.cdi.worker.promptly(lambda: runtime.files.sweep(runtime.keeper.ledger))
             legacy = self._runtime.cdi.prefix(Family.LEGACY)
             claims = [path for path in before if not Path(path).name.startswith(legacy)]
             await asyncio.to_thread(_remove, self._runtime.cdi, claims)

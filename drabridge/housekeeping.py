@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
 from drabridge.claims import ClaimSide
 from drabridge.inventory.model import Presence, device_id_of
@@ -31,28 +32,29 @@ class Housekeeping:
         self._said = False  # that CDI files cannot be written
 
     async def run(self) -> None:
-        while True:
-            self._runtime.beat = asyncio.get_running_loop().time()
-            await self.tick()
-            await asyncio.sleep(TICK_SECONDS)
+        """What waits for a disk keeps nothing else waiting."""
+        async with asyncio.TaskGroup() as group:
+            for work in (self._beat, self.tick, self._look_after_files, self._claims.try_records):
+                group.create_task(_again_and_again(work))
+
+    async def _beat(self) -> None:
+        self._runtime.beat = asyncio.get_running_loop().time()
 
     async def tick(self) -> None:
-        self._runtime.keeper.retry()  # while a grant would fail nothing is offered, so nobody else tries
-        self._look_after_files()
-        await self._claims.try_records()
+        runtime = self._runtime
+        runtime.keeper.retry()  # while a grant would fail nothing is offered, so nobody else tries
         await self._pages.renew()
-        await self._forget()
-        await self._end_lingering()
-        self._runtime.legacy.learn()  # a device may have left its lane long enough ago to leave the list as well
-        if self._runtime.keeper.ledger.node.merged:  # before, a file may be all that is known of a hold
-            self._runtime.files.sweep(self._runtime.keeper.ledger)
+        runtime.legacy.learn()  # a device may have left its lane long enough ago to leave the list as well
+        if runtime.keeper.ledger.node.merged:  # before, a file may be all that is known of a hold
+            runtime.files.sweep_soon(runtime.keeper.ledger)
         await self._rivals.look()
+        await self._forget()
 
-    def _look_after_files(self) -> None:
+    async def _look_after_files(self) -> None:
         """Kubelet and runtimes resolve CDI names for as long as pods live: what is missing is written again."""
         runtime = self._runtime
         failed = runtime.cdi.error
-        if failed and not runtime.cdi.probe():
+        if failed and not await runtime.cdi.worker.promptly(runtime.cdi.probe):
             if runtime.cdi_error and not self._said:
                 log.error("CDI files cannot be written: no device is offered that needs one", extra={"reason": failed})
             self._said = True
@@ -61,11 +63,11 @@ class Housekeeping:
             log.info("CDI files can be written again", extra={"directory": str(runtime.cdi.directory)})
             self._claims.wake()
         self._said = False
-        gone = runtime.cdi.missing()
+        gone = await runtime.cdi.worker.promptly(runtime.cdi.missing)
         if gone:
             log.warning("CDI files were removed by somebody else; they are written again", extra={"files": gone})
         if (failed or gone) and runtime.keeper.ledger.node.merged:  # the merge does it, too
-            runtime.files.restore(runtime.keeper.ledger, runtime.devices)
+            runtime.files.restore_soon(runtime.keeper.ledger, runtime.devices)
             self._claims.renew_files()
 
     async def _end_lingering(self) -> None:
@@ -96,3 +98,9 @@ class Housekeeping:
         ]
         if gone:
             await runtime.keeper.apply(events.Forgotten(tuple(gone), now))
+
+
+async def _again_and_again(work: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await work()
+        await asyncio.sleep(TICK_SECONDS)

@@ -226,7 +226,7 @@ class Preparer:
         snapshot = self._inventory()
         now = [self.planner.again(claim.uid, plan.record(spec.names), snapshot) for plan in plans]
         written = self._cdi.claim_spec(claim.uid, cdi_devices(now))
-        await self._files.promptly(lambda: self._cdi.write(written))
+        await self._cdi.worker.promptly(lambda: self._cdi.write(written))
         extra = await self._write_metadata(claim, pod_claim_name, now)
         devices = []
         for plan in plans:
@@ -341,7 +341,7 @@ class Preparer:
             await self._check_closed(record)
             await self._undo(record)
         else:  # unknown, or its record was damaged: what has the UID in its name goes all the same
-            await self._files.promptly(lambda: self._remove_files(claim))
+            await self._remove_files(claim)
         decision = await self._keeper.apply(self._unprepared(claim))
         if not decision.accepted:
             raise _refused(decision)
@@ -401,13 +401,13 @@ class Preparer:
                 log.warning("clean-up hook skipped: the device is gone", extra={"device": prepared.device})
                 continue
             await self._hooks.run(hook, device, record.claim, "unprepare")
-        await self._files.promptly(lambda: self._remove_files(record.claim))
+        await self._remove_files(record.claim)
 
-    def _remove_files(self, claim: ClaimRef) -> None:
-        self._cdi.remove(Family.CLAIM, claim.uid)
-        if self._metadata is not None:
+    async def _remove_files(self, claim: ClaimRef) -> None:
+        await self._cdi.worker.promptly(lambda: self._cdi.remove(Family.CLAIM, claim.uid))
+        if (metadata := self._metadata) is not None:
             try:
-                self._metadata.remove(claim)
+                await self._files.promptly(lambda: metadata.remove(claim))
             except HostError as error:  # no device stays held for its sake
                 log.error("device metadata not removed", extra={"claim": claim.uid, "error": str(error)})
 

@@ -66,8 +66,8 @@ class Upkeep:
                 whole.append((record, plans))
         known = {record.claim.uid for record in records}
         keep |= await self._files.promptly(lambda: self._records.strangers(records))
-        keep |= (await self._files.promptly(self._cdi.claimed)).keys() - known
-        await self._files.promptly(lambda: self._cdi.regenerate(Family.CLAIM, specs, keep=keep))
+        keep |= (await self._cdi.worker.promptly(self._cdi.claimed)).keys() - known
+        await self._cdi.worker.promptly(lambda: self._cdi.regenerate(Family.CLAIM, specs, keep=keep))
         if (metadata := self._metadata) is not None:  # after the devices: a container can do without
             for record, found in whole:
                 await self._tell_containers(record, found, missing=True)
@@ -109,7 +109,7 @@ class Upkeep:
         try:
             with reading(f"claim {record.claim}"):
                 spec = self._cdi.claim_spec(record.claim.uid, cdi_devices(plans))
-                await self._files.promptly(lambda: self._cdi.write(spec))
+                await self._cdi.worker.promptly(lambda: self._cdi.write(spec))
         except DrabridgeError as error:
             self._unreadable.tell(str(record.claim), error)
             return False

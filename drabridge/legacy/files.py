@@ -21,11 +21,23 @@ log = logging.getLogger(__name__)
 
 
 class LegacyFiles:
-    """Everything that is done to the files outside an Allocate, which writes its own."""
+    """Everything that is done to the files outside an Allocate, which writes its own. Never on the loop."""
 
     def __init__(self, cdi: CdiStore) -> None:
         self._cdi = cdi
         self._seen: dict[str, Device] = {}
+
+    def restore_soon(self, ledger: Ledger, devices: Mapping[str, Device]) -> None:
+        """As :meth:`restore`, in the thread of the directory."""
+        self._cdi.worker.soon("restore CDI files", lambda: self.restore(ledger, devices))
+
+    def follow_soon(self, ledger: Ledger, devices: Mapping[str, Device]) -> None:
+        """As :meth:`follow`, in the thread of the directory."""
+        self._cdi.worker.soon("follow devices", lambda: self.follow(ledger, devices))
+
+    def sweep_soon(self, ledger: Ledger) -> None:
+        """As :meth:`sweep`, in the thread of the directory: an Allocate after this writes its file after that."""
+        self._cdi.worker.soon("sweep CDI files", lambda: self.sweep(ledger))
 
     def restore(self, ledger: Ledger, devices: Mapping[str, Device]) -> None:
         """At start: write the files of held devices that are here (/var/run is empty after a boot), remove others'."""

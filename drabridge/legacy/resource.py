@@ -24,6 +24,7 @@ from drabridge.ledger.model import Ledger, Policy
 from drabridge.ledger.outcome import Decision
 from drabridge.legacy.units import Units
 from drabridge.offers.legacy import legacy_list, of_resource, surplus
+from drabridge.worker import PATIENCE_SECONDS, Job
 
 log = logging.getLogger(__name__)
 
@@ -136,9 +137,12 @@ class LegacyResource:
         return self._decided(decision.result(), units) if decision.done() else self._when_durable(decision, units)
 
     async def _when_durable(self, decision: asyncio.Future[Decision], units: Mapping[str, Sequence[str]]) -> Allocation:
-        return self._decided(await decision, units)
+        answer = self._decided(await decision, units)
+        return answer if isinstance(answer, Allocation) else await answer
 
-    def _decided(self, decision: Decision, units: Mapping[str, Sequence[str]]) -> Allocation:
+    def _decided(
+        self, decision: Decision, units: Mapping[str, Sequence[str]]
+    ) -> Allocation | Coroutine[Any, Any, Allocation]:
         if not decision.accepted:
             self._say_if_stuck(units)
             raise AllocationError("FAILED_PRECONDITION", "; ".join([str(decision), *self._reasons(units)]))
@@ -226,16 +230,16 @@ class LegacyResource:
             self._refused.update(unit for own in units.values() for unit in own)
             self.refresh()
 
-    def _answer(self, units: Mapping[str, Sequence[str]]) -> Allocation:
+    def _answer(self, units: Mapping[str, Sequence[str]]) -> Allocation | Coroutine[Any, Any, Allocation]:
         """What the container gets. The grant is durable by now; if this fails the ledger lets go by itself."""
         try:
             devices = [self._current(name) for name in sorted(units)]
             if self._inject == "cdi":
-                written = [self._cdi.write(self._cdi.legacy_spec(device)) for device in devices]
-                return Allocation(cdi_devices=tuple(name for names_of_one in written for name in names_of_one))
+                specs = [self._cdi.legacy_spec(device) for device in devices]
+                writing = self._cdi.worker.begin(lambda: [self._cdi.write(spec) for spec in specs])
+                return self._by_name(writing, units) if writing.over(PATIENCE_SECONDS) else self._later(writing, units)
         except HostError as error:
-            self._say_if_stuck(units)
-            raise AllocationError("UNAVAILABLE", error.message, hint=error.hint) from error
+            raise self._unavailable(error, units) from error
         return Allocation(
             envs={key: value for device in devices for key, value in device.env.items()},
             mounts=tuple(
@@ -249,6 +253,20 @@ class LegacyResource:
                 for node in device.nodes
             ),
         )
+
+    async def _later(self, writing: Job[list[tuple[str, ...]]], units: Mapping[str, Sequence[str]]) -> Allocation:
+        await self._cdi.worker.reached()
+        return self._by_name(writing, units)
+
+    def _by_name(self, written: Job[list[tuple[str, ...]]], units: Mapping[str, Sequence[str]]) -> Allocation:
+        try:
+            return Allocation(cdi_devices=tuple(name for names_of_one in written.result() for name in names_of_one))
+        except HostError as error:
+            raise self._unavailable(error, units) from error
+
+    def _unavailable(self, error: HostError, units: Mapping[str, Sequence[str]]) -> AllocationError:
+        self._say_if_stuck(units)
+        return AllocationError("UNAVAILABLE", error.message, hint=error.hint)
 
     def _current(self, name: str) -> Device:
         device = self._devices().get(name)

@@ -144,3 +144,20 @@ def _phase(cluster: SimCluster, pod: str) -> str:
     found = cluster.get("pods", pod)
     assert found is not None
     return str(found["status"].get("phase"))
+
+
+async def test_without_a_way_to_write_cdi_files_devices_wait_alone() -> None:
+    async with on_a_disk_that_may_hang() as (agent, cluster, hold):
+        hold.write_text("/cdi/")
+        await cluster.apply(limits_pod("a"))
+        await cluster.apply(claim_pod("c"))
+        calls = cluster.kubelets["node-a"].calls
+        await until(lambda: calls.of("Allocate") and calls.of("NodePrepareResources"), 15, agent.text)
+        for path in ("/healthz", "/status", "/metrics"):
+            assert (await asyncio.wait_for(agent.ask(path), HANG_SECONDS))[0] == 200
+        await asyncio.wait_for(set_lanes(agent, legacy=3, dra=1), HANG_SECONDS)
+        assert "Running" not in (_phase(cluster, "a"), _phase(cluster, "c"))  # an Allocate is refused in the end
+        hold.unlink()
+        await cluster.wait_pod("c")
+        await cluster.apply(limits_pod("b"))
+        await cluster.wait_pod("b")
