@@ -34,13 +34,17 @@ class Findings(Struct, frozen=True):
 
 
 def in_use(ledger: Ledger, found: Findings) -> tuple[Allocation, ...]:
-    """Claims that a container may use: by our records; else as kubelet shows them; else by their CDI files."""
+    """Claims that a container may use: by our records and as kubelet shows them; else by their CDI files."""
     claims = {one.claim.uid: one for one in found.recorded}
     if found.rebooted:  # whatever was left lying there, no container has it
         return tuple(claims.values())
     for one in found.claims:
-        if one.claim.uid and one.claim.uid not in found.before:
-            claims.setdefault(one.claim.uid, one)
+        if not one.claim.uid or one.claim.uid in found.before:
+            continue
+        known = claims.setdefault(one.claim.uid, one)
+        recorded = {use.device for use in known.uses}  # admin access too, which kubelet does not show as such
+        if more := tuple(use for use in one.uses if use.device not in recorded):  # the record is of a backup
+            claims[one.claim.uid] = Allocation(known.claim, known.uses + more)
     for one in found.files:
         uid = one.claim.uid
         if uid in claims or uid in found.before:

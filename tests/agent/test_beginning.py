@@ -84,6 +84,13 @@ def test_what_kubelet_cannot_name_is_known_by_the_record_or_not_at_all(runtime: 
     assert _quarantined(SHOWN, ()) == ()
 
 
+def test_a_record_from_a_backup_does_not_hide_what_kubelet_shows(runtime: Any) -> None:
+    """The claim was allocated anew since: who has which device is what either of them says."""
+    record = ClaimRecord(CLAIM, State.COMPLETED, "this", (PreparedDevice("r", "node-a", "gpu-0"),))
+    RecordStore(runtime.paths.state / "claims").save(record)
+    assert _claims(runtime, SHOWN) == (Allocation(CLAIM, (Use("gpu-0"), Use("gpu-1"))),)
+
+
 def test_a_record_knows_more_than_kubelet_shows(runtime: Any) -> None:
     """Admin access holds nothing, and neither kubelet nor a CDI file tells of it."""
     record = ClaimRecord(CLAIM, State.COMPLETED, "this", (PreparedDevice("r", "node-a", "gpu-1", admin=True),))

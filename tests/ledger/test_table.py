@@ -29,6 +29,7 @@ from drabridge.ledger import (
     Owner,
     PodRef,
     Prepare,
+    QuorumClear,
     Readvertise,
     RefusalCode,
     Refused,
@@ -38,6 +39,7 @@ from drabridge.ledger import (
     SetLane,
     Share,
     Side,
+    SliceWithdrawn,
     Subject,
     Unprepare,
     Use,
@@ -164,6 +166,18 @@ def test_a_claim_is_granted_prepared_unprepared_and_ends() -> None:
     assert node["gpu-0"].released_because == "no container uses the claim and it is deallocated"
     assert [effect.held_seconds for effect in done.effects if isinstance(effect, Released)] == [8, 8]
     assert node.ledger.by_claim.get("uid-1") is None
+
+
+def test_a_claim_that_was_bound_after_the_quiet_time_is_refused_and_takes_nothing() -> None:
+    """PreBind of another plugin may take longer (VolumeBinding: 600 s), and the scheduler chose the device before."""
+    node = Node(device(0, Lane.DRA))
+    node.yes(SetLane("gpu-0", Lane.LEGACY, NOON))
+    node.yes(SliceWithdrawn("gpu-0", node.ledger.seq, NOON + 1))
+    node.yes(QuorumClear("gpu-0", node.ledger.seq, NOON + 32))
+    node.yes(allocate(0, at=NOON + 33))
+    assert node.no(allocated(0))[0] is RefusalCode.LEGACY_HELD
+    assert node.no(prepare(0, at=NOON + 600))[0] is RefusalCode.LEGACY_HELD
+    assert node.owner("gpu-0") is Owner.LEGACY
 
 
 def test_processes_that_linger_keep_what_is_unprepared() -> None:
