@@ -11,7 +11,8 @@ import pytest
 
 from drabridge.sim.api import http
 from drabridge.sim.clusternode import ClusterNode
-from tests.agent.helpers import AgentProcess, until
+from tests.abuse.strange import Strange
+from tests.agent.helpers import DRIVER, AgentProcess, until
 from tests.agent.test_bridge_node import bridge, healthy, limits_pod, set_lanes
 
 FAT_POD = b",".join([b'{"name":"A"}'] * 85_000)  # variables of a container: 1.1 MB, below etcd's 1.5
@@ -131,3 +132,56 @@ def _peak_mib(agent: AgentProcess) -> float:
     assert agent.process is not None
     text = Path(f"/proc/{agent.process.pid}/status").read_text()
     return next(int(line.split()[1]) / 1024 for line in text.splitlines() if line.startswith("VmHWM"))
+
+
+class Strangers:
+    """Objects of the simulated API server whose names begin with ``strange``: clients are sent something strange
+    instead, that of :mod:`tests.abuse.strange`; the server's own parts see them as they were made.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+        self.sent = 0
+        self._maker = Strange(seed)
+        dump = http.dump
+
+        def strange(value: Any) -> bytes:
+            bodies: dict[str, bytes] = {}
+            data = dump(self._replaced(value, bodies))
+            for name, body in bodies.items():
+                data = data.replace(dump(name), body)
+            return data
+
+        monkeypatch.setattr(http, "dump", strange)
+
+    def _replaced(self, value: Any, bodies: dict[str, bytes]) -> Any:
+        """``value`` with a stand-in for each of them, of an object, a list or an event of a watch."""
+        if not isinstance(value, dict):
+            return value
+        metadata = value.get("metadata")
+        if isinstance(metadata, dict) and str(metadata.get("name", "")).startswith("strange"):
+            self.sent += 1
+            stand_in = f"@@stranger {len(bodies)}@@"
+            bodies[stand_in] = self._maker.json(value)
+            return stand_in
+        if isinstance(value.get("items"), list):
+            return {**value, "items": [self._replaced(item, bodies) for item in value["items"]]}
+        if "object" in value and "type" in value:
+            return {**value, "object": self._replaced(value["object"], bodies)}
+        return value
+
+
+def stranger(number: int) -> list[dict[str, Any]]:
+    """A pod of the node, a claim and a slice, as they are before they are made strange."""
+    name = f"strange-{number}"
+    container = {"name": "main", "image": "x", "resources": {"limits": {"vendor.example.com/x": "1"}}}
+    pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
+    return [
+        {**fat_pod(name), "spec": {"nodeName": "node-a", "containers": [container]}},
+        claim(name, {"b": [1, "x"]}, driver=DRIVER),
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceSlice",
+            "metadata": {"name": name},
+            "spec": {"driver": DRIVER, "nodeName": "node-a", "pool": pool, "devices": [{"name": "odd"}]},
+        },
+    ]
