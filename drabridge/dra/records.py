@@ -148,7 +148,7 @@ class RecordStore:
             record = ClaimRecord.decode(data)
             if record.claim.uid != uid:
                 raise ValueError(f"it is about the claim {record.claim.uid}")
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             self._put_aside(path, error)
             return None
         return record

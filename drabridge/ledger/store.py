@@ -259,7 +259,7 @@ _HINT = (
     "devices leave quarantine when kubelet and the API server show that nobody uses them ('drabridge status' says what "
     "is missing), or by hand: 'drabridge lanes release DEVICE'"
 )
-_NOT_OURS = (ValueError, KeyError, TypeError, AttributeError)
+_NOT_OURS = (ArithmeticError, ValueError, KeyError, TypeError, AttributeError)
 
 
 def recorded(directory: Path, *, node: str) -> Ledger | None:

@@ -66,8 +66,9 @@ def test_what_a_newer_agent_wrote_survives_an_older_one(tmp_path: Path) -> None:
         lambda text: text.replace('"gpu-0"', "7"),
         lambda text: text.replace(f'"uid": "{UID}"', '"uid": "22222222-2222-4222-8222-222222222222"'),
         lambda text: "[" * 100_000,
+        lambda text: text.replace('"createdAt": ', f'"createdAt": {"9" * 400}, "was": '),
     ],
-    ids=["empty", "torn", "list", "null", "state", "field", "type", "of-another-claim", "deep"],
+    ids=["empty", "torn", "list", "null", "state", "field", "type", "of-another-claim", "deep", "number"],
 )
 def test_a_damaged_record_is_put_aside_once_and_never_believed(
     tmp_path: Path, change: Any, caplog: pytest.LogCaptureFixture
