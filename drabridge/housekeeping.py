@@ -34,7 +34,7 @@ class Housekeeping:
     async def run(self) -> None:
         """What waits for a disk keeps nothing else waiting."""
         async with asyncio.TaskGroup() as group:
-            for work in (self._beat, self.tick, self._look_after_files, self._claims.try_records):
+            for work in (self._beat, self.tick, self._end_lingering, self._look_after_files, self._claims.try_records):
                 group.create_task(_again_and_again(work))
 
     async def _beat(self) -> None:

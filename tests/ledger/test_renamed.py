@@ -15,6 +15,7 @@ from drabridge.ledger import (
     Entry,
     Facts,
     Forgotten,
+    KubeletStarted,
     Lane,
     Ledger,
     NodeState,
@@ -183,6 +184,7 @@ def test_the_place_and_the_resource_of_a_hold_are_on_disk(tmp_path: Path) -> Non
     node = Node(Entry(OLD))
     node.yes(allocate(0))
     node.yes(Discovered((replace(OLD, resource="other", also_at=(f"{PLACE}/a", f"{PLACE}/b")),), NOON + 1))
+    node.yes(KubeletStarted(NOON + 1))  # what kubelet has shown is not on disk
     store = Store(tmp_path, node="n")
     store.rewrite(node.ledger)
     store.close()
