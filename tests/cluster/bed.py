@@ -94,10 +94,11 @@ class Bed(Protocol):
     async def restart_kubelet(self) -> None:
         """Skips the test where that is not allowed."""
 
-    async def fault(self, verb: str, part: str) -> None:
+    async def fault(self, verb: str, part: str, **settings: str) -> None:
         """``start``, ``stop``, ``kill`` or ``restart`` a part: ``kubelet``, ``apiserver``, ``containerd``.
 
-        Skips the test where that is not allowed, or where there is no such part.
+        ``settings`` are environment variables of the program that does it: FEATURE_GATES, TOPOLOGY_POLICY.
+        Skips the test where that is not allowed, or where there is no such part or setting.
         """
 
     async def reboot(self, *, agent_first: bool) -> None:

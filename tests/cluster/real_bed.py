@@ -173,11 +173,11 @@ class RealBed(Bed):
         else:
             await self.fault("restart", "kubelet")
 
-    async def fault(self, verb: str, part: str) -> None:
+    async def fault(self, verb: str, part: str, **settings: str) -> None:
         control = os.environ.get("DRABRIDGE_TEST_CONTROL")
         if not control:
             pytest.skip(f"DRABRIDGE_TEST_CONTROL names no program that can {verb} {part}")
-        process = await asyncio.create_subprocess_exec(control, verb, part)
+        process = await asyncio.create_subprocess_exec(control, verb, part, env={**os.environ, **settings})
         assert await process.wait() == 0, f"{control} {verb} {part} failed"
 
     async def reboot(self, *, agent_first: bool) -> None:

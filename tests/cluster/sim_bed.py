@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -163,7 +163,9 @@ class SimBed(Bed):
         async with _pods_come_after_the_list(kubelet):
             await kubelet.restart()
 
-    async def fault(self, verb: str, part: str) -> None:
+    async def fault(self, verb: str, part: str, **settings: str) -> None:
+        if settings:
+            pytest.skip(f"the simulated {part} has no {', '.join(settings)}")
         kubelet, faults = self.cluster.kubelets[NODE], self.cluster.api.faults
         match verb, part:
             case "stop" | "kill", "kubelet":
@@ -303,11 +305,11 @@ def device_classes(config: Json) -> list[Json]:
 
 
 @contextlib.asynccontextmanager
-async def simulated(config: Json = CONFIG) -> AsyncIterator[SimBed]:
+async def simulated(config: Json = CONFIG, gates: Mapping[str, bool] | None = None) -> AsyncIterator[SimBed]:
     with short_directory() as root:
         (root / "locks").mkdir()
         runtime = Locks(root / "locks", root / NODE / "cdi")
-        async with SimCluster(root, timings=ClusterTimings.fast(), runtime=lambda _: runtime) as cluster:
+        async with SimCluster(root, gates=gates, timings=ClusterTimings.fast(), runtime=lambda _: runtime) as cluster:
             bed = SimBed(root, cluster, runtime, config)
             try:
                 yield bed

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from tests.cluster.bed import CLASS, NAMESPACE, RESOURCE, Json
 
-LOCKS = "/tmp/drabridge-cluster-test-locks"
+LOCKS = os.environ.get("DRABRIDGE_TEST_LOCKS", "/tmp/drabridge-cluster-test-locks")
+"""A directory of the node. Clusters whose nodes share a machine's /tmp need one each."""
 TAKEN = 42  # the exit status of a container that found its device's lock taken
 NO_LOCK = 43  # of one that could not try: its image has no flock
 NO_DEVICE = 44

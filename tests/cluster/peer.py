@@ -1,0 +1,35 @@
+"""``python -m tests.cluster.peer DIRECTORY RESOURCE ID...``: another device plugin, that a vendor might have written.
+
+It serves ``/dev/ID`` by device specs, until it is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from deviceplugin import Allocation, Broadcast, Device, DeviceList, DeviceSpec, Health, PluginServer
+
+
+class Peer:
+    def __init__(self, resource: str, ids: Sequence[str]) -> None:
+        self.resource = resource
+        self._devices: DeviceList = Broadcast()
+        self._devices.publish(tuple(Device(id_, Health.HEALTHY, ()) for id_ in ids))
+
+    def devices(self) -> DeviceList:
+        return self._devices
+
+    def allocate(self, ids: Sequence[str]) -> Allocation:
+        return Allocation(devices=tuple(DeviceSpec(f"/dev/test-{id_}", f"/dev/{id_}", "rw") for id_ in ids))
+
+
+def main() -> None:
+    directory, resource, *ids = sys.argv[1:]
+    asyncio.run(PluginServer(Peer(resource, ids), directory=Path(directory), name="peer").run())
+
+
+if __name__ == "__main__":
+    main()
