@@ -124,10 +124,10 @@ class RealBed(Bed):
         return len(pods) == 1 and _is_ready(pods[0]) and await self._registered(pods[0])
 
     async def _registered(self, pod: Json) -> bool:
-        """Whether it says so of itself: a standby is ready as well."""
+        """Whether it says so, as a standby does not that is ready as well; or does not let itself be asked."""
         text = await asyncio.to_thread(self._metrics, pod["metadata"]["name"])
         lines = [line for line in text.splitlines() if line.startswith("drabridge_registered{")]
-        return bool(lines) and all(line.endswith(" 1.0") for line in lines)
+        return not text or (bool(lines) and all(line.endswith(" 1.0") for line in lines))
 
     async def not_ready(self) -> str:
         """Asked without the API server, whose proxy says less of an answer that is no success."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.bed import CLAIMS, DRIVER, NAMESPACE, RESOURCE, Bed, Json, until
+from tests.cluster.bed import CLAIMS, DRIVER, NAMESPACE, RESOURCE, Bed, Json
 from tests.cluster.steps import claim_pod, deleted, legacy_pod, running
 from tests.patience import HANG_SECONDS
 
@@ -96,16 +96,7 @@ async def test_export_writes_what_list_shows(bed: Bed, tmp_path: Path) -> None:
     await claim_pod(bed, "c1")
     await running(bed, "l1", "c1")
     file = tmp_path / "devices.prom"
-    process = await start(bed, "export", "--textfile", str(file))
-
-    async def written() -> bool:
-        return file.exists() and 'pod="c1"' in file.read_text()
-
-    try:
-        await until(bed, "the exporter's file", written)
-    finally:
-        process.send_signal(signal.SIGINT)
-        await process.wait()
+    await ask(bed, "export", "--textfile", str(file))
     lines = file.read_text().splitlines()
     for (pod, api), devices in (await holders(bed)).items():
         for device in devices:
