@@ -25,6 +25,7 @@ from drabridge.clusterapi import ConflictError, Kind, NotFoundError
 from drabridge.errors import ClusterError, DrabridgeError
 from drabridge.evidence import checkpoint
 from drabridge.paths import Paths
+from tests.cluster.bed import DRIVER as TESTS_DRIVER
 from tests.cluster.bed import MANAGER, NAMESPACE, NODES, PODS, apply_node
 from tests.cluster.bed import until as wait
 from tests.cluster.real_bed import DAEMON_SETS, RealBed
@@ -136,6 +137,8 @@ class RealNode(RealBed):
         """The cluster as it was, and no ledger on the node. Raises AssertionError for what does not go."""
         await super().restore()
         shutil.rmtree(self.paths.state, ignore_errors=True)
+        for driver in (DRIVER, TESTS_DRIVER):  # no pod is left: what agents left word of to others is let go
+            (self.paths.plugins_registry / f".drabridge-{driver}.hardware").unlink(missing_ok=True)
 
     async def roll_out(self) -> None:
         """Begin to replace the agent, as an upgrade does."""

@@ -203,7 +203,7 @@ def left_over(
         if row["owner"] != "none"
     ]
     found += [
-        f"{row['name']} is offered to {' and '.join(row['offered']) or 'nobody'}"
+        f"{row['name']} is offered to {' and '.join(row['offered']) or 'nobody'}: {row}"
         for row in rows
         if row["owner"] == "none" and len(row["offered"]) != 1
     ]
