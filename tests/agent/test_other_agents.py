@@ -14,6 +14,7 @@ from drabridge.ledger.model import Phase
 from drabridge.ledger.store import Store
 from drabridge.other_agents import OtherAgents
 from drabridge.paths import Paths
+from tests.agent.helpers import short_directory
 
 NODE = "node-a"
 CARD = Device("card", "C1", "example.com/card", "/sys/devices/pci0/0000:01:00.0")
@@ -50,11 +51,12 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    node = Node(tmp_path)
-    yield node
-    for agent in node.begun:
-        agent.close()
+def node() -> Iterator[Node]:
+    with short_directory() as root:
+        node = Node(root)
+        yield node
+        for agent in node.begun:
+            agent.close()
 
 
 OVERLAPS = {

@@ -18,7 +18,7 @@ from drabridge.ledger import (
 )
 from drabridge.ledger.events import Checkpoint, Observed
 from drabridge.offers.legacy import Listed, legacy_list
-from tests.ledger.node import CLAIM, NOON, PODS, Node, allocate, allocated, prepare
+from tests.ledger.node import CLAIM, NOON, POD, PODS, Node, allocate, allocated, prepare
 
 DEVICES = {f"gpu-{n}": Device(f"gpu-{n}", f"GPU-{n}", "r", numa_nodes=(n,)) for n in range(2)}
 TOMBSTONE = 60.0
@@ -52,9 +52,9 @@ def test_a_list_has_numa_nodes_only_while_something_is_left_for_limits() -> None
 
 
 def let_go(node: Node, at: float) -> None:
-    """Kubelet shows no pod."""
+    """Kubelet shows no pod, and the API server has shown that the pod ended."""
     for _ in range(2):
-        node.yes(Observed(at, node.ledger.seq, {}, Checkpoint({}, True)))
+        node.yes(Observed(at, node.ledger.seq, {}, Checkpoint({}, True), ended=frozenset({POD.uid})))
         at += node.policy.absent_seconds
 
 
