@@ -32,6 +32,8 @@ from drabridge.ledger import (
     Use,
     startup,
 )
+from drabridge.ledger.events import Unit
+from drabridge.ledger.shown import lost_to, unknown_units
 from drabridge.ledger.store import Loaded
 from drabridge.runtime import Runtime
 
@@ -60,6 +62,8 @@ async def merge(runtime: Runtime, *, rebooted: bool) -> bool:
         doubt = doubt or _of_ids(runtime, listed, checkpoint)
         if doubt and not await _lose(runtime, doubt):
             return False
+    elif not await _doubt(runtime, listed, checkpoint):
+        return False
     found = _findings(runtime, listed, checkpoint, keeper.ledger.entries, rebooted=rebooted)
     claims = _in_use(keeper.ledger, found)
     if rebooted:
@@ -109,7 +113,7 @@ def _of_ids(runtime: Runtime, listed: Listed | None, checkpoint: Checkpoint | No
     """
     devices = [entry.device for entry in runtime.keeper.ledger.entries.values()]
     ids, ours = {device.id for device in devices}, {resource.name for resource in runtime.config.resources}
-    shown = {*(listed.pods if listed else ()), *(checkpoint.pods if checkpoint else ())}
+    shown = _of_pods(listed, checkpoint)
     unknown = {f"{name} {unit}" for name, unit in shown if name in ours and device_id_of(unit) not in ids}
     uses = [(one.claim, use.device) for one in (listed.claims if listed else ()) for use in one.uses if not use.admin]
     names = {device.name for device in devices}
@@ -118,6 +122,24 @@ def _of_ids(runtime: Runtime, listed: Listed | None, checkpoint: Checkpoint | No
         return ""
     words = ", ".join(sorted(unknown)[:NAMED])
     return f"kubelet shows pods with devices that this configuration calls otherwise or does not match: {words}"
+
+
+def _of_pods(listed: Listed | None, checkpoint: Checkpoint | None) -> set[Unit]:
+    """What kubelet says that pods have."""
+    return {*(listed.pods if listed else ()), *(checkpoint.pods if checkpoint else ())}
+
+
+async def _doubt(runtime: Runtime, listed: Listed | None, checkpoint: Checkpoint | None) -> bool:
+    """Doubt the devices of a resource that another plugin served while no agent ran, by ids of its own. Returns whether
+    that is on disk.
+    """
+    keeper, shown = runtime.keeper, _of_pods(listed, checkpoint)
+    for resource in runtime.config.resources:
+        if units := unknown_units(keeper.ledger, resource.name, shown):
+            lost = lost_to(keeper.ledger, resource.name, units, runtime.now())
+            if lost is not None and not (await keeper.apply(lost)).accepted:
+                return False
+    return True
 
 
 def _claimed(cdi: CdiStore) -> dict[str, tuple[Named, ...]]:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from drabridge.inventory.model import device_id_of
-from drabridge.ledger import Lost
+from drabridge.ledger.shown import lost_to, unknown_units
 from drabridge.runtime import Runtime
 from podresources import PodResourcesError
 
@@ -105,14 +105,10 @@ class Rivals:
                 shown = await self._runtime.witness.shown()
         except TimeoutError:
             return
-        ours = [one for one in self._runtime.keeper.ledger.entries.values() if resource in one.counted_as]
-        units = {unit for one in ours for unit in (*one.device.units, *(one.hold.units if one.hold else ()))}
-        known = set(map(device_id_of, units))
-        held = {unit for name, unit in shown or () if name == resource and device_id_of(unit) not in known}
-        if found := held - rival.doubted:
-            reason = f"pods have {', '.join(sorted(found))} of {resource}, and no device here has such an id"
-            lost = Lost(self._runtime.now(), tuple(entry.name for entry in ours), reason)
-            if ours and (await self._runtime.keeper.apply(lost)).accepted:
+        keeper = self._runtime.keeper
+        if found := unknown_units(keeper.ledger, resource, shown or ()) - rival.doubted:
+            lost = lost_to(keeper.ledger, resource, found, self._runtime.now())
+            if lost is not None and (await keeper.apply(lost)).accepted:
                 rival.doubted |= found
 
     async def _answer(self, resource: str, rival: _Rival, at: float) -> None:

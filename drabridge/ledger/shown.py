@@ -11,7 +11,7 @@ device while that resource shows a pod with the id, and not the device of a pod 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -98,6 +98,21 @@ def known_of_pods(event: ev.Observed, entry: Entry, witness: Witness) -> Witness
 def strange(event: ev.Observed, ledger: Ledger) -> tuple[ClaimRef, ...]:
     """Claims that kubelet shows with devices of other names than any here: they may have any of them."""
     return tuple(claim for name, shown in event.claimed.items() if name not in ledger.entries for claim in shown)
+
+
+def unknown_units(ledger: Ledger, resource: str, shown: Iterable[Unit]) -> frozenset[str]:
+    """Units of ``resource`` among those that pods have, with ids that none of its devices here has, or had."""
+    ours = [entry for entry in ledger.entries.values() if resource in entry.counted_as]
+    units = {unit for one in ours for unit in (*one.device.units, *(one.hold.units if one.hold else ()))}
+    known = set(map(device_id_of, units))
+    return frozenset(unit for name, unit in shown if name == resource and device_id_of(unit) not in known)
+
+
+def lost_to(ledger: Ledger, resource: str, units: Collection[str], at: float) -> ev.Lost | None:
+    """What follows from :func:`unknown_units`: a pod with one may have any device. None: there is no device."""
+    ours = tuple(entry.name for entry in ledger.entries.values() if resource in entry.counted_as)
+    reason = f"pods have {', '.join(sorted(units))} of {resource}, and no device here has such an id"
+    return ev.Lost(at, ours, reason) if ours else None
 
 
 def claims(event: ev.Observed, entry: Entry, strangers: tuple[ClaimRef, ...] = ()) -> Claims:

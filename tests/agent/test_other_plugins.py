@@ -138,6 +138,26 @@ async def test_pods_that_another_plugin_serves_by_ids_of_its_own_put_in_doubt_wh
         await until(lambda: is_owned(agent, before), 20, agent.text)
 
 
+async def test_pods_that_another_plugin_served_while_no_agent_ran_put_in_doubt_what_looks_free() -> None:
+    """The vendor's plugin for an hour, and back again: the ledger is whole, and knows nothing of that hour."""
+    async with claim_node() as (agent, cluster):
+        kubelet = cluster.kubelets["node-a"]
+        before = await owners(agent)
+        (claimed,) = [name for name, owner in before.items() if owner != "none"]
+        await agent.stop()
+        async with plugin(kubelet, RESOURCE, [f"v{n}" for n in range(4)]):
+            await cluster.apply(limits_pod("l"))
+            await cluster.wait_pod("l")
+        await agent.start()
+        await agent.up()
+        doubted = dict.fromkeys(before, "quarantine") | {claimed: "dra-prepared"}
+        await until(lambda: is_owned(agent, doubted), 30, agent.text)
+        words = "no device here has such an id"
+        await until(lambda: any(words in one["message"] for one in cluster.events()), 10, agent.text)
+        await cluster.delete("pods", "l")
+        await until(lambda: is_owned(agent, before), 20, agent.text)
+
+
 async def is_owned(agent: AgentProcess, wanted: dict[str, str]) -> bool:
     return await owners(agent) == wanted
 
