@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 from argparse import Namespace
-from threading import Event, Thread
+from threading import Thread
 
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -15,12 +15,14 @@ from podresources.cli.metricsserver import MetricsServer
 from podresources.errors import NodeError
 from podresources.exporter import MAX_AGE_SECONDS, SCRAPE_TIMEOUT_SECONDS, Exporter
 
+STOPS = (signal.SIGINT, signal.SIGTERM)
+
 
 def run_export(options: Namespace) -> int:
     """Serve metrics until SIGINT or SIGTERM, or write them to a file once or at an interval."""
-    stop = Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    # Waited for, not handled: a thread that begins just then may take the signal, and Python runs handlers in the main
+    # thread alone, which would go on sleeping. Threads inherit the mask.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     exporter = Exporter(
         options.socket,
         max_age_seconds=0.0 if options.textfile else options.interval or MAX_AGE_SECONDS,
@@ -32,13 +34,14 @@ def run_export(options: Namespace) -> int:
     registry.register(exporter)
     try:
         if options.textfile:
-            return _write(options, exporter, registry, stop)
-        return _serve(options.listen, registry, stop)
+            return _write(options, exporter, registry)
+        return _serve(options.listen, registry)
     finally:
         exporter.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(address: tuple[str, int], registry: CollectorRegistry, stop: Event) -> int:
+def _serve(address: tuple[str, int], registry: CollectorRegistry) -> int:
     host, port = address
     try:
         server = MetricsServer((_any_address() if host == "*" else host, port), registry)
@@ -49,14 +52,14 @@ def _serve(address: tuple[str, int], registry: CollectorRegistry, stop: Event) -
     thread = Thread(target=server.serve_forever, name="metrics", daemon=True)
     thread.start()
     print(f"serving /metrics on port {server.server_port}", file=sys.stderr, flush=True)
-    stop.wait()
+    signal.sigwait(STOPS)
     server.shutdown()
     server.server_close()
     thread.join()
     return 0
 
 
-def _write(options: Namespace, exporter: Exporter, registry: CollectorRegistry, stop: Event) -> int:
+def _write(options: Namespace, exporter: Exporter, registry: CollectorRegistry) -> int:
     """The file is written in any case, ``podresources_up 0`` included; the exit code is that of the last try."""
     while True:
         text = generate_latest(registry).decode()
@@ -69,7 +72,7 @@ def _write(options: Namespace, exporter: Exporter, registry: CollectorRegistry, 
             ) from error
         if exporter.last_error is not None:
             print(f"podresources: {exporter.last_error}", file=sys.stderr, flush=True)
-        if options.interval is None or stop.wait(options.interval):
+        if options.interval is None or signal.sigtimedwait(STOPS, options.interval):
             return 0 if exporter.last_error is None else 1
 
 

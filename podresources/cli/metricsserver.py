@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from socketserver import ThreadingMixIn
+from socketserver import TCPServer, ThreadingMixIn
 from threading import BoundedSemaphore
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -39,7 +39,9 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         """Both families where the address is every one."""
         if self.address_family == socket.AF_INET6:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        super().server_bind()
+        TCPServer.server_bind(self)  # that of HTTPServer asks the DNS for a name that nobody reads
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._places.acquire(blocking=False):
