@@ -142,6 +142,10 @@ async def test_a_device_that_is_let_go_while_the_api_server_is_away_says_that_it
         await until(lambda: at_step(agent, "revoking", 1), 20, agent.text)
         (reason,) = [row["move"]["reason"] for row in (await agent.status())["devices"] if row["move"]]
         assert reason == "waits for the API server, which has not taken our slices"
+        ended = {"phase": "Succeeded", "containerStatuses": []}  # else the node would run the pod again
+        cluster.api.objects.modify(
+            "pods", "l", lambda one: one["status"].update(ended), namespace="default", subresource="status"
+        )
         cluster.api.faults.heal()
         await until(lambda: len(devices_in_slices(cluster)) == 4, 60, agent.text)
 
