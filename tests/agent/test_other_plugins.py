@@ -131,7 +131,8 @@ async def test_pods_that_another_plugin_serves_by_ids_of_its_own_put_in_doubt_wh
             await cluster.wait_pod("l")
             doubted = dict.fromkeys(before, "quarantine") | {claimed: "dra-prepared"}
             await until(lambda: is_owned(agent, doubted), 30, agent.text)
-        assert any("no device here has such an id" in one["message"] for one in cluster.events())
+        words = "no device here has such an id"
+        await until(lambda: any(words in one["message"] for one in cluster.events()), 10, agent.text)
         await until(lambda: doubted_because(agent, "pod-unaccounted"), 20, agent.text)
         assert await owners(agent) == doubted
         await cluster.delete("pods", "l")
