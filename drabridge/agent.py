@@ -138,7 +138,7 @@ class Agent:
         ended = False
         try:
             await self._serve(self._assemble(keeper))
-            ended = True
+            ended = not keeper.health.lost
         finally:
             await self._guard.leave(keeper.head, ended=ended)
             await self._files.finish(CLOSE_SECONDS)
@@ -377,6 +377,8 @@ class Agent:
     def _ledger_changed(self, ledger: Ledger, effects: tuple[Effect, ...]) -> None:
         """After every step: offers follow from the ledger, facts go to their sinks."""
         del ledger
+        if self._runtime.keeper.health.lost:
+            self.stop()  # and begin anew, as the other agent's standby
         told = next((e.message for e in effects if isinstance(e, Notify) and e.reason in REFUSALS), "")
         for effect in effects:
             self._runtime.sinks.effect(effect, told)

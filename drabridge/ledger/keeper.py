@@ -13,9 +13,11 @@ from collections.abc import Callable
 from time import monotonic, time
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from drabridge.errors import HostError
 from drabridge.ledger.events import Event, Lost
+from drabridge.ledger.lock import LedgerLockedError
 from drabridge.ledger.machine import refusal_told, step
 from drabridge.ledger.model import ClaimRef, Ledger, Policy
 from drabridge.ledger.outcome import ACCEPTED, Decision, Effect, Notify, Refusal, RefusalCode, Side, Step
@@ -36,11 +38,15 @@ the ledger now, and the effects."""
 
 
 class StoreHealth(Struct, frozen=True):
-    """Whether the ledger can be written. While it cannot, nothing is granted; every request tries again."""
+    """Whether the ledger can be written. While it cannot, nothing is granted; every request tries again.
+
+    ``lost``: another agent has it, and what is known here is of before.
+    """
 
     ok: bool = True
     error: str = ""
     since: float = 0.0
+    lost: bool = False
 
 
 class _Waiting(Struct, frozen=True):
@@ -83,6 +89,8 @@ class Keeper:
         self.health = StoreHealth()
         try:
             store.rewrite(self.ledger)
+        except LedgerLockedError:
+            raise
         except HostError as error:  # an agent that cannot start cannot say why; this one grants nothing and says it
             self.health = StoreHealth(False, str(error), now())
             _log.error("%s", error)
@@ -260,6 +268,8 @@ class Keeper:
         """Fail closed: the ledger is what it was, and everybody who waits is refused."""
         known, news = isinstance(error, HostError), self.health.ok
         self._unwell(str(error) if known else f"the ledger cannot be written: {error}", None if known else error)
+        if isinstance(error, LedgerLockedError) and not self.health.lost:
+            self.health, news = replace(self.health, lost=True), True
         batch, self._queue = batch + self._queue, []
         self.head = self.ledger
         hint = error.hint if isinstance(error, HostError) else "the agent's log has the details"

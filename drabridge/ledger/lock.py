@@ -29,11 +29,17 @@ class Lock:
         self.ran_before, self._fd = _take(self._path, wait=wait)
 
     def renew(self) -> None:
-        """Take it again if its file is not at its path any more: there, another agent could have its own by now."""
+        """Take it again if its file is not at its path any more. :exc:`LedgerLockedError` where another agent has its
+        own there, and from then on: what this process knows is of before.
+        """
         if self._fd is None:
-            raise HostError("the ledger was closed by this process", hint="another agent may have it by now")
+            raise LedgerLockedError("the ledger was closed by this process", hint="another agent may have it by now")
         if not same_file(self._path, os.fstat(self._fd)):
-            _, fd = _take(self._path, wait=False)
+            try:
+                _, fd = _take(self._path, wait=False)
+            except LedgerLockedError:
+                self.close()
+                raise
             self.close()
             self._fd = fd
 
@@ -87,9 +93,9 @@ def _take(path: Path, *, wait: bool) -> tuple[bool, int]:
                 f"another agent (pid {other}) has the ledger in {path.parent}",
                 hint="two agents must not grant the same devices: stop that one first",
             ) from error
-        if not wait or same_file(path, os.fstat(fd)):
+        if same_file(path, os.fstat(fd)):
             break
-        os.close(fd)  # its holder took another one, whose file is at the path now
+        os.close(fd)  # its holder removed it, or took another one, whose file is at the path now
     with contextlib.suppress(OSError):  # a full disk: it is had, whether or not its file can say by whom
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from drabridge.ledger.store import Store
 from drabridge.sim.api import SimApiServer
 from drabridge.sim.claims import FILE_NAME as CLAIMS_FILE
 from drabridge.sim.cluster import SimCluster
@@ -328,3 +329,17 @@ def _told(cluster: SimCluster, reason: str) -> bool:
 
 async def _doubt(agent: AgentProcess) -> bool:
     return "quarantine" in (await _owners(agent)).values()
+
+
+async def test_an_agent_whose_ledger_another_one_has_ends() -> None:
+    """And begins anew: what it knows of holders is of before, whether or not the other one stays."""
+    async with node() as (agent, kubelet):
+        state = agent.control.parent
+        for name in ("ledger.lock", "ledger.jsonl"):
+            (state / name).unlink()
+        other = Store(state, node="node-a")
+        assert (await kubelet.run_pod(pod("a"))).phase is Phase.FAILED
+        assert agent.process is not None
+        assert await asyncio.wait_for(agent.process.wait(), HANG_SECONDS) == 0
+        assert not other.path.exists()
+        other.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -51,3 +52,35 @@ def test_who_gave_it_back_does_not_take_it_by_the_way(tmp_path: Path) -> None:
     again = Lock(tmp_path)
     assert again.ran_before
     again.close()
+
+
+def test_who_lost_it_to_another_never_has_it_again(tmp_path: Path) -> None:
+    """The ledger on disk is the other one's by then, and what this process knows is of before."""
+    lock = Lock(tmp_path)
+    (tmp_path / "ledger.lock").unlink()
+    other = Lock(tmp_path)
+    with pytest.raises(LedgerLockedError):
+        lock.renew()
+    other.close()
+    with pytest.raises(LedgerLockedError):
+        lock.renew()
+    lock.close()
+    assert _opened(tmp_path) == 0
+
+
+def test_a_file_that_its_holder_takes_along_is_not_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that ends for good removes its directory's files, between our open and our flock."""
+    ending = Lock(tmp_path)
+    flock = fcntl.flock
+
+    def at_the_end_of_the_other(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        (tmp_path / "ledger.lock").unlink()
+        ending.close()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", at_the_end_of_the_other)
+    lock = Lock(tmp_path)
+    with pytest.raises(LedgerLockedError):
+        Lock(tmp_path)
+    lock.close()

@@ -136,12 +136,14 @@ def test_where_another_agent_took_over_a_removed_directory_nothing_more_is_grant
     store.rewrite(ledger_of())
     shutil.rmtree(directory)
     other = Store(directory, node="node-a")
-    other.rewrite(ledger_of(2))
+    other.rewrite(ledger_of())
+    other.append(allocate(ledger_of(), 2), ["gpu-2"])
     before = other.path.read_bytes()
     for _ in range(2):
         with pytest.raises(LedgerLockedError):
             store.append(allocate(ledger_of(), 0), ["gpu-0"])
-    assert other.path.read_bytes() == before
     other.close()
-    store.append(allocate(ledger_of(), 0), ["gpu-0"])  # it has gone: this one is the writer again
+    with pytest.raises(LedgerLockedError):  # it has gone, and gpu-2 is held: this one knows nothing of that
+        store.append(allocate(ledger_of(), 0), ["gpu-0"])
+    assert other.path.read_bytes() == before
     store.close()
