@@ -37,7 +37,7 @@ from deviceplugin.observer import (
 )
 from deviceplugin.preference import Policy, Unit, prefer
 from deviceplugin.registration import Phase
-from deviceplugin.sockets import remove_stale
+from deviceplugin.sockets import kubelet_process, remove_stale
 from deviceplugin.timeouts import Timeouts
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ __all__ = [
     "Unit",
     "Versioned",
     "Watcher",
+    "kubelet_process",
     "prefer",
     "remove_stale",
     "require_healthy",

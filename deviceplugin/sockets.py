@@ -66,6 +66,19 @@ def probe(path: Path) -> int:
         return client.connect_ex(os.fsencode(path))
 
 
+def kubelet_process(directory: Path) -> str:
+    """Name the kubelet process that listens in the plugin directory; "" if none answers there.
+
+    While somebody answers at a socket's file, it is the process that made the file: another one has to make its own.
+    So two equal names, whenever they were asked for, are one process that has run all the time between.
+    """
+    path = directory / KUBELET_SOCKET
+    found = identify_socket(path)
+    if found is None or probe(path) or identify_socket(path) != found:
+        return ""
+    return f"{found.device}:{found.inode}:{found.ctime_ns}"
+
+
 def slug(resource: str) -> str:
     """A resource name as part of a file name: ``/`` becomes ``_`` (which a name's domain cannot hold).
 

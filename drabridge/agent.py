@@ -41,7 +41,6 @@ from drabridge.ledger import (
     Owner,
     Readvertise,
     Released,
-    Subscribed,
 )
 from drabridge.ledger.keeper import Keeper
 from drabridge.ledger.lock import LedgerLockedError
@@ -409,15 +408,12 @@ class Agent:
     def observe(self, fact: deviceplugin.Fact) -> None:
         """Facts of the DevicePlugin side."""
         self._runtime.sinks.observe(fact)
-        if isinstance(fact, deviceplugin.KubeletSeen):
-            self._apply_soon(KubeletStarted(self._now()))
-        elif isinstance(fact, deviceplugin.StreamOpened) and fact.expected:  # kubelet's, not a stranger's look
-            self._apply_soon(Subscribed(self._now()))
-
-    def _apply_soon(self, event: KubeletStarted | Subscribed) -> None:
-        task = asyncio.create_task(self._runtime.keeper.insist(event))
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        stream = isinstance(fact, deviceplugin.StreamOpened) and fact.expected  # kubelet's, not a stranger's look
+        if stream or isinstance(fact, deviceplugin.KubeletSeen):
+            kubelet = deviceplugin.kubelet_process(self._runtime.paths.device_plugins)
+            task = asyncio.create_task(self._runtime.keeper.insist(KubeletStarted(self._now(), kubelet)))
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
 
     # --- configuration ----------------------------------------------------------------------------------------------
 

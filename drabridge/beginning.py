@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from msgspec.structs import replace
 
+from deviceplugin import kubelet_process
 from drabridge.cdi import CdiStore, Family, Named
 from drabridge.claims import names_in, recorded
 from drabridge.errors import HostError
@@ -211,6 +212,7 @@ def _findings(
         None if listed is None else listed.pods,
         () if listed is None else listed.claims,
         checkpoint,
+        kubelet_process(runtime.paths.device_plugins),
         rebooted,
     )
 

@@ -100,7 +100,7 @@ class Safety(Model):
     absent_seconds: float = Field(default=10.0, ge=0, le=3600)
     """How long a pod must be missing, in every witness, before its device is free."""
     settle_seconds: float = Field(default=60.0, ge=0, le=3600)
-    """After a start of kubelet or of the agent nothing is released for this long."""
+    """Nothing is released for this long after a start of kubelet, or of an agent that may meet another one."""
     quiesce_seconds: float = Field(default=30.0, ge=0, le=3600)
     """How long a device that left the slices waits for schedulers that remember it, before pods may have it."""
     tombstone_seconds: float = Field(default=60.0, ge=5, le=3600)

@@ -123,7 +123,7 @@ def node_to_json(node: NodeState) -> Json:
     """The node's state, without ``merged``: that is about a process, not about the node."""
     return {
         "boot_id": node.boot_id,
-        "kubelet_started_at": node.kubelet_started_at,
+        "kubelet": node.kubelet,
         "releases_suspended_until": node.releases_suspended_until,
         "suspended_because": node.suspended_because,
         "denied": sorted(node.denied),
@@ -135,7 +135,7 @@ def node_from_json(data: Mapping[str, Any]) -> NodeState:
     """The node's state of a JSON object, not merged."""
     return NodeState(
         boot_id=_text(data.get("boot_id", "")),
-        kubelet_started_at=float(data.get("kubelet_started_at", 0.0)),
+        kubelet=_text(data.get("kubelet", "")),
         releases_suspended_until=float(data.get("releases_suspended_until", 0.0)),
         suspended_because=_text(data.get("suspended_because", "")),
         denied=frozenset(_texts(data.get("denied", ()))),

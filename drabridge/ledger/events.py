@@ -89,15 +89,12 @@ class Observed(Struct, frozen=True):
 
 
 class KubeletStarted(Struct, frozen=True):
-    """Another kubelet process (kubelet.sock has another identity): it does not know all of its pods yet."""
+    """Kubelet's socket is there, or kubelet opened ListAndWatch. Another process than the one known so far, or one of
+    which nobody can tell, does not know all of its pods yet.
+    """
 
     at: float
-
-
-class Subscribed(Struct, frozen=True):
-    """Kubelet opened ListAndWatch: a new one, or the old one after a loss. Treated like a start, to be safe."""
-
-    at: float
+    kubelet: str = ""  # the process (deviceplugin.kubelet_process); "": not known
 
 
 class ClaimAllocated(Struct, frozen=True):
@@ -195,6 +192,7 @@ class Restarted(Struct, frozen=True):
     prepared: tuple[Allocation, ...] = ()
     listed: Pods | None = None
     checkpoint: Checkpoint | None = None
+    kubelet: str = ""  # the process that answers at kubelet's socket; "": none does
 
 
 class Lost(Struct, frozen=True):
@@ -240,7 +238,6 @@ Event = (
     | Allocate
     | Observed
     | KubeletStarted
-    | Subscribed
     | ClaimAllocated
     | ClaimDeallocated
     | Prepare

@@ -185,19 +185,19 @@ def _observed(draft: Draft, event: ev.Observed) -> None:
 # --- beginnings -----------------------------------------------------------------------------------------------------
 
 
-def _kubelet_began(draft: Draft, event: ev.KubeletStarted | ev.Subscribed) -> None:
-    """What kubelet says is incomplete for a while; what it said counts no more."""
+def _kubelet_began(draft: Draft, event: ev.KubeletStarted) -> None:
+    """What kubelet says is incomplete for a while; what it said counts no more. Unless it is the one that is known."""
+    if event.kubelet and event.kubelet == draft.node_now.kubelet:
+        return
     for entry in draft.ledger.entries.values():
         if entry.hold is not None:
             _signal(draft, Signal.RECOUNT, entry.device.name, None)
-    started = event.at if isinstance(event, ev.KubeletStarted) else draft.node_now.kubelet_started_at
-    why = "kubelet started" if isinstance(event, ev.KubeletStarted) else "kubelet opened the list of devices anew"
     _set_node(
         draft,
-        kubelet_started_at=started,
+        kubelet=event.kubelet,
         kubelet_seq=draft.seq,
         releases_suspended_until=max(draft.node_now.releases_suspended_until, event.at + draft.policy.settle_seconds),
-        suspended_because=why,
+        suspended_because="kubelet started",
     )
 
 
@@ -207,7 +207,7 @@ def _booted(draft: Draft, event: ev.Booted) -> None:
     if draft.ledger.node.boot_id:
         for name in draft.ledger.entries:
             _signal(draft, Signal.REBOOTED, name, None)
-    _set_node(draft, boot_id=event.boot_id)
+    _set_node(draft, boot_id=event.boot_id, kubelet="")  # a socket's file outlives the boot, its process does not
     draft.durable_node = True
 
 
@@ -222,14 +222,19 @@ def _restarted(draft: Draft, event: ev.Restarted) -> None:
             _signal(draft, Signal.SEEN, entry.name, witness)
     _found(draft, event.prepared, {use.device for found in event.prepared for use in found.uses})
     _found_elsewhere(draft, witnesses)
-    draft.durable_node = bool(draft.node_now.lost)
+    node = draft.node_now
+    until, why = event.at + draft.policy.settle_seconds, "the agent started"
+    if node.whole and event.kubelet and event.kubelet == node.kubelet and node.releases_suspended_until <= until:
+        until, why = node.releases_suspended_until, node.suspended_because  # kubelet started when that says
+    draft.durable_node = bool(node.lost)
     _set_node(
         draft,
         merged=True,
         lost="",
+        kubelet=event.kubelet,
         kubelet_seq=draft.seq,
-        releases_suspended_until=event.at + draft.policy.settle_seconds,  # no earlier one, by our clock, ends later
-        suspended_because="the agent started",
+        releases_suspended_until=until,
+        suspended_because=why,
     )
 
 
@@ -379,7 +384,6 @@ _HANDLERS: dict[type, Callable[[Draft, Any], None]] = {
     ev.Allocate: _allocate,
     ev.Observed: _observed,
     ev.KubeletStarted: _kubelet_began,
-    ev.Subscribed: _kubelet_began,
     ev.ClaimAllocated: _claim_allocated,
     ev.ClaimDeallocated: _claim_deallocated,
     ev.Prepare: _prepare,

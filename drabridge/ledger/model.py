@@ -279,7 +279,7 @@ class NodeState(NamedTuple):
 
     boot_id: str = ""
     merged: bool = False  # this process has merged the ledger with kubelet's view: before that nothing is granted
-    kubelet_started_at: float = 0.0
+    kubelet: str = ""  # the process that is known (deviceplugin.kubelet_process); "": whoever comes is another one
     kubelet_seq: int = 0  # evidence gathered before this sequence number came from an earlier kubelet
     releases_suspended_until: float = 0.0
     suspended_because: str = ""  # who began, for people

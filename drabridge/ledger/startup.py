@@ -30,6 +30,7 @@ class Findings(Struct, frozen=True):
     listed: Pods | None = None  # PodResources; None: kubelet does not answer
     claims: tuple[Allocation, ...] = ()  # the same of claims; without a UID where no CDI file says it
     checkpoint: Checkpoint | None = None
+    kubelet: str = ""  # the process that answers at kubelet's socket
     rebooted: bool = False  # since the ledger was written
 
 
@@ -61,7 +62,7 @@ def events(ledger: Ledger, found: Findings, claims: tuple[Allocation, ...]) -> I
         yield from (Unprepare(uid, found.at) for uid in _ended(ledger, found, claims))
     if found.listed is not None and (devices := _without_uid(ledger, found, claims)):
         yield Lost(found.at, devices, "kubelet shows a claim on it that is not on record")
-    yield Restarted(found.at, claims, found.listed, found.checkpoint)
+    yield Restarted(found.at, claims, found.listed, found.checkpoint, found.kubelet)
     yield from (ClaimDeallocated(uid, found.at) for uid in nameless(ledger, claims))
 
 

@@ -166,7 +166,7 @@ async def test_a_pod_that_ended_lets_go() -> None:
         await cluster.apply(limits_pod("l", 2))
         await cluster.wait_pod("l")
         await cluster.delete("pods", "l")
-        await until(lambda: _all_free(agent), 30, agent.text)
+        await until(lambda: all_free(agent), 30, agent.text)
         row = (await agent.status())["devices"][-1]
         assert row["releasedBecause"]
 
@@ -238,11 +238,11 @@ async def test_a_finished_claim_frees_its_device() -> None:
         await cluster.wait_pod("c")
         await cluster.delete("pods", "c")
         await cluster.delete("resourceclaims", "c")
-        await until(lambda: _all_free(agent), 15, agent.text)
+        await until(lambda: all_free(agent), 15, agent.text)
         assert not list(agent.cdi.glob("*claim*"))
 
 
-async def _all_free(agent: AgentProcess) -> bool:
+async def all_free(agent: AgentProcess) -> bool:
     return {row["owner"] for row in (await agent.status())["devices"]} == {"none"}
 
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deviceplugin import SocketError, remove_stale
+from deviceplugin import SocketError, kubelet_process, remove_stale
 from deviceplugin.sockets import (
+    KUBELET_SOCKET,
     PATH_MAX_BYTES,
     check_directory,
     fresh_path,
@@ -20,6 +21,7 @@ from deviceplugin.sockets import (
     probe,
     slug,
 )
+from tests.deviceplugin.helpers import short_directory
 
 
 @pytest.mark.parametrize(
@@ -145,3 +147,23 @@ def test_stale_sockets_of_every_resource_or_of_one(directory: Path) -> None:
     assert remove_stale(directory / "missing", "t") == []
     assert (directory / "kubelet.sock").exists()
     assert (directory / "t-a_b-11111111.sock").is_symlink()
+
+
+def test_a_kubelet_process_is_named_while_it_answers() -> None:
+    """Its socket's file stays when it is killed, and a new one with the same inode number is another's."""
+    with short_directory() as directory:
+        path = directory / KUBELET_SOCKET
+        assert kubelet_process(directory) == ""
+        names = []
+        for _ in range(2):
+            with socket.socket(socket.AF_UNIX) as server:
+                server.bind(str(path))
+                assert kubelet_process(directory) == ""  # nobody listens yet
+                server.listen(1)
+                names.append(kubelet_process(directory))
+                for _ in range(5):  # whoever asks often enough finds the queue full, and knows nothing then
+                    assert kubelet_process(directory) in (names[-1], "")
+            assert kubelet_process(directory) == ""
+            path.unlink()
+        assert "" not in names
+        assert len(set(names)) == 2

@@ -71,7 +71,7 @@ class Agent:
     # --- what others are told ---
 
     def subscribe(self, state: State) -> Outcomes:
-        number, _ = self.ledgers.apply(state.ledger, ("subscribed",), lambda: ev.Subscribed(NOW))
+        number, _ = self.ledgers.apply(state.ledger, ("subscribed",), lambda: ev.KubeletStarted(NOW))
         yield "kubelet subscribes", state._replace(ledger=number, noticed=True)
 
     def list_to_kubelet(self, state: State) -> Outcomes:

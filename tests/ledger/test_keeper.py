@@ -198,12 +198,12 @@ async def test_what_happened_while_a_write_failed_is_not_forgotten(keeper: Keepe
     disk.gate.clear()
     disk.error = OSError(5, "Input/output error")
     grant = keeper.submit(allocate(0))
-    told = asyncio.ensure_future(keeper.insist(KubeletStarted(50.0)))
+    told = asyncio.ensure_future(keeper.insist(KubeletStarted(50.0, "7:8:9")))
     await asyncio.sleep(0)
     disk.gate.set()
     assert not (await grant).accepted
     await told
-    assert keeper.ledger.node.kubelet_started_at == 50.0
+    assert keeper.ledger.node.kubelet == "7:8:9"
 
 
 async def test_an_unprepare_that_is_not_durable_is_not_answered_with_yes(keeper: Keeper, disk: Disk) -> None:

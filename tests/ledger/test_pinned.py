@@ -136,9 +136,21 @@ PINNED = (
         _held,
     ),
     Pinned(
-        "a stream that kubelet opened anew may be a new kubelet's whose start was missed",
-        _without_settling_after(ev.Subscribed),
-        (*_CONFIRMED, ev.Subscribed(100.0), *_TWICE),
+        "an agent waits for a kubelet that it met, and not for the one that the agent before had met",
+        _of_node(kubelet="another"),
+        (ev.KubeletStarted(40.0, "one"), *_CONFIRMED, ev.Restarted(101.0, kubelet="another"), *_TWICE),
+        _held,
+    ),
+    Pinned(
+        "a kubelet's socket says nothing about the process behind it after the node has booted",
+        _boot_lost,
+        (
+            ev.KubeletStarted(0.0, "one"),
+            *_CONFIRMED,
+            ev.Booted("later", 99.0),
+            ev.Restarted(100.0, kubelet="one"),
+            *_TWICE,
+        ),
         _held,
     ),
     Pinned(

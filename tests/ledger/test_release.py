@@ -10,10 +10,12 @@ from msgspec.structs import replace
 from drabridge.ledger import (
     Allocate,
     Allocation,
+    Booted,
     Checkpoint,
     ClaimDeallocated,
     ClaimRef,
     Entry,
+    Event,
     Facts,
     HeldBecause,
     Hold,
@@ -30,7 +32,6 @@ from drabridge.ledger import (
     Released,
     Restarted,
     SetLane,
-    Subscribed,
     Use,
     step,
 )
@@ -253,10 +254,64 @@ def test_a_new_kubelet_does_not_know_its_pods_yet() -> None:
     assert owner(ledger) is Owner.NONE
 
 
-def test_a_new_stream_is_treated_like_a_new_kubelet() -> None:
-    ledger = look(held(), 100.0, listed=True)
-    ledger = step(ledger, Subscribed(111.0), POLICY).of(ledger)
-    assert owner(look(look(ledger, 120.0), 140.0)) is Owner.LEGACY
+KUBELET = "7:8:9"
+
+
+def started(*events: Event) -> Ledger:
+    """A pod that kubelet showed at 100 s, and what happened then."""
+    ledger = look(step(held(), KubeletStarted(0.0, KUBELET), POLICY).of(held()), 100.0, listed=True)
+    for event in events:
+        ledger = step(ledger, event, POLICY).of(ledger)
+    return ledger
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        KubeletStarted(111.0, KUBELET),  # it opened the list of devices anew
+        Restarted(111.0, kubelet=KUBELET),  # another agent met it
+    ],
+)
+def test_a_kubelet_that_is_known_goes_on_knowing_its_pods(event: Event) -> None:
+    ledger = started(event)
+    assert ledger.node.releases_suspended_until == 60.0
+    assert owner(look(look(ledger, 112.0), 155.0)) is Owner.NONE
+
+
+@pytest.mark.parametrize("kind", [KubeletStarted, Restarted])
+@pytest.mark.parametrize("kubelet", ["", "7:8:10"])
+def test_a_kubelet_that_may_be_another_one_settles_anew(kind: type[KubeletStarted | Restarted], kubelet: str) -> None:
+    ledger = started(kind(111.0, kubelet=kubelet))
+    for at in (112.0, 155.0, 170.0):
+        ledger = look(ledger, at)
+        assert owner(ledger) is Owner.LEGACY
+    assert owner(look(look(ledger, 172.0), 183.0)) is Owner.NONE
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        (Booted("another boot", 110.0),),  # a file that was left, and another process behind it
+        (Lost(110.0),),  # who knows which kubelet that ledger had known
+        (Restarted(105.0), Lost(110.0)),
+    ],
+)
+def test_an_agent_that_cannot_prove_its_view_waits(between: tuple[Event, ...]) -> None:
+    ledger = started(*between, Restarted(111.0, kubelet=KUBELET))
+    assert ledger.node.releases_suspended_until == 171.0
+
+
+def test_a_proven_start_does_not_cut_the_wait_for_a_new_kubelet_short() -> None:
+    for crash in range(4):  # every 15 s
+        ledger = started(
+            KubeletStarted(111.0, "9:9:9"), *[Restarted(115.0 + 15 * n, kubelet="9:9:9") for n in range(crash)]
+        )
+        assert ledger.node.releases_suspended_until == 171.0
+
+
+def test_a_clock_that_was_set_back_does_not_make_a_proven_start_wait_for_longer() -> None:
+    ledger = started(KubeletStarted(10_000.0, "9:9:9"), Restarted(111.0, kubelet="9:9:9"))
+    assert ledger.node.releases_suspended_until == 171.0
 
 
 def test_the_moments_after_allocate_hold() -> None:
