@@ -228,6 +228,7 @@ class _ContainerStatus(TypedDict, total=False):
 
 class _Condition(TypedDict, total=False):
     type: str | None
+    reason: str | None
 
 
 class _PodStatus(TypedDict, total=False):

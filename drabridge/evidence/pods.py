@@ -26,11 +26,12 @@ from drabridge.ledger.model import ClaimRef, Ledger, PodRef
 
 DEFAULT_GRACE_SECONDS = 30.0  # the API server's own default (pkg/apis/core/v1/defaults.go)
 MOST_GRACE_SECONDS = 3600.0  # a pod that is deleted by force with a longer one would cost others the device for ever
-REMEMBERED = 4096  # pods that have ended: more than a node has in hours; who is forgotten is waited for, no more
+REMEMBERED = 1024  # pods that have ended: each may name claims in 20 KB; who is forgotten is waited for, no more
 _TERMINAL = frozenset({"Succeeded", "Failed"})
 _NOT_ENDED = "".join(f",status.phase!={phase}" for phase in sorted(_TERMINAL))
 MOST_NAMES = 64  # of resources, or claims, of one pod: 1.5 MB hold thirty thousand
 ANY_CLAIM = "*"  # of its namespace
+_BY_KUBELET = "TerminationByKubelet"  # the node lacks something, or is shut down; it says so when no container runs
 _MIRROR = "kubernetes.io/config.mirror"  # kubelet pkg/kubelet/types/pod_update.go, ConfigMirrorAnnotationKey
 
 
@@ -85,7 +86,7 @@ class PodWatch:
         self._told = ended
         self._now = now
         self.slack: Callable[[], float] = float  # seconds from the end of a grace period until the last process is dead
-        self._pods: dict[str, Demand] | None = None  # by the object's uid; None: not known now
+        self._pods: dict[str, Demand] | None = None  # that have not ended, by the object's uid; None: not known now
         self._before: dict[str, Demand] = {}  # as they were when they were known last: for their names
         self._gone: dict[str, tuple[Demand, float]] = {}  # not seen to end; until when they may run
         self._ended: dict[str, Demand] = {}  # the oldest first
@@ -125,10 +126,13 @@ class PodWatch:
         by_uid, by_name = {pod.uid: pod for pod in pods}, {str(pod): pod for pod in pods}
 
         def named(shown: events.Pods) -> events.Pods:
-            return {
-                unit: tuple(_named(pod, by_uid.get(pod.uid) or by_name.get(_name_of(pod))) for pod in refs)
-                for unit, refs in shown.items()
-            }
+            return {unit: tuple(_named(pod, known(pod)) for pod in refs) for unit, refs in shown.items()}
+
+        def known(pod: PodRef) -> Demand | None:
+            found = by_uid.get(pod.uid) or by_name.get(_name_of(pod))
+            if found is not None or pod.uid:
+                return found
+            return next((one for one in reversed(self._ended.values()) if str(one) == _name_of(pod)), None)
 
         checkpoint, listed = observed.checkpoint, observed.listed
         return replace(
@@ -154,7 +158,7 @@ class PodWatch:
             return max(0.0, max(gone) - now)
         if self._pods is None and _with(claim, self._living()):
             return grace  # it may be gone, and we could not be told
-        if _with(claim, (*self._living(), *self._ended.values())):
+        if _with(claim, self._living()) or self._have_ended(claim):
             return 0.0  # as usual: kubelet unprepares before it reports the end
         return max(0.0, self._since + grace - now) if self._pods is not None else grace
 
@@ -162,7 +166,7 @@ class PodWatch:
         """Whether every pod that is known to have had this claim was seen to end, and there was one."""
         if self._pods is None or any(_with(claim, (pod,)) for pod, _ in self._gone.values()):
             return False
-        return not _with(claim, self._living()) and bool(_with(claim, self._ended.values()))
+        return not _with(claim, self._living()) and self._have_ended(claim)
 
     # clusterwatch.Follower
 
@@ -171,7 +175,7 @@ class PodWatch:
         self._pods, self._strange, self._since = {}, set(), self._now()
         for one in objects:
             self._take(one)
-        gone = [pod for own, pod in before.items() if own not in self._pods and not pod.ended]
+        gone = [pod for own, pod in before.items() if own not in self._pods and pod.uid not in self._ended]
         for pod in gone:
             self._vanished(pod)
         if gone:
@@ -181,10 +185,12 @@ class PodWatch:
         assert self._pods is not None
         self._strange.discard(obj.uid)
         before, after = self._pods.get(obj.uid), obj.demand
-        self._take(obj)
         if kind == "DELETED":
             self._pods.pop(obj.uid, None)
-        if before is None or before.ended:
+            self._note_end(after)
+        else:
+            self._take(obj)
+        if before is None:
             return
         if after is not None and after.ended:
             self._told()
@@ -198,6 +204,8 @@ class PodWatch:
             self.changed(kind, Seen(uid, None))
         else:
             self._strange.add(uid)
+            if uid in self._gone and self._pods is not None:  # it is not: the list went without it
+                self._pods[uid], _ = self._gone.pop(uid)
 
     def lost(self, error: ClusterError) -> None:
         self._before, self._pods = self._before if self._pods is None else self._pods, None
@@ -205,15 +213,24 @@ class PodWatch:
     # --- who is there
 
     def _take(self, one: Seen) -> None:
+        """It is there."""
         assert self._pods is not None
         pod = one.demand
-        if pod is None:
+        if pod is None or pod.ended:
             self._pods.pop(one.uid, None)
+        else:
+            self._pods[one.uid] = pod
+        if pod is not None and not pod.mirror:
+            self._gone.pop(pod.uid, None)
+        self._note_end(pod)
+
+    def _note_end(self, pod: Demand | None) -> None:
+        """Or that it goes on: before kubelet 1.27 what a container is between two runs looks like its end."""
+        if pod is None or pod.mirror:
             return
-        self._pods[one.uid] = pod
-        if pod.ended and not pod.mirror:
-            self._ended.pop(pod.uid, None)
-            self._ended[pod.uid] = pod
+        self._ended.pop(pod.uid, None)
+        if pod.ended:
+            self._ended[pod.uid] = replace(pod, asked={})
             for uid in [*self._ended][:-REMEMBERED]:
                 del self._ended[uid]
 
@@ -226,12 +243,16 @@ class PodWatch:
         """Those that have not ended, each UID once: a mirror that says another pod's UID is nobody's."""
         pods = self._before if self._pods is None else self._pods
         if not any(pod.mirror for pod in pods.values()):
-            yield from (pod for pod in pods.values() if not pod.ended)
+            yield from pods.values()
             return
         first: dict[str, Demand] = {}
         for pod in sorted(pods.values(), key=lambda pod: (pod.mirror, pod.created)):
             first.setdefault(pod.uid, pod)
-        yield from (pod for pod in first.values() if not pod.ended)
+        yield from first.values()
+
+    def _have_ended(self, claim: ClaimRef) -> bool:
+        """Whether a pod with this claim has, one of those that are known to name it."""
+        return any(claim.name in pod.claims for pod in _with(claim, self._ended.values()))
 
     def _nowhere(self, ledger: Ledger) -> list[Demand]:
         """Gone without having been seen to end, and no hold names them, which would wait for them itself."""
@@ -320,8 +341,11 @@ def _has_ended(pod: Json) -> bool:
         return (
             bool(metadata.get("deletionTimestamp")) and over and 0 < len((pod.get("spec") or {})["containers"]) <= app
         )
-    disrupted = any(one.get("type") == "DisruptionTarget" for one in status.get("conditions") or ())
-    return over if disrupted else all(state.get("running") is None for state in states)
+    by_others = any(
+        one.get("type") == "DisruptionTarget" and one.get("reason") != _BY_KUBELET
+        for one in status.get("conditions") or ()
+    )
+    return over if by_others else all(state.get("running") is None for state in states)
 
 
 def _with(claim: ClaimRef, pods: Iterable[Demand]) -> list[Demand]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from drabridge.cluster import KubernetesCluster
 from drabridge.clusterapi import UnreachableError
+from drabridge.clusterjson import Identity
 from drabridge.evidence.others import Others
 from drabridge.evidence.pods import PodWatch, Seen, demand_of
 from drabridge.ledger.events import Checkpoint, Observed
@@ -105,6 +107,9 @@ def _watch(*pods: dict[str, Any]) -> PodWatch:
             False,
         ),  # what was before the node was cut off
         ("Failed", [OVER], {"conditions": [{"type": "DisruptionTarget"}]}, True),
+        # evicted by kubelet itself before its init containers were done: this object stays, and says so for ever
+        ("Failed", [WAITING], {"conditions": [{"type": "DisruptionTarget", "reason": "TerminationByKubelet"}]}, True),
+        ("Failed", [RUNNING], {"conditions": [{"type": "DisruptionTarget", "reason": "TerminationByKubelet"}]}, False),
         ("Failed", [OVER], {"initContainerStatuses": [RUNNING]}, False),
         ("Failed", [OVER], {"ephemeralContainerStatuses": [RUNNING]}, False),
     ],
@@ -188,6 +193,76 @@ def test_a_pod_that_was_seen_to_end_costs_nobody_a_wait(kinds: tuple[str, ...]) 
         at.watch.changed(kind, _seen(_ends(A)))
         assert at.unaccounted() == {}
     assert at.watch.enrich(_observed({})).ended == {"uid-a"}
+
+
+def test_a_container_that_runs_again_has_not_ended() -> None:
+    """Kubelet before 1.27 leaves the phase as it is; here it had begun the container anew before it knew."""
+    at = At(A)
+    between = {**A, "status": {"phase": "Running", "containerStatuses": [OVER]}}
+    between["metadata"] = {**A["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    at.watch.changed("MODIFIED", _seen(between))
+    at.watch.changed("MODIFIED", _seen({**between, "status": {"phase": "Running", "containerStatuses": [RUNNING]}}))
+    assert not at.watch.enrich(_observed({})).ended
+    at.watch.changed("DELETED", _seen({**between, "status": {"phase": "Running", "containerStatuses": [RUNNING]}}))
+    assert not at.watch.enrich(_observed({})).ended
+    assert at.unaccounted() == {GPU: ("default/a",)}
+
+
+def test_a_pod_that_could_not_be_read_is_not_gone() -> None:
+    at = At(_claim_pod("a"))
+    at.watch.lost(UnreachableError("no answer"))
+    at.watch.listed(())
+    at.watch.unreadable("ADDED", Identity("uid-a", "default", "a"))
+    assert at.unaccounted() is None
+    at.watch.changed("MODIFIED", _seen(_claim_pod("a")))
+    assert at.watch.lingers(CLAIM, 20) == 0
+    at.watch.unreadable("MODIFIED", Identity("uid-a", "default", "a"))
+    at.watch.changed("DELETED", _seen(_claim_pod("a")))
+    assert at.watch.lingers(CLAIM, 20) == 30
+
+
+def test_a_pod_that_is_there_again_is_not_gone() -> None:
+    at = At(_claim_pod("a"))
+    at.watch.listed(())
+    assert at.watch.lingers(CLAIM, 20) == 30
+    at.watch.listed((_seen(_claim_pod("a")),))
+    at.watch.changed("MODIFIED", _seen(_ends(_claim_pod("a"))))
+    assert at.watch.saw_the_end(CLAIM)
+
+
+def test_a_pod_that_ends_while_kubelet_is_asked_has_its_name_all_the_same() -> None:
+    """Without it nobody could say of the hold that its pod has ended, and it would wait for a grace period."""
+    at = At(A)
+    for name in ("a", "a again"):  # of two of that name, the later one
+        body = {**_ends(A), "metadata": {**A["metadata"], "uid": f"uid-{name}"}}
+        at.watch.changed("MODIFIED", _seen(body))
+        shown = at.watch.enrich(_observed({"g0": "a"}))
+        assert shown.listed
+        assert [pod.uid for pod in shown.listed[GPU, "g0"]] == [f"uid-{name}"]
+
+
+def test_of_pods_that_have_ended_little_is_remembered() -> None:
+    """Pods that anybody may bind to a node, and that kubelet refuses, with all the names that one may have."""
+    watch, body = At().watch, pod("a@", container("m"), phase="Failed")
+    body["spec"]["containers"][0]["resources"]["limits"] = {f"@.{'a' * 240}/{'b' * 50}-{k}": "1" for k in range(64)}
+    body["spec"]["resourceClaims"] = [{"resourceClaimName": f"{'c' * 240}-@-{k}"} for k in range(64)]
+    text = json.dumps(body).encode()
+    tracemalloc.start()
+    try:
+        for n in range(1_500):
+            watch.changed("ADDED", watch.view(text.replace(b"@", b"%d" % n)))
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert used < 32 << 20
+
+
+def test_a_pod_of_too_many_claims_vouches_for_none() -> None:
+    watch, many = At().watch, _claim_pod("many")
+    many["spec"]["resourceClaims"] = [{"resourceClaimName": f"other-{n}"} for n in range(65)]
+    watch.changed("MODIFIED", _seen(_ends(many)))
+    assert not watch.saw_the_end(CLAIM)
+    assert watch.lingers(CLAIM, 20) == 30
 
 
 def _claim_pod(name: str, **status: Any) -> dict[str, Any]:
@@ -428,6 +503,7 @@ async def test_a_pod_that_has_ended_is_gone_and_is_not_asked_for() -> None:
         )
         await until(lambda: watch.unaccounted(LEDGER, _observed({})) == {GPU: ("default/b",)})
         assert ended == [1]
+        api.faults.fail(1, 410, verb="watch")
         assert api.faults.drop_watches() == 1
         lists = sum(request.verb == "list" for request in api.requests)
         await until(lambda: sum(request.verb == "list" for request in api.requests) > lists)
