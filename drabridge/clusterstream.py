@@ -67,7 +67,7 @@ class Stream:
                 if late:
                     _abort(response)
                     return
-                for line in _until_silent(response):
+                for line in _until_over(response):
                     self._deliver(self._read(line))
             self._deliver(None)
         except ClusterError as error:
@@ -102,11 +102,13 @@ def read_event(path: str, view: View[Any], unreadable: Unreadable, line: bytes) 
         return WatchEvent(event.type, None, identity)
 
 
-def _until_silent(response: Any) -> Iterator[bytes]:
-    """The lines of a watch until it ends, or says nothing for the time of its reads."""
-    from urllib3.exceptions import ReadTimeoutError
+def _until_over(response: Any) -> Iterator[bytes]:
+    """The lines of a watch until it ends, is cut off, or says nothing for the time of its reads: the next one goes on
+    where this one was, so nothing is missed; a server that is gone does not begin it.
+    """
+    from urllib3.exceptions import HTTPError
 
-    with contextlib.suppress(ReadTimeoutError):
+    with contextlib.suppress(HTTPError, OSError):
         yield from _lines(response)
 
 

@@ -181,6 +181,7 @@ async def test_after_a_watch_that_lived_pauses_are_short_again(
     async with running(NodeWatch(cluster, "node-a", "gpu.example.com", lambda value: None)):
         await until(lambda: sum(request.verb == "watch" for request in server.requests) == 4, 15)
         await asyncio.sleep(0.5)
+        server.faults.fail(1, 410, verb="watch")
         assert server.faults.drop_watches() == 1
         await until(lambda: len(pauses()) == 4, 15)
     assert pauses()[2] >= 1.0

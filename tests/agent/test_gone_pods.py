@@ -96,3 +96,29 @@ async def test_who_looks_at_the_list_of_devices_suspends_nothing() -> None:
                 await call.read()
                 call.cancel()
             assert (await agent.status())["releasesSuspendedUntil"] in ("", until_then)
+
+
+async def test_pods_that_end_as_usual_wait_for_no_grace_period() -> None:
+    """Deleted, or done by themselves; the watch breaks meanwhile, and goes on."""
+    half_an_hour = "terminationGracePeriodSeconds: 1800"
+    async with bridge(dra_reconcile_seconds=0.2) as (agent, cluster, _):
+        seen = set[str]()
+
+        async def free() -> bool:
+            for owner in ("legacy", "dra-prepared"):
+                seen.update(await evidence(agent, owner))
+            return {row["owner"] for row in (await agent.status())["devices"]} == {"none"}
+
+        for round_ in range(2):
+            limits, claim = f"l{round_}", f"c{round_}"
+            manifest = limits_pod(limits, 2) + "---\n" + claim_pod(claim)
+            await cluster.apply(manifest.replace("terminationGracePeriodSeconds: 1", half_an_hour))
+            for name in (limits, claim):
+                await cluster.wait_pod(name)
+            await until(lambda name=limits: held_by(agent, name, 2))  # type: ignore[misc]
+            if round_ == 1:
+                cluster.api.faults.drop_watches()
+            await asyncio.gather(*(cluster.delete("pods", name) for name in (limits, claim)))
+            await cluster.delete("resourceclaims", claim)
+            await until(free, 10, lambda: seen)
+            assert not [said for said in seen if "grace" in said or "go on" in said]

@@ -34,6 +34,7 @@ from drabridge.clusterapi import (
 from drabridge.clusterjson import AmbiguousObject, Identity, Json, View, decode
 from drabridge.errors import ClusterError
 from drabridge.sim.api import SimApiServer
+from tests.agent.helpers import until
 from tests.patience import PATIENCE
 from tests.servers import QuietHandler, served
 
@@ -359,15 +360,16 @@ async def test_a_watch_of_a_kind_without_objects_is_silent_and_goes_on_without_a
         assert asked("list") == 1
 
 
-async def test_a_watch_that_is_cut_ends_with_an_error(tmp_path: Path) -> None:
+async def test_a_watch_that_is_cut_ends_and_the_next_one_goes_on_unless_the_server_is_gone(tmp_path: Path) -> None:
     async with connected(tmp_path) as (api, cluster):
         cluster._watch_timeout = (0.5, 30)
-        events = cluster.watch(SLICES, resource_version=(await cluster.list(SLICES)).resource_version)
-        following = asyncio.ensure_future(anext(events))
-        await asyncio.sleep(0.1)
-        assert api.faults.drop_watches()
+        version = (await cluster.list(SLICES)).resource_version
+        following = asyncio.ensure_future(anext(cluster.watch(SLICES, resource_version=version), None))
+        await until(api.faults.drop_watches)
+        assert await following is None
+        api.faults.partition()
         with pytest.raises(UnreachableError):
-            await following
+            await anext(cluster.watch(SLICES, resource_version=version))
 
 
 async def test_a_watch_from_too_long_ago_is_expired(tmp_path: Path) -> None:
