@@ -7,10 +7,10 @@ on disk, not in the API server. Pods with limits need no driver to end, and run 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from drabridge.errors import ConfigError, HostError, RefusedError
 from drabridge.inventory.model import Presence
 from drabridge.ledger import Allocation, ClaimRef, Entry, Lane, Ledger, Owner, PodRef
 from drabridge.runtime import Runtime
-from drabridge.status import API_VERSION, evidence
+from drabridge.status import API_VERSION, evidence, stamp
 from drabridge.wishes import Wishes
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 LIST_SECONDS = 5.0  # between LISTs of all claims while somebody waits for the end: they cost the API server
 DOUBTFUL = frozenset({Owner.QUARANTINE, Owner.CONFLICT})
 ALLOCATED = "allocated"  # phase of a claim that the API server shows and nobody has asked to prepare
+UNPREPARED = "unprepared"  # phase of one whose pod is gone: its processes may go on until ``lingersUntil``
 Document = dict[str, Any]
 
 
@@ -62,7 +63,7 @@ class Drain:
             await self._wishes.drain()
             log.warning("drained by the operator: no device is for claims from now on")
         self._list_due = 0.0  # somebody asks anew
-        before = await asyncio.to_thread(files_of, self._runtime.cdi)  # what comes later is somebody's
+        before = await self._files()  # what comes later is somebody's
         document = await self.document()
         if clean:
             if not document["complete"]:
@@ -74,8 +75,8 @@ class Drain:
             await runtime.cdi.worker.promptly(lambda: runtime.files.sweep(runtime.keeper.ledger))
             legacy = self._runtime.cdi.prefix(Family.LEGACY)
             claims = [path for path in before if not Path(path).name.startswith(legacy)]
-            await asyncio.to_thread(_remove, self._runtime.cdi, claims)
-            document["files"] = await asyncio.to_thread(files_of, self._runtime.cdi)
+            await runtime.cdi.worker.promptly(lambda: _remove(runtime.cdi, claims))
+            document["files"] = await self._files()
             document["removed"] = sorted(set(before) - set(document["files"]))
         return document
 
@@ -108,7 +109,7 @@ class Drain:
             "claims": claims,
             "doubt": doubt,
             "pods": [pod for entry in ledger.entries.values() for pod in _pods(entry)],
-            "files": await asyncio.to_thread(files_of, runtime.cdi),
+            "files": await self._files(),
         }
 
     async def _claims_left(self, ledger: Ledger) -> list[Document]:
@@ -116,9 +117,10 @@ class Drain:
         found: dict[str, Document] = {}
         for entry in ledger.entries.values():
             for held in entry.claims:
-                row = found.setdefault(held.claim.uid, _claim(held.claim, str(held.phase)))
+                phase = UNPREPARED if held.lingers else str(held.phase)
+                row = found.setdefault(held.claim.uid, _claim(held.claim, phase, stamp(held.lingers_until)))
                 row["devices"].append(entry.name)
-        names = await asyncio.to_thread(names_in, self._runtime.paths.state / "claims")
+        names = await self._runtime.disk.promptly(lambda: names_in(self._runtime.paths.state / "claims"))
         for name in sorted(names):
             uid = name.removesuffix(".json")
             if name.endswith(".json") and uid not in found:
@@ -137,10 +139,14 @@ class Drain:
         """What the API server shows allocated here. None: it cannot be asked, and there may be something."""
         if self._runtime.cluster is None:  # no claims are served, and what were served are on record
             return ()
-        if self._runtime.now() >= self._list_due:
+        if time.monotonic() >= self._list_due:
             self._listed = await self._claims.allocated()
-            self._list_due = self._runtime.now() + LIST_SECONDS
+            self._list_due = time.monotonic() + LIST_SECONDS
         return self._listed
+
+    async def _files(self) -> list[str]:
+        """In the thread that writes them: a disk that hangs would keep others of the loop's, and the agent's end."""
+        return await self._runtime.cdi.worker.promptly(lambda: files_of(self._runtime.cdi))
 
 
 def _remove(cdi: CdiStore, paths: Sequence[str]) -> None:
@@ -206,16 +212,17 @@ def _doubt(entry: Entry) -> Document:
     return {**found, "evidence": evidence(entry)}
 
 
-def _claim(claim: ClaimRef, phase: str) -> Document:
+def _claim(claim: ClaimRef, phase: str, lingers_until: str = "") -> Document:
     found = {"namespace": claim.namespace, "name": claim.name, "uid": claim.uid, "phase": phase}
-    return {**found, "devices": [], "pods": []}
+    return {**found, "lingersUntil": lingers_until, "devices": [], "pods": []}
 
 
 def _claim_words(claim: Mapping[str, Any]) -> str:
     name = f"{claim['namespace']}/{claim['name']}" if claim["name"] else f"uid {claim['uid']}"
     devices = f" {', '.join(claim['devices'])}" if claim["devices"] else ""
     pods = f" (pod {', '.join(claim['pods'])})" if claim["pods"] else ""
-    return f"claim {name} has{devices or ' devices'}, {claim['phase']}{pods}"
+    until = f", its processes may go on until {claim['lingersUntil']}" if claim["lingersUntil"] else ""
+    return f"claim {name} has{devices or ' devices'}, {claim['phase']}{pods}{until}"
 
 
 def _pods(entry: Entry) -> list[Document]:

@@ -128,7 +128,7 @@ def _screen(document: Row, width: int | None) -> Iterator[str]:
         yield ""
         yield table([{**row, "claim": _name(row)} for row in document["claims"]], _COLUMNS, width)
     yield from sentences(document["because"], width, "  ! ")
-    if document["claims"]:
+    if any(row["phase"] != "unprepared" for row in document["claims"]):
         advice = "only this driver ends these claims: delete their pods first, or they stay Terminating without it"
         yield from sentences([advice], width, "  - ")
     if document["pods"]:

@@ -88,6 +88,22 @@ async def test_a_drain_moves_what_is_free_and_names_what_claims_hold() -> None:
         assert (code, "drained: no claim has a device" in screen) == (0, True)
 
 
+async def test_a_claim_whose_pod_nobody_saw_end_holds_until_its_processes_must_have_ended() -> None:
+    async with bridge(dra_reconcile_seconds=0.2) as (agent, cluster, _):
+        await cluster.apply(claim_pod("c1").replace("PeriodSeconds: 1", "PeriodSeconds: 1800"))
+        await cluster.wait_pod("c1")
+        await cluster.delete("pods", "c1", force=True)
+
+        async def unprepared() -> bool:
+            return [row["phase"] for row in (await drain(agent))[1]["claims"]] == ["unprepared"]
+
+        await until(unprepared, 30, agent.text)
+        code, screen, _ = await command(agent, output="table")
+        assert code == 1
+        assert "unprepared, its processes may go on until 2" in screen
+        assert "delete their pods" not in screen
+
+
 async def test_a_drained_node_gives_nothing_to_claims_whatever_lanes_are_asked_for_until_it_is_undone() -> None:
     floors = {"lanes: {legacy: 2, dra: 2}": "lanes: {legacy: 2, dra: 2, minDra: 1}"}
     async with bridge(_with(floors)) as (agent, cluster, _):

@@ -113,6 +113,25 @@ async def test_an_agent_on_a_disk_that_hangs_can_be_ended(file: str) -> None:
         await asyncio.gather(setting, return_exceptions=True)
 
 
+async def test_an_agent_that_cleans_on_a_disk_that_hangs_can_be_ended() -> None:
+    async with on_a_disk_that_may_hang() as (agent, _, hold):
+        await until(lambda: _drained(agent), 30, agent.text)
+        agent.cdi.mkdir(exist_ok=True)
+        (agent.cdi / f"{DRIVER}_metadata_00000000-0000-4000-8000-000000000000_r.json").write_text("{}")
+        hold.write_text("/cdi/")
+        cleaning = asyncio.create_task(agent.ask("/drain", b'{"drain": true, "clean": true}'))
+        kept = agent.control.parent / "drained.json"
+        await until(lambda: "true" in kept.read_text(), 30, agent.text)
+        await asyncio.sleep(0.5)
+        assert await agent.stop(signal.SIGTERM) == 0
+        cleaning.cancel()
+        await asyncio.gather(cleaning, return_exceptions=True)
+
+
+async def _drained(agent: AgentProcess) -> bool:
+    return bool(json.loads((await agent.ask("/drain", b'{"drain": true}'))[1])["complete"])
+
+
 METADATA = CONFIG.replace(f"driver: {DRIVER}", f"driver: {DRIVER}\ndra: {{metadata: true}}")
 
 
