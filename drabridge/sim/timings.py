@@ -63,7 +63,6 @@ class Timings:
         not.
         """
         quick = cls(
-            dial_seconds=2.0,
             endpoint_grace_seconds=1.0,
             node_status_seconds=0.1,
             pod_source_seconds=0.05,

@@ -7,6 +7,7 @@ import itertools
 
 from drabridge.sim.pods import Container, ContainerClaim, PodClaim, PodSpec
 from drabridge.wire import dra_v1_pb2
+from tests.patience import PATIENCE
 from tests.sim.kubelet_peers import (
     Driver,
     FakeApi,
@@ -47,7 +48,7 @@ def grant(api: FakeApi, pods: list[PodSpec], *drivers: str) -> None:
 
 async def registered(driver: Driver) -> None:
     """Wait until the driver was told that it is registered."""
-    for _ in range(1000):
+    for _ in range(1000 * PATIENCE):
         if driver.statuses and driver.statuses[-1].plugin_registered:
             return
         await asyncio.sleep(0.005)

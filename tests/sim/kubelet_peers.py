@@ -30,6 +30,7 @@ from drabridge.wire import (
     pluginregistration_pb2,
     pluginregistration_pb2_grpc,
 )
+from tests.patience import HANG_SECONDS
 
 GPU = "y.example.com/gpu"
 
@@ -81,7 +82,7 @@ class Plugin(rpc.DevicePluginServicer):
             version=version, endpoint=endpoint or self.path.name, resource_name=resource_name or self.resource
         )
         async with unix_channel(self.kubelet_socket) as channel:
-            await rpc.RegistrationStub(channel).Register(request, timeout=15)
+            await rpc.RegistrationStub(channel).Register(request, timeout=HANG_SECONDS)
 
     async def send(self, devices: Iterable[pb.Device]) -> None:
         async with self._changed:

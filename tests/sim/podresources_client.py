@@ -9,6 +9,7 @@ from typing import Any
 from drabridge.sim.gorpc import unix_channel  # sets grpc's environment before grpc is imported
 from podresources.wire import v1_pb2 as podresources_pb
 from podresources.wire import v1_pb2_grpc as podresources_rpc
+from tests.patience import HANG_SECONDS
 
 
 class PodResourcesClient:
@@ -19,7 +20,9 @@ class PodResourcesClient:
 
     async def call(self, method: str, request: Any, **options: Any) -> Any:
         async with unix_channel(self._path) as channel:
-            return await getattr(podresources_rpc.PodResourcesListerStub(channel), method)(request, timeout=5)
+            return await getattr(podresources_rpc.PodResourcesListerStub(channel), method)(
+                request, timeout=HANG_SECONDS
+            )
 
     async def list(self) -> podresources_pb.ListPodResourcesResponse:
         return await self.call("List", podresources_pb.ListPodResourcesRequest())  # type: ignore[no-any-return]

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from drabridge.sim.api import SimApiServer
+from tests.agent.helpers import until
 from tests.patience import HANG_SECONDS, PATIENCE
 from tests.sim.api_client import MERGE, SLICES, Client, claim_body, slice_body
 
@@ -149,11 +150,13 @@ async def test_slices_follow_their_node_and_not_a_stranger(api: SimApiServer, cl
     for body, uid in ((owned, node["metadata"]["uid"]), (stale, "00000000-0000-0000-0000-000000000000")):
         body["metadata"]["ownerReferences"] = [{"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": uid}]
         await client("POST", SLICES, body)
-    await asyncio.sleep(0.1)
-    assert [one["metadata"]["name"] for one in (await client("GET", SLICES)).body["items"]] == ["owned"]
+
+    async def left(*names: str) -> bool:
+        return [one["metadata"]["name"] for one in (await client("GET", SLICES)).body["items"]] == list(names)
+
+    await until(lambda: left("owned"))
     await client("DELETE", f"{NODES}/node-a")
-    await asyncio.sleep(0.1)
-    assert (await client("GET", SLICES)).body["items"] == []
+    await until(left)
 
 
 # -- versions

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from drabridge.sim.api import SimApiServer
+from tests.patience import PATIENCE
 from tests.sim.api_client import MERGE, SLICES, Client, slice_body, take
 
 
@@ -152,7 +153,7 @@ async def test_a_closed_watch_leaves_nothing_behind(api: SimApiServer, client: C
         await client("POST", SLICES, slice_body("s0", "d0"))
         await take(events, 1)
         assert len(api.objects.store._listeners) == before + 1
-    for number in range(50):
+    for number in range(50 * PATIENCE):
         await client("POST", SLICES, slice_body(f"t{number}", "d0"))
         if len(api.objects.store._listeners) == before:
             await asyncio.sleep(0.01)

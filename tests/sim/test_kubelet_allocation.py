@@ -334,7 +334,7 @@ async def test_a_pod_that_is_deleted_gracefully_holds_its_device_to_the_end() ->
             await kubelet.wait_for_resource(GPU, healthy=1)
             first = pod("first", 1)
             await kubelet.run_pod(first)
-            deletion = asyncio.create_task(kubelet.delete_pod(first.uid, linger_seconds=0.3))
+            deletion = asyncio.create_task(kubelet.delete_pod(first.uid, linger_seconds=3))
             await asyncio.sleep(0.05)
             assert len((await PodResourcesClient(root).list()).pod_resources) == 1
             assert "Available: 0" in (await kubelet.run_pod(pod("second", 1))).message

@@ -12,6 +12,7 @@ import pytest
 
 from drabridge.sim.kubelet import KubeletDownError, SimKubelet
 from drabridge.sim.runtime import LockingRuntime
+from tests.patience import PATIENCE
 from tests.sim.dra_pods import claim_pod, gpu, grant
 from tests.sim.kubelet_peers import GPU, Driver, FakeApi, Plugin, device, running, short_dir
 from tests.sim.test_kubelet_allocation import pod
@@ -86,7 +87,7 @@ class Chaos:
 
     async def drain(self) -> None:
         """Delete every pod and wait until all is quiet."""
-        for _ in range(200):
+        for _ in range(200 * PATIENCE):
             for uid in list(self.kubelet.node.pods):
                 self._begin(self.kubelet.delete_pod(uid))
             await asyncio.sleep(0.05)

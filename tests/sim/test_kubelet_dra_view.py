@@ -20,7 +20,7 @@ async def test_slices_go_at_every_start_and_after_thirty_seconds_without_a_drive
     async with short_dir() as root:
         api = FakeApi()
         api.failures = 1  # asked again a second later
-        timings = Timings.fast(slice_wipe_seconds=3.0)
+        timings = Timings.fast(slice_wipe_seconds=5.0)
         async with running(root, api=api, timings=timings) as kubelet:
             await kubelet.wait_for(lambda: api.deleted, what="the wipe at start")
             assert api.deleted[0][:2] == ("node-a", None)

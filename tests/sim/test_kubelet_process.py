@@ -94,13 +94,13 @@ async def test_a_killed_kubelet_has_a_successor_that_knows_its_pods() -> None:
                 held = (await first.do("status"))["resources"][GPU]["allocated"]
                 first.process.kill()
                 await first.process.wait()
-            for _ in range(100):
+            for _ in range(100 * PATIENCE):
                 if plugin.streams == 0:
                     break
                 await asyncio.sleep(0.01)
             assert plugin.streams == 0, "the stream broke at once"
             assert (root / "device-plugins" / "kubelet.sock").exists()
-            async with child(root, "--timing", "pod_source_seconds=0.5") as second:
+            async with child(root, "--timing", "pod_source_seconds=3") as second:
                 await plugin.stop()
                 await plugin.serve()
                 await plugin.register()

@@ -183,7 +183,7 @@ async def test_capacity_goes_after_the_grace_and_its_key_stays() -> None:
 
 
 async def test_the_published_node_status_lags() -> None:
-    async with short_dir() as root, running(root, timings=Timings.fast(node_status_seconds=2)) as kubelet:
+    async with short_dir() as root, running(root, timings=Timings.fast(node_status_seconds=5)) as kubelet:
         plugin = Plugin(root, "p.sock", FOUR)
         async with serving(plugin):
             await plugin.register()

@@ -121,7 +121,7 @@ async def test_loop_comes_to_rest(world: World) -> None:
         world.pod("stuck", "c")
         world.pod("runs", "d")
         await until(lambda: world.node_of("runs") and world.why("stuck"))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(1)
         revision = world.objects.store.revision
         await asyncio.sleep(0.2)
         assert world.objects.store.revision == revision
@@ -160,7 +160,7 @@ async def test_toleration_for_some_seconds_delays_the_eviction() -> None:
     world.device_class()
     taint = {"key": "k.example.com/x", "effect": "NoExecute"}
     world.slice(device("d0", taints=[taint]))
-    world.claim("c", tolerations=[{"operator": "Exists", "tolerationSeconds": 2}])
+    world.claim("c", tolerations=[{"operator": "Exists", "tolerationSeconds": 4}])
     async with looping(world) as until:
         world.pod("p", "c", terminationGracePeriodSeconds=0)
         await until(lambda: world.node_of("p"))
