@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deviceplugin import PluginServer
+from deviceplugin import PluginServer, Timeouts
 from tests.deviceplugin.helpers import (
     QUICK,
     Facts,
@@ -38,12 +38,12 @@ async def kubelet(directory: Path) -> AsyncIterator[MiniKubelet]:
 
 @pytest.fixture
 async def serve(directory: Path, kubelet: MiniKubelet) -> AsyncIterator[Any]:
-    """``await serve(plugin)`` registers a plugin; all are stopped at the end."""
+    """``await serve(plugin, timeouts)`` registers a plugin; all are stopped at the end."""
     stack = []
 
-    async def start(plugin: ListPlugin) -> Served:
+    async def start(plugin: ListPlugin, timeouts: Timeouts = QUICK) -> Served:
         facts = Facts()
-        server = PluginServer(plugin, directory=directory, name="t", timeouts=QUICK, observer=facts)
+        server = PluginServer(plugin, directory=directory, name="t", timeouts=timeouts, observer=facts)
         context = running(server)
         await context.__aenter__()
         stack.append(context)

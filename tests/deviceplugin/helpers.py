@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 import pytest
+from msgspec.structs import replace
 
 from deviceplugin import Allocation, Broadcast, Device, DeviceList, Fact, PluginServer, Timeouts
 from deviceplugin.wire import v1beta1_pb2 as pb
@@ -24,18 +25,21 @@ from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
 from tests.patience import HANG_SECONDS, PATIENCE
 
 QUICK = Timeouts(
-    register_seconds=3.0,
-    stream_seconds=0.3,
+    register_seconds=3.0 * PATIENCE,
+    stream_seconds=0.3 * PATIENCE,
     settle_seconds=0.1,
     backoff_first_seconds=0.2,
     backoff_max_seconds=0.4,
     stable_seconds=5.0,
     poll_seconds=30.0,  # what inotify does not tell is not noticed: no test passes thanks to the poll
-    allocate_seconds=0.3,
-    pre_start_seconds=0.3,
+    allocate_seconds=0.3 * PATIENCE,
+    pre_start_seconds=0.3 * PATIENCE,
     end_streams_seconds=0.2,
 )
-"""The library's timeouts with the same order of sizes, for tests that wait for them."""
+"""The library's pauses, shorter; what ends a call that hangs leaves a machine that stands still the time it needs."""
+
+IMPATIENT = replace(QUICK, stream_seconds=0.3, allocate_seconds=0.3)
+"""For tests that wait for the end of what hangs."""
 
 RESOURCE = "example.com/radio"
 
@@ -179,7 +183,7 @@ class MiniKubelet(pb_grpc.RegistrationServicer):
         )
         stub: pb_grpc.DevicePluginAsyncStub = pb_grpc.DevicePluginStub(channel)
         try:
-            await asyncio.wait_for(channel.channel_ready(), 10.0)
+            await asyncio.wait_for(channel.channel_ready(), HANG_SECONDS)
             options = await stub.GetDevicePluginOptions(pb.Empty())
         except (TimeoutError, grpc.aio.AioRpcError) as error:
             await channel.close()

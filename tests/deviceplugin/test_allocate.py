@@ -22,7 +22,7 @@ from deviceplugin import (
     require_healthy,
 )
 from deviceplugin.wire import v1beta1_pb2 as pb
-from tests.deviceplugin.helpers import QUICK, AllocatingPlugin, ListPlugin, eventually
+from tests.deviceplugin.helpers import IMPATIENT, AllocatingPlugin, ListPlugin, eventually
 from tests.patience import PATIENCE
 
 UNHEALTHY = Health.UNHEALTHY
@@ -130,11 +130,11 @@ async def test_a_hung_allocator_is_given_up(serve: Any) -> None:
 
     plugin = AllocatingPlugin(Device("a"))
     plugin.before = stubborn
-    served = await serve(plugin)
+    served = await serve(plugin, IMPATIENT)
     started = time.monotonic()
     refused = await served.refused("a")
     assert refused.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert time.monotonic() - started < QUICK.allocate_seconds * PATIENCE
+    assert time.monotonic() - started < IMPATIENT.allocate_seconds * PATIENCE
     assert served.server.inflight_ids == {"a"}
     release.set()
     await eventually(lambda: not served.server.inflight_ids)

@@ -20,7 +20,17 @@ from msgspec.structs import replace
 from deviceplugin import Device, Phase, PluginServer, Registered, RegisterFailed, Timeouts, Watcher
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
-from tests.deviceplugin.helpers import QUICK, RESOURCE, Facts, ListPlugin, MiniKubelet, eventually, running, sockets_in
+from tests.deviceplugin.helpers import (
+    IMPATIENT,
+    QUICK,
+    RESOURCE,
+    Facts,
+    ListPlugin,
+    MiniKubelet,
+    eventually,
+    running,
+    sockets_in,
+)
 from tests.patience import PATIENCE
 
 DEVICES = (Device("a"), Device("b"))
@@ -176,7 +186,7 @@ async def test_a_refused_registration_is_tried_again_with_back_off(directory: Pa
 
 async def test_df5_no_stream_after_register(directory: Path, kubelet: MiniKubelet) -> None:
     kubelet.ignore = True
-    server = make(directory)
+    server = make(directory, timeouts=IMPATIENT)
     async with running(server):
         await eventually(lambda: server.state.phase is Phase.WAIT_STREAM)
         assert not server.state.registered
@@ -324,9 +334,9 @@ async def test_no_list_no_registration(directory: Path, kubelet: MiniKubelet) ->
     plugin.list = type(plugin.list)()
     server = PluginServer(plugin, directory=directory, name="t", timeouts=QUICK)
     async with running(server):
+        await eventually(lambda: "no list" in server.state.error)
         await asyncio.sleep(0.2)
         assert kubelet.requests == []
-        assert "no list" in server.state.error
         plugin.list.publish(DEVICES)
         await eventually(lambda: kubelet.health() == BOTH)
 

@@ -71,8 +71,10 @@ async def test_running_pods_survive_a_kubelet_restart(
     spec = pod("a", 1, init=1)
     assert (await node.run_pod(spec)).phase is PodPhase.RUNNING
     for _ in range(3):
+        node.faults.pods_arrive.clear()
         await node.restart(downtime_seconds=0.05)
         await node.wait_for_resource(RESOURCE, 4)
+        node.faults.pods_arrive.set()
         await node.process.sources_ready.wait()
         await asyncio.sleep(0.1)
         assert node.pod_status(spec.uid).phase is PodPhase.RUNNING, node.pod_status(spec.uid)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from deviceplugin.watch import Subscription, Watcher
+from tests.patience import PATIENCE
 
 
 class Woken:
@@ -20,7 +21,7 @@ class Woken:
         self.event = asyncio.Event()
         self.subscription: Subscription = watcher.subscribe(directory, self.event.set)
 
-    async def within(self, seconds: float = 1.0) -> bool:
+    async def within(self, seconds: float = 1.0 * PATIENCE) -> bool:
         """Whether a wake-up comes; the subscriber then refreshes, as its level check does."""
         try:
             await asyncio.wait_for(self.event.wait(), seconds)
@@ -105,7 +106,7 @@ async def test_one_observer_for_all_and_no_thread_left(directory: Path) -> None:
     second.subscription.close()
     third.subscription.close()
     third.subscription.close()  # twice is harmless
-    for _ in range(100):
+    for _ in range(100 * PATIENCE):
         if threading.active_count() <= before:
             break
         await asyncio.sleep(0.02)
