@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +18,7 @@ from drabridge.sim.kubelet import SimKubelet
 from drabridge.sim.pods import Phase
 from tests.agent.helpers import CONFIG, RESOURCE, AgentProcess, lists_read, node, pod, until
 from tests.page.test_serving import address_of, fetch
+from tests.servers import free_port
 
 WAITS = "standby: waiting for another agent to end"
 
@@ -185,8 +185,7 @@ async def test_a_standby_with_a_bad_configuration_ends_as_ever() -> None:
 
 
 async def test_on_one_network_the_port_is_the_other_one_s_until_that_ends() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     listen = ("--listen", f"127.0.0.1:{port}")
     async with node() as (before, kubelet):
         await before.stop()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import pytest
 
 import podresources
-from podresources import Allocatable, Client, Facts, Snapshot, SyncClient
+from podresources import Allocatable, Client, Facts, Snapshot, SyncClient, errors
+from tests.patience import PATIENCE
 
 
 class AnyClient(Protocol):
@@ -23,6 +24,19 @@ class AnyClient(Protocol):
     async def get(self, namespace: str, pod: str, *, timeout_seconds: float | None = None) -> Snapshot: ...
     async def probe(self, *, timeout_seconds: float | None = None) -> Facts: ...
     async def close(self) -> None: ...
+
+
+E = TypeVar("E", bound=errors.PodResourcesError)
+
+
+async def refused(client: AnyClient, kind: type[E], seconds: float) -> E:
+    """The error of a list that has so long. It is asked again where time ran out before kubelet had said a word."""
+    for _ in range(PATIENCE):
+        with pytest.raises((kind, errors.KubeletTimeout)) as caught:
+            await client.list(timeout_seconds=seconds)
+        if isinstance(caught.value, kind):
+            return caught.value
+    raise caught.value
 
 
 class InThread:

@@ -35,6 +35,7 @@ from tests.podresources.helpers import (
 )
 from tests.podresources.test_client import get_answer
 from tests.podresources.test_exporter import parse, value
+from tests.servers import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = pod(
@@ -235,7 +236,7 @@ async def test_watch_prints_what_is_held_then_changes_and_ends_with_0(number: in
 
 async def test_watch_for_people_shows_capacity_and_outages() -> None:
     async with node() as server:
-        process = await start("watch", "--socket", server.path, "--interval", "1", "--timeout", "0.5")
+        process = await start("watch", "--socket", server.path, "--interval", "1", "--timeout", "20")
         assert process.stdout is not None
         for _ in range(3):
             assert b"held" in await asyncio.wait_for(process.stdout.readline(), HANG_SECONDS)
@@ -246,15 +247,8 @@ async def test_watch_for_people_shows_capacity_and_outages() -> None:
         assert (await interrupt(process)).code == 0
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def fetch(port: int) -> str:
-    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as response:
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=HANG_SECONDS) as response:
         text: bytes = response.read()
         return text.decode()
 
@@ -337,8 +331,10 @@ async def test_a_textfile_is_replaced_whole_at_every_interval(tmp_path: Path) ->
     target = tmp_path / "podresources.prom"
     async with node() as server:
         process = await start("export", "--textfile", target, "--interval", "1", "--socket", server.path)
-        inodes = set()
-        for _ in range(250):
+        inodes = set[int]()
+        for look in range(250 * PATIENCE):
+            if look >= 250 and len(inodes) >= 2:
+                break
             await asyncio.sleep(0.01)
             if target.exists():
                 with target.open() as file:

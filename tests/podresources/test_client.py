@@ -14,7 +14,7 @@ from podresources.model import Api
 from podresources.transport import Attempt
 from podresources.wire import v1_pb2 as wire
 from tests.patience import PATIENCE
-from tests.podresources.conftest import MakeClient
+from tests.podresources.conftest import MakeClient, refused
 from tests.podresources.helpers import (
     Answer,
     Kubelet,
@@ -73,8 +73,12 @@ async def test_three_methods_answer(connect: MakeClient) -> None:
 async def test_the_authority_is_localhost_and_not_the_escaped_path(connect: MakeClient) -> None:
     async with socket_directory() as directory:
         async with raw_server(directory / "kubelet.sock", b"") as seen:
-            with pytest.raises(errors.KubeletUnavailable):
-                await connect(directory / "kubelet.sock").list(timeout_seconds=0.3)
+            client = connect(directory / "kubelet.sock")
+            for _ in range(PATIENCE):
+                with pytest.raises((errors.KubeletUnavailable, errors.KubeletTimeout)):
+                    await client.list(timeout_seconds=0.3)
+                if b"localhost" in bytes(seen):
+                    break
         assert b"localhost" in bytes(seen)
         assert b"%2F" not in bytes(seen)
 
@@ -156,9 +160,11 @@ async def test_a_limiter_that_never_relents_is_named_as_such(connect: MakeClient
     async with kubelet({"List": RATE_LIMITED}) as server:
         for number in range(1, 6):
             started = time.monotonic()
-            with pytest.raises(errors.RateLimited, match="rejected by rate limit"):
+            with pytest.raises((errors.RateLimited, errors.KubeletTimeout)) as caught:  # on a machine that stood still
                 await connect(server.path).list(timeout_seconds=0.95)
-            seconds.append(time.monotonic() - started)
+            if isinstance(caught.value, errors.RateLimited):
+                assert "rejected by rate limit" in str(caught.value)
+                seconds.append(time.monotonic() - started)
             assert server.requests == ["List"] * number
     assert min(seconds) < 0.5, "a second is not left, so it is not waited for"
 
@@ -204,8 +210,7 @@ async def test_a_server_that_does_not_speak_grpc(connect: MakeClient, greeting: 
 
 async def test_a_server_that_dies_in_the_middle_of_its_answer(connect: MakeClient) -> None:
     async with socket_directory() as directory, raw_server(directory / "kubelet.sock", truncated_answer()):
-        with pytest.raises(errors.KubeletUnavailable):
-            await connect(directory / "kubelet.sock").list(timeout_seconds=0.5)
+        await refused(connect(directory / "kubelet.sock"), errors.KubeletUnavailable, 0.5)
 
 
 async def test_a_server_that_hangs_costs_the_deadline_and_no_more(connect: MakeClient) -> None:
@@ -243,7 +248,7 @@ async def test_every_request_is_observed_with_its_status(connect: MakeClient) ->
         ("Get", "OK"),
         ("GetAllocatableResources", "UNIMPLEMENTED"),
     ]
-    assert all(0 < attempt.seconds < 5 for attempt in seen)
+    assert all(0 < attempt.seconds < 5 * PATIENCE for attempt in seen)
 
 
 async def test_calls_take_turns(connect: MakeClient) -> None:

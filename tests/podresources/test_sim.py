@@ -21,6 +21,7 @@ from podresources import Backoff, Client, Support, errors
 from podresources.changes import Assigned, CapacityChanged, Released
 from podresources.model import Api, shared_claims
 from podresources.watch import Event, Interrupted, Started, watch
+from tests.patience import HANG_SECONDS, PATIENCE
 from tests.podresources.conftest import MakeClient
 from tests.podresources.test_cli import run
 from tests.podresources.test_exporter import Scraped, count, value
@@ -138,7 +139,7 @@ async def test_devices_repeated_by_failed_prepares_count_once(connect: MakeClien
             await here.kubelet.run_pod(spec)
             client = connect(here.socket)
             wire_entries = 0
-            for _ in range(100):
+            for _ in range(100 * PATIENCE):
                 found = await client.list()
                 wire_entries = sum(len(c.devices) for p in found.pods for k in p.containers for c in k.claims)
                 if wire_entries > 1:
@@ -172,15 +173,16 @@ async def test_an_old_kubelet_is_reported_by_facts_not_by_emptiness(connect: Mak
 
 
 async def test_a_tight_loop_is_slowed_down_by_the_limiter_and_never_fails(connect: MakeClient) -> None:
-    """100 a second in bursts of 10; whoever shares the socket here asks as fast as it can."""
-    async with node() as here, Client(here.socket, timeout_seconds=30) as rival:
+    """10 a second in bursts of 10; whoever shares the socket here asks as fast as it can, which may not be fast."""
+    slowly = Timings.fast(podresources_qps=10.0)
+    async with node(timings=slowly) as here, Client(here.socket, timeout_seconds=HANG_SECONDS) as rival:
 
         async def hammer() -> None:
             for _ in range(20):
                 await rival.list()
 
         rivalry = asyncio.ensure_future(hammer())
-        client = connect(here.socket, timeout_seconds=30)
+        client = connect(here.socket, timeout_seconds=HANG_SECONDS)
         for _ in range(20):
             await client.list()
         await rivalry
@@ -192,7 +194,7 @@ async def test_a_tight_loop_is_slowed_down_by_the_limiter_and_never_fails(connec
 async def test_restart_in_the_middle_of_a_list(connect: MakeClient) -> None:
     async with node() as here:
         await here.kubelet.run_pod(gpu_pod("p"))
-        client = connect(here.socket)
+        client = connect(here.socket, timeout_seconds=HANG_SECONDS)
         before = await client.list()
         here.kubelet.faults.podresources = ListFault.HANG
         call = asyncio.ensure_future(client.list())
@@ -201,7 +203,7 @@ async def test_restart_in_the_middle_of_a_list(connect: MakeClient) -> None:
         here.kubelet.faults.podresources = ListFault.NONE
         await asyncio.sleep(0.2)
         await here.kubelet.start()
-        after = await asyncio.wait_for(call, 8)
+        after = await asyncio.wait_for(call, HANG_SECONDS)
         assert after.socket != before.socket
 
 
@@ -217,7 +219,7 @@ async def test_restart_in_the_middle_of_a_list(connect: MakeClient) -> None:
 )
 async def test_faults(connect: MakeClient, fault: ListFault, kind: type[errors.PodResourcesError] | None) -> None:
     async with node() as here:
-        client = connect(here.socket, timeout_seconds=5.0 if kind is None else 0.5)
+        client = connect(here.socket, timeout_seconds=0.5 if fault is ListFault.HANG else HANG_SECONDS)
         here.kubelet.faults.podresources = fault
         if kind is None:
             assert len((await client.list()).pods) == 18_000
@@ -225,23 +227,23 @@ async def test_faults(connect: MakeClient, fault: ListFault, kind: type[errors.P
             with pytest.raises(kind):
                 await client.list()
         here.kubelet.faults.podresources = ListFault.NONE
-        assert (await client.list()).pods == (), "the client lives on"
+        assert (await client.list(timeout_seconds=HANG_SECONDS)).pods == (), "the client lives on"
 
 
 async def test_a_frozen_kubelet_costs_the_deadline(connect: MakeClient) -> None:
     async with node() as here:
         client = connect(here.socket, timeout_seconds=0.4)
-        await client.list()
+        await client.list(timeout_seconds=HANG_SECONDS)
         here.kubelet.freeze()
         with pytest.raises(errors.KubeletTimeout):
             await client.list()
         here.kubelet.thaw()
-        assert (await client.list(timeout_seconds=5)).pods == ()
+        assert (await client.list(timeout_seconds=HANG_SECONDS)).pods == ()
 
 
 async def test_restart_in_the_middle_of_a_watch_is_no_storm_of_releases() -> None:
-    """The new kubelet is empty at first: pods arrive late, the plugin later; one pod ended in between."""
-    timings = Timings.fast(pod_source_seconds=0.3, pod_spacing_seconds=0.1)
+    """The new kubelet is empty at first: the plugin arrives late, pods later; one pod ended in between."""
+    timings = Timings.fast(pod_spacing_seconds=0.1)
     async with node(timings=timings) as here:
         stays, ends = gpu_pod("stays", 2), gpu_pod("ends")
         await here.kubelet.run_pod(stays)
@@ -251,8 +253,8 @@ async def test_restart_in_the_middle_of_a_watch_is_no_storm_of_releases() -> Non
 
         async def follow() -> None:
             backoff = Backoff(initial_seconds=0.02, maximum_seconds=0.1)
-            async with Client(here.socket, timeout_seconds=2, backoff=backoff) as client:
-                async for event in watch(client, interval_seconds=0.05, floor_seconds=0.05, settle_seconds=1.5):
+            async with Client(here.socket, timeout_seconds=HANG_SECONDS, backoff=backoff) as client:
+                async for event in watch(client, interval_seconds=0.05, floor_seconds=0.05, settle_seconds=5):
                     note(event)
 
         task = asyncio.ensure_future(follow())
@@ -260,9 +262,12 @@ async def test_restart_in_the_middle_of_a_watch_is_no_storm_of_releases() -> Non
         await here.kubelet.stop()
         await here.kubelet.delete_pod(ends.uid)
         await asyncio.sleep(0.2)
+        here.kubelet.faults.pods_arrive.clear()
         await here.kubelet.start()
+        await asyncio.sleep(0.3)
         await here.plugin_returns()
-        await here.kubelet.wait_for(lambda: any(isinstance(e, Released) for e in seen), timeout=8, what="a release")
+        here.kubelet.faults.pods_arrive.set()
+        await here.kubelet.wait_for(lambda: any(isinstance(e, Released) for e in seen), what="a release")
         await here.kubelet.run_pod(gpu_pod("new"))
         await here.kubelet.wait_for(lambda: any(isinstance(e, Assigned) for e in seen), what="an assignment")
         task.cancel()
