@@ -13,7 +13,7 @@ def loop_devices() -> set[str]:
 
 
 def test_the_demo_tells_its_story_and_leaves_nothing_behind() -> None:
-    done = subprocess.run([sys.executable, "-m", "drabridge", "demo"], capture_output=True, text=True, timeout=150)
+    done = subprocess.run([sys.executable, "-m", "drabridge", "demo"], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Simulated: the API server, the scheduler, kubelet" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr

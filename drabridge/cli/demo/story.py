@@ -22,7 +22,7 @@ from drabridge.cli.status import render
 from drabridge.errors import DrabridgeError, HostError
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0  # each step takes a second; on a machine that others keep busy several times ten
 NODE = "node-a"
 
 DEVICE_CLASS = f"""
