@@ -19,7 +19,7 @@ from drabridge.sim.kubelet import SimKubelet
 from drabridge.sim.pods import Phase
 from drabridge.sim.timings import Timings
 from tests.abuse.helpers import owners
-from tests.agent.helpers import CONFIG, RESOURCE, AgentProcess, lists_read, pod, short_directory, until
+from tests.agent.helpers import CONFIG, RESOURCE, AgentProcess, lists_read, pod, restart_kubelet, short_directory, until
 from tests.patience import PATIENCE
 
 DAY = 86_400.0
@@ -118,7 +118,7 @@ async def test_a_running_agent_and_a_clock_that_is_set(step: float) -> None:
         stays = await owners(agent)
         assert (await kubelet.run_pod(pod("goes"))).phase is Phase.RUNNING
         wall.step = step
-        await kubelet.restart()  # its first lists are partial: they must not be believed sooner
+        await restart_kubelet(kubelet)  # its first lists are partial: they must not be believed sooner
         await kubelet.wait_for_resource(RESOURCE, healthy=4)
         held = await owners(agent)
         assert len(held) == 2

@@ -181,6 +181,10 @@ async def _confirmed(agent: AgentProcess) -> bool:
     return len(rows) == 2 and all(one["pod"] for row in rows for one in row["holders"])
 
 
+async def _noted(agent: AgentProcess, words: str) -> bool:
+    return any(words in note for note in (await agent.status())["notes"])
+
+
 SHORT_WAITS = "safety: {minHoldSeconds: 0.2, unconfirmedSeconds: 0.5, absentSeconds: 0.2, settleSeconds: 0.2}\n"
 
 
@@ -200,8 +204,7 @@ async def test_a_kubelet_that_talks_nonsense(fault: ListFault) -> None:
             assert {device: now.get(device) for device in held} == held
         assert alive(agent)
         if fault in (ListFault.ERROR, ListFault.GARBAGE):  # the others are valid answers
-            notes = (await agent.status())["notes"]
-            assert any("does not tell who holds devices" in note for note in notes), notes
+            await until(lambda: _noted(agent, "does not tell who holds devices"), 10, agent.text)
         kubelet.faults.podresources = ListFault.NONE
         assert (await kubelet.run_pod(pod("next"))).phase is Phase.RUNNING
         assert held.items() <= (await owners(agent)).items()

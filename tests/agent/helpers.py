@@ -177,6 +177,28 @@ async def lists_read(kubelet: SimKubelet) -> None:
         await kubelet.wait_for_resource(resource)
 
 
+async def restart_kubelet(kubelet: SimKubelet) -> None:
+    """A new kubelet; however late the agent is, its pods arrive after the lists, and are all admitted on return."""
+    kubelet.faults.pods_arrive.clear()
+    try:
+        await kubelet.restart()
+        await until(lambda: kubelet.resources, 20)
+        await lists_read(kubelet)
+    finally:
+        kubelet.faults.pods_arrive.set()
+    await kubelet.process.sources_ready.wait()
+
+
+def cdi_devices(directory: Path) -> list[dict[str, Any]]:
+    """The devices of all CDI files, each with its ``kind``; a file may be removed while they are read."""
+    found = []
+    for path in directory.glob("*.json"):
+        with contextlib.suppress(FileNotFoundError):
+            document = json.loads(path.read_text())
+            found += [{"kind": document["kind"], **device} for device in document["devices"]]
+    return found
+
+
 def pod(name: str, count: int = 1, resource: str = RESOURCE, **more: Any) -> PodSpec:
     """A pod with one container that asks for ``count`` devices."""
     return PodSpec("default", name, uid=f"uid-{name}", containers=(Container("main", {resource: count}),), **more)

@@ -14,8 +14,8 @@ from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, Stat
 from drabridge.ledger import Restarted
 from drabridge.ledger.model import ClaimRef, Lane
 from drabridge.sim.faults import ListFault
-from tests.agent.helpers import RESOURCE, AgentProcess, until
-from tests.agent.test_bridge_node import bridge, claim_pod, limits_pod
+from tests.agent.helpers import AgentProcess, until
+from tests.agent.test_bridge_node import bridge, claim_pod, healthy, limits_pod
 from tests.ledger.node import CLAIM, NOON, OTHER, Node, allocated, device, prepare
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -43,8 +43,8 @@ async def test_a_claim_that_was_refused_holds_nothing_after_a_crash(pod: str) ->
         after = await agent.device(before["name"])
         assert after["owner"] == before["owner"]
         assert [holder["api"] for holder in after["holders"]] == [holder["api"] for holder in before["holders"]]
-        view = cluster.kubelets["node-a"].resources[RESOURCE]
-        assert (before["name"] in view.healthy) == (before["owner"] == "legacy")  # and its pod is not disturbed
+        theirs = before["owner"] == "legacy"
+        await until(lambda: (before["name"] in healthy(cluster)) == theirs, 10, agent.text)  # its pod is not disturbed
 
 
 async def test_where_the_ledger_is_lost_it_holds_its_device() -> None:

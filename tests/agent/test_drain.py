@@ -14,6 +14,7 @@ from drabridge.sim.cluster import SimCluster
 from tests.agent.helpers import DRIVER, RESOURCE, AgentProcess, pod, until
 from tests.agent.helpers import node as legacy_node
 from tests.agent.test_bridge_node import bridge, claim_pod, devices_in_slices, healthy, limits_pod
+from tests.agent.test_gone_pods import held_by
 from tests.agent.test_standby import beside
 
 Json = dict[str, Any]
@@ -62,6 +63,7 @@ async def test_a_drain_moves_what_is_free_and_names_what_claims_hold() -> None:
         await cluster.apply(claim_pod("c1") + "---\n" + limits_pod("l1"))
         await cluster.wait_pod("c1")
         await cluster.wait_pod("l1")
+        await until(lambda: held_by(agent, "l1", 1), 10, agent.text)  # kubelet names it after the Allocate
         code, found = await drain(agent)
         assert (code, found["complete"], found["inLegacyLane"]) == (1, False, 3), found
         (claim,) = found["claims"]
@@ -83,7 +85,7 @@ async def test_a_drain_moves_what_is_free_and_names_what_claims_hold() -> None:
         code, found = await drain(agent, "--wait", "60")
         assert (code, found["because"], found["inLegacyLane"]) == (0, [], 4)
         assert cluster.get("pods", "l1")["status"]["phase"] == "Running"  # type: ignore[index]
-        assert len(healthy(cluster)) == 4
+        await until(lambda: len(healthy(cluster)) == 4, 10, agent.text)
         code, screen, _ = await command(agent, output="table")
         assert (code, "drained: no claim has a device" in screen) == (0, True)
 

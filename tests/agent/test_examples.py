@@ -31,7 +31,7 @@ def test_example(example: str) -> None:
         env=os.environ,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, f"{example} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"

@@ -94,7 +94,7 @@ async def test_names_that_cannot_be_kept_are_given() -> None:
         await all_else_works(agent, cluster, "a")
         hold.unlink()
         kept = agent.control.parent / "identities.json"
-        await until(lambda: "x-zero" in kept.read_text(), 15, agent.text)
+        await until(lambda: kept.exists() and "x-zero" in kept.read_text(), 15, agent.text)
 
 
 def agent_ids(cluster: SimCluster) -> set[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 
 from drabridge.sim.kubelet import SimKubelet
 from drabridge.sim.pods import Phase
-from tests.agent.helpers import AgentProcess, node, pod, until
+from tests.agent.helpers import AgentProcess, cdi_devices, node, pod, until
 from tests.inventory.conftest import Udevd
 from tests.inventory.helpers import Loops, needs_loop_devices
 
@@ -67,13 +66,7 @@ def counted(kubelet: SimKubelet) -> tuple[int, int]:
 
 def device_nodes(agent: AgentProcess) -> list[dict[str, Any]]:
     """The nodes of all CDI files."""
-    documents = [json.loads(path.read_text()) for path in agent.cdi.glob("*.json")]
-    return [
-        node
-        for document in documents
-        for device in document["devices"]
-        for node in device["containerEdits"]["deviceNodes"]
-    ]
+    return [node for device in cdi_devices(agent.cdi) for node in device["containerEdits"]["deviceNodes"]]
 
 
 async def life_of_a_device(agent: AgentProcess, kubelet: SimKubelet, loop: Loops) -> None:
@@ -97,7 +90,8 @@ async def life_of_a_device(agent: AgentProcess, kubelet: SimKubelet, loop: Loops
 
     loop.add(0)
     await until(lambda: counted(kubelet) == (1, 1), 5, agent.text)
-    assert device_nodes(agent) == [written]  # the name that kubelet replays resolves again, alias included
+    # The name that kubelet replays resolves again, alias included.
+    await until(lambda: device_nodes(agent) == [written], 5, agent.text)
     await kubelet.restart_container("uid-a", "main")
     assert kubelet.pod_status("uid-a").phase is Phase.RUNNING
     assert len(kubelet.calls.of("Allocate")) == 1
@@ -135,11 +129,11 @@ async def test_the_agent_was_away_while_a_held_device_was_unplugged(no_udevd: No
         await agent.start()
         await agent.ready()
         await until(lambda: counted(kubelet) == (0, 1), 5, agent.text)  # still listed: kubelet would crash without it
-        assert device_nodes(agent) == []
+        await until(lambda: device_nodes(agent) == [], 5, agent.text)
         loop.add(0)
         await until(lambda: counted(kubelet) == (1, 1), 5, agent.text)
         assert (await agent.device(name))["owner"] == "legacy"
-        assert device_nodes(agent) == written
+        await until(lambda: device_nodes(agent) == written, 5, agent.text)
 
 
 @contextlib.contextmanager
@@ -171,8 +165,9 @@ async def test_a_device_that_comes_back_under_another_number_keeps_name_holder_a
         await until(lambda: counted(kubelet) == (0, 1), 10, agent.text)
         with attached(loop, 1, file):
             await until(lambda: counted(kubelet) == (1, 1), 10, agent.text)
+            assert before["minor"] == loop.number(0)
+            await until(lambda: [one["minor"] for one in device_nodes(agent)] == [loop.number(1)], 10, agent.text)
             (after,) = device_nodes(agent)
-            assert (before["minor"], after["minor"]) == (loop.number(0), loop.number(1))
             assert before["path"] == after["path"] == "/dev/disk0"
             assert kubelet.pod_status("uid-a").phase is Phase.RUNNING
             assert {row["owner"] for row in (await agent.status())["devices"]} == {"legacy"}
@@ -209,7 +204,7 @@ async def test_a_held_device_that_is_called_otherwise_and_comes_back_elsewhere_i
             (other,) = [row for row in (await agent.status())["devices"] if row["name"] != held["name"]]
             assert f"shares its hardware with {held['name']}, which is held" in str(other)  # the pod has its number
             assert (await kubelet.run_pod(pod("b", resource=RESOURCE))).phase is Phase.FAILED
-            assert {node["minor"] for node in device_nodes(agent)} == {loop.number(1)}
+            await until(lambda: {node["minor"] for node in device_nodes(agent)} == {loop.number(1)}, 10, agent.text)
             assert kubelet.pod_status("uid-a").phase is Phase.RUNNING
 
 

@@ -9,7 +9,6 @@ DP12 and DM1 that says how kubelet rejects a pod without its plugin (here the ag
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from drabridge.sim.pods import Container, Phase, PodSpec
 from drabridge.sim.runtime import ContainerStartError, MemoryRuntime, RunOptions
 from podresources import Client
 from tests.agent import test_hotplug
-from tests.agent.helpers import CONFIG, DRIVER, RESOURCE, AgentProcess, node, pod, until
+from tests.agent.helpers import CONFIG, DRIVER, RESOURCE, AgentProcess, cdi_devices, node, pod, restart_kubelet, until
 from tests.agent.test_hotplug import counted
 from tests.inventory.helpers import Loops, needs_loop_devices
 
@@ -108,8 +107,7 @@ async def test_dp3_the_cdi_file_is_there_before_allocate_answers_and_stays_while
 
 
 def cdi_names(directory: Path) -> set[str]:
-    documents = [json.loads(path.read_text()) for path in directory.glob("*.json")]
-    return {f"{document['kind']}={device['name']}" for document in documents for device in document["devices"]}
+    return {f"{device['kind']}={device['name']}" for device in cdi_devices(directory)}
 
 
 async def test_dp4_a_restarted_container_keeps_its_device(there: Node) -> None:
@@ -128,7 +126,7 @@ async def test_dp5_kubelet_restarts(there: Node) -> None:
     agent, kubelet = there
     await kubelet.run_pod(pod("a"))
     before = await listed(agent)
-    await kubelet.restart()
+    await restart_kubelet(kubelet)
     await registered(kubelet)
     assert kubelet.pod_status("uid-a").phase is Phase.RUNNING
     assert starts(kubelet, "uid-a") == 1
@@ -144,9 +142,8 @@ async def test_dp6_container_and_kubelet_restart(there: Node) -> None:
     _, kubelet = there
     await kubelet.run_pod(pod("a"))
     before = started(kubelet, "uid-a")
-    await kubelet.restart()
+    await restart_kubelet(kubelet)
     await registered(kubelet)
-    await kubelet.process.sources_ready.wait()
     await kubelet.restart_container("uid-a", "main")
     await until(lambda: starts(kubelet, "uid-a") == 2)
     assert started(kubelet, "uid-a") == before
@@ -175,6 +172,7 @@ async def test_dp8_the_agent_is_killed_and_comes_again_beside_its_stale_socket(t
     await agent.stop(signal.SIGKILL)
     assert list(kubelet.node.device_plugin_dir.glob("drabridge-*"))  # stale
     await agent.start()
+    await until(lambda: len(kubelet.calls.of("Register")) == 2, 20, agent.text)
     await registered(kubelet)
     assert await listed(agent) == before
     assert len(list(kubelet.node.device_plugin_dir.glob("drabridge-*"))) == 1
@@ -183,10 +181,11 @@ async def test_dp8_the_agent_is_killed_and_comes_again_beside_its_stale_socket(t
 async def test_dp9_kubelet_and_then_the_agent_restart(there: Node) -> None:
     agent, kubelet = there
     await kubelet.run_pod(pod("a"))
-    await kubelet.restart()
+    await restart_kubelet(kubelet)
     await registered(kubelet)
     await agent.stop()
     await agent.start()
+    await until(lambda: len(kubelet.calls.of("Register")) == 3, 20, agent.text)
     await registered(kubelet)
     assert kubelet.pod_status("uid-a").phase is Phase.RUNNING
     assert starts(kubelet, "uid-a") == 1
@@ -259,7 +258,7 @@ async def test_dp12_reboot_with_the_agent_there_in_time_keeps_the_pod(there: Nod
     kubelet.faults.pods_arrive.set()
     await until(lambda: starts(kubelet, "uid-a") == 2)
     assert started(kubelet, "uid-a") == before
-    assert cdi_names(agent.cdi) == set(before.cdi_devices)
+    await until(lambda: cdi_names(agent.cdi) == set(before.cdi_devices), 10, agent.text)
 
 
 async def test_dp13_an_agent_that_ended_registers_nothing_any_more(there: Node) -> None:

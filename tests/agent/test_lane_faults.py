@@ -135,7 +135,7 @@ async def test_a_device_that_is_let_go_while_the_api_server_is_away_says_that_it
         uid = (await cluster.wait_pod("l"))["metadata"]["uid"]
         await set_lanes(agent, legacy=0, dra=4)
         await until(lambda: len(devices_in_slices(cluster)) == 3, 10, agent.text)
-        assert await at_step(agent, "waiting", 1)
+        await until(lambda: at_step(agent, "waiting", 1), 10, agent.text)
         cluster.api.faults.partition()
         await until(lambda: _unready(agent), 20, agent.text)
         await cluster.kubelets["node-a"].delete_pod(uid)
@@ -326,6 +326,7 @@ async def test_no_slice_is_published_before_kubelet_has_read_the_list_of_devices
                     return there
 
                 await until(published, 30, agent.text)
+                await kubelet.wait_for_resource(RESOURCE, healthy=2)
                 assert (await kubelet.run_pod(pod("a", 2))).message == ""
                 assert len(kubelet.resources[RESOURCE].healthy) == 2
             finally:

@@ -82,13 +82,15 @@ async def test_a_device_that_is_to_leave_is_not_given_to_the_next_claim_in_the_q
 
 async def test_a_claim_allocated_during_the_quiet_time_keeps_all_of_its_devices() -> None:
     """A scheduler with an old cache gives both leaving devices to one claim: the ledger hears of both at once."""
-    async with bridge(CONFIG.replace("quiesceSeconds: 0.5", "quiesceSeconds: 2")) as (agent, cluster, _):
+    async with bridge() as (agent, cluster, _):
         await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
         leaving = sorted(devices_in_slices(cluster))
+        cluster.api.faults.fail(1_000_000, 503, verb="list", resource="resourceclaims")  # however late this test is
         await set_lanes(agent, legacy=4, dra=0)
         await until(lambda: _in(agent, leaving, move="quiescing"), 10, agent.text)
         await cluster.apply(WAITING)
         _allocate(cluster, "two", leaving)
+        cluster.api.faults.heal()
         await until(lambda: _in(agent, leaving, owner="dra-granted", move="waiting"), 20, agent.text)
         assert not healthy(cluster) & set(leaving)
         rows = (await agent.status())["devices"]

@@ -15,7 +15,7 @@ import pytest
 
 from drabridge.sim.pods import Container, Phase, PodSpec
 from drabridge.sim.runtime import MemoryRuntime
-from tests.agent.helpers import CONFIG, RESOURCE, AgentProcess, node, pod, short_directory, until
+from tests.agent.helpers import CONFIG, RESOURCE, AgentProcess, node, pod, restart_kubelet, short_directory, until
 from tests.patience import HANG_SECONDS, PATIENCE
 
 
@@ -49,7 +49,7 @@ async def test_a_kubelet_restart_is_answered_by_itself() -> None:
     async with node() as (agent, kubelet):
         await kubelet.run_pod(pod("a", 2))
         for _ in range(5):
-            await kubelet.restart()
+            await restart_kubelet(kubelet)
             await kubelet.wait_for_resource(RESOURCE, healthy=4)
         assert kubelet.pod_status("uid-a").phase is Phase.RUNNING
         await agent.ready()

@@ -6,9 +6,10 @@ import asyncio
 import shutil
 import signal
 
-from tests.agent.helpers import AgentProcess
+from tests.agent.helpers import AgentProcess, until
 from tests.agent.lost import become, claim_files, claimed, everything, owners, stopped_while_a_claim_runs
 from tests.agent.test_bridge_node import bridge, claim_pod
+from tests.agent.test_other_plugins import noted
 
 
 async def test_a_claim_that_ended_since_the_older_copy_of_the_ledger_ends_again() -> None:
@@ -32,7 +33,7 @@ async def test_a_claim_that_ended_since_the_older_copy_of_the_ledger_ends_again(
         await asyncio.sleep(3)  # kubelet is slow in this very moment
         kubelet.faults.running.set()
         await agent.ready()
-        assert "instead and quarantined" in (await agent.status())["notes"][0]
+        await until(lambda: noted(agent, "instead and quarantined"), 10, agent.text)
         await cluster.delete("pods", "d")
         await cluster.delete("resourceclaims", "d")
         await become(agent, "none", "none", "none", "dra-prepared")
@@ -81,7 +82,8 @@ async def test_devices_of_claims_that_called_them_otherwise_stay_in_quarantine()
         await agent.start()
         await agent.up()
         await become(agent, *["quarantine"] * 4)
-        assert f"otherwise or does not match: {used} of claim default/c" in (await agent.status())["notes"][0]
+        words = f"otherwise or does not match: {used} of claim default/c"
+        await until(lambda: noted(agent, words), 10, agent.text)
         await asyncio.sleep(3)  # longer than every doubt
         assert await owners(agent) == ["quarantine"] * 4
         await cluster.delete("pods", "c")

@@ -64,6 +64,10 @@ async def unready(agent: AgentProcess) -> str:
     return "" if code == 200 else body.decode()
 
 
+async def unready_because(agent: AgentProcess, words: str) -> bool:
+    return words in await unready(agent)
+
+
 def asked(cluster: SimCluster) -> int:
     """How many requests the agent has made."""
     return sum(request.user_agent.startswith("drabridge") for request in cluster.api.requests)
@@ -171,7 +175,7 @@ async def test_switched_off_by_force_it_says_what_is_stranded_and_takes_it_up_ag
         await until(lambda: _in_dra(agent, 3), 20, agent.text)
         await restart(agent, config=OFF)
         await until(lambda: SAID in agent.text(), 10, agent.text)
-        assert "3 devices in the dra lane and 1 claim held" in await unready(agent)
+        await until(lambda: unready_because(agent, "3 devices in the dra lane and 1 claim held"), 10, agent.text)
         assert "set dra.enabled: auto" in await unready(agent)
         status = await agent.status()
         assert [end["phase"] for end in status["endpoints"] if end["api"] == "dra"] == ["off"]
@@ -179,6 +183,7 @@ async def test_switched_off_by_force_it_says_what_is_stranded_and_takes_it_up_ag
         assert any("what 'lanes set' gave" in note and "is not followed" in note for note in status["notes"])
         code, body = await agent.ask("/lanes", json.dumps({"resource": RESOURCE, "dra": 4}).encode())
         assert (code, b"dra.enabled is false" in body) == (400, True)
+        await until(lambda: "lanes cannot be followed" in agent.text(), 10, agent.text)
         await asyncio.sleep(1)
         assert agent.text().count(SAID) == 1
         assert agent.text().count("lanes cannot be followed") == 1
@@ -197,7 +202,8 @@ async def test_without_an_api_server_every_device_is_for_pods() -> None:
         await agent.up()
         await until(lambda: RESOURCE in kubelet.resources and len(kubelet.resources[RESOURCE].healthy) == 4, 20)
         assert (await agent.status())["resources"][0]["lanes"] == {"legacy": 4}
-        assert "all are left to pods: there is no API server; give --kubeconfig" in await unready(agent)
+        words = "all are left to pods: there is no API server; give --kubeconfig"
+        await until(lambda: unready_because(agent, words), 10, agent.text)
         await set_lanes(agent, legacy="*", dra=0)
         await agent.ready()
 
@@ -205,8 +211,9 @@ async def test_without_an_api_server_every_device_is_for_pods() -> None:
 async def test_a_reload_that_switches_it_off_is_followed_as_a_restart_is() -> None:
     async with bridge() as (agent, cluster, _):
         agent.config.write_text(OFF)
-        await until(lambda: unready(agent), 20, agent.text)
-        assert "2 devices in the dra lane, and the DRA side is off" in await unready(agent)
+        await until(
+            lambda: unready_because(agent, "2 devices in the dra lane, and the DRA side is off"), 20, agent.text
+        )
         before = asked(cluster)
         await asyncio.sleep(1.5)
         assert asked(cluster) == before
@@ -214,7 +221,7 @@ async def test_a_reload_that_switches_it_off_is_followed_as_a_restart_is() -> No
         await offered(cluster, agent, pods=4, claims=0)
         agent.config.write_text(OFF)
         await until(lambda: _only_pods(agent), 20, agent.text)
-        assert await unready(agent) == ""
+        await agent.ready()
 
 
 async def _only_pods(agent: AgentProcess) -> bool:
@@ -257,7 +264,8 @@ async def test_an_api_server_that_is_no_longer_named_strands_devices_and_it_says
         await offered(cluster, agent, pods=2, claims=2)
         arguments, agent.arguments = agent.arguments, ()
         await restart(agent)
-        assert "2 devices in the dra lane, and the DRA side is off: there is no API server" in await unready(agent)
+        words = "2 devices in the dra lane, and the DRA side is off: there is no API server"
+        await until(lambda: unready_because(agent, words), 20, agent.text)
         agent.arguments = arguments
         await restart(agent)
         await agent.ready()

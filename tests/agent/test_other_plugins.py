@@ -55,7 +55,7 @@ async def test_a_node_that_is_taken_over_under_another_name_gives_nobody_what_po
                 await agent.stop()
                 await agent.start()
                 await agent.ready()
-                assert set(kubelet.resources[RESOURCE].healthy) == set(IDS) - held
+                await until(lambda: kubelet.resources[RESOURCE].healthy == set(IDS) - held, 10, agent.text)
                 await kubelet.delete_pod("uid-a")
                 await kubelet.wait_for_resource(RESOURCE, healthy=4)
                 assert (await kubelet.run_pod(pod("d", 2))).phase is Phase.RUNNING
@@ -179,10 +179,10 @@ async def test_pods_by_ids_that_nobody_knows_put_every_device_in_doubt_while_the
         await agent.start()
         await agent.up()
         await until(lambda: is_all(agent, "quarantine"), 10, agent.text)
-        notes = (await agent.status())["notes"]
-        assert any(f"calls otherwise or does not match: {RESOURCE} {used}" in note for note in notes), notes
+        words = f"calls otherwise or does not match: {RESOURCE} {used}"
+        await until(lambda: noted(agent, words), 10, agent.text)  # a note is written after the ledger
         await until(lambda: doubted_because(agent, "pod-unaccounted"), 10, agent.text)
-        assert any("are asked for by default/old" in note for note in (await agent.status())["notes"])
+        await until(lambda: noted(agent, "are asked for by default/old"), 10, agent.text)
         await asyncio.sleep(1)  # longer than every doubt
         assert await is_all(agent, "quarantine")
         await cluster.delete("pods", "old")
@@ -191,6 +191,10 @@ async def test_pods_by_ids_that_nobody_knows_put_every_device_in_doubt_while_the
 
 async def is_all(agent: AgentProcess, owner: str) -> bool:
     return await is_owned(agent, dict.fromkeys(IDS, owner))
+
+
+async def noted(agent: AgentProcess, text: str) -> bool:
+    return any(text in note for note in (await agent.status())["notes"])
 
 
 async def doubted_because(agent: AgentProcess, reason: str) -> bool:

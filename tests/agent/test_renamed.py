@@ -79,6 +79,7 @@ async def test_pods_keep_their_devices_and_nobody_else_gets_them(what: str, rest
         assert kubelet.pod_status("uid-a").phase is Phase.RUNNING
         await kubelet.finish_pod("uid-a")
         await until(lambda: sees(kubelet, resource, ids), 30, agent.text)
+        await kubelet.wait_for_resource(resource)  # the Node says so, too
         status = await kubelet.run_pod(pod("c", len(kubelet.resources[resource].healthy), resource))
         assert status.phase is Phase.RUNNING, status.message
 
@@ -97,6 +98,7 @@ async def test_without_the_remembered_names_the_ledger_knows_the_place() -> None
         assert (await kubelet.run_pod(pod("b", 1))).phase is Phase.FAILED
         await kubelet.finish_pod("uid-a")
         await until(lambda: sees(kubelet, resource, ids), 30, agent.text)
+        await kubelet.wait_for_resource(resource, healthy=4)
         assert (await kubelet.run_pod(pod("c", 4))).phase is Phase.RUNNING
 
 

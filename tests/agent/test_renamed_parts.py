@@ -52,7 +52,7 @@ def run(*arguments: str) -> None:
         env=os.environ,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, f"it ended with {done.returncode}\n{done.stdout}\n{done.stderr}"

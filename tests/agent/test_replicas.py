@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from drabridge.sim.pods import Container, Phase, PodSpec
-from tests.agent.helpers import CONFIG, RESOURCE, node, pod, until
+from tests.agent.helpers import CONFIG, RESOURCE, node, pod, restart_kubelet, until
 
 
 def config(count: int) -> str:
@@ -23,7 +23,7 @@ async def test_ids_that_pods_have_stay_listed() -> None:
         assert {unit.rpartition("::")[2] for unit in view.healthy - view.allocated} <= {"0", "1"}
         # All devices have as many pods as they may have by now, or more.
         assert (await kubelet.run_pod(pod("b"))).phase is Phase.FAILED
-        await kubelet.restart()
+        await restart_kubelet(kubelet)
         await kubelet.wait_for_resource(RESOURCE, healthy=len(view.healthy))
         assert kubelet.resources[RESOURCE].allocated <= kubelet.resources[RESOURCE].devices
         assert kubelet.pod_status("uid-a").phase is Phase.RUNNING

@@ -17,6 +17,7 @@ from drabridge.ledger.store import Store
 from drabridge.sim.api import SimApiServer
 from drabridge.sim.claims import FILE_NAME as CLAIMS_FILE
 from drabridge.sim.cluster import SimCluster
+from drabridge.sim.faults import ListFault
 from drabridge.sim.kubelet import SimKubelet
 from drabridge.sim.pods import Container, Phase, PodSpec
 from drabridge.sim.timings import Timings
@@ -130,11 +131,15 @@ async def test_a_reboot_keeps_pods_holds_until_proven_free_and_drops_prepared_ma
         await asyncio.sleep(2)  # longer than every doubt, but kubelet says nothing
         assert await _is(stage.agent, ["dra-granted", "legacy", "none", "none"]), stage.agent.text()
         assert len(files) == 1
-        assert _legacy_files(stage.agent) == files  # its pod's container starts again without an Allocate
+        # Its pod's container starts again without an Allocate.
+        await until(lambda: _legacy_files(stage.agent) == files, 10, stage.agent.text)
         # Kubelet's pods come again, on the devices that they had.
         before = {name for name, owner in (await _owners(stage.agent)).items() if owner == "legacy"}
+        stage.kubelet.faults.pods_arrive.clear()
         await stage.kubelet.reboot()
-        await stage.cluster.wait_pod("c", timeout=20)
+        await stage.kubelet.wait_for_resource(MEM)
+        stage.kubelet.faults.pods_arrive.set()
+        await stage.cluster.wait_pod("c")
         await until(lambda: _is(stage.agent, ["dra-prepared", "legacy", "none", "none"]), 20, stage.agent.text)
         assert {name for name, owner in (await _owners(stage.agent)).items() if owner == "legacy"} == before
         await stage.cluster.delete("pods", "l")
@@ -312,9 +317,11 @@ async def test_with_an_api_server_quarantine_ends_by_itself() -> None:
         await stage.agent.stop(signal.SIGKILL)
         for file in stage.agent.control.parent.glob("ledger.jsonl*"):
             _garbage(file)
+        stage.kubelet.faults.podresources = ListFault.ERROR  # however late this test looks
         await stage.start_agent()
         await stage.agent.up()
         await until(lambda: _doubt(stage.agent), 10, stage.agent.text)
+        stage.kubelet.faults.podresources = ListFault.NONE
         await until(lambda: _told(stage.cluster, "LedgerLost"), 10, stage.agent.text)
         await until(lambda: _is(stage.agent, ["legacy", "none", "none", "none"]), 40, stage.agent.text)
         assert not stage.judge.conflicts

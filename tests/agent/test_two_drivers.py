@@ -50,7 +50,7 @@ async def test_whoever_comes_second_serves_nothing_that_the_first_one_serves() -
         assert row["offered"] == []
         assert set((await presences(agent)).values()) == {"present"}
         kubelet = cluster.kubelets["node-a"]
-        assert kubelet.resources[OTHER_RESOURCE].healthy == set()
+        await kubelet.wait_for_resource(OTHER_RESOURCE, healthy=0)
         assert len(kubelet.resources[RESOURCE].healthy) == 2
         assert runtime.conflicts == []
 

@@ -31,7 +31,10 @@ from tests.agent.lost import (
     stopped_while_a_claim_runs,
 )
 from tests.agent.test_bridge_node import CLASS, CONFIG, bridge, claim_pod, healthy, limits_pod
+from tests.agent.test_other_plugins import noted
 from tests.sim.kubelet_peers import Plugin, device
+
+CHECK_DISK = b"check free space and the disk"
 
 
 async def test_with_cdi_files_that_cannot_be_read_nothing_is_free() -> None:
@@ -43,7 +46,7 @@ async def test_with_cdi_files_that_cannot_be_read_nothing_is_free() -> None:
         await agent.start()
         await agent.up()
         await become(agent, *["quarantine"] * 4)
-        assert any("Too many levels of symbolic links" in note for note in (await agent.status())["notes"])
+        await until(lambda: noted(agent, "Too many levels of symbolic links"), 10, agent.text)
         agent.cdi.unlink()
         aside.rename(agent.cdi)
         kubelet.faults.podresources = ListFault.NONE
@@ -172,11 +175,11 @@ async def test_a_checkpoint_of_another_format_makes_nothing_free(
             await cluster.apply(claim_pod("c", 2))
             await asyncio.sleep(3)  # longer than every doubt
             assert await owners(agent) == ["quarantine"] * 4
-            assert any("checkpoint" in note for note in (await agent.status())["notes"])
+            await until(lambda: noted(agent, "checkpoint"), 10, agent.text)
             kubelet.faults.podresources = ListFault.NONE
             newer.undo()
             await cluster.delete("pods", "p")
-            await cluster.wait_pod("c", timeout=30)  # kubelet and the API server account for every pod
+            await cluster.wait_pod("c")  # kubelet and the API server account for every pod
 
 
 async def test_a_merge_that_the_disk_refuses_is_made_when_it_is_well() -> None:
@@ -189,9 +192,13 @@ async def test_a_merge_that_the_disk_refuses_is_made_when_it_is_well() -> None:
         await until(lambda: "the ledger cannot be written" in agent.text())
         await asyncio.sleep(1)
         assert not healthy(cluster)
-        (said,) = [line for line in (await agent.ask("/readyz"))[1].splitlines() if b"ledger" in line]
-        assert b"before the ledger has been compared" in said
-        assert b"check free space and the disk" in said
+
+        async def said() -> bool:
+            lines = [line for line in (await agent.ask("/readyz"))[1].splitlines() if b"ledger" in line]
+            return len(lines) == 1 and b"before the ledger has been compared" in lines[0] and CHECK_DISK in lines[0]
+
+        await until(said, 10, agent.text)
+        assert not healthy(cluster)
         shutil.rmtree(in_the_way)
         await until(lambda: len(healthy(cluster)) == 3, 20, lambda: agent.text()[-3000:])
         assert used not in healthy(cluster)

@@ -24,7 +24,7 @@ from drabridge.sim.kubelet import SimKubelet
 from drabridge.sim.pods import Container, PodSpec
 from drabridge.sim.runtime import ContainerStartError, MemoryRuntime, RunOptions, names_of_devices
 from drabridge.sim.timings import Timings
-from tests.agent.helpers import AgentProcess, short_directory
+from tests.agent.helpers import AgentProcess, cdi_devices, short_directory
 from tests.cluster.bed import (
     CLASSES,
     CONFIG,
@@ -83,12 +83,8 @@ class Locks(MemoryRuntime):
 
     def _nodes(self, options: RunOptions) -> list[str]:
         """Devices by the nodes that CDI files make in the container. Raises ContainerStartError as containerd would."""
-        documents = [json.loads(path.read_text()) for path in self._cdi.glob("*.json")]
-        edits = {
-            f"{document['kind']}={device['name']}": device["containerEdits"]
-            for document in documents
-            for device in document["devices"]
-        }
+        devices = cdi_devices(self._cdi)
+        edits = {f"{device['kind']}={device['name']}": device["containerEdits"] for device in devices}
         found = []
         for name in options.cdi_devices:
             if name not in edits:
@@ -130,7 +126,7 @@ class SimBed(Bed):
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": LABELS}}
         for kind, obj in [(NAMESPACES, namespace), *((CLASSES, one) for one in device_classes(self.config))]:
             await self.api.apply(kind, obj, manager=MANAGER)
-        self._node_timings.slice_wipe_seconds = Timings().slice_wipe_seconds  # an upgrade has to fit in
+        self._node_timings.slice_wipe_seconds = Timings().slice_wipe_seconds * PATIENCE  # an upgrade has to fit in
         await self.agent.start()
 
     @property

@@ -17,10 +17,12 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.patience import HANG_SECONDS
+
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy/chart"
 HOOK = "helm.sh/hook"
-SECONDS = 60.0
+SECONDS = 10 * HANG_SECONDS
 Json = dict[str, Any]
 
 _PROGRAM = """

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
+from tests.patience import HANG_SECONDS
 from tests.servers import QuietHandler, served
 
 Json = dict[str, Any]
-SECONDS = 60.0
+SECONDS = 10 * HANG_SECONDS
 CLUSTER, NAMESPACED = False, True
 KINDS: dict[str, dict[str, tuple[str, bool]]] = {
     "v1": {

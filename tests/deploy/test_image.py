@@ -24,6 +24,7 @@ from tests.agent.helpers import DRIVER, AgentProcess, short_directory, until
 from tests.agent.test_bridge_node import CLASS, CONFIG, claim_pod, devices_in_slices, healthy, limits_pod
 from tests.deploy import image
 from tests.deploy.helm import ROOT, manifests, one
+from tests.patience import PATIENCE
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 MIB = 1024 * 1024
@@ -226,4 +227,4 @@ async def stopped(name: str, agent: AgentProcess) -> int:
     stop = await asyncio.create_subprocess_exec("podman", "kill", "--signal", "TERM", name, stdout=-3)
     await stop.wait()
     assert agent.process is not None
-    return await asyncio.wait_for(agent.process.wait(), 10)  # the manifests' grace
+    return await asyncio.wait_for(agent.process.wait(), 10 * PATIENCE)  # 10 s are the manifests' grace

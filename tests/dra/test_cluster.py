@@ -35,7 +35,7 @@ from drabridge.clusterjson import AmbiguousObject, Identity, Json, View, decode
 from drabridge.errors import ClusterError
 from drabridge.sim.api import SimApiServer
 from tests.agent.helpers import until
-from tests.patience import PATIENCE
+from tests.patience import HANG_SECONDS, PATIENCE
 from tests.servers import QuietHandler, served
 
 SLICES = resource_slices("v1")
@@ -154,6 +154,7 @@ async def test_a_server_that_is_away_or_silent_is_unreachable_in_time(tmp_path: 
         with pytest.raises(UnreachableError):
             await cluster.get(SLICES, "s1")
         api.faults.heal()
+        cluster._timeout = (HANG_SECONDS, HANG_SECONDS)
         assert (await cluster.list(SLICES)).items == ()
 
 
@@ -308,7 +309,7 @@ async def test_a_watch_sees_changes_and_ends_without_leaving_a_thread_blocked(tm
                 elif event.type == "DELETED":
                     break
         assert [kind for kind in seen if kind != "BOOKMARK"] == ["ADDED", "MODIFIED", "DELETED"]
-        for _ in range(200):
+        for _ in range(200 * PATIENCE):
             if not any(thread.name == "watch-resourceslices" for thread in threading.enumerate()):
                 break
             await asyncio.sleep(0.01)
@@ -362,7 +363,7 @@ async def test_a_watch_of_a_kind_without_objects_is_silent_and_goes_on_without_a
 
 async def test_a_watch_that_is_cut_ends_and_the_next_one_goes_on_unless_the_server_is_gone(tmp_path: Path) -> None:
     async with connected(tmp_path) as (api, cluster):
-        cluster._watch_timeout = (0.5, 30)
+        cluster._watch_timeout = (HANG_SECONDS, HANG_SECONDS)
         version = (await cluster.list(SLICES)).resource_version
         following = asyncio.ensure_future(anext(cluster.watch(SLICES, resource_version=version), None))
         await until(api.faults.drop_watches)

@@ -20,6 +20,7 @@ from drabridge.sim.api import SimApiServer
 from drabridge.wire import dra_v1_pb2, dra_v1_pb2_grpc
 from tests.dra.crash_child import CONFIG, EXIT_STATUS, FEW, MANY
 from tests.dra.helpers import DRIVER, Claims, DraNode, add_node, short_directory
+from tests.patience import PATIENCE
 
 
 @contextlib.asynccontextmanager
@@ -42,7 +43,7 @@ async def child(root: Path, kubeconfig: Path, phase: str, at: int) -> AsyncItera
 async def call(root: Path, method: str, claim: dra_v1_pb2.Claim) -> Any:
     """One call to the child; None if it dies over it."""
     service = PluginSockets.of(root, DRIVER).service
-    for _ in range(1000):
+    for _ in range(1000 * PATIENCE):
         if service.exists() and not is_dead(service):
             break
         await asyncio.sleep(0.01)
@@ -50,7 +51,7 @@ async def call(root: Path, method: str, claim: dra_v1_pb2.Claim) -> Any:
         stub = dra_v1_pb2_grpc.DRAPluginStub(channel)
         request = getattr(dra_v1_pb2, f"{method}Request")(claims=[claim])
         try:
-            answer = await getattr(stub, method)(request, timeout=20)
+            answer = await getattr(stub, method)(request, timeout=20 * PATIENCE)
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.UNAVAILABLE:
                 raise AssertionError((root / "log").read_text()) from error

@@ -24,7 +24,7 @@ from tests.dra.test_prepare import text_of
 from tests.patience import PATIENCE
 
 
-def script(text: str, seconds: int = 1) -> str:
+def script(text: str, seconds: int = 60) -> str:
     return f"{{command: [/bin/sh, -c, '{text}'], timeoutSeconds: {seconds}}}"
 
 
@@ -81,7 +81,7 @@ async def test_what_a_hook_leaves_running_may_go_on_to_speak(tmp_path: Path) -> 
 
 
 async def test_a_hook_that_does_not_end_is_killed() -> None:
-    async with a_node(with_profile(f"prepare: {script('sleep 60')}")) as node:
+    async with a_node(with_profile(f"prepare: {script('sleep 60', 1)}")) as node:
         assert "did not end for gpu-1 within 1 s; it was killed" in await node.refused(node.claims.add("cl", "gpu-1"))
 
 
@@ -103,7 +103,7 @@ async def test_a_device_is_nobody_elses_before_its_cleaning_has_ended(log: Path)
     """The prepare runs out of time and is undone; kubelet unprepares the claim of a pod that was deleted meanwhile."""
     prepare, undo = script("sleep 60", 60), script(f"echo begin >> {log}; sleep 0.5; echo end >> {log}", 60)
     async with a_node(with_profile(f"prepare: {prepare}, unprepare: {undo}")) as node:
-        node.driver._preparer._budget_seconds = 0.2
+        node.driver._preparer._budget_seconds = 2
         claim = node.claims.add("cl", "gpu-1")
         preparing = asyncio.ensure_future(node.prepare(claim))
         await node.wait_for(log.read_text, "the roll-back")
@@ -122,7 +122,7 @@ async def test_what_escapes_from_a_hook_that_is_killed_holds_up_nobody(tmp_path:
     """A daemon, say, in a session of its own: it lives on, and the output that it shares with the hook never ends."""
     pid = tmp_path / "pid"
     escape = f"setsid sleep 7654 & echo $! > {pid}.new; mv {pid}.new {pid}; sleep 7654"
-    hook = Hook(command=("/bin/sh", "-c", escape), timeout_seconds=300 if cancelled else 1)
+    hook = Hook(command=("/bin/sh", "-c", escape), timeout_seconds=300 if cancelled else 3)
     running = asyncio.create_task(run_hook(hook, None, "gpu-1"))
     await until(pid.exists)
     if cancelled:
@@ -138,7 +138,8 @@ async def test_what_escapes_from_a_hook_that_is_killed_holds_up_nobody(tmp_path:
 
 async def test_hooks_of_one_device_never_overlap(log: Path) -> None:
     """Two claims on a device that is shared; their hooks would run at once. Those of two devices may."""
-    body = script(f"echo begin $DRABRIDGE_DEVICE >> {log}; sleep 0.2; echo end $DRABRIDGE_DEVICE >> {log}")
+    others = f"while [ $(grep -c begin {log}) -lt 2 ]; do sleep 0.01; done"  # else the first one would wait in vain
+    body = script(f"echo begin $DRABRIDGE_DEVICE >> {log}; {others}; sleep 0.2; echo end $DRABRIDGE_DEVICE >> {log}")
     profile = (
         f"  claimConfig: {{defaultProfile: hooked, profiles: {{hooked: {{prepare: {body}, unprepare: {body}}}}}}}\n"
     )

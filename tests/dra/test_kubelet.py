@@ -24,6 +24,7 @@ from drabridge.sim.pods import Container, ContainerClaim, Phase, PodClaim, PodSp
 from drabridge.sim.timings import Timings
 from drabridge.wire import health_v1_pb2, health_v1_pb2_grpc
 from tests.dra.helpers import CONFIG, DRIVER, NODE, DraNode, a_node, short_directory, with_profile
+from tests.patience import PATIENCE
 
 
 class KubeletApi:
@@ -83,8 +84,7 @@ async def test_dr1_dr20_a_kubelet_restart_registers_again_and_slices_come_back()
         asked = node.driver.state.registration.asked
         await kubelet.restart()
         await node.wait_for(lambda: node.driver.state.registration.asked > asked, "GetInfo again")
-        await node.wait_for(node.published, "slices after the wipe")
-        assert node.driver.state.ready
+        await node.wait_for(lambda: node.published() and node.driver.state.ready, "slices after the wipe")
 
 
 async def test_dr2_a_driver_that_was_killed_registers_again_over_its_dead_sockets() -> None:
@@ -132,7 +132,7 @@ async def test_a_pod_is_prepared_and_unprepared() -> None:
         assert node.records() == []
 
 
-SLOW = "prepare: {command: [/bin/sleep, '0.6'], timeoutSeconds: 5}"
+SLOW = "prepare: {command: [/bin/sleep, '0.6'], timeoutSeconds: 60}"
 
 
 async def test_dr6_a_prepare_longer_than_kubelets_patience_leaves_the_pod_pending_and_then_serves_it() -> None:
@@ -156,8 +156,7 @@ async def test_dr13_a_pod_that_is_deleted_during_a_slow_prepare_leaves_nothing()
         node.claims.delete("cl")
         await node.wait_for(lambda: node.handled("unprepare"), "unprepare")
         await asyncio.sleep(1.0)  # longer than the prepare would have taken
-        assert node.records() == []
-        assert node.cdi_files() == []
+        await node.wait_for(lambda: not node.records() and not node.cdi_files(), "the end of it")
         await node.wait_for(lambda: node.owner("gpu-0") is Owner.NONE, "the release")
 
 
@@ -253,7 +252,7 @@ async def test_dr15_dr16_a_lost_service_socket_is_bound_again() -> None:
 
 
 async def test_dr21_a_short_stop_leaves_the_same_slices() -> None:
-    async with a_node() as node, kubelet_beside(node, slice_wipe_seconds=5.0):
+    async with a_node() as node, kubelet_beside(node, slice_wipe_seconds=600.0):
         await registered(node)
         await node.wait_for(node.published, "slices")
         before = node.slices()
@@ -386,7 +385,8 @@ async def test_get_info_answers_in_well_under_a_second_while_a_prepare_waits() -
         path = node.driver._server.sockets.registration
         async with grpc.aio.insecure_channel(f"unix://{path}") as channel:
             stub = pluginregistration_pb2_grpc.RegistrationStub(channel)
-            info = await stub.GetInfo(pluginregistration_pb2.InfoRequest(), timeout=0.5)
+            info = await stub.GetInfo(pluginregistration_pb2.InfoRequest(), timeout=0.5 * PATIENCE)
+        assert not waiting.done()
         assert (info.type, info.name) == ("DRAPlugin", DRIVER)
         assert list(info.supported_versions)[:2] == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
         assert info.endpoint == str(node.driver._server.sockets.service)

@@ -12,6 +12,7 @@ from drabridge.clusterapi import resource_claims
 from drabridge.dra.records import RecordStore
 from drabridge.dra.status import StatusWriter
 from drabridge.inventory.model import Presence, Snapshot
+from tests.agent.helpers import until
 from tests.dra.helpers import DRIVER, DraNode, a_node, gpu
 
 
@@ -71,6 +72,7 @@ async def test_a_writer_that_meets_a_damaged_record_goes_on(tmp_path: Path, capl
         damage()
         writer.claim_prepared(uid)
         await asyncio.sleep(0.01)
+    await until(lambda: len(caplog.records) == 2)
     assert not task.done()
     assert [record.message for record in caplog.records] == ["claim status not written", "claim record quarantined"]
     writer.inventory_changed(Snapshot(1, (gpu(1),)))

@@ -16,6 +16,7 @@ import pytest
 
 from drabridge.inventory import detect
 from tests.inventory.helpers import Loops, loop_devices
+from tests.patience import HANG_SECONDS
 
 UDEVD = next(
     (path for path in ("/lib/systemd/systemd-udevd", "/usr/lib/systemd/systemd-udevd") if os.path.exists(path)), ""
@@ -26,7 +27,7 @@ LOCK = "/tmp/dra-udevd.lock"  # taken by every test run of this machine around a
 
 
 @contextlib.contextmanager
-def machine_lock(seconds: float = 120) -> Iterator[None]:
+def machine_lock(seconds: float = 10 * HANG_SECONDS) -> Iterator[None]:
     with open(LOCK, "w") as file:
         end = time.monotonic() + seconds
         while True:
@@ -50,10 +51,10 @@ class Udevd:
         RUN_UDEV.mkdir(exist_ok=True)
         OURS.touch()
         self._process = subprocess.Popen([UDEVD], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        end = time.monotonic() + 15
+        end = time.monotonic() + HANG_SECONDS
         while not detect.udevd_listens():
             assert self._process.poll() is None, "systemd-udevd ended at once"
-            assert time.monotonic() < end, "systemd-udevd does not listen after 15 s"
+            assert time.monotonic() < end, f"systemd-udevd does not listen after {HANG_SECONDS:g} s"
             time.sleep(0.02)
 
     def send(self, number: int) -> None:
@@ -65,7 +66,7 @@ class Udevd:
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait(HANG_SECONDS)
             self._process = None
 
 

@@ -26,6 +26,7 @@ from drabridge.inventory.wanted import Wanted
 from tests.inventory import trees
 from tests.inventory.helpers import config
 from tests.inventory.helpers import watching as watching_here
+from tests.patience import PATIENCE
 
 # Nothing in a test bed is ever entered into a database of udevd; the machine below may have one all the same.
 watching = functools.partial(watching_here, database=Path("/nonexistent"))
@@ -379,7 +380,7 @@ async def events_come_from_the_test_bed_and_are_counted() -> None:
         assert str(watched.inventory.status.kind) == "udev"
         assert "emulated" in watched.inventory.status.why
         bed.uevent(trees.stick_path(1), "change")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(5 * PATIENCE):
             while not watched.told(EventSeen):
                 await asyncio.sleep(0.01)
         assert {fact.action for fact in watched.told(EventSeen)} == {"change"}

@@ -355,24 +355,24 @@ async def test_a_closed_keeper_refuses_whatever_its_disk_was_like(keeper: Keeper
     assert (await keeper.apply(allocate(0))).accepted
     await keeper.close()
     for _ in range(2):
-        refused = await asyncio.wait_for(keeper.apply(allocate(1)), 5)
+        refused = await asyncio.wait_for(keeper.apply(allocate(1)), 5 * PATIENCE)
         assert [refusal.code for refusal in refused.refusals] == [RefusalCode.NOT_DURABLE]
         assert "closed" in str(refused)
     assert owner(keeper, "gpu-1") is Owner.NONE
 
 
 async def test_a_slow_disk_holds_the_loop_once(keeper: Keeper, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drabridge.ledger.keeper.PATIENCE_SECONDS", 0.03)  # longer than a busy machine stands still
-    disk.seconds = 0.1
+    monkeypatch.setattr("drabridge.ledger.keeper.PATIENCE_SECONDS", 0.2)  # longer than a busy machine stands still
+    disk.seconds = 0.4
     held = []
     for number in range(8):
         started = time.perf_counter()
         answer = keeper.submit(Unprepare("u", 1.0) if number % 2 else prepare(2, "u"))
         held.append(time.perf_counter() - started)
-        time.sleep(0.12)  # noqa: ASYNC251  # the loop is busy: when it looks, the write is long over, but was not quick
+        time.sleep(0.5)  # noqa: ASYNC251  # the loop is busy: when it looks, the write is long over, but was not quick
         await answer
         await asyncio.sleep(0.002)  # no burst
-    assert sum(seconds > 0.03 for seconds in held) <= 3  # one, and what the machine did meanwhile
+    assert sum(seconds > 0.2 for seconds in held) <= 3  # one, and what the machine did meanwhile
 
 
 async def test_a_disk_that_hangs_is_told_and_does_not_keep_the_agent(
@@ -384,9 +384,9 @@ async def test_a_disk_that_hangs_is_told_and_does_not_keep_the_agent(
     disk.gate.clear()
     try:
         answer = keeper.submit(allocate(0))
+        await until(lambda: not keeper.health.ok)
         await asyncio.sleep(0.2)
         assert not answer.done()
-        assert not keeper.health.ok
         assert "is silent" in keeper.health.error
         started = time.monotonic()
         await keeper.close()

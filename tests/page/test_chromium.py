@@ -40,7 +40,7 @@ FLAGS = (
     "--hide-scrollbars",  # phones lay them over the page
 )
 PHONE_WIDTH = 390  # CSS pixels of the narrowest phones in common use
-SECONDS = 60
+SECONDS = 300
 
 # The page in a frame as wide as a phone: headless windows are 500 pixels wide at least. Which elements stick out?
 FRAME = """<!DOCTYPE html><iframe src="/framed/{name}" style="width:{width}px;height:900px;border:0"></iframe>

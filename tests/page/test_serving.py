@@ -48,7 +48,7 @@ def outside() -> str:
 async def test_on_localhost_it_is_served_and_shows_what_status_shows() -> None:
     async with node() as (agent, kubelet):
         await kubelet.run_pod(pod("a"))
-        for _ in range(5):  # both are of one second, unless that ends in between
+        for _ in range(50):  # both are of one second, unless that ends in between
             _, before = await agent.ask("/status")
             status, headers, body = await fetch(address_of(agent))
             if body == page.render(json.loads(before)):

@@ -26,7 +26,7 @@ def test_a_minute_under_load_and_faults_no_double_hold_no_leak() -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     last = done.stdout.strip().splitlines()[-1] if done.stdout else ""
