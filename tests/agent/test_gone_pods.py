@@ -15,7 +15,7 @@ from drabridge.sim.clusternode import LINGER_SECONDS_ANNOTATION
 from tests.agent.helpers import AgentProcess, until
 from tests.agent.test_bridge_node import CONFIG, bridge, claim_pod, limits_pod, set_lanes
 
-GRACE_SECONDS, LINGER_SECONDS = 3, 2
+GRACE_SECONDS, LINGER_SECONDS = 8, 5  # long enough to be seen on a busy machine
 
 
 def lingering(manifest: str, name: str) -> str:

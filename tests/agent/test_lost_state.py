@@ -52,11 +52,13 @@ async def test_a_running_claim_keeps_its_device_when_the_state_is_lost(
         await agent.stop()
         lose(agent.control.parent)
         kubelet.faults.podresources = fault  # then its CDI file alone tells of the claim
+        cluster.api.faults.fail(1_000_000, 503, verb="list", resource="resourceclaims")  # however late this test looks
         await agent.start()
         await agent.up()
         await become(agent, "dra-prepared", "quarantine", "quarantine", "quarantine")
         assert await claimed(agent) == used
         kubelet.faults.podresources = ListFault.NONE
+        cluster.api.faults.heal()
         await become(agent, "dra-prepared", "none", "none", "none")
         assert await claimed(agent) == used
         assert claim_files(agent) == files
