@@ -75,4 +75,4 @@ async def test_a_kubelet_that_comes_after_the_agent_is_waited_for() -> None:
         await agent.up()
         await kubelet.start()
         await agent.ready()
-        assert await waits(agent)
+        await until(lambda: waits(agent), 10, agent.text)

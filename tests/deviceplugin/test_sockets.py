@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -165,5 +166,6 @@ def test_a_kubelet_process_is_named_while_it_answers() -> None:
                     assert kubelet_process(directory) in (names[-1], "")
             assert kubelet_process(directory) == ""
             path.unlink()
+            time.sleep(0.02)  # the clock of file systems ticks every 1 to 10 ms
         assert "" not in names
         assert len(set(names)) == 2
