@@ -166,7 +166,7 @@ async def test_kubelet_is_not_asked_who_holds_what_while_an_allocate_is_open() -
 # --- before a container starts ----------------------------------------------------------------------------------------
 
 
-def hook(script: str, seconds: int = 60) -> str:
+def hook(script: str, seconds: int = 25) -> str:
     return f"{{command: [/bin/sh, -c, '{script}'], timeoutSeconds: {seconds}}}"
 
 
