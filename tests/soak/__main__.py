@@ -29,6 +29,9 @@ def main() -> int:
     length.add_argument("--seconds", type=float)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
+        "--least-pods", type=int, default=0, metavar="N", help="go on until so many have run, and one was refused"
+    )
+    parser.add_argument(
         "--log",
         type=Path,
         metavar="FILE",
@@ -55,7 +58,7 @@ def main() -> int:
         say(str(found))
         return 0 if found.ok else 1
     command = ("-m", "tests.agent.broken", arguments.broken) if arguments.broken else ("-m", "drabridge")
-    verdict = asyncio.run(soak(seconds, arguments.seed, say, command, arguments.log))
+    verdict = asyncio.run(soak(seconds, arguments.seed, say, command, arguments.log, arguments.least_pods))
     say(str(verdict))
     return 0 if verdict.ok else 1
 

@@ -66,19 +66,27 @@ async def soak(
     say: Callable[[str], None] = print,
     command: tuple[str, ...] = ("-m", "drabridge"),
     log: Path | None = None,
+    least_pods: int = 0,
 ) -> Verdict:
-    """Load and storm for ``seconds``, then peace, then the verdict. ``log``: where the agent's log is kept."""
+    """Load and storm for ``seconds``, then peace, then the verdict. ``log``: where the agent's log is kept.
+
+    ``least_pods``: on a machine that is slow it goes on until so many have run, and one was refused.
+    """
     verdict = Verdict()
     began = time.monotonic()
     async with bed(seed, command) as stage:
         say(f"soak: seed {seed}, {stage.capacity}, for {seconds:.0f} s")
         load, storm = Load(stage, random.Random(f"load {seed}")), Storm(stage, random.Random(f"storm {seed}"))
         refusals = Refusals(stage)
+
+        def enough() -> bool:
+            return len(stage.judge.started_pods) >= least_pods and (not least_pods or refusals.counts.total() > 0)
+
         async with asyncio.TaskGroup() as group:
             working = group.create_task(load.run(), name="load")
             blowing = group.create_task(storm.run(), name="storm")
-            while (left := began + seconds - time.monotonic()) > 0:
-                await asyncio.sleep(min(left, PROGRESS_SECONDS))
+            while (left := began + seconds - time.monotonic()) > 0 or not enough():
+                await asyncio.sleep(min(max(left, 1.0), PROGRESS_SECONDS))
                 refusals.read()
                 say(progress(time.monotonic() - began, stage, load, storm, refusals.counts))
             storm.blowing = False
