@@ -25,6 +25,7 @@ from tests.agent.test_bridge_node import CLASS, CONFIG, claim_pod, devices_in_sl
 from tests.deploy import image
 from tests.deploy.helm import ROOT, manifests, one
 from tests.patience import PATIENCE
+from tests.servers import free_port
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 MIB = 1024 * 1024
@@ -171,7 +172,7 @@ async def chart_pod(cluster: SimCluster, root: Path, built: str) -> Any:
         "config": {**dict.fromkeys(("resources", "udevEvents", "driver")), **yaml.safe_load(CONFIG)},
         "kubelet": {"rootDir": str(root / "node-a")},
         "cdiDir": str(root / "node-a/cdi"),
-        "http": {"port": 19400},
+        "http": {"port": free_port()},
     }
     objects = manifests(values)
     spec = one(objects, "DaemonSet")["spec"]["template"]["spec"]
