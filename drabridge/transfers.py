@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from drabridge.claims import ClaimSide
 from drabridge.config.lanes import Lanes, Selection, Share
+from drabridge.config.schema import Resource
 from drabridge.errors import ClusterError
 from drabridge.inventory.match import matches
 from drabridge.inventory.model import Device, Presence, Snapshot, device_id_of
@@ -54,13 +55,14 @@ class Transfers:
         ledger = self._runtime.keeper.ledger
         found: dict[str, Lane] = {}
         here = {device.syspath for device in snapshot.devices if device.presence is not Presence.GONE}
-        for resource in self._runtime.config.resources:
+        for resource in self._wholes_first():
             devices = [
                 device
                 for device in snapshot.of(resource.name)
                 if device.presence is not Presence.GONE or device.syspath not in here  # another has its place, and lane
             ]
-            found |= place(ledger, devices, self._wanted(self._wishes.lanes(resource), devices)[0])
+            wanted, _ = self._wanted(self._wishes.lanes(resource), devices)
+            found |= place(ledger, devices, wanted.beside_wholes(ledger, devices, found))
         return found
 
     async def run(self) -> None:
@@ -77,13 +79,13 @@ class Transfers:
         runtime = self._runtime
         if not runtime.inventory.current.complete:
             return
-        for resource in runtime.config.resources:
+        for resource in self._wholes_first():
             ledger = runtime.keeper.ledger
             devices = self._counted(ledger, resource.name)
             wanted, notes = self._wanted(self._wishes.lanes(resource), devices)
             if self._wishes.lost(resource):
                 continue
-            changes = plan(ledger, devices, wanted, runtime.now())
+            changes = plan(ledger, devices, wanted.beside_wholes(ledger, devices, {}), runtime.now())
             begun = changes if self._claims.published else without_slices(ledger, changes)
             for change in begun:
                 await runtime.keeper.apply(SetLane(change.device, change.lane, runtime.now(), change.reason))
@@ -91,13 +93,19 @@ class Transfers:
                 notes.append(f"{held_up} more for the dra lane wait until slices can be published")
             self._wishes.unmet[resource.name] = notes or self._divided(devices, wanted)
 
+    def _wholes_first(self) -> list[Resource]:
+        """The resources in an order in which the lane of a whole is known before its parts follow it."""
+        return sorted(self._runtime.config.resources, key=lambda resource: resource.partition is not None)
+
     def _divided(self, devices: Sequence[Device], wanted: Wanted) -> list[str]:
-        """Where the parts of a device would have to be in both lanes."""
+        """Where the parts of a device would have to be in both lanes, or not with their whole."""
         entries = self._runtime.keeper.ledger.entries
         there = sum(destined(entries[device.name]) is Lane.DRA for device in devices if device.name in entries)
         if there == wanted.dra or not any(device.root for device in devices):
             return []
-        return [f"the dra lane has {there} devices and not {wanted.dra}: parts of one device stay together"]
+        return [
+            f"the dra lane has {there} devices and not {wanted.dra}: parts of one device stay together, and with it"
+        ]
 
     def _counted(self, ledger: Ledger, resource: str) -> list[Device]:
         names = counted(ledger, resource, self._runtime.now())

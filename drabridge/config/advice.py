@@ -30,8 +30,8 @@ def _advice(config: Config) -> Iterator[str]:
             if ours != theirs:
                 yield (
                     f"resources[{index}] ({resource.name}): parts go to {' and '.join(ours)}, their wholes "
-                    f"({whole.name}) to {' and '.join(theirs)}: a part and its whole that are in different lanes are "
-                    "offered to nobody; give both resources the same lanes"
+                    f"({whole.name}) to {' and '.join(theirs)}: parts are in the lane of their whole, "
+                    "whatever theirs say; give both resources the same lanes"
                 )
 
 

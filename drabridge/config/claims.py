@@ -36,14 +36,16 @@ class Counter(Model):
 
 
 class Partition(Model):
-    """These devices are parts of whole devices, and a part and its whole are never held at the same time."""
+    """These devices are parts of whole devices. A part and its whole are never held at the same time, and a part is in
+    the lane of its whole, whatever `lanes` says.
+    """
 
     of: ResourceName
     """The resource of the whole devices."""
     by: Annotated[str, StringConstraints(pattern=r"^(parent|link:[A-Za-z0-9_.-]+)$")] = "parent"
     """How the whole is found from a part: `parent` (an ancestor in udev), or `link:physfn` (a link in sysfs)."""
     counters: Annotated[Mapping[DnsLabel, Counter], Field(max_length=names.COUNTERS_MAX)] = {}
-    """Shared counters. Left out: each part is one of as many as there are."""
+    """Shared counters of claims. Left out: each part is one of as many as there are."""
 
 
 class Profile(Model):

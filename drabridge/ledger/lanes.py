@@ -2,9 +2,11 @@
 
 Claims are served from the front of the order, pods from its end (opposite-end packing), so the lanes rarely want the
 same device. Devices on one PCIe root and NUMA node stay together where the numbers allow it, and parts of one device
-always do: where the numbers would divide them, claims get fewer than wanted. Free devices move before held ones; a
-held device is only marked, and moves when it is let go. What is on its way counts as arrived, so a plan that is carried
-out is never taken back, and one that is under way is not repeated.
+always do: where the numbers would divide them, claims get fewer than wanted. Parts go where their whole goes, whatever
+their own numbers are: a part and a whole in different lanes are offered to nobody. Free devices move before held ones,
+and a whole of which a part is held counts as held. A held device is only marked, and moves when it is let go. What is
+on its way counts as arrived, so a plan that is carried out is never taken back, and one that is under way is not
+repeated.
 
 Faulty devices count, and are the last to choose for either lane. The lane that lacks more of its number by them gets
 free ones that work in exchange: at once where devices move anyhow, else after ``HYSTERESIS_SECONDS``. Every exchange
@@ -17,6 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from drabridge.inventory.model import Device, Presence
 from drabridge.ledger.model import Entry, Lane, Ledger, Owner
@@ -28,15 +31,28 @@ class Wanted(Struct, frozen=True):
     """How one resource's devices are to be divided.
 
     ``dra`` of ``total`` devices in the dra lane, the rest in the legacy lane; floors and percentages are already in it
-    (``drabridge.config.lanes.Lanes.targets``). Pinned devices stay where the operator says.
+    (``drabridge.config.lanes.Lanes.targets``). Pinned devices stay where the operator says, parts where their whole is.
     """
 
     dra: int
     pinned: Mapping[str, Lane] | None = None
+    why_pinned: str = "chosen by the operator"
 
     def lane_of(self, name: str) -> Lane | None:
         """Where a pinned device must be."""
         return self.pinned.get(name) if self.pinned else None
+
+    def beside_wholes(self, ledger: Ledger, devices: Iterable[Device], new: Mapping[str, Lane]) -> Wanted:
+        """The same with each part in the lane of its whole, which is in the ledger or among the ``new`` ones."""
+        entries = ledger.entries
+        lanes = {
+            device.name: new[device.root] if device.root in new else destined(entries[device.root])
+            for device in devices
+            if device.root in new or device.root in entries
+        }
+        if not lanes:
+            return self
+        return replace(self, pinned={**(self.pinned or {}), **lanes}, why_pinned="parts are where their whole is")
 
 
 class Urgency(IntEnum):
@@ -159,7 +175,7 @@ def plan(ledger: Ledger, devices: Sequence[Device], wanted: Wanted, at: float) -
     for unit in units:
         reason = f"{wanted.dra} of {len(devices)} are wanted in the dra lane"
         if unit.pinned:
-            reason = "chosen by the operator"
+            reason = wanted.why_pinned
         elif unit.names in exchanged:
             reason = "a device that works for one that does not"
         elif unit.names not in taken:
@@ -220,7 +236,7 @@ def _units(ledger: Ledger, devices: Sequence[Device], wanted: Wanted, at: float)
                 (members[0].numa_nodes, members[0].pcie_root),
                 lane,
                 tuple(entry.name for entry in entries if destined(entry) is not lane),
-                bool(held),
+                bool(held) or _overlaps_a_held_one(ledger, entries),
                 any(entry.move is not None for entry in entries),
                 pin is not None,
                 sum(one.presence is Presence.PRESENT for one in facts),
@@ -228,6 +244,10 @@ def _units(ledger: Ledger, devices: Sequence[Device], wanted: Wanted, at: float)
             )
         )
     return units
+
+
+def _overlaps_a_held_one(ledger: Ledger, entries: Iterable[Entry]) -> bool:
+    return any(one.owner is not Owner.NONE for entry in entries for one in ledger.relatives(entry.device))
 
 
 def _choose(candidates: list[_Unit], everybody: list[_Unit], missing: int, target: Lane) -> list[_Unit]:

@@ -143,6 +143,20 @@ def parts(count: int, whole: str = "pf0") -> list[Device]:
     return [Device(f"{whole}-vf{n}", f"{whole}-VF{n}", "r", root=whole) for n in range(count)]
 
 
+def test_parts_go_with_their_whole_and_a_whole_with_a_held_part_moves_last() -> None:
+    wholes = [Device(name, name, "whole") for name in ("pf0", "pf1")]
+    found = wholes + parts(2, "pf0") + parts(2, "pf1")
+    ledger = ledger_of(found, held={2})  # pf0-vf0
+    for devices, number in ((wholes, 1), (found[2:], 4)):
+        ledger = carry_out(ledger, devices, Wanted(number).beside_wholes(ledger, devices, {}))
+    assert lanes_of(ledger) == "LLLDDD"  # pf0 and its two, pf1 and its two
+    new = parts(3, "pf1")
+    first = place(ledger, new, Wanted(0).beside_wholes(ledger, new, {}))
+    assert first == {"pf1-vf2": Lane.DRA}
+    none = Ledger.of([], NodeState(merged=True))
+    assert set(place(none, new, Wanted(0).beside_wholes(none, new, {"pf1": Lane.DRA})).values()) == {Lane.DRA}
+
+
 def come(ledger: Ledger, found: list[Device], wanted: Wanted, at: float) -> Ledger:
     """What is new is discovered, and starts where the plan says; then the plan is carried out."""
     first = place(ledger, found, wanted)
