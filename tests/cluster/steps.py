@@ -10,6 +10,7 @@ from drabridge.clusterapi import NotFoundError
 from tests.cluster import workloads as w
 from tests.cluster.bed import (
     CLAIMS,
+    EVENTS,
     JOBS,
     LANES,
     NAMESPACE,
@@ -17,6 +18,7 @@ from tests.cluster.bed import (
     RESOURCE,
     TEMPLATES,
     Bed,
+    Json,
     apply_node,
     failed,
     lanes,
@@ -84,6 +86,31 @@ async def claim_pod(bed: Bed, name: str, **more: Any) -> None:
     await bed.api.create(CLAIMS, w.claim(name), namespace=NAMESPACE)
     spec = w.with_claim(bed.image, bed.node, {"resourceClaimName": name}, **more)
     await bed.api.create(PODS, w.pod(name, spec), namespace=NAMESPACE)
+
+
+async def pod_with(bed: Bed, name: str, *requests: Json, config: tuple[Json, ...] = (), **more: Any) -> None:
+    """A claim and a pod of one name."""
+    await bed.api.create(CLAIMS, w.claim(name, *requests, config=config), namespace=NAMESPACE)
+    spec = w.with_claim(bed.image, bed.node, {"resourceClaimName": name}, **more)
+    await bed.api.create(PODS, w.pod(name, spec), namespace=NAMESPACE)
+
+
+async def allocated(bed: Bed, name: str) -> list[tuple[str, str]]:
+    """Request and device of each of the claim's results."""
+    claim = await bed.api.get(CLAIMS, name, namespace=NAMESPACE)
+    return sorted((one["request"], one["device"]) for one in claim["status"]["allocation"]["devices"]["results"])
+
+
+async def event(bed: Bed, name: str, reason: str, words: str = "") -> Json:
+    """The first event of the object with this reason and words."""
+
+    async def there() -> Json | None:
+        events = (await bed.api.list(EVENTS, namespace=NAMESPACE)).items
+        about = [one for one in events if one["involvedObject"]["name"] == name]
+        return next((one for one in about if one["reason"] == reason and words in one["message"]), None)
+
+    found: Json = await until(bed, f"an event {reason} of {name} with {words!r}", there)
+    return found
 
 
 async def template_pod(bed: Bed, name: str) -> None:
