@@ -28,6 +28,7 @@ from drabridge.evidence.loop import EvidenceLoop
 from drabridge.evidence.others import Others
 from drabridge.evidence.witness import Witness
 from drabridge.formerly import refuse_another_name
+from drabridge.guard import Guard
 from drabridge.housekeeping import Housekeeping
 from drabridge.identities import Identities
 from drabridge.inventory.model import Snapshot
@@ -50,7 +51,7 @@ from drabridge.legacy.side import LegacySide
 from drabridge.memory import settle
 from drabridge.metrics import Metrics
 from drabridge.observe import Sinks
-from drabridge.other_agents import Guard, OtherAgents
+from drabridge.other_agents import OtherAgents
 from drabridge.pages import Pages
 from drabridge.paths import Paths
 from drabridge.port import Port

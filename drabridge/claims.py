@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from drabridge.clusterapi import Cluster, Listing, UnreachableError, resource_claims, resource_versions
-from drabridge.clusterjson import ClaimFields, Json, View
+from drabridge.clusterjson import ClaimFields, Json, PlacedClaimFields, View
 from drabridge.config.schema import Config
 from drabridge.errors import ClusterError
 from drabridge.ledger import Allocation, ClaimRef, Lane, Ledger
@@ -264,6 +264,19 @@ class ClaimSide:
             log.warning("who has devices by claims is not known", extra={"reason": str(error)})
             return None
         return tuple(allocation for allocation in listed.items if allocation is not None)
+
+    async def of_driver(self, driver: str) -> frozenset[str] | None:
+        """Devices of a driver on this node, of another one's too, that the API server shows allocated. None: it cannot
+        be asked.
+        """
+        from drabridge.dra.allocation import devices_on
+
+        node = self._runtime.options.node_name
+        try:
+            listed = await self._listed(View(lambda claim: devices_on(claim, driver, node), PlacedClaimFields))
+        except ClusterError:
+            return None
+        return None if listed.unreadable else frozenset(name for names in listed.items for name in names)
 
     async def find(self, uid: str) -> ClaimRef | None:
         """The claim with this UID, of which nobody here knows the name; None where the API server shows none that is

@@ -311,3 +311,18 @@ class ClaimFields(TypedDict, total=False):
 
     metadata: _ClaimMeta | None
     status: _ClaimStatus | None
+
+
+class _Placed(_Allocation, total=False):
+    nodeSelector: Any
+
+
+class _PlacedStatus(TypedDict, total=False):
+    allocation: _Placed | None
+
+
+class PlacedClaimFields(TypedDict, total=False):
+    """Which devices a claim is allocated, and on which nodes it can be used."""
+
+    metadata: _ClaimMeta | None
+    status: _PlacedStatus | None

@@ -1,5 +1,5 @@
 """What is due by time alone: tombstones, CDI files that nothing refers to any more or that somebody removed, another
-try where a disk failed, a look for another plugin, the heartbeat.
+try where a disk failed, a look for another plugin, what other agents said and are told, the heartbeat.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from drabridge.claims import ClaimSide
 from drabridge.inventory.model import Presence, device_id_of
 from drabridge.ledger import events
 from drabridge.ledger.advertise import must_list
+from drabridge.left_behind import LeftBehind
 from drabridge.pages import Pages
 from drabridge.rivals import Rivals
 from drabridge.runtime import Runtime
@@ -29,12 +30,16 @@ class Housekeeping:
         self._claims = claims
         self._pages = pages
         self._rivals = Rivals(runtime)
+        self._left = LeftBehind(runtime, claims)
         self._said = False  # that CDI files cannot be written
 
     async def run(self) -> None:
         """What waits for a disk keeps nothing else waiting."""
         async with asyncio.TaskGroup() as group:
-            for work in (self._beat, self.tick, self._end_lingering, self._look_after_files, self._claims.try_records):
+            for work in (
+                *(self._beat, self.tick, self._end_lingering, self._look_after_files, self._claims.try_records),
+                *(self._runtime.guard.keep, self._left.look),
+            ):
                 group.create_task(_again_and_again(work))
 
     async def _beat(self) -> None:

@@ -9,31 +9,32 @@ The file outlives its agent. One that was ended says what its ledger holds; of o
 served may be held. That is how a driver under a new name learns what pods and claims of the former name have.
 
 Where an agent has no such file, an older version, and its state directory is visible, its ledger says the same.
+
+What an agent left that has ended is forgotten once nobody can have it any more (:mod:`drabridge.left_behind`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import fcntl
 import logging
 import os
+import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
-from msgspec import Struct
-from msgspec.structs import replace
+from msgspec import Meta, Struct
 
 from drabridge.errors import HostError
-from drabridge.files import Care, read_if_there, write_atomically
-from drabridge.inventory.model import COMPANION, Device, Presence, Snapshot
-from drabridge.ledger import Ledger, Owner
+from drabridge.files import Care, write_atomically
+from drabridge.inventory.model import COMPANION, Device
+from drabridge.ledger import Entry, Ledger, Owner
 from drabridge.ledger.refusal import holder
 from drabridge.ledger.store import FILE, read_other
 from drabridge.paths import Paths
-from drabridge.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +44,7 @@ TURN_SECONDS = 2.0  # another agent's turn takes milliseconds
 OWN_SECONDS = 1.0  # the agent before this one has let the ledger go: its process is ending
 POLL_SECONDS = 0.005
 RETURN_SECONDS = 60.0  # an agent that is replaced, or has crashed, is back by then; its devices wait for it
-GOODBYE_SECONDS = 0.5  # to say what stays held; of the 3 s in which SIGTERM is promised to end the agent
-AGAIN_SECONDS = 3.0  # how long what has changed at another agent stays unnoticed
+MOST_BYTES = 1 << 22  # of a file: a thousand devices have 300 KB
 VERSION = 1
 SYSFS = "/sys/"
 
@@ -54,8 +54,10 @@ class Piece(Struct, frozen=True, omit_defaults=True):
 
     name: str
     id: str
-    places: tuple[str, ...]
+    places: Annotated[tuple[str, ...], Meta(min_length=1)]
     holder: str = ""  # in words; of an agent that was ended
+    resources: tuple[str, ...] = ()  # under which kubelet may show a pod on it; none: an older agent does not say
+    grace: float | None = None  # seconds that its holders have to end when they are deleted; None: not known
 
 
 class Said(Struct, frozen=True, rename="camel"):
@@ -98,9 +100,13 @@ class OtherAgents:
         self._lock: int | None = None
         self._said: Said | None = None
         self._had: frozenset[Piece] = frozenset()
+        self._struck: Collection[str] | None = None  # what was struck out before this agent began; None: not read yet
+        self.left: Mapping[str, frozenset[Piece]] = {}
+        """Driver that has ended -> what it left of devices that are here; withheld, unless held here."""
 
     def take(self, devices: Iterable[Device], held: Callable[[str], bool]) -> dict[str, str]:
-        """Say what this agent serves now; device name -> why it must not. What it holds already is its own.
+        """Say what this agent serves now; device name -> why it must not. What it holds already is its own, unless
+        another agent serves it, or it was struck out: nobody had it any more then, and its ledger is of before.
 
         Never raises: where the others cannot be asked, what they were not asked about before is withheld.
         """
@@ -109,7 +115,8 @@ class OtherAgents:
         try:
             with self._turn():
                 self._be_alive()
-                withheld = self._withheld({n: p for n, p in pieces.items() if n not in mine}, self._others())
+                self._struck = mine.keys() & (self._struck_out(mine) if self._struck is None else self._struck)
+                withheld = self._withheld(pieces, mine.keys() - self._struck, self._others())
                 served = tuple(piece for name, piece in sorted(pieces.items()) if name not in withheld)
                 self._say(Said(served))
         except (OSError, HostError) as error:
@@ -117,6 +124,34 @@ class OtherAgents:
             return {name: why for name, piece in pieces.items() if name not in mine and piece not in self._had}
         self._had = frozenset(served)
         return withheld
+
+    def keep(self) -> None:
+        """Say again what was said last, where somebody removed it. Never raises: the next :meth:`take` tells."""
+        if self._lock is None or self._said is None:
+            return
+        with contextlib.suppress(OSError, HostError):
+            lock, file = self._path(self._driver, LOCK), self._path(self._driver, HARDWARE)
+            if not (file.exists() and _is_at(lock, self._lock)):
+                with self._turn():
+                    self._be_alive()
+                    self._say(self._said)
+
+    def forget(self, driver: str, free: Collection[Piece]) -> None:
+        """Strike out what an agent that has ended left, and nobody has any more: for itself, should it come back, and
+        for others. Never raises.
+        """
+        try:
+            with self._turn():
+                file = self._path(driver, HARDWARE)
+                other = self._other(driver) if file.exists() else self._by_ledger(driver)
+                if other is None or other.alive or other.fault:
+                    return
+                left = tuple(piece for piece in other.pieces if piece not in free)
+                write_atomically(file, msgspec.json.encode(Said(left, other.ended)), care=Care.WHOLE)
+            found = self.left.get(driver, frozenset()).difference(free)
+            self.left = {name: pieces for name, pieces in {**self.left, driver: found}.items() if pieces}
+        except (OSError, HostError) as error:
+            log.warning("what another agent left cannot be struck out", extra={"driver": driver, "reason": str(error)})
 
     def end(self, ledger: Ledger) -> None:
         """Say what stays held, and be gone. Never raises: whoever cannot say it has said more than that before."""
@@ -183,16 +218,27 @@ class OtherAgents:
             self._said = said
 
     def _others(self) -> list[OtherAgent]:
-        drivers = {
-            path.name.removeprefix(PREFIX).removesuffix(HARDWARE)
-            for path in self._registry.glob(f"{PREFIX}*{HARDWARE}")
-        }
+        drivers = set(self._drivers(HARDWARE))
+        drivers |= {name for name in self._drivers(LOCK) if "." in name and _is_locked(self._path(name, LOCK))}
         found = [self._other(driver) for driver in sorted(drivers - {self._driver})]
         for path in sorted(self._plugins.glob(f"*/{FILE}")):
             driver = path.parent.name
             if driver not in drivers and driver != self._driver and (other := self._by_ledger(driver)) is not None:
                 found.append(other)
         return self._with_those_that_come_back(found)
+
+    def _struck_out(self, held: Collection[str]) -> set[str]:
+        """What is held by the ledger, and not by the file that this driver's agent left."""
+        try:
+            named = {piece.name for piece in _read(self._path(self._driver, HARDWARE)).pieces}
+        except (OSError, ValueError, RecursionError):  # an older version's, or a person has removed it
+            return set()
+        return {name for name in held if name not in named}
+
+    def _drivers(self, suffix: str) -> Iterator[str]:
+        return (
+            path.name.removeprefix(PREFIX).removesuffix(suffix) for path in self._registry.glob(f"{PREFIX}*{suffix}")
+        )
 
     def _with_those_that_come_back(self, others: Iterable[OtherAgent]) -> list[OtherAgent]:
         """The others, and those that ran until a moment ago as they were: what they served is not free for that."""
@@ -204,8 +250,8 @@ class OtherAgents:
     def _other(self, driver: str) -> OtherAgent:
         alive = _is_locked(self._path(driver, LOCK))
         try:
-            said = msgspec.json.decode(read_if_there(self._path(driver, HARDWARE)) or b"", type=Said)
-        except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
+            said = _read(self._path(driver, HARDWARE))
+        except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             return OtherAgent(driver, alive=alive, fault=str(error))
         if not alive and not said.ended and (known := self._by_ledger(driver)) is not None and not known.fault:
             return known  # it was killed, and what it held can be seen
@@ -226,20 +272,31 @@ class OtherAgents:
 
     # --- what overlaps ------------------------------------------------------------------------------------------------
 
-    def _withheld(self, pieces: Mapping[str, Piece], others: Sequence[OtherAgent]) -> dict[str, str]:
+    def _withheld(
+        self, pieces: Mapping[str, Piece], mine: Collection[str], others: Sequence[OtherAgent]
+    ) -> dict[str, str]:
         withheld: dict[str, str] = {}
+        left: dict[str, set[Piece]] = {}
         for other in others:
             if other.fault:
                 why = (
                     f"what the driver {other.driver} has on this node is not known ({other.fault}). {self._way(other)}"
                 )
-                withheld |= dict.fromkeys(pieces, why)
+                withheld |= {name: why for name in pieces if name not in mine}
                 continue
             index = _Index(other.pieces)
             moved = {} if other.alive else {p.id: p for p in other.pieces if p.id and not self._is_there(p)}
             for name, piece in pieces.items():
-                if (theirs := index.overlapping(piece) or moved.get(piece.id)) is not None:
+                theirs = index.overlapping(piece)
+                if theirs is None and name not in mine:
+                    theirs = moved.get(piece.id)
+                if theirs is None:
+                    continue
+                if other.alive or name not in mine:
                     withheld[name] = self._why(other, theirs)
+                if not other.alive:
+                    left.setdefault(other.driver, set()).add(theirs)
+        self.left = {driver: frozenset(found) for driver, found in left.items()}
         return withheld
 
     def _is_there(self, piece: Piece) -> bool:
@@ -265,68 +322,10 @@ class OtherAgents:
         )
 
 
-class Guard:
-    """The inventory without what other agents have, for the loop: files are looked at in a thread."""
-
-    def __init__(self, agents: OtherAgents) -> None:
-        self._agents = agents
-        self._files = Worker("other-agents")
-        self._withheld: Mapping[str, str] = {}
-        self._shown: tuple[Snapshot, Mapping[str, str], Snapshot] | None = None
-
-    @property
-    def again_seconds(self) -> float | None:
-        """When to ask again, though the inventory does not change; None: there is no need."""
-        return AGAIN_SECONDS if self._withheld else None
-
-    def shown(self, snapshot: Snapshot) -> Snapshot:
-        """By the last answer. The same object as long as neither has changed."""
-        if self._shown is None or self._shown[0] is not snapshot or self._shown[1] is not self._withheld:
-            self._shown = snapshot, self._withheld, without(snapshot, self._withheld)
-        return self._shown[2]
-
-    async def without(self, snapshot: Snapshot, ledger: Ledger) -> Snapshot:
-        """Ask, and tell the others what is served here. Quarantine is no knowledge: who may hold it is not known."""
-
-        def held(name: str) -> bool:
-            entry = ledger.entries.get(name)
-            return entry is not None and entry.owner not in (Owner.NONE, Owner.QUARANTINE)
-
-        withheld = await self._files.run(lambda: self._agents.take(snapshot.devices, held))
-        for why in sorted(set(withheld.values()).difference(self._withheld.values())):
-            names = [name for name, reason in withheld.items() if reason == why]
-            log.error("devices withheld", extra={"devices": names, "reason": why})
-        if withheld != self._withheld:
-            self._withheld = withheld
-        return self.shown(snapshot)
-
-    async def leave(self, ledger: Ledger, *, ended: bool) -> None:
-        """Say what stays held, before a successor may have the ledger; ``ended``: by an orderly end, else nothing is
-        said, as if this agent was killed. A disk that hangs is left to it.
-        """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GOODBYE_SECONDS):
-                await self._files.run((lambda: self._agents.end(ledger)) if ended else self._agents.close)
-        self._files.stop()
-
-
-def without(snapshot: Snapshot, withheld: Mapping[str, str]) -> Snapshot:
-    """The snapshot, with what is withheld as faulty, and why."""
-    if not withheld:
-        return snapshot
-    return replace(snapshot, devices=tuple(_withhold(device, withheld) for device in snapshot.devices))
-
-
-def _withhold(device: Device, withheld: Mapping[str, str]) -> Device:
-    why = withheld.get(device.name)
-    if why is None or device.presence is Presence.GONE:
-        return device
-    return replace(device, presence=Presence.FAULTY, reason="; ".join(filter(None, (why, device.reason))))
-
-
 def piece_of(device: Device) -> Piece:
     """What another agent has to know of a device."""
-    return Piece(device.name, device.id, (device.syspath, *(place.removeprefix(COMPANION) for place in device.also_at)))
+    places = (device.syspath, *(place.removeprefix(COMPANION) for place in device.also_at))
+    return Piece(device.name, device.id, places, resources=(device.resource,))
 
 
 def all_pieces(ledger: Ledger) -> Iterator[Piece]:
@@ -334,7 +333,13 @@ def all_pieces(ledger: Ledger) -> Iterator[Piece]:
     for entry in ledger.entries.values():
         places = (entry.device.syspath, *entry.device.also_at, *entry.was_at)
         plain = tuple(place.removeprefix(COMPANION) for place in places)
-        yield Piece(entry.name, entry.device.id, plain, holder(entry))
+        yield Piece(entry.name, entry.device.id, plain, holder(entry), entry.counted_as, _grace(entry))
+
+
+def _grace(entry: Entry) -> float | None:
+    """Of the holder that has longest."""
+    known = [hold.grace for hold in (entry.hold,) if hold] + [held.grace or None for held in entry.holders]
+    return max((seconds for seconds in known if seconds is not None), default=None) if None not in known else None
 
 
 def held_pieces(ledger: Ledger) -> Iterator[Piece]:
@@ -385,7 +390,7 @@ def _locked(descriptor: int, seconds: float) -> bool:
 def _is_locked(path: Path) -> bool:
     """Whether a process has the lock of a file. Raises OSError where nobody can say."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         return False
     try:
@@ -402,3 +407,18 @@ def _is_at(path: Path, descriptor: int) -> bool:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except FileNotFoundError:
         return False
+
+
+def _read(path: Path) -> Said:
+    """Another agent's file. Raises OSError, ValueError or RecursionError for what no agent of this version wrote."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("it is no file")
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES} bytes")
+    said = msgspec.json.decode(data, type=Said)
+    if said.version != VERSION:
+        raise ValueError(f"its version is {said.version}, this agent reads {VERSION}")
+    return said

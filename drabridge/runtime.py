@@ -13,6 +13,7 @@ from drabridge.config.schema import Config
 from drabridge.evidence.loop import EvidenceLoop
 from drabridge.evidence.others import Others
 from drabridge.evidence.witness import Witness
+from drabridge.guard import Guard
 from drabridge.inventory.model import Device, Snapshot
 from drabridge.inventory.source import Inventory
 from drabridge.ledger import Policy
@@ -21,7 +22,6 @@ from drabridge.legacy.files import LegacyFiles
 from drabridge.legacy.side import LegacySide
 from drabridge.metrics import Metrics
 from drabridge.observe import Sinks
-from drabridge.other_agents import Guard
 from drabridge.paths import Paths
 from drabridge.tasks import Signal
 from drabridge.worker import Worker

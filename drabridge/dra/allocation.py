@@ -101,6 +101,30 @@ def allocation_here(obj: Mapping[str, Any], driver: str, pool: str) -> events.Al
     return events.Allocation(claim, uses) if uses else None
 
 
+def devices_on(obj: Mapping[str, Any], driver: str, node: str) -> tuple[str, ...]:
+    """Names of the devices of ``driver``, in whatever pool, that a claim has, unless it can be used on other nodes
+    alone. Raises PeerError: see above.
+    """
+    with reading("the allocation of a claim"):
+        allocation = (obj.get("status") or {}).get("allocation") or {}
+        results = (allocation.get("devices") or {}).get("results") or ()
+        names = tuple(str(entry["device"]) for entry in results if entry["driver"] == driver)
+        return () if _elsewhere(allocation, node) else names
+
+
+def _elsewhere(allocation: Mapping[str, Any], node: str) -> bool:
+    """Whether every term of the node selector names nodes, and none this one: so it is where slices are a node's."""
+    terms = (allocation.get("nodeSelector") or {}).get("nodeSelectorTerms") or ()
+    named = [
+        any(
+            (field["key"], field["operator"]) == ("metadata.name", "In") and node not in field["values"]
+            for field in term.get("matchFields") or ()
+        )
+        for term in terms
+    ]
+    return bool(named) and all(named)
+
+
 def _result(entry: Mapping[str, Any]) -> Result:
     consumed = {str(name): _amount(value) for name, value in (entry.get("consumedCapacity") or {}).items()}
     conditions: Sequence[Any] = entry.get("bindingConditions") or ()

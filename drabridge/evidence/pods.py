@@ -120,6 +120,10 @@ class PodWatch:
                     found.setdefault(resource, []).append(str(pod))
         return {resource: tuple(sorted(pods)) for resource, pods in found.items()}
 
+    def claims_linger(self, ledger: Ledger) -> bool:
+        """Whether a pod with claims is gone that was not seen to end and may run yet."""
+        return any(pod.claims for pod in self._nowhere(ledger))
+
     def enrich(self, observed: events.Observed) -> events.Observed:
         """``observed`` with the names and UIDs of pods, their grace periods, and who has ended."""
         pods = [*self._living()]

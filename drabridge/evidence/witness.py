@@ -73,17 +73,19 @@ class Witness:
         self._quiet = quiet
         self.error = ""  # why the last List failed, for people
 
-    async def look(self, ledger: Ledger) -> events.Observed:
+    async def look(self, ledger: Ledger, *, thoroughly: bool = False) -> events.Observed:
         """One round. ``ledger`` is the state at its beginning. Never raises: who cannot be asked is None.
 
         The barrier costs kubelet a checkpoint write for each resource, so it is used only when the List alone would
-        end a hold, or give a device to claims. Its time is that of the first question: what was seen before a pause of
-        whatever length must not count as seen after it, when a hold is old enough to end (the exhaustive search).
+        end a hold, or give a device to claims, and where the caller asks for it (``thoroughly``). Its time is that of
+        the first question: what was seen before a pause of whatever length must not count as seen after it, when a hold
+        is old enough to end (the exhaustive search).
         """
         at = self._now()
         listed = await self.listed()
         checkpoint = None
-        if listed is not None and (doubted := _doubted(ledger, listed.pods)):
+        doubted = set() if listed is None else _doubted(ledger, listed.pods)
+        if doubted or thoroughly:
             checkpoint = await self._behind_barrier(doubted)
         if listed is None:
             return events.Observed(at=at, since_seq=ledger.seq)
@@ -109,6 +111,14 @@ class Witness:
         """(namespace, name) of claims with devices of ours -> pods that kubelet shows with them, ``namespace/name``."""
         snapshot = await self._list()
         return None if snapshot is None else claim_users_of(snapshot, self._driver)
+
+    async def claimed_of(self, driver: str) -> frozenset[str] | None:
+        """Devices of a driver, of another one's too, that kubelet shows with a pod by a claim. None: as above."""
+        snapshot = await self._list()
+        if snapshot is None:
+            return None
+        claims = (claim for pod in snapshot.pods for container in pod.containers for claim in container.claims)
+        return frozenset(given.device for claim in claims for given in claim.devices if given.driver == driver)
 
     async def _list(self) -> Snapshot | None:
         await self._quiet()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +16,9 @@ from drabridge.ledger.model import Phase
 from drabridge.ledger.store import Store
 from drabridge.other_agents import OtherAgents
 from drabridge.paths import Paths
+from drabridge.worker import Worker
 from tests.agent.helpers import short_directory
+from tests.patience import HANG_SECONDS
 
 NODE = "node-a"
 CARD = Device("card", "C1", "example.com/card", "/sys/devices/pci0/0000:01:00.0")
@@ -77,7 +81,7 @@ def test_the_second_agent_withholds_what_the_first_one_serves(node: Node, one: D
     assert first.take([one], nothing) == {}
     assert second.take([other, apart], nothing).keys() == {other.name}
     assert first.take([one], nothing) == {}, "it was there before"
-    assert second.take([other, apart], lambda name: name == other.name) == {}, "what it holds is its own"
+    assert second.take([other, apart], lambda name: name == other.name).keys() == {other.name}, "whoever had it before"
 
 
 def test_an_agent_that_is_replaced_finds_its_hardware_as_it_was(node: Node) -> None:
@@ -149,6 +153,33 @@ def test_a_ledger_of_another_node_says_nothing(node: Node) -> None:
     assert node.agent("second").take([DISK], nothing) == {}
 
 
+PIECE = '{"pieces": [{"name": "x", "id": "x", "places": []}]}'
+GARBAGE = {
+    "torn": '{"pieces": [{',
+    "without a place": PIECE,
+    "too deep": f'{{"pieces": [], "x": {"[" * 100_000}{"]" * 100_000}}}',
+    "of a later version": '{"pieces": [], "version": 2}',
+    "too large": '{"pieces": []}' + " " * (1 << 22),
+}
+
+
+@pytest.mark.parametrize("text", GARBAGE.values(), ids=GARBAGE)
+def test_of_a_file_that_no_agent_wrote_nothing_is_known(node: Node, text: str) -> None:
+    (node.root / "plugins_registry" / ".drabridge-first.example.com.hardware").write_text(text)
+    assert "is not known" in node.agent("second").take([CARD], nothing)["card"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "directory"])
+async def test_what_is_no_file_is_not_waited_for(node: Node, kind: str) -> None:
+    path = node.root / "plugins_registry" / ".drabridge-first.example.com.hardware"
+    {"pipe": os.mkfifo, "link": lambda one: one.symlink_to("/dev/zero"), "directory": Path.mkdir}[kind](path)
+    os.mkfifo(path.with_suffix(".lock"))
+    files = Worker("files")
+    asking = files.run(lambda: node.agent("second").take([CARD], nothing))
+    assert "is not known" in (await asyncio.wait_for(asking, HANG_SECONDS))["card"]
+    files.stop()
+
+
 @pytest.mark.parametrize("what", ["file", "ledger"])
 def test_what_cannot_be_read_may_be_about_anything(node: Node, what: str) -> None:
     if what == "file":
@@ -200,3 +231,69 @@ def test_files_that_somebody_removes_are_there_again(node: Node) -> None:
     first.take([CARD], nothing)
     assert node.files == before
     assert node.agent("second").take([CARD], nothing).keys() == {"card"}
+
+
+def test_the_word_of_an_agent_that_runs_is_missed_until_it_says_it_again(node: Node) -> None:
+    first, second = node.agent("first"), node.agent("second")
+    first.take([CARD], nothing)
+    file = node.root / "plugins_registry" / ".drabridge-first.example.com.hardware"
+    before = file.read_bytes()
+    file.unlink()
+    assert "is not known" in second.take([CARD, DISK], nothing)["disk"]
+    first.keep()
+    assert file.read_bytes() == before
+    assert second.take([CARD, DISK], nothing).keys() == {"card"}
+
+
+def test_what_another_agent_got_meanwhile_is_not_taken_back(node: Node) -> None:
+    """A person has removed the file, say: our own ledger is of long ago."""
+    assert node.agent("first").take([CARD], nothing) == {}
+    assert node.agent("second").take([CARD], lambda name: True).keys() == {"card"}
+
+
+def test_what_an_ended_agent_held_is_kept_by_who_found_its_pod_with_it(node: Node) -> None:
+    """A driver under a new name: kubelet shows the pod, and a device that turns Unhealthy may end it."""
+    first, second = node.agent("first"), node.agent("second")
+    first.take([CARD], nothing)
+    first.end(Ledger.of([held(CARD)]))
+    assert second.take([CARD], nothing).keys() == {"card"}
+    assert second.take([CARD], lambda name: True) == {}
+
+
+def test_what_was_struck_out_is_free_for_everybody(node: Node) -> None:
+    first, second = node.agent("first"), node.agent("second")
+    first.take([CARD, DISK], nothing)
+    first.end(Ledger.of([held(CARD), held(DISK)]))
+    assert second.take([CARD, DISK], nothing).keys() == {"card", "disk"}
+    (left,) = second.left.values()
+    second.forget("first.example.com", [piece for piece in left if piece.name == "card"])
+    assert second.take([CARD, DISK], nothing).keys() == {"disk"}
+    second.forget("first.example.com", left)
+    assert second.take([CARD, DISK], nothing) == {}
+    assert not second.left
+    second.end(Ledger.of([held(CARD)]))
+    back = node.agent("first")
+    for _ in range(2):
+        assert back.take([CARD, DISK], lambda name: True).keys() == {"card"}, "its ledger is of before"
+    assert back.take([CARD], nothing).keys() == {"card"}
+
+
+def test_what_a_ledger_says_is_struck_out_beside_it(node: Node) -> None:
+    store = Store(node.root / "plugins" / "first.example.com", node=NODE)
+    store.rewrite(Ledger.of([held(DISK)]))
+    store.close()
+    second = node.agent("second")
+    assert second.take([DISK], nothing).keys() == {"disk"}
+    second.forget("first.example.com", second.left["first.example.com"])
+    assert second.take([DISK], nothing) == {}
+
+
+def test_of_an_agent_that_is_back_nothing_is_struck_out(node: Node) -> None:
+    first, second = node.agent("first"), node.agent("second")
+    first.take([CARD], nothing)
+    first.end(Ledger.of([held(CARD)]))
+    second.take([CARD], nothing)
+    left = second.left["first.example.com"]
+    node.agent("first").take([CARD], lambda name: True)
+    second.forget("first.example.com", left)
+    assert second.take([CARD], nothing).keys() == {"card"}

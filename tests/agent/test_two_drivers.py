@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import shutil
 import signal
 from collections.abc import AsyncIterator
 
+import pytest
+
 from tests.agent.helpers import DRIVER, RESOURCE, AgentProcess, until
 from tests.agent.test_bridge_node import CLASS, CONFIG, bridge, claim_pod, limits_pod
+from tests.patience import HANG_SECONDS
 
 OTHER_DRIVER, OTHER_RESOURCE = "other.example.com", "example.com/memory"
 RENAMED = CONFIG.replace(DRIVER, OTHER_DRIVER)
@@ -103,3 +107,43 @@ async def test_a_ledger_of_the_former_name_that_cannot_be_read_holds_what_nobody
         assert agent.process is not None
         assert await asyncio.wait_for(agent.process.wait(), 60) == 2
         assert f"the driver {DRIVER} may hold configured devices" in agent.text()
+
+
+def left_by(agent: AgentProcess, driver: str) -> list[str]:
+    """The devices that the file of a driver names."""
+    file = agent.root / "plugins_registry" / f".drabridge-{driver}.hardware"
+    return [piece["name"] for piece in json.loads(file.read_bytes())["pieces"]]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+async def test_what_a_removed_driver_left_is_free_once_nobody_can_have_it(number: signal.Signals) -> None:
+    """Uninstalled while its pods run or have just ended, its state directory in a place that the other one lacks."""
+    async with bridge() as (agent, cluster, runtime):
+        kubelet = cluster.kubelets["node-a"]
+        for pod in (limits_pod("train"), claim_pod("learn")):
+            await cluster.apply(pod)
+        for name in ("train", "learn"):
+            await cluster.wait_pod(name)
+        await until(lambda: _seen(agent), 15, agent.text)
+        with contextlib.suppress(ProcessLookupError):
+            await agent.stop(number)
+        shutil.rmtree(agent.control.parent)
+        left = 2 if number == signal.SIGTERM else 4  # of one that was killed nobody knows what is held
+        async with beside(agent, OTHER.replace(*ALL_FOR_PODS)) as second:
+            await kubelet.wait_for_resource(OTHER_RESOURCE, healthy=4 - left)
+            await cluster.delete("pods", "train")
+            if number == signal.SIGTERM:
+                await until(lambda: len(left_by(agent, DRIVER)) == 1, 10, second.text)  # what the claim has
+            # Without its driver kubelet cannot end a pod with a claim as usual.
+            await cluster.delete("pods", "learn", force=True)
+            await cluster.delete("resourceclaims", "learn")
+            await until(lambda: left_by(agent, DRIVER) == [], 10, second.text)
+            await kubelet.wait_for_resource(OTHER_RESOURCE, timeout=HANG_SECONDS, healthy=4)
+            await cluster.apply(limits_pod("new", 4).replace(RESOURCE, OTHER_RESOURCE))
+            await cluster.wait_pod("new")
+            assert runtime.conflicts == []
+
+
+async def _seen(agent: AgentProcess) -> bool:
+    rows = (await agent.status())["devices"]
+    return any(row["evidence"].startswith("running") for row in rows)
