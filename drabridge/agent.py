@@ -271,7 +271,8 @@ class Agent:
             await self._port.bind()
         await self._pages.open()
         if not self._port.bound:
-            self._tasks.append(asyncio.create_task(self._pages.wait_for_port(), name="port"))
+            waiting = forever("port", self._pages.wait_for_port, lambda: self._port.bound)
+            self._tasks.append(asyncio.create_task(waiting, name="port"))
 
     # --- devices ----------------------------------------------------------------------------------------------------
 

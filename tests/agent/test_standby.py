@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator
 from itertools import pairwise
@@ -203,6 +204,23 @@ async def test_on_one_network_the_port_is_the_other_one_s_until_that_ends() -> N
         finally:
             with contextlib.suppress(ProcessLookupError):
                 await first.stop(signal.SIGKILL)
+
+
+async def test_a_port_that_cannot_be_had_for_a_moment_is_had_later() -> None:
+    """Free again, and the agent out of descriptors just then."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        async with node() as (first, kubelet), beside(first, "second", "", "--listen", address) as second:
+            await first.stop()
+            await took_over(second, kubelet, 2)
+            assert second.process is not None
+            limits = resource.prlimit(second.process.pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(second.process.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+            await until(lambda: 'msg="a task failed' in second.text(), 10, second.text)
+            resource.prlimit(second.process.pid, resource.RLIMIT_NOFILE, limits)
+            taken.close()
+            await until(lambda: f"msg=pages address={address}" in second.text(), 10, second.text)
+            assert (await fetch(address, "/healthz"))[0] == 200
 
 
 async def test_a_lock_file_that_is_removed_lets_nobody_in_beside_its_holder() -> None:
