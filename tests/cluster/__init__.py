@@ -23,5 +23,9 @@ kind-control-plane`` or ``ssh NODE sudo systemctl reboot || true``. It ends ever
 these tests brought: without it the scenario skips itself. The node has 20 minutes to come back. The pod with limits may
 be refused at the boot, since kubelet can admit it before the agent's pod has started; either outcome is asserted on.
 
+``DRABRIDGE_TEST_LOCKS`` is the directory of the node in which workloads take their locks (default:
+``/tmp/drabridge-cluster-test-locks``). Clusters whose nodes share a machine's ``/tmp`` need one each: in one
+directory each takes the other's locks for a double hold.
+
 One agent serves all scenarios of a file. After one that failed everything is taken away and installed anew.
 """
