@@ -8,6 +8,7 @@ import json
 import os
 import resource
 import signal
+import socket
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
