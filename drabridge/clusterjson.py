@@ -25,9 +25,12 @@ _BRACKET = re.compile(
 )  # the next one that is more than a pair with neither text nor pairs inside: such go on for megabytes
 
 
-_ESCAPE = re.compile(
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.", re.DOTALL
-)  # a surrogate pair, (half of one), anything else
+_HALF = re.compile(
+    rb"(?>[^\\]++|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\(?!u[dD][89a-fA-F]).)*+"
+    rb"(\\u[dD][89a-fA-F][0-9a-fA-F]{2})",
+    re.DOTALL,
+)  # the next half of a surrogate pair; before it whole pairs and other escapes
+_REPLACEMENT = rb"\ufffd"  # as long as what it replaces
 
 
 class AmbiguousObject(dict[str, Any]):
@@ -58,29 +61,34 @@ def _object(pairs: list[tuple[str, Any]]) -> Json:
 
 def shallow(data: bytes) -> bytes:
     """The same JSON with null for what is in more than ``MOST_DEPTH`` levels. Raises ValueError where it is torn."""
-    kept, begin, depth, at = [], 0, 0, 0
+    kept, begin, depth, at = bytearray(), 0, 0, 0  # not a list: an object may have a million of pieces
     while found := _BRACKET.match(data, at):
         at = found.end()
         if found[1] in b"[{":
             depth += 1
             if depth == MOST_DEPTH + 1:
-                kept.append(data[begin : at - 1])
+                kept += data[begin : at - 1]
         else:
             if depth == MOST_DEPTH + 1:
-                kept.append(b"null")
+                kept += b"null"
                 begin = at
             depth -= 1
     if depth > MOST_DEPTH:
         raise ValueError("JSON that ends too early")
-    return b"".join((*kept, data[begin:]))
+    kept += data[begin:]
+    return bytes(kept)
 
 
 def tidy(data: bytes) -> bytes:
     """The same JSON without what an API server passes on of opaque parameters and no parser takes: what is too deep,
     halves of surrogate pairs, bytes that are no text. Raises ValueError where it is torn.
     """
-    text = data.decode("utf-8", "replace").encode()
-    return _ESCAPE.sub(lambda found: b"\\ufffd" if found[1] else found[0], shallow(text))
+    text = shallow(data.decode("utf-8", "replace").encode())
+    mended, at = bytearray(text), 0
+    while found := _HALF.match(text, at):
+        at = found.end()
+        mended[found.start(1) : at] = _REPLACEMENT
+    return bytes(mended)
 
 
 class View(Generic[T]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -58,6 +59,21 @@ def test_text_that_no_parser_takes_leaves_the_objects_beside_it_readable(raw: by
     view = View(lambda obj: obj["metadata"]["name"], ClaimFields)
     assert [view(one) for one in page.items] == ["a", "\U0001f600 \\ud800"]
     assert isinstance(decode(b'{"a":%b}' % raw)["a"], str)
+
+
+@pytest.mark.parametrize(
+    "text", [b'\\"', b"\\ud800", b"\xff", b"\\ud83d\\ude00"], ids=["escape", "half", "no text", "pair"]
+)
+def test_to_read_what_no_parser_takes_costs_a_few_times_its_size(text: bytes) -> None:
+    """A page of claims has megabytes, and the agent 256 MiB for all that it does."""
+    data = b'["%b",%b]' % (text * ((1 << 20) // len(text)), DEEP.encode())
+    tracemalloc.start()
+    try:
+        assert isinstance(decode(data)[0], str)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 * len(data)
 
 
 def test_objects_beside_a_deep_one_are_read_and_so_is_the_deep_one() -> None:
