@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from drabridge.errors import DrabridgeError, PeerError
 
@@ -19,8 +20,14 @@ MOST_TEXT = 300  # characters of somebody else's text in a message of ours
 _TROUBLE = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError)
 """What reading strange data raises: wrong types, missing keys, no text (a ValueError), too deep, no such file name."""
 
-unreadable: Counter[str] = Counter()
-"""Kind -> how many objects, or changes of them, could not be read since the process began."""
+_unreadable: Counter[str] = Counter()
+_telling = threading.Lock()  # lists and watches have threads of their own
+
+
+def unreadable() -> Mapping[str, int]:
+    """Kind -> how many objects, or changes of them, could not be read since the process began."""
+    with _telling:
+        return dict(_unreadable)
 
 
 class UnreadableError(PeerError):
@@ -53,12 +60,15 @@ class Unreadable:
     def tell(self, name: str, error: Exception) -> None:
         """Object ``name`` was left out because of ``error``."""
         name, said = cut(name), cut(str(error))
-        if self._said.get(name) != said:
+        with _telling:
+            known = self._said.get(name) == said
             self._said[name] = said
-            unreadable[self._kind] += 1
+            _unreadable[self._kind] += not known
+        if not known:
             log.error("an object was left out", extra={"kind": self._kind, "object": name, "reason": said})
 
     def keep(self, names: Collection[str]) -> None:
         """Forget what was said about all others: they are readable again, or gone."""
         kept = set(map(cut, names))
-        self._said = {name: said for name, said in self._said.items() if name in kept}
+        with _telling:
+            self._said = {name: said for name, said in self._said.items() if name in kept}

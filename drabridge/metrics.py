@@ -12,7 +12,7 @@ from typing import Literal
 
 from msgspec import Struct
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from drabridge import __version__
@@ -109,15 +109,23 @@ TABLE: dict[str, Definition] = {
         Definition("quarantined_devices", "gauge", (), "Devices that are offered to nobody until somebody decides."),
         Definition("config_last_reload_successful", "gauge", (), "0 when the file on disk was refused."),
         Definition("events_dropped", "counter", (), "Kubernetes Events that could not be delivered."),
+        Definition(
+            "unreadable_objects",
+            "counter",
+            ("kind",),
+            "Objects that were left out because nobody can read them; the log names each.",
+        ),
     )
 }
 
-# What a gauge says now: (metric name, label values, value).
+_SAMPLED = frozenset({"unreadable_objects"})  # counters that somebody else counts
+
+# What a gauge, or such a counter, says now: (metric name, label values, value).
 Sample = tuple[str, tuple[str, ...], float]
 
 
 class Metrics(Collector):
-    """The registry of one agent. ``samples`` is asked at each scrape for all gauges."""
+    """The registry of one agent. ``samples`` is asked at each scrape for all that is not counted here."""
 
     def __init__(self, samples: Callable[[], Iterable[Sample]]) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
@@ -126,6 +134,8 @@ class Metrics(Collector):
         self._histograms: dict[str, Histogram] = {}
         for definition in TABLE.values():
             full = f"drabridge_{definition.name}"
+            if definition.name in _SAMPLED:
+                continue
             if definition.kind == "counter":
                 self._counters[definition.name] = Counter(
                     full, definition.help, definition.labels, registry=self.registry
@@ -144,13 +154,15 @@ class Metrics(Collector):
         histogram = self._histograms[name]
         (histogram.labels(*labels) if labels else histogram).observe(max(seconds, 0.0))
 
-    def describe(self) -> Iterator[Metric]:
+    def describe(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         for definition in TABLE.values():
             if definition.kind == "gauge":
                 yield GaugeMetricFamily(definition.full_name, definition.help, labels=definition.labels)
+            elif definition.name in _SAMPLED:
+                yield CounterMetricFamily(f"drabridge_{definition.name}", definition.help, labels=definition.labels)
 
     def collect(self) -> Iterator[Metric]:
-        families = {family.name: family for family in self.describe() if isinstance(family, GaugeMetricFamily)}
+        families = {family.name: family for family in self.describe()}
         families["drabridge_build_info"].add_metric((__version__, platform.python_version()), 1)
         for name, labels, value in self._samples():
             families[f"drabridge_{name}"].add_metric(labels, value)

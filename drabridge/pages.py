@@ -18,6 +18,7 @@ from drabridge.claims import ClaimSide
 from drabridge.draining import Drain
 from drabridge.errors import ConfigError, DrabridgeError, HostError
 from drabridge.evidence.witness import LIST_SECONDS
+from drabridge.foreign import unreadable
 from drabridge.http import Handler, HttpServer, Request, Response
 from drabridge.inventory.model import Presence
 from drabridge.ledger.model import Lane, Owner
@@ -316,6 +317,8 @@ class Pages:
         yield "standby", (), 0.0
         yield "ledger_healthy", (), float(not runtime.keeper.health.error)
         yield "config_last_reload_successful", (), float(not runtime.config_error)
+        for kind, count in unreadable().items():
+            yield "unreadable_objects", (kind,), count
 
 
 def is_local_name(host: str) -> bool:

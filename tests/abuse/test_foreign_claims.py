@@ -7,6 +7,7 @@ import pytest
 from tests.abuse import foreign
 from tests.agent.helpers import until
 from tests.agent.test_bridge_node import bridge, healthy, set_lanes
+from tests.agent.test_counters import metric
 
 
 async def test_parameters_nested_without_end_stop_no_move_between_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,3 +18,12 @@ async def test_parameters_nested_without_end_stop_no_move_between_lanes(monkeypa
         await set_lanes(agent, legacy=4, dra=0)
         await until(lambda: len(healthy(cluster)) == 4, 10, agent.text)
         assert "RecursionError" not in agent.text()
+
+
+async def test_who_cannot_be_read_is_counted_where_prometheus_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    foreign.splice(monkeypatch, {'"name":"odd"': b'"name":7'})
+    async with bridge() as (agent, cluster, _):
+        assert "drabridge_unreadable_objects_total{" not in (await agent.ask("/metrics"))[1].decode()
+        cluster.api.objects.create(foreign.claim("odd", {}), namespace="default")
+        await set_lanes(agent, legacy=4, dra=0)
+        await until(lambda: metric(agent, "unreadable_objects_total", kind="resourceclaims"), 15, agent.text)

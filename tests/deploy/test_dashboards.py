@@ -43,6 +43,7 @@ FOR_PEOPLE = {
     "drabridge_inventory_reconcile_duration_seconds",
     "drabridge_inventory_monitor_restarts_total",
     "drabridge_podresources_request_duration_seconds",
+    "drabridge_unreadable_objects_total",
 }
 
 

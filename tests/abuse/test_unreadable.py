@@ -1,0 +1,41 @@
+"""Telling of objects that cannot be read, from the threads of lists and watches at once."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+
+import pytest
+
+from drabridge import foreign
+from drabridge.foreign import Unreadable
+
+ROUNDS = 20_000
+
+
+def test_threads_that_tell_at_once_are_all_counted(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        _tell_at_once()
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def _tell_at_once() -> None:
+    kind = "of two threads"
+    every = Unreadable(kind)
+
+    def tell(thread: int) -> None:
+        for n in range(ROUNDS):
+            every.tell(f"{thread}-{n}", ValueError("odd"))
+
+    threads = [threading.Thread(target=tell, args=(n,)) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        every.keep(())
+        foreign.unreadable()
+    assert foreign.unreadable()[kind] == 2 * ROUNDS
