@@ -24,13 +24,13 @@ def add_socket(parser: argparse.ArgumentParser) -> None:
 
 
 class _Connection(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=SECONDS)
+    def __init__(self, path: Path, seconds: float) -> None:
+        super().__init__("localhost", timeout=seconds)
         self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(SECONDS)
+        self.sock.settimeout(self.timeout)
         self.sock.connect(str(self._path))
 
 
@@ -53,9 +53,9 @@ def find_socket(given: Path | None) -> Path:
     )
 
 
-def ask(path: Path, page: str, body: Any = None) -> Any:
+def ask(path: Path, page: str, body: Any = None, *, seconds: float = SECONDS) -> Any:
     """The JSON behind a page of the agent. Raises HostError with what to do, ConfigError for what cannot be meant."""
-    connection = _Connection(path)
+    connection = _Connection(path, seconds)
     try:
         if body is None:
             connection.request("GET", page)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+import contextlib
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -13,23 +13,27 @@ from typing import Any
 
 from drabridge.cli.agent_client import add_socket, ask, find_socket
 from drabridge.cli.hardware import add_config, configuration
-from drabridge.cli.output import OUTPUTS, cell, sentences, table, terminal_width
+from drabridge.cli.output import OUTPUTS, cell, encoded, sentences, table, terminal_width
+from drabridge.config.names import DRIVER_MAX, is_dns_subdomain
 from drabridge.errors import ConfigError
 
 Row = Mapping[str, Any]
 
 POLL_SECONDS = 0.5
+ASK_SECONDS = 60.0  # the agent asks kubelet, and lists every claim of the cluster
 FREE_SECONDS = 120.0  # for free devices: a move takes safety.quiesceSeconds (30) and what the API server needs
 _COLUMNS = ("claim", "devices", "phase", "pods")
 _CLUSTER_COLUMNS = ("node", "claim", "devices", "pods")
 
 _EPILOG = """\
-Before the agent is removed from a node: gives nothing to claims any more, moves free devices to the legacy lane, and
-names the claims that still need this driver to end. Nothing is evicted: delete their pods. It stays so, over restarts
-and whatever the Node's annotation says, until --undo.
+Before the agent is removed from a node: gives nothing to claims any more,
+moves free devices to the legacy lane, and names the claims that still need
+this driver to end. Nothing is evicted: delete their pods. It stays so, over
+restarts and whatever the Node's annotation says, until --undo.
 
---clean also removes CDI files that nothing refers to, and lets the agent take its state directory along when it ends,
-if no pod holds a device then. --cluster asks the API server alone, about all nodes, and changes nothing.
+--clean also removes CDI files that nothing refers to, and lets the agent take
+its state directory along when it ends, if no pod holds a device then.
+--cluster asks the API server alone, about all nodes, and changes nothing.
 
 examples:
   drabridge drain                      # status 0: no claim has a device of this node
@@ -38,7 +42,8 @@ examples:
   drabridge drain --undo
   drabridge drain --cluster --driver gpu.example.com
 
-exit status: 0 no claim holds a device, 1 one does or nobody can say, 2 bad usage"""
+exit status: 0 no claim holds a device, 1 one does or nobody can say,
+2 bad usage"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -62,17 +67,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.cluster:
-        if arguments.wait is not None:
-            raise ConfigError("--wait is for one node: --cluster looks once")
+        if arguments.wait is not None or arguments.socket is not None:
+            raise ConfigError("--wait and --socket are for one node: --cluster looks once, and asks the API server")
         return _cluster(arguments)
     if arguments.driver or arguments.kubeconfig:
         raise ConfigError("--driver and --kubeconfig go with --cluster", hint="A node's agent is asked over --socket")
     path = find_socket(arguments.socket)
     if arguments.undo:
-        document = ask(path, "/drain", {"drain": False})
+        if arguments.wait is not None:
+            raise ConfigError("--undo waits for nothing")
+        document = ask(path, "/drain", {"drain": False}, seconds=ASK_SECONDS)
         _show(document, arguments.output, _undone)
         return 0
-    document = ask(path, "/drain", {"drain": True})
+    document = ask(path, "/drain", {"drain": True}, seconds=ASK_SECONDS)
     ends = time.monotonic() + (FREE_SECONDS if arguments.wait is None else arguments.wait)
     said = ""
     while not document["complete"] and (arguments.wait is not None or _goes_on(document)) and time.monotonic() < ends:
@@ -80,17 +87,18 @@ def run(arguments: argparse.Namespace) -> int:
             print(words, file=sys.stderr, flush=True)
         said = words
         time.sleep(POLL_SECONDS)
-        document = ask(path, "/drain")
+        document = ask(path, "/drain", seconds=ASK_SECONDS)
     if document["complete"] and arguments.clean:
-        document = ask(path, "/drain", {"drain": True, "clean": True})
+        document = ask(path, "/drain", {"drain": True, "clean": True}, seconds=ASK_SECONDS)
     _show(document, arguments.output, _screen)
     return 0 if document["complete"] else 1
 
 
 def _seconds(text: str) -> float:
-    if not 0 <= (found := float(text)) <= 86_400:
-        raise ValueError
-    return found
+    with contextlib.suppress(ValueError):
+        if 0 <= (found := float(text)) <= 86_400:
+            return found
+    raise argparse.ArgumentTypeError(f"found {text!r}, expected seconds, 86400 at most")
 
 
 def _goes_on(document: Row) -> bool:
@@ -106,12 +114,8 @@ def _progress(document: Row) -> str:
 
 
 def _show(document: Row, output: str, screen: Any) -> None:
-    if output == "json":
-        print(json.dumps(document, indent=2))
-    elif output == "yaml":
-        import yaml
-
-        print(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), end="")
+    if output in ("json", "yaml"):
+        print(encoded(document, output))
     else:
         print("\n".join(screen(document, terminal_width(output))))
 
@@ -157,6 +161,8 @@ def _cluster(arguments: argparse.Namespace) -> int:
     from drabridge.cluster import KubernetesCluster
 
     driver = arguments.driver or configuration(arguments).driver
+    if not is_dns_subdomain(driver, DRIVER_MAX):  # nobody would have a claim with it, and an uninstall would go on
+        raise ConfigError(f"--driver: found {driver!r}, expected a domain name", hint="For example gpu.example.com")
     kubeconfig = arguments.kubeconfig
     cluster = KubernetesCluster.from_kubeconfig(kubeconfig) if kubeconfig else KubernetesCluster.in_cluster()
     try:

@@ -61,6 +61,15 @@ def sentences(texts: Iterable[str], width: int | None, first: str) -> list[str]:
     return [line for text in texts for line in wrapper.wrap(cell(text))]
 
 
+def encoded(document: Any, output: str) -> str:
+    """A document as JSON or YAML."""
+    if output == "json":
+        return json.dumps(document, indent=2)
+    import yaml
+
+    return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True)).rstrip()
+
+
 def complaint(error: Exception) -> str:
     """What a command says of its failure, wrapped where a person reads it; each line of several is one fault."""
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
@@ -77,12 +86,8 @@ def show(
 ) -> None:
     """Print rows in one of ``OUTPUTS``. JSON and YAML carry every key of a row, tables the named columns."""
     rows = list(rows)
-    if output == "json":
-        print(json.dumps(rows, indent=2, default=str))
-    elif output == "yaml":
-        import yaml
-
-        print(yaml.safe_dump(json.loads(json.dumps(rows, default=str)), sort_keys=False, allow_unicode=True), end="")
+    if output in ("json", "yaml"):
+        print(encoded(json.loads(json.dumps(rows, default=str)), output))
     elif not rows:
         print(empty, file=sys.stderr)
     else:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from drabridge.cli.agent_client import add_socket, ask, find_socket
-from drabridge.cli.output import complaint, sentences, table, terminal_width
+from drabridge.cli.output import complaint, encoded, sentences, table, terminal_width
 from drabridge.errors import ConfigError, DrabridgeError
 from drabridge.words import HOLDERS_MAX, Row, age, doubts, evidence, holders, moving, refused, seconds_of, verdict
 
@@ -84,12 +83,8 @@ def remarks(document: Row, width: int | None) -> Iterator[str]:
 
 def _text(document: Row, arguments: argparse.Namespace) -> str:
     of_resource(document, arguments.resource)
-    if arguments.output == "json":
-        return json.dumps(document, indent=2)
-    if arguments.output == "yaml":
-        import yaml
-
-        return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True)).rstrip()
+    if arguments.output in ("json", "yaml"):
+        return encoded(document, arguments.output)
     wide, width = arguments.output == "wide", terminal_width(arguments.output)
     return "\n".join(render(document, arguments.resource, wide=wide, width=width))
 

@@ -121,6 +121,18 @@ class AgentProcess:
         return self.log.read_text(errors="replace")
 
 
+async def drain_command(*words: str, output: str = "json") -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of ``drabridge drain``; the words say which agent or cluster."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "drabridge", "drain", "-o", output, *words),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
 async def until(
     condition: Callable[[], Any], seconds: float = 5.0, why: Callable[[], object] = lambda: "it never came true"
 ) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from drabridge.sim.cluster import SimCluster
-from tests.agent.helpers import DRIVER, RESOURCE, AgentProcess, pod, until
+from tests.agent.helpers import DRIVER, RESOURCE, AgentProcess, drain_command, pod, until
 from tests.agent.helpers import node as legacy_node
 from tests.agent.test_bridge_node import bridge, claim_pod, devices_in_slices, healthy, limits_pod
 from tests.agent.test_gone_pods import held_by
@@ -21,15 +19,7 @@ Json = dict[str, Any]
 
 
 async def command(agent: AgentProcess, *words: str, output: str = "json") -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of ``drabridge drain``."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "drabridge", "drain", "--socket", str(agent.control), "-o", output, *words),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
+    return await drain_command("--socket", str(agent.control), *words, output=output)
 
 
 async def drain(agent: AgentProcess, *words: str) -> tuple[int, Json]:
@@ -228,17 +218,22 @@ async def test_what_cannot_be_meant_is_refused(body: bytes, said: bytes) -> None
 
 
 @pytest.mark.parametrize(
-    "words",
-    [("--undo", "--clean"), ("--driver", "x.example.com"), ("--cluster", "--wait", "5"), ("--wait", "soon")],
-    ids=" ".join,
+    ("words", "said"),
+    [
+        (("--undo", "--clean"), "not allowed with"),
+        (("--undo", "--wait", "5"), "--undo waits for nothing"),
+        (("--driver", "x.example.com"), "--cluster"),
+        (("--cluster", "--wait", "5"), "--wait"),
+        (("--cluster",), "--socket"),
+        (("--wait", "soon"), "found 'soon', expected seconds"),
+        (("--wait", "nan"), "found 'nan', expected seconds"),
+    ],
+    ids=str,
 )
-async def test_bad_usage_is_two(words: tuple[str, ...], tmp_path: Path) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "drabridge", "drain", "--socket", str(tmp_path / "none"), *words),
-        stderr=asyncio.subprocess.PIPE,
-    )
-    _, err = await process.communicate()
-    assert process.returncode == 2, err
+async def test_bad_usage_is_two(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    code, _, err = await drain_command("--socket", str(tmp_path / "none"), *words)
+    assert code == 2
+    assert said in err
 
 
 def _with(changes: dict[str, str]) -> str:

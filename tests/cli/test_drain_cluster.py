@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +10,14 @@ import pytest
 
 from drabridge.allocated import in_use
 from drabridge.sim.cluster import ClusterTimings, SimCluster
-from tests.agent.helpers import DRIVER, short_directory
+from tests.agent.helpers import DRIVER, drain_command, short_directory
 from tests.agent.test_bridge_node import CLASS, claim_pod
 
 Json = dict[str, Any]
 
 
 async def command(kubeconfig: Path, *words: str, output: str = "json") -> tuple[int, str, str]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "drabridge", "drain", "--cluster", "--kubeconfig", str(kubeconfig), "-o", output),
-        *words,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
+    return await drain_command("--cluster", "--kubeconfig", str(kubeconfig), *words, output=output)
 
 
 def allocate(cluster: SimCluster, claim: str, *results: tuple[str, str, str]) -> None:
@@ -99,6 +89,12 @@ async def test_who_is_not_let_in_is_told_so_and_nothing_counts_as_drained() -> N
             code, _, err = await command(kubeconfig, "--driver", DRIVER)
             assert code == 1
             assert "no answer from the API server" in err
+
+
+async def test_what_is_no_driver_is_not_taken_for_one_without_claims(tmp_path: Path) -> None:
+    code, out, err = await command(tmp_path / "none", "--driver", "Not A Domain")
+    assert (code, out) == (2, "")
+    assert "found 'Not A Domain', expected a domain name" in err
 
 
 STRANGE: list[Any] = [
