@@ -11,6 +11,7 @@ import pytest
 
 from drabridge.cli import COMMANDS, main, version
 from drabridge.cli.output import cell, show, table
+from tests.patience import HANG_SECONDS
 
 
 def test_version_tells_what_it_stands_on(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,7 +40,9 @@ def test_every_command_has_help_with_an_example(command: str, capsys: pytest.Cap
 
 def test_help_of_the_whole_imports_nothing_heavy() -> None:
     code = "import sys; from drabridge.cli import _parser; _parser(None); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=5 * HANG_SECONDS, check=True
+    )
     assert not {"grpc", "pydantic", "pyudev", "kubernetes", "prometheus_client", "yaml"} & set(done.stdout.split())
 
 

@@ -16,6 +16,7 @@ from drabridge.inventory.source import Inventory
 from drabridge.ledger.model import Owner
 from tests.dra.helpers import DRIVER, DraNode, a_node
 from tests.inventory.helpers import loop_devices, needs_loop_devices
+from tests.patience import HANG_SECONDS
 
 pytestmark = [
     pytest.mark.podman,
@@ -67,7 +68,10 @@ def podman(root: Path, script: str, devices: list[str]) -> subprocess.CompletedP
     command += ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
     command += [argument for device in devices for argument in ("--device", device)]
     return subprocess.run(
-        [*command, "--rootfs", str(root), "/bin/sh", "-c", script], capture_output=True, text=True, timeout=60
+        [*command, "--rootfs", str(root), "/bin/sh", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=5 * HANG_SECONDS,
     )
 
 

@@ -16,6 +16,7 @@ from drabridge.ledger import Lane, Owner, SetLane, step
 from drabridge.ledger.lock import LedgerLockedError
 from drabridge.ledger.store import FILE, Loaded, Store
 from tests.ledger.test_store import POLICY, allocate, kept, ledger_of, load, owners
+from tests.patience import HANG_SECONDS
 
 
 @pytest.fixture
@@ -32,7 +33,11 @@ def test_the_second_agent_is_told_who_has_it(directory: Path) -> None:
         "except HostError as error: print(error)"
     )
     said = subprocess.run(
-        [sys.executable, "-c", script, str(directory)], capture_output=True, text=True, timeout=30, check=True
+        [sys.executable, "-c", script, str(directory)],
+        capture_output=True,
+        text=True,
+        timeout=5 * HANG_SECONDS,
+        check=True,
     ).stdout
     assert f"another agent (pid {os.getpid()}) has the ledger in {directory}" in said
     assert "stop that one first" in said

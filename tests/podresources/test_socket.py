@@ -75,7 +75,7 @@ async def test_without_permission(closed: str) -> None:
             [sys.executable, "-c", program, "list", "--socket", str(server.path)],
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=5 * HANG_SECONDS,
         )
         assert done.returncode == 1, done.stderr
         assert f"User 65534 may not connect to {server.path}" in done.stderr
@@ -183,7 +183,7 @@ def test_a_read_only_mount_does_not_matter_to_a_socket(tmp_path: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=5 * HANG_SECONDS,
     )
     if "unshare" in done.stderr or "mount:" in done.stderr:
         pytest.skip(f"mount namespaces are not available: {done.stderr.strip()}")

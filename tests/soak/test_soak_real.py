@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import HANG_SECONDS
 from tests.soak.real import bed, judge
 from tests.soak.real.judge import KubeletRecord, Sample, Verdict, Waiting, Waits
 from tests.soak.real.load import sample_of
@@ -291,7 +292,7 @@ def test_without_a_cluster_it_says_what_is_missing() -> None:
         env={**environment, "PYTHONPATH": str(ROOT), "KUBECONFIG": "/nowhere"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=5 * HANG_SECONDS,
         check=False,
     )
     assert done.returncode == 2, done.stdout + done.stderr

@@ -15,6 +15,7 @@ from drabridge.wire import health_v1_pb2 as health
 from drabridge.wire import health_v1alpha1_pb2 as healthalpha
 from drabridge.wire import pluginregistration_pb2 as registration
 from podresources.wire import v1_pb2 as podresources
+from tests.patience import HANG_SECONDS
 
 SERVICES = {
     dp: {
@@ -246,6 +247,6 @@ def test_all_contracts_live_in_one_process_without_warnings() -> None:
         [sys.executable, "-W", "error", "-c", f"import {', '.join(modules)}"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=5 * HANG_SECONDS,
     )
     assert (done.returncode, done.stderr) == (0, "")
