@@ -121,6 +121,7 @@ class Standby:
         self._watching = self.watcher.subscribe(self._paths.device_plugins, lambda: None)
         routes: dict[tuple[str, str], Handler] = {
             ("GET", "/healthz"): lambda _: Response("ok\n"),
+            ("GET", "/"): self._readyz,  # who forwards a port to this pod in a rollout looks for the page of people
             ("GET", "/readyz"): self._readyz,
             ("GET", "/metrics"): self._exposition,
         }

@@ -92,7 +92,7 @@ async def test_a_standby_is_ready_says_what_it_is_and_touches_nothing(capsys: py
             assert (await fetch(address, "/readyz"))[::2] == (200, words.encode())
             assert (await fetch(address, "/healthz"))[0] == 200
             assert b"\ndrabridge_standby 1.0\n" in (await fetch(address, "/metrics"))[2]
-            assert (await fetch(address, "/"))[0] == 404
+            assert (await fetch(address, "/"))[::2] == (200, words.encode()), "as for who forwards a port to its pod"
             assert b"\ndrabridge_standby 0.0\n" in (await fetch(address_of(first), "/metrics"))[2]
             notes = (await first.status())["notes"]
             assert [note for note in notes if standby_socket(second).name in note], notes
