@@ -83,10 +83,10 @@ class Relay(grpc.GenericRpcHandler):
             await self._open()
             log.info("calls for claims are passed on", extra={"driver": self._driver, "to": str(self._active)})
             await self._closing.wait()
-        except HostError as error:  # claims wait for kubelet's next attempt, as without a standby
+        except (HostError, OSError) as error:  # claims wait for kubelet's next attempt, as without a standby
             log.warning("calls for claims cannot be passed on", extra={"reason": str(error)})
-            self._settled.set()
         finally:
+            self._settled.set()
             await to_the_end(self._stop())
 
     async def _open(self) -> None:

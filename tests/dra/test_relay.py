@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import grpc
 import pytest
 
 from drabridge.dra import relay
+from drabridge.dra.sockets import PluginSockets
 from drabridge.wire import dra_v1_pb2, dra_v1_pb2_grpc
 from tests.agent.helpers import DRIVER, short_directory, until
 from tests.patience import HANG_SECONDS
@@ -137,3 +140,19 @@ async def test_a_call_that_nobody_serves_in_time_is_refused_in_words(
             await prepare(path, "u")
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert "serves claims on this node now; kubelet tries again" in (caught.value.details() or "")
+
+
+async def test_a_standby_that_cannot_pass_calls_on_is_none_the_less_ready(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rollout waits for it; claims are tried again by kubelet."""
+
+    def refused(_: object, __: str) -> tuple[Path, ...]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(PluginSockets, "prepare", refused)
+    async with Active().served(root):
+        made = relay.Relay(root, DRIVER)
+        async with asyncio.timeout(HANG_SECONDS):
+            await made.run()
+            await made.settled()
