@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import statistics
 import sys
 import time
@@ -58,7 +59,7 @@ class Load:
 
     def __init__(self, bed: RealBed, each_second: int) -> None:
         self._bed = bed
-        self._pause = 1.0 / each_second
+        self._pause = 1.0 / each_second if each_second else math.inf
         self._began: dict[str, float] = {}  # pods that are not over yet
         self.made = {"limits": 0, "claims": 0}
         self.refused: list[str] = []
@@ -67,7 +68,7 @@ class Load:
     async def run(self) -> None:
         """Make one pod of each kind after the other until cancelled."""
         await self._bed.api.create(TEMPLATES, template("each"), namespace=NAMESPACE)
-        for number in itertools.count():
+        for number in itertools.count() if math.isfinite(self._pause) else ():
             due = asyncio.get_running_loop().time() + self._pause
             if len(self._began) < MOST:
                 await asyncio.gather(self._make("limits", number), self._make("claims", number))
@@ -224,7 +225,9 @@ def main() -> int:
         epilog="DRABRIDGE_TEST_IMAGE and DRABRIDGE_TEST_BUSYBOX name images that the node has.",
     )
     parser.add_argument("--rollouts", type=int, default=20, metavar="N")
-    parser.add_argument("--pods-per-second", type=int, default=2, metavar="N", help="of each kind; default: 2")
+    parser.add_argument(
+        "--pods-per-second", type=int, default=2, metavar="N", help="of each kind, 0 for none; default: 2"
+    )
     parser.add_argument("--max-surge", type=int, choices=(0, 1), default=1)
     parser.add_argument("--pod-resources", type=Path, default=DEFAULT_SOCKET, metavar="FILE", help="kubelet's")
     parser.add_argument("--watch", type=Path, help=argparse.SUPPRESS)
