@@ -66,6 +66,7 @@ async def merge(runtime: Runtime, *, rebooted: bool) -> bool:
     elif not await _doubt(runtime, listed, checkpoint):
         return False
     found = _findings(runtime, listed, checkpoint, keeper.ledger.entries, rebooted=rebooted)
+    found = replace(found, kubelet=kubelet_process(directory))
     claims = _in_use(keeper.ledger, found)
     if rebooted:
         _clear(runtime.cdi, claims)
@@ -212,8 +213,7 @@ def _findings(
         None if listed is None else listed.pods,
         () if listed is None else listed.claims,
         checkpoint,
-        kubelet_process(runtime.paths.device_plugins),
-        rebooted,
+        rebooted=rebooted,
     )
 
 

@@ -187,7 +187,7 @@ def _observed(draft: Draft, event: ev.Observed) -> None:
 
 def _kubelet_began(draft: Draft, event: ev.KubeletStarted) -> None:
     """What kubelet says is incomplete for a while; what it said counts no more. Unless it is the one that is known."""
-    if event.kubelet and event.kubelet == draft.node_now.kubelet:
+    if _is_known(draft, event.kubelet):
         return
     for entry in draft.ledger.entries.values():
         if entry.hold is not None:
@@ -199,6 +199,11 @@ def _kubelet_began(draft: Draft, event: ev.KubeletStarted) -> None:
         releases_suspended_until=max(draft.node_now.releases_suspended_until, event.at + draft.policy.settle_seconds),
         suspended_because="kubelet started",
     )
+
+
+def _is_known(draft: Draft, kubelet: str) -> bool:
+    """Whether it is the process that was met before; one that nobody can name is not."""
+    return kubelet != "" and kubelet == draft.node_now.kubelet
 
 
 def _booted(draft: Draft, event: ev.Booted) -> None:
@@ -224,7 +229,7 @@ def _restarted(draft: Draft, event: ev.Restarted) -> None:
     _found_elsewhere(draft, witnesses)
     node = draft.node_now
     until, why = event.at + draft.policy.settle_seconds, "the agent started"
-    if node.whole and event.kubelet and event.kubelet == node.kubelet and node.releases_suspended_until <= until:
+    if node.whole and _is_known(draft, event.kubelet) and node.releases_suspended_until <= until:
         until, why = node.releases_suspended_until, node.suspended_because  # kubelet started when that says
     draft.durable_node = bool(node.lost)
     _set_node(
