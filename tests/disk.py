@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-_SERIAL = re.compile(r"\.\d+-\d+-\d+\.tmp$")  # of a temporary file's name, see drabridge.files
+_SERIAL = re.compile(r"\.\d+-\d+-\d+\.tmp$")  # of a temporary file's name, see drabridge.system.files
 
 
 class Disk:

@@ -1,8 +1,8 @@
 """Takes out of the installed packages what the agent never imports: ``python3 trim.py DIRECTORY``.
 
 Two thirds of the Kubernetes client are a second, asynchronous copy of itself with its HTTP library, and one module per
-API and per type; ``drabridge.cluster`` speaks in dicts through its dynamic client and loads none of them. What is left
-is compiled, because a container with a read-only root could not keep the result.
+API and per type; ``drabridge.kube.client`` speaks in dicts through its dynamic client and loads none of them. What is
+left is compiled, because a container with a read-only root could not keep the result.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _convert(files: list[Path]) -> int:
-    from drabridge.config.generic_device_plugin import convert
+    from drabridge.config.import_generic_device_plugin import convert
 
     for path in files:
         text = convert(path)

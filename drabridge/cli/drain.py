@@ -157,8 +157,8 @@ def _name(row: Row) -> str:
 
 
 def _cluster(arguments: argparse.Namespace) -> int:
-    from drabridge.allocated import usage
-    from drabridge.cluster import KubernetesCluster
+    from drabridge.kube.allocated_claims import usage
+    from drabridge.kube.client import KubernetesCluster
 
     driver = arguments.driver or configuration(arguments).driver
     if not is_dns_subdomain(driver, DRIVER_MAX):  # nobody would have a claim with it, and an uninstall would go on

@@ -9,7 +9,7 @@ from drabridge.cli.agent_client import add_socket, ask, find_socket
 from drabridge.cli.output import OUTPUTS, sentences, show, terminal_width
 from drabridge.cli.status import moves, of_resource, remarks
 from drabridge.errors import ConfigError
-from drabridge.words import seconds_of
+from drabridge.status.wording import seconds_of
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

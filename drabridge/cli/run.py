@@ -8,8 +8,8 @@ import os
 import socket
 from pathlib import Path
 
-from drabridge import logs
 from drabridge.cli.hardware import add_config
+from drabridge.telemetry import logs
 
 _EPILOG = """\
 Signals: TERM ends it within 3 seconds, HUP reads the configuration again (a changed file is noticed anyway).
@@ -85,8 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _serve(arguments: argparse.Namespace) -> None:
-    from drabridge.agent import Agent
-    from drabridge.runtime import Options
+    from drabridge.agent.main import Agent
+    from drabridge.agent.runtime import Options
 
     agent = Agent(
         Options(

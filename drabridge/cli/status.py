@@ -11,7 +11,18 @@ from typing import Any
 from drabridge.cli.agent_client import add_socket, ask, find_socket
 from drabridge.cli.output import complaint, encoded, sentences, table, terminal_width
 from drabridge.errors import ConfigError, DrabridgeError
-from drabridge.words import HOLDERS_MAX, Row, age, doubts, evidence, holders, moving, refused, seconds_of, verdict
+from drabridge.status.wording import (
+    HOLDERS_MAX,
+    Row,
+    age,
+    doubts,
+    evidence,
+    holders,
+    moving,
+    refused,
+    seconds_of,
+    verdict,
+)
 
 COLUMNS = ("device", "lane", "owner", "holder", "since", "evidence")
 QUIET = frozenset({"doubt", "unusable", "shared", "moving"})  # left out where all are zero, as on the page

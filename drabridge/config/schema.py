@@ -22,10 +22,10 @@ from drabridge.config.base import (
 )
 from drabridge.config.claims import ClaimConfig, DeviceClass, Partition, Sharing
 from drabridge.config.container import Group, Mount, Node, PreStart, duplicate_targets
-from drabridge.config.facts import Attribute, Capacity, Health
 from drabridge.config.lanes import Lanes
 from drabridge.config.matcher import Match
 from drabridge.config.problem import Problem, refuse_if_any
+from drabridge.config.published import Attribute, Capacity, Health
 from drabridge.config.template import parse as parse_template
 
 API_VERSION = "drabridge/v1alpha1"

@@ -10,11 +10,11 @@ from typing import Any
 from msgspec import Struct, field
 
 from drabridge.errors import PeerError
-from drabridge.foreign import reading
 from drabridge.ledger import events
 from drabridge.ledger.events import Use
 from drabridge.ledger.model import ClaimRef, Share
 from drabridge.offers.quantity import parse
+from drabridge.system.untrusted import reading
 
 POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"  # annotation of claims made from templates, since 1.36
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # what a pod may call a claim (core validation, DNS label)

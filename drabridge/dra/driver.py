@@ -10,12 +10,13 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from drabridge.cdi import CdiStore
-from drabridge.clusterapi import Cluster, UnreachableError, backoff, resource_claims, resource_versions
-from drabridge.clusterwatch import STEADY_SECONDS
 from drabridge.config.schema import Config
+from drabridge.containers.cdi import CdiStore
+from drabridge.dra.claim_files import Upkeep
+from drabridge.dra.claim_status import StatusWriter
+from drabridge.dra.deallocation import Releases
 from drabridge.dra.facts import ClaimHandled, Fact, Observer, Outcome
-from drabridge.dra.health import HealthBoard
+from drabridge.dra.health_stream import HealthBoard
 from drabridge.dra.locks import Locks
 from drabridge.dra.metadata import MetadataFiles
 from drabridge.dra.planning import LookupOf, Planner, device_lookup
@@ -24,22 +25,21 @@ from drabridge.dra.prepare import Preparer
 from drabridge.dra.publisher import Publisher, PublisherState
 from drabridge.dra.records import RecordStore
 from drabridge.dra.registration import RegistrationService, RegistrationState
-from drabridge.dra.releases import Releases
 from drabridge.dra.server import PluginServer
 from drabridge.dra.service import ClaimService
 from drabridge.dra.sockets import PluginSockets
-from drabridge.dra.status import StatusWriter
-from drabridge.dra.upkeep import Upkeep
 from drabridge.errors import ClusterError, DrabridgeError
 from drabridge.inventory.model import Device, Snapshot
-from drabridge.ledger.keeper import Keeper
+from drabridge.kube.api import Cluster, UnreachableError, backoff, resource_claims, resource_versions
+from drabridge.kube.versions import VERSIONS, choose_version
+from drabridge.kube.watch import STEADY_SECONDS
 from drabridge.ledger.model import DRA_OWNERS, ClaimRef, Policy
-from drabridge.offers.health import health_of
+from drabridge.ledger.service import Keeper
+from drabridge.offers.device_health import health_of
 from drabridge.offers.pool import pool_of
 from drabridge.offers.slices import Desired, Feature, desired
-from drabridge.offers.sliceversions import VERSIONS, choose_version
-from drabridge.tasks import Signal, forever
-from drabridge.worker import Worker
+from drabridge.system.io_thread import Worker
+from drabridge.system.supervise import Signal, forever
 
 log = logging.getLogger(__name__)
 

@@ -17,13 +17,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from drabridge.cdi import CdiDevice, CdiStore, Edits, Spec
+from drabridge.containers.cdi import CdiDevice, CdiStore, Edits, Spec
 from drabridge.dra.allocation import pod_claim_name_of
 from drabridge.errors import HostError
-from drabridge.files import TEMPORARY_SUFFIX
-from drabridge.foreign import reading
 from drabridge.inventory.model import Mount
 from drabridge.ledger.model import ClaimRef
+from drabridge.system.files import TEMPORARY_SUFFIX
+from drabridge.system.untrusted import reading
 
 API_VERSION = "metadata.resource.k8s.io/v1alpha1"
 KIND = "DeviceMetadata"

@@ -18,11 +18,11 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from drabridge.clusterjson import AmbiguousObject
 from drabridge.config.claims import ClaimConfig
 from drabridge.dra.allocation import Result
 from drabridge.errors import ConfigError
-from drabridge.foreign import cut, reading
+from drabridge.kube.json_reader import AmbiguousObject
+from drabridge.system.untrusted import cut, reading
 
 API_VERSION = "drabridge/v1alpha1"
 KIND = "DeviceConfig"

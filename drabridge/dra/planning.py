@@ -8,13 +8,13 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from drabridge.cdi import CdiDevice, CdiStore, Edits
 from drabridge.config.claims import ClaimConfig, Profile
 from drabridge.config.container import Hook
 from drabridge.config.schema import Config
 from drabridge.config.template import Lookup, Template
+from drabridge.containers.cdi import CdiDevice, CdiStore, Edits
 from drabridge.dra.allocation import Allocation, Result
-from drabridge.dra.hooks import decode_hook, encode_hook
+from drabridge.dra.device_hooks import decode_hook, encode_hook
 from drabridge.dra.metadata import DeviceFacts
 from drabridge.dra.params import Choice, resolve
 from drabridge.dra.records import PreparedDevice

@@ -18,25 +18,25 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from drabridge.cdi import CdiStore, Family
-from drabridge.clusterapi import Cluster, Kind, NotFoundError, UnreachableError, backoff
+from drabridge.containers.cdi import CdiStore, Family
 from drabridge.dra.allocation import Allocation, allocation_of, is_allocated
+from drabridge.dra.device_hooks import HookRunner, decode_hook
 from drabridge.dra.facts import ClaimHandled, Observer, Outcome
-from drabridge.dra.hooks import HookRunner, decode_hook
 from drabridge.dra.locks import Locks
 from drabridge.dra.metadata import MetadataFiles
 from drabridge.dra.planning import NotReadyError, Planned, Planner, cdi_devices, metadata_facts
 from drabridge.dra.ports import ClaimPods, InUse, Inventory, no_pods, nobody
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
-from drabridge.dra.tasks import join, to_the_end
+from drabridge.dra.single_flight import join, to_the_end
 from drabridge.errors import ConfigError, DrabridgeError, HostError, PeerError, RefusedError
-from drabridge.foreign import reading
 from drabridge.inventory.model import Presence
+from drabridge.kube.api import Cluster, Kind, NotFoundError, UnreachableError, backoff
 from drabridge.ledger import events
-from drabridge.ledger.keeper import Keeper
+from drabridge.ledger.effects import Decision, RefusalCode, Side
 from drabridge.ledger.model import ClaimRef, Phase
-from drabridge.ledger.outcome import Decision, RefusalCode, Side
-from drabridge.worker import Worker
+from drabridge.ledger.service import Keeper
+from drabridge.system.io_thread import Worker
+from drabridge.system.untrusted import reading
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,9 @@ from collections.abc import Callable, Collection, Iterator
 
 from msgspec import Struct
 
-from drabridge.clusterapi import (
+from drabridge.dra.facts import Observer, PublishFailed, SlicesPublished
+from drabridge.errors import ClusterError
+from drabridge.kube.api import (
     NODES,
     Cluster,
     DeniedError,
@@ -25,15 +27,13 @@ from drabridge.clusterapi import (
     backoff,
     resource_slices,
 )
-from drabridge.clusterjson import Identity, Json, View
-from drabridge.clusterwatch import follow
-from drabridge.dra.facts import Observer, PublishFailed, SlicesPublished
-from drabridge.errors import ClusterError
-from drabridge.foreign import reading
-from drabridge.offers.sliceplan import Accepted, Owner, Verb, Write, accept, canonical_spec, carried, dropped, plan
+from drabridge.kube.json_reader import Identity, Json, View
+from drabridge.kube.versions import slice_from_v1, slice_to_v1
+from drabridge.kube.watch import follow
+from drabridge.offers.slice_writes import Accepted, Owner, Verb, Write, accept, canonical_spec, carried, dropped, plan
 from drabridge.offers.slices import ALL_FEATURES, Desired, Feature
-from drabridge.offers.sliceversions import slice_from_v1, slice_to_v1
-from drabridge.tasks import Signal
+from drabridge.system.supervise import Signal
+from drabridge.system.untrusted import reading
 
 log = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ from typing import Any
 from msgspec import Struct, field
 
 from drabridge.errors import HostError
-from drabridge.files import TEMPORARY_SUFFIX, Care, sync_directory, write_atomically
 from drabridge.ledger.events import Use
 from drabridge.ledger.model import ClaimRef, Share
+from drabridge.system.files import TEMPORARY_SUFFIX, Care, sync_directory, write_atomically
 
 log = logging.getLogger(__name__)
 

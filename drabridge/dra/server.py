@@ -9,11 +9,11 @@ from pathlib import Path
 
 import grpc
 
-from drabridge.dra.health import HealthBoard, HealthV1, HealthV1Alpha1
+from drabridge.dra.health_stream import HealthBoard, HealthV1, HealthV1Alpha1
 from drabridge.dra.registration import RegistrationService
 from drabridge.dra.service import ClaimService, DraV1, DraV1Beta1
+from drabridge.dra.single_flight import to_the_end
 from drabridge.dra.sockets import PluginSockets, identity
-from drabridge.dra.tasks import to_the_end
 from drabridge.errors import HostError
 from drabridge.wire import (
     dra_v1_pb2_grpc,

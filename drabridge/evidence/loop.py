@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from drabridge.evidence.witness import Witness
+from drabridge.evidence.kubelet import Witness
 from drabridge.ledger import events
-from drabridge.ledger.keeper import Keeper
 from drabridge.ledger.model import Owner
-from drabridge.tasks import Signal
+from drabridge.ledger.service import Keeper
+from drabridge.system.supervise import Signal
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
-from drabridge.files import read_if_there
 from drabridge.inventory.records import VALUE_LIMIT_CHARS, clean
+from drabridge.system.files import read_if_there
 
 
 class NodeStat(Struct, frozen=True):

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from drabridge.config import names
-from drabridge.config.facts import INT64, UNITS, parse_quantity
 from drabridge.config.problem import Problems
+from drabridge.config.published import INT64, UNITS, parse_quantity
 from drabridge.inventory.model import Attribute, Semver
 
 _VERSION = re.compile(r"[vV]?(\d+(?:\.\d+)*)(.*)", re.DOTALL | re.ASCII)

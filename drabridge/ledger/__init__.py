@@ -7,6 +7,24 @@
 (True, <Owner.LEGACY: 'legacy'>)
 """
 
+from drabridge.ledger.apply_event import step
+from drabridge.ledger.effects import (
+    ConfirmClaim,
+    Decision,
+    DenyClaim,
+    Effect,
+    Notify,
+    Readvertise,
+    Refusal,
+    RefusalCode,
+    Refused,
+    Released,
+    Side,
+    Step,
+    Subject,
+    TransferAborted,
+    Transferred,
+)
 from drabridge.ledger.events import (
     Allocate,
     Allocation,
@@ -32,7 +50,6 @@ from drabridge.ledger.events import (
     Use,
     Withdrawn,
 )
-from drabridge.ledger.machine import step
 from drabridge.ledger.model import (
     DRA_OWNERS,
     MOVING,
@@ -52,23 +69,6 @@ from drabridge.ledger.model import (
     PodRef,
     Policy,
     Share,
-)
-from drabridge.ledger.outcome import (
-    ConfirmClaim,
-    Decision,
-    DenyClaim,
-    Effect,
-    Notify,
-    Readvertise,
-    Refusal,
-    RefusalCode,
-    Refused,
-    Released,
-    Side,
-    Step,
-    Subject,
-    TransferAborted,
-    Transferred,
 )
 
 __all__ = [

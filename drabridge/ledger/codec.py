@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from drabridge.inventory.model import Presence
-from drabridge.ledger.lines import Json
+from drabridge.ledger.journal_lines import Json
 from drabridge.ledger.model import (
     ClaimHold,
     ClaimRef,

@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from msgspec import Struct, field
 
 from drabridge.inventory.model import Presence
-from drabridge.ledger import advertise
+from drabridge.ledger import eligibility
 from drabridge.ledger import events as ev
-from drabridge.ledger.machine import step
+from drabridge.ledger.apply_event import step
 from drabridge.ledger.model import MOVING, ClaimHold, Entry, Ledger, Owner, Phase, Policy
-from drabridge.ledger.settle import owner_of
+from drabridge.ledger.ownership import owner_of
 
 _NONE: Collection[str] = frozenset()
 
@@ -123,7 +123,7 @@ def none_means_none(ledger: Ledger, truth: Truth, policy: Policy) -> Found:
 def no_arbitration_by_health(ledger: Ledger, truth: Truth, policy: Policy) -> Found:
     """I5: what a pod holds stays Healthy while the hardware is; what kubelet would be refused is not Healthy."""
     for name, entry in ledger.entries.items():
-        healthy = advertise.legacy_healthy(ledger, entry, policy)
+        healthy = eligibility.legacy_healthy(ledger, entry, policy)
         present = entry.device.presence is Presence.PRESENT
         if entry.owner is Owner.LEGACY and present and not healthy and not entry.counted_elsewhere:
             yield Violation("I5", name, "held by a pod and Unhealthy")

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from msgspec import Struct, field
 
 from drabridge.inventory.model import Device, Presence, device_id_of
-from drabridge.ledger.places import filed_as, is_node, share_a_node
-from drabridge.ledger.shards import Shards
+from drabridge.ledger.hardware_places import filed_as, is_node, share_a_node
+from drabridge.ledger.persistent_map import Shards
 
 
 class Owner(StrEnum):
@@ -216,7 +216,7 @@ class Facts(Struct, frozen=True):
 class Entry(Struct, frozen=True):
     """One device: what it is, who holds it, where it may be offered.
 
-    ``owner`` follows from ``hold`` and ``claims`` (see ``drabridge.ledger.settle``) except for QUARANTINE.
+    ``owner`` follows from ``hold`` and ``claims`` (see ``drabridge.ledger.ownership``) except for QUARANTINE.
     """
 
     device: Facts

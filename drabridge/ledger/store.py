@@ -28,7 +28,7 @@ from msgspec import Struct, field
 
 from drabridge.errors import HostError
 from drabridge.ledger.codec import ENTRY_FIELDS, entry_from_json, entry_to_json, node_from_json, node_to_json
-from drabridge.ledger.lines import Json, Unreadable, decode, encode
+from drabridge.ledger.journal_lines import Json, Unreadable, decode, encode
 from drabridge.ledger.lock import Lock, same_file
 from drabridge.ledger.model import Entry, Ledger, NodeState
 

@@ -3,7 +3,7 @@
 Two rules. Nothing else changes ownership: every owner and every lane in the ledger comes out of a row of this table.
 It knows no clock, no socket and no file: what a row does follows from the entry, the signal and the policy alone.
 
-An event reaches a device as one or more signals (:mod:`drabridge.ledger.machine`); the signal, the owner and the
+An event reaches a device as one or more signals (:mod:`drabridge.ledger.apply_event`); the signal, the owner and the
 lane of the device choose exactly one row. A combination without a row, or with two, is an error at import.
 """
 
@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from drabridge.ledger import claim_rows as claims
-from drabridge.ledger import common_rows as common
-from drabridge.ledger import lane_rows as lanes
-from drabridge.ledger import loss_rows as loss
-from drabridge.ledger import pod_rows as pods
-from drabridge.ledger.draft import Draft, Outcome
 from drabridge.ledger.model import DRA_OWNERS, Entry, Lane, Owner
+from drabridge.ledger.transaction import Draft, Outcome
+from drabridge.ledger.transitions import claims as claims
+from drabridge.ledger.transitions import common as common
+from drabridge.ledger.transitions import lanes as lanes
+from drabridge.ledger.transitions import losses as loss
+from drabridge.ledger.transitions import pods as pods
 
 Transition = Callable[[Draft, Entry, Any], Outcome]
 

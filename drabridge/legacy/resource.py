@@ -12,19 +12,19 @@ import deviceplugin
 from deviceplugin import Allocation, AllocationError, Broadcast, DeviceList, DeviceSpec, Health
 from deviceplugin.preference import Policy as Spread
 from deviceplugin.preference import Unit, prefer
-from drabridge.cdi import CdiStore
 from drabridge.config.schema import Inject, Resource
+from drabridge.containers.cdi import CdiStore
+from drabridge.containers.hooks import run_hook
 from drabridge.errors import HostError
-from drabridge.hooks import run_hook
 from drabridge.inventory.model import Device, Presence
+from drabridge.lanes.plan import order
 from drabridge.ledger import events
-from drabridge.ledger.keeper import StoreHealth
-from drabridge.ledger.lanes import order
+from drabridge.ledger.effects import Decision
 from drabridge.ledger.model import Ledger, Policy
-from drabridge.ledger.outcome import Decision
-from drabridge.legacy.units import Units
-from drabridge.offers.legacy import legacy_list, of_resource, surplus
-from drabridge.worker import PATIENCE_SECONDS, Job
+from drabridge.ledger.service import StoreHealth
+from drabridge.legacy.ids import Units
+from drabridge.offers.device_list import legacy_list, of_resource, surplus
+from drabridge.system.io_thread import PATIENCE_SECONDS, Job
 
 log = logging.getLogger(__name__)
 

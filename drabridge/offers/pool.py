@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from msgspec.structs import replace
 
 from drabridge.config.claims import Partition
-from drabridge.config.facts import RequestPolicy, quantity_value
+from drabridge.config.published import RequestPolicy, quantity_value
 from drabridge.config.schema import Config, Resource
 from drabridge.inventory.model import Device, Presence, Snapshot
-from drabridge.ledger import advertise
+from drabridge.ledger import eligibility
 from drabridge.ledger.model import DRA_OWNERS, Entry, Lane, Ledger, Owner, Policy
 from drabridge.offers.slices import CapacityPolicy, Effect, Offer, Pool, Taint
 
@@ -92,7 +92,7 @@ def _offer(
     elif device.root in counters and resource.partition is not None:
         each = {name: counter.each for name, counter in resource.partition.counters.items()} or {PARTS: 1}
         consumes[device.root] = each
-    return Offer(device, taints, advertise.guarded(entry, policy), policies, consumes)
+    return Offer(device, taints, eligibility.guarded(entry, policy), policies, consumes)
 
 
 def _taints(device: Device, entry: Entry, ledger: Ledger, policy: Policy, config: Config, at: float) -> Iterator[Taint]:
@@ -103,7 +103,7 @@ def _taints(device: Device, entry: Entry, ledger: Ledger, policy: Policy, config
         # A USB device that re-enumerates is away for a moment: nobody is evicted for that.
         lasting = at - entry.presence_since >= settings.gone_after_seconds
         yield Taint(f"{prefix}/gone", "", Effect(settings.gone) if lasting else Effect.NO_SCHEDULE)
-    elif not advertise.dra_schedulable(ledger, entry, policy):
+    elif not eligibility.dra_schedulable(ledger, entry, policy):
         yield Taint(f"{prefix}/unavailable", _reason(entry))
 
 

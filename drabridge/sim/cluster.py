@@ -11,14 +11,14 @@ from typing import Any
 
 import yaml
 
-from drabridge.sim.api import SimApiServer, Writer
-from drabridge.sim.api.auth import ADMIN
-from drabridge.sim.api.kinds import BY_KIND, DRA_VERSIONS
+from drabridge.sim.apiserver import SimApiServer, Writer
+from drabridge.sim.apiserver.auth import ADMIN
+from drabridge.sim.apiserver.kinds import BY_KIND, DRA_VERSIONS
 from drabridge.sim.clusternode import ClusterNode, NodeTimings, StoreApi
-from drabridge.sim.kubelet import SimKubelet
-from drabridge.sim.runtime import Runtime
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.runtime import Runtime
+from drabridge.sim.kubelet.timings import Timings
 from drabridge.sim.scheduler import Scheduler, SchedulerTimings
-from drabridge.sim.timings import Timings
 
 JSON = dict[str, Any]
 

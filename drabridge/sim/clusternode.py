@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from drabridge.errors import ClusterError
-from drabridge.sim.api import ApiError, Faults, Objects
-from drabridge.sim.api.objects import timestamp
-from drabridge.sim.kubelet import KubeletDownError, SimKubelet
-from drabridge.sim.podjson import pod_from_manifest
-from drabridge.sim.pods import PodStatus
+from drabridge.sim.apiserver import ApiError, Faults, Objects
+from drabridge.sim.apiserver.objects import timestamp
+from drabridge.sim.kubelet.kubelet import KubeletDownError, SimKubelet
+from drabridge.sim.kubelet.podjson import pod_from_manifest
+from drabridge.sim.kubelet.pods import PodStatus
 from drabridge.sim.scheduler.claims import ended
 from drabridge.sim.scheduler.events import post
 
@@ -33,7 +33,7 @@ class NodeTimings:
 
 
 class StoreApi:
-    """The kubelet's two requests (drabridge.sim.clusterapi.ClusterApi), answered from the store."""
+    """The kubelet's two requests (drabridge.sim.api_client.ClusterApi), answered from the store."""
 
     def __init__(self, objects: Objects, faults: Faults) -> None:
         self._objects = objects

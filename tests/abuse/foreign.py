@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from drabridge.sim.api import http
+from drabridge.sim.apiserver import http
 from drabridge.sim.clusternode import ClusterNode
 from tests.abuse.strange import Strange
 from tests.agent.helpers import DRIVER, AgentProcess, until

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from drabridge.sim.kubelet import SimKubelet
-from drabridge.sim.pods import Phase
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.pods import Phase
 from tests.agent.helpers import RESOURCE, AgentProcess, node, pod
 
 RECOVERY_SECONDS = 20.0

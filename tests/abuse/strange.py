@@ -15,13 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from drabridge.allocated import in_use
-from drabridge.cdi import CdiDevice, CdiStore, Edits, Family
-from drabridge.cluster import KubernetesCluster
-from drabridge.clusterapi import NODES, PODS, resource_claims, resource_slices
-from drabridge.clusterjson import ClaimFields, Json, PodFields, View, decode
-from drabridge.clusterstream import read_event
 from drabridge.config.loader import load
+from drabridge.containers.cdi import CdiDevice, CdiStore, Edits, Family
 from drabridge.dra import publisher
 from drabridge.dra.allocation import allocation_here, allocation_of
 from drabridge.dra.metadata import DeviceFacts, MetadataFiles
@@ -29,15 +24,20 @@ from drabridge.dra.planning import Planner, device_lookup
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
 from drabridge.errors import DrabridgeError
 from drabridge.evidence import checkpoint
-from drabridge.evidence.pods import seen
-from drabridge.evidence.witness import claim_users_of, claims_of, pods_of, users_of
-from drabridge.foreign import Unreadable
+from drabridge.evidence.apiserver_pods import seen
+from drabridge.evidence.kubelet import claim_users_of, claims_of, pods_of, users_of
 from drabridge.inventory.build import Builder
 from drabridge.inventory.model import Snapshot
 from drabridge.inventory.nvidia import NOTHING
 from drabridge.inventory.records import clean
+from drabridge.kube.allocated_claims import in_use
+from drabridge.kube.api import NODES, PODS, resource_claims, resource_slices
+from drabridge.kube.client import KubernetesCluster
+from drabridge.kube.json_reader import ClaimFields, Json, PodFields, View, decode
+from drabridge.kube.node_annotation import NodeWatch
+from drabridge.kube.response import read_event
 from drabridge.ledger.model import ClaimRef
-from drabridge.nodewatch import NodeWatch
+from drabridge.system.untrusted import Unreadable
 from podresources.errors import PodResourcesError
 from podresources.model import SocketIdentity
 from podresources.normalise import snapshot

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drabridge.agent import Agent
-from drabridge.clock import NEVER_SET, SteadyClock
-from drabridge.runtime import Options
-from drabridge.sim.kubelet import SimKubelet
-from drabridge.sim.pods import Phase
-from drabridge.sim.timings import Timings
+from drabridge.agent.main import Agent
+from drabridge.agent.runtime import Options
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.pods import Phase
+from drabridge.sim.kubelet.timings import Timings
+from drabridge.system.clock import NEVER_SET, SteadyClock
 from tests.abuse.helpers import owners
 from tests.agent.helpers import CONFIG, RESOURCE, AgentProcess, lists_read, pod, restart_kubelet, short_directory, until
 from tests.patience import PATIENCE

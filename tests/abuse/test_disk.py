@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from drabridge.cdi import CdiDevice, CdiStore, Edits, Family
+from drabridge.containers.cdi import CdiDevice, CdiStore, Edits, Family
 from drabridge.errors import HostError
 from drabridge.inventory.model import DeviceNode
-from drabridge.sim.kubelet import SimKubelet
-from drabridge.sim.pods import Phase
-from drabridge.sim.timings import Timings
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.pods import Phase
+from drabridge.sim.kubelet.timings import Timings
 from tests.abuse.helpers import alive, holding, owners, said_in_one_line, unharmed
 from tests.agent.helpers import RESOURCE, AgentProcess, lists_read, pod, short_directory, until
 from tests.patience import HANG_SECONDS

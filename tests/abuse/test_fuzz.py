@@ -16,21 +16,21 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drabridge import page
-from drabridge.cdi import CdiStore, Family
 from drabridge.config.loader import load
 from drabridge.config.schema import Config
+from drabridge.containers.cdi import CdiStore, Family
 from drabridge.errors import ConfigError
-from drabridge.evidence.witness import Witness, pods_of
-from drabridge.identities import FILE_NAME, Identities
+from drabridge.evidence.kubelet import Witness, pods_of
 from drabridge.inventory.build import Builder
+from drabridge.inventory.identity_store import FILE_NAME, Identities
 from drabridge.inventory.model import Snapshot
 from drabridge.inventory.nvidia import NOTHING
 from drabridge.inventory.records import Record, clean
 from drabridge.ledger.model import Entry, Facts, Ledger, Policy
-from drabridge.metrics import Metrics
-from drabridge.offers.legacy import legacy_list
-from drabridge.status import document
+from drabridge.offers.device_list import legacy_list
+from drabridge.status import page
+from drabridge.status.document import document
+from drabridge.telemetry.metrics import Metrics
 from podresources import Client
 from podresources.errors import PodResourcesError
 from podresources.model import SocketIdentity

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from drabridge.sim.faults import ListFault
-from drabridge.sim.pods import Phase
+from drabridge.sim.kubelet.faults import ListFault
+from drabridge.sim.kubelet.pods import Phase
 from tests.abuse.helpers import RECOVERY_SECONDS, alive, holding, owners, said_in_one_line, unharmed
 from tests.abuse.peers import connect
 from tests.agent.helpers import CONFIG, DRIVER, RESOURCE, AgentProcess, node, pod, short_directory, until

@@ -20,7 +20,7 @@ import pytest
 
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
-from drabridge.sim.pods import Phase
+from drabridge.sim.kubelet.pods import Phase
 from drabridge.wire import dra_v1_pb2 as dra
 from drabridge.wire import pluginregistration_pb2 as registration
 from tests.abuse.helpers import RECOVERY_SECONDS, alive, holding, owners, plugin_socket, unharmed

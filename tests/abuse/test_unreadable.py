@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from drabridge import foreign
-from drabridge.foreign import Unreadable
+from drabridge.system import untrusted
+from drabridge.system.untrusted import Unreadable
 
 ROUNDS = 20_000
 
@@ -37,5 +37,5 @@ def _tell_at_once() -> None:
         thread.start()
     while any(thread.is_alive() for thread in threads):
         every.keep(())
-        foreign.unreadable()
-    assert foreign.unreadable()[kind] == 2 * ROUNDS
+        untrusted.unreadable()
+    assert untrusted.unreadable()[kind] == 2 * ROUNDS

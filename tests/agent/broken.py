@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from drabridge.cli import main
-from drabridge.evidence.others import Others
-from drabridge.evidence.witness import Witness
-from drabridge.ledger import keeper
+from drabridge.evidence.kubelet import Witness
+from drabridge.evidence.other_sources import Others
+from drabridge.ledger import service
 from tests.ledger.mutants import MUTANTS
 
 
@@ -47,7 +47,7 @@ def break_agent(variant: str) -> None:
     def step(ledger: Any, event: Any, policy: Any) -> Any:
         return mutant.config.step(ledger, event, policy)
 
-    vars(keeper)["step"] = step
+    vars(service)["step"] = step
 
 
 if __name__ == "__main__":

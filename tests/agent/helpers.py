@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from drabridge.sim.kubelet import SimKubelet
-from drabridge.sim.pods import Container, PodSpec
-from drabridge.sim.timings import Timings
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.pods import Container, PodSpec
+from drabridge.sim.kubelet.timings import Timings
 from tests.patience import PATIENCE
 
 # Memory devices (/dev/null and its kin) are udev devices of every Linux machine, for root and others alike.

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from drabridge.beginning import _findings, _in_use
-from drabridge.cdi import CdiDevice, CdiStore, Edits
+from drabridge.agent.startup_merge import _findings, _in_use
+from drabridge.containers.cdi import CdiDevice, CdiStore, Edits
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
-from drabridge.evidence.witness import Listed
-from drabridge.ledger import Allocation, ClaimRef, Entry, Facts, Ledger, Lost, Use, startup
+from drabridge.evidence.kubelet import Listed
+from drabridge.ledger import Allocation, ClaimRef, Entry, Facts, Ledger, Lost, Use, startup_events
 
 DRIVER = "gpu.example.com"
 CLAIM = ClaimRef("34553fd1-cf06-469c-b877-c1432ff67333", "default", "c")
@@ -40,8 +40,8 @@ def _claims(runtime: Any, listed: Listed | None, *, rebooted: bool = False) -> t
 
 
 def _quarantined(listed: Listed, claims: tuple[Allocation, ...]) -> tuple[str, ...]:
-    found = startup.Findings(0.0, listed=listed.pods, claims=listed.claims)
-    return next((one.devices for one in startup.events(LEDGER, found, claims) if isinstance(one, Lost)), ())
+    found = startup_events.Findings(0.0, listed=listed.pods, claims=listed.claims)
+    return next((one.devices for one in startup_events.events(LEDGER, found, claims) if isinstance(one, Lost)), ())
 
 
 def write_file(runtime: Any) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from drabridge.claims import recorded
+from drabridge.dra.lifecycle import recorded
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
 from drabridge.ledger import Restarted
 from drabridge.ledger.model import ClaimRef, Lane
-from drabridge.sim.faults import ListFault
+from drabridge.sim.kubelet.faults import ListFault
 from tests.agent.helpers import AgentProcess, until
 from tests.agent.test_bridge_node import bridge, claim_pod, healthy, limits_pod
 from tests.ledger.node import CLAIM, NOON, OTHER, Node, allocated, device, prepare

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from drabridge.sim.cluster import ClusterTimings, SimCluster
-from drabridge.sim.runtime import LockingRuntime
-from drabridge.sim.timings import Timings
+from drabridge.sim.kubelet.runtime import LockingRuntime
+from drabridge.sim.kubelet.timings import Timings
 from tests.agent.helpers import DRIVER, RESOURCE, AgentProcess, lists_read, short_directory, until
 
 CONFIG = f"""\

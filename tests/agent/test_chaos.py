@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from drabridge.sim.kubelet import SimKubelet
-from drabridge.sim.pods import Phase
-from drabridge.sim.runtime import MemoryRuntime
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.pods import Phase
+from drabridge.sim.kubelet.runtime import MemoryRuntime
 from tests.agent.helpers import AgentProcess, node, pod, until
 from tests.agent.test_hotplug import DRIVER, RESOURCE, by_name, counted, device_nodes
 from tests.inventory.conftest import Udevd

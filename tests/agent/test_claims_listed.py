@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
-from drabridge.claims import ClaimSide
-from drabridge.cluster import KubernetesCluster
+from drabridge.dra.lifecycle import ClaimSide
+from drabridge.kube.client import KubernetesCluster
 from drabridge.ledger import Allocation, ClaimRef, Use
-from drabridge.sim.api import SimApiServer
+from drabridge.sim.apiserver import SimApiServer
 from tests.dra.helpers import DRIVER, NODE, Claims, add_node, short_directory
 
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from drabridge import clusterwatch
-from drabridge.announce import QUEUE, REPEAT_SECONDS, Announcer
-from drabridge.cluster import KubernetesCluster
-from drabridge.evidence.pods import PodWatch
+from drabridge.evidence.apiserver_pods import PodWatch
+from drabridge.kube import watch
+from drabridge.kube.client import KubernetesCluster
+from drabridge.kube.events import QUEUE, REPEAT_SECONDS, Announcer
+from drabridge.kube.node_annotation import NodeWatch
 from drabridge.ledger import Ledger, Notify, Observed, Subject
-from drabridge.nodewatch import NodeWatch
-from drabridge.sim.api import SimApiServer
+from drabridge.sim.apiserver import SimApiServer
 from tests.agent.helpers import until
 
 NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"}}
@@ -171,7 +171,7 @@ async def test_a_server_that_refuses_is_asked_ever_less_often_and_that_is_said(
 async def test_after_a_watch_that_lived_pauses_are_short_again(
     api: tuple[SimApiServer, KubernetesCluster], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clusterwatch, "STEADY_SECONDS", 0.3)
+    monkeypatch.setattr(watch, "STEADY_SECONDS", 0.3)
     server, cluster = api
 
     def pauses() -> list[float]:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from drabridge.sim.kubelet import SimKubelet
-from drabridge.sim.pods import Phase
-from drabridge.sim.runtime import MemoryRuntime
-from drabridge.sim.timings import Timings
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.pods import Phase
+from drabridge.sim.kubelet.runtime import MemoryRuntime
+from drabridge.sim.kubelet.timings import Timings
 from tests.agent.helpers import AgentProcess, pod, short_directory, until
 from tests.dra.test_node import CDI_DIRECTORY, rootfs, run
 from tests.inventory.helpers import Loops, needs_loop_devices

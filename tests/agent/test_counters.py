@@ -10,9 +10,9 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from drabridge.sim.cluster import SimCluster
-from drabridge.sim.faults import ListFault
-from drabridge.sim.kubelet import SimKubelet
-from drabridge.sim.pods import Phase
+from drabridge.sim.kubelet.faults import ListFault
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.pods import Phase
 from tests.abuse.helpers import plugin_socket
 from tests.abuse.peers import allocate
 from tests.agent.helpers import CONFIG, DRIVER, RESOURCE, AgentProcess, node, pod, short_directory, until

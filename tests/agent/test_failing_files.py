@@ -8,7 +8,7 @@ import shutil
 import signal
 
 from drabridge.sim.cluster import SimCluster
-from drabridge.sim.pods import Phase
+from drabridge.sim.kubelet.pods import Phase
 from tests.agent.helpers import RESOURCE, AgentProcess, node, pod, until
 from tests.agent.test_bridge_node import bridge, claim_pod, devices_in_slices, limits_pod
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from drabridge.sim.kubelet import SimKubelet
-from drabridge.sim.pods import Phase
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.pods import Phase
 from tests.agent.helpers import AgentProcess, cdi_devices, node, pod, until
 from tests.inventory.conftest import Udevd
 from tests.inventory.helpers import Loops, needs_loop_devices

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-import drabridge.http as http
-from drabridge.http import HttpServer, Request, Response
+import drabridge.system.http as http
+from drabridge.system.http import HttpServer, Request, Response
 from tests.patience import PATIENCE
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from drabridge.sim.kubelet import SimKubelet
-from drabridge.sim.pods import Container, Phase, PodSpec
-from drabridge.sim.runtime import ContainerStartError, MemoryRuntime, RunOptions
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.pods import Container, Phase, PodSpec
+from drabridge.sim.kubelet.runtime import ContainerStartError, MemoryRuntime, RunOptions
 from podresources import Client
 from tests.agent import test_hotplug
 from tests.agent.helpers import CONFIG, DRIVER, RESOURCE, AgentProcess, cdi_devices, node, pod, restart_kubelet, until

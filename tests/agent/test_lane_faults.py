@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from drabridge.sim.api import SimApiServer
+from drabridge.sim.apiserver import SimApiServer
 from drabridge.sim.cluster import SimCluster
-from drabridge.sim.kubelet import SimKubelet
-from drabridge.sim.timings import Timings
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.timings import Timings
 from tests.agent.helpers import DRIVER, RESOURCE, AgentProcess, pod, short_directory, until
 from tests.agent.test_bridge_node import CONFIG, bridge, claim_pod, devices_in_slices, healthy, limits_pod, set_lanes
 

@@ -13,8 +13,8 @@ import pytest
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
 from drabridge.ledger.model import ClaimRef
 from drabridge.sim.cluster import SimCluster
-from drabridge.sim.faults import ListFault
-from drabridge.sim.runtime import LockingRuntime
+from drabridge.sim.kubelet.faults import ListFault
+from drabridge.sim.kubelet.runtime import LockingRuntime
 from tests.agent.helpers import AgentProcess, until
 from tests.agent.test_begun import BOOT_ID
 from tests.agent.test_bridge_node import bridge, claim_pod, devices_in_slices, healthy, limits_pod

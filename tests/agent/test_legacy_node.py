@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from drabridge.sim.pods import Container, Phase, PodSpec
-from drabridge.sim.runtime import MemoryRuntime
+from drabridge.sim.kubelet.pods import Container, Phase, PodSpec
+from drabridge.sim.kubelet.runtime import MemoryRuntime
 from tests.agent.helpers import CONFIG, RESOURCE, AgentProcess, node, pod, restart_kubelet, short_directory, until
 from tests.patience import HANG_SECONDS, PATIENCE
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drabridge.logs import JsonFormatter, LogfmtFormatter
+from drabridge.telemetry.logs import JsonFormatter, LogfmtFormatter
 
 
 def record(message: str, **extra: object) -> logging.LogRecord:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from drabridge.sim.faults import ListFault
-from drabridge.sim.kubelet import SimKubelet
-from drabridge.sim.timings import Timings
+from drabridge.sim.kubelet.faults import ListFault
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.timings import Timings
 from tests.agent.helpers import CONFIG as LEGACY_ONLY
 from tests.agent.helpers import RESOURCE, AgentProcess, short_directory, until
 from tests.agent.lost import (

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from drabridge import claims
+from drabridge.agent.runtime import Options
 from drabridge.config import load
-from drabridge.runtime import Options
+from drabridge.dra import lifecycle
 from drabridge.sim.cluster import SimCluster
 from tests.agent.helpers import DRIVER, RESOURCE, AgentProcess, node, until
 from tests.agent.test_bridge_node import CONFIG, bridge, claim_pod, devices_in_slices, healthy, limits_pod, set_lanes
@@ -124,12 +124,12 @@ def test_whom_it_talks_to(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(claims, "SERVICE_ACCOUNT", tmp_path if token else tmp_path / "none")
+    monkeypatch.setattr(lifecycle, "SERVICE_ACCOUNT", tmp_path if token else tmp_path / "none")
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     if pod:
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     options = Options(tmp_path / "config.yaml", "node-a", kubeconfig=tmp_path / "kubeconfig" if kubeconfig else None)
-    assert (claims.connect(options, load(config)) is not None) == connects
+    assert (lifecycle.connect(options, load(config)) is not None) == connects
 
 
 async def test_by_command_there_and_back() -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from drabridge.coexistence.other_agents import OtherAgents
 from drabridge.inventory.model import Device
 from drabridge.ledger import ClaimHold, ClaimRef, Entry, Facts, Hold, Ledger, Owner
 from drabridge.ledger.model import Phase
 from drabridge.ledger.store import Store
-from drabridge.other_agents import OtherAgents
-from drabridge.paths import Paths
-from drabridge.worker import Worker
+from drabridge.system.io_thread import Worker
+from drabridge.system.paths import Paths
 from tests.agent.helpers import short_directory
 from tests.patience import HANG_SECONDS
 

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from drabridge.sim.cluster import ClusterTimings, SimCluster
-from drabridge.sim.kubelet import SimKubelet
-from drabridge.sim.pods import Phase
-from drabridge.sim.timings import Timings
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.pods import Phase
+from drabridge.sim.kubelet.timings import Timings
 from tests.agent.helpers import RESOURCE, AgentProcess, pod, short_directory, until
 from tests.agent.test_bridge_node import CLASS, claim_pod, devices_in_slices, healthy, limits_pod, set_lanes
 from tests.agent.test_bridge_node import CONFIG as BRIDGE

@@ -11,9 +11,9 @@ import signal
 import time
 
 from drabridge.sim.cluster import SimCluster
-from drabridge.sim.kubelet import SimKubelet
-from drabridge.sim.pods import Phase
-from drabridge.sim.timings import Timings
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.pods import Phase
+from drabridge.sim.kubelet.timings import Timings
 from tests.abuse.helpers import plugin_socket
 from tests.abuse.peers import allocate
 from tests.agent.helpers import CONFIG, DRIVER, RESOURCE, AgentProcess, node, pod, short_directory, until

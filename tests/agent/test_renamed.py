@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from drabridge.sim.kubelet import SimKubelet
-from drabridge.sim.pods import Phase
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.pods import Phase
 from tests.agent import test_bridge_node as bridge_node
 from tests.agent.helpers import CONFIG, RESOURCE, AgentProcess, node, pod, until
 from tests.agent.test_bridge_node import bridge, claim_pod, devices_in_slices

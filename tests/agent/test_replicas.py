@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from drabridge.sim.pods import Container, Phase, PodSpec
+from drabridge.sim.kubelet.pods import Container, Phase, PodSpec
 from tests.agent.helpers import CONFIG, RESOURCE, node, pod, restart_kubelet, until
 
 

@@ -16,10 +16,10 @@ import pytest
 
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
-from drabridge.legacy.side import QUIET_SECONDS
-from drabridge.sim.kubelet import SimKubelet
-from drabridge.sim.pods import Phase
-from drabridge.sim.timings import Timings
+from drabridge.legacy.manager import QUIET_SECONDS
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.pods import Phase
+from drabridge.sim.kubelet.timings import Timings
 from tests.agent.helpers import DRIVER, AgentProcess, node, pod, short_directory, until
 from tests.patience import HANG_SECONDS
 

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from drabridge.cdi import CdiDevice, CdiStore, Edits
+from drabridge.agent.manual_release import _forget, _has_ended
+from drabridge.containers.cdi import CdiDevice, CdiStore, Edits
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
 from drabridge.errors import RefusedError
 from drabridge.ledger import ClaimRef, Entry, Facts, Ledger, Owner
 from drabridge.ledger.model import ClaimHold, Phase, PodRef
-from drabridge.resolve import _forget, _has_ended
 
 CLAIM = ClaimRef("34553fd1-cf06-469c-b877-c1432ff67333", "default", "c")
 WATCHER = ClaimRef("5bd47ba5-dc39-4e01-b577-25147473f530", "default", "watcher")

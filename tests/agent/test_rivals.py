@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from drabridge.coexistence.competing_plugins import RETRY_MOST_SECONDS, RETRY_SECONDS, SETTLED_SECONDS, Rivals
 from drabridge.ledger import Entry, Facts, Hold, Ledger, Lost
-from drabridge.rivals import RETRY_MOST_SECONDS, RETRY_SECONDS, SETTLED_SECONDS, Rivals
-from drabridge.tasks import Signal
+from drabridge.system.supervise import Signal
 from podresources import PodResourcesError
 
 R = "example.com/radio"

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from drabridge import metrics, tasks
 from drabridge.config.loader import load
 from drabridge.config.schema import Config
 from drabridge.errors import ConfigError
-from drabridge.identities import FILE_NAME, Identities
 from drabridge.inventory.identity import Key
-from drabridge.memory import settle
-from drabridge.metrics import TABLE, Metrics
-from drabridge.paths import Paths
-from drabridge.port import parse_listen
+from drabridge.inventory.identity_store import FILE_NAME, Identities
+from drabridge.system import supervise
+from drabridge.system.memory import settle
+from drabridge.system.paths import Paths
+from drabridge.system.port import parse_listen
+from drabridge.telemetry import metrics
+from drabridge.telemetry.metrics import TABLE, Metrics
 from tests.agent.helpers import CONFIG
 from tests.patience import PATIENCE
 
@@ -85,7 +86,7 @@ def test_lost_names_are_no_reason_to_stop(tmp_path: Path, text: str) -> None:
 
 
 async def test_a_task_that_fails_or_ends_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "FIRST_SECONDS", 0.001)
+    monkeypatch.setattr(supervise, "FIRST_SECONDS", 0.001)
     runs: list[int] = []
 
     async def work() -> None:
@@ -93,7 +94,7 @@ async def test_a_task_that_fails_or_ends_is_started_again(monkeypatch: pytest.Mo
         if len(runs) % 2:
             raise ValueError("broken")
 
-    task = asyncio.create_task(tasks.forever("t", work))
+    task = asyncio.create_task(supervise.forever("t", work))
     while len(runs) < 4:
         await asyncio.sleep(0.001)
     task.cancel()
@@ -102,7 +103,7 @@ async def test_a_task_that_fails_or_ends_is_started_again(monkeypatch: pytest.Mo
 
 
 async def test_a_signal_is_not_lost_while_nobody_waits() -> None:
-    signal = tasks.Signal()
+    signal = supervise.Signal()
     signal.set()
     assert await signal.wait(1)
     assert not await signal.wait(0.01)

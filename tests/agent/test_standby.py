@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from drabridge.cli import main
-from drabridge.sim.kubelet import SimKubelet
-from drabridge.sim.pods import Phase
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.pods import Phase
 from tests.agent.helpers import CONFIG, RESOURCE, AgentProcess, lists_read, node, pod, until
-from tests.page.test_serving import address_of, fetch
 from tests.servers import free_port
+from tests.status.test_serving import address_of, fetch
 
 WAITS = "standby: waiting for another agent to end"
 

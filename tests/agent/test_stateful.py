@@ -27,9 +27,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from drabridge.sim.api import ApiError
+from drabridge.sim.apiserver import ApiError
 from drabridge.sim.clusternode import LINGER_SECONDS_ANNOTATION
-from drabridge.sim.faults import ListFault
+from drabridge.sim.kubelet.faults import ListFault
 from tests.agent.helpers import until
 from tests.patience import PATIENCE
 from tests.soak.bed import LOOP, Bed, bed

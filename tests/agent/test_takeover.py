@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from drabridge.ledger.store import Store
-from drabridge.sim.api import SimApiServer
-from drabridge.sim.claims import FILE_NAME as CLAIMS_FILE
+from drabridge.sim.apiserver import SimApiServer
 from drabridge.sim.cluster import SimCluster
-from drabridge.sim.faults import ListFault
-from drabridge.sim.kubelet import SimKubelet
-from drabridge.sim.pods import Container, Phase, PodSpec
-from drabridge.sim.timings import Timings
+from drabridge.sim.kubelet.claims import FILE_NAME as CLAIMS_FILE
+from drabridge.sim.kubelet.faults import ListFault
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.pods import Container, Phase, PodSpec
+from drabridge.sim.kubelet.timings import Timings
 from tests.agent.helpers import CONFIG, RESOURCE, AgentProcess, node, pod, short_directory, until
 from tests.agent.test_bridge_node import bridge, claim_pod, limits_pod
 from tests.patience import HANG_SECONDS

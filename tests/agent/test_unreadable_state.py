@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import pytest
 
-from drabridge import beginning
-from drabridge.sim import checkpoint
+from drabridge.agent import startup_merge
 from drabridge.sim.cluster import ClusterTimings, SimCluster
-from drabridge.sim.faults import ListFault
-from drabridge.sim.kubelet import SimKubelet
-from drabridge.sim.runtime import LockingRuntime
-from drabridge.sim.timings import Timings
+from drabridge.sim.kubelet import checkpoint
+from drabridge.sim.kubelet.faults import ListFault
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.runtime import LockingRuntime
+from drabridge.sim.kubelet.timings import Timings
 from tests.agent.helpers import CONFIG as LEGACY_ONLY
 from tests.agent.helpers import RESOURCE, AgentProcess, short_directory, until
 from tests.agent.lost import (
@@ -109,7 +109,7 @@ async def test_an_agent_that_cannot_read_a_claims_record_serves_what_its_ledger_
     ],
 )
 def test_the_devices_of_a_claim_are_read_from_its_cdi_file(text: str, devices: list[str]) -> None:
-    assert beginning._named(text, ["gpu-1", "gpu-12", "gpu-1-part-2", "big-gpu-1"]) == devices
+    assert startup_merge._named(text, ["gpu-1", "gpu-12", "gpu-1-part-2", "big-gpu-1"]) == devices
 
 
 def _init_pod(name: str, count: int) -> str:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from drabridge.agent.runtime import Off
 from drabridge.config import Config, load
 from drabridge.errors import ConfigError, HostError
-from drabridge.runtime import Off
-from drabridge.wishes import FILE_NAME, SEEN_FILE_NAME, Wishes
+from drabridge.lanes.desired import FILE_NAME, SEEN_FILE_NAME, Wishes
 from tests.patience import PATIENCE
 
 CONFIG = load("""\

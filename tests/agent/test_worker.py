@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from drabridge.worker import Job, Worker
+from drabridge.system.io_thread import Job, Worker
 
 
 async def test_calls_run_in_order_in_one_thread_that_is_not_the_loops() -> None:
@@ -98,7 +98,7 @@ def test_a_job_can_be_over_before_it_began() -> None:
 
 def test_a_call_that_hangs_does_not_keep_the_process_from_ending() -> None:
     program = (
-        "import threading, time; from drabridge.worker import Worker; "
+        "import threading, time; from drabridge.system.io_thread import Worker; "
         "worker = Worker('hangs'); job = worker.begin(lambda: threading.Event().wait(60)); "
         "worker.stop(); print(job.over(0.05))"
     )

@@ -9,7 +9,7 @@ import asyncio
 import os
 import sys
 
-from drabridge.sim.pods import Phase
+from drabridge.sim.kubelet.pods import Phase
 from tests.agent import umock
 from tests.agent.helpers import DRIVER, RESOURCE, AgentProcess, node, pod, until
 from tests.agent.test_bridge_node import bridge, claim_pod, devices_in_slices

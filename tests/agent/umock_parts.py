@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from drabridge.sim.pods import Phase
+from drabridge.sim.kubelet.pods import Phase
 from tests.agent import umock
 from tests.agent.helpers import DRIVER, AgentProcess, node, pod, until
 from tests.inventory import trees

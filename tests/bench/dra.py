@@ -14,14 +14,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from drabridge.cdi import CdiStore
-from drabridge.clusterapi import NotFoundError, UnreachableError
+from drabridge.containers.cdi import CdiStore
 from drabridge.inventory.model import Attribute, Device, Semver
-from drabridge.offers.sliceplan import plan
+from drabridge.kube.api import NotFoundError, UnreachableError
+from drabridge.offers.slice_writes import plan
 from drabridge.offers.slices import Offer, Pool, desired
-from drabridge.sim.api import SimApiServer
-from drabridge.sim.kubelet import SimKubelet
-from drabridge.sim.timings import Timings
+from drabridge.sim.apiserver import SimApiServer
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.timings import Timings
 from drabridge.wire import dra_v1_pb2
 from tests.agent.helpers import AgentProcess, until
 from tests.bench.core import Benchmark

@@ -23,7 +23,7 @@ from drabridge.ledger import (
     Use,
     step,
 )
-from drabridge.ledger.keeper import Keeper
+from drabridge.ledger.service import Keeper
 from drabridge.ledger.store import Store
 from tests.bench.core import Benchmark
 

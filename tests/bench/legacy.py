@@ -21,8 +21,8 @@ from deviceplugin import Broadcast, Device, DeviceList, PluginServer
 from deviceplugin.preference import Unit, prefer
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
-from drabridge.sim.kubelet import SimKubelet
-from drabridge.sim.timings import Timings
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.timings import Timings
 from tests.agent.helpers import AgentProcess, until
 from tests.bench.core import Benchmark
 

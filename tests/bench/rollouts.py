@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import podresources
-from drabridge.clusterapi import Kind
 from drabridge.errors import ClusterError
+from drabridge.kube.api import Kind
 from podresources.socket_path import DEFAULT_SOCKET
 from tests.cluster.bed import CLASS, CONFIG, NAMESPACE, PODS, RESOURCE, TEMPLATES, Json, until
 from tests.cluster.real_bed import RealBed, kind_of, real

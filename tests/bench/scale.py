@@ -19,15 +19,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from drabridge.cluster import KubernetesCluster
-from drabridge.clusterapi import RESOURCE_GROUP
 from drabridge.dra.publisher import Publisher
-from drabridge.evidence.pods import PodWatch
+from drabridge.evidence.apiserver_pods import PodWatch
 from drabridge.inventory.model import Semver
-from drabridge.nodewatch import NodeWatch
+from drabridge.kube.api import RESOURCE_GROUP
+from drabridge.kube.client import KubernetesCluster
+from drabridge.kube.node_annotation import NodeWatch
+from drabridge.kube.versions import choose_version
 from drabridge.offers.slices import Offer, Pool, desired
-from drabridge.offers.sliceversions import choose_version
-from drabridge.sim.api import SimApiServer
+from drabridge.sim.apiserver import SimApiServer
 from tests.dra.helpers import DRIVER, DraNode, add_node, gpu, short_directory
 
 CLUSTER_NODES = 5000

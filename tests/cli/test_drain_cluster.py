@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from drabridge.allocated import in_use
+from drabridge.kube.allocated_claims import in_use
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from tests.agent.helpers import DRIVER, drain_command, short_directory
 from tests.agent.test_bridge_node import CLASS, claim_pod

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from drabridge import page
 from drabridge.cli.status import moves, render
 from drabridge.inventory.model import Presence
 from drabridge.ledger.model import Entry, Facts, HeldBecause, Hold, Lane, Owner
-from drabridge.status import Endpoint, RecentRefusal
-from drabridge.words import holder, seconds_of
-from tests.page import sample
-from tests.page.sample import GPU, NOW, by_claim, by_pod, free, gpu, status
+from drabridge.status import page
+from drabridge.status.document import Endpoint, RecentRefusal
+from drabridge.status.wording import holder, seconds_of
+from tests.status import sample
+from tests.status.sample import GPU, NOW, by_claim, by_pod, free, gpu, status
 
 WHOLE, PART = gpu(0), replace(gpu(1), root=gpu(0).name)
 

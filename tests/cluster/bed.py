@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-from drabridge.cluster import KubernetesCluster
-from drabridge.clusterapi import Kind
 from drabridge.errors import ClusterError
+from drabridge.kube.api import Kind
+from drabridge.kube.client import KubernetesCluster
 
 Json = dict[str, Any]
 

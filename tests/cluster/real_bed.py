@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import urllib3
 
-from drabridge.cluster import KubernetesCluster
-from drabridge.clusterapi import Kind, NotFoundError
+from drabridge.kube.api import Kind, NotFoundError
+from drabridge.kube.client import KubernetesCluster
 from tests.cluster import workloads as w
 from tests.cluster.bed import (
     CONFIG,

@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from drabridge.cluster import KubernetesCluster
-from drabridge.clusterapi import Kind
+from drabridge.kube.api import Kind
+from drabridge.kube.client import KubernetesCluster
 from drabridge.sim.cluster import ClusterTimings, SimCluster
-from drabridge.sim.kubelet import SimKubelet
-from drabridge.sim.pods import Container, PodSpec
-from drabridge.sim.runtime import ContainerStartError, MemoryRuntime, RunOptions, names_of_devices
-from drabridge.sim.timings import Timings
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.pods import Container, PodSpec
+from drabridge.sim.kubelet.runtime import ContainerStartError, MemoryRuntime, RunOptions, names_of_devices
+from drabridge.sim.kubelet.timings import Timings
 from tests.agent.helpers import AgentProcess, cdi_devices, short_directory
 from tests.cluster.bed import (
     CLASSES,

@@ -6,7 +6,7 @@ import contextlib
 import json
 from typing import Any
 
-from drabridge.clusterapi import NotFoundError
+from drabridge.kube.api import NotFoundError
 from tests.cluster import workloads as w
 from tests.cluster.bed import (
     CLAIMS,

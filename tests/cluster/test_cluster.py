@@ -257,8 +257,8 @@ async def test_nothing_is_left_after_uninstalling(bed: Bed) -> None:
 
 async def test_the_simulated_bed_sees_two_workloads_on_one_device() -> None:
     """The judge of these scenarios, with two runtimes' worth of pods on the device zero."""
-    from drabridge.sim.pods import Container, PodSpec
-    from drabridge.sim.runtime import ContainerStartError, RunOptions
+    from drabridge.sim.kubelet.pods import Container, PodSpec
+    from drabridge.sim.kubelet.runtime import ContainerStartError, RunOptions
 
     async with simulated() as bed:
         options = RunOptions(device_ids=((RESOURCE, "zero"),), envs={"DEVICE": "zero"})

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from drabridge.clusterapi import Kind
+from drabridge.kube.api import Kind
 from tests.cluster import workloads as w
 from tests.cluster.bed import CLAIMS, MANAGER, NAMESPACE, PODS, RESOURCE, TEMPLATES, Bed, Json, failed, until
 from tests.cluster.real_bed import DEPLOYMENTS, STATEFUL_SETS

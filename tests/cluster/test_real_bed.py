@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from drabridge.cluster import KubernetesCluster
-from drabridge.clusterapi import NotFoundError
+from drabridge.kube.api import NotFoundError
+from drabridge.kube.client import KubernetesCluster
 from tests.cluster import workloads as w
 from tests.cluster.bed import JOBS, LANES, NAMESPACE, NAMESPACES, NODES, Json, ScenarioError, until
 from tests.cluster.real_bed import WANTED, RealBed, chart, kind_of

@@ -108,7 +108,7 @@ async def test_a_pod_of_a_plugin_with_our_ids_keeps_its_device(bed: Bed) -> None
 async def test_a_plugin_that_comes_back_is_named_and_breaks_nothing(bed: Bed) -> None:
     """It takes the list away from the agent; claims go on, and the agent is back when the other one has gone."""
     if not bed.runs_programs:
-        pytest.skip("takes 40 s: the agent believes that there is none only after 30 (drabridge/rivals.py)")
+        pytest.skip("takes 40 s: the agent believes that there is none only after 30")
     await legacy_pod(bed, "l1")
     await claim_pod(bed, "c1")
     await running(bed, "l1", "c1")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from drabridge.config import Config, ConfigErrors, load
-from drabridge.config.generic_device_plugin import convert
+from drabridge.config.import_generic_device_plugin import convert
 from drabridge.inventory.match import matches
 from tests.config.views import View, usb_device
 

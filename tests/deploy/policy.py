@@ -14,7 +14,7 @@ from typing import Any
 import celpy
 from cel_expr_python import cel
 
-from drabridge.sim.api.auth import User
+from drabridge.sim.apiserver.auth import User
 
 Json = dict[str, Any]
 EXTRA = "authentication.kubernetes.io"

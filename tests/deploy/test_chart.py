@@ -11,7 +11,7 @@ import yaml
 
 from drabridge.config.loader import load
 from drabridge.config.schema import Config
-from drabridge.port import parse_listen
+from drabridge.system.port import parse_listen
 from tests.deploy.helm import CHART, ROOT, HelmRefusedError, lint, manifests, one, templates
 
 Json = dict[str, Any]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from drabridge.metrics import TABLE
+from drabridge.telemetry.metrics import TABLE
 from tests.deploy.helm import ROOT
 from tests.podresources import promql
 from tests.podresources.promql import named_labels, selectors

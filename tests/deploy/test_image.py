@@ -92,7 +92,7 @@ def built() -> Iterator[str]:
 # Counted where Python runs: podman may lose the end of what a container that ends at once has written in a burst.
 WHAT_IS_COMPILED = r"""
 import json, re, subprocess
-command = ["python3", "-v", "-c", "import drabridge.agent, grpc.aio, kubernetes; print(42)"]
+command = ["python3", "-v", "-c", "import drabridge.agent.main, grpc.aio, kubernetes; print(42)"]
 lines = subprocess.run(command, stdout=-1, stderr=-2, text=True).stdout.splitlines()
 found = sum(line.endswith(".py") and " matches " in line for line in lines)
 print(json.dumps(["42" in lines, found, [x for x in lines if re.search("code object from '/opt[^']*[.]py'", x)]]))

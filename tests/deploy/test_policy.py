@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from drabridge.announce import REASONS
-from drabridge.sim.api.auth import User
+from drabridge.kube.events import REASONS
+from drabridge.sim.apiserver.auth import User
 from tests.deploy.helm import manifests
 from tests.deploy.policy import Request, matches, refusals
 

@@ -18,10 +18,10 @@ import grpc
 import pytest
 
 from deviceplugin.wire import v1beta1_pb2, v1beta1_pb2_grpc
-from drabridge.sim.api import admission
-from drabridge.sim.api.auth import User
-from drabridge.sim.api.kinds import Resource
-from drabridge.sim.api.status import forbidden
+from drabridge.sim.apiserver import admission
+from drabridge.sim.apiserver.auth import User
+from drabridge.sim.apiserver.kinds import Resource
+from drabridge.sim.apiserver.status import forbidden
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from tests.agent.helpers import DRIVER, RESOURCE, AgentProcess, short_directory, until
 from tests.agent.test_bridge_node import (

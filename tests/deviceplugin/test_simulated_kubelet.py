@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from deviceplugin import AllocationError, Device, Health, Phase, PluginServer
-from drabridge.sim.kubelet import SimKubelet
-from drabridge.sim.pods import Container, PodSpec
-from drabridge.sim.pods import Phase as PodPhase
-from drabridge.sim.timings import Timings
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.pods import Container, PodSpec
+from drabridge.sim.kubelet.pods import Phase as PodPhase
+from drabridge.sim.kubelet.timings import Timings
 from tests.deviceplugin.helpers import QUICK, RESOURCE, AllocatingPlugin, running, sockets_in
 
 DEVICES = tuple(Device(f"d{i}", numa_nodes=(i % 2,)) for i in range(4))

@@ -6,14 +6,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from drabridge import announce, metrics
 from drabridge.config import reference
+from drabridge.kube import events
+from drabridge.telemetry import metrics
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 
 PARTS: dict[str, Callable[[], str]] = {
     "metrics": metrics.reference,
-    "events": announce.reference,
+    "events": events.reference,
     "config": reference.reference,
 }
 

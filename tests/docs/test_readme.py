@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from drabridge.announce import REASONS
 from drabridge.cli import COMMANDS
 from drabridge.config import load
+from drabridge.kube.events import REASONS
 from tests.docs.generate import README, generate
 
 ROOT = README.parent

@@ -14,14 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from drabridge.cdi import CdiStore
-from drabridge.cluster import KubernetesCluster
-from drabridge.dra.hooks import HookRunner
+from drabridge.containers.cdi import CdiStore
+from drabridge.dra.device_hooks import HookRunner
 from drabridge.dra.metadata import MetadataFiles
 from drabridge.dra.prepare import Preparer
 from drabridge.dra.records import RecordStore
+from drabridge.kube.client import KubernetesCluster
 from drabridge.ledger import Prepare, Unprepare
-from drabridge.ledger.keeper import Keeper
+from drabridge.ledger.service import Keeper
 from tests.dra.helpers import DraNode, gpu, with_profile
 
 EXIT_STATUS = 137

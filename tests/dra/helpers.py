@@ -15,20 +15,20 @@ from typing import Any
 import grpc
 from msgspec.structs import replace
 
-from drabridge.cdi import CdiStore
-from drabridge.cluster import KubernetesCluster
 from drabridge.config.loader import load
 from drabridge.config.schema import Config
+from drabridge.containers.cdi import CdiStore
 from drabridge.dra.driver import DraDriver, DraPaths
 from drabridge.dra.facts import ClaimHandled, Fact
 from drabridge.inventory.model import Device, DeviceNode, Presence, Snapshot
+from drabridge.kube.client import KubernetesCluster
+from drabridge.ledger.effects import Effect, Notify, Refused
 from drabridge.ledger.events import Booted, Discovered, Restarted, Withdrawn
-from drabridge.ledger.keeper import Keeper
 from drabridge.ledger.model import Facts, Lane, Ledger, Owner
-from drabridge.ledger.outcome import Effect, Notify, Refused
+from drabridge.ledger.service import Keeper
 from drabridge.ledger.store import Store
-from drabridge.sim.api import SimApiServer
-from drabridge.sim.api.status import ApiError
+from drabridge.sim.apiserver import SimApiServer
+from drabridge.sim.apiserver.status import ApiError
 from drabridge.wire import dra_v1_pb2, dra_v1_pb2_grpc
 from tests.patience import PATIENCE
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from drabridge import clusterwatch
-from drabridge.cluster import KubernetesCluster
-from drabridge.clusterapi import (
+from drabridge.errors import ClusterError
+from drabridge.kube import watch
+from drabridge.kube.api import (
     NODES,
     ConflictError,
     DeniedError,
@@ -31,9 +31,9 @@ from drabridge.clusterapi import (
     resource_slices,
     resource_versions,
 )
-from drabridge.clusterjson import AmbiguousObject, Identity, Json, View, decode
-from drabridge.errors import ClusterError
-from drabridge.sim.api import SimApiServer
+from drabridge.kube.client import KubernetesCluster
+from drabridge.kube.json_reader import AmbiguousObject, Identity, Json, View, decode
+from drabridge.sim.apiserver import SimApiServer
 from tests.agent.helpers import until
 from tests.patience import HANG_SECONDS, PATIENCE
 from tests.servers import QuietHandler, served
@@ -207,7 +207,7 @@ async def test_a_closed_client_answers_like_a_server_that_is_gone(tmp_path: Path
 
 
 async def test_long_lists_come_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drabridge.cluster.PAGE", 2)
+    monkeypatch.setattr("drabridge.kube.client.PAGE", 2)
     async with connected(tmp_path) as (api, cluster):
         for index in range(5):
             await cluster.create(SLICES, a_slice(f"s{index}"))
@@ -217,8 +217,8 @@ async def test_long_lists_come_in_pages(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 async def test_pages_have_as_many_objects_as_their_size_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drabridge.cluster.PAGE_BYTES", 20_000)
-    monkeypatch.setattr("drabridge.cluster.MOST_PAGE_BYTES", 80_000)
+    monkeypatch.setattr("drabridge.kube.client.PAGE_BYTES", 20_000)
+    monkeypatch.setattr("drabridge.kube.client.MOST_PAGE_BYTES", 80_000)
     async with connected(tmp_path) as (api, cluster):
         names = [f"s{index:02}" for index in range(40)]
         for index, name in enumerate(names):
@@ -263,8 +263,8 @@ async def until_asked(api: SimApiServer, resource: str) -> None:
 
 
 async def test_a_list_without_end_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drabridge.cluster.PAGE", 1)
-    monkeypatch.setattr("drabridge.cluster.MOST_PAGES", 3)  # as behind a proxy that forgets where the list was
+    monkeypatch.setattr("drabridge.kube.client.PAGE", 1)
+    monkeypatch.setattr("drabridge.kube.client.MOST_PAGES", 3)  # as behind a proxy that forgets where the list was
     async with connected(tmp_path) as (_, cluster):
         for index in range(4):
             await cluster.create(SLICES, a_slice(f"s{index}"))
@@ -341,11 +341,11 @@ class Told:
 async def test_a_watch_of_a_kind_without_objects_is_silent_and_goes_on_without_another_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clusterwatch, "LEAST_WATCH_SECONDS", 0.0)
+    monkeypatch.setattr(watch, "LEAST_WATCH_SECONDS", 0.0)
     async with connected(tmp_path) as (api, cluster):
         cluster._watch_timeout = (3 * PATIENCE, 0.3)
         told = Told()
-        following = asyncio.create_task(clusterwatch.follow(cluster, SLICES, "", told))
+        following = asyncio.create_task(watch.follow(cluster, SLICES, "", told))
 
         def asked(verb: str) -> int:
             return sum(request.verb == verb and request.resource == "resourceslices" for request in api.requests)
@@ -407,5 +407,5 @@ def test_backoff_grows_to_its_limit_with_jitter() -> None:
 
 
 def test_the_client_is_imported_only_when_somebody_connects() -> None:
-    code = "import sys, drabridge.cluster, drabridge.dra.driver; sys.exit('kubernetes' in sys.modules)"
+    code = "import sys, drabridge.kube.client, drabridge.dra.driver; sys.exit('kubernetes' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=5 * HANG_SECONDS).returncode == 0

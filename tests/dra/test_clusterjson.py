@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drabridge.clusterjson import MOST_DEPTH, ClaimFields, View, decode, event_of, identity_of, page_of, shallow
+from drabridge.kube.json_reader import MOST_DEPTH, ClaimFields, View, decode, event_of, identity_of, page_of, shallow
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.text()
 VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=30)

@@ -13,8 +13,8 @@ import pytest
 from msgspec.structs import replace
 
 from drabridge.config.container import Hook
+from drabridge.containers.hooks import run_hook
 from drabridge.dra.records import RecordStore, State
-from drabridge.hooks import run_hook
 from drabridge.inventory.model import DeviceNode, Presence
 from drabridge.ledger.events import Observed
 from drabridge.ledger.model import ClaimRef, Owner, PodRef

@@ -18,10 +18,10 @@ from drabridge.dra.sockets import PluginSockets, is_dead
 from drabridge.errors import HostError
 from drabridge.inventory.model import Presence
 from drabridge.ledger.model import Owner
-from drabridge.sim.api import SimApiServer
-from drabridge.sim.kubelet import SimKubelet
-from drabridge.sim.pods import Container, ContainerClaim, Phase, PodClaim, PodSpec
-from drabridge.sim.timings import Timings
+from drabridge.sim.apiserver import SimApiServer
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.pods import Container, ContainerClaim, Phase, PodClaim, PodSpec
+from drabridge.sim.kubelet.timings import Timings
 from drabridge.wire import health_v1_pb2, health_v1_pb2_grpc
 from tests.dra.helpers import CONFIG, DRIVER, NODE, DraNode, a_node, short_directory, with_profile
 from tests.patience import PATIENCE

@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 from drabridge.errors import HostError
-from drabridge.sim import draplugins
-from drabridge.sim.pods import Phase
+from drabridge.sim.kubelet import draplugins
+from drabridge.sim.kubelet.pods import Phase
 from tests.dra.helpers import DraNode, a_node
 from tests.dra.test_kubelet import kubelet_beside, pod, ran, registered
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from drabridge.cdi import CdiStore
+from drabridge.containers.cdi import CdiStore
 from drabridge.inventory.source import Inventory
 from drabridge.ledger.model import Owner
 from tests.dra.helpers import DRIVER, DraNode, a_node

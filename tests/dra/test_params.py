@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drabridge.clusterjson import decode as decode_json
 from drabridge.config.claims import ClaimConfig, Profile
 from drabridge.dra.allocation import Result
 from drabridge.dra.params import Choice, resolve
 from drabridge.errors import ConfigError
+from drabridge.kube.json_reader import decode as decode_json
 
 DRIVER = "dra.example.com"
 RULES = ClaimConfig(env=("MODE", "LEVEL"), profiles={"fast": Profile(), "safe": Profile()}, default_profile="safe")

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from drabridge.clusterapi import UnreachableError
 from drabridge.inventory.model import Device, DeviceNode, Presence
+from drabridge.kube.api import UnreachableError
+from drabridge.ledger.effects import Notify, RefusalCode, Refused, Side, Subject
 from drabridge.ledger.model import ClaimRef, Owner
-from drabridge.ledger.outcome import Notify, RefusalCode, Refused, Side, Subject
 from drabridge.wire import dra_v1_pb2, dra_v1beta1_pb2, dra_v1beta1_pb2_grpc
 from tests.dra.helpers import CONFIG, DRIVER, NODE, RESOURCE, DraNode, a_node, gpu
 

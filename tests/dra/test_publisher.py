@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from drabridge.clusterapi import UnreachableError
 from drabridge.dra import driver, publisher
 from drabridge.dra.facts import PublishFailed, SlicesPublished
 from drabridge.inventory.model import Presence, Snapshot
+from drabridge.kube.api import UnreachableError
 from drabridge.ledger.events import Restarted, SetLane
 from drabridge.ledger.model import ClaimRef, Lane, Owner
-from drabridge.sim.api.store import Change
+from drabridge.sim.apiserver.store import Change
 from tests.dra.helpers import CONFIG, DRIVER, NODE, DraNode, a_node, add_node, gpu
 from tests.patience import PATIENCE
 

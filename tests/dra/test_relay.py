@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from drabridge.dra import relay
+from drabridge.dra import standby_relay
 from drabridge.dra.sockets import PluginSockets
 from drabridge.wire import dra_v1_pb2, dra_v1_pb2_grpc
 from tests.agent.helpers import DRIVER, short_directory, until
@@ -58,9 +58,9 @@ class Active(dra_v1_pb2_grpc.DRAPluginServicer):
 
 
 @contextlib.asynccontextmanager
-async def relayed(root: Path) -> AsyncIterator[tuple[relay.Relay, Path]]:
+async def relayed(root: Path) -> AsyncIterator[tuple[standby_relay.Relay, Path]]:
     """A relay with its sockets; the path is the one that kubelet would call."""
-    made = relay.Relay(root, DRIVER)
+    made = standby_relay.Relay(root, DRIVER)
     running = asyncio.create_task(made.run())
     plugin = root / "plugins" / DRIVER
     try:
@@ -98,7 +98,7 @@ async def test_a_call_that_is_open_is_answered_before_the_endpoint_may_go(root: 
         asking = asyncio.create_task(prepare(path, "u"))
         await until(lambda: active.asked == ["u"], 10)
         idle = asyncio.create_task(made.idle())
-        await asyncio.wait({idle}, timeout=4 * relay.IDLE_SECONDS)
+        await asyncio.wait({idle}, timeout=4 * standby_relay.IDLE_SECONDS)
         assert not idle.done()
         active.go.set()
         assert await asking == "by the active one"
@@ -131,7 +131,7 @@ async def test_what_the_agent_refuses_is_refused_in_its_words(root: Path) -> Non
 async def test_a_call_that_nobody_serves_in_time_is_refused_in_words(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(standby_relay, "WAIT_SECONDS", 0.2)
     active = Active()
     async with contextlib.AsyncExitStack() as stack:
         async with active.served(root):
@@ -152,7 +152,7 @@ async def test_a_standby_that_cannot_pass_calls_on_is_none_the_less_ready(
 
     monkeypatch.setattr(PluginSockets, "prepare", refused)
     async with Active().served(root):
-        made = relay.Relay(root, DRIVER)
+        made = standby_relay.Relay(root, DRIVER)
         async with asyncio.timeout(HANG_SECONDS):
             await made.run()
             await made.settled()

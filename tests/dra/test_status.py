@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from drabridge.clusterapi import resource_claims
+from drabridge.dra.claim_status import StatusWriter
 from drabridge.dra.records import RecordStore
-from drabridge.dra.status import StatusWriter
 from drabridge.inventory.model import Presence, Snapshot
+from drabridge.kube.api import resource_claims
 from tests.agent.helpers import until
 from tests.dra.helpers import DRIVER, DraNode, a_node, gpu
 

@@ -10,7 +10,7 @@ import pytest
 
 from drabridge.evidence.loop import ABSENT_SECONDS, HELD_SECONDS, IDLE_SECONDS, LEAST_SECONDS, EvidenceLoop
 from drabridge.ledger import Entry, Event, Facts, Hold, Ledger, Observed, Owner, Policy
-from drabridge.ledger.outcome import ACCEPTED, Decision
+from drabridge.ledger.effects import ACCEPTED, Decision
 from tests.agent.helpers import until
 
 

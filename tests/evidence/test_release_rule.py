@@ -15,11 +15,11 @@ import pytest
 
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as rpc
-from drabridge.sim import checkpoint
-from drabridge.sim.faults import ListFault
-from drabridge.sim.gorpc import unix_channel
-from drabridge.sim.kubelet import SimKubelet
-from drabridge.sim.pods import Container, Phase, PodSpec
+from drabridge.sim.kubelet import checkpoint
+from drabridge.sim.kubelet.faults import ListFault
+from drabridge.sim.kubelet.gorpc import unix_channel
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.pods import Container, Phase, PodSpec
 from podresources import Client
 from tests.agent.helpers import CONFIG, RESOURCE, AgentProcess, node, pod, until
 from tests.inventory.helpers import loop_devices, needs_loop_devices

@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager
 import pytest
 from msgspec.structs import replace
 
-from drabridge.evidence.witness import Listed, Witness, absent
+from drabridge.evidence.kubelet import Listed, Witness, absent
 from drabridge.ledger.events import Observed
 from drabridge.ledger.model import Entry, Facts, Hold, Lane, Ledger, NodeState, Owner
-from drabridge.sim.faults import ListFault
-from drabridge.sim.kubelet import SimKubelet
-from drabridge.sim.pods import Container, PodSpec
-from drabridge.sim.timings import Timings
+from drabridge.sim.kubelet.faults import ListFault
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.pods import Container, PodSpec
+from drabridge.sim.kubelet.timings import Timings
 from podresources import Client
 from tests.agent.helpers import short_directory
 from tests.patience import PATIENCE
@@ -27,13 +27,13 @@ OTHER = "other.example.com/port"
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drabridge.evidence.witness.BARRIER_SECONDS", 2.0 * PATIENCE)
+    monkeypatch.setattr("drabridge.evidence.kubelet.BARRIER_SECONDS", 2.0 * PATIENCE)
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch, patient: None) -> None:
     """Where kubelet does not write its file, and that is waited for."""
-    monkeypatch.setattr("drabridge.evidence.witness.BARRIER_SECONDS", 0.3)
+    monkeypatch.setattr("drabridge.evidence.kubelet.BARRIER_SECONDS", 0.3)
 
 
 class Peer:
@@ -216,7 +216,7 @@ async def test_a_list_that_fails_is_unknown_and_says_why(fault: ListFault) -> No
 
 
 async def test_a_list_that_hangs_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drabridge.evidence.witness.LIST_SECONDS", 0.3)
+    monkeypatch.setattr("drabridge.evidence.kubelet.LIST_SECONDS", 0.3)
     async with peer() as one:
         one.kubelet.faults.podresources = ListFault.HANG
         began = time.monotonic()

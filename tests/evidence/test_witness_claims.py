@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from drabridge.evidence.others import Others
-from drabridge.evidence.pods import PodWatch, seen
-from drabridge.evidence.witness import claims_of, users_of
+from drabridge.evidence.apiserver_pods import PodWatch, seen
+from drabridge.evidence.kubelet import claims_of, users_of
+from drabridge.evidence.other_sources import Others
 from drabridge.ledger import Allocation, ClaimRef, Entry, Facts, Hold, Ledger, Observed, Owner, PodRef, Share, Use
 from podresources.model import Claim, ClaimDevice, Container, Pod, Snapshot, SocketIdentity
 from tests.evidence.test_witness_pods import FPGA, GPU, container, pod

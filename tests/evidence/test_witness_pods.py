@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from drabridge.cluster import KubernetesCluster
-from drabridge.clusterapi import UnreachableError
-from drabridge.clusterjson import Identity
-from drabridge.evidence.others import Others
-from drabridge.evidence.pods import PodWatch, Seen, demand_of
+from drabridge.evidence.apiserver_pods import PodWatch, Seen, demand_of
+from drabridge.evidence.other_sources import Others
+from drabridge.kube.api import UnreachableError
+from drabridge.kube.client import KubernetesCluster
+from drabridge.kube.json_reader import Identity
 from drabridge.ledger.events import Checkpoint, Observed
 from drabridge.ledger.model import ClaimRef, Entry, Facts, HeldBecause, Hold, Ledger, Owner, PodRef
-from drabridge.sim.api import SimApiServer
+from drabridge.sim.apiserver import SimApiServer
 from tests.agent.helpers import short_directory, until
 
 GPU, FPGA = "example.com/gpu", "example.com/fpga"

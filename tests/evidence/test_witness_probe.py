@@ -16,8 +16,8 @@ from typing import Literal
 
 import pytest
 
-from drabridge.evidence.others import Others
-from drabridge.evidence.probe import Opened, opened
+from drabridge.evidence.open_files import Opened, opened
+from drabridge.evidence.other_sources import Others
 from drabridge.inventory.model import Device, DeviceNode
 from drabridge.ledger.events import Observed
 from drabridge.ledger.model import ClaimHold, ClaimRef, Entry, Facts, Hold, Ledger, Owner, Phase, PodRef
@@ -145,8 +145,8 @@ async def test_a_file_that_does_not_answer_holds_devices_and_nobody_up(monkeypat
         answers.wait()
         return Opened({})
 
-    monkeypatch.setattr("drabridge.evidence.others.opened", hanging)
-    monkeypatch.setattr("drabridge.evidence.others.PROBE_SECONDS", 0.1)
+    monkeypatch.setattr("drabridge.evidence.other_sources.opened", hanging)
+    monkeypatch.setattr("drabridge.evidence.other_sources.PROBE_SECONDS", 0.1)
     others = Others(Ledger, lambda: {"full": FULL}, lambda: frozenset({"example.com/mem"}))
     try:
         async with asyncio.timeout(5 * PATIENCE):
@@ -156,7 +156,7 @@ async def test_a_file_that_does_not_answer_holds_devices_and_nobody_up(monkeypat
         assert len(begun) == 1
     finally:
         answers.set()
-    monkeypatch.setattr("drabridge.evidence.others.PROBE_SECONDS", 60)
+    monkeypatch.setattr("drabridge.evidence.other_sources.PROBE_SECONDS", 60)
     await until(lambda: _sees_nobody(others))
     assert not others.error
     assert len(begun) == 2, "no question waits behind the one that hangs"
@@ -176,7 +176,7 @@ def forbidden(code: int) -> Callable[..., int]:
 
 @pytest.mark.parametrize("statx", [None, forbidden(errno.ENOSYS), forbidden(errno.EPERM)])
 def test_where_statx_cannot_be_had_stat_is_asked(statx: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drabridge.evidence.probe._statx", statx)
+    monkeypatch.setattr("drabridge.evidence.open_files._statx", statx)
     with open("/dev/full", "wb"):
         assert opened({"full": FULL}).of("full")
 

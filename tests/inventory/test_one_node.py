@@ -36,8 +36,8 @@ from drabridge.ledger import (
     Withdrawn,
     step,
 )
-from drabridge.ledger.advertise import dra_schedulable, legacy_healthy
 from drabridge.ledger.codec import entry_from_json, entry_to_json
+from drabridge.ledger.eligibility import dra_schedulable, legacy_healthy
 from tests.inventory.helpers import MemoryHost, config, record
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "examples"

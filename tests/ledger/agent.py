@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 
 from drabridge.ledger import events as ev
-from drabridge.ledger import startup
+from drabridge.ledger import startup_events
 from drabridge.ledger.model import ClaimRef, Lane, Owner
 from tests.ledger.claims import uses
 from tests.ledger.ledgers import Ledgers
@@ -223,7 +223,7 @@ class Agent:
 
     def _merge(self, number: int, files: Known, shown: Known, listed: int | None, checkpoint: int) -> int:
         begin, ledger = number, self.ledgers.ledgers[number]
-        found = startup.Findings(
+        found = startup_events.Findings(
             NOW,
             () if self.config.files_lost else _allocations(files, named=True),  # with the files, the records are lost
             files=_allocations(files) if self.config.files_lost else (),
@@ -231,7 +231,7 @@ class Agent:
             claims=_allocations(shown, named=True),
             checkpoint=ev.Checkpoint(_shown(checkpoint)) if self.config.checkpoint else None,
         )
-        told = startup.events(ledger, found, startup.in_use(ledger, found))
+        told = startup_events.events(ledger, found, startup_events.in_use(ledger, found))
         for index, event in enumerate(told):
             key = ("start", begin, files, shown, listed, checkpoint, index)
             number, _ = self.ledgers.apply(number, key, partial(_itself, event))

@@ -10,7 +10,7 @@ from functools import partial
 
 from drabridge.inventory.model import Presence
 from drabridge.ledger import events as ev
-from drabridge.ledger.machine import step
+from drabridge.ledger.apply_event import step
 from drabridge.ledger.model import Entry, Facts, Ledger, NodeState
 from tests.ledger.agent import UP
 from tests.ledger.ledgers import Ledgers

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from drabridge.ledger import advertise, invariants
+from drabridge.ledger import eligibility, invariants
 from drabridge.ledger import events as ev
-from drabridge.ledger.machine import step
+from drabridge.ledger.apply_event import step
 from drabridge.ledger.model import (
     Ledger,
     NodeState,
@@ -86,7 +86,7 @@ class Ledgers:
             for bit, name in enumerate(DEVICES):
                 if entry := ledger.entries.get(name):
                     legacy |= self.config.offer(ledger, entry, policy) << bit
-                    dra |= advertise.dra_schedulable(ledger, entry, policy) << bit
+                    dra |= eligibility.dra_schedulable(ledger, entry, policy) << bit
             known = self._memo[key] = (legacy, dra)
         return known
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from drabridge.ledger import apply_event
 from drabridge.ledger import events as ev
-from drabridge.ledger import machine
-from drabridge.ledger.draft import Demand, Draft, Outcome
+from drabridge.ledger.effects import Decision, Step
 from drabridge.ledger.model import ClaimHold, Entry, Hold, Lane, Ledger, Owner, Phase, Policy
-from drabridge.ledger.outcome import Decision, Step
-from drabridge.ledger.settle import settle
+from drabridge.ledger.ownership import settle
 from drabridge.ledger.table import CLAIMED, TABLE, Signal, Transition
+from drabridge.ledger.transaction import Demand, Draft, Outcome
 from tests.ledger.states import POLICY, Config, Stepper
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def other_rows(signal: Signal, owners: Any, transition: Transition) -> Stepper:
     table = {key: transition if key[0] is signal and key[1] in owners else original for key, original in TABLE.items()}
 
     def mutated(ledger: Ledger, event: ev.Event, policy: Policy) -> Step:
-        return machine.step(ledger, event, policy, table)
+        return apply_event.step(ledger, event, policy, table)
 
     return mutated
 
@@ -56,7 +56,7 @@ def _heard(change: Callable[[ev.Observed, Ledger], ev.Observed]) -> Stepper:
     def mutated(ledger: Ledger, event: ev.Event, policy: Policy) -> Step:
         if isinstance(event, ev.Observed):
             event = change(event, ledger)
-        return machine.step(ledger, event, policy)
+        return apply_event.step(ledger, event, policy)
 
     return mutated
 
@@ -91,11 +91,11 @@ def _arrive_early(draft: Draft, entry: Entry, since_seq: int) -> Outcome:
 
 def _some_of_it(ledger: Ledger, event: ev.Event, policy: Policy) -> Step:
     """Gives what is free of a claim and says no to the rest."""
-    done = machine.step(ledger, event, policy)
+    done = apply_event.step(ledger, event, policy)
     if done.decision.accepted or not isinstance(event, ev.Prepare | ev.ClaimAllocated):
         return done
     for use in event.uses:
-        part = machine.step(ledger, replace(event, uses=(use,)), policy)
+        part = apply_event.step(ledger, replace(event, uses=(use,)), policy)
         if part.decision.accepted:
             return replace(part, decision=Decision(False, done.decision.refusals))
     return done
@@ -105,7 +105,7 @@ def _deaf(ledger: Ledger, event: ev.Event, policy: Policy) -> Step:
     """Does not look at kubelet, nor at CDI files, when it starts."""
     if isinstance(event, ev.Restarted):
         event = replace(event, prepared=(), listed=None, checkpoint=None)
-    return machine.step(ledger, event, policy)
+    return apply_event.step(ledger, event, policy)
 
 
 def _trusts_kubelet(ledger: Ledger, event: ev.Event, policy: Policy) -> Step:
@@ -114,14 +114,14 @@ def _trusts_kubelet(ledger: Ledger, event: ev.Event, policy: Policy) -> Step:
         holds = [entry for entry in ledger.entries.values() if entry.hold]
         known = [replace(entry, hold=replace(entry.hold, known=True)) for entry in holds if entry.hold]
         ledger = ledger.replace(known, seq=ledger.seq)
-    return machine.step(ledger, event, policy)
+    return apply_event.step(ledger, event, policy)
 
 
 def _frees_at_once(ledger: Ledger, event: ev.Event, policy: Policy) -> Step:
     """Takes kubelet's Unprepare for the end of every process."""
     if isinstance(event, ev.Unprepare):
         event = replace(event, lingers=0.0)
-    return machine.step(ledger, event, policy)
+    return apply_event.step(ledger, event, policy)
 
 
 _NOTHING = ev.Checkpoint({})

@@ -21,7 +21,7 @@ from drabridge.ledger import (
     Use,
     step,
 )
-from drabridge.ledger.advertise import dra_schedulable, legacy_healthy
+from drabridge.ledger.eligibility import dra_schedulable, legacy_healthy
 
 NOON = 1_700_000_000.0  # 2023-11-14 22:13:20 UTC
 CLAIM, OTHER = ClaimRef("uid-1", "team-a", "train"), ClaimRef("uid-2", "team-b", "serve")

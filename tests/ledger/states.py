@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from drabridge.ledger import advertise, invariants
+from drabridge.ledger import eligibility, invariants
 from drabridge.ledger import events as ev
-from drabridge.ledger.machine import step
+from drabridge.ledger.apply_event import step
+from drabridge.ledger.effects import Step
 from drabridge.ledger.model import (
     Entry,
     Lane,
@@ -18,7 +19,6 @@ from drabridge.ledger.model import (
     PodRef,
     Policy,
 )
-from drabridge.ledger.outcome import Step
 
 NOW = 1.0  # the time of every event; what happened "long ago" happened at 0
 POLICY = Policy(
@@ -134,7 +134,7 @@ class Config(Struct, frozen=True):
     reply_before_durable: bool = False
     restart_as_free: bool = False
     drop_ids: bool = False
-    offer: Callable[[Ledger, Entry, Policy], bool] = advertise.legacy_healthy
+    offer: Callable[[Ledger, Entry, Policy], bool] = eligibility.legacy_healthy
 
 
 class Broken(Exception):

@@ -25,7 +25,7 @@ from drabridge.ledger import (
     Use,
     Withdrawn,
 )
-from drabridge.ledger.advertise import must_list
+from drabridge.ledger.eligibility import must_list
 from tests.ledger.node import CLAIM, NOON, OTHER, PODS, Node, allocate, allocated, device, prepare
 
 # --- inventory ---

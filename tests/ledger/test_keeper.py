@@ -35,7 +35,7 @@ from drabridge.ledger import (
     Unprepare,
     Use,
 )
-from drabridge.ledger.keeper import Keeper
+from drabridge.ledger.service import Keeper
 from drabridge.ledger.store import Loaded, Store, recorded
 from tests.patience import PATIENCE
 
@@ -114,7 +114,7 @@ async def test_the_answer_waits_for_the_disk(keeper: Keeper, disk: Disk) -> None
 
 
 async def test_a_burst_shares_its_fsyncs(keeper: Keeper, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drabridge.ledger.keeper.BURST_SECONDS", 3600)  # however slow the machine is
+    monkeypatch.setattr("drabridge.ledger.service.BURST_SECONDS", 3600)  # however slow the machine is
     before = disk.syncs
     answers = await asyncio.gather(
         *(keeper.apply(event) for event in (allocate(0), allocate(1), prepare(2), prepare(3, "v")))
@@ -362,7 +362,7 @@ async def test_a_closed_keeper_refuses_whatever_its_disk_was_like(keeper: Keeper
 
 
 async def test_a_slow_disk_holds_the_loop_once(keeper: Keeper, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drabridge.ledger.keeper.PATIENCE_SECONDS", 0.2)  # longer than a busy machine stands still
+    monkeypatch.setattr("drabridge.ledger.service.PATIENCE_SECONDS", 0.2)  # longer than a busy machine stands still
     disk.seconds = 0.4
     held = []
     for number in range(8):
@@ -378,8 +378,8 @@ async def test_a_slow_disk_holds_the_loop_once(keeper: Keeper, disk: Disk, monke
 async def test_a_disk_that_hangs_is_told_and_does_not_keep_the_agent(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("drabridge.ledger.keeper.HANGS_SECONDS", 0.05)
-    monkeypatch.setattr("drabridge.ledger.keeper.CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("drabridge.ledger.service.HANGS_SECONDS", 0.05)
+    monkeypatch.setattr("drabridge.ledger.service.CLOSE_SECONDS", 0.1)
     keeper = await start(tmp_path, disk)
     disk.gate.clear()
     try:

@@ -25,8 +25,8 @@ from drabridge.ledger import (
     Transferred,
     Withdrawn,
 )
-from drabridge.ledger.advertise import guarded
-from drabridge.ledger.outcome import ConfirmClaim, DenyClaim
+from drabridge.ledger.effects import ConfirmClaim, DenyClaim
+from drabridge.ledger.eligibility import guarded
 from tests.ledger.node import NOON, PODS, Node, allocate, allocated, device, prepare
 
 # --- lanes ---

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drabridge.inventory.model import Device, Presence
+from drabridge.lanes.plan import Urgency, Wanted, chosen, counted, destined, order, place, plan
 from drabridge.ledger import (
     Allocate,
     Discovered,
@@ -23,7 +24,6 @@ from drabridge.ledger import (
     step,
 )
 from drabridge.ledger.events import Observed, QuorumClear, SliceWithdrawn
-from drabridge.ledger.lanes import Urgency, Wanted, chosen, counted, destined, order, place, plan
 from drabridge.ledger.model import Policy
 
 POLICY = Policy()

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from drabridge.inventory.model import Device, Presence
+from drabridge.lanes.plan import Wanted, destined, next_look, place, plan, without_slices
 from drabridge.ledger import Discovered, Facts, Lane, Ledger, Owner, SetLane, step
-from drabridge.ledger.lanes import Wanted, destined, next_look, place, plan, without_slices
 from tests.ledger.test_lanes import POLICY, carry_out, devices, lanes_of, ledger_of
 
 BROKE = 100.0

@@ -13,14 +13,14 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
+from drabridge.ledger import apply_event, release_rule
 from drabridge.ledger import events as ev
-from drabridge.ledger import machine, release
-from drabridge.ledger.common_rows import ignore
-from drabridge.ledger.draft import Draft, Outcome
+from drabridge.ledger.effects import ACCEPTED, Step
 from drabridge.ledger.model import Entry, Facts, HeldBecause, Hold, Lane, Ledger, NodeState, Owner, PodRef, Policy
-from drabridge.ledger.outcome import ACCEPTED, Step
-from drabridge.ledger.settle import settle
+from drabridge.ledger.ownership import settle
 from drabridge.ledger.table import Signal
+from drabridge.ledger.transaction import Draft, Outcome
+from drabridge.ledger.transitions.common import ignore
 from tests.ledger.mutants import other_rows
 from tests.ledger.node import CLAIM
 from tests.ledger.states import Stepper
@@ -66,27 +66,27 @@ def _held(entry: Entry) -> bool:
     return entry.owner is Owner.LEGACY
 
 
-def _weighed(change: Callable[[release.Witness], release.Witness], *, settled: bool = False) -> Stepper:
+def _weighed(change: Callable[[release_rule.Witness], release_rule.Witness], *, settled: bool = False) -> Stepper:
     """The real step with another rule for the end of a hold."""
 
     def mutated(ledger: Ledger, event: ev.Event, policy: Policy) -> Step:
-        real = release.weigh
+        real = release_rule.weigh
 
-        def weigh(hold: Hold, witness: release.Witness, **how: object) -> Hold | release.Free:
+        def weigh(hold: Hold, witness: release_rule.Witness, **how: object) -> Hold | release_rule.Free:
             if settled:
                 how["suspended_until"] = 0.0
             return real(hold, change(witness), **how)  # type: ignore[arg-type]
 
         with pytest.MonkeyPatch.context() as patching:
-            patching.setattr(release, "weigh", weigh)
-            return machine.step(ledger, event, policy)
+            patching.setattr(release_rule, "weigh", weigh)
+            return apply_event.step(ledger, event, policy)
 
     return mutated
 
 
 def _without_settling_after(kind: type[ev.Event]) -> Stepper:
     def mutated(ledger: Ledger, event: ev.Event, policy: Policy) -> Step:
-        done = machine.step(ledger, event, policy)
+        done = apply_event.step(ledger, event, policy)
         if isinstance(event, kind) and done.node is not None:
             return replace(done, node=done.node._replace(releases_suspended_until=0.0))
         return done
@@ -99,18 +99,18 @@ def _of_node(**changes: object) -> Stepper:
 
     def mutated(ledger: Ledger, event: ev.Event, policy: Policy) -> Step:
         node = ledger.node._replace(**changes)  # type: ignore[arg-type]
-        return machine.step(ledger.replace((), node=node, seq=ledger.seq), event, policy)
+        return apply_event.step(ledger.replace((), node=node, seq=ledger.seq), event, policy)
 
     return mutated
 
 
 def _boot_lost(ledger: Ledger, event: ev.Event, policy: Policy) -> Step:
-    return Step(ACCEPTED) if isinstance(event, ev.Booted) else machine.step(ledger, event, policy)
+    return Step(ACCEPTED) if isinstance(event, ev.Booted) else apply_event.step(ledger, event, policy)
 
 
 def _straight(ledger: Ledger, event: ev.Event, policy: Policy) -> Step:
     """Out of quarantine into the lane that the device had."""
-    done = machine.step(ledger, event, policy)
+    done = apply_event.step(ledger, event, policy)
     moved = [replace(one, lane=Lane.DRA, move=None) if one.lane is Lane.LEGACY_TO_DRA else one for one in done.changes]
     return replace(done, changes=tuple(moved))
 
@@ -226,5 +226,5 @@ def test_a_rule_that_the_search_does_not_need_is_kept(pinned: Pinned) -> None:
     def after(step: Stepper) -> Entry:
         return _after(step, *pinned.history, lane=pinned.lane, merged=pinned.merged).entries["d"]
 
-    assert pinned.sound(after(machine.step))
+    assert pinned.sound(after(apply_event.step))
     assert not pinned.sound(after(pinned.without)), "the history does not tell the rule from its absence"

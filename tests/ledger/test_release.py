@@ -36,7 +36,7 @@ from drabridge.ledger import (
     step,
 )
 from drabridge.ledger.codec import entry_from_json, entry_to_json
-from drabridge.ledger.release import Free, Witness, weigh
+from drabridge.ledger.release_rule import Free, Witness, weigh
 
 POLICY = Policy()
 POD = PodRef("team-a", "train", "main", "uid-1")

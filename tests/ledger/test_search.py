@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from drabridge.ledger.common_rows import ignore
 from drabridge.ledger.model import Lane, Owner
 from drabridge.ledger.table import Signal
+from drabridge.ledger.transitions.common import ignore
 from tests.ledger.mutants import MUTANTS, Mutant, other_rows
 from tests.ledger.search import search
 from tests.ledger.states import Config

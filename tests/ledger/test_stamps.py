@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drabridge.ledger import Checkpoint, Entry, Facts, KubeletStarted, Lane, Observed, Owner, Restarted, SetLane
+from drabridge.ledger.clock_stamps import not_after
 from drabridge.ledger.model import ClaimHold, Hold, Move, MoveStep, Phase
-from drabridge.ledger.stamps import not_after
 from tests.ledger.node import CLAIM, NOON, Node, allocate, device
 
 YEAR = 365 * 86_400.0

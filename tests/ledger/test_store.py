@@ -28,7 +28,7 @@ from drabridge.ledger import (
     Use,
     step,
 )
-from drabridge.ledger.keeper import Keeper
+from drabridge.ledger.service import Keeper
 from drabridge.ledger.store import FILE, Loaded, LoadResult, Store
 
 POLICY = Policy()

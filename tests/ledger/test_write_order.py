@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from drabridge.files import Care, sync_directory, write_atomically
 from drabridge.ledger import Allocate, Discovered, Entry, Facts, Ledger, NodeState, Owner, Policy, Restarted
-from drabridge.ledger.keeper import Keeper
+from drabridge.ledger.service import Keeper
 from drabridge.ledger.store import FILE, Store
+from drabridge.system.files import Care, sync_directory, write_atomically
 from tests.disk import Disk
 
 DEVICES = tuple(Facts(f"gpu-{n}", "r", (f"GPU-{n}",)) for n in range(4))

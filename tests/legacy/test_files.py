@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from drabridge.cdi import CdiStore
+from drabridge.containers.cdi import CdiStore
 from drabridge.inventory.model import Device, DeviceNode, Presence
 from drabridge.ledger.model import Entry, Facts, Hold, Ledger, Owner
-from drabridge.legacy.files import LegacyFiles
+from drabridge.legacy.cdi_files import LegacyFiles
 
 TTY, OTHER = DeviceNode("/dev/ttyUSB0", "", "rw", "c", 188, 0), DeviceNode("/dev/ttyUSB1", "", "rw", "c", 188, 1)
 PORT = Device("port-a", "a", "example.com/port", nodes=(TTY,))

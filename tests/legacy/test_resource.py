@@ -10,12 +10,12 @@ from typing import Literal
 import pytest
 
 from deviceplugin import Allocation, AllocationError, Health
-from drabridge.cdi import CdiStore
 from drabridge.config import load
+from drabridge.containers.cdi import CdiStore
 from drabridge.errors import HostError
 from drabridge.inventory.model import Device, DeviceNode
 from drabridge.ledger import Allocate, Booted, Discovered, Facts, Lane, Owner, Policy, Restarted, SetLane, store
-from drabridge.ledger.keeper import Keeper
+from drabridge.ledger.service import Keeper
 from drabridge.ledger.store import Store
 from drabridge.legacy.resource import LegacyResource
 

@@ -9,12 +9,12 @@ import pytest
 from msgspec.structs import replace
 
 from deviceplugin import Allocation, AllocationError, Health
-from drabridge.cdi import CdiStore
 from drabridge.config import load
-from drabridge.evidence.pods import PodWatch, seen
+from drabridge.containers.cdi import CdiStore
+from drabridge.evidence.apiserver_pods import PodWatch, seen
 from drabridge.inventory.model import Device, DeviceNode
 from drabridge.ledger import Booted, Checkpoint, Discovered, Facts, Observed, Owner, PodRef, Policy, Restarted
-from drabridge.ledger.keeper import Keeper
+from drabridge.ledger.service import Keeper
 from drabridge.ledger.store import Store
 from drabridge.legacy.resource import LegacyResource
 

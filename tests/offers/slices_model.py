@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from drabridge.offers.quantity import canonical, parse
-from drabridge.offers.sliceplan import Verb, Write
+from drabridge.offers.slice_writes import Verb, Write
 
 
 class Refused(Exception):

@@ -17,7 +17,7 @@ from drabridge.ledger import (
     Withdrawn,
 )
 from drabridge.ledger.events import Checkpoint, Observed
-from drabridge.offers.legacy import Listed, legacy_list
+from drabridge.offers.device_list import Listed, legacy_list
 from tests.ledger.node import CLAIM, NOON, POD, PODS, Node, allocate, allocated, prepare
 
 DEVICES = {f"gpu-{n}": Device(f"gpu-{n}", f"GPU-{n}", "r", numa_nodes=(n,)) for n in range(2)}

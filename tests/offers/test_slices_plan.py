@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from drabridge.inventory.model import Device, Semver
-from drabridge.offers.sliceplan import Accepted, Owner, Verb, Write, accept, dropped, plan, same
+from drabridge.offers.slice_writes import Accepted, Owner, Verb, Write, accept, dropped, plan, same
 from drabridge.offers.slices import ALL_FEATURES, CapacityPolicy, Desired, Feature, Offer, Pool, Taint, desired
 from tests.offers.slices_model import Refused, SliceServer
 

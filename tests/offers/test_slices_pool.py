@@ -24,7 +24,7 @@ from drabridge.ledger.model import (
     Phase,
     Policy,
 )
-from drabridge.offers.health import DeviceHealth, health_of
+from drabridge.offers.device_health import DeviceHealth, health_of
 from drabridge.offers.pool import pool_of
 from drabridge.offers.slices import Offer, Pool
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from drabridge.sim.faults import ListFault
-from drabridge.sim.kubelet import SimKubelet
-from drabridge.sim.pods import Container, ContainerClaim, PodClaim, PodSpec
-from drabridge.sim.timings import Timings
+from drabridge.sim.kubelet.faults import ListFault
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.pods import Container, ContainerClaim, PodClaim, PodSpec
+from drabridge.sim.kubelet.timings import Timings
 from drabridge.wire import dra_v1_pb2
 from podresources import Backoff, Client, Support, errors
 from podresources.changes import Assigned, CapacityChanged, Released

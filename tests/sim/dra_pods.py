@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from drabridge.sim.pods import Container, ContainerClaim, PodClaim, PodSpec
+from drabridge.sim.kubelet.pods import Container, ContainerClaim, PodClaim, PodSpec
 from drabridge.wire import dra_v1_pb2
 from tests.patience import PATIENCE
 from tests.sim.kubelet_peers import (

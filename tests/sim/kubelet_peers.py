@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from drabridge.sim.gorpc import unix_channel  # sets grpc's environment before grpc is imported
+from drabridge.sim.kubelet.gorpc import unix_channel  # sets grpc's environment before grpc is imported
 
 import grpc  # isort: skip
 import grpc.aio  # isort: skip
@@ -18,8 +18,8 @@ import grpc.aio  # isort: skip
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as rpc
 from drabridge.errors import ClusterError
-from drabridge.sim.kubelet import SimKubelet
-from drabridge.sim.timings import Timings
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.timings import Timings
 from drabridge.wire import (
     dra_v1_pb2,
     dra_v1_pb2_grpc,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from drabridge.sim.api import SimApiServer
+from drabridge.sim.apiserver import SimApiServer
 from tests.patience import HANG_SECONDS
 from tests.sim.api_client import slice_body
 

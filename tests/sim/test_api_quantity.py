@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drabridge.sim.api.quantity import Quantity, canonical
+from drabridge.sim.apiserver.quantity import Quantity, canonical
 
 
 @pytest.mark.parametrize(

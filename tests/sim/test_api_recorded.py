@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from drabridge.sim.api import SimApiServer
+from drabridge.sim.apiserver import SimApiServer
 from tests.sim.api_client import Client, Response
 from tests.sim.compare import Correspondence
 

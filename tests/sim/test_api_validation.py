@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from drabridge.sim.api import ApiError, Objects, Store
-from drabridge.sim.api.gates import merged_gates
+from drabridge.sim.apiserver import ApiError, Objects, Store
+from drabridge.sim.apiserver.gates import merged_gates
 from tests.sim.api_client import claim_body, slice_body
 
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import pytest
 import yaml
 
-from drabridge.sim.api import SimApiServer
+from drabridge.sim.apiserver import SimApiServer
 from tests.agent.helpers import until
 from tests.patience import HANG_SECONDS, PATIENCE
 from tests.sim.api_client import MERGE, SLICES, Client, claim_body, slice_body

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from drabridge.sim.api import SimApiServer
+from drabridge.sim.apiserver import SimApiServer
 from tests.patience import PATIENCE
 from tests.sim.api_client import MERGE, SLICES, Client, slice_body, take
 

@@ -7,9 +7,9 @@ import base64
 import json
 
 from deviceplugin.wire import v1beta1_pb2 as pb
-from drabridge.sim.checkpoint import FILE_NAME
-from drabridge.sim.pods import Container, Phase, PodSpec
-from drabridge.sim.runtime import LockingRuntime, MemoryRuntime
+from drabridge.sim.kubelet.checkpoint import FILE_NAME
+from drabridge.sim.kubelet.pods import Container, Phase, PodSpec
+from drabridge.sim.kubelet.runtime import LockingRuntime, MemoryRuntime
 from tests.sim.kubelet_peers import GPU, Plugin, device, running, serving, short_dir
 from tests.sim.podresources_client import PodResourcesClient, shape
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from drabridge.sim.kubelet import KubeletDownError, SimKubelet
-from drabridge.sim.runtime import LockingRuntime
+from drabridge.sim.kubelet.kubelet import KubeletDownError, SimKubelet
+from drabridge.sim.kubelet.runtime import LockingRuntime
 from tests.patience import PATIENCE
 from tests.sim.dra_pods import claim_pod, gpu, grant
 from tests.sim.kubelet_peers import GPU, Driver, FakeApi, Plugin, device, running, short_dir

@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from drabridge.sim.claims import FILE_NAME
-from drabridge.sim.pods import Phase
-from drabridge.sim.runtime import MemoryRuntime
-from drabridge.sim.timings import Timings
+from drabridge.sim.kubelet.claims import FILE_NAME
+from drabridge.sim.kubelet.pods import Phase
+from drabridge.sim.kubelet.runtime import MemoryRuntime
+from drabridge.sim.kubelet.timings import Timings
 from drabridge.wire import dra_v1_pb2
 from tests.sim.dra_pods import DRIVER, claim_pod, gpu, grant, registered
 from tests.sim.kubelet_peers import (

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from drabridge.sim.pods import Container, ExtendedClaim, Phase, PodSpec, RequestMapping
-from drabridge.sim.runtime import MemoryRuntime
-from drabridge.sim.timings import Timings
+from drabridge.sim.kubelet.pods import Container, ExtendedClaim, Phase, PodSpec, RequestMapping
+from drabridge.sim.kubelet.runtime import MemoryRuntime
+from drabridge.sim.kubelet.timings import Timings
 from drabridge.wire import health_v1alpha1_pb2
 from tests.sim.dra_pods import DRIVER, claim_pod, gpu, grant, registered
 from tests.sim.kubelet_peers import GPU, Driver, FakeApi, Plugin, device, running, serving, short_dir

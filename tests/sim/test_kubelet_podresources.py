@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from drabridge.sim.faults import ListFault
-from drabridge.sim.gorpc import unix_channel
-from drabridge.sim.pods import Container, Phase, PodSpec
-from drabridge.sim.timings import Timings
+from drabridge.sim.kubelet.faults import ListFault
+from drabridge.sim.kubelet.gorpc import unix_channel
+from drabridge.sim.kubelet.pods import Container, Phase, PodSpec
+from drabridge.sim.kubelet.timings import Timings
 from podresources.wire import v1_pb2 as pb
 from podresources.wire import v1_pb2_grpc as rpc
 from tests.patience import PATIENCE

@@ -60,7 +60,7 @@ async def child(root: Path, *arguments: str) -> AsyncIterator[Kubelet]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "drabridge.sim.kubelet",
+        "drabridge.sim.kubelet.kubelet",
         "--root",
         str(root),
         "--fast",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from drabridge.sim.timings import Timings
+from drabridge.sim.kubelet.timings import Timings
 from tests.sim.kubelet_peers import GPU, Plugin, WatchedPlugin, device, running, serving, short_dir
 
 import grpc  # isort: skip

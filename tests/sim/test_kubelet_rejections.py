@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from deviceplugin.wire import v1beta1_pb2 as pb
-from drabridge.sim.pods import Phase
-from drabridge.sim.runtime import MemoryRuntime
-from drabridge.sim.timings import Timings
+from drabridge.sim.kubelet.pods import Phase
+from drabridge.sim.kubelet.runtime import MemoryRuntime
+from drabridge.sim.kubelet.timings import Timings
 from tests.sim.kubelet_peers import GPU, Plugin, device, running, serving, short_dir
 
 import grpc  # isort: skip

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from drabridge.sim.checkpoint import FILE_NAME
-from drabridge.sim.kubelet import KubeletDownError
-from drabridge.sim.pods import Container, Phase, PodSpec
-from drabridge.sim.runtime import MemoryRuntime
-from drabridge.sim.timings import Timings
+from drabridge.sim.kubelet.checkpoint import FILE_NAME
+from drabridge.sim.kubelet.kubelet import KubeletDownError
+from drabridge.sim.kubelet.pods import Container, Phase, PodSpec
+from drabridge.sim.kubelet.runtime import MemoryRuntime
+from drabridge.sim.kubelet.timings import Timings
 from tests.patience import HANG_SECONDS
 from tests.sim.kubelet_peers import GPU, Plugin, back_in_time, device, running, serving, short_dir
 from tests.sim.podresources_client import PodResourcesClient, shape

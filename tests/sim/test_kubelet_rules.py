@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drabridge.sim import admission, checkpoint, claims, podjson
-from drabridge.sim.devices import Allocation, DeviceInfo, DeviceState, EndpointRecord, KubeletPanicError
-from drabridge.sim.health import HealthBook
-from drabridge.sim.limiter import TokenBucket
-from drabridge.sim.names import is_extended_resource_name
-from drabridge.sim.nodestatus import NodeResources
-from drabridge.sim.pods import (
+from drabridge.sim.kubelet import admission, checkpoint, claims, podjson
+from drabridge.sim.kubelet.devices import Allocation, DeviceInfo, DeviceState, EndpointRecord, KubeletPanicError
+from drabridge.sim.kubelet.health import HealthBook
+from drabridge.sim.kubelet.limiter import TokenBucket
+from drabridge.sim.kubelet.names import is_extended_resource_name
+from drabridge.sim.kubelet.nodestatus import NodeResources
+from drabridge.sim.kubelet.pods import (
     Container,
     ContainerClaim,
     ExtendedClaim,
@@ -25,9 +25,9 @@ from drabridge.sim.pods import (
     PodSpec,
     RequestMapping,
 )
-from drabridge.sim.registration import endpoint_path
-from drabridge.sim.timings import Timings
-from drabridge.sim.versions import Behaviour
+from drabridge.sim.kubelet.registration import endpoint_path
+from drabridge.sim.kubelet.timings import Timings
+from drabridge.sim.kubelet.versions import Behaviour
 
 R = "example.com/gpu"
 ids = st.text("abc<>&é-", min_size=1, max_size=6)

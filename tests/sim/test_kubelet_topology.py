@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deviceplugin.wire import v1beta1_pb2 as pb
-from drabridge.sim.pods import Phase
+from drabridge.sim.kubelet.pods import Phase
 from tests.sim.kubelet_peers import GPU, Plugin, back_in_time, device, running, serving, short_dir
 from tests.sim.test_kubelet_allocation import pod
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from drabridge.sim.api import ApiError
+from drabridge.sim.apiserver import ApiError
 from drabridge.sim.scheduler.pools import gather
 from tests.sim.world import DRIVER, World, device
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from drabridge.sim.api import ApiError
+from drabridge.sim.apiserver import ApiError
 from drabridge.sim.scheduler import events
 from tests.patience import PATIENCE
 from tests.sim.world import World, device

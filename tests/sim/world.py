@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from drabridge.sim.api import Objects, Store
-from drabridge.sim.api.gates import merged_gates
+from drabridge.sim.apiserver import Objects, Store
+from drabridge.sim.apiserver.gates import merged_gates
 from drabridge.sim.scheduler import Scheduler, SchedulerTimings
 
 FIXTURES = Path(__file__).parent / "fixtures" / "kubernetes-1.36.2"

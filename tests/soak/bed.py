@@ -20,9 +20,9 @@ from typing import Any
 
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from drabridge.sim.clusternode import NodeTimings
-from drabridge.sim.kubelet import SimKubelet
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.timings import Timings
 from drabridge.sim.scheduler import SchedulerTimings
-from drabridge.sim.timings import Timings
 from tests.agent.helpers import AgentProcess, lists_read, short_directory
 from tests.inventory.helpers import Loops
 from tests.soak.judge import Judge

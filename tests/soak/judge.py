@@ -29,8 +29,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from drabridge.sim.pods import Container, PodSpec
-from drabridge.sim.runtime import Conflict, ContainerStartError, LockingRuntime, RunOptions, names_of_devices
+from drabridge.sim.kubelet.pods import Container, PodSpec
+from drabridge.sim.kubelet.runtime import Conflict, ContainerStartError, LockingRuntime, RunOptions, names_of_devices
 
 OPENS = "open-"  # pods with this in their names keep the node of their device open, as a driver's library does
 

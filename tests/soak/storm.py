@@ -13,7 +13,7 @@ from typing import Any
 
 from drabridge.cli.agent_client import ask
 from drabridge.errors import DrabridgeError
-from drabridge.sim.faults import ListFault
+from drabridge.sim.kubelet.faults import ListFault
 from tests.soak.bed import LOOP_DEVICES, MEM, Bed
 
 CALM_SECONDS = (0.5, 3.0)  # between two faults; a fault itself lasts as long as it draws

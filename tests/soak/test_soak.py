@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from drabridge.sim.pods import Container, PodSpec
-from drabridge.sim.runtime import ContainerStartError, RunOptions
+from drabridge.sim.kubelet.pods import Container, PodSpec
+from drabridge.sim.kubelet.runtime import ContainerStartError, RunOptions
 from tests.soak.judge import OPENS, Judge
 from tests.soak.run import kind_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from drabridge.sim.api.objects import timestamp
+from drabridge.sim.apiserver.objects import timestamp
 from drabridge.sim.scheduler.allocator import Pick
 from drabridge.sim.scheduler.pools import node_term
 

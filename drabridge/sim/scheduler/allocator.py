@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from drabridge.sim.api.quantity import Quantity
+from drabridge.sim.apiserver.quantity import Quantity
 from drabridge.sim.scheduler import consumable
 from drabridge.sim.scheduler.pools import Device, DeviceId, Pool
 from drabridge.sim.scheduler.selectors import Selectors

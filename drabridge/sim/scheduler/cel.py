@@ -12,7 +12,7 @@ from functools import lru_cache, total_ordering
 from typing import Any, Protocol
 
 from drabridge.errors import HostError
-from drabridge.sim.api.quantity import Quantity
+from drabridge.sim.apiserver.quantity import Quantity
 
 JSON = dict[str, Any]
 

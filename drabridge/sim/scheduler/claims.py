@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from drabridge.sim.api.objects import Objects
-from drabridge.sim.api.status import ApiError
+from drabridge.sim.apiserver.objects import Objects
+from drabridge.sim.apiserver.status import ApiError
 from drabridge.sim.scheduler.events import post
 
 JSON = dict[str, Any]

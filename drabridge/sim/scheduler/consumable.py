@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from drabridge.sim.api.quantity import Quantity
+from drabridge.sim.apiserver.quantity import Quantity
 
 JSON = dict[str, Any]
 Amounts = Mapping[str, Quantity]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from drabridge.sim.api.objects import Objects, timestamp
+from drabridge.sim.apiserver.objects import Objects, timestamp
 
 JSON = dict[str, Any]
 KEPT = 1000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from drabridge.sim.api.objects import Objects
+from drabridge.sim.apiserver.objects import Objects
 from drabridge.sim.scheduler.claims import EXTENDED_ANNOTATION, ended
 from drabridge.sim.scheduler.events import post
 from drabridge.sim.scheduler.taints import eviction_delay_seconds

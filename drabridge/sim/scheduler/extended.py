@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from drabridge.sim.api.quantity import Quantity
+from drabridge.sim.apiserver.quantity import Quantity
 from drabridge.sim.scheduler.claims import EXTENDED_ANNOTATION, ended, pod_owner
 
 JSON = dict[str, Any]

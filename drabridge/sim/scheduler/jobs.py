@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from drabridge.sim.api.objects import Objects, timestamp
-from drabridge.sim.api.status import ApiError
+from drabridge.sim.apiserver.objects import Objects, timestamp
+from drabridge.sim.apiserver.status import ApiError
 from drabridge.sim.scheduler.claims import ended
 from drabridge.sim.scheduler.events import post
 

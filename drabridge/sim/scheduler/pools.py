@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from drabridge.sim.api.quantity import Quantity
+from drabridge.sim.apiserver.quantity import Quantity
 
 JSON = dict[str, Any]
 DeviceId = tuple[str, str, str]

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from drabridge.sim.api.objects import Objects, timestamp
-from drabridge.sim.api.status import ApiError
-from drabridge.sim.api.store import Change
+from drabridge.sim.apiserver.objects import Objects, timestamp
+from drabridge.sim.apiserver.status import ApiError
+from drabridge.sim.apiserver.store import Change
 from drabridge.sim.scheduler import claims as claimlife
 from drabridge.sim.scheduler import extended
 from drabridge.sim.scheduler.allocation import allocation

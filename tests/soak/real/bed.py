@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from drabridge.cli.agent_client import ask
-from drabridge.cluster import KubernetesCluster
-from drabridge.clusterapi import ConflictError, Kind, NotFoundError
 from drabridge.errors import ClusterError, DrabridgeError
 from drabridge.evidence import checkpoint
-from drabridge.paths import Paths
+from drabridge.kube.api import ConflictError, Kind, NotFoundError
+from drabridge.kube.client import KubernetesCluster
+from drabridge.system.paths import Paths
 from tests.cluster.bed import DRIVER as TESTS_DRIVER
 from tests.cluster.bed import MANAGER, NAMESPACE, NODES, PODS, apply_node
 from tests.cluster.bed import until as wait

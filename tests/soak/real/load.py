@@ -8,8 +8,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from drabridge.clusterapi import Kind, Listing
 from drabridge.errors import DrabridgeError
+from drabridge.kube.api import Kind, Listing
 from tests.cluster.bed import CLAIMS, NAMESPACE, NODES, PODS, SLICES, TEMPLATES
 from tests.soak.real import container, judge
 from tests.soak.real.bed import CLASS, DRIVER, EVENTS, NAMES, RESOURCE, RealNode, create

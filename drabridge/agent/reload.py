@@ -1,0 +1,106 @@
+"""Following the configuration file: validated first, the last good one stays, only what changed is restarted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from drabridge.config.loader import load
+from drabridge.config.messages import ConfigErrors
+from drabridge.config.schema import Config
+from drabridge.system.supervise import Signal
+
+log = logging.getLogger(__name__)
+
+# A ConfigMap's file is a link into a directory that kubelet swaps by rename; one stat sees every way to change it.
+POLL_SECONDS = 2.0
+
+Identity = tuple[int, int, int, int] | None
+
+
+class ConfigFollower:
+    """Applies a changed file; ``refused`` gets the complaints about one that cannot be used, "" when all is well.
+
+    ``reload``: look at once, though the file seems the same (SIGHUP).
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        current: Config,
+        reload: Signal,
+        apply: Callable[[Config], Awaitable[None]],
+        refused: Callable[[str], None],
+        unfit: Callable[[Config], str] = lambda config: "",
+    ) -> None:
+        """``unfit`` says why a running agent cannot take a configuration that is good in itself."""
+        self._path = path
+        self._apply = apply
+        self._refused = refused
+        self._unfit = unfit
+        self._seen = identity_of(path)
+        self._faults: tuple[str, ...] = ()
+        self._driver = current.driver
+        self.current: Config | None = current
+        self._reload = reload
+
+    async def run(self) -> None:
+        while True:
+            asked = await self._reload.wait(POLL_SECONDS)
+            identity = identity_of(self._path)
+            if asked or identity != self._seen:
+                self._seen = identity if await self.take() else None
+
+    async def take(self) -> bool:
+        """Load, check, apply. Whatever is wrong leaves the running configuration in place.
+
+        False: that was not for the file itself (out of descriptors, a disk that fails); it is tried again.
+        """
+        try:
+            config = await asyncio.to_thread(load, self._path)
+        except ConfigErrors as errors:
+            self._refuse(*map(str, errors.faults))
+            return not isinstance(errors.__cause__, OSError)
+        except (OSError, RuntimeError) as error:  # no descriptor, no thread
+            self._refuse(f"{self._path} could not be read: {error}")
+            return False
+        if config.driver != self._driver:
+            self._refuse(
+                f"{self._path}: driver: found {config.driver}, this agent runs as {self._driver}. "
+                "The driver's name is in CDI names that pods hold: drain the node, then restart the agent"
+            )
+            return True
+        if why := self._unfit(config):
+            self._refuse(f"{self._path}: {why}")
+            return False  # it passes without the file being changed
+        if config != self.current:
+            self.current = None  # nobody knows how much of it is applied if that fails
+            try:
+                await self._apply(config)
+            except Exception as error:
+                self._refuse(f"{self._path} could not be applied whole, and is tried again: {error}", cause=error)
+                return False
+            self.current = config
+            log.info("configuration reloaded", extra={"file": str(self._path)})
+        self._refused("")
+        self._faults = ()
+        return True
+
+    def _refuse(self, *faults: str, cause: Exception | None = None) -> None:
+        self._refused("\n".join(faults))
+        if faults != self._faults:
+            for fault in faults:
+                said = {"fault": fault}
+                log.error("the changed configuration is refused, the last good one stays", extra=said, exc_info=cause)
+        self._faults = faults
+
+
+def identity_of(path: Path) -> Identity:
+    """Tell the file from one with other text at the same path; None if it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size

@@ -1,0 +1,298 @@
+"""An agent that waits for another one to end: whole but for the ledger, so that it takes over within milliseconds.
+
+A DaemonSet with ``maxSurge`` starts the successor beside the agent that it replaces. Until it has the ledger's lock it
+touches nothing of the other one's: it grants nothing, registers no resource, writes no file but a socket of its own. It
+has its imports, its devices, its watches of the API server, and says on every page that it is a standby. That is what
+it is ready for, so its readiness is true; else the rollout would not go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deviceplugin import Watcher
+from drabridge.agent.api_watches import Watches
+from drabridge.agent.runtime import Options
+from drabridge.config.schema import Config
+from drabridge.dra.lifecycle import ClaimSide, connect
+from drabridge.dra.sockets import is_dead
+from drabridge.errors import HostError
+from drabridge.inventory.facts import Fact, Reconciled, SourceChanged
+from drabridge.inventory.identity import Key
+from drabridge.inventory.identity_store import Identities
+from drabridge.inventory.source import Inventory
+from drabridge.kube.api import Cluster
+from drabridge.ledger import Owner
+from drabridge.ledger.lock import LedgerLockedError, Lock, holder
+from drabridge.ledger.store import recorded
+from drabridge.system.http import Handler, HttpServer, Request, Response
+from drabridge.system.paths import Paths
+from drabridge.system.port import Port
+from drabridge.system.supervise import forever
+from drabridge.telemetry.metrics import Metrics, Sample
+
+if TYPE_CHECKING:
+    from deviceplugin.watch import Subscription
+    from drabridge.dra.standby_relay import Relay
+
+log = logging.getLogger(__name__)
+
+REGISTER_SECONDS = 5.0  # kubelet looks for sockets once a second (pkg/kubelet/pluginmanager)
+RELAY_SECONDS = 30.0  # kubelet registers a socket within 1 s; after 30 s without one it deletes the driver's slices
+FORGET_SECONDS = 1.0  # until kubelet has seen that the relay's stream of health has ended, and forgotten what it knew
+POLL_SECONDS = 0.1
+SOCKETS = "standby-*.sock"  # in the state directory; short, a path has 107 bytes
+
+
+def standbys(state: Path) -> list[str]:
+    """Name the sockets of standbys that wait beside this state directory."""
+    return sorted(path.name for path in state.glob(SOCKETS) if not is_dead(path))
+
+
+class Standby:
+    """What an agent has ready before the ledger is its own. Use from one loop; :meth:`close` ends what is left."""
+
+    def __init__(
+        self, options: Options, config: Config, paths: Paths, port: Port, on_snapshot: Callable[[], None]
+    ) -> None:
+        """``on_snapshot`` is called with every news of the devices, then and later."""
+        self._options = options
+        self._config = config
+        self._paths = paths
+        self._port = port
+        self._on_snapshot = on_snapshot
+        self._control = HttpServer({})
+        self._metrics = Metrics(self._samples)
+        ledger = recorded(paths.state, node=options.node_name)
+        held = {} if ledger is None else ledger.entries
+        self._held: Callable[[str], bool] = lambda name: name in held and held[name].owner is not Owner.NONE
+        self._on_fact: Callable[[Fact], None] = lambda fact: None
+        self._facts: dict[type[Fact], Fact] = {}  # the newest of each kind that tells a state
+        given, named_by = Identities(paths.state).load(config)
+        self._inventory = Inventory(
+            config, held=lambda name: self._held(name), given=given, named_by=named_by, on_fact=self._told
+        )
+        self._looking: asyncio.Task[None] | None = None
+        self.watcher = Watcher()  # of kubelet's directory: its threads take longer to start than a registration
+        self._watching: Subscription | None = None
+        self.cluster: Cluster | None = None
+        self._watches: Watches | None = None
+        self._begun = False  # all parts are there
+        self._relay: Relay | None = None
+        self._relaying: asyncio.Task[None] | None = None  # kubelet's calls for claims
+
+    @property
+    def words(self) -> str:
+        """What it is and whom it waits for."""
+        pid = holder(self._paths.state)
+        return f"standby: waiting for the ledger's lock held by pid {pid} in {self._paths.state}"
+
+    async def wait(self, stop: asyncio.Event) -> Lock | None:
+        """Get ready, and wait for the ledger's lock. None: stopped before. Raises HostError if it cannot be waited for,
+        ConfigError for an address that cannot be listened on.
+        """
+        log.warning("standby: waiting for another agent to end", extra={"reason": self.words})
+        waiting = asyncio.ensure_future(_when_free(self._paths.state))
+        stopped = asyncio.ensure_future(stop.wait())
+        tasks: list[asyncio.Future[Any]] = [waiting, stopped]
+        try:
+            await self._begin()
+            tasks.append(asyncio.ensure_future(self._settle()))
+            await asyncio.wait({waiting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            return waiting.result() if waiting.done() else None
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _begin(self) -> None:
+        inventory = self._inventory
+        self._looking = asyncio.create_task(
+            forever("inventory", lambda: inventory.run(lambda _: self._on_snapshot())), name="inventory"
+        )
+        self._watching = self.watcher.subscribe(self._paths.device_plugins, lambda: None)
+        routes: dict[tuple[str, str], Handler] = {
+            ("GET", "/healthz"): lambda _: Response("ok\n"),
+            ("GET", "/"): self._readyz,  # who forwards a port to this pod in a rollout looks for the page of people
+            ("GET", "/readyz"): self._readyz,
+            ("GET", "/metrics"): self._exposition,
+        }
+        self._port.serve(routes)
+        await self._port.bind_unless_taken()  # on the host's network the other agent has it until it ends
+        others = (("GET", "/status"), ("POST", "/lanes"), ("POST", "/release"), ("GET", "/drain"), ("POST", "/drain"))
+        self._control.routes = routes | dict.fromkeys(others, self._refuse)
+        await self._open_control()
+        self.cluster = connect(self._options, self._config)
+        if self.cluster is not None:
+            ours = frozenset(resource.name for resource in self._config.resources)
+            self._watches = Watches(self.cluster, self._options.node_name, self._config.driver, lambda: ours)
+            self._watches.begin()
+            self._relay_claims()
+
+    def _relay_claims(self) -> None:
+        """Import the DRA side, 0.2 s that its start need not take later, and be an endpoint for kubelet's calls."""
+        import drabridge.dra.driver  # noqa: F401
+        from drabridge.dra.standby_relay import Relay
+
+        try:
+            self._relay = relay = Relay(self._paths.kubelet, self._config.driver)
+        except HostError as error:  # the path is too long with a token in it
+            log.warning("calls for claims cannot be passed on", extra={"reason": str(error)})
+            return
+        self._relaying = asyncio.create_task(relay.run(), name="relay")
+
+    async def _settle(self) -> None:
+        """Be ready once kubelet knows the endpoint for claims; if it is away it takes it when it comes."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REGISTER_SECONDS):
+                if self._relay is not None:
+                    await self._relay.settled()
+        self._begun = True
+
+    async def _open_control(self) -> None:
+        """A socket of its own in the directory of the other agent's: to ask it what it is, and to be seen."""
+        for path in self._paths.state.glob(SOCKETS):
+            if is_dead(path):
+                path.unlink(missing_ok=True)
+        path = self._paths.state / SOCKETS.replace("*", secrets.token_hex(2))
+        try:
+            await self._control.listen_unix(path)
+        except OSError as error:  # the path is too long, or the disk is full: it is for people alone
+            log.warning("a standby without a socket", extra={"path": str(path), "reason": str(error)})
+            return
+        log.info("pages", extra={"address": self._port.address, "control": str(path)})
+
+    # --- handing over -----------------------------------------------------------------------------------------------
+
+    def inventory_for(
+        self,
+        config: Config,
+        given: Mapping[Key, str],
+        named_by: Mapping[str, Config],
+        held: Callable[[str], bool],
+        on_fact: Callable[[Fact], None],
+    ) -> Inventory | None:
+        """The inventory, if one that began now, with what the other agent remembered last, would find the same. None:
+        what devices are called changed meanwhile, or is asked of another configuration.
+        """
+        inventory = self._inventory
+        if config is not self._config or not inventory.current.complete or inventory.remembered() != (given, named_by):
+            return None
+        self._held, self._on_fact = held, on_fact
+        for fact in self._facts.values():
+            on_fact(fact)
+        return inventory
+
+    def take_tasks(self, inventory: Inventory) -> list[asyncio.Task[None]]:
+        """Give away the task that runs the inventory, if it is the one of this standby."""
+        if inventory is not self._inventory or self._looking is None:
+            return []
+        looking, self._looking = self._looking, None
+        return [looking]
+
+    def take_watches(self) -> Watches | None:
+        """Give away the watches of the API server, once."""
+        watches, self._watches = self._watches, None
+        return watches
+
+    async def step_aside(self) -> None:
+        """The agent serves now: be seen no more, and end an inventory that it did not take."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+        await self._control.close()
+
+    async def retire_relay(self, claims: ClaimSide) -> None:
+        """End the relay once kubelet calls the agent itself, or will not: until then calls come here."""
+        if self._relay is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RELAY_SECONDS):
+                while not ((state := claims.state) is not None and state.registration.registered):
+                    await asyncio.sleep(POLL_SECONDS)
+        await self._relay.idle()  # a call takes 45 s at most
+        await self._end_relay()
+        await asyncio.sleep(FORGET_SECONDS)
+        if claims.driver is not None:
+            claims.driver.repeat_health()
+
+    async def _end_relay(self) -> None:
+        if self._relaying is not None:
+            self._relaying.cancel()
+            await asyncio.gather(self._relaying, return_exceptions=True)
+
+    async def close(self) -> None:
+        """End what nobody took over."""
+        await self._end_relay()
+        if self._watching is not None:
+            self._watching.close()
+        if (watches := self.take_watches()) is not None:
+            for task in watches.tasks:
+                task.cancel()
+            await asyncio.gather(*watches.tasks, return_exceptions=True)
+        await self.step_aside()
+
+    def _told(self, fact: Fact) -> None:
+        if isinstance(fact, SourceChanged | Reconciled):
+            self._facts[type(fact)] = fact
+        self._on_fact(fact)
+
+    # --- pages ------------------------------------------------------------------------------------------------------
+
+    def _readyz(self, _: Request) -> Response:
+        if not self._begun or not self._inventory.current.complete:
+            text = f"not ready: {self.words}; not all that it needs to take over is there yet\n"
+            return Response(text, HTTPStatus.SERVICE_UNAVAILABLE)
+        return Response(f"{self.words}\n")
+
+    def _exposition(self, _: Request) -> Response:
+        return Response(self._metrics.exposition(), content_type="text/plain; version=0.0.4; charset=utf-8")
+
+    def _refuse(self, _: Request) -> Response:
+        active = self._paths.control_socket
+        error = f"this agent is a {self.words}. It knows nothing of who holds what: ask the other one, on {active}"
+        return Response.json({"error": error}, HTTPStatus.CONFLICT)
+
+    def _samples(self) -> Iterator[Sample]:
+        yield "standby", (), 1.0
+
+
+async def _when_free(directory: Path) -> Lock:
+    """Wait in a thread for the directory's lock. Raises HostError. If the caller is cancelled it is let go of at once
+    when it is had; a thread that still waits then dies with the process.
+    """
+    loop = asyncio.get_running_loop()
+    had: asyncio.Future[Lock] = loop.create_future()
+
+    def answer(lock: Lock | None, error: Exception | None) -> None:
+        if had.done():  # cancelled
+            if lock is not None:
+                lock.close()
+        elif lock is not None:
+            had.set_result(lock)
+        else:
+            had.set_exception(error or LedgerLockedError("the ledger's lock cannot be waited for"))
+
+    def wait() -> None:
+        lock: Lock | None = None
+        error: Exception | None = None
+        try:
+            lock = Lock(directory, wait=True)
+        except Exception as fault:  # told in the loop
+            error = fault
+        try:
+            loop.call_soon_threadsafe(answer, lock, error)
+        except RuntimeError:  # the loop is closed
+            if lock is not None:
+                lock.close()
+
+    threading.Thread(target=wait, name="ledger-lock", daemon=True).start()
+    return await had

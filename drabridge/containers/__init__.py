@@ -1,0 +1,1 @@
+"""How a device enters a container: CDI files and hooks."""

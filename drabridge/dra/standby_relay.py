@@ -1,0 +1,195 @@
+"""A standby's endpoint for claims: it passes kubelet's calls on to the agent that serves, whichever that is by then.
+
+Kubelet keeps every registered endpoint of a driver and calls the one that registered last and is connected (1.33 and
+later, pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go). A call that meets none fails its pod's start, which is tried
+again after 60 to 90 s. So a standby registers an endpoint under names of its own before the other agent ends; a call in
+the moment in between waits here for the agent that takes over, and the endpoint goes once kubelet knows that one's.
+
+It serves no claim, and knows nothing of what it passes on but where one message ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import grpc
+
+from drabridge.dra.facts import Fact, RegistrationChanged
+from drabridge.dra.registration import RegistrationService
+from drabridge.dra.server import listen
+from drabridge.dra.single_flight import to_the_end
+from drabridge.dra.sockets import PluginSockets, is_dead
+from drabridge.errors import HostError
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0  # between looks whether there is an agent that serves claims
+AGAIN_SECONDS = 0.02  # between attempts while nobody serves: an agent takes over in 50 to 100 ms
+WAIT_SECONDS = 30.0  # for an agent that serves, of kubelet's 45; longer than any end and any start
+ANSWER_SECONDS = 5.0  # of kubelet's time that is left for an answer in words
+IDLE_SECONDS = 0.2
+STOP_GRACE_SECONDS = 1.0  # for calls that are passed on
+_CALLS = ("NodePrepareResources", "NodeUnprepareResources")
+_STREAM = "NodeWatchResources"
+# A pool of its own: else a connection that failed is not tried again for a second, whoever asks.
+_CHANNEL = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "localhost"))
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)  # nobody there, or it ended during the call
+_Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class Relay(grpc.GenericRpcHandler):
+    """Runs beside whatever agent serves ``driver`` on this node. :meth:`run` until cancelled."""
+
+    def __init__(self, kubelet: Path, driver: str) -> None:
+        """``kubelet``: its root directory. Raises HostError when a socket's path would be too long."""
+        self._driver = driver
+        self._active = PluginSockets.of(kubelet, driver).service
+        self._sockets = PluginSockets.of(kubelet, driver, secrets.token_hex(2))
+        self._servers: list[grpc.aio.Server] = []
+        self._closing = asyncio.Event()
+        self._calls = 0  # that kubelet waits for
+        self._registration = RegistrationService(driver, self._sockets.service, self._told)
+        self._settled = asyncio.Event()
+
+    async def settled(self) -> None:
+        """Wait until kubelet has connected to the endpoint or refused it, or there is nothing to pass on.
+
+        Kubelet 1.34 and later connects at once, for the stream (dra_plugin_manager.go); earlier ones for a call.
+        """
+        await self._settled.wait()
+
+    async def idle(self) -> None:
+        """Wait until kubelet waits for no call here: when the endpoint goes it hangs up on those that are open."""
+        await asyncio.sleep(IDLE_SECONDS)  # for one that kubelet was about to make when it heard of another endpoint
+        while self._calls:
+            await asyncio.sleep(IDLE_SECONDS)
+
+    def _told(self, fact: Fact) -> None:
+        if isinstance(fact, RegistrationChanged) and not fact.registered:
+            self._settled.set()
+
+    async def run(self) -> None:
+        """Wait for an agent that serves claims, be registered beside it, and pass calls on until cancelled."""
+        try:
+            while is_away(self._active):
+                self._settled.set()  # claims may be served later, or never
+                await asyncio.sleep(LOOK_SECONDS)
+            await self._open()
+            log.info("calls for claims are passed on", extra={"driver": self._driver, "to": str(self._active)})
+            await self._closing.wait()
+        except (HostError, OSError) as error:  # claims wait for kubelet's next attempt, as without a standby
+            log.warning("calls for claims cannot be passed on", extra={"reason": str(error)})
+        finally:
+            self._settled.set()
+            await to_the_end(self._stop())
+
+    async def _open(self) -> None:
+        self._sockets.prepare(self._driver)
+        registration = grpc.aio.server()
+        self._registration.add_to(registration)
+        service = grpc.aio.server()
+        service.add_generic_rpc_handlers((self,))
+        for server, path in ((service, self._sockets.service), (registration, self._sockets.registration)):
+            listen(server, path)
+            self._servers.append(server)
+            await to_the_end(server.start())
+
+    async def _stop(self) -> None:
+        """The registration first: kubelet calls another endpoint by the time this one is gone."""
+        self._closing.set()
+        for server in reversed(self._servers):
+            await server.stop(STOP_GRACE_SECONDS)
+        self._servers.clear()
+
+    # grpc.GenericRpcHandler
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """Every version of the calls and of the stream; messages stay bytes."""
+        method = handler_call_details.method
+        name = method.rpartition("/")[2]
+
+        async def call(request: bytes, context: _Context) -> bytes:  # grpc.aio looks whether it is a coroutine function
+            return await self._call(method, request, context)
+
+        async def watch(request: bytes, context: _Context) -> AsyncIterator[bytes]:
+            async for message in self._watch(method, request):
+                yield message
+
+        if name in _CALLS:
+            return grpc.unary_unary_rpc_method_handler(call)
+        return grpc.unary_stream_rpc_method_handler(watch) if name == _STREAM else None
+
+    async def _call(self, method: str, request: bytes, context: _Context) -> bytes:
+        self._calls += 1
+        try:
+            return await self._answer(method, request, context)
+        finally:
+            self._calls -= 1
+
+    async def _answer(self, method: str, request: bytes, context: _Context) -> bytes:
+        loop = asyncio.get_running_loop()
+        left = context.time_remaining() or WAIT_SECONDS + ANSWER_SECONDS
+        until = loop.time() + min(WAIT_SECONDS, left - ANSWER_SECONDS)
+        while True:
+            if not is_away(self._active):
+                try:
+                    async with self._channel() as channel:
+                        answer: bytes = await channel.unary_unary(method)(request, timeout=context.time_remaining())
+                        return answer
+                except grpc.aio.AioRpcError as error:
+                    if error.code() not in _AWAY:
+                        await _refuse(context, error.code(), error.details() or "")
+            if loop.time() >= until:
+                words = f"no agent of {self._driver} serves claims on this node now; kubelet tries again"
+                await _refuse(context, grpc.StatusCode.UNAVAILABLE, words)
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _watch(self, method: str, request: bytes) -> AsyncIterator[bytes]:
+        """Health, from one agent after the other: kubelet forgets what it knows when the stream ends."""
+        if not self._settled.is_set():
+            log.info("kubelet has connected to the standby", extra={"driver": self._driver})
+        self._settled.set()
+        while not self._closing.is_set():
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                async with self._channel() as channel:
+                    async for message in self._until_closing(channel.unary_stream(method)(request)):
+                        yield message
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._closing.wait()
+
+    async def _until_closing(self, stream: Any) -> AsyncIterator[bytes]:
+        closing = asyncio.ensure_future(self._closing.wait())
+        try:
+            while True:
+                reading = asyncio.ensure_future(stream.read())
+                await asyncio.wait({reading, closing}, return_when=asyncio.FIRST_COMPLETED)
+                if not reading.done():
+                    reading.cancel()
+                    return
+                if (message := reading.result()) is grpc.aio.EOF:
+                    return
+                yield message
+        finally:
+            closing.cancel()
+            stream.cancel()
+
+    def _channel(self) -> Any:
+        """A connection for messages that stay bytes."""
+        return grpc.aio.insecure_channel(f"unix://{self._active}", options=_CHANNEL)
+
+
+def is_away(path: Path) -> bool:
+    """Whether nobody listens at this socket's path."""
+    return not path.exists() or is_dead(path)
+
+
+async def _refuse(context: _Context, code: grpc.StatusCode, words: str) -> NoReturn:
+    await context.abort(code, words)
+    raise AssertionError("abort raises")

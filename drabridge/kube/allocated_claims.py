@@ -1,0 +1,111 @@
+"""Which claims of a cluster have devices of one driver, from the API server alone: what an uninstall would strand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from drabridge.kube.api import Cluster, resource_claims, resource_slices, resource_versions
+from drabridge.kube.json_reader import ClaimFields, View
+from drabridge.system.untrusted import UnreadableError, cut, reading
+
+CLIENT_VERSIONS = ("v1", "v1beta2", "v1beta1")  # all that is read here is the same in each
+UNKNOWN = "?"
+
+
+class ClaimInUse(Struct, frozen=True):
+    """An allocated claim with devices of the driver. ``nodes`` and ``pods`` are for people; ``pods`` as ``ns/name``."""
+
+    namespace: str
+    name: str
+    uid: str
+    nodes: tuple[str, ...]
+    devices: tuple[str, ...]
+    pods: tuple[str, ...]
+
+    def __str__(self) -> str:
+        who = f", reserved for pod {', '.join(self.pods)}" if self.pods else ""
+        return f"claim {self.namespace}/{self.name} has {', '.join(self.devices)} of {', '.join(self.nodes)}{who}"
+
+
+class Usage(Struct, frozen=True):
+    """``claims`` hold devices; ``offered``: node -> devices that the scheduler may give to a claim at any moment."""
+
+    claims: tuple[ClaimInUse, ...]
+    offered: Mapping[str, int]
+
+
+async def usage(cluster: Cluster, driver: str) -> Usage:
+    """What the driver has to do in the whole cluster. Raises ClusterError when the API server cannot be asked."""
+    served = await resource_versions(cluster)
+    version = next((known for known in CLIENT_VERSIONS if known in served), None)
+    if version is None:
+        return Usage((), {})
+    slices = (await cluster.list(resource_slices(version), field_selector=f"spec.driver={driver}")).items
+    claims = await cluster.list(resource_claims(version), view=View(dict, ClaimFields))
+    unread = [_unread({"metadata": {"namespace": one.namespace, "name": one.name}}) for one in claims.unreadable]
+    node_of = {pool: node for one in slices for pool, node in [_place(one)] if node}
+    found = (*in_use(claims.items, driver, node_of), *filter(None, unread))
+    return Usage(found, _offered(slices))
+
+
+def in_use(claims: Iterable[Mapping[str, Any]], driver: str, node_of: Mapping[str, str]) -> list[ClaimInUse]:
+    """Those of ``claims`` with devices of ``driver``. What cannot be read but names the driver counts: hold-biased."""
+    found = []
+    for obj in claims:
+        try:
+            with reading("a ResourceClaim"):
+                one = _in_use(obj, driver, node_of)
+        except UnreadableError:
+            one = _unread(obj)
+        if one is not None:
+            found.append(one)
+    return sorted(found, key=lambda one: (one.nodes, one.namespace, one.name))
+
+
+def _in_use(obj: Mapping[str, Any], driver: str, node_of: Mapping[str, str]) -> ClaimInUse | None:
+    metadata, status = obj["metadata"], obj.get("status") or {}
+    results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
+    ours = [result for result in results if result["driver"] == driver]
+    if not ours:
+        return None
+    namespace = str(metadata.get("namespace", ""))
+    users = [one for one in status.get("reservedFor") or () if one.get("resource") == "pods"]
+    return ClaimInUse(
+        namespace,
+        str(metadata["name"]),
+        str(metadata.get("uid", "")),
+        tuple(dict.fromkeys(node_of.get(one["pool"], str(one["pool"])) for one in ours)),
+        tuple(dict.fromkeys(str(one["device"]) for one in ours)),
+        tuple(f"{namespace}/{one.get('name', UNKNOWN)}" for one in users),
+    )
+
+
+def _unread(obj: Any) -> ClaimInUse | None:
+    """A claim of which nobody can say that it has no device of ours; None where it is no object at all."""
+    metadata = obj.get("metadata") if isinstance(obj, Mapping) else None
+    if not isinstance(metadata, Mapping):
+        return None
+    namespace, name = (cut(str(metadata.get(key, UNKNOWN))) for key in ("namespace", "name"))
+    return ClaimInUse(namespace, name, str(metadata.get("uid", "")), (UNKNOWN,), ("devices that cannot be read",), ())
+
+
+def _place(obj: Mapping[str, Any]) -> tuple[str, str]:
+    """(pool, node) of a slice; empty for what cannot be read."""
+    spec = obj.get("spec")
+    pool = spec.get("pool") if isinstance(spec, Mapping) else None
+    if not isinstance(spec, Mapping) or not isinstance(pool, Mapping):
+        return "", ""
+    return str(pool.get("name", "")), str(spec.get("nodeName") or "")
+
+
+def _offered(slices: Iterable[Mapping[str, Any]]) -> Mapping[str, int]:
+    found: dict[str, int] = {}
+    for obj in slices:
+        pool, node = _place(obj)
+        devices = obj["spec"].get("devices") if pool else None
+        if isinstance(devices, list) and devices:
+            found[node or pool] = found.get(node or pool, 0) + len(devices)
+    return dict(sorted(found.items()))

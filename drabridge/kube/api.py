@@ -1,0 +1,228 @@
+"""What the agent asks of an API server: a narrow protocol over plain dicts, its errors, and the kinds that are used.
+
+No client library here: :mod:`drabridge.kube.client` speaks HTTP, tests and the demo speak to the simulated server
+through it. Objects are dicts as JSON has them, so a field that is newer than any library survives.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from typing import Any, Generic, Protocol, TypeVar, overload
+
+from msgspec import Struct
+
+from drabridge.errors import ClusterError
+from drabridge.kube.json_reader import Identity, Json, View
+from drabridge.system.untrusted import reading
+
+T = TypeVar("T")
+_NAME = re.compile(r"[A-Za-z0-9._:-]{1,253}")
+
+
+class NotFoundError(ClusterError):
+    """404: the object is not there."""
+
+    code = "NOT_FOUND"
+
+
+class ConflictError(ClusterError):
+    """409: it exists already, or it changed since it was read."""
+
+    code = "ABORTED"
+
+
+class ExpiredError(ClusterError):
+    """410: the watch asked for a version that the server no longer has. List again."""
+
+    code = "OUT_OF_RANGE"
+
+
+class DeniedError(ClusterError):
+    """401 or 403: who we are, or what we may do, is not accepted."""
+
+    code = "PERMISSION_DENIED"
+
+
+class InvalidError(ClusterError):
+    """400, 413, 415, 422: the request itself is wrong; the same request will be refused again."""
+
+    code = "INVALID_ARGUMENT"
+
+
+class UnreachableError(ClusterError):
+    """No answer, or one that says "later" (429, 5xx): trying again may help."""
+
+    code = "UNAVAILABLE"
+
+
+class UnservedError(UnreachableError):
+    """404 of a path: the server lacks the kind, or this version of it. That says nothing of any object."""
+
+
+_ERRORS: dict[int, type[ClusterError]] = {
+    400: InvalidError,
+    401: DeniedError,
+    403: DeniedError,
+    404: NotFoundError,
+    409: ConflictError,
+    410: ExpiredError,
+    413: InvalidError,
+    415: InvalidError,
+    422: InvalidError,
+}
+
+
+def error_of(code: int, text: str, status: Json) -> ClusterError:
+    """The error of an HTTP status. ``status``: what the server said.
+
+    It names the object that is missing, and none if it lacks the path (the handler of k8s.io/apiserver that nobody
+    else takes a path from writes plain text; a proxy may answer anything).
+    """
+    details = status.get("details")
+    if code == 404 and not (isinstance(details, dict) and details.get("name")):
+        return UnservedError(text)
+    return _ERRORS.get(code, UnreachableError)(text)
+
+
+class Kind(Struct, frozen=True):
+    """A resource of the API: enough to write its URL."""
+
+    group: str  # "" for the core group
+    version: str
+    plural: str
+    namespaced: bool = True
+
+    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        """The URL path. Names come from kubelet and from objects: what is no object name is refused, not quoted."""
+        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        parts = [root]
+        if self.namespaced and namespace:
+            parts += ["namespaces", namespace]
+        parts.append(self.plural)
+        if name:
+            parts.append(name)
+        if subresource:
+            parts.append(subresource)
+        for part in parts[1:]:
+            if not _NAME.fullmatch(part) or part in (".", ".."):
+                raise InvalidError(f"{part!r} is not the name of an object")
+        return "/".join(parts)
+
+    def __str__(self) -> str:
+        return self.plural
+
+
+RESOURCE_GROUP = "resource.k8s.io"
+NODES = Kind("", "v1", "nodes", namespaced=False)
+PODS = Kind("", "v1", "pods")
+
+
+def resource_slices(version: str) -> Kind:
+    return Kind(RESOURCE_GROUP, version, "resourceslices", namespaced=False)
+
+
+def resource_claims(version: str) -> Kind:
+    return Kind(RESOURCE_GROUP, version, "resourceclaims")
+
+
+class Listing(Struct, Generic[T], frozen=True):
+    """A consistent list and the version to watch from; without what could not be read."""
+
+    items: tuple[T, ...]
+    resource_version: str
+    unreadable: tuple[Identity, ...] = ()
+
+
+class WatchEvent(Struct, Generic[T], frozen=True):
+    """ADDED, MODIFIED, DELETED or BOOKMARK. ``object`` is None where it could not be read, and for a BOOKMARK."""
+
+    type: str
+    object: T | None
+    identity: Identity
+
+    @property
+    def resource_version(self) -> str:
+        return self.identity.resource_version or ""
+
+
+class Cluster(Protocol):
+    """An API server. Every method raises a :class:`ClusterError` and has a timeout of its own."""
+
+    async def read(self, path: str) -> Json:
+        """GET a path that is no object: discovery, ``/version``."""
+        ...
+
+    async def get(self, kind: Kind, name: str, *, namespace: str = "") -> Json: ...
+
+    @overload
+    async def list(
+        self, kind: Kind, *, namespace: str = "", field_selector: str = "", label_selector: str = ""
+    ) -> Listing[Json]: ...
+
+    @overload
+    async def list(
+        self,
+        kind: Kind,
+        *,
+        namespace: str = "",
+        field_selector: str = "",
+        label_selector: str = "",
+        view: View[T],
+    ) -> Listing[T]:
+        """Of each object only what ``view`` makes of it; never all of them in memory."""
+        ...
+
+    async def create(self, kind: Kind, body: Mapping[str, Any], *, namespace: str = "", dry_run: bool = False) -> Json:
+        """POST; the answer is the object as stored (or, for a dry run, as it would be)."""
+        ...
+
+    async def replace(self, kind: Kind, body: Mapping[str, Any], *, namespace: str = "") -> Json:
+        """PUT by ``metadata.name``; ``metadata.resourceVersion`` guards."""
+        ...
+
+    async def apply(
+        self, kind: Kind, body: Mapping[str, Any], *, manager: str, namespace: str = "", subresource: str = ""
+    ) -> Json:
+        """Server-side apply, forced: ``manager`` owns the fields of ``body`` afterwards."""
+        ...
+
+    async def delete(
+        self, kind: Kind, name: str, *, namespace: str = "", uid: str = "", resource_version: str = ""
+    ) -> None:
+        """DELETE with preconditions. An object that is not there any more is no error."""
+        ...
+
+    @overload
+    def watch(
+        self, kind: Kind, *, namespace: str = "", field_selector: str = "", resource_version: str
+    ) -> AsyncGenerator[WatchEvent[Json], None]: ...
+
+    @overload
+    def watch(
+        self, kind: Kind, *, namespace: str = "", field_selector: str = "", resource_version: str, view: View[T]
+    ) -> AsyncGenerator[WatchEvent[T], None]:
+        """Events from ``resource_version`` on, with bookmarks, until the server ends it; ExpiredError on 410."""
+        ...
+
+
+async def resource_versions(cluster: Cluster) -> tuple[str, ...]:
+    """The versions of ``resource.k8s.io`` that the server has; none where it has no DRA. Raises ClusterError."""
+    try:
+        group = await cluster.read(f"/apis/{RESOURCE_GROUP}")
+    except UnservedError:
+        return ()
+    with reading("the versions of resource.k8s.io", UnreachableError):
+        return tuple(str(entry["version"]) for entry in group.get("versions") or ())
+
+
+def backoff(
+    first_seconds: float, most_seconds: float, *, rng: random.Random | None = None, factor: float = 2.0
+) -> Iterator[float]:
+    """Delays that grow to ``most_seconds``, each with full jitter in its upper half: thousands of nodes spread out."""
+    uniform = (rng or random.Random()).uniform
+    delay = first_seconds
+    while True:
+        yield uniform(delay / 2, delay)
+        delay = min(delay * factor, most_seconds)

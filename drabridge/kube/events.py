@@ -1,0 +1,130 @@
+"""Kubernetes Events, where a person must know: a refusal, a conflict, a device gone while held.
+
+Events are for people, so they may be lost: they are sent one after the other, repeated ones are counted instead of
+written again, and a queue that is full drops the newest. Nothing waits for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from msgspec import Struct, field
+
+from drabridge.errors import ClusterError
+from drabridge.kube.api import NODES, Cluster, Kind
+from drabridge.kube.json_reader import Json
+from drabridge.ledger import Notify, Subject
+from drabridge.system.untrusted import reading
+
+log = logging.getLogger(__name__)
+
+EVENTS = Kind("", "v1", "events")
+QUEUE = 64  # a storm of refusals is one incident, not a thousand Events
+REPEAT_SECONDS = 300.0  # the same Event again within this time says nothing new
+API_VERSIONS = {Subject.NODE: "v1", Subject.POD: "v1", Subject.CLAIM: "resource.k8s.io/v1"}
+# Every Event that the agent writes: reason -> (about, what it tells). The README's table is made of this.
+REASONS: dict[str, tuple[str, str]] = {
+    "AllocateRefused": ("Node", "A pod's device was refused because somebody else holds it; names the holder."),
+    "DeviceRefused": ("ResourceClaim", "The claim's device was refused because somebody else holds it."),
+    "DeviceConflict": ("Node, Pod, ResourceClaim", "Kubelet shows a pod on a device that a claim holds. Stop one."),
+    "DeviceAdopted": ("Node", "A pod was found on a device that the ledger did not know as held: it is now."),
+    "HeldDeviceUnavailable": ("Node", "A device became faulty or was unplugged while somebody holds it."),
+    "LedgerLost": (
+        "Node",
+        "Who holds what is not known (ledger unreadable, another plugin's pods): what looks free is quarantined.",
+    ),
+}
+
+NODE_NAMESPACE = "default"  # where kubelet writes the Events of its Node
+
+
+def reference() -> str:
+    """The README's table of Events."""
+    rows = ["| reason | on | what it tells |", "|---|---|---|"]
+    rows += [f"| `{reason}` | {about} | {text} |" for reason, (about, text) in REASONS.items()]
+    return "\n".join(rows)
+
+
+class Announcer(Struct):
+    """Takes notices of the ledger, writes Events. Without an API server it only logs them."""
+
+    cluster: Cluster | None
+    node: str
+    component: str
+    now: Callable[[], float]
+    dropped: Callable[[], None] = lambda: None
+    _queue: asyncio.Queue[Notify] = field(default_factory=lambda: asyncio.Queue(QUEUE))
+    _said: dict[tuple[str, str, str, str, str], float] = field(default_factory=dict)
+    _node_uid: str = ""
+
+    def tell(self, notice: Notify) -> None:
+        """Say it in the log now, and as an Event soon. Never blocks."""
+        log.log(
+            logging.WARNING if notice.warning else logging.INFO,
+            notice.message,
+            extra={"about": f"{notice.subject} {notice.namespace}/{notice.name}".strip(), "event": notice.reason},
+        )
+        if self.cluster is None or not self._is_new(notice):
+            return
+        try:
+            self._queue.put_nowait(notice)
+        except asyncio.QueueFull:
+            self.dropped()
+
+    async def run(self) -> None:
+        """Write what waits, until cancelled."""
+        while True:
+            notice = await self._queue.get()
+            try:
+                await self._write(notice)
+            except ClusterError as error:
+                self.dropped()
+                log.info("an Event could not be written", extra={"event": notice.reason, "reason": str(error)})
+
+    def _is_new(self, notice: Notify) -> bool:
+        key = (str(notice.subject), notice.namespace, notice.name, notice.reason, notice.message)
+        now = self.now()
+        if now - self._said.get(key, float("-inf")) < REPEAT_SECONDS:
+            return False
+        self._said = {k: at for k, at in self._said.items() if now - at < REPEAT_SECONDS}
+        self._said[key] = now
+        return True
+
+    async def _write(self, notice: Notify) -> None:
+        cluster = self.cluster
+        if cluster is None:  # a reload took it away while this waited
+            return
+        if notice.subject is Subject.NODE and not self._node_uid:
+            node = await cluster.get(NODES, self.node)
+            with reading(f"node {self.node}", ClusterError):
+                self._node_uid = str(node["metadata"]["uid"])
+        event = self._event(notice)
+        await cluster.create(EVENTS, event, namespace=event["metadata"]["namespace"])
+
+    def _event(self, notice: Notify) -> Json:
+        about_node = notice.subject is Subject.NODE
+        namespace = NODE_NAMESPACE if about_node else notice.namespace
+        name = self.node if about_node else notice.name
+        stamp = datetime.fromtimestamp(self.now(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        involved = {"apiVersion": API_VERSIONS[notice.subject], "kind": str(notice.subject), "name": name}
+        if uid := (self._node_uid if about_node else notice.uid):
+            involved["uid"] = uid
+        if not about_node:
+            involved["namespace"] = namespace
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{name[:200]}.{uuid.uuid4().hex[:16]}", "namespace": namespace},
+            "involvedObject": involved,
+            "reason": notice.reason,
+            "message": notice.message[:1024],  # the API's limit (events validation)
+            "type": "Warning" if notice.warning else "Normal",
+            "source": {"component": self.component, "host": self.node},
+            "firstTimestamp": stamp,
+            "lastTimestamp": stamp,
+            "count": 1,
+        }

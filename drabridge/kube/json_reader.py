@@ -1,0 +1,336 @@
+"""Read JSON of an API server: pages of a LIST, watch events, single objects, however large or deeply nested.
+
+Users write most of what is in an object, up to 1.5 MB (etcd's limit) in ten thousand levels (Go's limit). So what is
+read of many objects is named beforehand and the rest is skipped, never built, and what is nested deeper than anything
+that has a meaning here becomes null before it is parsed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Generic, TypedDict, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct, field
+
+T = TypeVar("T")
+Json = dict[str, Any]
+
+MOST_DEPTH = 64  # levels; the deepest field that is read, a capacity in a LIST of claims, is in the tenth
+_BRACKET = re.compile(
+    rb'(?>[^"\[\]{}]++|"(?>[^"\\]++|\\.)*+"|[\[{][^"\[\]{}]*+[\]}])*+([\[\]{}])', re.DOTALL
+)  # the next one that is more than a pair with neither text nor pairs inside: such go on for megabytes
+
+
+_HALF = re.compile(
+    rb"(?>[^\\]++|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\(?!u[dD][89a-fA-F]).)*+"
+    rb"(\\u[dD][89a-fA-F][0-9a-fA-F]{2})",
+    re.DOTALL,
+)  # the next half of a surrogate pair; before it whole pairs and other escapes
+_REPLACEMENT = rb"\ufffd"  # as long as what it replaces
+
+
+class AmbiguousObject(dict[str, Any]):
+    """A JSON object that gave some key twice. The last one counts, as everywhere; ``duplicates`` says which."""
+
+    duplicates: tuple[str, ...] = ()
+
+
+def decode(data: bytes | str) -> Any:
+    """JSON as an API server sends it. Duplicate keys inside opaque parameters pass the server unnoticed: keep word.
+
+    Raises ValueError.
+    """
+    try:
+        return json.loads(data, object_pairs_hook=_object)
+    except (RecursionError, ValueError):
+        return json.loads(tidy(data.encode() if isinstance(data, str) else data), object_pairs_hook=_object)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Json:
+    plain = dict(pairs)
+    if len(plain) == len(pairs):
+        return plain
+    ambiguous = AmbiguousObject(plain)
+    ambiguous.duplicates = tuple(sorted(key for key, n in Counter(key for key, _ in pairs).items() if n > 1))
+    return ambiguous
+
+
+def shallow(data: bytes) -> bytes:
+    """The same JSON with null for what is in more than ``MOST_DEPTH`` levels. Raises ValueError where it is torn."""
+    kept, begin, depth, at = bytearray(), 0, 0, 0  # not a list: an object may have a million of pieces
+    while found := _BRACKET.match(data, at):
+        at = found.end()
+        if found[1] in b"[{":
+            depth += 1
+            if depth == MOST_DEPTH + 1:
+                kept += data[begin : at - 1]
+        else:
+            if depth == MOST_DEPTH + 1:
+                kept += b"null"
+                begin = at
+            depth -= 1
+    if depth > MOST_DEPTH:
+        raise ValueError("JSON that ends too early")
+    kept += data[begin:]
+    return bytes(kept)
+
+
+def tidy(data: bytes) -> bytes:
+    """The same JSON without what an API server passes on of opaque parameters and no parser takes: what is too deep,
+    halves of surrogate pairs, bytes that are no text. Raises ValueError where it is torn.
+    """
+    text = shallow(data.decode("utf-8", "replace").encode())
+    mended, at = bytearray(text), 0
+    while found := _HALF.match(text, at):
+        at = found.end()
+        mended[found.start(1) : at] = _REPLACEMENT
+    return bytes(mended)
+
+
+class View(Generic[T]):
+    """How the objects of a LIST or a watch are read, in the thread that receives them.
+
+    ``fields`` is a TypedDict, what is read at all; ``read`` makes of that, or of the whole object, what is kept. It
+    must use nothing that changes; whatever it raises is an error of that object.
+    """
+
+    def __init__(self, read: Callable[[Json], T], fields: Any = None) -> None:
+        self._read = read
+        self._decoder = None if fields is None else msgspec.json.Decoder(fields)
+
+    def __call__(self, data: bytes | Raw) -> T:
+        """What is kept of one object. Raises what strange data raises: see :mod:`drabridge.system.untrusted`."""
+        if self._decoder is None:
+            found = decode(bytes(data))
+        else:
+            try:
+                found = self._decoder.decode(data)
+            except (RecursionError, msgspec.DecodeError):
+                found = self._decoder.decode(tidy(bytes(data)))
+        if not isinstance(found, dict):
+            raise TypeError(f"an object was expected, found {type(found).__name__}")
+        return self._read(found)
+
+
+class _ListMeta(Struct):
+    following: str | None = field(default=None, name="continue")
+    version: str | None = field(default=None, name="resourceVersion")
+
+
+class _Page(Struct):
+    metadata: _ListMeta | None = None
+    items: list[Raw] | None = None
+
+
+class Page(Struct, frozen=True):
+    """One answer to a LIST. ``following``: where the next one begins; "" for the last."""
+
+    items: list[Raw]
+    following: str
+    resource_version: str
+
+
+def page_of(data: bytes) -> Page:
+    """The objects of one answer to a LIST, each by itself. Raises ValueError."""
+    try:
+        page = _PAGE.decode(data)
+    except (RecursionError, msgspec.DecodeError):
+        page = _PAGE.decode(tidy(data))
+    metadata = page.metadata or _ListMeta()
+    return Page(page.items or [], metadata.following or "", metadata.version or "")
+
+
+class Event(Struct, frozen=True):
+    """One line of a watch."""
+
+    type: str
+    object: Raw
+
+
+def event_of(line: bytes) -> Event:
+    """The event, its object not read yet. Raises ValueError."""
+    try:
+        return _EVENT.decode(line)
+    except (RecursionError, msgspec.DecodeError):
+        return _EVENT.decode(tidy(line))
+
+
+class Identity(Struct, frozen=True):
+    """Which object it is."""
+
+    uid: str | None = None
+    namespace: str | None = None
+    name: str | None = None
+    resource_version: str | None = field(default=None, name="resourceVersion")
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name or "an object without a name"
+
+
+class _Identified(Struct):
+    metadata: Identity | None = None
+
+
+def identity_of(data: bytes | Raw) -> Identity:
+    """Who an object says it is; nothing where it does not say so."""
+    try:
+        return _IDENTIFIED.decode(data).metadata or Identity()
+    except (ValueError, RecursionError):
+        return Identity()
+
+
+_PAGE = msgspec.json.Decoder(_Page)
+_EVENT = msgspec.json.Decoder(Event)
+_IDENTIFIED = msgspec.json.Decoder(_Identified)
+
+
+# What is read of pods and claims: fields that are none of these are never built. A field may be null.
+
+_Amounts = dict[str, str | int | float | None]
+
+
+class _Resources(TypedDict, total=False):
+    limits: _Amounts | None
+
+
+class _Container(TypedDict, total=False):
+    resources: _Resources | None
+    restartPolicy: str | None
+
+
+class _Claimed(TypedDict, total=False):
+    resourceClaimName: str | None
+
+
+class _PodSpec(TypedDict, total=False):
+    containers: list[_Container] | None
+    initContainers: list[_Container] | None
+    resourceClaims: list[_Claimed] | None
+    terminationGracePeriodSeconds: int | None
+
+
+class _RequestMapping(TypedDict, total=False):
+    resourceName: str | None
+
+
+class _ExtendedResourceClaimStatus(_Claimed, total=False):
+    requestMappings: list[_RequestMapping] | None
+
+
+class _Any(TypedDict, total=False):
+    """That it is there says it all."""
+
+
+class _State(TypedDict, total=False):
+    running: _Any | None
+    terminated: _Any | None
+
+
+class _ContainerStatus(TypedDict, total=False):
+    state: _State | None
+
+
+class _Condition(TypedDict, total=False):
+    type: str | None
+    reason: str | None
+
+
+class _PodStatus(TypedDict, total=False):
+    phase: str | None
+    extendedResourceClaimStatus: _ExtendedResourceClaimStatus | None
+    resourceClaimStatuses: list[_Claimed] | None
+    conditions: list[_Condition] | None
+    initContainerStatuses: list[_ContainerStatus] | None
+    containerStatuses: list[_ContainerStatus] | None
+    ephemeralContainerStatuses: list[_ContainerStatus] | None
+
+
+class _OwnerReference(TypedDict, total=False):
+    apiVersion: str | None
+    kind: str | None
+    name: str | None
+    uid: str | None
+    controller: bool | None
+
+
+_PodAnnotations = TypedDict("_PodAnnotations", {"kubernetes.io/config.mirror": str | None}, total=False)
+
+
+class _PodMeta(TypedDict, total=False):
+    name: str | None
+    namespace: str | None
+    uid: str | None
+    annotations: _PodAnnotations | None
+    ownerReferences: list[_OwnerReference] | None
+    creationTimestamp: str | None
+    deletionTimestamp: str | None
+    deletionGracePeriodSeconds: int | None
+
+
+class PodFields(TypedDict, total=False):
+    """What a pod takes, and who it is."""
+
+    metadata: _PodMeta | None
+    spec: _PodSpec | None
+    status: _PodStatus | None
+
+
+class _ClaimMeta(TypedDict, total=False):
+    name: str | None
+    namespace: str | None
+    uid: str | None
+
+
+class _Result(TypedDict, total=False):
+    request: str | None
+    driver: str | None
+    pool: str | None
+    device: str | None
+    shareID: str | None
+    adminAccess: bool | None
+    consumedCapacity: _Amounts | None
+    bindingConditions: list[str] | None
+
+
+class _Devices(TypedDict, total=False):
+    results: list[_Result] | None
+
+
+class _Allocation(TypedDict, total=False):
+    devices: _Devices | None
+
+
+class _User(TypedDict, total=False):
+    resource: str | None
+    name: str | None
+
+
+class _ClaimStatus(TypedDict, total=False):
+    allocation: _Allocation | None
+    reservedFor: list[_User] | None
+
+
+class ClaimFields(TypedDict, total=False):
+    """Which devices a claim is allocated and for whom, not what it asks for."""
+
+    metadata: _ClaimMeta | None
+    status: _ClaimStatus | None
+
+
+class _Placed(_Allocation, total=False):
+    nodeSelector: Any
+
+
+class _PlacedStatus(TypedDict, total=False):
+    allocation: _Placed | None
+
+
+class PlacedClaimFields(TypedDict, total=False):
+    """Which devices a claim is allocated, and on which nodes it can be used."""
+
+    metadata: _ClaimMeta | None
+    status: _PlacedStatus | None

@@ -1,0 +1,56 @@
+"""Following this node's object in the API server, for the annotation that says how lanes are to be divided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from drabridge.errors import ClusterError
+from drabridge.kube.api import NODES, Cluster
+from drabridge.kube.json_reader import Identity, Json, View
+from drabridge.kube.watch import follow
+
+
+class NodeWatch:
+    """``take`` gets the value of the annotation ``<driver>/lanes``, None when there is none."""
+
+    def __init__(self, cluster: Cluster, node: str, driver: str, take: Callable[[str | None], None]) -> None:
+        self._cluster = cluster
+        self._selector = f"metadata.name={node}"
+        self._key = f"{driver}/lanes"
+        self._take = take
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await follow(self._cluster, NODES, self._selector, self)
+
+    # clusterwatch.Follower
+
+    @property
+    def view(self) -> View[_Wish]:
+        key = self._key
+        return View(lambda node: _Wish(_annotation(node, key)))
+
+    def listed(self, objects: tuple[_Wish, ...]) -> None:
+        for wish in objects:
+            self._take(wish.value)
+
+    def changed(self, kind: str, obj: _Wish) -> None:
+        if kind != "DELETED":
+            self._take(obj.value)
+
+    def unreadable(self, kind: str, identity: Identity) -> None:
+        """What was wanted last is still wanted."""
+
+    def lost(self, error: ClusterError) -> None:
+        """What was wanted last is still wanted."""
+
+
+class _Wish(Struct, frozen=True):
+    value: str | None
+
+
+def _annotation(node: Json, key: str) -> str | None:
+    value = ((node.get("metadata") or {}).get("annotations") or {}).get(key)
+    return value if isinstance(value, str) else None

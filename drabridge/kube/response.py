@@ -1,0 +1,135 @@
+"""One answer of an API server as it comes in: bounded in size, a watch line by line in a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+from drabridge.errors import ClusterError, DrabridgeError
+from drabridge.kube.api import UnreachableError, WatchEvent, error_of
+from drabridge.kube.json_reader import View, decode, event_of, identity_of
+from drabridge.system.untrusted import Unreadable, reading
+
+MOST_BYTES = 16 << 20  # of one object: 1.5 MB as etcd stores them (its --max-request-bytes), JSON is several times that
+CHUNK_BYTES = 1 << 16
+
+Errors = Callable[[str, str], AbstractContextManager[None]]
+"""Translates what the client, HTTP or the network raises; called with a method and a path."""
+
+
+class TooLargeError(UnreachableError):
+    """The answer is larger than is read."""
+
+
+def body_of(response: Any, what: str, most_bytes: int = MOST_BYTES) -> bytes:
+    """A whole answer. Raises TooLargeError, having read no more than that, and what urllib3 raises."""
+    data = bytearray()
+    for chunk in response.stream(CHUNK_BYTES):
+        data += chunk
+        if len(data) > most_bytes:
+            _abort(response)
+            raise TooLargeError(f"{what} answered more than {most_bytes} bytes")
+    return bytes(data)
+
+
+class Stream:
+    """One watch in a thread of its own. A server that is busy may take as long to begin an answer as to go on with it:
+    requests do not wait for that.
+    """
+
+    def __init__(
+        self,
+        request: Callable[[], Any],
+        path: str,
+        read: Callable[[bytes], WatchEvent[Any]],
+        errors: Errors,
+        deliver: Callable[[WatchEvent[Any] | ClusterError | None], None],
+    ) -> None:
+        self._request = request
+        self._path = path
+        self._read = read
+        self._errors = errors
+        self._deliver = deliver
+        self._lock = threading.Lock()
+        self._response: Any = None
+        self._ended = False
+
+    def run(self) -> None:
+        """Open, and read to the end."""
+        try:
+            with self._errors("watch", self._path):
+                response = self._request()
+                with self._lock:
+                    self._response, late = response, self._ended
+                if late:
+                    _abort(response)
+                    return
+                for line in _until_over(response):
+                    self._deliver(self._read(line))
+            self._deliver(None)
+        except ClusterError as error:
+            self._deliver(error)
+        except Exception as error:  # whatever a server may send, the watch ends and is begun again
+            self._deliver(UnreachableError(f"watch {self._path}: {type(error).__name__}: {error}"))
+
+    def end(self) -> None:
+        """From another thread. One that is not open yet ends when it is."""
+        with self._lock:
+            self._ended, response = True, self._response
+        if response is not None:
+            _abort(response)
+
+
+def read_event(path: str, view: View[Any], unreadable: Unreadable, line: bytes) -> WatchEvent[Any]:
+    """One line of the watch of ``path``. Raises a ClusterError that it tells of, and what strange data raises."""
+    event = event_of(line)
+    if event.type == "ERROR":
+        status = decode(bytes(event.object))
+        raise error_of(int(status.get("code") or 500), f"watch {path}: {status.get('message', '')}", status)
+    identity = identity_of(event.object)
+    if event.type == "BOOKMARK":
+        return WatchEvent(event.type, None, identity)
+    try:
+        with reading(str(identity)):
+            return WatchEvent(event.type, view(event.object), identity)
+    except DrabridgeError as error:
+        if not identity.uid:  # nobody could say when it is gone
+            raise
+        unreadable.tell(str(identity), error)
+        return WatchEvent(event.type, None, identity)
+
+
+def _until_over(response: Any) -> Iterator[bytes]:
+    """The lines of a watch until it ends, is cut off, or says nothing for the time of its reads: the next one goes on
+    where this one was, so nothing is missed; a server that is gone does not begin it.
+    """
+    from urllib3.exceptions import HTTPError
+
+    with contextlib.suppress(HTTPError, OSError):
+        yield from _lines(response)
+
+
+def _lines(response: Any) -> Iterator[bytes]:
+    rest = bytearray()
+    for chunk in response.stream(amt=None, decode_content=False):
+        *whole, last = chunk.split(b"\n")
+        for piece in whole:
+            line, rest = bytes(rest + piece), bytearray()
+            if line.strip():
+                yield line
+        rest += last
+        if len(rest) > MOST_BYTES:
+            raise UnreachableError(f"a watch event has more than {MOST_BYTES} bytes")
+    if rest.strip():
+        yield bytes(rest)
+
+
+def _abort(response: Any) -> None:
+    """Wake a thread that is blocked in a read of this response: shut the socket down, then close it."""
+    with contextlib.suppress(Exception):
+        response.shutdown()
+    with contextlib.suppress(Exception):
+        response.close()

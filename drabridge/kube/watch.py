@@ -1,0 +1,97 @@
+"""Following objects of the API server: list, watch, list again when a watch expires, back off while it is away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from typing import Protocol, TypeVar
+
+from drabridge.errors import ClusterError
+from drabridge.kube.api import Cluster, Kind, UnreachableError, backoff
+from drabridge.kube.json_reader import Identity, View
+
+log = logging.getLogger(__name__)
+
+LEAST_WATCH_SECONDS = 1.0  # a server that ends every watch at once is not asked in a tight loop
+FIRST_SECONDS, MOST_SECONDS = 0.5, 60.0  # between attempts while it does not answer; client-go's reflector goes to 60
+STEADY_SECONDS = 10.0
+"""A watch that lived this long was well, and pauses are short again; a list that is answered says nothing of the watch.
+Not client-go's two minutes: where a proxy cuts idle connections after one, we would be blind half the time."""
+
+
+T = TypeVar("T")
+
+
+class Follower(Protocol[T]):
+    """Who is told, on the loop."""
+
+    @property
+    def view(self) -> View[T]:
+        """What is kept of an object."""
+
+    def listed(self, objects: tuple[T, ...]) -> None:
+        """All that could be read, now."""
+
+    def changed(self, kind: str, obj: T) -> None:
+        """``kind``: ADDED, MODIFIED or DELETED."""
+
+    def unreadable(self, kind: str, identity: Identity) -> None:
+        """The same of an object that could not be read; after :meth:`listed` of each such."""
+
+    def lost(self, error: ClusterError) -> None:
+        """From now on nothing is known, until :meth:`listed`."""
+
+
+async def follow(
+    cluster: Cluster,
+    kind: Kind,
+    field_selector: str,
+    follower: Follower[T],
+    *,
+    alone: asyncio.Lock | None = None,
+    watched: str | None = None,
+) -> None:
+    """Until cancelled. ``alone`` is held while a list is under way: for a follower that writes the same objects.
+    ``watched`` selects what is watched, where that is more than what is listed.
+    """
+    loop = asyncio.get_running_loop()
+    delays = backoff(FIRST_SECONDS, MOST_SECONDS)
+    while True:
+        steady_at = math.inf
+        try:
+            async with alone or contextlib.nullcontext():
+                listing = await cluster.list(kind, field_selector=field_selector, view=follower.view)
+                follower.listed(listing.items)
+                for identity in listing.unreadable:
+                    follower.unreadable("ADDED", identity)
+            steady_at = loop.time() + STEADY_SECONDS
+            selected = field_selector if watched is None else watched
+            await _watch(cluster, kind, selected, follower, listing.resource_version)
+        except Exception as error:  # an ExpiredError as well: a server may say 410 to every watch
+            if not isinstance(error, ClusterError):
+                log.exception("what the API server sent is not understood", extra={"kind": str(kind)})
+                error = UnreachableError(f"what the API server sent is not understood: {type(error).__name__}: {error}")
+            follower.lost(error)
+            if loop.time() >= steady_at:
+                delays = backoff(FIRST_SECONDS, MOST_SECONDS)
+            delay = next(delays)
+            said = {"kind": str(kind), "reason": str(error), "retry_seconds": round(delay, 1)}
+            log.warning("cannot be watched", extra=said)
+            await asyncio.sleep(delay)
+
+
+async def _watch(cluster: Cluster, kind: Kind, field_selector: str, follower: Follower[T], version: str) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        began = loop.time()
+        events = cluster.watch(kind, field_selector=field_selector, resource_version=version, view=follower.view)
+        async with contextlib.aclosing(events):
+            async for event in events:
+                version = event.resource_version or version
+                if event.object is not None:
+                    follower.changed(event.type, event.object)
+                elif event.type != "BOOKMARK":
+                    follower.unreadable(event.type, event.identity)
+        await asyncio.sleep(max(0.0, began + LEAST_WATCH_SECONDS - loop.time()))

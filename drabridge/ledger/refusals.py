@@ -1,0 +1,200 @@
+"""The words of a refusal: who holds the device, since when, and what a person can do about it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from msgspec.structs import replace
+
+from drabridge.ledger.effects import Refusal, RefusalCode, Side
+from drabridge.ledger.model import DRA_OWNERS, ClaimHold, Entry, Hold, Lane, Owner, Phase
+
+_DAY_SECONDS = 86_400.0
+_OFFERED_TO = {
+    Lane.LEGACY: "is offered to pods with resource limits, not to claims",
+    Lane.DRA: "is offered to claims, not to pods with resource limits",
+    Lane.SHARED: "is offered to both sides and needs a confirmed lease",
+    Lane.LEGACY_TO_DRA: "is being moved from the legacy lane to the dra lane",
+    Lane.DRA_TO_LEGACY: "is being moved from the dra lane to the legacy lane",
+}
+_ANOTHER = {  # kubelet does not try a pod again whose Allocate failed; a claim keeps the devices that it was given
+    Side.LEGACY: "the pod that replaces this one gets another device",
+    Side.DRA: "delete the pod, and the claim unless it is of a template, for another device",
+}
+_PHASE = {
+    Phase.PENDING: "allocated",
+    Phase.WITHDRAWN: "allocated",
+    Phase.GRANTED: "allocated",
+    Phase.PREPARED: "prepared",
+}
+
+
+def clock(then: float, now: float) -> str:
+    """``14:02 UTC``, with the date in front if that was not within the last day."""
+    moment = datetime.fromtimestamp(then, UTC)
+    return moment.strftime("%H:%M UTC" if 0 <= now - then < _DAY_SECONDS else "%Y-%m-%d %H:%M UTC")
+
+
+def moment(then: float) -> str:
+    """``14:02:05 UTC``: what is over within the hour."""
+    return datetime.fromtimestamp(then, UTC).strftime("%H:%M:%S UTC")
+
+
+def holder(entry: Entry, but: Hold | None = None, nor: tuple[ClaimHold, ...] = ()) -> str:
+    """Who holds the device, without times; "" if nobody does. ``but`` and ``nor`` are holders to leave out."""
+    names = []
+    if entry.hold and but is None:
+        if entry.owner is Owner.QUARANTINE:
+            names = ["an unknown holder"]
+        else:
+            names = [f"pod {pod}" for pod in entry.hold.pods] or ["a pod that kubelet has not shown yet"]
+    staying = {held.claim.uid for held in nor}
+    names += [f"claim {held.claim}" for held in entry.holders if held.claim.uid not in staying]
+    return " and ".join(names)
+
+
+def advised(refused: Refusal, side: Side) -> Refusal:
+    """With what to do about a holder, which the holder's device does not know: that depends on who asks."""
+    if refused.code not in (RefusalCode.CLAIM_HELD, RefusalCode.LEGACY_HELD):
+        return refused
+    wait = "wait until it is let go, or " if side is Side.DRA else ""
+    return replace(refused, hint=f"{wait}{_ANOTHER[side]}{refused.hint and f'; {refused.hint}'}")
+
+
+def held(entry: Entry, at: float) -> Refusal:
+    """The device has a holder."""
+    who = holder(entry)
+    if entry.owner is Owner.QUARANTINE:
+        return Refusal(
+            entry.name,
+            RefusalCode.QUARANTINE,
+            who,
+            f"{entry.name} is in quarantine since {clock(entry.since, at)}: the record of who holds it was lost",
+            "it is offered again once kubelet and the API server show that nobody uses it; "
+            f"'drabridge status' says what is missing, 'drabridge lanes release {entry.name}' ends it by hand",
+        )
+    if entry.owner is Owner.CONFLICT:
+        return Refusal(
+            entry.name,
+            RefusalCode.CONFLICT,
+            who,
+            f"{entry.name} is claimed by {who} at once since {clock(entry.since, at)}",
+            "stop one of the two; the device is offered again when only one is left",
+        )
+    if entry.owner in DRA_OWNERS:
+        more = f" and {len(entry.holders) - 1} more" if len(entry.holders) > 1 else ""
+        return replace(exclusive(entry, entry.holders[0], at, more), holder=who)
+    assert entry.hold is not None
+    return Refusal(
+        entry.name,
+        RefusalCode.LEGACY_HELD,
+        who,
+        f"{entry.name} is held by {who}, allocated {clock(entry.hold.allocated_at, at)}",
+    )
+
+
+def overlaps(entry: Entry, relative: Entry, at: float) -> Refusal:
+    """A part is held and the whole is wanted, or the other way round."""
+    why = held(relative, at)
+    return Refusal(entry.name, why.code, why.holder, f"{entry.name} shares its hardware with {why.message}", why.hint)
+
+
+def other_lane(entry: Entry, side: Side) -> Refusal:
+    """The device is free, but not for this side."""
+    hint = _ANOTHER[side]
+    if entry.lane in (Lane.LEGACY, Lane.DRA, Lane.SHARED):
+        hint += f"; 'drabridge lanes set' gives the {Lane.LEGACY if side is Side.LEGACY else Lane.DRA} lane more"
+    elif side is Side.DRA:
+        hint = "kubelet tries again, and will find it moved"
+    return Refusal(entry.name, RefusalCode.OTHER_LANE, "", f"{entry.name} {_OFFERED_TO[entry.lane]}", hint)
+
+
+def not_present(entry: Entry) -> Refusal:
+    """The hardware cannot be used now."""
+    return Refusal(
+        entry.name,
+        RefusalCode.NOT_PRESENT,
+        "",
+        f"{entry.name} is {entry.device.presence}",
+        "'drabridge devices' says what is wrong; delete the pod so that another device is chosen",
+    )
+
+
+def unknown(name: str) -> Refusal:
+    """Nothing of that name was ever discovered."""
+    return Refusal(
+        name,
+        RefusalCode.UNKNOWN,
+        "",
+        f"there is no device {name} on this node",
+        "'drabridge devices' lists the devices; delete the pod so that one of them is chosen",
+    )
+
+
+def overcommitted(entry: Entry, capacity: str, wanted: int, left: int) -> Refusal:
+    """The shares that were handed out leave too little."""
+    return Refusal(
+        entry.name,
+        RefusalCode.OVERCOMMITTED,
+        holder(entry),
+        f"{entry.name} has {left} of {capacity} left and {wanted} is asked for",
+        "wait for another claim to end or ask for less",
+    )
+
+
+def exclusive(entry: Entry, other: ClaimHold, at: float, more: str = "") -> Refusal:
+    """Another claim holds a device that cannot be shared."""
+    how, left = _PHASE[other.phase], "" if other.api_allocated else " and not unprepared since it was deallocated"
+    if other.lingers:
+        how = "unprepared"
+        left = f"; processes of its pod, which nobody saw end, may use it until {moment(other.lingers_until)}"
+    return Refusal(
+        entry.name,
+        RefusalCode.CLAIM_HELD,
+        f"claim {other.claim}",
+        f"{entry.name} is held by claim {other.claim}{more}, {how} {clock(other.since, at)}{left}",
+        left and f"if nothing uses it any more, 'drabridge lanes release {entry.name}' ends that",
+    )
+
+
+def pending(entry: Entry) -> Refusal:
+    """G2: kubelet has not given the device up yet."""
+    return Refusal(
+        entry.name,
+        RefusalCode.PENDING,
+        holder(entry),
+        f"the lease of {entry.name} is not confirmed yet",
+        "kubelet tries again; the scheduler should not have bound the pod before the lease was confirmed",
+    )
+
+
+def starting(name: str) -> Refusal:
+    """The agent has not yet compared its ledger with kubelet's view."""
+    return Refusal(
+        name,
+        RefusalCode.STARTING,
+        "",
+        f"the agent is starting and does not know yet who holds {name}",
+        "it takes a few seconds; if it stays so, the agent's log says what it waits for",
+    )
+
+
+def stale(name: str, what: str) -> Refusal:
+    """An answer about an earlier state of the device."""
+    return Refusal(name, RefusalCode.STALE, "", f"{name}: {what}", "ask again")
+
+
+def disabled(entry: Entry) -> Refusal:
+    """The shared lane is not available."""
+    return Refusal(
+        entry.name,
+        RefusalCode.DISABLED,
+        "",
+        f"{entry.name} is in the shared lane, which needs guard level G2",
+        "move it to the legacy or the dra lane",
+    )
+
+
+def in_use(entry: Entry, what: str) -> Refusal:
+    """The operator's request contradicts what is known."""
+    return Refusal(entry.name, RefusalCode.IN_USE, holder(entry), f"{entry.name}: {what}", "stop its user first")

@@ -1,0 +1,77 @@
+"""A step in the making."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from drabridge.ledger.effects import (
+    Effect,
+    Refusal,
+)
+from drabridge.ledger.events import Use
+from drabridge.ledger.model import (
+    ClaimRef,
+    Entry,
+    Ledger,
+    NodeState,
+    Policy,
+)
+
+Outcome = Entry | Refusal
+
+
+class Draft:
+    """A step in the making: the ledger before, the entries touched so far, and what else is to be reported."""
+
+    __slots__ = (
+        "at",
+        "denied",
+        "durable_node",
+        "effects",
+        "ledger",
+        "node",
+        "policy",
+        "refusals",
+        "removed",
+        "seq",
+        "table",
+        "touched",
+    )
+
+    def __init__(self, ledger: Ledger, at: float, policy: Policy, table: Any) -> None:
+        self.ledger = ledger
+        self.at = at
+        self.policy = policy
+        self.table = table
+        self.seq = ledger.seq + 1
+        self.touched: dict[str, Entry] = {}
+        self.removed: list[str] = []
+        self.refusals: list[Refusal] = []
+        self.effects: list[Effect] = []
+        self.node: NodeState | None = None
+        self.durable_node = False
+        self.denied: list[str] = []  # claim UIDs that lost their lease in this step
+
+    def get(self, name: str) -> Entry | None:
+        """The entry as this step has it so far."""
+        return self.touched.get(name) or self.ledger.entries.get(name)
+
+    @property
+    def node_now(self) -> NodeState:
+        """The node's state as this step has it so far."""
+        return self.node or self.ledger.node
+
+    def relatives(self, entry: Entry) -> Iterable[Entry]:
+        """Entries that overlap with this one in hardware, as this step has them so far."""
+        for relative in self.ledger.relatives(entry.device):
+            yield self.touched.get(relative.device.name, relative)
+
+
+class Demand(NamedTuple):
+    """One device of a claim, asked for."""
+
+    claim: ClaimRef
+    use: Use
+    guarded: bool = False
+    grace: float = 0.0

@@ -1,0 +1,1 @@
+"""The rows of the ledger's table, by what they are about."""

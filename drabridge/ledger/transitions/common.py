@@ -1,0 +1,39 @@
+"""Rows that change nothing: a signal that means nothing here, or a refusal.
+
+A row gets the draft of the step, the entry as it is, and the signal's argument; it returns the entry as it will be (the
+same object if nothing changes) or a refusal. Which row runs is the table alone to say. So it is in all ``*_rows``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drabridge.ledger import refusals
+from drabridge.ledger.effects import (
+    Side,
+)
+from drabridge.ledger.model import (
+    Entry,
+)
+from drabridge.ledger.ownership import obstacle
+from drabridge.ledger.transaction import Draft, Outcome
+
+
+def ignore(draft: Draft, entry: Entry, what: Any) -> Outcome:
+    """The signal means nothing here."""
+    return entry
+
+
+def refuse_held(draft: Draft, entry: Entry, what: Any) -> Outcome:
+    """Somebody has it."""
+    return refusals.held(entry, draft.at)
+
+
+def refuse_lane_legacy(draft: Draft, entry: Entry, what: Any) -> Outcome:
+    """It is free, but not for pods with limits."""
+    return obstacle(draft, entry) or refusals.other_lane(entry, Side.LEGACY)
+
+
+def refuse_lane_dra(draft: Draft, entry: Entry, what: Any) -> Outcome:
+    """It is free, but not for claims."""
+    return obstacle(draft, entry) or refusals.other_lane(entry, Side.DRA)

@@ -1,0 +1,86 @@
+"""Rows about lanes: revoke, acknowledge, grant, in both directions."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from drabridge.ledger import refusals
+from drabridge.ledger.effects import (
+    Transferred,
+)
+from drabridge.ledger.events import QuorumClear, SetLane
+from drabridge.ledger.model import (
+    MOVING,
+    Entry,
+    Lane,
+    Move,
+    MoveStep,
+)
+from drabridge.ledger.ownership import begin, left_kubelet
+from drabridge.ledger.transaction import Draft, Outcome
+
+
+def move_free(draft: Draft, entry: Entry, event: SetLane) -> Outcome:
+    """Move a free device: revoke, acknowledge, grant. Of one that moves there already, ``event`` may say what it waits
+    for.
+    """
+    if event.lane is Lane.SHARED and not draft.policy.g2:
+        return refusals.disabled(entry)
+    source = entry.move.source if entry.lane in MOVING and entry.move else entry.lane
+    if entry.move and entry.lane in MOVING and event.lane is entry.move.target:
+        said = event.reason or entry.move.reason
+        return entry if said == entry.move.reason else replace(entry, move=replace(entry.move, reason=said))
+    lane, move = begin(draft, source, event.lane, draft.at)
+    return entry if (lane, move) == (entry.lane, entry.move) else _moved(draft, entry, lane, move)
+
+
+def move_later(draft: Draft, entry: Entry, event: SetLane) -> Outcome:
+    """Move a held device when it is let go."""
+    if event.lane is Lane.SHARED and not draft.policy.g2:
+        return refusals.disabled(entry)
+    if event.lane is (entry.move.target if entry.move else entry.lane):
+        return entry
+    move = None
+    if event.lane is not entry.lane:
+        move = Move(entry.lane, event.lane, MoveStep.WAITING, draft.at, draft.at, event.reason or "the device is held")
+    return replace(entry, move=move, seq=draft.seq)
+
+
+def _moved(draft: Draft, entry: Entry, lane: Lane, move: Move | None) -> Entry:
+    return left_kubelet(draft, entry, replace(entry, lane=lane, move=move, since=draft.at, seq=draft.seq))
+
+
+def acknowledge(draft: Draft, entry: Entry, since_seq: int) -> Outcome:
+    """Kubelet no longer offers a device that is being revoked: claims may have it."""
+    if since_seq < entry.seq:
+        return refusals.stale(entry.name, "kubelet's answer is older than the move")
+    return _arrive(draft, entry)
+
+
+def _arrive(draft: Draft, entry: Entry) -> Entry:
+    assert entry.move is not None
+    move = entry.move
+    draft.effects.append(Transferred(entry.name, move.source, move.target, draft.at - move.since))
+    return _moved(draft, entry, move.target, None)
+
+
+def quiesce(draft: Draft, entry: Entry, since_seq: int) -> Outcome:
+    """The slices no longer show the device; schedulers that remember it get time to act."""
+    if since_seq < entry.seq:
+        return refusals.stale(entry.name, "the API server's answer is older than the move")
+    if entry.move is None or entry.move.step is MoveStep.QUIESCING:
+        return entry
+    reason = "waits for schedulers that remember it, then for the API server's list of claims"
+    move = replace(entry.move, step=MoveStep.QUIESCING, step_since=draft.at, reason=reason)
+    return replace(entry, move=move, seq=draft.seq)
+
+
+def clear(draft: Draft, entry: Entry, event: QuorumClear) -> Outcome:
+    """No claim has the device after the quiet time: pods may have it."""
+    assert entry.move is not None
+    if event.since_seq < entry.seq or entry.move.step is not MoveStep.QUIESCING:
+        return refusals.stale(entry.name, "the claims were listed before the slice was withdrawn")
+    left = entry.move.step_since + draft.policy.quiesce_seconds - draft.at
+    if left > 0:
+        return refusals.stale(entry.name, f"schedulers may still remember the device, for {left:.0f} s")
+    return _arrive(draft, entry)

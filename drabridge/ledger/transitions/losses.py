@@ -1,0 +1,70 @@
+"""Rows about what is lost: a ledger, a boot, and the operator's word that ends it."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from drabridge.ledger import refusals
+from drabridge.ledger.events import Resolve
+from drabridge.ledger.model import (
+    Entry,
+    HeldBecause,
+    Hold,
+    Owner,
+    Phase,
+)
+from drabridge.ledger.ownership import lane_when_held, settle
+from drabridge.ledger.transaction import Draft, Outcome
+from drabridge.ledger.transitions.claims import reclaim
+from drabridge.ledger.transitions.pods import recount
+
+
+def quarantine(draft: Draft, entry: Entry, reason: str) -> Outcome:
+    """The record is lost: what looked free may be held by anybody."""
+    lane, move = lane_when_held(draft, entry, Owner.QUARANTINE)
+    return replace(
+        entry,
+        owner=Owner.QUARANTINE,
+        lane=lane,
+        move=move,
+        hold=Hold(allocated_at=draft.at),
+        since=draft.at,
+        seq=draft.seq,
+        released_because="",
+    )
+
+
+_NOBODY_SEEN = frozenset(  # kubelet was asked and shows nobody: only what would make it certain is missing
+    {HeldBecause.ONCE_ABSENT, HeldBecause.NO_SECOND_WITNESS, HeldBecause.POD_UNACCOUNTED, HeldBecause.GRACE_PERIOD}
+)
+
+
+def resolve(draft: Draft, entry: Entry, event: Resolve) -> Outcome:
+    """The operator ends holds that nobody has, as far as kubelet and the API server can say."""
+    hold, claims = entry.hold, entry.claims
+    staying = []
+    if hold is not None and hold.because not in _NOBODY_SEEN:
+        staying.append(refusals.in_use(entry, f"kubelet does not say that no pod uses it ({hold.because})"))
+    else:
+        hold = None
+    used = [held for held in entry.holders if held.api_allocated or held.claim.uid not in event.ended]
+    if used and len(used) == len(entry.holders):
+        why = "the API server shows it allocated to" if used[0].api_allocated else "a container may still use it by"
+        staying.append(refusals.in_use(entry, f"{why} claim {used[0].claim}"))
+    else:  # shares of the living stay, and so does the admin access of others
+        ended = {held.claim.uid for held in entry.holders} - {held.claim.uid for held in used}
+        claims = tuple(held for held in claims if held.claim.uid not in ended)
+    sides = 2 if entry.owner is Owner.CONFLICT else 1  # a conflict is over when one side is
+    return staying[0] if len(staying) >= sides else settle(draft, entry, hold, claims, "the operator resolved it")
+
+
+def reboot(draft: Draft, entry: Entry, what: None) -> Outcome:
+    """No container of the last boot runs: nothing is prepared. Legacy holds stay, for kubelet's checkpoint does too."""
+    claims = tuple(
+        replace(held, phase=Phase.GRANTED, since=draft.at, lingers=0.0) if held.phase is Phase.PREPARED else held
+        for held in entry.claims
+        if not (held.phase is Phase.PREPARED and (held.admin or not held.api_allocated))
+    )
+    if claims != entry.claims:
+        entry = reclaim(draft, entry, claims, "the node was rebooted and the claim is deallocated")
+    return recount(draft, entry, what)

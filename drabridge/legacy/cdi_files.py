@@ -1,0 +1,93 @@
+"""The CDI files of devices that pods hold, kept right for as long as they may: at start, and when a device moves.
+
+Kubelet replays the names of an Allocate for its pod's whole life without asking again, so the files behind them must
+say what the names mean now. A device that is plugged in again may have another number; while it is away its old number
+may be another device's; so may that of a node which a driver that resets has taken away. So its file goes with it and
+comes back with it: a container that starts in between fails with a name that cannot be resolved, is tried again by
+kubelet, and never gets a stranger's device.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from drabridge.containers.cdi import CdiStore, Family
+from drabridge.errors import HostError
+from drabridge.inventory.model import Device, Presence
+from drabridge.ledger.model import Entry, Ledger, Owner
+
+log = logging.getLogger(__name__)
+
+
+class LegacyFiles:
+    """Everything that is done to the files outside an Allocate, which writes its own. Never on the loop."""
+
+    def __init__(self, cdi: CdiStore) -> None:
+        self._cdi = cdi
+        self._seen: dict[str, Device] = {}
+
+    def restore_soon(self, ledger: Ledger, devices: Mapping[str, Device]) -> None:
+        """As :meth:`restore`, in the thread of the directory."""
+        self._cdi.worker.soon("restore CDI files", lambda: self.restore(ledger, devices))
+
+    def follow_soon(self, ledger: Ledger, devices: Mapping[str, Device]) -> None:
+        """As :meth:`follow`, in the thread of the directory."""
+        self._cdi.worker.soon("follow devices", lambda: self.follow(ledger, devices))
+
+    def sweep_soon(self, ledger: Ledger) -> None:
+        """As :meth:`sweep`, in the thread of the directory: an Allocate after this writes its file after that."""
+        self._cdi.worker.soon("sweep CDI files", lambda: self.sweep(ledger))
+
+    def restore(self, ledger: Ledger, devices: Mapping[str, Device]) -> None:
+        """At start: write the files of held devices that are here (/var/run is empty after a boot), remove others'."""
+        here = [device for device in _held(ledger, devices) if device.presence is Presence.PRESENT]
+        doubtful = {
+            device.name
+            for device in _held(ledger, devices)
+            if device.presence is Presence.FAULTY and self._cdi.says(self._cdi.legacy_spec(device))
+        }
+        self._seen = dict(devices)
+        try:
+            self._cdi.regenerate(Family.LEGACY, [self._cdi.legacy_spec(device) for device in here], keep=doubtful)
+        except HostError as error:
+            log.error("CDI files could not be written", extra={"reason": str(error)})
+
+    def follow(self, ledger: Ledger, devices: Mapping[str, Device]) -> None:
+        """The inventory changed: bring the files of held devices up to date."""
+        before, self._seen = self._seen, dict(devices)
+        for device in _held(ledger, devices):
+            if before.get(device.name) == device:
+                continue
+            try:
+                self._update(device)
+            except HostError as error:
+                log.error("CDI file could not be updated", extra={"device": device.name, "reason": str(error)})
+
+    def sweep(self, ledger: Ledger) -> None:
+        """Remove the files of devices that no pod can hold any more."""
+        try:
+            for name in self._cdi.keys(Family.LEGACY):
+                entry = ledger.entries.get(name)
+                if entry is None or not _may_be_held(entry):
+                    self._cdi.remove(Family.LEGACY, name)
+        except HostError as error:
+            log.warning("CDI files could not be removed", extra={"reason": str(error)})
+
+    def _update(self, device: Device) -> None:
+        match device.presence:
+            case Presence.PRESENT:
+                self._cdi.write(self._cdi.legacy_spec(device))
+            case Presence.GONE:
+                self._cdi.remove(Family.LEGACY, device.name)
+            case Presence.FAULTY:  # by a health rule it is what it was; without a node its file is about a former one
+                if not self._cdi.says(self._cdi.legacy_spec(device)):
+                    self._cdi.remove(Family.LEGACY, device.name)
+
+
+def _may_be_held(entry: Entry) -> bool:
+    return entry.hold is not None or entry.owner is Owner.QUARANTINE
+
+
+def _held(ledger: Ledger, devices: Mapping[str, Device]) -> Iterable[Device]:
+    return [devices[entry.name] for entry in ledger.entries.values() if _may_be_held(entry) and entry.name in devices]

@@ -1,0 +1,188 @@
+"""All resources of the DevicePlugin side: which servers there are, and what kubelet has taken from them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from deviceplugin import Health, Observer, PluginServer, ServerState, Timeouts, Watcher
+from drabridge.config.schema import Config
+from drabridge.containers.cdi import CdiStore
+from drabridge.inventory.model import Device
+from drabridge.legacy.resource import Keeper, LegacyResource
+from drabridge.system.supervise import forever
+
+log = logging.getLogger(__name__)
+
+QUIET_SECONDS = 1.0  # an Allocate takes milliseconds; one that hangs must not keep us from asking
+ANSWER_SECONDS = 0.02  # from our answer to kubelet's record of it (1 to 2 ms on an idle machine)
+
+
+def socket_prefix(driver: str) -> str:
+    """What our socket files begin with: short, since a path has 107 bytes, and another for another driver's agent."""
+    return f"drabridge-{hashlib.sha256(driver.encode()).hexdigest()[:4]}"
+
+
+class _Served:
+    """One resource with its server and its task."""
+
+    def __init__(self, plugin: LegacyResource, server: PluginServer) -> None:
+        self.plugin = plugin
+        self.server = server
+        self.stopping = False
+        name = f"server of {plugin.resource}"
+        self.task = asyncio.create_task(forever(name, server.run, lambda: self.stopping), name=name)
+
+
+class LegacySide:
+    """Follows the configuration: a resource that is new gets a server, one that is gone loses it, the others stay."""
+
+    def __init__(
+        self,
+        *,
+        directory: Path,
+        keeper: Keeper,
+        cdi: CdiStore,
+        devices: Callable[[], Mapping[str, Device]],
+        resolve: Callable[[Device], Device],
+        observer: Observer | None = None,
+        timeouts: Timeouts | None = None,
+        watcher: Watcher | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._directory = directory
+        self._keeper = keeper
+        self._cdi = cdi
+        self._devices = devices
+        self._resolve = resolve
+        self._observer = observer
+        self._timeouts = timeouts
+        self._now = now
+        self._watcher = watcher or Watcher()
+        self._served: dict[str, _Served] = {}
+
+    async def configure(self, config: Config) -> None:
+        """Serve exactly the resources of ``config``. Must run in the agent's loop; may be repeated."""
+        wanted = {resource.name: resource for resource in config.resources}
+        leaving = [name for name, served in self._served.items() if name not in wanted]
+        for name, resource in wanted.items():
+            served = self._served.get(name)
+            if served is not None and served.plugin.reconfigure(resource, config.legacy.inject):
+                continue
+            if served is not None:
+                leaving.append(name)
+        await asyncio.gather(*(self._stop(name) for name in leaving))
+        for name, resource in wanted.items():
+            if name not in self._served:
+                plugin = LegacyResource(
+                    resource,
+                    inject=config.legacy.inject,
+                    keeper=self._keeper,
+                    cdi=self._cdi,
+                    devices=self._devices,
+                    resolve=self._resolve,
+                    now=self._now,
+                )
+                server = PluginServer(
+                    plugin,
+                    directory=self._directory,
+                    name=socket_prefix(config.driver),
+                    timeouts=self._timeouts,
+                    watcher=self._watcher,
+                    observer=self._observer,
+                )
+                self._served[name] = _Served(plugin, server)
+
+    def learn(self) -> None:
+        """Take over which devices there are, and bring every list up to date."""
+        for served in self._served.values():
+            served.plugin.learn(served.server.recent_ids)
+
+    def refresh(self) -> None:
+        """Bring every list up to date with the ledger; nothing is sent where nothing changed."""
+        for served in self._served.values():
+            served.plugin.refresh()
+
+    @property
+    def states(self) -> tuple[ServerState, ...]:
+        return tuple(served.server.state for served in self._served.values())
+
+    @property
+    def busy_ids(self) -> frozenset[str]:
+        """Ids in an Allocate or GetPreferredAllocation that is not answered yet."""
+        return frozenset().union(*(served.server.inflight_ids for served in self._served.values()))
+
+    @property
+    def recent_ids(self) -> frozenset[str]:
+        """Ids that kubelet asked about a short while ago; they must not leave a list."""
+        return frozenset().union(*(served.server.recent_ids for served in self._served.values()))
+
+    async def quiet(self) -> None:
+        """Wait until kubelet has taken the answer to every Allocate, for a second at most."""
+        deadline = time.monotonic() + QUIET_SECONDS
+        while self.busy_ids and time.monotonic() < deadline:
+            await asyncio.sleep(ANSWER_SECONDS)
+
+    async def delivered(self, resources: Iterable[str], timeout_seconds: float) -> bool:
+        """Wait until kubelet has taken the current list of each resource. False: not connected, or too slow."""
+        return await self._sent({name: self._version(name) for name in resources}, timeout_seconds)
+
+    async def resend(self, resources: Iterable[str], timeout_seconds: float) -> bool:
+        """Send the same lists again, which makes kubelet rewrite its checkpoint; as :meth:`delivered`.
+
+        The file is one for all resources: for those that the configuration no longer has, the others' lists do.
+        """
+        known = [name for name in resources if name in self._served] or list(self._served)
+        versions = {name: self._served[name].plugin.devices().resend() for name in known if self._version(name)}
+        return await self._sent(versions, timeout_seconds)
+
+    def repeat(self, resources: Iterable[str]) -> None:
+        """Send the lists again, as they are: kubelet has just shown that it acts on an older one."""
+        for name in resources:
+            if self._version(name):
+                self._served[name].plugin.devices().resend()
+
+    def healthy(self) -> dict[str, frozenset[str]]:
+        """Resource -> what is Healthy in the list that kubelet has taken; not those whose newest list is on its way."""
+        found = {}
+        for name, served in self._served.items():
+            current, state = served.plugin.devices().current, served.server.state
+            if current is not None and state.registered and state.sent_version == current.version:
+                found[name] = frozenset(one.id for one in current.value if one.health is Health.HEALTHY)
+        return found
+
+    async def register_again(self, resource: str) -> None:
+        """Be the last one that registered it. Kubelet has none of its devices for a second or two."""
+        if resource in self._served:
+            await self._served[resource].server.register_again()
+
+    async def close(self, grace_seconds: float = 1.0) -> None:
+        """Stop every server; sockets go, CDI files stay: containers that run may be started again without us."""
+        await asyncio.gather(*(self._stop(name, grace_seconds) for name in list(self._served)))
+
+    def _version(self, name: str) -> int:
+        served = self._served.get(name)
+        return served.plugin.devices().version if served else 0
+
+    async def _sent(self, versions: Mapping[str, int], timeout_seconds: float) -> bool:
+        waiting = [(self._served[name].server, version) for name, version in versions.items() if name in self._served]
+        if len(waiting) < len(versions) or not all(server.state.registered for server, _ in waiting):
+            return False
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                for server, version in waiting:
+                    await server.wait_sent(version)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _stop(self, name: str, grace_seconds: float = 1.0) -> None:
+        served = self._served.pop(name)
+        served.stopping = True
+        await served.server.stop(grace_seconds)
+        served.task.cancel()
+        await asyncio.gather(served.task, return_exceptions=True)

@@ -1,0 +1,83 @@
+"""What ListAndWatch says now: a pure function of the inventory and the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+
+from msgspec import Struct
+
+from drabridge.inventory.model import Device
+from drabridge.ledger.eligibility import legacy_healthy, must_list
+from drabridge.ledger.model import Entry, Ledger, Policy
+
+_NONE: Mapping[str, Collection[str]] = MappingProxyType({})
+
+
+class Listed(Struct, frozen=True):
+    """One id as kubelet is to see it. A device with replicas has several."""
+
+    id: str
+    healthy: bool
+    numa_nodes: tuple[int, ...] = ()
+
+
+def of_resource(ledger: Ledger, resource: str) -> tuple[Entry, ...]:
+    """The ledger's entries of one resource, by device name."""
+    entries = (entry for entry in ledger.entries.values() if entry.device.resource == resource)
+    return tuple(sorted(entries, key=lambda entry: entry.name))
+
+
+def legacy_list(
+    ledger: Ledger,
+    devices: Mapping[str, Device],
+    resource: str,
+    *,
+    at: float,
+    policy: Policy,
+    former: Mapping[str, Collection[str]] = _NONE,
+    refused: Collection[str] | None = None,
+) -> tuple[Listed, ...]:
+    """The complete list of one resource. ``devices`` are the inventory's, by name; ``at`` is wall seconds.
+
+    Devices of the DRA lane stay in the list as Unhealthy, so that capacity tells what the node has and allocatable
+    what is left for limits. When no device is left for limits at all the list is empty: allocatable 0 without any
+    NUMA record makes the scheduler and kubelet treat the name as served by DRA (``extendedResourceName``). Where all is
+    Unhealthy there are no NUMA records either: DRA serves the name then as well, and kubelet, which aligns such pods
+    with this list all the same, would reject them for good (TopologyAffinityError).
+
+    ``former``: device name -> ids that it had with another number of replicas. Kubelet may be allocating them, so they
+    stay, Unhealthy: they are given to nobody any more. One that a pod has is as Healthy as the device: kubelet fails
+    the pod otherwise when it restarts ("previously allocated devices are no longer healthy", devicemanager/manager.go).
+    ``refused``: nothing can be granted now (a full disk), and the ids for which kubelet was told so. What pods have
+    stays Healthy; the rest is not, or kubelet would send one pod after another into the same failure.
+    """
+    entries = of_resource(ledger, resource)
+    if not any(entry.with_kubelet or at - entry.legacy_until < policy.tombstone_seconds for entry in entries):
+        return ()
+    listed: list[Listed] = []
+    for entry in entries:
+        if not must_list(entry, at, policy):
+            continue
+        device = devices.get(entry.name)
+        numa = device.numa_nodes if device else ()
+        units = entry.device.units
+        healthy: Collection[str] = units if legacy_healthy(ledger, entry, policy) else ()
+        if healthy and refused is not None:
+            healthy = set(entry.hold.units).difference(refused) if entry.hold is not None else ()
+        elif healthy and entry.name in former:
+            theirs = entry.hold.units if entry.hold is not None else ()
+            healthy = {*theirs, *(unit for unit in units if not surplus(entry, unit))}
+        every = healthy is units
+        listed.extend(Listed(unit, every or unit in healthy, numa) for unit in units)
+        if entry.name in former:
+            listed.extend(Listed(unit, unit in healthy, numa) for unit in sorted(former[entry.name]))
+    if not any(unit.healthy for unit in listed):
+        return tuple(Listed(unit.id, False) for unit in listed)
+    return tuple(listed)
+
+
+def surplus(entry: Entry, unit: str) -> bool:
+    """Whether no other pod is to get this unit: the pods of a device with fewer replicas now have all of its shares."""
+    hold = entry.hold
+    return hold is not None and unit not in hold.units and len(hold.units) >= len(entry.device.units)

@@ -1,0 +1,93 @@
+"""Discovery documents: which groups, versions and resources are served."""
+
+from __future__ import annotations
+
+from drabridge.sim.apiserver.kinds import DRA_GROUP, DRA_VERSIONS, RESOURCES, Resource
+from drabridge.sim.apiserver.status import JSON
+
+VERSION: JSON = {
+    "major": "1",
+    "minor": "36",
+    "emulationMajor": "1",
+    "emulationMinor": "36",
+    "minCompatibilityMajor": "1",
+    "minCompatibilityMinor": "35",
+    "gitVersion": "v1.36.2",
+    "gitCommit": "$Format:%H$",
+    "gitTreeState": "",
+    "buildDate": "1970-01-01T00:00:00Z",
+    "goVersion": "go1.27.3",
+    "compiler": "gc",
+    "platform": "linux/amd64",
+}
+"""What the imitated server says of itself (recorded)."""
+
+_VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
+_SUBRESOURCE_VERBS = {"status": ["get", "patch", "update"], "binding": ["create"], "eviction": ["create"]}
+REVIEWS = {
+    "authentication.k8s.io": ("selfsubjectreviews", "SelfSubjectReview"),
+    "authorization.k8s.io": ("selfsubjectaccessreviews", "SelfSubjectAccessReview"),
+}
+"""Groups with one resource that is only ever created: a question."""
+
+
+def document(path: str, dra_versions: tuple[str, ...]) -> JSON | None:
+    """The answer for a discovery path; None when ``path`` is not one (or its group or version is not served)."""
+    match path.strip("/").split("/"):
+        case ["version"]:
+            return VERSION
+        case ["api"]:
+            return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
+        case ["api", "v1"]:
+            return _resources("", "v1")
+        case ["apis"]:
+            groups = [one for group in _groups() if (one := _group(group, dra_versions)) is not None]
+            return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
+        case ["apis", group]:
+            found = _group(group, dra_versions)
+            return {"kind": "APIGroup", "apiVersion": "v1", **found} if found is not None else None
+        case ["apis", group, version] if version in _versions(group, dra_versions):
+            return _resources(group, version)
+    return None
+
+
+def _groups() -> list[str]:
+    return sorted({one.group for one in RESOURCES if one.group} | REVIEWS.keys())
+
+
+def _versions(group: str, dra_versions: tuple[str, ...]) -> tuple[str, ...]:
+    if group == DRA_GROUP:
+        return dra_versions
+    return ("v1",) if group in _groups() else ()
+
+
+def _group(group: str, dra_versions: tuple[str, ...]) -> JSON | None:
+    versions = [{"groupVersion": f"{group}/{one}", "version": one} for one in _versions(group, dra_versions)]
+    return {"name": group, "versions": versions, "preferredVersion": versions[0]} if versions else None
+
+
+def _resources(group: str, version: str) -> JSON:
+    listed: list[JSON] = []
+    for one in RESOURCES:
+        if one.group == group and not (group == DRA_GROUP and version not in DRA_VERSIONS):
+            listed.append(_entry(one))
+            listed += [_subentry(one, name) for name in one.subresources]
+    if group in REVIEWS:
+        plural, kind = REVIEWS[group]
+        listed.append(
+            {"name": plural, "singularName": kind.lower(), "namespaced": False, "kind": kind, "verbs": ["create"]}
+        )
+    name = f"{group}/{version}" if group else version
+    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": name, "resources": listed}
+
+
+def _entry(one: Resource) -> JSON:
+    entry: JSON = {"name": one.plural, "singularName": one.singular, "namespaced": one.namespaced, "kind": one.kind}
+    entry["verbs"] = _VERBS
+    return entry | ({"storageVersionHash": one.storage_hash} if one.storage_hash else {})
+
+
+def _subentry(one: Resource, name: str) -> JSON:
+    verbs = _SUBRESOURCE_VERBS[name]
+    entry: JSON = {"name": f"{one.plural}/{name}", "singularName": "", "namespaced": one.namespaced, "kind": one.kind}
+    return entry | {"verbs": verbs}

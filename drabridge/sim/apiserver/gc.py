@@ -1,0 +1,49 @@
+"""Garbage collection: objects whose owners are all gone are deleted, a moment after the fact."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from drabridge.sim.apiserver.objects import Objects
+from drabridge.sim.apiserver.status import ApiError
+from drabridge.sim.apiserver.store import Change
+
+DELAY_SECONDS = 0.02
+"""The real collector reacts to its watch within milliseconds, never inside the request that deletes the owner."""
+
+
+def sweep(objects: Objects) -> int:
+    """Delete every object that has owner references none of which exists (by uid). Returns how many went."""
+    gone = 0
+    for resource, obj in objects.store.everything():
+        meta = obj["metadata"]
+        owners = meta.get("ownerReferences", [])
+        if (
+            owners
+            and not meta.get("deletionTimestamp")
+            and not any(objects.store.has_uid(one["uid"]) for one in owners)
+        ):
+            with contextlib.suppress(ApiError):
+                objects.delete(resource.plural, meta["name"], meta.get("namespace", ""))
+                gone += 1
+    return gone
+
+
+async def collect(objects: Objects, delay_seconds: float = DELAY_SECONDS) -> None:
+    """Sweep after each deletion, and after each creation of an object that claims an owner. Runs until cancelled."""
+    wake = asyncio.Event()
+
+    def noticed(change: Change) -> None:
+        if change.type == "DELETED" or (change.type == "ADDED" and change.object["metadata"].get("ownerReferences")):
+            wake.set()
+
+    unsubscribe = objects.store.subscribe(noticed)
+    try:
+        while True:
+            await wake.wait()
+            await asyncio.sleep(delay_seconds)
+            wake.clear()
+            sweep(objects)
+    finally:
+        unsubscribe()

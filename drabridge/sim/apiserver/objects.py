@@ -1,0 +1,381 @@
+"""The life of objects: create, update, patch, apply, delete, each through defaults, gates, validation and ownership."""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+from drabridge.sim.apiserver import admission, selectors, status
+from drabridge.sim.apiserver.apply import Manager, after_update, apply, managers_of, write_managers
+from drabridge.sim.apiserver.auth import SYSTEM, User
+from drabridge.sim.apiserver.codec import check_typed, decode
+from drabridge.sim.apiserver.convert import from_version
+from drabridge.sim.apiserver.defaults import set_defaults
+from drabridge.sim.apiserver.gates import drop_disabled
+from drabridge.sim.apiserver.kinds import BY_PLURAL, DRA_GROUP, Resource
+from drabridge.sim.apiserver.status import JSON, bad_request, clone
+from drabridge.sim.apiserver.store import Key, Store, key_of
+from drabridge.sim.apiserver.writes import (
+    applicable,
+    bare,
+    counted_spec,
+    grace_period,
+    kept_metadata,
+    precondition_text,
+    resource_of,
+    sections,
+    settled,
+)
+
+_SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
+"""Letters of generated names (apimachinery ``rand``): no vowels, nothing that reads as another."""
+_BASE_LIMIT = 58
+"""generateName keeps 58 characters and adds 5 (``names/generate.go``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Who writes, and how: the request's side of a write."""
+
+    user: User = SYSTEM
+    manager: str = "sim"
+    version: str = "v1"
+    """Version that the client speaks; its group is the object's."""
+    strict: bool = False
+    force: bool = False
+    dry_run: bool = False
+    """Everything but the write itself (``dryRun=All``)."""
+
+
+SIMULATOR = Writer()
+
+
+def timestamp(seconds: float = 0.0) -> str:
+    """Now plus ``seconds``, RFC 3339 with one second's precision as Kubernetes writes it."""
+    return (datetime.now(UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class Objects:
+    """Direct access for simulated parts and tests; the HTTP server calls the same methods.
+
+    What comes in and goes out is the caller's to change, except from :meth:`peek`. Every refusal is an ApiError.
+    """
+
+    def __init__(self, store: Store, gates: Mapping[str, bool]) -> None:
+        self.store = store
+        self.gates = gates
+        for namespace in ("default", "kube-system"):
+            self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+
+    # -- reading
+
+    def get(self, plural: str, name: str, namespace: str = "") -> JSON:
+        """A copy of one object in storage version, with kind and apiVersion. ApiError 404."""
+        resource = BY_PLURAL[plural]
+        return self._shown(resource, self._require(resource, (namespace, name)))
+
+    def find(self, plural: str, name: str, namespace: str = "") -> JSON | None:
+        """Like :meth:`get`; None when it is not there."""
+        resource = BY_PLURAL[plural]
+        found = self.store.get(resource, (namespace, name))
+        return self._shown(resource, found) if found is not None else None
+
+    def list(self, plural: str, namespace: str | None = None, *, labels: str = "", fields: str = "") -> Sequence[JSON]:
+        """Copies in order of (namespace, name); ``namespace`` None means all of them."""
+        resource = BY_PLURAL[plural]
+        return [self._shown(resource, obj) for obj in self.peek(plural, namespace, labels=labels, fields=fields)]
+
+    def peek(self, plural: str, namespace: str | None = None, *, labels: str = "", fields: str = "") -> Sequence[JSON]:
+        """The stored objects themselves, for reading only (no kind and apiVersion in them)."""
+        resource = BY_PLURAL[plural]
+        wanted = selectors.both(
+            selectors.field_predicate(fields, resource.selectable, resource.kind), selectors.label_predicate(labels)
+        )
+        return [
+            obj
+            for obj in self.store.listed(resource)
+            if (namespace is None or obj["metadata"].get("namespace", "") == namespace) and wanted(obj)
+        ]
+
+    def count(self, plural: str) -> int:
+        """How many objects there are of a kind, in all namespaces."""
+        return self.store.count(BY_PLURAL[plural])
+
+    def oldest(self, plural: str) -> JSON | None:
+        """The stored object that was created first, for reading only."""
+        return self.store.oldest(BY_PLURAL[plural])
+
+    # -- writing
+
+    def create(self, body: JSON, *, namespace: str = "", by: Writer = SIMULATOR) -> JSON:
+        """Store a new object; ``namespace`` is that of the URL, "default" stands in where neither names one."""
+        return self._insert(resource_of(body), body, namespace, by, None)
+
+    def _insert(
+        self, resource: Resource, body: JSON, namespace: str, by: Writer, managers: Sequence[Manager] | None
+    ) -> JSON:
+        new = self._decode(resource, body, by)
+        meta = new.setdefault("metadata", {})
+        self._enter_namespace(resource, meta, namespace)
+        self._name(resource, meta)
+        key = key_of(new)
+        if self.store.get(resource, key) is not None:
+            raise status.already_exists(resource.group, resource.plural, key[1])
+        for field in (
+            "resourceVersion",
+            "managedFields",
+            "deletionTimestamp",
+            "deletionGracePeriodSeconds",
+            "selfLink",
+        ):
+            meta.pop(field, None)
+        if resource.has_status and resource.plural != "nodes":
+            new.pop("status", None)
+        new = self._born(resource, new)
+        self._check(resource, new, None, "", by)
+        if managers is None:
+            writer = self._manager(resource, by, "Update", "")
+            managers = after_update([], writer, resource.schema, resource.blank_object(), new)
+        meta["managedFields"] = write_managers(managers)
+        return self._shown(resource, self._put(resource, new, by))
+
+    def update(self, body: JSON, *, namespace: str = "", subresource: str = "", by: Writer = SIMULATOR) -> JSON:
+        """Replace an object, or its status. A stale resourceVersion is a conflict, none at all is no condition."""
+        resource = resource_of(body)
+        new = self._decode(resource, body, by)
+        self._enter_namespace(resource, new.setdefault("metadata", {}), namespace)
+        old = self._require(resource, key_of(new))
+        return self._replace(resource, old, new, subresource, by, None)
+
+    def modify(
+        self, plural: str, name: str, change: Callable[[JSON], object], *, namespace: str = "", subresource: str = ""
+    ) -> JSON:
+        """Read, let ``change`` edit the copy, write: atomic, because nothing awaits in between."""
+        obj = self.get(plural, name, namespace)
+        change(obj)
+        return self.update(obj, subresource=subresource)
+
+    def patch(
+        self,
+        plural: str,
+        name: str,
+        change: Callable[[JSON], JSON],
+        *,
+        namespace: str = "",
+        subresource: str = "",
+        by: Writer = SIMULATOR,
+        show: Callable[[JSON], JSON] = lambda obj: obj,
+    ) -> JSON:
+        """Apply ``change`` to the object as ``show`` presents it (the client's version), then write the outcome."""
+        resource = BY_PLURAL[plural]
+        old = self._require(resource, (namespace, name))
+        body = change(show(self._shown(resource, old)))
+        new = self._decode(resource, body, by)
+        return self._replace(resource, old, new, subresource, by, None)
+
+    def apply(
+        self,
+        plural: str,
+        name: str,
+        config: JSON,
+        *,
+        namespace: str = "",
+        subresource: str = "",
+        by: Writer = SIMULATOR,
+    ) -> tuple[JSON, bool]:
+        """Server-side apply; the answer says whether the object is new."""
+        resource = BY_PLURAL[plural]
+        stored_form = from_version(resource, config, by.version)
+        group = f"{resource.group}/" if resource.group else ""
+        check_typed(resource.schema, stored_form, f"{namespace}/{name}; {group}{by.version}, Kind={resource.kind}")
+        meta = stored_form.get("metadata", {})
+        if meta.get("managedFields"):
+            raise bad_request("metadata.managedFields must be nil")
+        old = self.store.get(resource, (namespace, name))
+        self._guard_apply(resource, name, old, meta, subresource)
+        wanted = applicable(resource, stored_form, subresource)
+        manager = self._manager(resource, by, "Apply", subresource)
+        live = bare(old) if old is not None else {}
+        merged, managers = apply(
+            resource.schema, live, wanted, manager, managers_of(old) if old else [], force=by.force
+        )
+        merged.setdefault("metadata", {})["name"] = name
+        merged |= {"kind": resource.kind, "apiVersion": resource.api_version}
+        if old is not None:
+            new = self._decode(resource, merged, replace(by, version=resource.version, strict=False))
+            return self._replace(resource, old, new, subresource, by, managers), False
+        if namespace:
+            merged["metadata"]["namespace"] = namespace
+        created = self._insert(resource, merged, namespace, replace(by, version=resource.version), managers)
+        return created, True
+
+    def delete(
+        self,
+        plural: str,
+        name: str,
+        namespace: str = "",
+        *,
+        uid: str = "",
+        resource_version: str = "",
+        grace_seconds: int | None = None,
+        by: Writer = SIMULATOR,
+    ) -> JSON:
+        """Delete now, or mark as being deleted while finalizers or a pod's grace period hold it."""
+        resource = BY_PLURAL[plural]
+        old = self._require(resource, (namespace, name))
+        meta = old["metadata"]
+        if uid and uid != meta["uid"]:
+            raise status.conflict(
+                resource.group,
+                resource.kind,
+                name,
+                precondition_text("UID", uid, meta["uid"], "deleted and then recreated"),
+            )
+        if resource_version and resource_version != meta["resourceVersion"]:
+            why = precondition_text("ResourceVersion", resource_version, meta["resourceVersion"], "modified")
+            raise status.conflict(resource.group, resource.kind, name, why)
+        admission.check(resource, old, old, by.user, deleting=True, gates=self.gates)
+        if plural == "namespaces" and not by.dry_run:
+            self._empty_namespace(name)
+        grace = grace_period(old, grace_seconds) if plural == "pods" else 0
+        if not meta.get("finalizers") and grace == 0:
+            return self._shown(resource, self._remove(resource, old, by))
+        if meta.get("deletionTimestamp") and meta.get("deletionGracePeriodSeconds", 0) <= grace:
+            return self._shown(resource, old)
+        marked = clone(old)
+        marked["metadata"] |= {"deletionTimestamp": timestamp(grace), "deletionGracePeriodSeconds": grace}
+        if resource.counts_generations:
+            marked["metadata"]["generation"] = meta.get("generation", 0) + 1
+        return self._shown(resource, self._put(resource, marked, by))
+
+    # -- the steps
+
+    def _put(self, resource: Resource, obj: JSON, by: Writer) -> JSON:
+        return obj if by.dry_run else self.store.put(resource, obj)
+
+    def _remove(self, resource: Resource, obj: JSON, by: Writer) -> JSON:
+        return obj if by.dry_run else self.store.remove(resource, key_of(obj))
+
+    def _decode(self, resource: Resource, body: JSON, by: Writer) -> JSON:
+        stored = from_version(resource, body, by.version)
+        new = decode(resource.schema, resource.kind, by.version, stored, strict=by.strict)
+        new.pop("kind", None)
+        new.pop("apiVersion", None)
+        return new
+
+    def _enter_namespace(self, resource: Resource, meta: JSON, namespace: str) -> None:
+        if not resource.namespaced:
+            meta.pop("namespace", None)
+            return
+        given = meta.setdefault("namespace", namespace or "default")
+        if namespace and given != namespace:
+            raise bad_request("the namespace of the provided object does not match the namespace sent on the request")
+        found = self.store.get(BY_PLURAL["namespaces"], ("", given))
+        if found is None:
+            raise status.not_found("", "namespaces", given)
+
+    def _name(self, resource: Resource, meta: JSON) -> None:
+        if not meta.get("name"):
+            if not meta.get("generateName"):
+                error = status.required("metadata.name", "name or generateName is required")
+                raise status.unprocessable(resource.group, resource.kind, "", [error])
+            suffix = "".join(secrets.choice(_SUFFIX) for _ in range(5))
+            meta["name"] = meta["generateName"][:_BASE_LIMIT] + suffix
+        meta.setdefault("uid", str(uuid.uuid4()))
+
+    def _born(self, resource: Resource, new: JSON) -> JSON:
+        now = timestamp()
+        meta = new["metadata"]
+        meta |= {"uid": str(uuid.uuid4()), "creationTimestamp": now}
+        if resource.counts_generations:
+            meta["generation"] = 1
+        set_defaults(resource.plural, new, now)
+        drop_disabled(resource.plural, new, None, self.gates)
+        return new
+
+    def _check(self, resource: Resource, new: JSON, old: JSON | None, subresource: str, by: Writer) -> None:
+        admission.check(resource, new, old, by.user, deleting=False, gates=self.gates)
+        labels: dict[str, str] = {}
+        if resource.namespaced:
+            namespace = self.store.get(BY_PLURAL["namespaces"], ("", new["metadata"]["namespace"]))
+            labels = (namespace or {"metadata": {}})["metadata"].get("labels", {})
+        admission.validate(resource, new, old, subresource, labels)
+
+    def _replace(
+        self,
+        resource: Resource,
+        old: JSON,
+        body: JSON,
+        subresource: str,
+        by: Writer,
+        managers: Sequence[Manager] | None,
+    ) -> JSON:
+        """The common end of update, patch and apply. ``managers`` is given by apply, which has worked them out."""
+        self._guard(resource, old, body["metadata"])
+        new = sections(resource, old, body, subresource)
+        new["metadata"] = kept_metadata(
+            old["metadata"], body["metadata"], frozen=bool(subresource) and resource.group == DRA_GROUP
+        )
+        set_defaults(resource.plural, new, timestamp())
+        drop_disabled(resource.plural, new, old, self.gates)
+        admission.forget_deallocated(resource, new, old)
+        if resource.counts_generations and counted_spec(resource, new) != counted_spec(resource, old):
+            new["metadata"]["generation"] = old["metadata"].get("generation", 0) + 1
+        self._check(resource, new, old, subresource, by)
+        if managers is None:
+            writer = self._manager(resource, by, "Update", subresource)
+            managers = after_update(managers_of(old), writer, resource.schema, bare(old), bare(new))
+        entries = settled(write_managers(managers), old, unchanged=bare(old) == bare(new))
+        if bare(old) == bare(new) and entries == old["metadata"].get("managedFields", []):
+            return self._shown(resource, old)
+        new["metadata"]["managedFields"] = entries
+        if (
+            new["metadata"].get("deletionTimestamp")
+            and not new["metadata"].get("finalizers")
+            and resource.plural != "pods"
+        ):
+            self._put(resource, new, by)
+            return self._shown(resource, self._remove(resource, new, by))
+        return self._shown(resource, self._put(resource, new, by))
+
+    def _guard(self, resource: Resource, old: JSON, meta: JSON) -> None:
+        """Optimistic concurrency: the body's uid and resourceVersion, where given, must be the stored ones."""
+        name, now = old["metadata"]["name"], old["metadata"]
+        if meta.get("uid", now["uid"]) != now["uid"]:
+            why = f"Precondition failed: UID in precondition: {meta['uid']}, UID in object meta: {now['uid']}"
+            raise status.conflict(resource.group, resource.plural, name, why)
+        if meta.get("resourceVersion", now["resourceVersion"]) not in ("", now["resourceVersion"]):
+            raise status.conflict(resource.group, resource.plural, name)
+
+    def _guard_apply(self, resource: Resource, name: str, old: JSON | None, meta: JSON, subresource: str) -> None:
+        if meta.get("name", name) != name:
+            raise bad_request(f"the name of the object ({meta['name']}) does not match the name on the URL ({name})")
+        if old is not None:
+            self._guard(resource, old, meta)
+        elif subresource:
+            raise status.not_found(resource.group, resource.plural, name)
+        elif meta.get("uid"):
+            why = f"uid mismatch: the provided object specified uid {meta['uid']}, and no existing object was found"
+            raise status.conflict(resource.group, resource.plural, name, why)
+
+    def _manager(self, resource: Resource, by: Writer, operation: str, subresource: str) -> Manager:
+        group = f"{resource.group}/" if resource.group else ""
+        return Manager(by.manager, operation, f"{group}{by.version}", frozenset(), timestamp(), subresource)
+
+    def _require(self, resource: Resource, key: Key) -> JSON:
+        found = self.store.get(resource, key)
+        if found is None:
+            raise status.not_found(resource.group, resource.plural, key[1])
+        return found
+
+    def _empty_namespace(self, name: str) -> None:
+        for resource, obj in list(self.store.everything()):
+            if resource.namespaced and obj["metadata"].get("namespace") == name:
+                self.store.remove(resource, key_of(obj))
+
+    @staticmethod
+    def _shown(resource: Resource, obj: JSON) -> JSON:
+        return {"kind": resource.kind, "apiVersion": resource.api_version, **clone(obj)}

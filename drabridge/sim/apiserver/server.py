@@ -1,0 +1,337 @@
+"""The simulated API server: sockets, identities, faults and the request log around the verbs."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import logging
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from drabridge.sim.apiserver import discovery, http, tls
+from drabridge.sim.apiserver.auth import ADMIN, Tokens, User
+from drabridge.sim.apiserver.convert import to_version
+from drabridge.sim.apiserver.faults import Faults, reason_of
+from drabridge.sim.apiserver.gates import merged_gates
+from drabridge.sim.apiserver.gc import collect
+from drabridge.sim.apiserver.http import HttpRequest, Reply
+from drabridge.sim.apiserver.kinds import DRA_VERSIONS
+from drabridge.sim.apiserver.objects import Objects
+from drabridge.sim.apiserver.requests import Request
+from drabridge.sim.apiserver.routes import Target, parse
+from drabridge.sim.apiserver.status import JSON, ApiError, bad_request, path_not_found, unauthorized
+from drabridge.sim.apiserver.store import Store
+from drabridge.sim.apiserver.verbs import VERBS, Call, number
+from drabridge.sim.apiserver.watch import DEFAULT_TIMEOUT_SECONDS, WatchOptions, watch
+
+_log = logging.getLogger(__name__)
+
+HANG_SECONDS = 3600.0
+"""A request that is never answered waits this long for its client to give up."""
+REQUESTS_KEPT = 200_000
+"""A soak run asks for ever; then the older half of the log goes."""
+_TRUE = ("1", "true", "True", "t", "T")
+
+
+class SimApiServer:
+    """``async with SimApiServer() as api:`` serves HTTP(S) on 127.0.0.1 at ``api.url``.
+
+    ``gates`` overrides feature gates of 1.36, ``versions`` are the served versions of resource.k8s.io in order of
+    preference. ``objects`` is the same storage without HTTP, ``requests`` the log, ``faults`` the trouble to make.
+    """
+
+    def __init__(
+        self,
+        *,
+        gates: Mapping[str, bool] | None = None,
+        versions: tuple[str, ...] = DRA_VERSIONS,
+        tls: bool = False,
+    ) -> None:
+        self.gates = merged_gates(gates)
+        self.versions = versions
+        self.objects = Objects(Store(), self.gates)
+        self.faults = Faults(cut=self._cut)
+        self.requests: list[Request] = []
+        self._tls = tls
+        self._certificate: bytes | None = None
+        self._tokens = Tokens()
+        self._admin_token = self._tokens.issue(ADMIN)
+        self._server: asyncio.Server | None = None
+        self._stopping = False
+        self._port = 0
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._replies: dict[Reply, None] = {}
+        self._collector: asyncio.Task[None] | None = None
+        self._encoded: dict[tuple[str, str, str], bytes] = {}
+
+    # -- life
+
+    async def start(self) -> None:
+        context: ssl.SSLContext | None = None
+        if self._tls:
+            context, self._certificate = tls.server_context()
+        self._stopping = False
+        self._server = await asyncio.start_server(
+            self._connected, "127.0.0.1", self._port, ssl=context, limit=http.MAX_HEADER_BYTES
+        )
+        self._port = self._server.sockets[0].getsockname()[1]
+        self._collector = asyncio.create_task(collect(self.objects), name="sim-garbage-collector")
+
+    async def stop(self) -> None:
+        """Close everything; a later :meth:`start` listens on the same port with the same objects."""
+        if self._server is None:
+            return
+        self._stopping = True
+        self._server.close()
+        tasks = [*self._connections, *([self._collector] if self._collector else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._server.wait_closed()
+        self._server = self._collector = None
+
+    async def __aenter__(self) -> SimApiServer:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    # -- how to reach it
+
+    @property
+    def url(self) -> str:
+        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self._port}"
+
+    @property
+    def certificate(self) -> bytes | None:
+        """PEM of the self-made certificate, which is its own authority; None without TLS."""
+        return self._certificate
+
+    def token(self, node_name: str, *, account: str = "drabridge", drivers: frozenset[str] | None = None) -> str:
+        """A token as kubelet projects one into the agent's pod: bound to ``node_name``.
+
+        ``drivers`` limits the entries of claim.status.devices that it may write; None does not.
+        """
+        name = f"system:serviceaccount:kube-system:{account}"
+        groups = ("system:serviceaccounts", "system:serviceaccounts:kube-system")
+        return self._tokens.issue(User(name, groups, node_name, drivers))
+
+    def admin_token(self) -> str:
+        return self._admin_token
+
+    def revoke(self, token: str) -> None:
+        """The token expires: 401 from now on."""
+        self._tokens.revoke(token)
+
+    def kubeconfig(self, path: Path, *, token: str | None = None) -> Path:
+        """Write a kubeconfig for this server at ``path`` (default identity: administrator)."""
+        cluster: JSON = {"server": self.url}
+        if self._certificate is not None:
+            cluster["certificate-authority-data"] = base64.b64encode(self._certificate).decode()
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "sim", "cluster": cluster}],
+            "users": [{"name": "sim", "user": {"token": token or self._admin_token}}],
+            "contexts": [{"name": "sim", "context": {"cluster": "sim", "user": "sim", "namespace": "default"}}],
+            "current-context": "sim",
+        }
+        path.write_text(yaml.safe_dump(config, sort_keys=False))
+        path.chmod(0o600)
+        return path
+
+    # -- connections
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Known at once: one that comes while the server stops is not forgotten."""
+        if self.faults.partitioned or self._stopping:
+            writer.transport.abort()
+            return
+        task = asyncio.create_task(http.serve(reader, writer, self._handle), name="sim-connection")
+        self._connections[task] = writer
+        task.add_done_callback(self._disconnected)
+
+    def _disconnected(self, task: asyncio.Task[None]) -> None:
+        writer = self._connections.pop(task)
+        if task.cancelled():
+            writer.transport.abort()
+        elif error := task.exception():
+            _log.error("a connection failed", exc_info=error)
+
+    def _cut(self, watches_only: bool) -> int:
+        replies = [reply for reply in self._replies if reply.streaming]
+        for reply in replies:
+            reply.cut()
+        if not watches_only:
+            for writer in self._connections.values():
+                writer.transport.abort()
+        return len(replies)
+
+    async def _handle(self, request: HttpRequest, reply: Reply) -> None:
+        query = request.query
+        user = self._tokens.identify(request.headers.get("authorization", ""))
+        target = parse(request.path, self.versions)
+        is_watch = query.get("watch", "") in _TRUE
+        verb = target.verb(request.method, watch=is_watch) if target else "nonresource"
+        entry = self._logged(request, query, user, target, verb)
+        try:
+            await self._answer(request, reply, query, user, target, verb, entry)
+        except ApiError as error:
+            await reply.send(error.code, error.body, error.headers)
+        except (ConnectionError, TimeoutError):
+            raise
+        except Exception as error:
+            # A bug of ours, or a body that decoding let through: the real server's panic handler answers 500 as well.
+            _log.exception("simulated API server failed: method=%s path=%s", request.method, request.path)
+            text = f"Internal error occurred: {error!r}"
+            await reply.send(500, ApiError(500, text, "InternalError").body)
+        finally:
+            entry.status, entry.sent_bytes = reply.status, reply.sent_bytes
+
+    def _logged(
+        self, request: HttpRequest, query: dict[str, str], user: User | None, target: Target | None, verb: str
+    ) -> Request:
+        resource = target.resource if target else None
+        entry = Request(
+            verb,
+            request.path,
+            query,
+            resource.group if resource else "",
+            resource.plural if resource else "",
+            target.subresource if target else "",
+            target.namespace if target else "",
+            target.name if target else "",
+            request.headers.get("user-agent", ""),
+            user.name if user else "system:anonymous",
+            request.headers.get("content-type", ""),
+            asyncio.get_running_loop().time(),
+            len(request.body),
+        )
+        self.requests.append(entry)
+        if len(self.requests) > REQUESTS_KEPT:
+            del self.requests[: REQUESTS_KEPT // 2]
+        return entry
+
+    async def _answer(
+        self,
+        request: HttpRequest,
+        reply: Reply,
+        query: dict[str, str],
+        user: User | None,
+        target: Target | None,
+        verb: str,
+        entry: Request,
+    ) -> None:
+        if self.faults.latency_seconds:
+            await asyncio.sleep(self.faults.latency_seconds)
+        fault = self.faults.take(verb, target.resource.plural if target else "")
+        if fault is not None and fault.status == 0:
+            await asyncio.sleep(HANG_SECONDS)
+        refusal: ApiError | None = None
+        if fault is not None:
+            reason, message = reason_of(fault.status)
+            seconds = fault.retry_after_seconds
+            headers = {} if seconds is None else {"Retry-After": str(seconds)}
+            refusal = ApiError(fault.status, message, reason, headers=headers)
+            if not fault.after_commit:
+                raise refusal
+        if user is None:
+            raise unauthorized()
+        if target is None:
+            await reply.send(*self._other(request, user))
+            return
+        call = Call(request, target, user, query)
+        if verb == "watch":
+            await self._watch(call, reply, entry)
+            return
+        if verb not in VERBS:
+            raise ApiError(405, "the server does not allow this method on the requested resource", "MethodNotAllowed")
+        answer = VERBS[verb](self.objects, self.faults, call)
+        if self.faults.answer_lag_seconds and entry.is_write:
+            await asyncio.sleep(self.faults.answer_lag_seconds)
+        if refusal is not None:
+            raise refusal
+        await reply.send(*answer)
+
+    def _other(self, request: HttpRequest, user: User) -> tuple[int, Any]:
+        """Everything that is not about stored objects: health, discovery, reviews of oneself."""
+        if request.path in ("/healthz", "/livez", "/readyz"):
+            return 200, b"ok"
+        if request.method == "GET":
+            found = discovery.document(request.path, self.versions)
+            if found is not None:
+                return 200, found
+        for group, (plural, kind) in discovery.REVIEWS.items():
+            if request.method == "POST" and request.path == f"/apis/{group}/v1/{plural}":
+                return 201, self._review(kind, request, user)
+        raise path_not_found()
+
+    @staticmethod
+    def _review(kind: str, request: HttpRequest, user: User) -> JSON:
+        try:
+            body: JSON = json.loads(request.body)
+        except ValueError as error:
+            raise bad_request(f"the object provided is unrecognized: {error}") from error
+        status: JSON = {"userInfo": user.info} if kind == "SelfSubjectReview" else {"allowed": True}
+        return {**body, "status": status}
+
+    # -- watch
+
+    async def _watch(self, call: Call, reply: Reply, entry: Request) -> None:
+        query, target = call.query, call.target
+        initial = query.get("sendInitialEvents", "") in _TRUE
+        if initial and query.get("resourceVersionMatch") != "NotOlderThan":
+            raise bad_request("sendInitialEvents requires setting resourceVersionMatch to NotOlderThan")
+        revision = query.get("resourceVersion", "")
+        if revision and not revision.isdecimal():
+            raise bad_request(f'invalid resource version "{revision}"')
+        wanted = call.wanted()
+        if target.namespace:
+            inside, selected = target.namespace, wanted
+
+            def wanted(obj: JSON) -> bool:
+                return obj["metadata"].get("namespace") == inside and selected(obj)
+
+        options = WatchOptions(
+            target.resource,
+            wanted,
+            revision,
+            float(number(query, "timeoutSeconds")) or DEFAULT_TIMEOUT_SECONDS,
+            query.get("allowWatchBookmarks", "") in _TRUE,
+            initial,
+        )
+        self._replies[reply] = None
+        try:
+            await reply.start_stream()
+            async with contextlib.aclosing(
+                watch(self.objects.store, options, lambda: self.faults.watch_lag_seconds)
+            ) as events:
+                async for kind, obj in events:
+                    await reply.chunk(self._event(call, kind, obj))
+                    entry.events += 1
+                    entry.sent_bytes = reply.sent_bytes
+            await reply.end_stream()
+        finally:
+            del self._replies[reply]
+
+    def _event(self, call: Call, kind: str, obj: JSON) -> bytes:
+        """One line of a watch; objects are encoded once however many watches carry them."""
+        if kind == "ERROR":
+            return http.dump({"type": kind, "object": obj}) + b"\n"
+        meta, version = obj["metadata"], call.target.version
+        key = (meta.get("uid", ""), meta["resourceVersion"], version)
+        data = self._encoded.get(key) if key[0] else None
+        if data is None:
+            data = http.dump(to_version(call.target.resource, obj, version))
+            if key[0]:
+                self._encoded[key] = data
+                while len(self._encoded) > 4096:
+                    del self._encoded[next(iter(self._encoded))]
+        return b'{"type":"' + kind.encode() + b'","object":' + data + b"}\n"

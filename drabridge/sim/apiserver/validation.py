@@ -1,0 +1,334 @@
+"""Validation of ResourceSlice: the limits of ``pkg/apis/resource/validation`` in 1.36, in its own words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from drabridge.sim.apiserver.names import (
+    SEMVER,
+    SEMVER_TEXT,
+    NameFormat,
+    identifier_problems,
+    label_key_problems,
+    label_problems,
+    subdomain_problems,
+)
+from drabridge.sim.apiserver.quantity import Quantity
+from drabridge.sim.apiserver.status import (
+    JSON,
+    FieldError,
+    duplicate,
+    forbidden_field,
+    invalid,
+    required,
+    too_long,
+    too_many,
+    unsupported,
+)
+
+# staging/src/k8s.io/api/resource/v1/types.go
+MAX_DEVICES = 128
+MAX_DEVICES_WITH_TAINTS_OR_COUNTERS = 64
+MAX_ATTRIBUTES_AND_CAPACITIES = 32
+MAX_ATTRIBUTE_VALUES = 48
+MAX_ATTRIBUTE_BYTES = 64
+MAX_TAINTS = 16
+MAX_COUNTER_SETS = 8
+MAX_COUNTERS = 32
+MAX_CONSUMED_SETS = 2
+MAX_BINDING_CONDITIONS = 4
+MAX_VALID_VALUES = 10
+MAX_DRIVER_BYTES = 63
+
+_VALUE_FIELDS = ("int", "bool", "string", "version", "ints", "bools", "strings", "versions")
+_NODE_FIELDS = ("nodeName", "nodeSelector", "allNodes", "perDeviceNodeSelection")
+_EFFECTS = ("NoExecute", "NoSchedule", "None")
+
+_PER_DEVICE_TEXT = (
+    "exactly one of `nodeName`, `nodeSelector`, or `allNodes` is required when `perDeviceNodeSelection` is set to true "
+    "in the ResourceSlice spec"
+)
+
+Errors = Iterator[FieldError]
+
+
+def named(path: str, text: str, problems: NameFormat) -> Errors:
+    if not text:
+        yield required(path)
+        return
+    for problem in problems(text):
+        yield invalid(path, text, problem)
+
+
+def driver_name(path: str, text: str) -> Errors:
+    yield from named(path, text, lambda name: subdomain_problems(name, MAX_DRIVER_BYTES))
+
+
+def qualified_name(path: str, text: str) -> Errors:
+    """Attribute and capacity names: ``[domain/]identifier``."""
+    domain, slash, name = text.partition("/")
+    if not slash:
+        yield from named(path, domain, identifier_problems)
+        return
+    if not domain:
+        yield required(path, "the domain must not be empty")
+    else:
+        yield from named(path, domain, lambda one: subdomain_problems(one, MAX_DRIVER_BYTES))
+    if not name:
+        yield required(path, "the name must not be empty")
+    else:
+        yield from named(path, name, identifier_problems)
+
+
+def resource_slice(new: JSON, old: JSON | None) -> Errors:
+    """All complaints about one slice; ``old`` is the stored one in an update."""
+    spec = new.get("spec", {})
+    yield from driver_name("spec.driver", spec.get("driver", ""))
+    yield from _pool(spec.get("pool", {}))
+    yield from _node_selection(spec)
+    if old is not None:
+        yield from _immutable(spec, old["spec"])
+    devices, counter_sets = spec.get("devices", []), spec.get("sharedCounters", [])
+    if devices and counter_sets:
+        yield invalid("spec", "{devices, sharedCounters}", "exactly one of `sharedCounters` or `devices` is required")
+    limit = _device_limit(devices)
+    if len(devices) > limit:
+        yield too_many("spec.devices", len(devices), limit)
+    seen: set[str] = set()
+    for index, device in enumerate(devices):
+        path = f"spec.devices[{index}]"
+        yield from _device(path, device, per_device=bool(spec.get("perDeviceNodeSelection")))
+        if device.get("name") in seen:
+            yield duplicate(path, device["name"])
+        seen.add(device.get("name", ""))
+    yield from _counter_sets(counter_sets)
+
+
+def _device_limit(devices: Sequence[JSON]) -> int:
+    lists = ("ints", "bools", "strings", "versions")
+    if any(
+        "taints" in device
+        or "consumesCounters" in device
+        or any(name in value for value in device.get("attributes", {}).values() for name in lists)
+        for device in devices
+    ):
+        return MAX_DEVICES_WITH_TAINTS_OR_COUNTERS
+    return MAX_DEVICES
+
+
+def _pool(pool: JSON) -> Errors:
+    name = pool.get("name", "")
+    if not name:
+        yield required("spec.pool.name")
+    elif len(name) > 253:
+        yield too_long("spec.pool.name", 253)
+    else:
+        for part in name.split("/"):
+            yield from named("spec.pool.name", part, subdomain_problems)
+    if pool.get("resourceSliceCount", 0) <= 0:
+        yield invalid("spec.pool.resourceSliceCount", pool.get("resourceSliceCount", 0), "must be greater than zero")
+    if pool.get("generation", 0) < 0:
+        yield invalid("spec.pool.generation", pool["generation"], "must be greater than or equal to zero")
+
+
+def _node_selection(spec: JSON) -> Errors:
+    given = [name for name in _NODE_FIELDS if spec.get(name) is not None]
+    choice = ", ".join(f"`{name}`" for name in _NODE_FIELDS)
+    if not given:
+        yield required("spec", f"exactly one of {choice} is required")
+    elif len(given) > 1:
+        fields = "{" + ", ".join(f"`{name}`" for name in given) + "}"
+        yield invalid("spec", fields, f"exactly one of {choice} is required, but multiple fields are set")
+    if "nodeName" in spec:
+        if spec["nodeName"] == "":
+            yield invalid("spec.nodeName", "", "must be either unset or set to a non-empty string")
+        else:
+            yield from named("spec.nodeName", spec["nodeName"], subdomain_problems)
+    for name in ("allNodes", "perDeviceNodeSelection"):
+        if spec.get(name) is False:
+            yield invalid(f"spec.{name}", False, "must be either unset or set to true")
+
+
+def _immutable(new: JSON, old: JSON) -> Errors:
+    for name in ("driver", "nodeName"):
+        if new.get(name) != old.get(name):
+            yield invalid(f"spec.{name}", new.get(name), "field is immutable")
+    if new.get("pool", {}).get("name") != old["pool"]["name"]:
+        yield invalid("spec.pool.name", new.get("pool", {}).get("name"), "field is immutable")
+
+
+def _device(path: str, device: JSON, *, per_device: bool) -> Errors:
+    yield from named(f"{path}.name", device.get("name", ""), label_problems)
+    attributes, capacity = device.get("attributes", {}), device.get("capacity", {})
+    if (total := len(attributes) + len(capacity)) > MAX_ATTRIBUTES_AND_CAPACITIES:
+        limit = MAX_ATTRIBUTES_AND_CAPACITIES
+        yield invalid(path, total, f"the total number of attributes and capacities must not exceed {limit}")
+    for name, value in attributes.items():
+        yield from qualified_name(f"{path}.attributes[{name}]", name)
+        yield from _attribute(f"{path}.attributes[{name}]", value)
+    many = bool(device.get("allowMultipleAllocations"))
+    for name, value in capacity.items():
+        yield from qualified_name(f"{path}.capacity[{name}]", name)
+        yield from _capacity(f"{path}.capacity[{name}]", value, many=many)
+    yield from _taints(f"{path}.taints", device.get("taints", []))
+    yield from _consumes(f"{path}.consumesCounters", device.get("consumesCounters", []))
+    yield from _binding(path, device)
+    chosen = [name for name in ("nodeName", "nodeSelector", "allNodes") if name in device]
+    if per_device and len(chosen) != 1:
+        yield required(
+            path,
+            _PER_DEVICE_TEXT,
+        )
+    if not per_device and chosen:
+        yield forbidden_field(f"{path}.{chosen[0]}", "can only be set when `perDeviceNodeSelection` is true")
+
+
+def _attribute(path: str, value: JSON) -> Errors:
+    given = [name for name in _VALUE_FIELDS if name in value]
+    if not given:
+        yield required(path, "exactly one value must be specified")
+    elif len(given) > 1:
+        yield invalid(path, value, "exactly one value must be specified")
+    if "string" in value:
+        yield from _attribute_string(f"{path}.string", value["string"])
+    if "version" in value:
+        yield from _attribute_version(f"{path}.version", value["version"])
+    for index, text in enumerate(value.get("strings", [])):
+        yield from _attribute_string(f"{path}.strings[{index}]", text)
+    for index, text in enumerate(value.get("versions", [])):
+        yield from _attribute_version(f"{path}.versions[{index}]", text)
+
+
+def _attribute_string(path: str, text: str) -> Errors:
+    if len(text.encode()) > MAX_ATTRIBUTE_BYTES:
+        yield too_long(path, MAX_ATTRIBUTE_BYTES)
+
+
+def _attribute_version(path: str, text: str) -> Errors:
+    if SEMVER.fullmatch(text) is None:
+        yield invalid(path, text, SEMVER_TEXT)
+    yield from _attribute_string(path, text)
+
+
+def _capacity(path: str, capacity: JSON, *, many: bool) -> Errors:
+    policy = capacity.get("requestPolicy")
+    if policy is None:
+        return
+    where = f"{path}.requestPolicy"
+    if not many:
+        yield forbidden_field(where, "allowMultipleAllocations must be true")
+        return
+    yield from _policy(where, policy, Quantity.parse(capacity.get("value", "0")))
+
+
+def _policy(path: str, policy: JSON, maximum: Quantity) -> Errors:
+    if "validValues" in policy and "validRange" in policy:
+        yield forbidden_field(
+            path, "exactly one policy can be specified, cannot specify `validValues` and `validRange` at the same time"
+        )
+    limited = "validValues" in policy or "validRange" in policy
+    default = Quantity.parse(policy["default"]) if "default" in policy else None
+    if limited and default is None:
+        yield required(f"{path}.default", "required when a policy is defined")
+    if default is not None and default > maximum:
+        yield invalid(f"{path}.default", policy["default"], f"default is larger than capacity value: {maximum}")
+    values = [Quantity.parse(value) for value in policy.get("validValues", [])]
+    if len(values) > MAX_VALID_VALUES:
+        yield too_many(f"{path}.validValues", len(values), MAX_VALID_VALUES)
+    for index, value in enumerate(values):
+        where = f"{path}.validValues[{index}]"
+        if value > maximum:
+            yield invalid(where, str(value), f"option is larger than capacity value: {maximum}")
+        if index and value <= values[index - 1]:
+            yield invalid(where, str(value), "values must be sorted in ascending order")
+    if values and default is not None and default not in values:
+        yield invalid(f"{path}.default", policy["default"], "default value is not in the list of valid values")
+    if "validRange" in policy:
+        yield from _range(f"{path}.validRange", policy["validRange"], default, maximum)
+
+
+def _range(path: str, span: JSON, default: Quantity | None, maximum: Quantity) -> Errors:
+    if "min" not in span:
+        yield required(f"{path}.min")
+        return
+    low = Quantity.parse(span["min"])
+    high = Quantity.parse(span["max"]) if "max" in span else maximum
+    if low > high:
+        yield invalid(f"{path}.min", span["min"], f"min is larger than max: {high}")
+    if high > maximum:
+        yield invalid(f"{path}.max", span["max"], f"max is larger than capacity value: {maximum}")
+    if default is not None and not low <= default <= high:
+        yield invalid(f"{path}.default", str(default), f"default is outside of the valid range {low} to {high}")
+    if "step" in span and default is not None:
+        step = Quantity.parse(span["step"])
+        if step.value <= 0 or (default - low).value % step.value:
+            yield invalid(f"{path}.step", span["step"], "value is not a multiple of a given step")
+
+
+def _taints(path: str, taints: Sequence[JSON]) -> Errors:
+    if len(taints) > MAX_TAINTS:
+        yield too_many(path, len(taints), MAX_TAINTS)
+    for index, taint in enumerate(taints):
+        where = f"{path}[{index}]"
+        yield from named(f"{where}.key", taint.get("key", ""), label_key_problems)
+        if taint.get("value"):
+            yield from named(f"{where}.value", taint["value"], label_key_problems)
+        if not taint.get("effect"):
+            yield required(f"{where}.effect")
+        elif taint["effect"] not in _EFFECTS:
+            yield unsupported(f"{where}.effect", taint["effect"], _EFFECTS)
+
+
+def _consumes(path: str, consumed: Sequence[JSON]) -> Errors:
+    if len(consumed) > MAX_CONSUMED_SETS:
+        yield too_many(path, len(consumed), MAX_CONSUMED_SETS)
+    names: set[str] = set()
+    for index, one in enumerate(consumed):
+        where = f"{path}[{index}]"
+        yield from named(f"{where}.counterSet", one.get("counterSet", ""), label_problems)
+        if one.get("counterSet") in names:
+            yield duplicate(where, one["counterSet"])
+        names.add(one.get("counterSet", ""))
+        yield from _counters(where, one.get("counters", {}))
+
+
+def _counter_sets(sets: Sequence[JSON]) -> Errors:
+    if len(sets) > MAX_COUNTER_SETS:
+        yield too_many("spec.sharedCounters", len(sets), MAX_COUNTER_SETS)
+    names: set[str] = set()
+    for index, one in enumerate(sets):
+        where = f"spec.sharedCounters[{index}]"
+        yield from named(f"{where}.name", one.get("name", ""), label_problems)
+        if one.get("name") in names:
+            yield duplicate(where, one["name"])
+        names.add(one.get("name", ""))
+        yield from _counters(where, one.get("counters", {}))
+
+
+def _counters(path: str, counters: dict[str, Any]) -> Errors:
+    if not counters:
+        yield required(f"{path}.counters")
+    if len(counters) > MAX_COUNTERS:
+        yield too_many(f"{path}.counters", len(counters), MAX_COUNTERS)
+    for name in counters:
+        yield from named(f"{path}.counters[{name}]", name, label_problems)
+
+
+def _binding(path: str, device: JSON) -> Errors:
+    wanted, failed = device.get("bindingConditions", []), device.get("bindingFailureConditions", [])
+    if bool(wanted) != bool(failed):
+        missing = "bindingFailureConditions" if wanted else "bindingConditions"
+        other = "bindingConditions" if wanted else "bindingFailureConditions"
+        yield required(f"{path}.{missing}", f"{missing} are required to use {other}")
+    for name, conditions in (("bindingConditions", wanted), ("bindingFailureConditions", failed)):
+        if len(conditions) > MAX_BINDING_CONDITIONS:
+            yield too_many(f"{path}.{name}", len(conditions), MAX_BINDING_CONDITIONS)
+        for index, condition in enumerate(conditions):
+            yield from named(f"{path}.{name}[{index}]", condition, label_key_problems)
+            if condition in conditions[:index]:
+                yield duplicate(f"{path}.{name}[{index}]", condition)
+    for index, condition in enumerate(failed):
+        if condition in wanted:
+            where = f"{path}.bindingFailureConditions[{index}]"
+            yield invalid(where, condition, "bindingFailureConditions must not overlap with bindingConditions")

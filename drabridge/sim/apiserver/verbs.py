@@ -1,0 +1,259 @@
+"""The verbs: what each does with a parsed request. No sockets here; the server sends what these return."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import yaml
+
+from drabridge.sim.apiserver import paging, patch, selectors, status
+from drabridge.sim.apiserver.auth import User
+from drabridge.sim.apiserver.convert import to_version
+from drabridge.sim.apiserver.faults import Faults
+from drabridge.sim.apiserver.http import HttpRequest
+from drabridge.sim.apiserver.objects import Objects, Writer
+from drabridge.sim.apiserver.routes import Target
+from drabridge.sim.apiserver.selectors import Predicate
+from drabridge.sim.apiserver.status import JSON, ApiError, bad_request
+
+APPLY_TYPES = ("application/apply-patch+yaml", "application/apply-patch+json")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One authenticated request for an object or a list."""
+
+    http: HttpRequest
+    target: Target
+    user: User
+    query: Mapping[str, str]
+
+    @property
+    def content_type(self) -> str:
+        return self.http.headers.get("content-type", "application/json").split(";")[0].strip()
+
+    @property
+    def writer(self) -> Writer:
+        agent = self.http.headers.get("user-agent", "").split("/")[0] or "unknown"
+        return Writer(
+            self.user,
+            self.query.get("fieldManager") or agent,
+            self.target.version,
+            strict=self.query.get("fieldValidation", "") == "Strict",
+            force=self.query.get("force", "").lower() in ("true", "1"),
+            dry_run=self.query.get("dryRun", "") == "All",
+        )
+
+    def body(self) -> Any:
+        """The body as JSON (YAML for apply). Raises ApiError 400."""
+        try:
+            if self.content_type in ("application/yaml", *APPLY_TYPES):
+                return yaml.safe_load(self.http.body)
+            return json.loads(self.http.body or b"{}")
+        except (ValueError, yaml.YAMLError) as error:
+            raise bad_request(f"the object provided is unrecognized: {error}") from error
+
+    def object(self) -> JSON:
+        """The body as an object of the addressed kind and version."""
+        resource, body = self.target.resource, self.body()
+        if not isinstance(body, dict):
+            raise bad_request("the body of the request must be an object")
+        group = f"{resource.group}/" if resource.group else ""
+        wanted = f"{group}{self.target.version}"
+        given = (body.setdefault("apiVersion", wanted), body.setdefault("kind", resource.kind))
+        if given != (wanted, resource.kind):
+            raise bad_request(
+                f'{given[1]} in version "{given[0]}" was sent to the endpoint of {resource.kind} in version "{wanted}"'
+            )
+        name = body.setdefault("metadata", {}).get("name", self.target.name)
+        if self.target.name and name != self.target.name:
+            raise bad_request(
+                f"the name of the object ({name}) does not match the name on the URL ({self.target.name})"
+            )
+        return body
+
+    def wanted(self) -> Predicate:
+        """The request's selectors. Raises ApiError 400."""
+        resource = self.target.resource
+        group = f"{resource.group}/" if resource.group else ""
+        what = f"{group}{self.target.version}, Kind={resource.kind}"
+        fields = selectors.field_predicate(self.query.get("fieldSelector", ""), resource.selectable, what)
+        return selectors.both(fields, selectors.label_predicate(self.query.get("labelSelector", "")))
+
+    def shown(self, obj: JSON) -> JSON:
+        return to_version(self.target.resource, obj, self.target.version)
+
+
+Answer = tuple[int, JSON]
+
+
+def get(objects: Objects, faults: Faults, call: Call) -> Answer:
+    target = call.target
+    return 200, call.shown(objects.get(target.resource.plural, target.name, target.namespace))
+
+
+def list_(objects: Objects, faults: Faults, call: Call) -> Answer:
+    page = _page(objects, faults, call)
+    return 200, _as_list(call, page)
+
+
+def _page(objects: Objects, faults: Faults, call: Call) -> paging.Page:
+    query = call.query
+    return paging.list_page(
+        objects.store,
+        call.target.resource,
+        call.target.namespace,
+        call.wanted(),
+        limit=number(query, "limit"),
+        token=query.get("continue", ""),
+        revision=query.get("resourceVersion", ""),
+        match=query.get("resourceVersionMatch", ""),
+        stale_revisions=faults.stale_revisions,
+    )
+
+
+def _as_list(call: Call, page: paging.Page) -> JSON:
+    """Items of a list carry no kind and apiVersion of their own (recorded)."""
+    items = [
+        {name: value for name, value in call.shown(obj).items() if name not in ("kind", "apiVersion")}
+        for obj in page.items
+    ]
+    group = f"{call.target.resource.group}/" if call.target.resource.group else ""
+    kind = f"{call.target.resource.kind}List"
+    return {"kind": kind, "apiVersion": f"{group}{call.target.version}", "metadata": page.metadata, "items": items}
+
+
+def create(objects: Objects, faults: Faults, call: Call) -> Answer:
+    target = call.target
+    if target.subresource == "binding":
+        return _bind(objects, call)
+    if target.subresource == "eviction":
+        objects.delete("pods", target.name, target.namespace, by=call.writer)
+        return 201, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
+    if target.name:
+        raise ApiError(405, "the server does not allow this method on the requested resource", "MethodNotAllowed")
+    created = objects.create(call.object(), namespace=target.namespace, by=call.writer)
+    return 201, call.shown(created)
+
+
+def _bind(objects: Objects, call: Call) -> Answer:
+    node = (call.body().get("target") or {}).get("name", "")
+
+    def assign(pod: JSON) -> None:
+        if pod["spec"].get("nodeName"):
+            why = f'pod {call.target.name} is already assigned to node "{pod["spec"]["nodeName"]}"'
+            raise status.conflict("", "pods/binding", call.target.name, why)
+        pod["spec"]["nodeName"] = node
+
+    objects.modify("pods", call.target.name, assign, namespace=call.target.namespace)
+    return 201, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
+
+
+def update(objects: Objects, faults: Faults, call: Call) -> Answer:
+    target, body = call.target, call.object()
+    body["metadata"]["name"] = target.name
+    done = objects.update(body, namespace=target.namespace, subresource=target.subresource, by=call.writer)
+    return 200, call.shown(done)
+
+
+def patch_(objects: Objects, faults: Faults, call: Call) -> Answer:
+    target, kind = call.target, call.content_type
+    where = {"namespace": target.namespace, "subresource": target.subresource}
+    if kind in APPLY_TYPES:
+        return _apply(objects, call)
+    schema = target.resource.schema
+    changes: dict[str, Callable[[JSON, Any], JSON]] = {
+        "application/merge-patch+json": patch.merge_patch,
+        "application/json-patch+json": patch.json_patch,
+        "application/strategic-merge-patch+json": lambda obj, body: patch.strategic_patch(schema, obj, body),
+    }
+    if kind not in changes:
+        known = ", ".join(sorted([*changes, *APPLY_TYPES]))
+        text = f"the body of the request was in an unknown format - accepted media types include: {known}"
+        raise ApiError(415, text, "UnsupportedMediaType")
+    body = call.body()
+    done = objects.patch(
+        target.resource.plural,
+        target.name,
+        lambda obj: changes[kind](obj, body),
+        by=call.writer,
+        show=call.shown,
+        **where,
+    )
+    return 200, call.shown(done)
+
+
+def _apply(objects: Objects, call: Call) -> Answer:
+    target = call.target
+    if not call.query.get("fieldManager"):
+        error = status.required("fieldManager", "is required for apply patch")
+        raise status.unprocessable("meta.k8s.io", "PatchOptions", "", [error])
+    done, new = objects.apply(
+        target.resource.plural,
+        target.name,
+        call.object(),
+        namespace=target.namespace,
+        subresource=target.subresource,
+        by=call.writer,
+    )
+    return 201 if new else 200, call.shown(done)
+
+
+def delete(objects: Objects, faults: Faults, call: Call) -> Answer:
+    target = call.target
+    gone = objects.delete(
+        target.resource.plural, target.name, target.namespace, by=call.writer, **_delete_options(call)
+    )
+    if target.resource.delete_returns_object:
+        return 200, call.shown(gone)
+    details = {"name": target.name} | ({"group": target.resource.group} if target.resource.group else {})
+    details |= {"kind": target.resource.plural, "uid": gone["metadata"]["uid"]}
+    return 200, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
+
+
+def _delete_options(call: Call) -> dict[str, Any]:
+    body = call.body() if call.http.body else {}
+    given = body.get("preconditions") or {}
+    grace = body.get("gracePeriodSeconds")
+    if grace is None and call.query.get("gracePeriodSeconds"):
+        grace = number(call.query, "gracePeriodSeconds")
+    return {
+        "uid": given.get("uid") or "",
+        "resource_version": given.get("resourceVersion") or "",
+        "grace_seconds": grace,
+    }
+
+
+def deletecollection(objects: Objects, faults: Faults, call: Call) -> Answer:
+    """Deletes what the selectors match and answers with the list as it was before (recorded)."""
+    page = _page(objects, faults, call)
+    options = {"grace_seconds": _delete_options(call)["grace_seconds"]}
+    for obj in page.items:
+        meta = obj["metadata"]
+        objects.delete(call.target.resource.plural, meta["name"], meta.get("namespace", ""), by=call.writer, **options)
+    return 200, _as_list(call, page)
+
+
+def number(query: Mapping[str, str], name: str) -> int:
+    """A parameter that counts something, 0 when it is absent. Raises ApiError 400."""
+    text = query.get(name, "") or "0"
+    if not text.isdecimal():
+        raise bad_request(f'strconv.ParseInt: parsing "{text}": invalid syntax')
+    return int(text)
+
+
+VERBS: Mapping[str, Callable[[Objects, Faults, Call], Answer]] = MappingProxyType(
+    {
+        "get": get,
+        "list": list_,
+        "create": create,
+        "update": update,
+        "patch": patch_,
+        "delete": delete,
+        "deletecollection": deletecollection,
+    }
+)

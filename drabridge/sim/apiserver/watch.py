@@ -1,0 +1,134 @@
+"""One watch: initial events, replay from history, live changes through selectors, bookmarks, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from drabridge.sim.apiserver.kinds import Resource
+from drabridge.sim.apiserver.selectors import Predicate
+from drabridge.sim.apiserver.status import JSON, expired
+from drabridge.sim.apiserver.store import Change, Store
+
+BOOKMARK_SECONDS = 60.0
+"""About once a minute (watch cache ``defaultBookmarkFrequency``)."""
+LAST_BOOKMARKS_SECONDS = (2.0, 1.0)
+"""Before the end of a watch with a time limit; two were recorded on 1.36.2 for a four second watch."""
+DEFAULT_TIMEOUT_SECONDS = 1800.0
+"""``--min-request-timeout``: the shortest a watch without timeoutSeconds lives; the real server adds up to as much."""
+INITIAL_EVENTS_END = "k8s.io/initial-events-end"
+
+Event = tuple[str, JSON]
+"""(type, object in storage version without kind and apiVersion)."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchOptions:
+    resource: Resource
+    wanted: Predicate
+    revision: str = ""
+    """resourceVersion as given: empty or "0" begins with the current objects."""
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+    bookmarks: bool = False
+    send_initial: bool = False
+
+
+def selected(change: Change, wanted: Predicate) -> Event | None:
+    """What a watch with a selector sees: an object that enters the selection is added, one that leaves is deleted."""
+    before = change.previous is not None and wanted(change.previous)
+    if change.type == "DELETED":
+        return ("DELETED", change.object) if before else None
+    after = wanted(change.object)
+    if after:
+        return ("MODIFIED" if before else "ADDED", change.object)
+    if before and change.previous is not None:
+        revision = change.object["metadata"]["resourceVersion"]
+        return (
+            "DELETED",
+            {**change.previous, "metadata": {**change.previous["metadata"], "resourceVersion": revision}},
+        )
+    return None
+
+
+def bookmark(resource: Resource, revision: int, *, initial_end: bool = False) -> Event:
+    blank = resource.blank_object()
+    meta: JSON = {"resourceVersion": str(revision)}
+    if initial_end:
+        meta["annotations"] = {INITIAL_EVENTS_END: "true"}
+    return "BOOKMARK", {**blank, "metadata": meta}
+
+
+async def watch(
+    store: Store, options: WatchOptions, lag_seconds: Callable[[], float] = lambda: 0.0
+) -> AsyncGenerator[Event, None]:
+    """Events until the time limit. A revision that is no longer in the history yields one ERROR event, as recorded."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + options.timeout_seconds
+    queue: asyncio.Queue[tuple[float, Change]] = asyncio.Queue()
+
+    def noticed(change: Change) -> None:
+        if change.resource is options.resource:
+            queue.put_nowait((loop.time(), change))
+
+    unsubscribe = store.subscribe(noticed)
+    try:
+        seen = store.revision
+        for event in _beginning(store, options):
+            yield event
+            if event[0] == "ERROR":
+                return
+        marks = sorted({deadline - one for one in LAST_BOOKMARKS_SECONDS if options.bookmarks})
+        marks = [mark for mark in marks if mark > loop.time()]
+        heartbeat = loop.time() + BOOKMARK_SECONDS
+        while (now := loop.time()) < deadline:
+            due = min([deadline, heartbeat, *marks])
+            item = await _next(queue, due - now)
+            if item is None:
+                # Observed on 1.36.2: no bookmark for a kind without an object, its revision does not move.
+                if options.bookmarks and loop.time() < deadline and any(True for _ in store.listed(options.resource)):
+                    # Nothing is under way: whatever has happened to other resources is behind this watch as well.
+                    seen = max(seen, store.revision)
+                    yield bookmark(options.resource, seen)
+                marks = [mark for mark in marks if mark > loop.time()]
+                heartbeat = loop.time() + BOOKMARK_SECONDS
+                continue
+            written, change = item
+            if change.revision <= seen:
+                continue
+            if (wait := written + lag_seconds() - loop.time()) > 0:
+                await asyncio.sleep(wait)
+            seen = change.revision
+            event_or_none = selected(change, options.wanted)
+            if event_or_none is not None:
+                yield event_or_none
+    finally:
+        unsubscribe()
+
+
+async def _next(queue: asyncio.Queue[tuple[float, Change]], seconds: float) -> tuple[float, Change] | None:
+    if not queue.empty():  # a timer for each of many waiting events would be most of the work
+        return queue.get_nowait()
+    try:
+        async with asyncio.timeout(max(seconds, 0.0)):  # wait_for of Python 3.11 may swallow a cancellation
+            return await queue.get()
+    except TimeoutError:
+        return None
+
+
+def _beginning(store: Store, options: WatchOptions) -> list[Event]:
+    """Everything that a new watch sends at once."""
+    resource, wanted = options.resource, options.wanted
+    given = int(options.revision or 0)
+    if given > store.revision:
+        return []
+    if options.send_initial or given == 0:
+        events: list[Event] = [("ADDED", obj) for obj in store.listed(resource) if wanted(obj)]
+        if options.send_initial and options.bookmarks:
+            events.append(bookmark(resource, store.revision, initial_end=True))
+        return events
+    if given < store.compacted:
+        return [("ERROR", expired(f"too old resource version: {given} ({store.compacted})").body)]
+    found: list[Any] = [selected(change, wanted) for change in store.since(resource, given)]
+    return [event for event in found if event is not None]

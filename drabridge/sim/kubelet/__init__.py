@@ -1,0 +1,1 @@
+"""The simulated kubelet: its sockets, its checkpoint, its pods, and its quirks."""

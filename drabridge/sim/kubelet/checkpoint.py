@@ -1,0 +1,116 @@
+"""The device manager's checkpoint file, in the format observed on 1.36.2
+(``cm/devicemanager/checkpoint/checkpoint.go``).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from drabridge.sim.kubelet.devices import Allocation
+
+FILE_NAME = "kubelet_internal_checkpoint"  # cm/devicemanager/types.go, kubeletDeviceManagerCheckpoint
+
+
+class CorruptCheckpointError(ValueError):
+    """The file is not a checkpoint, or its checksum does not fit. The kubelet goes on without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Who holds what, and the healthy ids of each registered resource when the file was written."""
+
+    held: Mapping[tuple[str, str, str], Allocation]
+    registered: Mapping[str, tuple[str, ...]]
+
+
+def stand_in_checksum(data: str) -> int:
+    """FNV-1a-32 over the text of ``Data``.
+
+    The real one is FNV-1a-32 over Go's deep-printed struct, which nothing outside Go reproduces: a real kubelet refuses
+    a file written here, and the reverse. Readers that only look must not depend on the number.
+    """
+    value = 0x811C9DC5
+    for byte in data.encode():
+        value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
+    return value
+
+
+def _go_json(value: object) -> str:
+    """JSON as Go's encoder writes it: compact, HTML characters escaped."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _entry(key: tuple[str, str, str], allocation: Allocation) -> dict[str, Any]:
+    uid, container, resource = key
+    # Go sorts map keys as text, so "-1" comes first.
+    devices = {node: list(ids) for node, ids in sorted((str(n), i) for n, i in allocation.by_numa.items())}
+    return {
+        "PodUID": uid,
+        "ContainerName": container,
+        "ResourceName": resource,
+        "DeviceIDs": devices,
+        "AllocResp": base64.b64encode(allocation.response).decode(),
+    }
+
+
+def encode(held: Mapping[tuple[str, str, str], Allocation], registered: Mapping[str, Iterable[str]]) -> str:
+    """The file's text. ``PodDeviceEntries`` is ``null`` when nobody holds anything: a nil slice in Go."""
+    entries = [_entry(key, allocation) for key, allocation in held.items()]
+    data = _go_json(
+        {
+            "PodDeviceEntries": entries or None,
+            "RegisteredDevices": {resource: list(ids) for resource, ids in sorted(registered.items())},
+        }
+    )
+    return f'{{"Data":{data},"Checksum":{stand_in_checksum(data)}}}'
+
+
+def decode(text: str) -> Checkpoint:
+    """Raises CorruptCheckpointError with the reason."""
+    try:
+        document = json.loads(text)
+        data = document["Data"]
+        held = {
+            (e["PodUID"], e["ContainerName"], e["ResourceName"]): Allocation(
+                {int(node): tuple(ids) for node, ids in e["DeviceIDs"].items()},
+                base64.b64decode(e["AllocResp"] or "", validate=True),
+            )
+            for e in data["PodDeviceEntries"] or ()
+        }
+        registered = {resource: tuple(ids or ()) for resource, ids in (data["RegisteredDevices"] or {}).items()}
+        checksum = int(document["Checksum"])
+    except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
+        raise CorruptCheckpointError(f"not a device manager checkpoint: {error!r}") from error
+    expected = stand_in_checksum(_go_json(data))
+    if checksum != expected:
+        raise CorruptCheckpointError(f"checkpoint is corrupted: checksum {checksum}, the data's is {expected}")
+    return Checkpoint(held, registered)
+
+
+def read(directory: Path) -> Checkpoint | None:
+    """None without a file. Raises CorruptCheckpointError."""
+    try:
+        text = (directory / FILE_NAME).read_text()
+    except FileNotFoundError:
+        return None
+    return decode(text)
+
+
+def write(directory: Path, text: str, name: str = FILE_NAME) -> None:
+    """Atomically, by a dot-file and rename (``pkg/kubelet/util/store/filestore.go``).
+
+    Raises OSError, for example when the directory is gone. No fsync, unlike the real one: this node does not lose
+    power.
+    """
+    temporary = directory / f".{name}{secrets.randbelow(10**9)}"
+    temporary.write_text(text)
+    os.replace(temporary, directory / name)

@@ -1,0 +1,166 @@
+"""The DRA manager's memory of claims, without sockets (``pkg/kubelet/cm/dra/claiminfo.go``, ``cm/dra/state``)."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from drabridge.sim.kubelet.pods import Container, PodSpec
+from podresources.wire import v1_pb2 as podresources
+
+FILE_NAME = "dra_manager_state"  # pkg/kubelet/cm/dra/manager.go, draManagerStateFileName
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedDevice:
+    """One device of a driver's answer to NodePrepareResources."""
+
+    pool: str
+    device: str
+    requests: tuple[str, ...]
+    cdi: tuple[str, ...]
+    share_id: str | None = None
+
+    def serves(self, request: str) -> bool:
+        """Whether a container that names ``request`` (empty: the whole claim) gets it."""
+        return not request or not self.requests or request in self.requests
+
+
+@dataclass(slots=True)
+class ClaimInfo:
+    """A claim in use on this node. ``prepared`` is in memory only: a new kubelet calls the driver again for
+    new pods.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    pods: set[str] = field(default_factory=set)  # uids
+    drivers: dict[str, list[PreparedDevice]] = field(default_factory=dict)
+    prepared: bool = False
+
+
+Key = tuple[str, str]  # namespace, name
+
+
+def drivers_of(claim: Mapping[str, Any]) -> list[str]:
+    """Drivers named in ``status.allocation.devices.results``, each once, in order."""
+    results = claim.get("status", {}).get("allocation", {}).get("devices", {}).get("results", [])
+    return list(dict.fromkeys(result["driver"] for result in results))
+
+
+def is_reserved_for(claim: Mapping[str, Any], pod_uid: str) -> bool:
+    return any(entry.get("uid") == pod_uid for entry in claim.get("status", {}).get("reservedFor", []))
+
+
+def container_refs(pod: PodSpec, container: Container) -> list[tuple[str, str, str]]:
+    """(claim name, request or empty, label in the pod's status) of each claim that a container uses."""
+    names = {claim.name: claim.claim_name for claim in pod.resource_claims}
+    refs = []
+    for ref in container.claims:
+        label = f"claim:{ref.name}/{ref.request}" if ref.request else f"claim:{ref.name}"
+        refs.append((names[ref.name], ref.request, label))
+    if pod.extended_claim is not None:
+        refs += [
+            (pod.extended_claim.claim_name, mapping.request, mapping.resource)
+            for mapping in pod.extended_claim.mappings
+            if mapping.container == container.name
+        ]
+    return refs
+
+
+def container_devices(
+    cache: Mapping[Key, ClaimInfo], pod: PodSpec, container: Container
+) -> tuple[list[str], list[tuple[str, str, str]]]:
+    """GetResources: CDI ids without repetition, and (driver, pool, device), of the requests a container names."""
+    cdi: dict[str, None] = {}
+    devices: dict[tuple[str, str, str], None] = {}
+    for claim, request, _ in container_refs(pod, container):
+        info = cache.get((pod.namespace, claim))
+        for driver, prepared in info.drivers.items() if info else ():
+            for device in prepared:
+                if device.serves(request):
+                    cdi |= dict.fromkeys(device.cdi)
+                    devices[driver, device.pool, device.device] = None
+    return list(cdi), list(devices)
+
+
+def dynamic_resources(
+    cache: Mapping[Key, ClaimInfo], pod: PodSpec, container: Container, *, accumulate: bool, share_ids: bool
+) -> list[podresources.DynamicResource]:
+    """GetDynamicResources: whole claims, whatever requests the container names; nothing if one claim is unknown.
+
+    ``accumulate``: the n-th device of a driver in a claim also lists the CDI names of those before it (observed).
+    """
+    answer = []
+    for claim in dict.fromkeys(ref[0] for ref in container_refs(pod, container)):
+        info = cache.get((pod.namespace, claim))
+        if info is None:
+            return []
+        resource = podresources.DynamicResource(claim_name=info.name, claim_namespace=info.namespace)
+        for driver, devices in info.drivers.items():
+            names: list[str] = []
+            for device in devices:
+                names = [*names, *device.cdi] if accumulate else list(device.cdi)
+                entry = resource.claim_resources.add(
+                    cdi_devices=[podresources.CDIDevice(name=name) for name in names],
+                    driver_name=driver,
+                    pool_name=device.pool,
+                    device_name=device.device,
+                )
+                if share_ids and device.share_id is not None:
+                    entry.share_id = device.share_id
+        answer.append(resource)
+    return answer
+
+
+def encode(infos: Iterable[ClaimInfo]) -> str:
+    """The state file: JSON inside JSON with a CRC-32. Field names are the real ones, the number is a stand-in."""
+    claims = [
+        {
+            "ClaimUID": info.uid,
+            "ClaimName": info.name,
+            "Namespace": info.namespace,
+            "PodUIDs": {uid: {} for uid in sorted(info.pods)},
+            "DriverState": {driver: {"Devices": [_device(d) for d in ds]} for driver, ds in info.drivers.items()},
+        }
+        for info in infos
+    ]
+    data = json.dumps(
+        {"kind": "DRACheckpoint", "apiVersion": "checkpoint.dra.kubelet.k8s.io/v1", "ClaimInfoStateList": claims},
+        separators=(",", ":"),
+    )
+    return json.dumps({"Data": data, "Checksum": zlib.crc32(data.encode())}, separators=(",", ":"))
+
+
+def _device(device: PreparedDevice) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "PoolName": device.pool,
+        "DeviceName": device.device,
+        "RequestNames": list(device.requests),
+        "CDIDeviceIDs": list(device.cdi),
+    }
+    return entry if device.share_id is None else entry | {"ShareID": device.share_id}
+
+
+def decode(text: str) -> dict[Key, ClaimInfo]:
+    """Raises ValueError for a file that is no state of ours; the real kubelet does not start with such a file."""
+    document = json.loads(text)
+    data = document["Data"]
+    if zlib.crc32(data.encode()) != document["Checksum"]:
+        raise ValueError("checkpoint is corrupted: the checksum of Data is another one")
+    infos = {}
+    for claim in json.loads(data)["ClaimInfoStateList"]:
+        info = ClaimInfo(claim["Namespace"], claim["ClaimName"], claim["ClaimUID"], set(claim["PodUIDs"]))
+        for driver, state in claim["DriverState"].items():
+            info.drivers[driver] = [
+                PreparedDevice(
+                    d["PoolName"], d["DeviceName"], tuple(d["RequestNames"]), tuple(d["CDIDeviceIDs"]), d.get("ShareID")
+                )
+                for d in state["Devices"]
+            ]
+        infos[info.namespace, info.name] = info
+    return infos

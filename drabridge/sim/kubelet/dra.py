@@ -1,0 +1,213 @@
+"""The DRA manager of the simulated kubelet (``pkg/kubelet/cm/dra/manager.go``)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from drabridge.errors import ClusterError
+from drabridge.sim.api_client import ClusterApi
+from drabridge.sim.kubelet import checkpoint, claims
+from drabridge.sim.kubelet.claims import ClaimInfo
+from drabridge.sim.kubelet.draclient import DraClient
+from drabridge.sim.kubelet.draplugins import DraPlugins, choose_service
+from drabridge.sim.kubelet.gorpc import PluginCallError
+from drabridge.sim.kubelet.node import Node
+from drabridge.sim.kubelet.pluginwatcher import Deregister
+from drabridge.sim.kubelet.pods import Container, PodRecord, PodSpec
+from drabridge.sim.kubelet.podworker import PrepareError
+from drabridge.wire import pluginregistration_pb2 as registration
+from podresources.wire import v1_pb2 as podresources
+
+
+class DraHandler:
+    """What the plugin watcher does with ``type: DRAPlugin``."""
+
+    def __init__(self, node: Node, plugins: DraPlugins) -> None:
+        self._node = node
+        self._plugins = plugins
+
+    def validate(self, info: registration.PluginInfo) -> None:
+        choose_service(info.name, info.supported_versions, self._node.version)
+
+    async def register(self, info: registration.PluginInfo, endpoint: Path) -> Deregister:
+        client = self._plugins.register(info.name, endpoint, info.supported_versions)
+        return lambda: self._plugins.deregister(client)
+
+
+class DraManager:
+    """Prepares and unprepares claims; lives as long as one kubelet process, its state file longer."""
+
+    def __init__(self, node: Node, api: ClusterApi | None) -> None:
+        self.plugins = DraPlugins(node, api)
+        self.cache: dict[claims.Key, ClaimInfo] = {}
+        self._node = node
+        self._api = api
+        self._known: Mapping[str, PodRecord] | None = None
+
+    # -- life
+
+    def restore(self) -> None:
+        """Claims come back with their devices and without the prepared flag. Raises ValueError: the kubelet cannot
+        start.
+        """
+        path = self._node.root / claims.FILE_NAME
+        if path.exists():
+            self.cache = claims.decode(path.read_text())
+
+    def sources_ready(self, known: Mapping[str, PodRecord]) -> None:
+        """From now on a claim whose pods are all unknown is unprepared by the reconcile loop."""
+        self._known = known
+
+    async def reconcile(self) -> None:
+        """reconcileLoop: pods that were deleted while no kubelet ran, or by force."""
+        while True:
+            await asyncio.sleep(self._node.timings.dra_reconcile_seconds)
+            if self._known is None:
+                continue
+            active = {uid for uid, record in self._known.items() if record.active}
+            for uid in {uid for info in self.cache.values() for uid in info.pods} - active:
+                await self._unprepare([i for i in self.cache.values() if uid in i.pods], uid)
+
+    async def close(self) -> None:
+        await self.plugins.close()
+
+    # -- prepare
+
+    async def prepare(self, pod: PodSpec) -> None:
+        """PrepareResources: every claim of the pod, one call per driver. Raises PrepareError with the event's text."""
+        try:
+            await self._prepare(pod)
+        except (PluginCallError, ClusterError) as error:
+            raise PrepareError(f"prepare dynamic resources: {error}") from error
+
+    async def _prepare(self, pod: PodSpec) -> None:
+        batches: dict[str, list[ClaimInfo]] = {}
+        infos = []
+        for name in pod.claim_names():
+            claim = await self._fetch(pod, name)
+            uid, drivers = claim["metadata"]["uid"], claims.drivers_of(claim)
+            for driver in drivers:
+                self._client(driver)
+            info = self.cache.setdefault((pod.namespace, name), ClaimInfo(pod.namespace, name, uid))
+            if info.uid != uid:
+                raise PluginCallError(
+                    f"old ResourceClaim with same name {name} and different UID {info.uid} still exists "
+                    "(previous pod force-deleted?!)"
+                )
+            info.pods.add(pod.uid)
+            infos.append(info)
+            if info.prepared:
+                continue
+            for driver in drivers:
+                info.drivers.setdefault(driver, [])
+                batches.setdefault(driver, []).append(info)
+        self._save()  # before the calls: a crash in between must not forget that they may have happened
+        order = sorted(batches)
+        self._node.rng.shuffle(order)
+        for driver in order:
+            await self._prepare_driver(driver, batches[driver])
+        for info in infos:
+            info.prepared = True
+        self._save()
+
+    async def _fetch(self, pod: PodSpec, name: str) -> Mapping[str, Any]:
+        if self._api is None:
+            raise PluginCallError(f"fetch ResourceClaim {pod.namespace}/{name}: this kubelet has no API server")
+        claim = await self._api.get_claim(pod.namespace, name)
+        if claim is None:
+            raise PluginCallError(
+                f"failed to fetch ResourceClaim {name} referenced by pod {pod.name}: "
+                f'resourceclaims.resource.k8s.io "{name}" not found'
+            )
+        if not claims.is_reserved_for(claim, pod.uid):
+            uid = claim["metadata"]["uid"]
+            raise PluginCallError(f"pod {pod.name} ({pod.uid}) is not allowed to use resource claim {name} ({uid})")
+        return claim
+
+    async def _prepare_driver(self, driver: str, batch: Sequence[ClaimInfo]) -> None:
+        try:
+            answer = await self._client(driver).prepare(batch)
+        except PluginCallError as error:
+            raise PluginCallError(f"NodePrepareResources: {error}") from error
+        by_uid = {info.uid: info for info in batch}
+        for uid, prepared in answer.items():
+            info = by_uid.get(uid)
+            if info is None:
+                raise PluginCallError(f"NodePrepareResources returned result for unknown claim UID {uid}")
+            if prepared.error:
+                raise PluginCallError(f"NodePrepareResources failed for ResourceClaim {info.name}: {prepared.error}")
+            if self._node.version.prepare_appends:
+                info.drivers[driver].extend(prepared.devices)
+            else:
+                info.drivers[driver] = list(prepared.devices)
+        if missing := len(by_uid.keys() - answer.keys()):
+            raise PluginCallError(f"NodePrepareResources skipped {missing} ResourceClaims")
+
+    def _client(self, driver: str) -> DraClient:
+        client = self.plugins.get(driver)
+        if client is None:
+            raise PluginCallError(f"DRA driver {driver} is not registered")
+        return client
+
+    # -- unprepare
+
+    async def unprepare(self, pod: PodSpec) -> bool:
+        """UnprepareResources: claims that no other pod of the node uses. False if something must be tried again."""
+        mine = [info for info in self.cache.values() if pod.uid in info.pods]
+        return await self._unprepare(mine, pod.uid)
+
+    async def _unprepare(self, infos: Sequence[ClaimInfo], pod_uid: str) -> bool:
+        batches: dict[str, list[ClaimInfo]] = {}
+        last = []
+        for info in infos:
+            if info.pods != {pod_uid}:
+                info.pods.discard(pod_uid)
+                continue
+            last.append(info)
+            info.prepared = False  # a pod that comes while the driver is busy asks it again
+            for driver in info.drivers:
+                batches.setdefault(driver, []).append(info)
+        self._save()
+        for driver, batch in sorted(batches.items()):
+            try:
+                await self._unprepare_driver(driver, batch)
+            except PluginCallError as error:
+                self._node.log.append(f"failed to unprepare dynamic resources: {error}")
+                return False
+        for info in last:
+            info.pods.discard(pod_uid)
+            if not info.pods:
+                self.cache.pop((info.namespace, info.name), None)
+        self._save()
+        return True
+
+    async def _unprepare_driver(self, driver: str, batch: Sequence[ClaimInfo]) -> None:
+        try:
+            answer = await self._client(driver).unprepare(batch)
+        except PluginCallError as error:
+            raise PluginCallError(f"NodeUnprepareResources: {error}") from error
+        for info in batch:
+            if info.uid not in answer:
+                raise PluginCallError("NodeUnprepareResources skipped 1 ResourceClaims")
+            if error_text := answer[info.uid]:
+                raise PluginCallError(f"NodeUnprepareResources failed for ResourceClaim {info.name}: {error_text}")
+
+    def _save(self) -> None:
+        """The state file is there from the first claim on; before that there is nothing to remember."""
+        path = self._node.root / claims.FILE_NAME
+        if self.cache or path.exists():
+            checkpoint.write(self._node.root, claims.encode(self.cache.values()), claims.FILE_NAME)
+
+    # -- what containers get, and what people see
+
+    def container_devices(self, pod: PodSpec, container: Container) -> tuple[list[str], list[tuple[str, str, str]]]:
+        return claims.container_devices(self.cache, pod, container)
+
+    def dynamic_resources(self, pod: PodSpec, container: Container) -> list[podresources.DynamicResource]:
+        version = self._node.version
+        return claims.dynamic_resources(
+            self.cache, pod, container, accumulate=version.cdi_ids_accumulate, share_ids=version.share_ids
+        )

@@ -1,0 +1,142 @@
+"""Registered DRA drivers, and the wiping of slices nobody answers for (``cm/dra/plugin/dra_plugin_manager.go``)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from drabridge.errors import ClusterError
+from drabridge.sim.api_client import ClusterApi
+from drabridge.sim.kubelet.draclient import HEALTH_V1, HEALTH_V1ALPHA1, V1, V1BETA1, DraClient
+from drabridge.sim.kubelet.health import HealthBook
+from drabridge.sim.kubelet.node import Node
+from drabridge.sim.kubelet.versions import Behaviour
+
+_FIRST_WIPE_RETRY_SECONDS, _LAST_WIPE_RETRY_SECONDS = 1.0, 300.0  # same file: back-off 1 s, doubled, 5 min at most
+
+
+class PluginRefusedError(Exception):
+    """A plugin cannot be registered; the text goes to it by NotifyRegistrationStatus."""
+
+
+def choose_service(driver: str, offered: Sequence[str], version: Behaviour) -> str:
+    """The first of the plugin's own list that this kubelet knows. Raises PluginRefusedError."""
+    if not offered:
+        raise PluginRefusedError(f"empty list for supported versions of DRA plugin {driver}")
+    known = (V1, V1BETA1) if version.dra_v1 else (V1BETA1,)
+    for service in offered:
+        if service in known:
+            return service
+    raise PluginRefusedError(
+        f"DRA plugin {driver}: none of the supported services {list(offered)} is one of {list(known)}"
+    )
+
+
+def choose_health(offered: Sequence[str], version: Behaviour) -> str | None:
+    """1.36 and before open v1alpha1 for every driver; later ones only what is advertised, v1 first."""
+    if not version.health_v1:
+        return HEALTH_V1ALPHA1
+    return next((service for service in (HEALTH_V1, HEALTH_V1ALPHA1) if service in offered), None)
+
+
+class DraPlugins:
+    """A list of clients for each driver; the newest connected one is used, else the newest."""
+
+    def __init__(self, node: Node, api: ClusterApi | None) -> None:
+        self.health = HealthBook()
+        self._node = node
+        self._api = api
+        self._clients: dict[str, list[DraClient]] = {}
+        self._tasks: dict[DraClient, list[asyncio.Task[None]]] = {}
+        self._changed: dict[str, asyncio.Event] = {}
+        self._wipers: dict[str, asyncio.Task[None]] = {}
+
+    def register(self, driver: str, endpoint: Path, offered: Sequence[str]) -> DraClient:
+        """Raises PluginRefusedError."""
+        service = choose_service(driver, offered, self._node.version)
+        if any(client.endpoint == endpoint for client in self._clients.get(driver, ())):
+            raise PluginRefusedError(f"endpoint {endpoint} already registered for DRA driver plugin {driver}")
+        health = choose_health(offered, self._node.version)
+        client = DraClient(self._node, driver, endpoint, service, health or HEALTH_V1ALPHA1)
+        self._clients.setdefault(driver, []).append(client)
+        changed = self._changed.setdefault(driver, asyncio.Event())
+        tasks = [self._watched(client.monitor(changed), f"connection of {driver}")]
+        if health is not None:
+            tasks.append(self._watched(client.watch_health(self.health), f"health of {driver}"))
+        self._tasks[client] = tasks
+        if driver not in self._wipers:
+            self._wipers[driver] = self._watched(self._wipe_when_gone(driver), f"wiping of {driver}")
+        return client
+
+    def _watched(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        return self._node.watch(asyncio.create_task(work, name=name))
+
+    async def deregister(self, client: DraClient) -> None:
+        """DeRegisterPlugin: the connection closes; the driver's slices follow unless it is back in time."""
+        self._clients[client.driver].remove(client)
+        await self._end(client)
+        self._changed[client.driver].set()
+
+    def get(self, driver: str) -> DraClient | None:
+        clients = self._clients.get(driver, [])
+        connected = [client for client in clients if client.connected]
+        usable = connected or clients
+        return usable[-1] if usable else None
+
+    def is_connected(self, driver: str) -> bool:
+        return any(client.connected for client in self._clients.get(driver, ()))
+
+    async def wipe_all(self) -> None:
+        """Every slice of the node, at each start of a kubelet, until the API server agrees."""
+        await asyncio.sleep(self._node.timings.slice_wipe_at_start_seconds)
+        await self._wipe(None)
+
+    async def _wipe_when_gone(self, driver: str) -> None:
+        changed = self._changed[driver]
+        while True:
+            changed.clear()
+            if self.is_connected(driver):
+                await changed.wait()
+                continue
+            try:
+                async with asyncio.timeout(self._node.timings.slice_wipe_seconds):
+                    await self._until_connected(driver)
+            except TimeoutError:
+                await self._wipe(driver)
+                await self._until_connected(driver)
+
+    async def _until_connected(self, driver: str) -> None:
+        while not self.is_connected(driver):
+            await self._changed[driver].wait()
+            self._changed[driver].clear()
+
+    async def _wipe(self, driver: str | None) -> None:
+        if self._api is None:
+            return
+        backoff = _FIRST_WIPE_RETRY_SECONDS
+        while True:
+            try:
+                await self._api.delete_slices(self._node.name, driver)
+            except ClusterError as error:
+                self._node.log.append(f"failed to delete ResourceSlices of driver {driver or '(all)'}: {error}")
+                await asyncio.sleep(backoff)
+                backoff = min(backoff * 2, _LAST_WIPE_RETRY_SECONDS)
+            else:
+                return
+
+    async def _end(self, client: DraClient) -> None:
+        tasks = self._tasks.pop(client)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await client.close()
+
+    async def close(self) -> None:
+        """The process ends."""
+        for wiper in self._wipers.values():
+            wiper.cancel()
+        await asyncio.gather(*self._wipers.values(), return_exceptions=True)
+        for client in list(self._tasks):
+            await self._end(client)

@@ -1,0 +1,75 @@
+"""The simulated node: everything that outlives the kubelet's process."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from drabridge.sim.kubelet.calls import CallLog
+from drabridge.sim.kubelet.faults import Faults
+from drabridge.sim.kubelet.nodestatus import NodeResources
+from drabridge.sim.kubelet.pods import Event, PodRecord
+from drabridge.sim.kubelet.runtime import Runtime
+from drabridge.sim.kubelet.timings import Timings
+from drabridge.sim.kubelet.versions import Behaviour
+
+
+@dataclass(slots=True)
+class Node:
+    """Directories, pods, runtime, events and the Node object, shared by successive kubelet processes.
+
+    ``root`` is the kubelet's ``--root-dir``; ``device_plugin_dir`` does not follow it in a real kubelet
+    (pkg/kubelet/cm/devicemanager/manager.go, NewManagerImpl), so it has its own setting.
+    """
+
+    name: str
+    root: Path
+    device_plugin_dir: Path
+    timings: Timings
+    version: Behaviour
+    rng: random.Random
+    runtime: Runtime
+    calls: CallLog
+    topology_policy: str = "none"
+    numa_nodes: tuple[int, ...] = (0,)
+    faults: Faults = field(default_factory=Faults)
+    events: list[Event] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)  # errors that a kubelet only logs
+    pods: dict[str, PodRecord] = field(default_factory=dict)
+    orphans: list[PodRecord] = field(default_factory=list)  # force-deleted, and their containers may still run
+    live: NodeResources = field(default_factory=NodeResources)
+    published: NodeResources = field(default_factory=NodeResources)
+
+    @property
+    def kubelet_socket(self) -> Path:
+        return self.device_plugin_dir / "kubelet.sock"
+
+    @property
+    def podresources_socket(self) -> Path:
+        return self.root / "pod-resources" / "kubelet.sock"
+
+    @property
+    def plugins_registry(self) -> Path:
+        return self.root / "plugins_registry"
+
+    def watch(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+        """Whatever a background task raises is seen in the log."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self.log.append(f"{task.get_name()} ended: {error!r}")
+
+        task.add_done_callback(ended)
+        return task
+
+    def event(self, record: PodRecord, reason: str, message: str) -> None:
+        self.events.append(Event(reason, message, record.spec.name))
+
+    def running_containers(self, *, orphans: bool = False) -> Iterator[tuple[str, str]]:
+        """(pod uid, container); with ``orphans`` also what runs of pods that are gone."""
+        for record in (*self.pods.values(), *(self.orphans if orphans else ())):
+            for container in record.running:
+                yield record.spec.uid, container

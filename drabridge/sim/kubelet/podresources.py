@@ -1,0 +1,179 @@
+"""The PodResources service of the simulated kubelet (``pkg/kubelet/apis/podresources/server_v1.go``)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from drabridge.sim.kubelet.calls import CallLog
+from drabridge.sim.kubelet.devicemanager import DeviceManager
+from drabridge.sim.kubelet.devices import NO_TOPOLOGY
+from drabridge.sim.kubelet.faults import Faults, ListFault
+from drabridge.sim.kubelet.limiter import TokenBucket
+from drabridge.sim.kubelet.pods import Container, PodRecord, PodSpec
+from drabridge.sim.kubelet.timings import Timings
+from drabridge.sim.kubelet.versions import Behaviour
+from podresources.wire import v1_pb2 as pb
+
+HUGE_BYTES = 18_000_000
+
+
+class DynamicSource(Protocol):
+    """Where the claims of a container come from: the DRA manager."""
+
+    def dynamic_resources(self, pod: PodSpec, container: Container) -> list[pb.DynamicResource]: ...
+
+
+class PodResources:
+    """Builds the answers. ``pods``: every pod this kubelet process knows by now."""
+
+    def __init__(
+        self,
+        manager: DeviceManager,
+        pods: Callable[[], Iterable[PodRecord]],
+        version: Behaviour,
+        dynamic: DynamicSource | None = None,
+    ) -> None:
+        self._manager = manager
+        self._pods = pods
+        self._version = version
+        self._dynamic = dynamic
+
+    def list(self) -> pb.ListPodResourcesResponse:
+        """List: active pods since 1.34, before that every known pod. Frees what finished pods held, as a side
+        effect.
+        """
+        self._manager.collect()
+        pods = [pod for pod in self._pods() if pod.active or not self._version.lists_active_pods_only]
+        return pb.ListPodResourcesResponse(pod_resources=[self._pod(pod.spec) for pod in pods])
+
+    def get(self, namespace: str, name: str) -> pb.GetPodResourcesResponse:
+        """Get. Raises LookupError with the real text for a pod that is missing, finished, or when Get is
+        switched off.
+        """
+        if not self._version.podresources_get:
+            raise LookupError("PodResources API Get method disabled")
+        for pod in self._pods():
+            if (pod.spec.namespace, pod.spec.name) == (namespace, name) and pod.active:
+                return pb.GetPodResourcesResponse(pod_resources=self._pod(pod.spec))
+        raise LookupError(f"pod {name} in namespace {namespace} not found")
+
+    def allocatable(self) -> pb.AllocatableResourcesResponse:
+        """GetAllocatableResources: healthy devices, held or not, one entry for each NUMA node.
+
+        A device whose TopologyInfo is present and empty gets no entry at all (observed).
+        """
+        answer = pb.AllocatableResourcesResponse()
+        for resource, device in self._manager.state.listed_healthy():
+            for node in (NO_TOPOLOGY,) if device.numa is None else device.numa:
+                answer.devices.append(_entry(resource, device.id, None if device.numa is None else node))
+        return answer
+
+    def _pod(self, pod: PodSpec) -> pb.PodResources:
+        """Plain init containers never appear, sidecars do."""
+        shown = [c for c in pod.init_containers if c.is_sidecar] + list(pod.containers)
+        return pb.PodResources(
+            name=pod.name, namespace=pod.namespace, containers=[self._container(pod, container) for container in shown]
+        )
+
+    def _container(self, pod: PodSpec, container: Container) -> pb.ContainerResources:
+        """One ContainerDevices for each device and NUMA node."""
+        answer = pb.ContainerResources(name=container.name)
+        held = self._manager.state.container_allocations(pod.uid, container.name)
+        for resource, allocation in held.items():
+            for node, ids in allocation.by_numa.items():
+                answer.devices.extend(_entry(resource, id_, None if node == NO_TOPOLOGY else node) for id_ in ids)
+        if self._dynamic is not None and self._version.podresources_dynamic:
+            answer.dynamic_resources.extend(self._dynamic.dynamic_resources(pod, container))
+        return answer
+
+
+def _entry(resource: str, id_: str, node: int | None) -> pb.ContainerDevices:
+    entry = pb.ContainerDevices(resource_name=resource, device_ids=[id_])
+    if node is not None:
+        entry.topology.nodes.add(ID=node)
+    return entry
+
+
+def _v1alpha1(answer: pb.ListPodResourcesResponse) -> pb.ListPodResourcesResponse:
+    """The same fields as v1, less of them: no topology, no claims (server_v1alpha1.go)."""
+    for pod in answer.pod_resources:
+        for container in pod.containers:
+            del container.dynamic_resources[:]
+            for device in container.devices:
+                device.ClearField("topology")
+    return answer
+
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class PodResourcesServer:
+    """The service behind its rate limit and its faults, for ``v1`` and ``v1alpha1``."""
+
+    def __init__(self, answers: PodResources, calls: CallLog, faults: Faults, timings: Timings) -> None:
+        self._answers = answers
+        self._calls = calls
+        self._faults = faults
+        self._bucket = TokenBucket(timings.podresources_qps, timings.podresources_burst)
+
+    def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
+        """Answers leave as bytes, so that a fault may send what no message can be."""
+        table: dict[str, tuple[type[Message], Callable[[Any], Message]]] = {
+            "List": (pb.ListPodResourcesRequest, lambda _: self._answers.list()),
+            "Get": (pb.GetPodResourcesRequest, lambda r: self._answers.get(r.pod_namespace, r.pod_name)),
+            "GetAllocatableResources": (pb.AllocatableResourcesRequest, lambda _: self._answers.allocatable()),
+        }
+        methods = {name: self._method(name, *entry) for name, entry in table.items()}
+        old = self._method("List", pb.ListPodResourcesRequest, lambda _: _v1alpha1(self._answers.list()))
+        return (
+            grpc.method_handlers_generic_handler("v1.PodResourcesLister", methods),
+            grpc.method_handlers_generic_handler("v1alpha1.PodResourcesLister", {"List": old}),
+        )
+
+    def _method(
+        self, name: str, request_type: type[Message], answer: Callable[[Any], Message]
+    ) -> grpc.RpcMethodHandler[Any, bytes]:
+        async def handle(request: Message, context: Context) -> bytes:
+            await self._faults.running.wait()
+            with self._calls.record("in", name, "podresources", request) as call:
+                if not self._bucket.take(time.monotonic()):
+                    call.error = "rejected by rate limit"
+                    await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, call.error)
+                if self._faults.podresources is not ListFault.NONE:
+                    return await self._fault(context)
+                try:
+                    response = answer(request)
+                except LookupError as error:
+                    call.error = str(error.args[0])
+                    await context.abort(grpc.StatusCode.UNKNOWN, call.error)
+                call.response = response
+                return response.SerializeToString()
+
+        behaviour: Callable[[Message, Context], Awaitable[bytes]] = handle
+        return grpc.unary_unary_rpc_method_handler(
+            behaviour,
+            request_deserializer=request_type.FromString,
+            response_serializer=bytes,
+        )
+
+    async def _fault(self, context: Context) -> bytes:
+        match self._faults.podresources:
+            case ListFault.ERROR:
+                await context.abort(grpc.StatusCode.UNKNOWN, "injected failure")
+            case ListFault.HANG:
+                await asyncio.Event().wait()
+            case ListFault.NONSENSE:
+                pod = pb.PodResources(name="\n", containers=[pb.ContainerResources()] * 2)
+                pod.containers[0].devices.add(resource_name="", device_ids=[""] * 3).topology.nodes.add(ID=-(2**63))
+                return pb.ListPodResourcesResponse(pod_resources=[pod, pod]).SerializeToString()
+            case ListFault.HUGE:
+                pods = [pb.PodResources(name="p" * 1000, namespace=str(n)) for n in range(HUGE_BYTES // 1000)]
+                return pb.ListPodResourcesResponse(pod_resources=pods).SerializeToString()
+        return b"\xff\xff\xff\xff\x07nonsense"

@@ -1,0 +1,250 @@
+"""One run of the kubelet, from its start to its end; nothing in it survives but files."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import grpc.aio
+
+from deviceplugin.wire import v1beta1_pb2_grpc as rpc
+from drabridge.sim.kubelet import admission, sockets
+from drabridge.sim.kubelet.devicemanager import AllocationError, DeviceManager
+from drabridge.sim.kubelet.devices import KubeletPanicError
+from drabridge.sim.kubelet.dra import DraHandler, DraManager
+from drabridge.sim.kubelet.draplugins import PluginRefusedError
+from drabridge.sim.kubelet.node import Node
+from drabridge.sim.kubelet.pluginwatcher import PluginWatcher
+from drabridge.sim.kubelet.podresources import PodResources, PodResourcesServer
+from drabridge.sim.kubelet.pods import Phase, PodRecord
+from drabridge.sim.kubelet.podworker import PodWorker
+from drabridge.sim.kubelet.registration import DevicePluginHandler, RefusedRegistrationError, Registration
+from drabridge.sim.kubelet.topology import TopologyAffinityError
+
+
+class KubeletProcess:
+    """Servers, managers and workers. ``on_panic`` is called once with the reason when the real process would
+    have died.
+    """
+
+    def __init__(self, node: Node, dra: DraManager, on_panic: Callable[[str], None]) -> None:
+        self.manager = DeviceManager(
+            node.device_plugin_dir,
+            node.timings,
+            node.rng,
+            lambda: [uid for uid, record in self.known.items() if record.active],
+            policy=node.topology_policy,
+            numa_nodes=node.numa_nodes,
+        )
+        self.known: dict[str, PodRecord] = {}  # pods that arrived from the API server
+        self.workers: dict[str, PodWorker] = {}
+        self.registration = Registration(
+            node.device_plugin_dir, self.manager, node.calls, node.faults, node.timings, node.version
+        )
+        self.sources_ready = asyncio.Event()
+        self.dra = dra
+        self._node = node
+        self._on_panic = on_panic
+        self._sync_loop = asyncio.Lock()  # one pod is admitted at a time (kubelet.go, syncLoopIteration)
+        self._sockets = sockets.LeakySockets(node.root)
+        self._servers: list[grpc.aio.Server] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- start and end
+
+    async def start(self) -> None:
+        """Checkpoint, wipe, kubelet.sock, then everything else: the order of cm/devicemanager/manager.go, Start."""
+        node = self._node
+        self.manager.running_at_start = frozenset(node.running_containers())
+        node.device_plugin_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
+        if not any(not entry.name.startswith(".") for entry in node.device_plugin_dir.iterdir()):
+            node.live.zero()
+        self.manager.restore(time.monotonic())
+        sockets.remove_sockets(node.device_plugin_dir)
+        registrar = grpc.aio.server()
+        rpc.add_RegistrationServicer_to_server(self.registration, registrar)
+        self._sockets.bind(registrar, node.kubelet_socket)
+        await registrar.start()
+        self._servers.append(registrar)
+        await self._serve_podresources()
+        self.spawn(self._publish_status(), "node status")
+        self.spawn(self._pods_arrive(), "pod source")
+        watcher = PluginWatcher(
+            node,
+            {
+                "DRAPlugin": DraHandler(node, self.dra.plugins),
+                "DevicePlugin": DevicePluginHandler(self.registration),
+            },
+            (PluginRefusedError, RefusedRegistrationError),
+        )
+        self.dra.restore()
+        self.spawn(self.dra.plugins.wipe_all(), "slice wipe")
+        self.spawn(self.dra.reconcile(), "claims")
+        self.spawn(watcher.run(), "plugin watcher")
+
+    async def _serve_podresources(self) -> None:
+        node = self._node
+        node.podresources_socket.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        answers = PodResources(self.manager, lambda: list(self.known.values()), node.version, self.dra)
+        server = grpc.aio.server(options=(("grpc.max_send_message_length", -1),))
+        server.add_generic_rpc_handlers(PodResourcesServer(answers, node.calls, node.faults, node.timings).handlers())
+        temporary = self._sockets.bind_by_rename(server, node.podresources_socket)
+        await server.start()
+        temporary.rename(node.podresources_socket)
+        self._servers.append(server)
+
+    async def stop(self) -> None:
+        """The process ends: sockets stay as stale files, containers go on, nobody says goodbye."""
+        self._sockets.forget()
+        current = asyncio.current_task()
+        tasks = [task for task in self._tasks if task is not current]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.registration.close()
+        await self.dra.close()
+        for server in self._servers:
+            await server.stop(None)
+
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[None]:
+        """Run something until it is done or the process ends."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_panic(f"{task.get_name()}: {error!r}")
+
+    # -- pods
+
+    async def _pods_arrive(self) -> None:
+        """Re-admit what the API server says runs here, one by one; only then are the sources ready (kubelet.go)."""
+        await asyncio.sleep(self._node.timings.pod_source_seconds)
+        await self._node.faults.pods_arrive.wait()
+        for record in list(self._node.pods.values()):
+            await self._node.faults.running.wait()
+            if record.spec.uid in self._node.pods:
+                if record.ending is not None and record.active:
+                    self._work(record).finish(record.ending)
+                elif record.active:
+                    await self.admit(record)
+                else:
+                    self.known[record.spec.uid] = record
+                await asyncio.sleep(self._node.timings.pod_spacing_seconds)
+        await self._kill_orphans()
+        self.manager.sources_ready = True
+        self.dra.sources_ready(self.known)
+        self.sources_ready.set()
+
+    async def _kill_orphans(self) -> None:
+        """HandlePodCleanups (kubelet_pods.go): containers that an earlier kubelet left of pods nobody knows."""
+        for record in [record for record in self._node.orphans if record.spec.uid not in self.workers]:
+            for name in sorted(record.running):
+                await self._node.runtime.stop_container(record.spec.uid, name)
+            record.running.clear()
+        self._node.orphans[:] = [record for record in self._node.orphans if record.running]
+
+    async def admit(self, record: PodRecord) -> PodWorker | None:
+        """Admission, then a worker that runs the pod; None if it was rejected or deleted, or the kubelet died."""
+        pod = record.spec
+        async with self._sync_loop:
+            if pod.uid not in self._node.pods:
+                return None  # deleted while others were admitted
+            self.known[pod.uid] = record
+            try:
+                for container in pod.all_containers:
+                    await self.manager.admit_container(pod, container)
+                self._check_node_fits(record)
+            except KubeletPanicError as panic:
+                self._on_panic(str(panic))
+                return None
+            except AllocationError as error:
+                await self._reject(record, admission.allocate_failed(error))
+                return None
+            except TopologyAffinityError as error:
+                await self._reject(record, admission.RejectedError(type(error).__name__, str(error)))
+                return None
+            except admission.RejectedError as error:
+                await self._reject(record, error)
+                return None
+            finally:
+                self.manager.admission_over()
+        return self._work(record) if pod.uid in self._node.pods else None
+
+    def _work(self, record: PodRecord) -> PodWorker:
+        worker = PodWorker(record, self._node, self.manager, self.dra)
+        self.known[record.spec.uid] = record
+        self.workers[record.spec.uid] = worker
+        self.spawn(self._see_through(worker), f"pod {record.spec.namespace}/{record.spec.name}")
+        return worker
+
+    async def _see_through(self, worker: PodWorker) -> None:
+        """Run a pod to its end; a deleted one leaves the API server only then."""
+        await worker.run()
+        if worker.record.terminating:
+            self.forget(worker.record.spec.uid)
+            self.workers.pop(worker.record.spec.uid, None)
+
+    def forget(self, uid: str) -> None:
+        """The pod is gone from the API server, whatever still runs."""
+        self.known.pop(uid, None)
+        record = self._node.pods.pop(uid, None)
+        if record is not None and record.running:
+            self._node.orphans.append(record)
+
+    async def run_pod(self, record: PodRecord) -> None:
+        """Admit and wait for the first outcome; returns early, with the pod pending, when this process ends."""
+        await self.outlive(self._run_pod(record), f"admit {record.spec.name}")
+
+    async def _run_pod(self, record: PodRecord) -> None:
+        """A pod that is bound before the sources are ready may arrive with them; it is admitted once either way."""
+        uid = record.spec.uid
+        self._node.pods[uid] = record
+        await self.sources_ready.wait()
+        worker = self.workers.get(uid) if uid in self.known else await self.admit(record)
+        if worker is not None:
+            await worker.settled.wait()
+
+    async def outlive(self, work: Coroutine[Any, Any, Any], name: str) -> None:
+        """Wait for work that belongs to this process: cancelled with the process, not with whoever waits."""
+        await asyncio.wait({self.spawn(work, name)})
+
+    def _check_node_fits(self, record: PodRecord) -> None:
+        others = [r.spec for r in self.known.values() if r is not record and r.active]
+        held = {resource: len(ids) for resource, ids in self.manager.state.allocated.items()}
+        admission.check_node_fits(record.spec, others, self._node.published.allocatable, held)
+
+    async def _reject(self, record: PodRecord, error: admission.RejectedError) -> None:
+        """rejectPod: final, whatever the restart policy; containers of a pod that ran are killed."""
+        record.phase = Phase.FAILED
+        record.reason = error.reason
+        record.message = admission.status_message(str(error))
+        self._node.event(record, error.reason, str(error))
+        for name in sorted(record.running):
+            await self._node.runtime.stop_container(record.spec.uid, name)
+        record.running.clear()
+        if record.spec.claim_names():
+            self.spawn(self._unprepare_rejected(record), f"unprepare {record.spec.name}")
+
+    async def _unprepare_rejected(self, record: PodRecord) -> None:
+        while not await self.dra.unprepare(record.spec):
+            await asyncio.sleep(self._node.rng.uniform(*self._node.timings.dra_unprepare_retry_seconds))
+
+    # -- node status
+
+    def refresh_status(self) -> None:
+        """What the next update of the Node would say."""
+        self._node.live.apply(*self.manager.capacity())
+
+    async def _publish_status(self) -> None:
+        while True:
+            await self._node.faults.running.wait()
+            self.refresh_status()
+            self._node.published.capacity = dict(self._node.live.capacity)
+            self._node.published.allocatable = dict(self._node.live.allocatable)
+            await asyncio.sleep(self._node.timings.node_status_seconds)

@@ -1,0 +1,173 @@
+"""The Registration service on ``kubelet.sock`` (``pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go``,
+``handler.go``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from deviceplugin.wire import v1beta1_pb2 as pb
+from deviceplugin.wire import v1beta1_pb2_grpc as rpc
+from drabridge.sim.kubelet.calls import CallLog
+from drabridge.sim.kubelet.devicemanager import DeviceManager
+from drabridge.sim.kubelet.endpoint import PluginClient
+from drabridge.sim.kubelet.faults import Faults
+from drabridge.sim.kubelet.gorpc import PluginCallError
+from drabridge.sim.kubelet.names import is_extended_resource_name
+from drabridge.sim.kubelet.pluginwatcher import Deregister
+from drabridge.sim.kubelet.timings import Timings
+from drabridge.sim.kubelet.versions import Behaviour
+from drabridge.wire import pluginregistration_pb2
+
+VERSION = "v1beta1"
+
+
+class RefusedRegistrationError(Exception):
+    """The text a plugin gets, with status UNKNOWN: the real handler returns plain errors."""
+
+
+def check_request(request: pb.RegisterRequest) -> None:
+    """Raises RefusedRegistrationError with the observed text."""
+    if request.version != VERSION:
+        raise RefusedRegistrationError(
+            f'requested API version "{request.version}" is not supported by kubelet. Supported version is ["{VERSION}"]'
+        )
+    if not is_extended_resource_name(request.resource_name):
+        raise RefusedRegistrationError(f'the ResourceName "{request.resource_name}" is invalid')
+
+
+def endpoint_path(directory: Path, endpoint: str) -> Path:
+    """Go's ``filepath.Join(dir, endpoint)``: cleaned; a sub-path or ``../x`` leaves the directory, an absolute one does
+    not.
+    """
+    return Path(os.path.normpath(f"{directory}/{endpoint}"))
+
+
+class Registration(rpc.RegistrationServicer):
+    """Answers Register, and keeps one client for each resource, which is where the duplicate-registration bug lives."""
+
+    def __init__(
+        self,
+        directory: Path,
+        manager: DeviceManager,
+        calls: CallLog,
+        faults: Faults,
+        timings: Timings,
+        version: Behaviour,
+    ) -> None:
+        self._directory = directory
+        self._manager = manager
+        self._calls = calls
+        self._faults = faults
+        self._timings = timings
+        self._version = version
+        self._clients: dict[str, PluginClient] = {}
+        self._streams: dict[asyncio.Task[None], PluginClient] = {}
+
+    async def Register(
+        self, request: pb.RegisterRequest, context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.Empty]
+    ) -> pb.Empty:
+        await self._faults.running.wait()
+        with self._calls.record("in", "Register", request.resource_name, request) as call:
+            try:
+                if self._faults.refuse_register:
+                    raise RefusedRegistrationError(self._faults.refuse_register)
+                check_request(request)
+                await self.connect(request.resource_name, endpoint_path(self._directory, request.endpoint))
+                await self._faults.running.wait()
+                call.response = pb.Empty()
+                return call.response
+            except (RefusedRegistrationError, PluginCallError) as error:
+                call.error = str(error)
+        await context.abort(grpc.StatusCode.UNKNOWN, call.error)
+        raise AssertionError("abort raises")
+
+    async def connect(self, resource: str, path: Path) -> None:
+        """connectClient: dial back and ask for options before returning, ListAndWatch after. Raises PluginCallError.
+
+        Up to 1.36 clients are kept by resource name: a second registration replaces the first while its stream goes on,
+        and a failed second one forgets the first, whose end then goes unnoticed.
+        """
+        key = str(path) if self._version.clients_keyed_by_socket else resource
+        client = PluginClient(resource, path, self._manager, self._calls, self._faults, self._timings)
+        self._clients[key] = client
+        try:
+            await client.connect()
+        except BaseException:
+            self._clients.pop(key, None)
+            await client.close()
+            raise
+        task = asyncio.create_task(self._run(key, client), name=f"ListAndWatch {resource}")
+        self._streams[task] = client
+        task.add_done_callback(self._stream_ended)
+
+    async def _run(self, key: str, client: PluginClient) -> None:
+        """runClient: when the stream ends, disconnect whoever is in the slot now, which may be somebody else."""
+        await client.run()
+        current = self._clients.pop(key, None)
+        if current is None:
+            return
+        await current.close()
+        endpoint = self._manager.state.endpoints.get(client.resource)
+        if self._version.clients_keyed_by_socket and endpoint is not None and endpoint.client is not client:
+            return
+        self._manager.plugin_disconnected(client.resource, current)
+
+    def _stream_ended(self, task: asyncio.Task[None]) -> None:
+        del self._streams[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error  # to the loop's exception handler: a fault of the simulation itself
+
+    def streams(self, resource: str) -> int:
+        """How many ListAndWatch streams of a resource are being read."""
+        return sum(client.resource == resource for client in self._streams.values())
+
+    async def drop_stream(self, resource: str) -> None:
+        """A fault: the connections of this resource break under their streams."""
+        for client in [c for c in self._streams.values() if c.resource == resource]:
+            await client.close()
+
+    async def deregister(self, resource: str) -> None:
+        """DeRegisterPlugin of the plugin watcher's handler: by name alone up to 1.36."""
+        client = self._clients.pop(resource, None)
+        if client is not None:
+            await client.disconnect()
+
+    async def close(self) -> None:
+        """The process ends: connections break, nobody is told anything."""
+        tasks = dict(self._streams)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for client in {*tasks.values(), *self._clients.values()}:
+            await client.close()
+        self._clients.clear()
+
+
+class DevicePluginHandler:
+    """What the plugin watcher does with ``type: DevicePlugin``: the second, unloved way to register.
+
+    Its weakness is kept: when the stream ends later, the watcher still takes the socket for registered.
+    """
+
+    def __init__(self, registration: Registration) -> None:
+        self._registration = registration
+
+    def validate(self, info: pluginregistration_pb2.PluginInfo) -> None:
+        """Raises RefusedRegistrationError."""
+        if VERSION not in info.supported_versions:
+            raise RefusedRegistrationError(
+                f"requested API version {list(info.supported_versions)} is not supported by kubelet. "
+                f'Supported version is ["{VERSION}"]'
+            )
+        if not is_extended_resource_name(info.name):
+            raise RefusedRegistrationError(f'the ResourceName "{info.name}" is invalid')
+
+    async def register(self, info: pluginregistration_pb2.PluginInfo, endpoint: Path) -> Deregister:
+        await self._registration.connect(info.name, endpoint)
+        return lambda: self._registration.deregister(info.name)

@@ -1,0 +1,267 @@
+"""What an on-call person needs to know, as one document: for ``drabridge status``, the page, and scripts.
+
+The document is versioned: keys are added, never renamed, within one ``apiVersion``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any
+
+from msgspec import Struct
+
+from drabridge.inventory.model import Device, Presence, Snapshot
+from drabridge.ledger.eligibility import dra_schedulable, hindrance, legacy_healthy
+from drabridge.ledger.model import ClaimHold, Entry, Hold, Lane, Ledger, Owner, PodRef, Policy
+
+API_VERSION = "drabridge/v1alpha1"
+_UNPUBLISHED = "waits for the API server, which has not taken our slices"  # kubelet is asked when it has
+Document = dict[str, Any]
+
+
+class Endpoint(Struct, frozen=True):
+    """One side's connection with kubelet, for one resource (or for the DRA driver)."""
+
+    api: str
+    name: str
+    phase: str
+    ready: bool
+    since: float
+    error: str = ""
+
+
+class RecentRefusal(Struct, frozen=True):
+    """One grant that was refused, for the list of recent ones."""
+
+    at: float
+    api: str
+    device: str
+    reason: str
+    message: str
+
+
+def stamp(at: float) -> str:
+    """Wall seconds as RFC 3339; empty for never."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z") if at else ""
+
+
+def document(
+    *,
+    node: str,
+    driver: str,
+    version: str,
+    now: float,
+    started_at: float,
+    ledger: Ledger,
+    snapshot: Snapshot,
+    policy: Policy,
+    endpoints: Sequence[Endpoint],
+    not_ready: Sequence[str],
+    refusals: Iterable[RecentRefusal] = (),
+    notes: Sequence[str] = (),
+    wanted: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+    published: bool = True,
+) -> Document:
+    """The whole. ``not_ready`` are the reasons why ``/readyz`` says no; ``notes`` what a person should know besides;
+    ``wanted`` the lanes of each resource as ``{legacy, dra, source}``; ``published``: the API server has our slices.
+    """
+    devices = snapshot.by_name()
+    rows = [_device(ledger, entry, devices.get(entry.name), policy, published) for entry in _ordered(ledger, snapshot)]
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "Status",
+        "node": node,
+        "driver": driver,
+        "version": version,
+        "at": stamp(now),
+        "startedAt": stamp(started_at),
+        "ready": not not_ready,
+        "notReadyBecause": list(not_ready),
+        "notes": [*notes, *filter(None, [releases_wait(ledger, policy, now)]), *map(str, snapshot.collisions)],
+        "collisions": list(map(str, snapshot.collisions)),
+        "releasesSuspendedUntil": stamp(until) if (until := ledger.node.releases_suspended_until) > now else "",
+        "endpoints": [
+            {
+                "api": endpoint.api,
+                "name": endpoint.name,
+                "phase": endpoint.phase,
+                "ready": endpoint.ready,
+                "since": stamp(endpoint.since),
+                "error": endpoint.error,
+            }
+            for endpoint in endpoints
+        ],
+        "resources": _resources(rows, wanted),
+        "devices": rows,
+        "refusals": [
+            {"at": stamp(r.at), "api": r.api, "device": r.device, "reason": r.reason, "message": r.message}
+            for r in refusals
+        ],
+    }
+
+
+def _ordered(ledger: Ledger, snapshot: Snapshot) -> list[Entry]:
+    place = {device.name: index for index, device in enumerate(snapshot.devices)}
+    return sorted(
+        ledger.entries.values(), key=lambda entry: (entry.device.resource, place.get(entry.name, 1 << 30), entry.name)
+    )
+
+
+def _device(ledger: Ledger, entry: Entry, device: Device | None, policy: Policy, published: bool) -> Document:
+    offered = [
+        side
+        for side, shown in (
+            ("legacy", legacy_healthy(ledger, entry, policy)),
+            ("dra", dra_schedulable(ledger, entry, policy)),
+        )
+        if shown
+    ]
+    return {
+        "name": entry.name,
+        "id": device.id if device else "",
+        "resource": entry.device.resource,
+        "presence": str(entry.device.presence),
+        "reason": (device.reason if device else "") or _hindered(ledger, entry) or _kept(device),
+        "lane": str(entry.lane),
+        "owner": str(entry.owner),
+        "offered": offered,
+        "holders": _holders(entry),
+        "since": stamp(entry.since),
+        "evidence": evidence(entry),
+        "drain": entry.drain,
+        "move": None
+        if entry.move is None
+        else {
+            "to": str(entry.move.target),
+            "step": str(entry.move.step),
+            "since": stamp(entry.move.since),
+            "reason": entry.move.reason if published or entry.lane is not Lane.LEGACY_TO_DRA else _UNPUBLISHED,
+        },
+        "releasedBecause": entry.released_because,
+        "numaNodes": list(device.numa_nodes) if device else [],
+        "pciBusID": device.pci_bus_id if device else "",
+        "nodes": [node.path for node in device.nodes] if device else [],
+    }
+
+
+def _hindered(ledger: Ledger, entry: Entry) -> str:
+    """Why a free device that is there is offered to nobody, though its lane would."""
+    there = entry.owner is Owner.NONE and entry.device.presence is Presence.PRESENT
+    if not there or (relative := hindrance(ledger, entry)) is None:
+        return ""
+    why = f"in lane {relative.lane}" if relative.owner is Owner.NONE else f"held ({relative.owner})"
+    return f"shares its hardware with {relative.name}, which is {why}"
+
+
+def _kept(device: Device | None) -> str:
+    return "of a former configuration, kept while it is held" if device and device.former else ""
+
+
+def _holders(entry: Entry) -> list[Document]:
+    found: list[Document] = []
+    # In quarantine nobody knows of a pod, unless kubelet shows one.
+    if entry.hold is not None and (entry.hold.pods or entry.owner is not Owner.QUARANTINE):
+        pods = entry.hold.pods or (None,)
+        found += [
+            {
+                "api": "deviceplugin",
+                "namespace": pod.namespace if pod else "",
+                "pod": pod.name if pod else "",
+                "container": pod.container if pod else "",
+                "podUID": pod.uid if pod else "",
+                "units": list(entry.hold.units),
+            }
+            for pod in pods
+        ]
+    found += [
+        {
+            "api": "dra",
+            "namespace": held.claim.namespace,
+            "claim": held.claim.name,
+            "claimUID": held.claim.uid,
+            "phase": str(held.phase),
+            "admin": held.admin,
+            "shares": [share.id for share in held.shares],
+        }
+        for held in entry.claims
+    ]
+    return found
+
+
+def evidence(entry: Entry) -> str:
+    """Why the ledger believes what it believes, in a few words; in quarantine: what is missing to its end."""
+    if entry.owner is Owner.NONE:
+        return f"released: {entry.released_because}" if entry.released_because else "never held"
+    hold = [f"{entry.hold.because}{_seen(entry, entry.hold)}"] if entry.hold is not None else []
+    claims = [
+        f"{held.phase}{_lingering(held)}{'' if held.api_allocated else ' (no longer allocated in the API)'}"
+        for held in entry.claims
+    ]
+    return ", ".join([*hold, *claims]) or str(entry.owner)
+
+
+def _lingering(held: ClaimHold) -> str:
+    if not held.lingers:
+        return ""
+    return f", unprepared, its processes may go on until {stamp(held.lingers_until)}"
+
+
+def releases_wait(ledger: Ledger, policy: Policy, now: float) -> str:
+    """Until when no hold of a pod with limits ends, and why; "" if nothing is held, or holds may end."""
+    node = ledger.node
+    held = sum(entry.hold is not None for entry in ledger.entries.values())
+    if now >= node.releases_suspended_until or not held:
+        return ""
+    return (
+        f"no device that a pod holds is released before {stamp(node.releases_suspended_until)}: "
+        f"{node.suspended_because or 'kubelet or the agent started'} less than {policy.settle_seconds:g} s ago "
+        "(safety.settleSeconds), and kubelet may not show all of its pods yet"
+    )
+
+
+def _seen(entry: Entry, hold: Hold) -> str:
+    if hold.last_seen:
+        return f", seen {stamp(hold.last_seen)}"
+    return "" if hold.confirmed or entry.owner is Owner.QUARANTINE else ", not yet confirmed by kubelet"
+
+
+def _resources(rows: Sequence[Mapping[str, Any]], wanted: Mapping[str, Mapping[str, str]]) -> list[Document]:
+    found = []
+    for name in dict.fromkeys([*wanted, *(row["resource"] for row in rows)]):
+        ours = [row for row in rows if row["resource"] == name]
+        lanes = Counter(row["lane"] for row in ours)
+        owners = Counter(row["owner"] for row in ours)
+        found.append(
+            {
+                "name": name,
+                "devices": len(ours),
+                "free": sum(row["owner"] == Owner.NONE and row["presence"] == Presence.PRESENT for row in ours),
+                "heldByPods": owners[Owner.LEGACY],
+                "heldByClaims": sum(owners[o] for o in (Owner.DRA_PENDING, Owner.DRA_GRANTED, Owner.DRA_PREPARED)),
+                "inDoubt": owners[Owner.CONFLICT] + owners[Owner.QUARANTINE],
+                "unusable": sum(row["presence"] != Presence.PRESENT for row in ours),
+                "lanes": {str(lane): lanes[lane] for lane in Lane if lanes[lane]},
+                "wanted": dict(wanted.get(name, {"legacy": "", "dra": "", "source": "none"})),
+                "moving": sum(row["move"] is not None for row in ours),
+                "offeredToPods": sum("legacy" in row["offered"] and row["owner"] == Owner.NONE for row in ours),
+                "offeredToClaims": sum("dra" in row["offered"] and row["owner"] == Owner.NONE for row in ours),
+            }
+        )
+    return found
+
+
+def allocation_labels(entry: Entry) -> list[tuple[str, ...]]:
+    """Label values of ``device_allocation_info``: one row for each container, claim or share that holds the device."""
+    device, resource = entry.name, entry.device.resource
+    rows: list[tuple[str, ...]] = []
+    if entry.hold is not None:
+        pods = entry.hold.pods or (PodRef(),)
+        rows += [(device, resource, "deviceplugin", pod.namespace, pod.name, pod.container, "", "") for pod in pods]
+    for held in entry.claims:
+        for share in held.shares or (None,):
+            share_id = share.id if share else ""
+            rows.append((device, resource, "dra", held.claim.namespace, "", "", held.claim.name, share_id))
+    return list(dict.fromkeys(rows))

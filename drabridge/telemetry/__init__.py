@@ -1,0 +1,1 @@
+"""Where facts go: metrics, log lines, a short memory of refusals."""

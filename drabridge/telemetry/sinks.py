@@ -1,0 +1,181 @@
+"""Where facts go: metrics, log lines, a short memory of refusals. Whoever reports a fact knows none of these."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import deviceplugin
+from drabridge.inventory.facts import EventSeen, MonitorRestarted, Reconciled, ReconcileFailed, SourceChanged
+from drabridge.inventory.facts import Fact as InventoryFact
+from drabridge.ledger.effects import Effect, Refused, Released, TransferAborted, Transferred
+from drabridge.status.document import RecentRefusal
+from drabridge.telemetry.metrics import Metrics
+from podresources.transport import Attempt
+
+DraFact = Any  # drabridge.dra.facts.Fact
+
+log = logging.getLogger("drabridge")
+
+REFUSALS_KEPT = 20
+
+
+class Sinks:
+    """Receives facts of every kind. Called on the event loop; never raises, never blocks."""
+
+    def __init__(
+        self, metrics: Metrics, resource_of: Callable[[str], str], now: Callable[[], float] = time.time
+    ) -> None:
+        self._metrics = metrics
+        self._resource_of = resource_of
+        self._now = now
+        self.reconciled_at = 0.0
+        self._refused: dict[str, str] = {}  # resource -> what kubelet last said to a registration that it did not take
+        self._kubelets: dict[str, int] = {}  # resource -> how many kubelets it has seen
+        self.refusals: deque[RecentRefusal] = deque(maxlen=REFUSALS_KEPT)
+
+    # The DevicePlugin side (deviceplugin.Observer).
+
+    def observe(self, fact: deviceplugin.Fact) -> None:
+        metrics = self._metrics
+        match fact:
+            case deviceplugin.Registered():
+                metrics.count("registrations", "deviceplugin", fact.resource, "OK")
+                self._refused.pop(fact.resource, None)
+                metrics.time("grpc_request_duration_seconds", fact.seconds, "deviceplugin", "Register", "OK")
+                log.info(
+                    "registered with kubelet", extra={"resource": fact.resource, "seconds": round(fact.seconds, 4)}
+                )
+            case deviceplugin.RegisterFailed():
+                metrics.count("registrations", "deviceplugin", fact.resource, fact.code)
+                again = self._refused.get(fact.resource) == fact.message  # kubelet is asked often while it is away
+                self._refused[fact.resource] = fact.message
+                log.log(
+                    logging.DEBUG if again else logging.WARNING,
+                    "kubelet did not take the registration",
+                    extra={"resource": fact.resource, "code": fact.code, "reason": fact.message},
+                )
+            case deviceplugin.KubeletSeen():
+                self._seen(fact.resource)
+            case deviceplugin.StreamEnded():
+                log.info("kubelet no longer listens", extra={"resource": fact.resource, "after_seconds": fact.seconds})
+            case deviceplugin.ListSent():
+                log.info(
+                    "list sent",
+                    extra={"resource": fact.resource, "devices": fact.devices, "healthy": fact.healthy},
+                )
+            case deviceplugin.BindFailed():
+                log.error("no socket for kubelet", extra={"resource": fact.resource, "reason": fact.error})
+            case deviceplugin.Allocated():
+                metrics.count("allocations", "deviceplugin", fact.resource, fact.code)
+                metrics.time("grpc_request_duration_seconds", fact.seconds, "deviceplugin", "Allocate", fact.code)
+                log.log(
+                    logging.INFO if fact.code == "OK" else logging.WARNING,
+                    "allocated" if fact.code == "OK" else "allocation refused",
+                    extra={"resource": fact.resource, "ids": list(fact.ids), "code": fact.code, "reason": fact.message},
+                )
+            case deviceplugin.Preferred():
+                method = "GetPreferredAllocation"
+                metrics.time("grpc_request_duration_seconds", fact.seconds, "deviceplugin", method, "OK")
+            case deviceplugin.PreStarted():
+                method = "PreStartContainer"
+                metrics.time("grpc_request_duration_seconds", fact.seconds, "deviceplugin", method, fact.code)
+
+    def _seen(self, resource: str) -> None:
+        """Every resource sees each kubelet; the first one is no restart, nor is the one that a new resource finds."""
+        so_far = max(self._kubelets.values(), default=0)
+        seen = self._kubelets[resource] = self._kubelets.get(resource, max(so_far - 1, 0)) + 1
+        if seen > max(so_far, 1):
+            self._metrics.count("kubelet_restarts")
+
+    # The inventory (drabridge.inventory.facts).
+
+    def inventory(self, fact: InventoryFact) -> None:
+        match fact:
+            case EventSeen():
+                self._metrics.count("udev_events", fact.subsystem, fact.action)
+            case Reconciled():
+                self._metrics.time("inventory_reconcile_duration_seconds", fact.seconds)
+                if fact.full:
+                    self.reconciled_at = self._now()
+            case MonitorRestarted():
+                self._metrics.count("inventory_monitor_restarts")
+                log.warning("device events were lost, everything is enumerated again", extra={"reason": fact.why})
+            case SourceChanged():
+                log.info("device events", extra={"source": str(fact.source)})
+            case ReconcileFailed():
+                log.error("looking at the devices failed, the last list stays", extra={"reason": fact.why})
+
+    # The DRA side (drabridge.dra.facts), by its attributes: this module must not import it for the other side alone.
+
+    def dra(self, fact: DraFact) -> None:
+        match type(fact).__name__, fact:
+            case "ClaimHandled", _:
+                self._claim(fact)
+            case "Requested", _:
+                self._metrics.time("grpc_request_duration_seconds", fact.seconds, "dra", fact.method, fact.code)
+            case "SlicesPublished", _:
+                self._metrics.count("resourceslice_publish", "OK")
+            case "PublishFailed", _:
+                self._metrics.count("resourceslice_publish", "failed")
+            case "RegistrationChanged", _:
+                self._metrics.count("registrations", "dra", "", "OK" if fact.registered else "refused")
+                log.info("kubelet and the DRA plugin", extra={"registered": fact.registered, "reason": fact.error})
+
+    def _claim(self, fact: DraFact) -> None:
+        if fact.method == "prepare":
+            for device in fact.devices or ("",):
+                self._metrics.count("allocations", "dra", self._resource_of(device), str(fact.outcome))
+        log.log(
+            logging.WARNING if fact.error else logging.INFO,
+            f"claim {fact.method}d" if not fact.error else f"claim not {fact.method}d",
+            extra={
+                "claim": str(fact.claim),
+                "uid": fact.claim.uid,
+                "outcome": str(fact.outcome),
+                "devices": list(fact.devices),
+                "seconds": round(fact.seconds, 4),
+                "reason": fact.error,
+            },
+        )
+
+    # Our questions to kubelet (podresources.Observer).
+
+    def asked(self, attempt: Attempt) -> None:
+        self._metrics.time("podresources_request_duration_seconds", attempt.seconds, str(attempt.rpc))
+        if attempt.code != "OK":
+            self._metrics.count("podresources_errors", attempt.code)
+
+    # The ledger.
+
+    def effect(self, effect: Effect, message: str = "") -> None:
+        match effect:
+            case Refused():
+                resource = self._resource_of(effect.device)
+                self._metrics.count("arbitration_refusals", str(effect.side), resource, str(effect.code))
+                self.refusals.append(
+                    RecentRefusal(self._now(), str(effect.side), effect.device, str(effect.code), message)
+                )
+            case Released():
+                log.info(
+                    "released",
+                    extra={
+                        "device": effect.device,
+                        "holder": effect.holder,
+                        "because": effect.because,
+                        "held_seconds": round(effect.held_seconds, 1),
+                    },
+                )
+            case Transferred():
+                direction = f"{effect.source}-to-{effect.target}"
+                resource = self._resource_of(effect.device)
+                self._metrics.time("lane_transfer_seconds", effect.seconds, resource, direction)
+                log.info("lane changed", extra={"device": effect.device, "lane": direction, "seconds": effect.seconds})
+            case TransferAborted():
+                log.warning(
+                    "lane change put off",
+                    extra={"device": effect.device, "lane": str(effect.target), "because": effect.because},
+                )

@@ -1,0 +1,280 @@
+"""CDI spec files, read back as a runtime reads them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from drabridge.containers.cdi import CdiDevice, CdiStore, Edits, Family, Spec
+from drabridge.errors import HostError
+from drabridge.inventory.model import Device, DeviceNode, Mount
+
+UID = "34553fd1-cf06-469c-b877-c1432ff67333"
+NODE = DeviceNode("/dev/radio0", "/dev/radio0", major=189, minor=4)
+RENAMED = DeviceNode("/dev/radio7", "/dev/radio", "rwm", "b", 7, 7)
+DEVICE = Device(
+    "radio-a", "SN1", "example.com/radio", nodes=(NODE,), env={"B": "2", "A": "1"}, mounts=(Mount("/opt/fw", "/fw"),)
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CdiStore:
+    return CdiStore(tmp_path / "cdi", "drabridge.example.com")
+
+
+def read(store: CdiStore, spec: Spec) -> dict[str, object]:
+    document = json.loads((store.directory / spec.file_name).read_bytes())
+    assert isinstance(document, dict)
+    return document
+
+
+def test_a_legacy_device_has_one_file_and_one_name(store: CdiStore) -> None:
+    spec = store.legacy_spec(DEVICE, ["SN1"])
+
+    assert store.write(spec) == ("drabridge.example.com/device=legacy-radio-a",) == spec.names
+    assert read(store, spec) == {
+        "cdiVersion": "0.3.0",
+        "kind": "drabridge.example.com/device",
+        "devices": [
+            {
+                "name": "legacy-radio-a",
+                "containerEdits": {
+                    "deviceNodes": [
+                        {"path": "/dev/radio0", "type": "c", "major": 189, "minor": 4, "permissions": "rw"}
+                    ],
+                    "env": ["A=1", "B=2"],
+                    "mounts": [
+                        {
+                            "hostPath": "/opt/fw",
+                            "containerPath": "/fw",
+                            "options": ["ro", "nosuid", "nodev", "bind"],
+                        }
+                    ],
+                },
+            }
+        ],
+    }
+    assert (store.directory / spec.file_name).stat().st_mode & 0o777 == 0o644
+    assert store.keys(Family.LEGACY) == ("radio-a",)
+
+
+def test_every_replica_of_a_device_gets_the_same_name(store: CdiStore) -> None:
+    shared = Device("kvm", "kvm", "example.com/kvm", nodes=(NODE,), replicas=3)
+
+    assert store.legacy_spec(shared, shared.units).names == ("drabridge.example.com/device=legacy-kvm",)
+    with pytest.raises(ValueError, match="not units of the device kvm"):
+        store.legacy_spec(shared, ["other::1"])
+
+
+@pytest.mark.parametrize(
+    ("device", "version"),
+    [
+        (CdiDevice("a", Edits((NODE,))), "0.3.0"),
+        (CdiDevice("0a", Edits((NODE,))), "0.5.0"),
+        (CdiDevice("a", Edits((RENAMED,))), "0.5.0"),
+        (CdiDevice("a", Edits((DeviceNode("/dev/x", ""),))), "0.3.0"),
+        (CdiDevice("0a", Edits()), "0.3.0"),
+    ],
+    ids=["plain", "digit-name", "renamed-node", "no-alias", "not-written"],
+)
+def test_the_version_is_the_lowest_that_covers_the_file(device: CdiDevice, version: str) -> None:
+    assert Spec("f.json", "v/c", (CdiDevice("plain", Edits((NODE,))), device)).version == version
+
+
+def test_a_renamed_node_names_both_paths(store: CdiStore) -> None:
+    spec = store.claim_spec(UID, [CdiDevice("a", Edits((RENAMED,)))])
+    store.write(spec)
+
+    devices = read(store, spec)["devices"]
+    assert isinstance(devices, list)
+    assert devices[0]["containerEdits"]["deviceNodes"] == [
+        {"path": "/dev/radio", "hostPath": "/dev/radio7", "type": "b", "major": 7, "minor": 7, "permissions": "rwm"}
+    ]
+
+
+def test_names_of_claims_begin_with_a_letter_and_hold_everything_that_makes_them_one(store: CdiStore) -> None:
+    name = store.claim_device_name(UID, "gpu", "radio-a", "share-1")
+
+    assert name == f"claim-{UID}-gpu-radio-a-share-1"
+    assert store.claim_spec(UID, [CdiDevice(name, Edits((NODE,)))]).version == "0.3.0"
+    assert store.claim_device_name(UID, "look", "radio-a", admin=True) == f"admin-{UID}-look-radio-a"
+
+
+def test_nothing_to_inject_means_no_file_and_no_name(store: CdiStore) -> None:
+    spec = store.claim_spec(UID, [CdiDevice("a", Edits((NODE,)))])
+    store.write(spec)
+
+    assert store.write(store.claim_spec(UID, [CdiDevice("a", Edits())])) == ()
+    assert list(store.directory.iterdir()) == []
+    half = store.claim_spec(UID, [CdiDevice("a", Edits()), CdiDevice("b", Edits(env={"X": "1"}))])
+    assert store.write(half) == ("drabridge.example.com/device=b",)
+    assert half.qualified("a") is None
+    assert half.qualified("b") == "drabridge.example.com/device=b"
+
+
+def test_an_identical_file_is_left_alone_and_a_damaged_one_is_rewritten(store: CdiStore) -> None:
+    spec = store.legacy_spec(DEVICE)
+    store.write(spec)
+    path = store.directory / spec.file_name
+    before = path.stat().st_ino
+
+    store.write(spec)
+    assert path.stat().st_ino == before
+    path.write_text("{torn")
+    store.write(spec)
+    assert path.read_bytes() == spec.encode()
+
+
+def test_regeneration_after_a_reboot_restores_ours_and_leaves_others(store: CdiStore, tmp_path: Path) -> None:
+    claim = store.claim_spec(UID, [CdiDevice("c", Edits((NODE,)))])
+    store.write(claim)
+    old = store.legacy_spec(Device("old", "old", "r", nodes=(NODE,)))
+    store.write(old)
+    ours_torn = store.directory / "drabridge.example.com-device-legacy-torn.json"
+    ours_torn.write_text("{")
+    leftover = store.directory / ".drabridge.example.com-device-legacy-x.json.abc.tmp"
+    leftover.write_text("{")
+    foreign = store.directory / "nvidia.yaml"
+    foreign.write_text("cdiVersion: 0.3.0")
+    imitation = store.directory / "drabridge.example.com-device-legacy-imitation.json"
+    imitation.write_text('{"kind": "other.example.com/device"}')
+
+    removed = store.regenerate(Family.LEGACY, [store.legacy_spec(DEVICE)])
+
+    assert removed == ("drabridge.example.com-device-legacy-old.json", ours_torn.name)
+    assert {path.name for path in store.directory.iterdir()} == {
+        "drabridge.example.com-device-legacy-radio-a.json",
+        claim.file_name,
+        foreign.name,
+        imitation.name,
+    }
+    assert store.keys(Family.LEGACY) == ("radio-a",)
+
+
+def test_removal_is_idempotent(store: CdiStore) -> None:
+    assert store.remove(Family.CLAIM, UID) is False
+    store.write(store.claim_spec(UID, [CdiDevice("a", Edits((NODE,)))]))
+    assert store.remove(Family.CLAIM, UID) is True
+    assert store.remove(Family.CLAIM, UID) is False
+
+
+@pytest.mark.parametrize("key", ["../../etc/passwd", "", "a/b", ".hidden", "x" * 200, "a\0b"])
+def test_a_key_that_is_no_file_name_is_refused(store: CdiStore, key: str) -> None:
+    with pytest.raises(HostError, match="cannot be part of a CDI file name"):
+        store.file_name(Family.CLAIM, key)
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        CdiDevice("bad name", Edits((NODE,))),
+        CdiDevice("a", Edits((DeviceNode("dev/x", "/dev/x"),))),
+        CdiDevice("a", Edits(mounts=(Mount("relative", "/x"),))),
+        CdiDevice("a", Edits(env={"A=B": "1"})),
+        CdiDevice("a", Edits(env={"A": "1\0"})),
+    ],
+)
+def test_what_no_runtime_would_accept_is_refused_before_it_is_written(store: CdiStore, device: CdiDevice) -> None:
+    with pytest.raises(HostError):
+        store.write(store.claim_spec(UID, [device]))
+    assert not store.directory.exists()
+
+
+def test_two_devices_of_one_name_are_refused(store: CdiStore) -> None:
+    with pytest.raises(HostError, match="twice"):
+        store.write(store.claim_spec(UID, [CdiDevice("a", Edits((NODE,))), CdiDevice("a", Edits((RENAMED,)))]))
+
+
+def test_a_directory_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    store = CdiStore(blocked / "cdi", "v.example.com")
+
+    with pytest.raises(HostError) as caught:
+        store.write(store.legacy_spec(DEVICE))
+    assert str(blocked) in str(caught.value)
+    assert "/var/run/cdi" in caught.value.hint
+    missing_parent = CdiStore(tmp_path / "no" / "cdi", "v.example.com")
+    with pytest.raises(HostError, match="No such file"):
+        missing_parent.write(missing_parent.legacy_spec(DEVICE))
+
+
+def test_a_directory_that_refuses_even_root_says_what_to_do() -> None:
+    store = CdiStore(Path("/sys/kernel"), "v.example.com")  # sysfs: nobody creates files there
+    with pytest.raises(HostError, match=r"cannot keep CDI files in /sys/kernel: (Operation not|Permission)"):
+        store.write(store.legacy_spec(DEVICE))
+
+
+@pytest.mark.parametrize(("vendor", "device_class"), [("1v", "c"), ("v", "a.b"), ("", "c"), ("v/x", "c")])
+def test_a_kind_that_is_none_is_refused(tmp_path: Path, vendor: str, device_class: str) -> None:
+    with pytest.raises(ValueError, match="is not a CDI kind"):
+        CdiStore(tmp_path, vendor, device_class)
+
+
+def test_edits_join_and_the_later_wins() -> None:
+    joined = Edits((NODE,), {"A": "1", "B": "1"}) | Edits((RENAMED,), {"B": "2"}, (Mount("/a", "/b"),))
+
+    assert joined == Edits((NODE, RENAMED), {"A": "1", "B": "2"}, (Mount("/a", "/b"),))
+
+
+def test_a_failure_lasts_until_a_probe_succeeds(tmp_path: Path) -> None:
+    store = CdiStore(tmp_path / "cdi", "drabridge.example.com")
+    store.directory.write_text("in the way")
+    with pytest.raises(HostError):
+        store.write(store.legacy_spec(DEVICE))
+    assert "Not a directory" in store.error
+    assert not store.probe()
+    assert "Not a directory" in store.error
+    store.directory.unlink()
+    assert store.probe()
+    assert store.error == ""
+    assert list(store.directory.iterdir()) == []  # the probe leaves nothing
+
+
+def test_files_that_somebody_else_removed_are_missed_once(store: CdiStore) -> None:
+    spec = store.legacy_spec(DEVICE)
+    store.write(spec)
+    store.write(store.claim_spec(UID, [CdiDevice("claim-x", Edits((NODE,)))]))
+    assert store.missing() == ()
+    store.remove(Family.CLAIM, UID)
+    assert store.missing() == ()
+    (store.directory / spec.file_name).unlink()
+    store.directory.rmdir()
+    assert store.missing() == (spec.file_name,)
+    assert store.missing() == ()
+    store.write(spec)
+    assert store.missing() == ()
+
+
+def test_a_directory_that_cannot_be_listed_is_a_failure(store: CdiStore) -> None:
+    store.directory.write_text("in the way")
+    assert store.missing() == ()
+    assert "Not a directory" in store.error
+
+
+def test_a_claims_file_tells_its_uid_and_its_devices_without_any_record(store: CdiStore, tmp_path: Path) -> None:
+    names = [
+        store.claim_device_name(UID, "r", "gpu-0"),
+        store.claim_device_name(UID, "r", "gpu-1", "share"),
+        store.claim_device_name(UID, "look", "gpu-1", admin=True),
+    ]
+    qualified = store.write(store.claim_spec(UID, [CdiDevice(name, Edits((NODE,))) for name in names]))
+    torn = store.file_name(Family.CLAIM, "torn")
+    (store.directory / torn).write_text('{"cdiVersion": "0.3')
+    list_ = store.file_name(Family.CLAIM, "list")
+    (store.directory / list_).write_text(json.dumps({"kind": store.kind, "devices": ["no", {"name": 1}]}))
+    store.write(store.legacy_spec(DEVICE))
+
+    assert store.claimed() == {
+        UID: (("r-gpu-0", False), ("r-gpu-1-share", False), ("look-gpu-1", True)),
+        "torn": (),
+        "list": (),
+    }
+    assert [store.claim_uid(name) for name in qualified] == [UID] * 3
+    assert store.only_admin([*qualified[2:], "somebody.else/metadata=x"])
+    assert not store.only_admin(qualified[1:])
+    assert not store.only_admin([])
+    assert store.claim_uid(store.legacy_spec(DEVICE).names[0]) == ""
+    assert CdiStore(tmp_path / "none", "v.example.com").claimed() == {}
