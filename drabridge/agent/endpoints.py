@@ -77,9 +77,10 @@ class Pages:
     def _serve_port(self) -> None:
         if not self._port.address:
             return
-        self._port.serve(
-            {**self._public(), ("GET", "/"): self._page if self._runtime.options.page else self._local_page}
-        )
+        pages: dict[str, Handler] = {"all": self._page, "local": self._local_page}
+        page_handler = pages.get(self._runtime.options.page)
+        routes = self._public()
+        self._port.serve(routes if page_handler is None else {**routes, ("GET", "/"): page_handler})
         log.info("pages", extra={"address": self._port.address, "control": str(self._runtime.paths.control_socket)})
 
     async def renew(self) -> None:

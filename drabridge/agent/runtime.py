@@ -40,7 +40,7 @@ class Options(Struct, frozen=True):
     state: Path | None = None
     cdi: Path = Path("/var/run/cdi")
     listen: str = "127.0.0.1:9400"  # empty: none
-    page: bool = False  # the page for people on any address; on loopback it always is
+    page: str = "local"  # who gets the page for people on the port: "local" (loopback only), "all", or "off" (nobody)
     kubeconfig: Path | None = None
     boot_id: Path = BOOT_ID
 

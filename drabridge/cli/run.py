@@ -54,8 +54,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--page",
-        action="store_true",
-        help="serve the page for people at / too where others can reach it; on localhost it always is",
+        nargs="?",
+        const="all",
+        default="local",
+        choices=("local", "all", "off"),
+        help="who gets the page for people at /: local (default) only who asks a loopback address for localhost, which "
+        "`kubectl port-forward` does; all who can reach the port (also plain --page); off nobody",
     )
     parser.add_argument("--kubeconfig", type=Path, metavar="FILE", help="outside a cluster; default: the pod's account")
     parser.add_argument(

@@ -263,6 +263,16 @@ def test_kubelets_probes_reach_where_the_agent_listens(values: Json, listen: str
         assert parse_listen(listen.replace("$(POD_IP)", address))[1] == port
 
 
+@pytest.mark.parametrize(
+    ("values", "flags"),
+    [({}, []), (UDEV, ["--page=off"]), ({**UDEV, "http": {"pageOnHostNetwork": True}}, [])],
+)
+def test_on_the_hosts_network_the_page_is_off_unless_asked_for(values: Json, flags: list[str]) -> None:
+    assert [text for text in agent(values)["args"] if text.startswith("--page")] == flags
+    notes = templates(values, name="drabridge", namespace="hw")["NOTES.txt"]
+    assert ("kubectl -n hw port-forward daemonset/drabridge 9400" in notes) is (not flags)
+
+
 def test_without_claims_no_api_server_is_needed() -> None:
     kinds = {obj["kind"] for obj in manifests(LEGACY_ONLY)}
     assert kinds == {"ConfigMap", "DaemonSet", "ServiceAccount", "NetworkPolicy"}

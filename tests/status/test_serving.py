@@ -14,6 +14,7 @@ import pytest
 from drabridge.agent.endpoints import is_local_name
 from drabridge.status import page
 from tests.agent.helpers import AgentProcess, node, pod, short_directory, until
+from tests.deploy.helm import manifests, one
 from tests.patience import HANG_SECONDS
 
 
@@ -103,6 +104,32 @@ async def test_elsewhere_only_when_asked_for(flag: bool) -> None:
             assert (await fetch(within, host="evil.example"))[0] == (200 if flag else 421)
             assert (await fetch(address, "/healthz"))[0] == 200
             assert (await fetch(address, "/metrics"))[0] == 200
+        finally:
+            await agent.stop(signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("events", "page_is_served"), [("kernel", True), ("udev", False)])
+async def test_with_the_chart_s_defaults_the_page_is_for_port_forward_alone(events: str, page_is_served: bool) -> None:
+    """``kubectl port-forward`` connects to the pod's loopback address and passes on the Host header of the browser."""
+    (container,) = one(manifests({"config": {"udevEvents": events}}), "DaemonSet")["spec"]["template"]["spec"][
+        "containers"
+    ]
+    flags = [text.replace(":9400", ":0") for text in container["args"] if text.startswith(("--listen", "--page"))]
+    with short_directory() as root:
+        agent = AgentProcess(root, arguments=tuple(flags))
+        await agent.start()
+        try:
+            await agent.up()
+            await until(lambda: "msg=pages" in agent.text(), 5, agent.text)
+            port = address_of(agent).rpartition(":")[2]
+            for host in ("localhost:9400", "127.0.0.1:9400", "[::1]:9400"):
+                status, _, body = await fetch(f"127.0.0.1:{port}", host=host)
+                assert (status, b"<html" in body) == ((200, True) if page_is_served else (404, False)), host
+            assert (await fetch(f"127.0.0.1:{port}", host="evil.example"))[0] == (421 if page_is_served else 404)
+            for path in ("/status", "/lanes", "/release", "/drain"):
+                assert (await fetch(f"127.0.0.1:{port}", path))[0] == 404, "never more than status"
+            if page_is_served:
+                assert b"<html" not in (await fetch(f"{outside()}:{port}"))[2], "never to other tenants"
         finally:
             await agent.stop(signal.SIGKILL)
 
