@@ -1,7 +1,7 @@
 """A device-plugin server library: servers, registration, restarts, preferred allocation. Knows no hardware.
 
     devices: DeviceList = Broadcast()
-    devices.publish((Device("radio-1", Health.HEALTHY, (0,)),))
+    devices.publish((ListedDevice("radio-1", DeviceHealth.HEALTHY, (0,)),))
     server = PluginServer(plugin, directory=Path("/var/lib/kubelet/device-plugins"), name="radio")
     await server.run()
 
@@ -14,11 +14,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from deviceplugin.admission import require_healthy
-from deviceplugin.api import Allocator, DeviceList, Plugin, Preferrer, PreStarter
+from deviceplugin.api import Allocator, DeviceList, Plugin, Preferrer, PreStarter, require_healthy
 from deviceplugin.broadcast import Broadcast, Versioned
-from deviceplugin.errors import AllocationError, DevicePluginError, KubeletDownError, KubeletError, SocketError
-from deviceplugin.model import Allocation, Device, DeviceSpec, Health, Mount
+from deviceplugin.errors import AllocationError, DevicePluginError, KubeletDownError, RegistrationError, SocketError
+from deviceplugin.model import ContainerAllocation, ContainerMount, DeviceHealth, DeviceSpec, ListedDevice
 from deviceplugin.observer import (
     Allocated,
     BindFailed,
@@ -35,14 +34,14 @@ from deviceplugin.observer import (
     StreamEnded,
     StreamOpened,
 )
-from deviceplugin.preference import Policy, Unit, prefer
-from deviceplugin.registration import Phase
+from deviceplugin.preference import ReplicaPolicy, Unit, prefer
+from deviceplugin.registration import RegistrationPhase
 from deviceplugin.sockets import kubelet_process, remove_stale
 from deviceplugin.timeouts import Timeouts
 
 if TYPE_CHECKING:
+    from deviceplugin.inotify import Watcher
     from deviceplugin.server import PluginServer, ServerState
-    from deviceplugin.watch import Watcher
 
 # gRPC reads these when it is first imported: its INFO lines are noise, its fork handlers break subprocesses.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -50,35 +49,35 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 __all__ = [
     "Allocated",
-    "Allocation",
     "AllocationError",
     "Allocator",
     "BindFailed",
     "Bound",
     "Broadcast",
-    "Device",
+    "ContainerAllocation",
+    "ContainerMount",
+    "DeviceHealth",
     "DeviceList",
     "DevicePluginError",
     "DeviceSpec",
     "Fact",
-    "Health",
     "KubeletDownError",
-    "KubeletError",
     "KubeletSeen",
     "ListSent",
-    "Mount",
+    "ListedDevice",
     "Observer",
-    "Phase",
     "PhaseChanged",
     "Plugin",
     "PluginServer",
-    "Policy",
     "PreStarted",
     "PreStarter",
     "Preferred",
     "Preferrer",
     "RegisterFailed",
     "Registered",
+    "RegistrationError",
+    "RegistrationPhase",
+    "ReplicaPolicy",
     "ServerState",
     "SocketError",
     "StreamEnded",
@@ -96,7 +95,7 @@ __all__ = [
 _LAZY = {
     "PluginServer": "deviceplugin.server",
     "ServerState": "deviceplugin.server",
-    "Watcher": "deviceplugin.watch",
+    "Watcher": "deviceplugin.inotify",
 }
 
 

@@ -7,13 +7,14 @@ The options that kubelet asks for follow from what is implemented: ``Preferrer``
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from deviceplugin.broadcast import Broadcast
-from deviceplugin.model import Allocation, Device
+from deviceplugin.errors import AllocationError
+from deviceplugin.model import ContainerAllocation, DeviceHealth, ListedDevice
 
-DeviceList = Broadcast[tuple[Device, ...]]
+DeviceList = Broadcast[tuple[ListedDevice, ...]]
 
 
 @runtime_checkable
@@ -34,7 +35,7 @@ class Plugin(Protocol):
 class Allocator(Protocol):
     """Optional: decides about Allocate. Without it the library accepts listed healthy ids and injects nothing."""
 
-    def allocate(self, ids: Sequence[str]) -> Allocation | Coroutine[Any, Any, Allocation]:
+    def allocate(self, ids: Sequence[str]) -> ContainerAllocation | Coroutine[Any, Any, ContainerAllocation]:
         """The answer for one container: an ``async def``, or a quick function that may return either kind, so that a
         request that waits for nothing costs no task. ``ids`` are sorted and free of duplicates.
 
@@ -66,3 +67,28 @@ class PreStarter(Protocol):
     async def pre_start(self, ids: Sequence[str]) -> None:
         """Prepare the devices. Raise ``AllocationError`` to make this start fail; kubelet tries again later."""
         ...
+
+
+def require_healthy(plugin: Plugin, ids: Iterable[str]) -> None:
+    """Raise AllocationError (NOT_FOUND, FAILED_PRECONDITION) unless ``plugin`` lists each of ``ids`` as healthy.
+
+    An allocator that knows who holds a device must not use this for a pod's own device: kubelet asks again for it
+    after a restart, and it may be unhealthy by then.
+    """
+    snapshot = plugin.devices().current
+    listed = {device.id: device.health for device in (snapshot.value if snapshot else ())}
+    wanted = list(ids)
+    unknown = [device_id for device_id in wanted if device_id not in listed]
+    if unknown:
+        raise AllocationError(
+            "NOT_FOUND",
+            f"{plugin.resource} has no device {', '.join(unknown)} on this node (it has {len(listed)})",
+            hint="it was probably unplugged after kubelet chose it; delete the pod, its replacement gets another",
+        )
+    faulty = [device_id for device_id in wanted if listed[device_id] is not DeviceHealth.HEALTHY]
+    if faulty:
+        raise AllocationError(
+            "FAILED_PRECONDITION",
+            f"device {', '.join(faulty)} of {plugin.resource} is unhealthy",
+            hint="the device plugin's log says why; delete the pod, its replacement gets another",
+        )

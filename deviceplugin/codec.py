@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from deviceplugin.broadcast import Versioned
-from deviceplugin.model import Allocation, Device, Health
+from deviceplugin.model import ContainerAllocation, DeviceHealth, ListedDevice
 from deviceplugin.wire import v1beta1_pb2 as pb
 
 VERSION = "v1beta1"
@@ -24,13 +24,13 @@ class ListCache:
     def __init__(self) -> None:
         self._built: tuple[int, pb.ListAndWatchResponse] | None = None
 
-    def message(self, snapshot: Versioned[tuple[Device, ...]]) -> pb.ListAndWatchResponse:
+    def message(self, snapshot: Versioned[tuple[ListedDevice, ...]]) -> pb.ListAndWatchResponse:
         if self._built is None or self._built[0] != snapshot.version:
             self._built = (snapshot.version, encode_list(snapshot.value))
         return self._built[1]
 
 
-def encode_list(devices: Iterable[Device]) -> pb.ListAndWatchResponse:
+def encode_list(devices: Iterable[ListedDevice]) -> pb.ListAndWatchResponse:
     """The complete list. Of two entries with one id the later is left out, and so is an empty id.
 
     ``topology`` is set only for a device with a real NUMA node: -1 makes Topology Manager refuse pods, and an empty
@@ -48,7 +48,7 @@ def encode_list(devices: Iterable[Device]) -> pb.ListAndWatchResponse:
     return response
 
 
-def encode_allocation(allocation: Allocation) -> pb.ContainerAllocateResponse:
+def encode_allocation(allocation: ContainerAllocation) -> pb.ContainerAllocateResponse:
     """One container's answer. Most have one or two kinds of content, and kubelet waits: the others are not touched."""
     answer = pb.ContainerAllocateResponse()
     if allocation.envs:
@@ -69,5 +69,5 @@ def unique_sorted(ids: Iterable[str]) -> list[str]:
     return sorted(set(ids))
 
 
-def count_healthy(devices: Sequence[Device]) -> int:
-    return sum(device.health is Health.HEALTHY for device in devices)
+def count_healthy(devices: Sequence[ListedDevice]) -> int:
+    return sum(device.health is DeviceHealth.HEALTHY for device in devices)

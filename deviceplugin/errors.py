@@ -19,7 +19,7 @@ class SocketError(DevicePluginError):
     """The node's: our socket cannot be where it must be (directory missing, read-only, path too long)."""
 
 
-class KubeletError(DevicePluginError):
+class RegistrationError(DevicePluginError):
     """Kubelet's: it did not take our registration. ``code`` is the gRPC status name."""
 
     def __init__(self, message: str, *, code: str, hint: str = "") -> None:
@@ -27,7 +27,7 @@ class KubeletError(DevicePluginError):
         self.code = code
 
 
-class KubeletDownError(KubeletError):
+class KubeletDownError(RegistrationError):
     """Nobody listens on kubelet.sock: it is missing, refuses, or is not a socket."""
 
 

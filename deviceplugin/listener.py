@@ -12,7 +12,7 @@ import grpc.aio
 
 from deviceplugin.errors import SocketError
 from deviceplugin.service import DevicePluginService
-from deviceplugin.sockets import Identity, check_directory, fresh_path, identify_socket, probe
+from deviceplugin.sockets import SocketFileIdentity, check_directory, fresh_path, identify_socket, probe
 from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
 
 log = logging.getLogger("deviceplugin")
@@ -26,7 +26,7 @@ _lingering: set[asyncio.Task[None]] = set()  # the loop keeps only weak referenc
 class Listener:
     """Made by ``start``; ``path`` is bound, accepting and private (0600) from then on."""
 
-    def __init__(self, server: grpc.aio.Server, path: Path, identity: Identity) -> None:
+    def __init__(self, server: grpc.aio.Server, path: Path, identity: SocketFileIdentity) -> None:
         self._server = server
         self._identity = identity
         self.path = path

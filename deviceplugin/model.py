@@ -8,14 +8,14 @@ from enum import StrEnum
 from msgspec import Struct, field
 
 
-class Health(StrEnum):
+class DeviceHealth(StrEnum):
     """The words kubelet knows (deviceplugin/v1beta1/constants.go); every other string counts as unhealthy."""
 
     HEALTHY = "Healthy"
     UNHEALTHY = "Unhealthy"
 
 
-class Device(Struct, frozen=True):
+class ListedDevice(Struct, frozen=True):
     """One entry of the list that kubelet sees.
 
     ``id`` must be unique across all resources of the node: kubelet's device -> pod lookup ignores the resource name
@@ -24,11 +24,11 @@ class Device(Struct, frozen=True):
     """
 
     id: str
-    health: Health = Health.HEALTHY
+    health: DeviceHealth = DeviceHealth.HEALTHY
     numa_nodes: tuple[int, ...] = ()
 
 
-class Mount(Struct, frozen=True):
+class ContainerMount(Struct, frozen=True):
     """A bind mount of a host path into the container."""
 
     container_path: str
@@ -44,11 +44,11 @@ class DeviceSpec(Struct, frozen=True):
     permissions: str = "rw"
 
 
-class Allocation(Struct, frozen=True):
+class ContainerAllocation(Struct, frozen=True):
     """What one container gets. Kubelet replays it for the pod's whole life: everything in it must stay valid."""
 
     envs: Mapping[str, str] = field(default_factory=dict)
-    mounts: tuple[Mount, ...] = ()
+    mounts: tuple[ContainerMount, ...] = ()
     devices: tuple[DeviceSpec, ...] = ()
     annotations: Mapping[str, str] = field(default_factory=dict)
     cdi_devices: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from deviceplugin.registration import Phase
+from deviceplugin.registration import RegistrationPhase
 
 log = logging.getLogger("deviceplugin")
 
@@ -22,8 +22,8 @@ class Fact(Struct, frozen=True):
 class PhaseChanged(Fact, frozen=True):
     """The registration moved on; ``error`` is the last one, empty when there is none to report."""
 
-    old: Phase
-    new: Phase
+    old: RegistrationPhase
+    new: RegistrationPhase
     error: str = ""
 
 

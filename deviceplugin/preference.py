@@ -33,7 +33,7 @@ NODES_EXACT = 8
 (topologymanager ``maxAllowableNUMANodes``)."""
 
 
-class Policy(StrEnum):
+class ReplicaPolicy(StrEnum):
     """How ids that share a device (replicas) are chosen."""
 
     DISTRIBUTED = "distributed"  # load the devices evenly
@@ -65,7 +65,7 @@ def prefer(
     available: Iterable[str],
     must_include: Iterable[str],
     size: int,
-    policy: Policy = Policy.DISTRIBUTED,
+    policy: ReplicaPolicy = ReplicaPolicy.DISTRIBUTED,
 ) -> list[str]:
     """``size`` of the ``available`` ids, in the order of rank; empty when the request makes no sense.
 
@@ -82,7 +82,7 @@ def prefer(
     exact = _few_mixes(world.kinds(free), wanted, size)
     if exact is not None:
         candidates: Iterable[list[Unit]] = ([*fixed, *chosen] for chosen in exact)
-    elif world.replicated and policy is Policy.DISTRIBUTED:
+    elif world.replicated and policy is ReplicaPolicy.DISTRIBUTED:
         candidates = [_spread(world, fixed, free, wanted)]
     else:
         candidates = _localised(world, fixed, free, wanted)
@@ -91,7 +91,10 @@ def prefer(
 
 
 def cost(
-    units: Iterable[Unit], available: Iterable[str], chosen: Iterable[str], policy: Policy = Policy.DISTRIBUTED
+    units: Iterable[Unit],
+    available: Iterable[str],
+    chosen: Iterable[str],
+    policy: ReplicaPolicy = ReplicaPolicy.DISTRIBUTED,
 ) -> Cost:
     """What ``prefer`` minimises, compared left to right.
 
@@ -109,7 +112,7 @@ def _order(unit: Unit) -> tuple[int, str]:
 class _World:
     """What a choice is compared against."""
 
-    def __init__(self, units: Iterable[Unit], available: frozenset[str], policy: Policy) -> None:
+    def __init__(self, units: Iterable[Unit], available: frozenset[str], policy: ReplicaPolicy) -> None:
         known = {unit.id: unit for unit in units}
         last = max((unit.rank for unit in known.values()), default=0) + 1
         self.units: Mapping[str, Unit] = {i: Unit(i, rank=last) for i in available - known.keys()} | known
@@ -134,7 +137,7 @@ class _World:
         uneven, touched = 0, (0, 0)
         if self.replicated:
             taken = Counter(unit.device or unit.id for unit in chosen)
-            if self.policy is Policy.DISTRIBUTED:
+            if self.policy is ReplicaPolicy.DISTRIBUTED:
                 uneven = sum((self.load[d] + n) ** 2 - self.load[d] ** 2 for d, n in taken.items())
             else:
                 touched = (sum(not self.load[device] for device in taken), len(taken))

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from deviceplugin.timeouts import Timeouts
 
 
-class Phase(StrEnum):
+class RegistrationPhase(StrEnum):
     """Where the registration of one resource stands."""
 
     IDLE = "Idle"  # no socket of ours; waiting to try (again)
@@ -40,7 +40,7 @@ class Phase(StrEnum):
     BACKOFF = "Backoff"  # Register failed, or no stream followed; waiting longer each time
 
 
-class Event(StrEnum):
+class RegistrationEvent(StrEnum):
     """What the level check, the sockets and the clock report."""
 
     START = "Start"
@@ -58,7 +58,7 @@ class Event(StrEnum):
     TIMER = "Timer"
 
 
-class Kubelet(StrEnum):
+class KubeletState(StrEnum):
     """What we know about the owner of kubelet.sock."""
 
     ABSENT = "Absent"
@@ -78,42 +78,44 @@ class Timer(StrEnum):
 
     BACKOFF = "Backoff"
     REFUSED = "Refused"
-    STREAM = "Stream"
+    STREAM = "ListStream"
     SETTLE = "Settle"
     STABLE = "Stable"
 
 
-class State(Struct, frozen=True):
+class RegistrationState(Struct, frozen=True):
     """``attempt`` counts failures since the last success, ``refusals`` consecutive refused connects."""
 
-    phase: Phase = Phase.IDLE
-    kubelet: Kubelet = Kubelet.ABSENT
+    phase: RegistrationPhase = RegistrationPhase.IDLE
+    kubelet: KubeletState = KubeletState.ABSENT
     attempt: int = 0
     refusals: int = 0
 
 
-class Choice(Struct, frozen=True):
+class PhaseByKubelet(Struct, frozen=True):
     """A target that depends on what we know about kubelet."""
 
-    absent: Phase
-    fresh: Phase
-    asked: Phase
+    absent: RegistrationPhase
+    fresh: RegistrationPhase
+    asked: RegistrationPhase
 
-    def resolve(self, kubelet: Kubelet) -> Phase:
-        return {Kubelet.ABSENT: self.absent, Kubelet.FRESH: self.fresh, Kubelet.ASKED: self.asked}[kubelet]
+    def resolve(self, kubelet: KubeletState) -> RegistrationPhase:
+        return {KubeletState.ABSENT: self.absent, KubeletState.FRESH: self.fresh, KubeletState.ASKED: self.asked}[
+            kubelet
+        ]
 
 
-class Entry(Struct, frozen=True):
+class PhaseEntry(Struct, frozen=True):
     """What entering a phase means."""
 
     action: Action | None = None
     timer: Timer | None = None
 
 
-class Step(Struct, frozen=True):
+class RegistrationStep(Struct, frozen=True):
     """The result of ``step``; ``entered`` is false when the event changed no phase (running timers go on)."""
 
-    state: State
+    state: RegistrationState
     entered: bool
 
     @property
@@ -125,31 +127,31 @@ class Step(Struct, frozen=True):
         return ENTRY[self.state.phase].timer if self.entered else None
 
 
-P, E = Phase, Event
+P, E = RegistrationPhase, RegistrationEvent
 
-READY = Choice(absent=P.SERVING, fresh=P.REGISTERING, asked=P.LOST)
-FAILED = Choice(absent=P.SERVING, fresh=P.REGISTERING, asked=P.BACKOFF)
-AGAIN = Choice(absent=P.SERVING, fresh=P.REGISTERING, asked=P.REGISTERING)
+READY = PhaseByKubelet(absent=P.SERVING, fresh=P.REGISTERING, asked=P.LOST)
+FAILED = PhaseByKubelet(absent=P.SERVING, fresh=P.REGISTERING, asked=P.BACKOFF)
+AGAIN = PhaseByKubelet(absent=P.SERVING, fresh=P.REGISTERING, asked=P.REGISTERING)
 # FRESH here means that kubelet changed while the call was in flight: we cannot know which one answered, so its stream
 # gets a moment to appear before the new one is asked (twice would be a double registration).
-ANSWERED = Choice(absent=P.WAIT_STREAM, fresh=P.BACKOFF, asked=P.WAIT_STREAM)
-READ = Choice(absent=P.ACTIVE, fresh=P.SETTLING, asked=P.ACTIVE)
-REFUSED_BY = Choice(absent=P.SERVING, fresh=P.REFUSED, asked=P.REFUSED)
+ANSWERED = PhaseByKubelet(absent=P.WAIT_STREAM, fresh=P.BACKOFF, asked=P.WAIT_STREAM)
+READ = PhaseByKubelet(absent=P.ACTIVE, fresh=P.SETTLING, asked=P.ACTIVE)
+REFUSED_BY = PhaseByKubelet(absent=P.SERVING, fresh=P.REFUSED, asked=P.REFUSED)
 
-ENTRY: dict[Phase, Entry] = {
-    P.IDLE: Entry(timer=Timer.BACKOFF),
-    P.BINDING: Entry(Action.BIND),
-    P.SERVING: Entry(),
-    P.REGISTERING: Entry(Action.REGISTER),
-    P.WAIT_STREAM: Entry(timer=Timer.STREAM),
-    P.ACTIVE: Entry(timer=Timer.STABLE),
-    P.SETTLING: Entry(timer=Timer.SETTLE),
-    P.REFUSED: Entry(timer=Timer.REFUSED),
-    P.LOST: Entry(timer=Timer.BACKOFF),
-    P.BACKOFF: Entry(timer=Timer.BACKOFF),
+ENTRY: dict[RegistrationPhase, PhaseEntry] = {
+    P.IDLE: PhaseEntry(timer=Timer.BACKOFF),
+    P.BINDING: PhaseEntry(Action.BIND),
+    P.SERVING: PhaseEntry(),
+    P.REGISTERING: PhaseEntry(Action.REGISTER),
+    P.WAIT_STREAM: PhaseEntry(timer=Timer.STREAM),
+    P.ACTIVE: PhaseEntry(timer=Timer.STABLE),
+    P.SETTLING: PhaseEntry(timer=Timer.SETTLE),
+    P.REFUSED: PhaseEntry(timer=Timer.REFUSED),
+    P.LOST: PhaseEntry(timer=Timer.BACKOFF),
+    P.BACKOFF: PhaseEntry(timer=Timer.BACKOFF),
 }
 
-TABLE: dict[tuple[Phase, Event], Phase | Choice] = {
+TABLE: dict[tuple[RegistrationPhase, RegistrationEvent], RegistrationPhase | PhaseByKubelet] = {
     (P.IDLE, E.START): P.BINDING,
     (P.IDLE, E.TIMER): P.BINDING,
     (P.IDLE, E.DIRECTORY_CHANGED): P.BINDING,
@@ -192,46 +194,52 @@ STREAMING = frozenset({P.ACTIVE, P.SETTLING})
 """The phases in which kubelet reads our list: registered."""
 
 
-def step(state: State, event: Event) -> Step:
+def step(state: RegistrationState, event: RegistrationEvent) -> RegistrationStep:
     """The next state for ``event``. Total: every pair of phase and event has an answer."""
     known = _learn(state, event)
     target = TABLE.get((state.phase, event))
     if target is None:
-        return Step(known, entered=False)
-    phase = target.resolve(known.kubelet) if isinstance(target, Choice) else target
-    return Step(_enter(known, phase, event), entered=True)
+        return RegistrationStep(known, entered=False)
+    phase = target.resolve(known.kubelet) if isinstance(target, PhaseByKubelet) else target
+    return RegistrationStep(_enter(known, phase, event), entered=True)
 
 
-def _learn(state: State, event: Event) -> State:
+def _learn(state: RegistrationState, event: RegistrationEvent) -> RegistrationState:
     """What the event says about kubelet, whatever the phase."""
     match event:
-        case Event.KUBELET_NEW:
-            return replace(state, kubelet=Kubelet.FRESH, attempt=0, refusals=0)
-        case Event.KUBELET_GONE:
-            return replace(state, kubelet=Kubelet.ABSENT)
-        case Event.REFUSED if state.phase is Phase.REGISTERING and state.kubelet is Kubelet.ASKED:
-            return replace(state, kubelet=Kubelet.FRESH)  # it never got our call
-        case Event.TIMER if state.phase is Phase.SETTLING and state.kubelet is Kubelet.FRESH:
-            return replace(state, kubelet=Kubelet.ASKED)  # the reader outlived the change: it is the same kubelet
-        case Event.TIMER if state.phase is Phase.ACTIVE:
+        case RegistrationEvent.KUBELET_NEW:
+            return replace(state, kubelet=KubeletState.FRESH, attempt=0, refusals=0)
+        case RegistrationEvent.KUBELET_GONE:
+            return replace(state, kubelet=KubeletState.ABSENT)
+        case RegistrationEvent.REFUSED if (
+            state.phase is RegistrationPhase.REGISTERING and state.kubelet is KubeletState.ASKED
+        ):
+            return replace(state, kubelet=KubeletState.FRESH)  # it never got our call
+        case RegistrationEvent.TIMER if (
+            state.phase is RegistrationPhase.SETTLING and state.kubelet is KubeletState.FRESH
+        ):
+            return replace(state, kubelet=KubeletState.ASKED)  # the reader outlived the change: it is the same kubelet
+        case RegistrationEvent.TIMER if state.phase is RegistrationPhase.ACTIVE:
             return replace(state, attempt=0, refusals=0)
     return state
 
 
-def _enter(state: State, phase: Phase, event: Event) -> State:
+def _enter(state: RegistrationState, phase: RegistrationPhase, event: RegistrationEvent) -> RegistrationState:
     match phase:
-        case Phase.REGISTERING:
-            return replace(state, phase=phase, kubelet=Kubelet.ASKED)
-        case Phase.REFUSED:
+        case RegistrationPhase.REGISTERING:
+            return replace(state, phase=phase, kubelet=KubeletState.ASKED)
+        case RegistrationPhase.REFUSED:
             return replace(state, phase=phase, refusals=state.refusals + 1)
-        case Phase.IDLE | Phase.LOST | Phase.BACKOFF:
+        case RegistrationPhase.IDLE | RegistrationPhase.LOST | RegistrationPhase.BACKOFF:
             return replace(state, phase=phase, attempt=state.attempt + 1)
-        case Phase.ACTIVE if event is Event.STREAM_OPENED and state.kubelet is Kubelet.FRESH:
-            return replace(state, phase=phase, kubelet=Kubelet.ASKED)
+        case RegistrationPhase.ACTIVE if (
+            event is RegistrationEvent.STREAM_OPENED and state.kubelet is KubeletState.FRESH
+        ):
+            return replace(state, phase=phase, kubelet=KubeletState.ASKED)
     return replace(state, phase=phase)
 
 
-def delay_seconds(timer: Timer, state: State, timeouts: Timeouts, rng: Random) -> float:
+def delay_seconds(timer: Timer, state: RegistrationState, timeouts: Timeouts, rng: Random) -> float:
     """How long the timer of the phase just entered runs; ``rng`` spreads the back-off by up to 20 percent."""
     match timer:
         case Timer.BACKOFF:

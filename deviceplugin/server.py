@@ -14,9 +14,10 @@ from pathlib import Path
 from msgspec import Struct
 
 from deviceplugin.api import Plugin
-from deviceplugin.errors import DevicePluginError, KubeletDownError, KubeletError, SocketError
+from deviceplugin.errors import DevicePluginError, KubeletDownError, RegistrationError, SocketError
 from deviceplugin.inflight import Inflight
-from deviceplugin.kubelet import register
+from deviceplugin.inotify import Subscription, Watcher
+from deviceplugin.kubelet_restart import LevelCheck
 from deviceplugin.listener import Listener
 from deviceplugin.observer import (
     BindFailed,
@@ -30,12 +31,20 @@ from deviceplugin.observer import (
     StreamEnded,
     StreamOpened,
 )
-from deviceplugin.registration import STREAMING, Action, Event, Phase, State, delay_seconds, step
+from deviceplugin.register_call import register
+from deviceplugin.registration import (
+    STREAMING,
+    Action,
+    RegistrationEvent,
+    RegistrationPhase,
+    RegistrationState,
+    delay_seconds,
+    step,
+)
 from deviceplugin.service import DevicePluginService
-from deviceplugin.sockets import KUBELET_SOCKET, Identity, identify_directory, identify_socket, remove_stale
-from deviceplugin.streams import Stream, Streams
+from deviceplugin.sockets import KUBELET_SOCKET, remove_stale
+from deviceplugin.streams import ListStream, ListStreams
 from deviceplugin.timeouts import Timeouts
-from deviceplugin.watch import Subscription, Watcher
 
 log = logging.getLogger("deviceplugin")
 
@@ -48,7 +57,7 @@ class ServerState(Struct, frozen=True):
     """
 
     resource: str
-    phase: Phase
+    phase: RegistrationPhase
     since: float
     error: str
     socket: Path | None
@@ -87,24 +96,23 @@ class PluginServer:
         self._clock = clock
         self._rng = rng or random.Random()
 
-        self._streams = Streams(clock, self._stream_opened, self._stream_ended)
+        self._streams = ListStreams(clock, self._stream_opened, self._stream_ended)
         self._inflight = Inflight(clock)
         self._service = DevicePluginService(plugin, self._streams, self._inflight, self._timeouts, self._notify, clock)
-        self._machine = State()
+        self._machine = RegistrationState()
         self._since = clock()
         self._error = ""
         self._registrations = 0
         self._listener: Listener | None = None
         self._call: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._events: deque[Event] = deque()
+        self._events: deque[RegistrationEvent] = deque()
         self._awake = asyncio.Event()
         self._stopping = False
         self._grace_seconds = 1.0
         self._done = asyncio.Event()
         self._running = False
-        self._kubelet: Identity | None = None
-        self._place: tuple[int, int] | None = None
+        self._check = LevelCheck(directory)
 
     # What others may ask.
 
@@ -158,9 +166,10 @@ class PluginServer:
             if not await self._first_list():
                 return
             subscription = self._watcher.subscribe(self._directory, self._awake.set)
-            self._events.append(Event.START)
+            self._events.append(RegistrationEvent.START)
             while not self._stopping:
-                self._look(subscription)
+                subscription.refresh()
+                self._look()
                 while self._events and not self._stopping:
                     await self._take(self._events.popleft())
                 poll = self._timeouts.poll_blind_seconds if subscription.blind else self._timeouts.poll_seconds
@@ -212,33 +221,20 @@ class PluginServer:
             listener, self._listener = self._listener, None
             # Without a call in flight only an answer on its way needs time; a frozen reader would use up all of it.
             await listener.stop(grace_seconds if self._inflight.ids else min(grace_seconds, 0.1))
-        self._machine, self._since = State(), self._clock()
-        self._kubelet = self._place = None
+        self._machine, self._since = RegistrationState(), self._clock()
+        self._check = LevelCheck(self._directory)
         self._events.clear()
 
-    # What is true: the level check. Everything else only says when to look.
-
-    def _look(self, subscription: Subscription) -> None:
-        subscription.refresh()
-        place = identify_directory(self._directory)
-        if place != self._place:
-            self._place = place
-            self._events.append(Event.DIRECTORY_CHANGED)
-        # Kubelet's socket before ours: kubelet removes ours, then makes its own. Asked the other way round, ours could
-        # seem alive next to a new kubelet.sock, and kubelet would dial a path that is gone for 10 s.
-        kubelet = identify_socket(self._directory / KUBELET_SOCKET)
-        own_lost = self._listener is not None and not self._listener.in_place()
-        if own_lost:
-            self._events.append(Event.OWN_SOCKET_LOST)
-        if kubelet != self._kubelet:
-            self._kubelet = kubelet
-            self._events.append(Event.KUBELET_NEW if kubelet else Event.KUBELET_GONE)
-            if kubelet:
+    def _look(self) -> None:
+        """Queue what the level check (kubelet_restart.py) finds changed."""
+        for event in self._check.look(self._listener):
+            self._events.append(event)
+            if event is RegistrationEvent.KUBELET_NEW:
                 self._notify(KubeletSeen(self._plugin.resource))
 
-    # What is decided: one step of the machine per event.
+    # What is decided: one step of the state machine (registration.py) for each event.
 
-    async def _take(self, event: Event) -> None:
+    async def _take(self, event: RegistrationEvent) -> None:
         old = self._machine
         result = step(old, event)
         self._machine = result.state
@@ -260,34 +256,34 @@ class PluginServer:
                 await self._streams.end_all(self._timeouts.end_streams_seconds)
                 self._call = asyncio.create_task(self._register())
 
-    def _explain(self, old: Phase, event: Event, new: Phase) -> None:
+    def _explain(self, old: RegistrationPhase, event: RegistrationEvent, new: RegistrationPhase) -> None:
         """Keep ``error`` true: what stands between us and a registration, in words."""
         if new in STREAMING:
             self._error = ""
-        elif new is Phase.SERVING:
+        elif new is RegistrationPhase.SERVING:
             self._error = f"{self._directory / KUBELET_SOCKET} does not exist: kubelet is not running, or elsewhere"
-        elif event is Event.OWN_SOCKET_LOST:
+        elif event is RegistrationEvent.OWN_SOCKET_LOST:
             self._error = "our socket was removed from the plugin directory; registering again on a new one"
-        elif event is Event.STREAM_ENDED:
+        elif event is RegistrationEvent.STREAM_ENDED:
             self._error = "kubelet closed the ListAndWatch stream; registering again"
-        elif event is Event.TIMER and old is Phase.WAIT_STREAM:
+        elif event is RegistrationEvent.TIMER and old is RegistrationPhase.WAIT_STREAM:
             seconds = self._timeouts.stream_seconds
             self._error = f"kubelet accepted the registration but read no list within {seconds:g} s; registering again"
 
-    def _post(self, event: Event) -> None:
+    def _post(self, event: RegistrationEvent) -> None:
         self._events.append(event)
         self._awake.set()
 
     def _timer_fired(self) -> None:
         self._timer = None
-        self._post(Event.TIMER)
+        self._post(RegistrationEvent.TIMER)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if Event.TIMER in self._events:  # fired, but for a phase that is over
-            self._events = deque(e for e in self._events if e is not Event.TIMER)
+        if RegistrationEvent.TIMER in self._events:  # fired, but for a phase that is over
+            self._events = deque(e for e in self._events if e is not RegistrationEvent.TIMER)
 
     # What is done.
 
@@ -305,10 +301,10 @@ class PluginServer:
         except SocketError as error:
             self._error = str(error)
             self._notify(BindFailed(resource, self._error))
-            self._post(Event.BIND_FAILED)
+            self._post(RegistrationEvent.BIND_FAILED)
             return
         self._notify(Bound(resource, self._listener.path))
-        self._post(Event.BOUND)
+        self._post(RegistrationEvent.BOUND)
 
     async def _register(self) -> None:
         listener = self._listener
@@ -328,33 +324,35 @@ class PluginServer:
         except DevicePluginError as error:
             if self._machine.phase not in STREAMING:  # a stream that opened meanwhile says more than a late answer
                 self._error = str(error)
-            code = error.code if isinstance(error, KubeletError) else "INTERNAL"
+            code = error.code if isinstance(error, RegistrationError) else "INTERNAL"
             self._notify(RegisterFailed(resource, code, str(error), self._clock() - started))
-            self._post(Event.REFUSED if isinstance(error, KubeletDownError) else Event.REGISTER_FAILED)
+            self._post(
+                RegistrationEvent.REFUSED if isinstance(error, KubeletDownError) else RegistrationEvent.REGISTER_FAILED
+            )
         except Exception as error:  # a defect of ours or of gRPC must not end the registration for good
             log.exception("registering %s failed unexpectedly", resource)
             self._error = f"registering failed unexpectedly: {type(error).__name__}"
-            self._post(Event.REGISTER_FAILED)
+            self._post(RegistrationEvent.REGISTER_FAILED)
         else:
             self._registrations += 1
             self._notify(Registered(resource, self._clock() - started))
-            self._post(Event.REGISTERED)
+            self._post(RegistrationEvent.REGISTERED)
 
     def _cancel_call(self) -> None:
         if self._call is not None:
             self._call.cancel()
             self._call = None
-        stale = {Event.REGISTERED, Event.REFUSED, Event.REGISTER_FAILED}
+        stale = {RegistrationEvent.REGISTERED, RegistrationEvent.REFUSED, RegistrationEvent.REGISTER_FAILED}
         self._events = deque(e for e in self._events if e not in stale)
 
     # What the streams tell.
 
-    def _stream_opened(self, stream: Stream) -> None:
+    def _stream_opened(self, stream: ListStream) -> None:
         self._notify(StreamOpened(self._plugin.resource, stream.expected))
         if stream.expected:
-            self._post(Event.STREAM_OPENED)
+            self._post(RegistrationEvent.STREAM_OPENED)
 
-    def _stream_ended(self, stream: Stream) -> None:
+    def _stream_ended(self, stream: ListStream) -> None:
         self._notify(StreamEnded(self._plugin.resource, stream.expected, self._clock() - stream.opened_at))
         if stream.expected:
-            self._post(Event.STREAM_ENDED)
+            self._post(RegistrationEvent.STREAM_ENDED)

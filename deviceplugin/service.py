@@ -9,15 +9,15 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from msgspec import Struct
 
 from deviceplugin import codec
-from deviceplugin.admission import require_healthy
-from deviceplugin.api import Allocator, Plugin, Preferrer, PreStarter
-from deviceplugin.boundary import Outcome, translate
+from deviceplugin.api import Allocator, Plugin, Preferrer, PreStarter, require_healthy
+from deviceplugin.errors import AllocationError
 from deviceplugin.inflight import Inflight
-from deviceplugin.model import Allocation
+from deviceplugin.model import ContainerAllocation
 from deviceplugin.observer import Allocated, ListSent, Notifier, Preferred, PreStarted
-from deviceplugin.streams import Stream, Streams
+from deviceplugin.streams import ListStream, ListStreams
 from deviceplugin.timeouts import Timeouts
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
@@ -27,13 +27,20 @@ log = logging.getLogger("deviceplugin")
 Context = Any  # grpc.aio.ServicerContext; the generated base class asks for the union with the synchronous one
 
 
+class CallOutcome(Struct, frozen=True):
+    """How a call ended. ``message`` goes to the peer when ``code`` is not OK."""
+
+    code: grpc.StatusCode = grpc.StatusCode.OK
+    message: str = ""
+
+
 class DevicePluginService(pb_grpc.DevicePluginServicer):
-    """Stateless but for its collaborators: the plugin decides, ``Streams`` and ``Inflight`` remember."""
+    """Stateless but for its collaborators: the plugin decides, ``ListStreams`` and ``Inflight`` remember."""
 
     def __init__(
         self,
         plugin: Plugin,
-        streams: Streams,
+        streams: ListStreams,
         inflight: Inflight,
         timeouts: Timeouts,
         notify: Notifier,
@@ -71,7 +78,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
                 await self._send_newest(stream, context)
                 await stream.poke.wait()
 
-    async def _send_newest(self, stream: Stream, context: Context) -> None:
+    async def _send_newest(self, stream: ListStream, context: Context) -> None:
         while not stream.ended:  # what was published during a write is sent at once, and only its newest
             snapshot = self._plugin.devices().current
             if snapshot is None or snapshot.version <= stream.sent_version:
@@ -114,33 +121,38 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
             raise AssertionError("abort raises")
         return pb.AllocateResponse(container_responses=[codec.encode_allocation(a) for a in allocations])
 
-    def _allocated(self, ids: tuple[str, ...], outcome: Outcome, seconds: float) -> None:
+    def _allocated(self, ids: tuple[str, ...], outcome: CallOutcome, seconds: float) -> None:
         self._notify(Allocated(self._plugin.resource, ids, outcome.code.name, outcome.message, seconds))
 
-    def _ask_all(self, wanted: Sequence[Sequence[str]]) -> list[Allocation] | Coroutine[Any, Any, list[Allocation]]:
+    def _ask_all(
+        self, wanted: Sequence[Sequence[str]]
+    ) -> list[ContainerAllocation] | Coroutine[Any, Any, list[ContainerAllocation]]:
         """One answer for each container, one after the other; a coroutine from the first one that has to wait."""
-        answers: list[Allocation] = []
+        answers: list[ContainerAllocation] = []
         for index, ids in enumerate(wanted):
             answer = self._ask(ids)
-            if not isinstance(answer, Allocation):
+            if not isinstance(answer, ContainerAllocation):
                 return self._ask_rest(answers, answer, wanted[index + 1 :])
             answers.append(answer)
         return answers
 
     async def _ask_rest(
-        self, answers: list[Allocation], pending: Coroutine[Any, Any, Allocation], rest: Sequence[Sequence[str]]
-    ) -> list[Allocation]:
+        self,
+        answers: list[ContainerAllocation],
+        pending: Coroutine[Any, Any, ContainerAllocation],
+        rest: Sequence[Sequence[str]],
+    ) -> list[ContainerAllocation]:
         answers.append(await pending)
         for ids in rest:
             answer = self._ask(ids)
-            answers.append(answer if isinstance(answer, Allocation) else await answer)
+            answers.append(answer if isinstance(answer, ContainerAllocation) else await answer)
         return answers
 
-    def _ask(self, ids: Sequence[str]) -> Allocation | Coroutine[Any, Any, Allocation]:
+    def _ask(self, ids: Sequence[str]) -> ContainerAllocation | Coroutine[Any, Any, ContainerAllocation]:
         if self._allocator is not None:
             return self._allocator.allocate(ids)
         require_healthy(self._plugin, ids)
-        return Allocation()
+        return ContainerAllocation()
 
     async def PreStartContainer(
         self, request: pb.PreStartContainerRequest, context: Context
@@ -196,7 +208,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
 
     async def _bounded(
         self, begin: Callable[[], Any], ids: Sequence[str], seconds: float, what: str
-    ) -> tuple[Any, Outcome]:
+    ) -> tuple[Any, CallOutcome]:
         """What ``begin`` gives, or what its coroutine gives within ``seconds``; the caller is answered then, whatever
         the plugin does. None when the outcome is not OK.
 
@@ -214,7 +226,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
             if not isinstance(work, Coroutine):
                 self._inflight.leave(ids)
         if not isinstance(work, Coroutine):
-            return work, Outcome()
+            return work, CallOutcome()
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
         task = loop.create_task(work)
@@ -244,4 +256,33 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         failure = asyncio.CancelledError() if task.cancelled() else task.exception()
         if failure is not None:
             return None, translate(failure, what)
-        return task.result(), Outcome()
+        return task.result(), CallOutcome()
+
+
+def translate(error: BaseException, what: str) -> CallOutcome:
+    """The status for an exception of a plugin's method; ``what`` names the call in logs and texts.
+
+    Only the text of an ``AllocationError`` is meant for people elsewhere; anything else is a defect of the plugin and
+    its text stays in the log.
+    """
+    if isinstance(error, AllocationError):
+        return CallOutcome(_code(error.code), str(error))
+    if isinstance(error, TimeoutError):
+        return CallOutcome(
+            grpc.StatusCode.DEADLINE_EXCEEDED, f"{what} took too long on the node; look at the plugin's log"
+        )
+    if isinstance(error, asyncio.CancelledError):
+        return CallOutcome(grpc.StatusCode.CANCELLED, f"{what} was cancelled: the plugin is stopping")
+    log.error("%s failed", what, exc_info=error)
+    return CallOutcome(
+        grpc.StatusCode.INTERNAL, f"{what} failed inside the plugin ({type(error).__name__}); see its log"
+    )
+
+
+def _code(name: str) -> grpc.StatusCode:
+    try:
+        code = grpc.StatusCode[name]
+    except KeyError:
+        log.error("%r is not the name of a gRPC status", name)
+        return grpc.StatusCode.UNKNOWN
+    return grpc.StatusCode.UNKNOWN if code is grpc.StatusCode.OK else code  # an error must not read as success

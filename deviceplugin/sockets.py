@@ -26,7 +26,7 @@ _TOKEN = "[0-9a-f]{8}"
 _SLUG_MAX = 40
 
 
-class Identity(Struct, frozen=True):
+class SocketFileIdentity(Struct, frozen=True):
     """Which file a path leads to.
 
     ``ctime_ns`` is needed for kubelet.sock: a restarted kubelet's socket was seen with the same inode number again.
@@ -36,18 +36,18 @@ class Identity(Struct, frozen=True):
     inode: int
     ctime_ns: int
 
-    def same_file(self, other: Identity | None) -> bool:
+    def same_file(self, other: SocketFileIdentity | None) -> bool:
         """Whether both are one file, whatever happened to its attributes in between."""
         return other is not None and (self.device, self.inode) == (other.device, other.inode)
 
 
-def identify_socket(path: Path) -> Identity | None:
+def identify_socket(path: Path) -> SocketFileIdentity | None:
     """The identity of the unix socket at ``path``; None if there is none (or something else lies there)."""
     try:
         found = path.stat()
     except OSError:
         return None
-    return Identity(found.st_dev, found.st_ino, found.st_ctime_ns) if stat.S_ISSOCK(found.st_mode) else None
+    return SocketFileIdentity(found.st_dev, found.st_ino, found.st_ctime_ns) if stat.S_ISSOCK(found.st_mode) else None
 
 
 def identify_directory(path: Path) -> tuple[int, int] | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-class Stream:
+class ListStream:
     """One open ListAndWatch. ``expected``: the first to open after our Register, hence kubelet's."""
 
     def __init__(self, *, expected: bool, opened_at: float) -> None:
@@ -24,19 +24,19 @@ class Stream:
         self.poke.set()
 
 
-class Streams:
+class ListStreams:
     """Kubelet's peer is anonymous on a unix socket, so order is what tells its stream from a stranger's."""
 
     def __init__(
         self,
         clock: Callable[[], float],
-        on_open: Callable[[Stream], None],
-        on_end: Callable[[Stream], None],
+        on_open: Callable[[ListStream], None],
+        on_end: Callable[[ListStream], None],
     ) -> None:
         self._clock = clock
         self._on_open = on_open
         self._on_end = on_end
-        self._open: list[Stream] = []
+        self._open: list[ListStream] = []
         self._armed = False
         self._changed = asyncio.Event()
 
@@ -58,9 +58,9 @@ class Streams:
         return max((s.sent_version for s in self._open if s.expected), default=0)
 
     @contextmanager
-    def open(self) -> Iterator[Stream]:
+    def open(self) -> Iterator[ListStream]:
         """The life of one stream, inside its handler."""
-        stream = Stream(expected=self._armed, opened_at=self._clock())
+        stream = ListStream(expected=self._armed, opened_at=self._clock())
         self._armed = False
         self._open.append(stream)
         self._on_open(stream)
@@ -71,7 +71,7 @@ class Streams:
             self._notify()
             self._on_end(stream)
 
-    def sent(self, stream: Stream, version: int) -> None:
+    def sent(self, stream: ListStream, version: int) -> None:
         """``stream`` took ``version``."""
         stream.sent_version = version
         self._notify()

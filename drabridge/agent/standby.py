@@ -40,7 +40,7 @@ from drabridge.system.supervise import forever
 from drabridge.telemetry.metrics import Metrics, Sample
 
 if TYPE_CHECKING:
-    from deviceplugin.watch import Subscription
+    from deviceplugin.inotify import Subscription
     from drabridge.dra.standby_relay import Relay
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from deviceplugin import Health, Observer, PluginServer, ServerState, Timeouts, Watcher
+from deviceplugin import DeviceHealth, Observer, PluginServer, ServerState, Timeouts, Watcher
 from drabridge.config.schema import Config
 from drabridge.containers.cdi import CdiStore
 from drabridge.inventory.model import Device
@@ -152,7 +152,7 @@ class LegacySide:
         for name, served in self._served.items():
             current, state = served.plugin.devices().current, served.server.state
             if current is not None and state.registered and state.sent_version == current.version:
-                found[name] = frozenset(one.id for one in current.value if one.health is Health.HEALTHY)
+                found[name] = frozenset(one.id for one in current.value if one.health is DeviceHealth.HEALTHY)
         return found
 
     async def register_again(self, resource: str) -> None:

@@ -9,9 +9,8 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator,
 from typing import Any, Protocol
 
 import deviceplugin
-from deviceplugin import Allocation, AllocationError, Broadcast, DeviceList, DeviceSpec, Health
-from deviceplugin.preference import Policy as Spread
-from deviceplugin.preference import Unit, prefer
+from deviceplugin import AllocationError, Broadcast, ContainerAllocation, DeviceHealth, DeviceList, DeviceSpec
+from deviceplugin.preference import ReplicaPolicy, Unit, prefer
 from drabridge.config.schema import Inject, Resource
 from drabridge.containers.cdi import CdiStore
 from drabridge.containers.hooks import run_hook
@@ -117,12 +116,14 @@ class LegacyResource:
         )
         self._list.publish(
             tuple(
-                deviceplugin.Device(entry.id, Health.HEALTHY if entry.healthy else Health.UNHEALTHY, entry.numa_nodes)
+                deviceplugin.ListedDevice(
+                    entry.id, DeviceHealth.HEALTHY if entry.healthy else DeviceHealth.UNHEALTHY, entry.numa_nodes
+                )
                 for entry in listed
             )
         )
 
-    def allocate(self, ids: Sequence[str]) -> Allocation | Coroutine[Any, Any, Allocation]:
+    def allocate(self, ids: Sequence[str]) -> ContainerAllocation | Coroutine[Any, Any, ContainerAllocation]:
         limit = self.config.replicas.max_per_request
         if limit is not None and len(ids) > limit:
             raise AllocationError(
@@ -136,13 +137,15 @@ class LegacyResource:
         decision = self._keeper.submit(events.Allocate(units, self._now(), self.resource))
         return self._decided(decision.result(), units) if decision.done() else self._when_durable(decision, units)
 
-    async def _when_durable(self, decision: asyncio.Future[Decision], units: Mapping[str, Sequence[str]]) -> Allocation:
+    async def _when_durable(
+        self, decision: asyncio.Future[Decision], units: Mapping[str, Sequence[str]]
+    ) -> ContainerAllocation:
         answer = self._decided(await decision, units)
-        return answer if isinstance(answer, Allocation) else await answer
+        return answer if isinstance(answer, ContainerAllocation) else await answer
 
     def _decided(
         self, decision: Decision, units: Mapping[str, Sequence[str]]
-    ) -> Allocation | Coroutine[Any, Any, Allocation]:
+    ) -> ContainerAllocation | Coroutine[Any, Any, ContainerAllocation]:
         if not decision.accepted:
             self._say_if_stuck(units)
             raise AllocationError("FAILED_PRECONDITION", "; ".join([str(decision), *self._reasons(units)]))
@@ -150,7 +153,7 @@ class LegacyResource:
 
     def prefer(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
         """What is to leave the lane comes last, whatever it costs in locality: it could wait for ever else."""
-        must, policy = frozenset(must_include), Spread(self.config.replicas.policy)
+        must, policy = frozenset(must_include), ReplicaPolicy(self.config.replicas.policy)
         staying = [unit for unit in available if unit in must or not self._leaving(unit)]
         return prefer(self._units, staying, must, size, policy) or prefer(self._units, available, must, size, policy)
 
@@ -230,7 +233,9 @@ class LegacyResource:
             self._refused.update(unit for own in units.values() for unit in own)
             self.refresh()
 
-    def _answer(self, units: Mapping[str, Sequence[str]]) -> Allocation | Coroutine[Any, Any, Allocation]:
+    def _answer(
+        self, units: Mapping[str, Sequence[str]]
+    ) -> ContainerAllocation | Coroutine[Any, Any, ContainerAllocation]:
         """What the container gets. The grant is durable by now; if this fails the ledger lets go by itself."""
         try:
             devices = [self._current(name) for name in sorted(units)]
@@ -240,10 +245,10 @@ class LegacyResource:
                 return self._by_name(writing, units) if writing.over(PATIENCE_SECONDS) else self._later(writing, units)
         except HostError as error:
             raise self._unavailable(error, units) from error
-        return Allocation(
+        return ContainerAllocation(
             envs={key: value for device in devices for key, value in device.env.items()},
             mounts=tuple(
-                deviceplugin.Mount(mount.container_path, mount.host_path, mount.read_only)
+                deviceplugin.ContainerMount(mount.container_path, mount.host_path, mount.read_only)
                 for device in devices
                 for mount in device.mounts
             ),
@@ -254,13 +259,17 @@ class LegacyResource:
             ),
         )
 
-    async def _later(self, writing: Job[list[tuple[str, ...]]], units: Mapping[str, Sequence[str]]) -> Allocation:
+    async def _later(
+        self, writing: Job[list[tuple[str, ...]]], units: Mapping[str, Sequence[str]]
+    ) -> ContainerAllocation:
         await self._cdi.worker.reached()
         return self._by_name(writing, units)
 
-    def _by_name(self, written: Job[list[tuple[str, ...]]], units: Mapping[str, Sequence[str]]) -> Allocation:
+    def _by_name(self, written: Job[list[tuple[str, ...]]], units: Mapping[str, Sequence[str]]) -> ContainerAllocation:
         try:
-            return Allocation(cdi_devices=tuple(name for names_of_one in written.result() for name in names_of_one))
+            return ContainerAllocation(
+                cdi_devices=tuple(name for names_of_one in written.result() for name in names_of_one)
+            )
         except HostError as error:
             raise self._unavailable(error, units) from error
 

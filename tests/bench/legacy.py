@@ -17,7 +17,7 @@ from typing import Any
 
 import grpc
 
-from deviceplugin import Broadcast, Device, DeviceList, PluginServer
+from deviceplugin import Broadcast, DeviceList, ListedDevice, PluginServer
 from deviceplugin.preference import Unit, prefer
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
@@ -211,7 +211,7 @@ async def _list_4096() -> float:
             return self.list
 
     plugin = Plugin()
-    many = [Device(f"device-{n:04}-{'x' * 40}", numa_nodes=(n % 2,)) for n in range(4096)]
+    many = [ListedDevice(f"device-{n:04}-{'x' * 40}", numa_nodes=(n % 2,)) for n in range(4096)]
     plugin.list.publish(tuple(many[:1]))
     with tempfile.TemporaryDirectory(prefix="dra", dir="/tmp") as directory:
         server = PluginServer(plugin, directory=Path(directory), name="bench")
@@ -225,7 +225,7 @@ async def _list_4096() -> float:
             await call.read()
             for n in range(10):
                 started = time.perf_counter()
-                plugin.list.publish((*many, Device(f"extra-{n}")))
+                plugin.list.publish((*many, ListedDevice(f"extra-{n}")))
                 await call.read()
                 times.append(time.perf_counter() - started)
             call.cancel()

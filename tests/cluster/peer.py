@@ -10,20 +10,28 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from deviceplugin import Allocation, Broadcast, Device, DeviceList, DeviceSpec, Health, PluginServer
+from deviceplugin import (
+    Broadcast,
+    ContainerAllocation,
+    DeviceHealth,
+    DeviceList,
+    DeviceSpec,
+    ListedDevice,
+    PluginServer,
+)
 
 
 class Peer:
     def __init__(self, resource: str, ids: Sequence[str]) -> None:
         self.resource = resource
         self._devices: DeviceList = Broadcast()
-        self._devices.publish(tuple(Device(id_, Health.HEALTHY, ()) for id_ in ids))
+        self._devices.publish(tuple(ListedDevice(id_, DeviceHealth.HEALTHY, ()) for id_ in ids))
 
     def devices(self) -> DeviceList:
         return self._devices
 
-    def allocate(self, ids: Sequence[str]) -> Allocation:
-        return Allocation(devices=tuple(DeviceSpec(f"/dev/test-{id_}", f"/dev/{id_}", "rw") for id_ in ids))
+    def allocate(self, ids: Sequence[str]) -> ContainerAllocation:
+        return ContainerAllocation(devices=tuple(DeviceSpec(f"/dev/test-{id_}", f"/dev/{id_}", "rw") for id_ in ids))
 
 
 def main() -> None:

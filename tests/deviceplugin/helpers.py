@@ -19,7 +19,7 @@ import grpc.aio
 import pytest
 from msgspec.structs import replace
 
-from deviceplugin import Allocation, Broadcast, Device, DeviceList, Fact, PluginServer, Timeouts
+from deviceplugin import Broadcast, ContainerAllocation, DeviceList, Fact, ListedDevice, PluginServer, Timeouts
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
 from tests.patience import HANG_SECONDS, PATIENCE
@@ -83,7 +83,7 @@ class Facts:
 class ListPlugin:
     """The least plugin: a list. Subclasses add the optional interfaces."""
 
-    def __init__(self, *devices: Device, resource: str = RESOURCE) -> None:
+    def __init__(self, *devices: ListedDevice, resource: str = RESOURCE) -> None:
         self.resource = resource
         self.list: DeviceList = Broadcast()
         self.list.publish(devices)
@@ -95,16 +95,16 @@ class ListPlugin:
 class AllocatingPlugin(ListPlugin):
     """Answers Allocate with an environment variable that names the ids; ``before`` may wait or raise."""
 
-    def __init__(self, *devices: Device, resource: str = RESOURCE) -> None:
+    def __init__(self, *devices: ListedDevice, resource: str = RESOURCE) -> None:
         super().__init__(*devices, resource=resource)
         self.allocated: list[tuple[str, ...]] = []
         self.before: Callable[[Sequence[str]], Any] | None = None
 
-    async def allocate(self, ids: Sequence[str]) -> Allocation:
+    async def allocate(self, ids: Sequence[str]) -> ContainerAllocation:
         if self.before is not None:
             await self.before(ids)
         self.allocated.append(tuple(ids))
-        return Allocation(envs={"IDS": ",".join(ids)})
+        return ContainerAllocation(envs={"IDS": ",".join(ids)})
 
 
 class Client:

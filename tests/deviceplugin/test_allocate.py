@@ -13,23 +13,23 @@ import pytest
 
 from deviceplugin import (
     Allocated,
-    Allocation,
     AllocationError,
-    Device,
+    ContainerAllocation,
+    ContainerMount,
+    DeviceHealth,
     DeviceSpec,
-    Health,
-    Mount,
+    ListedDevice,
     require_healthy,
 )
 from deviceplugin.wire import v1beta1_pb2 as pb
 from tests.deviceplugin.helpers import IMPATIENT, AllocatingPlugin, ListPlugin, eventually
 from tests.patience import PATIENCE
 
-UNHEALTHY = Health.UNHEALTHY
+UNHEALTHY = DeviceHealth.UNHEALTHY
 
 
 async def test_dp2_dp11_allocate_answers_each_container_in_order_and_again(serve: Any) -> None:
-    served = await serve(AllocatingPlugin(Device("a"), Device("b"), Device("c")))
+    served = await serve(AllocatingPlugin(ListedDevice("a"), ListedDevice("b"), ListedDevice("c")))
     for _ in range(2):  # an init container's device is allocated once more for the next container
         answer = await served.kubelet.allocate(["c", "a"], ["b", "b"], [])
         assert [dict(c.envs) for c in answer.container_responses] == [{"IDS": "a,c"}, {"IDS": "b"}, {"IDS": ""}]
@@ -39,16 +39,16 @@ async def test_dp2_dp11_allocate_answers_each_container_in_order_and_again(serve
 
 async def test_every_field_of_an_allocation_arrives(serve: Any) -> None:
     class Full(AllocatingPlugin):
-        async def allocate(self, ids: Sequence[str]) -> Allocation:
-            return Allocation(
+        async def allocate(self, ids: Sequence[str]) -> ContainerAllocation:
+            return ContainerAllocation(
                 envs={"A": "1"},
-                mounts=(Mount("/in", "/on", read_only=True),),
+                mounts=(ContainerMount("/in", "/on", read_only=True),),
                 devices=(DeviceSpec("/dev/in", "/dev/on", "r"),),
                 annotations={"k": "v"},
                 cdi_devices=("vendor/class=a", "vendor/class=b"),
             )
 
-    served = await serve(Full(Device("a")))
+    served = await serve(Full(ListedDevice("a")))
     (answer,) = (await served.kubelet.allocate(["a"])).container_responses
     assert answer == pb.ContainerAllocateResponse(
         envs={"A": "1"},
@@ -60,7 +60,7 @@ async def test_every_field_of_an_allocation_arrives(serve: Any) -> None:
 
 
 async def test_without_an_allocator_only_healthy_devices_are_accepted(serve: Any) -> None:
-    served = await serve(ListPlugin(Device("a"), Device("sick", UNHEALTHY)))
+    served = await serve(ListPlugin(ListedDevice("a"), ListedDevice("sick", UNHEALTHY)))
     answer = await served.kubelet.allocate(["a"])
     assert list(answer.container_responses) == [pb.ContainerAllocateResponse()]
     unknown = await served.refused("a", "ghost")
@@ -72,7 +72,7 @@ async def test_without_an_allocator_only_healthy_devices_are_accepted(serve: Any
 
 
 async def test_the_allocator_decides_about_its_own_pods_unhealthy_device(serve: Any) -> None:
-    served = await serve(AllocatingPlugin(Device("a", UNHEALTHY)))
+    served = await serve(AllocatingPlugin(ListedDevice("a", UNHEALTHY)))
     assert (await served.kubelet.allocate(["a"])).container_responses[0].envs["IDS"] == "a"
 
 
@@ -106,7 +106,7 @@ async def raising(error: BaseException) -> None:
     ],
 )
 async def test_errors_become_codes(serve: Any, error: BaseException, code: grpc.StatusCode, text: str) -> None:
-    plugin = AllocatingPlugin(Device("a"))
+    plugin = AllocatingPlugin(ListedDevice("a"))
     plugin.before = lambda ids: raising(error)
     served = await serve(plugin)
     refused = await served.refused("a")
@@ -128,7 +128,7 @@ async def test_a_hung_allocator_is_given_up(serve: Any) -> None:
             except asyncio.CancelledError:
                 continue
 
-    plugin = AllocatingPlugin(Device("a"))
+    plugin = AllocatingPlugin(ListedDevice("a"))
     plugin.before = stubborn
     served = await serve(plugin, IMPATIENT)
     started = time.monotonic()
@@ -148,7 +148,7 @@ async def test_a_kubelet_that_goes_away_does_not_cut_an_allocation(serve: Any) -
         entered.set()
         await release.wait()
 
-    plugin = AllocatingPlugin(Device("a"))
+    plugin = AllocatingPlugin(ListedDevice("a"))
     plugin.before = slow
     served = await serve(plugin)
     call = served.stub.Allocate(pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=["a"])]))
@@ -171,24 +171,24 @@ def test_require_healthy_before_any_list() -> None:
 class Quick(ListPlugin):
     """Decides at once, but for ids that it has to think about."""
 
-    def __init__(self, *devices: Device) -> None:
+    def __init__(self, *devices: ListedDevice) -> None:
         super().__init__(*devices)
         self.error: BaseException | None = None
         self.thinks_about: frozenset[str] = frozenset()
 
-    def allocate(self, ids: Sequence[str]) -> Allocation | Coroutine[Any, Any, Allocation]:
+    def allocate(self, ids: Sequence[str]) -> ContainerAllocation | Coroutine[Any, Any, ContainerAllocation]:
         if self.error is not None:
             raise self.error
-        return self._think(ids) if self.thinks_about & set(ids) else Allocation(envs={"IDS": ",".join(ids)})
+        return self._think(ids) if self.thinks_about & set(ids) else ContainerAllocation(envs={"IDS": ",".join(ids)})
 
-    async def _think(self, ids: Sequence[str]) -> Allocation:
+    async def _think(self, ids: Sequence[str]) -> ContainerAllocation:
         await asyncio.sleep(0.01)
-        return Allocation(envs={"IDS": ",".join(ids), "THOUGHT": "yes"})
+        return ContainerAllocation(envs={"IDS": ",".join(ids), "THOUGHT": "yes"})
 
 
 @pytest.mark.parametrize("thinks_about", ["", "a", "b", "c", "ab", "bc", "abc"])
 async def test_an_allocator_that_need_not_wait_answers_at_once(serve: Any, thinks_about: str) -> None:
-    plugin = Quick(Device("a"), Device("b"), Device("c"))
+    plugin = Quick(ListedDevice("a"), ListedDevice("b"), ListedDevice("c"))
     plugin.thinks_about = frozenset(thinks_about)
     served = await serve(plugin)
     answer = await served.kubelet.allocate(["a"], ["b"], ["c"])
@@ -209,7 +209,7 @@ async def test_an_allocator_that_need_not_wait_answers_at_once(serve: Any, think
 async def test_what_a_quick_allocator_raises_leaves_no_id_in_flight(
     serve: Any, error: BaseException, code: grpc.StatusCode
 ) -> None:
-    plugin = Quick(Device("a"))
+    plugin = Quick(ListedDevice("a"))
     plugin.error = error
     served = await serve(plugin)
     refused = await served.refused("a")

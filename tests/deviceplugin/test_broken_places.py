@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin import BindFailed, Phase
+from deviceplugin import BindFailed, RegistrationPhase
 from tests.deviceplugin.helpers import QUICK, Facts, MiniKubelet, eventually, running
 from tests.deviceplugin.test_restarts import BOTH, make
 
@@ -45,7 +45,7 @@ async def test_the_whole_directory_deleted_and_made_again(directory: Path, kubel
         await eventually(lambda: kubelet.health() == BOTH)
         await kubelet.stop()
         shutil.rmtree(directory)
-        await eventually(lambda: server.state.phase is Phase.IDLE)
+        await eventually(lambda: server.state.phase is RegistrationPhase.IDLE)
         assert "does not exist" in server.state.error
         await kubelet.start()
         await eventually(lambda: kubelet.health() == BOTH, 2)
@@ -62,7 +62,7 @@ async def test_a_regular_file_where_the_directory_should_be(directory: Path) -> 
     kubelet = MiniKubelet(directory)
     async with running(server):
         await eventually(lambda: facts.of(BindFailed))
-        assert server.state.phase is Phase.IDLE
+        assert server.state.phase is RegistrationPhase.IDLE
         assert "is not a directory" in server.state.error
         directory.unlink()
         await kubelet.start()
@@ -89,7 +89,7 @@ async def test_grpc_cannot_bind(directory: Path, kubelet: MiniKubelet, monkeypat
     async with running(server):
         await eventually(lambda: f"cannot serve on {directory}" in server.state.error)
         directory.mkdir()
-        await eventually(lambda: server.state.phase is Phase.SERVING)
+        await eventually(lambda: server.state.phase is RegistrationPhase.SERVING)
 
 
 async def test_without_inotify_polling_does(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deviceplugin import preference
-from deviceplugin.preference import Policy, Unit, cost, prefer
+from deviceplugin.preference import ReplicaPolicy, Unit, cost, prefer
 
 GPUS = [
     Unit(f"gpu{i}", numa=(i // 4,), root=f"pci000{i // 2}", group=f"island{i // 4}", rank=i) for i in range(8)
@@ -67,15 +67,15 @@ def test_unknown_ids_are_taken_last() -> None:
 def test_distributed_replicas_go_to_the_least_loaded_device() -> None:
     units = replicas(2, 3)
     free = [i for i in ids(units) if i not in {"d0::0", "d0::1", "d1::0"}]
-    assert prefer(units, free, [], 1, Policy.DISTRIBUTED) == ["d1::1"]
-    assert prefer(units, ids(units), [], 2, Policy.DISTRIBUTED) == ["d0::0", "d1::0"]
+    assert prefer(units, free, [], 1, ReplicaPolicy.DISTRIBUTED) == ["d1::1"]
+    assert prefer(units, ids(units), [], 2, ReplicaPolicy.DISTRIBUTED) == ["d0::0", "d1::0"]
 
 
 def test_packed_replicas_fill_the_device_in_use() -> None:
     units = replicas(3, 3)
     free = [i for i in ids(units) if i != "d1::0"]
-    assert prefer(units, free, [], 1, Policy.PACKED) == ["d1::1"]
-    assert prefer(units, free, [], 2, Policy.PACKED) == ["d1::1", "d1::2"]
+    assert prefer(units, free, [], 1, ReplicaPolicy.PACKED) == ["d1::1"]
+    assert prefer(units, free, [], 2, ReplicaPolicy.PACKED) == ["d1::1", "d1::2"]
 
 
 def test_no_input_order_changes_the_answer() -> None:
@@ -96,7 +96,7 @@ PLACES = st.tuples(
 
 
 @st.composite
-def requests(draw: st.DrawFn, most: int = 8) -> tuple[list[Unit], list[str], list[str], int, Policy]:
+def requests(draw: st.DrawFn, most: int = 8) -> tuple[list[Unit], list[str], list[str], int, ReplicaPolicy]:
     count = draw(st.integers(1, most))
     shared = draw(st.booleans())
     units = []
@@ -119,10 +119,10 @@ def requests(draw: st.DrawFn, most: int = 8) -> tuple[list[Unit], list[str], lis
     available = draw(st.lists(st.sampled_from(ids(units)), unique=True, min_size=1))
     must = draw(st.lists(st.sampled_from(available), unique=True, max_size=2))
     size = draw(st.integers(len(must), len(available)))
-    return units, available, must, size, draw(st.sampled_from(Policy))
+    return units, available, must, size, draw(st.sampled_from(ReplicaPolicy))
 
 
-def cheapest(units: list[Unit], available: list[str], must: list[str], size: int, policy: Policy) -> object:
+def cheapest(units: list[Unit], available: list[str], must: list[str], size: int, policy: ReplicaPolicy) -> object:
     return min(
         cost(units, available, chosen, policy) for chosen in combinations(available, size) if set(must) <= set(chosen)
     )
@@ -135,7 +135,7 @@ def check_valid(chosen: list[str], available: list[str], must: list[str], size: 
 
 @settings(max_examples=300, deadline=None)
 @given(requests())
-def test_small_worlds_get_the_optimum(request: tuple[list[Unit], list[str], list[str], int, Policy]) -> None:
+def test_small_worlds_get_the_optimum(request: tuple[list[Unit], list[str], list[str], int, ReplicaPolicy]) -> None:
     units, available, must, size, policy = request
     chosen = prefer(units, available, must, size, policy)
     check_valid(chosen, available, must, size)
@@ -145,7 +145,9 @@ def test_small_worlds_get_the_optimum(request: tuple[list[Unit], list[str], list
 
 @settings(max_examples=300, deadline=None)
 @given(requests())
-def test_the_shortcut_keeps_what_it_promises(request: tuple[list[Unit], list[str], list[str], int, Policy]) -> None:
+def test_the_shortcut_keeps_what_it_promises(
+    request: tuple[list[Unit], list[str], list[str], int, ReplicaPolicy],
+) -> None:
     """The way taken when there are too many answers to compare, held against brute force on small worlds."""
     units, available, must, size, policy = request
     with pytest.MonkeyPatch.context() as patch:
@@ -159,13 +161,13 @@ def test_the_shortcut_keeps_what_it_promises(request: tuple[list[Unit], list[str
     assert isinstance(ours, tuple)
     assert isinstance(best, tuple)
     replicated = len({u.device or u.id for u in units}) < len(units)
-    if replicated and policy is Policy.DISTRIBUTED:
+    if replicated and policy is ReplicaPolicy.DISTRIBUTED:
         assert ours[0] == best[0]  # evenness
     else:
         assert ours[:3] == best[:3]  # nodes, roots
 
 
-@pytest.mark.parametrize("policy", Policy)
+@pytest.mark.parametrize("policy", ReplicaPolicy)
 @pytest.mark.parametrize("size", [1, 2, 8, 100, 2048, 4096])
 @pytest.mark.parametrize(
     "units",
@@ -186,7 +188,7 @@ def test_the_shortcut_keeps_what_it_promises(request: tuple[list[Unit], list[str
         ),
     ],
 )
-def test_4096_ids_get_a_valid_answer(units: list[Unit], size: int, policy: Policy) -> None:
+def test_4096_ids_get_a_valid_answer(units: list[Unit], size: int, policy: ReplicaPolicy) -> None:
     available = ids(units)
     random.Random(1).shuffle(available)
     chosen = prefer(units, available, available[:1], size, policy)

@@ -15,10 +15,10 @@ from deviceplugin.registration import (
     STREAMING,
     TABLE,
     Action,
-    Event,
-    Kubelet,
-    Phase,
-    State,
+    KubeletState,
+    RegistrationEvent,
+    RegistrationPhase,
+    RegistrationState,
     Timer,
     delay_seconds,
     step,
@@ -28,12 +28,12 @@ from deviceplugin.timeouts import Timeouts
 ZERO = random.Random(0)
 
 
-def reachable() -> list[State]:
+def reachable() -> list[RegistrationState]:
     """Every state that some order of events leads to (events may come at any time; counters up to 2)."""
-    found, left = {State()}, [State()]
+    found, left = {RegistrationState()}, [RegistrationState()]
     while left:
         state = left.pop()
-        for event in Event:
+        for event in RegistrationEvent:
             new = step(state, event).state
             new = replace(new, attempt=min(new.attempt, 2), refusals=min(new.refusals, 2))
             if new not in found:
@@ -46,12 +46,12 @@ ALL_STATES = reachable()
 
 
 @pytest.mark.parametrize("state", ALL_STATES, ids=lambda s: f"{s.phase}-{s.kubelet}-{s.attempt}-{s.refusals}")
-def test_step_is_total_and_asks_only_a_kubelet_that_is_there(state: State) -> None:
-    for event in Event:
+def test_step_is_total_and_asks_only_a_kubelet_that_is_there(state: RegistrationState) -> None:
+    for event in RegistrationEvent:
         result = step(state, event)
         if result.action is Action.REGISTER:
-            assert result.state.kubelet is Kubelet.ASKED
-            assert state.kubelet is not Kubelet.ABSENT or event is Event.KUBELET_NEW
+            assert result.state.kubelet is KubeletState.ASKED
+            assert state.kubelet is not KubeletState.ABSENT or event is RegistrationEvent.KUBELET_NEW
         if result.entered:
             entry = ENTRY[result.state.phase]
             assert (result.action, result.timer) == (entry.action, entry.timer)
@@ -59,47 +59,54 @@ def test_step_is_total_and_asks_only_a_kubelet_that_is_there(state: State) -> No
 
 def test_registering_is_never_entered_while_kubelet_reads() -> None:
     for phase in STREAMING:
-        for kubelet in Kubelet:
-            for event in set(Event) - {Event.STREAM_ENDED}:
-                assert step(State(phase, kubelet), event).action is not Action.REGISTER, (phase, kubelet, event)
+        for kubelet in KubeletState:
+            for event in set(RegistrationEvent) - {RegistrationEvent.STREAM_ENDED}:
+                assert step(RegistrationState(phase, kubelet), event).action is not Action.REGISTER, (
+                    phase,
+                    kubelet,
+                    event,
+                )
 
 
 def test_the_same_kubelet_is_asked_again_only_after_a_wait() -> None:
     """Every way into REGISTERING is a timer, or a kubelet that has not been asked."""
     for state in ALL_STATES:
-        for event in Event:
-            if step(state, event).action is Action.REGISTER and event is not Event.TIMER:
-                assert step(State(Phase.IDLE, state.kubelet), event).state.kubelet is Kubelet.FRESH, (state, event)
+        for event in RegistrationEvent:
+            if step(state, event).action is Action.REGISTER and event is not RegistrationEvent.TIMER:
+                assert (
+                    step(RegistrationState(RegistrationPhase.IDLE, state.kubelet), event).state.kubelet
+                    is KubeletState.FRESH
+                ), (state, event)
 
 
-@pytest.mark.parametrize("phase", Phase)
-def test_every_phase_ends_by_itself_or_by_an_event(phase: Phase) -> None:
+@pytest.mark.parametrize("phase", RegistrationPhase)
+def test_every_phase_ends_by_itself_or_by_an_event(phase: RegistrationPhase) -> None:
     leaving = {event for (where, event), _ in TABLE.items() if where is phase}
     assert leaving
     if ENTRY[phase].timer is Timer.BACKOFF:
-        assert Event.TIMER in leaving
+        assert RegistrationEvent.TIMER in leaving
 
 
-def settle(state: State, timer_running: bool) -> tuple[State, float, int]:
+def settle(state: RegistrationState, timer_running: bool) -> tuple[RegistrationState, float, int]:
     """Drive ``state`` with a well-behaved world: our binds succeed, kubelet is there, answers, reads. Returns the last
     state, the seconds that passed, and the number of Register calls."""
     seconds, registers = 0.0, 0
-    events: deque[Event] = deque()
+    events: deque[RegistrationEvent] = deque()
     action = ENTRY[state.phase].action
     timer = ENTRY[state.phase].timer if timer_running else None
-    if state.kubelet is Kubelet.ABSENT:
-        events.append(Event.KUBELET_NEW)
+    if state.kubelet is KubeletState.ABSENT:
+        events.append(RegistrationEvent.KUBELET_NEW)
     for _ in range(50):
         if action is Action.BIND:
-            events.append(Event.BOUND)
+            events.append(RegistrationEvent.BOUND)
         elif action is Action.REGISTER:
             registers += 1
-            events.extend([Event.REGISTERED, Event.STREAM_OPENED])
+            events.extend([RegistrationEvent.REGISTERED, RegistrationEvent.STREAM_OPENED])
         if not events:
             if state.phase in STREAMING or timer is None:
                 break
             seconds += delay_seconds(timer, state, Timeouts(), ZERO)
-            events.append(Event.TIMER)
+            events.append(RegistrationEvent.TIMER)
         result = step(state, events.popleft())
         state, action = result.state, result.action
         if result.entered:
@@ -108,7 +115,7 @@ def settle(state: State, timer_running: bool) -> tuple[State, float, int]:
 
 
 @pytest.mark.parametrize("start", ALL_STATES, ids=lambda s: f"{s.phase}-{s.kubelet}-{s.attempt}-{s.refusals}")
-def test_a_well_behaved_kubelet_is_registered_with_from_everywhere(start: State) -> None:
+def test_a_well_behaved_kubelet_is_registered_with_from_everywhere(start: RegistrationState) -> None:
     state, seconds, registers = settle(start, timer_running=True)
     assert state.phase in STREAMING
     assert seconds <= Timeouts().stream_seconds + 1.2 * 2**2  # no stream, then the third step of the back-off
@@ -116,52 +123,62 @@ def test_a_well_behaved_kubelet_is_registered_with_from_everywhere(start: State)
 
 
 def test_a_new_kubelet_is_asked_without_any_wait() -> None:
-    for phase in (Phase.SERVING, Phase.LOST, Phase.BACKOFF, Phase.REFUSED):
-        assert step(State(phase, Kubelet.ASKED, attempt=7), Event.KUBELET_NEW).action is Action.REGISTER
-    lost = step(State(Phase.ACTIVE, Kubelet.ASKED), Event.OWN_SOCKET_LOST).state
-    new = step(lost, Event.KUBELET_NEW).state
-    assert step(new, Event.BOUND).action is Action.REGISTER
+    for phase in (
+        RegistrationPhase.SERVING,
+        RegistrationPhase.LOST,
+        RegistrationPhase.BACKOFF,
+        RegistrationPhase.REFUSED,
+    ):
+        assert (
+            step(RegistrationState(phase, KubeletState.ASKED, attempt=7), RegistrationEvent.KUBELET_NEW).action
+            is Action.REGISTER
+        )
+    lost = step(
+        RegistrationState(RegistrationPhase.ACTIVE, KubeletState.ASKED), RegistrationEvent.OWN_SOCKET_LOST
+    ).state
+    new = step(lost, RegistrationEvent.KUBELET_NEW).state
+    assert step(new, RegistrationEvent.BOUND).action is Action.REGISTER
 
 
 def test_our_lost_socket_under_the_same_kubelet_waits_a_second() -> None:
-    lost = step(State(Phase.ACTIVE, Kubelet.ASKED), Event.OWN_SOCKET_LOST)
+    lost = step(RegistrationState(RegistrationPhase.ACTIVE, KubeletState.ASKED), RegistrationEvent.OWN_SOCKET_LOST)
     assert lost.action is Action.BIND
-    bound = step(lost.state, Event.BOUND)
-    assert bound.state.phase is Phase.LOST
+    bound = step(lost.state, RegistrationEvent.BOUND)
+    assert bound.state.phase is RegistrationPhase.LOST
     assert bound.timer is not None
     assert delay_seconds(bound.timer, bound.state, Timeouts(), ZERO) >= 1.0
 
 
 def test_a_touched_kubelet_socket_changes_nothing() -> None:
-    touched = step(State(Phase.ACTIVE, Kubelet.ASKED), Event.KUBELET_NEW).state
-    assert touched.phase is Phase.SETTLING
-    back = step(touched, Event.TIMER).state
-    assert (back.phase, back.kubelet) == (Phase.ACTIVE, Kubelet.ASKED)
+    touched = step(RegistrationState(RegistrationPhase.ACTIVE, KubeletState.ASKED), RegistrationEvent.KUBELET_NEW).state
+    assert touched.phase is RegistrationPhase.SETTLING
+    back = step(touched, RegistrationEvent.TIMER).state
+    assert (back.phase, back.kubelet) == (RegistrationPhase.ACTIVE, KubeletState.ASKED)
 
 
 def test_back_off_grows_to_its_limit_and_is_forgiven() -> None:
-    state, waits = State(Phase.REGISTERING, Kubelet.ASKED), []
+    state, waits = RegistrationState(RegistrationPhase.REGISTERING, KubeletState.ASKED), []
     for _ in range(8):
-        failed = step(state, Event.REGISTER_FAILED)
+        failed = step(state, RegistrationEvent.REGISTER_FAILED)
         assert failed.timer is Timer.BACKOFF
         waits.append(delay_seconds(Timer.BACKOFF, failed.state, Timeouts(), ZERO))
-        state = step(failed.state, Event.TIMER).state
+        state = step(failed.state, RegistrationEvent.TIMER).state
     assert all(1.0 <= wait <= 36.0 for wait in waits)
     assert [round(wait / 1.1) for wait in waits[:5]] == pytest.approx([1, 2, 4, 8, 16], rel=0.15)
     assert waits[-1] >= 30.0
-    active = step(state, Event.STREAM_OPENED).state
+    active = step(state, RegistrationEvent.STREAM_OPENED).state
     assert active.attempt == 8
-    assert step(active, Event.TIMER).state.attempt == 0
+    assert step(active, RegistrationEvent.TIMER).state.attempt == 0
 
 
 def test_refused_is_quick_first_and_slow_later() -> None:
-    timeouts, state = Timeouts(), State(Phase.REGISTERING, Kubelet.ASKED)
+    timeouts, state = Timeouts(), RegistrationState(RegistrationPhase.REGISTERING, KubeletState.ASKED)
     waits = []
     for _ in range(timeouts.refused_quick + 2):
-        refused = step(state, Event.REFUSED)
+        refused = step(state, RegistrationEvent.REFUSED)
         assert refused.timer is Timer.REFUSED
         waits.append(delay_seconds(Timer.REFUSED, refused.state, timeouts, ZERO))
-        state = step(refused.state, Event.TIMER).state
+        state = step(refused.state, RegistrationEvent.TIMER).state
     assert set(waits[: timeouts.refused_quick]) == {timeouts.refused_seconds}
     assert set(waits[timeouts.refused_quick :]) == {timeouts.refused_slow_seconds}
 
@@ -172,7 +189,7 @@ class World(Struct, frozen=True):
     ``armed``: the next stream to open counts as kubelet's. ``broken``: what must never happen, and did.
     """
 
-    state: State = field(default_factory=State)
+    state: RegistrationState = field(default_factory=RegistrationState)
     timer: Timer | None = None
     binding: bool = False
     bound: bool = False
@@ -185,25 +202,25 @@ class World(Struct, frozen=True):
     def moves(self) -> Iterator[tuple[str, World]]:
         """Everything that may happen next."""
         if self.binding:
-            yield "bound", replace(self, binding=False, bound=True).feed(Event.BOUND)
-            yield "bind failed", replace(self, binding=False).feed(Event.BIND_FAILED)
+            yield "bound", replace(self, binding=False, bound=True).feed(RegistrationEvent.BOUND)
+            yield "bind failed", replace(self, binding=False).feed(RegistrationEvent.BIND_FAILED)
         if self.calling:
-            for event in (Event.REGISTERED, Event.REFUSED, Event.REGISTER_FAILED):
+            for event in (RegistrationEvent.REGISTERED, RegistrationEvent.REFUSED, RegistrationEvent.REGISTER_FAILED):
                 yield event.value, replace(self, calling=False).feed(event)
         if self.armed and not self.binding:  # however late: kubelet may act on a Register that we gave up
-            yield "stream opens", replace(self, armed=False, stream=True).feed(Event.STREAM_OPENED)
+            yield "stream opens", replace(self, armed=False, stream=True).feed(RegistrationEvent.STREAM_OPENED)
         if self.stream:
-            yield "stream ends", replace(self, stream=False).feed(Event.STREAM_ENDED)
+            yield "stream ends", replace(self, stream=False).feed(RegistrationEvent.STREAM_ENDED)
         if self.bound and not self.binding:
-            yield "own socket lost", self.feed(Event.OWN_SOCKET_LOST)
+            yield "own socket lost", self.feed(RegistrationEvent.OWN_SOCKET_LOST)
         if self.kubelet:
-            yield "kubelet.sock removed", replace(self, kubelet=False).feed(Event.KUBELET_GONE)
-        yield "new kubelet.sock", replace(self, kubelet=True).feed(Event.KUBELET_NEW)
-        yield "directory changed", self.feed(Event.DIRECTORY_CHANGED)
+            yield "kubelet.sock removed", replace(self, kubelet=False).feed(RegistrationEvent.KUBELET_GONE)
+        yield "new kubelet.sock", replace(self, kubelet=True).feed(RegistrationEvent.KUBELET_NEW)
+        yield "directory changed", self.feed(RegistrationEvent.DIRECTORY_CHANGED)
         if self.timer is not None:
-            yield "timer", replace(self, timer=None).feed(Event.TIMER)
+            yield "timer", replace(self, timer=None).feed(RegistrationEvent.TIMER)
 
-    def feed(self, event: Event) -> World:
+    def feed(self, event: RegistrationEvent) -> World:
         result = step(self.state, event)
         state = replace(result.state, attempt=min(result.state.attempt, 2), refusals=min(result.state.refusals, 2))
         new = replace(self, state=state)
@@ -224,7 +241,7 @@ class World(Struct, frozen=True):
             return self.broken
         if (self.state.phase in STREAMING) != self.stream:
             return "the phase does not tell whether kubelet reads"
-        waits_for_kubelet = self.state.phase is Phase.SERVING and not self.kubelet
+        waits_for_kubelet = self.state.phase is RegistrationPhase.SERVING and not self.kubelet
         if not (self.binding or self.calling or self.stream or self.timer is not None or waits_for_kubelet):
             return "nothing will ever happen"
         return ""
@@ -232,7 +249,7 @@ class World(Struct, frozen=True):
 
 def first_defect() -> tuple[str, list[str], int]:
     """Walk every world that can be reached, nearest first: the defect, the way to it, how many worlds were seen."""
-    start = World().feed(Event.START)
+    start = World().feed(RegistrationEvent.START)
     ways: dict[World, list[str]] = {start: []}
     left = deque([start])
     while left:
@@ -255,18 +272,36 @@ def test_no_order_of_events_breaks_the_rules() -> None:
 @pytest.mark.parametrize(
     ("row", "target"),
     [
-        pytest.param((Phase.ACTIVE, Event.KUBELET_NEW), Phase.REGISTERING, id="registers while kubelet reads"),
-        pytest.param((Phase.WAIT_STREAM, Event.TIMER), Phase.SERVING, id="forgets to ask again"),
-        pytest.param((Phase.SERVING, Event.STREAM_OPENED), None, id="ignores a late stream"),
-        pytest.param((Phase.BINDING, Event.BIND_FAILED), Phase.SERVING, id="takes a failed bind for a socket"),
-        pytest.param((Phase.REGISTERING, Event.REGISTER_FAILED), None, id="ignores a failure"),
-        pytest.param((Phase.SERVING, Event.KUBELET_NEW), None, id="ignores a new kubelet"),
-        pytest.param((Phase.BINDING, Event.BOUND), Phase.REGISTERING, id="asks a kubelet that is not there"),
-        pytest.param((Phase.SETTLING, Event.STREAM_ENDED), None, id="ignores the end of the stream"),
+        pytest.param(
+            (RegistrationPhase.ACTIVE, RegistrationEvent.KUBELET_NEW),
+            RegistrationPhase.REGISTERING,
+            id="registers while kubelet reads",
+        ),
+        pytest.param(
+            (RegistrationPhase.WAIT_STREAM, RegistrationEvent.TIMER),
+            RegistrationPhase.SERVING,
+            id="forgets to ask again",
+        ),
+        pytest.param((RegistrationPhase.SERVING, RegistrationEvent.STREAM_OPENED), None, id="ignores a late stream"),
+        pytest.param(
+            (RegistrationPhase.BINDING, RegistrationEvent.BIND_FAILED),
+            RegistrationPhase.SERVING,
+            id="takes a failed bind for a socket",
+        ),
+        pytest.param((RegistrationPhase.REGISTERING, RegistrationEvent.REGISTER_FAILED), None, id="ignores a failure"),
+        pytest.param((RegistrationPhase.SERVING, RegistrationEvent.KUBELET_NEW), None, id="ignores a new kubelet"),
+        pytest.param(
+            (RegistrationPhase.BINDING, RegistrationEvent.BOUND),
+            RegistrationPhase.REGISTERING,
+            id="asks a kubelet that is not there",
+        ),
+        pytest.param(
+            (RegistrationPhase.SETTLING, RegistrationEvent.STREAM_ENDED), None, id="ignores the end of the stream"
+        ),
     ],
 )
 def test_the_walk_catches_a_broken_table(
-    row: tuple[Phase, Event], target: Phase | None, monkeypatch: pytest.MonkeyPatch
+    row: tuple[RegistrationPhase, RegistrationEvent], target: RegistrationPhase | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if target is None:
         monkeypatch.delitem(TABLE, row)

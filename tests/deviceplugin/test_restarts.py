@@ -17,7 +17,7 @@ import grpc.aio
 import pytest
 from msgspec.structs import replace
 
-from deviceplugin import Device, Phase, PluginServer, Registered, RegisterFailed, Timeouts, Watcher
+from deviceplugin import ListedDevice, PluginServer, Registered, RegisterFailed, RegistrationPhase, Timeouts, Watcher
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
 from tests.deviceplugin.helpers import (
@@ -33,7 +33,7 @@ from tests.deviceplugin.helpers import (
 )
 from tests.patience import PATIENCE
 
-DEVICES = (Device("a"), Device("b"))
+DEVICES = (ListedDevice("a"), ListedDevice("b"))
 BOTH = {"a": "Healthy", "b": "Healthy"}
 
 
@@ -47,7 +47,7 @@ async def test_dp1_registers_by_itself_and_sends_the_list(directory: Path, kubel
         await eventually(lambda: kubelet.health() == BOTH)
         await server.wait_sent(1)
         state = server.state
-        assert (state.phase, state.registered, state.error, state.streams) == (Phase.ACTIVE, True, "", 1)
+        assert (state.phase, state.registered, state.error, state.streams) == (RegistrationPhase.ACTIVE, True, "", 1)
         assert (state.published_version, state.sent_version, state.registrations) == (1, 1, 1)
         assert state.socket is not None
         assert state.socket.stat().st_mode & 0o777 == 0o600
@@ -124,7 +124,7 @@ async def test_kubelet_absent_at_start(directory: Path) -> None:
     server = make(directory)
     kubelet = MiniKubelet(directory)
     async with running(server):
-        await eventually(lambda: server.state.phase is Phase.SERVING)
+        await eventually(lambda: server.state.phase is RegistrationPhase.SERVING)
         assert "kubelet.sock does not exist" in server.state.error
         await kubelet.start()
         await eventually(lambda: kubelet.health() == BOTH)
@@ -140,7 +140,7 @@ async def test_a_dead_kubelets_socket_file(directory: Path) -> None:
     server = make(directory, facts)
     kubelet = MiniKubelet(directory)
     async with running(server):
-        await eventually(lambda: server.state.phase is Phase.REFUSED)
+        await eventually(lambda: server.state.phase is RegistrationPhase.REFUSED)
         assert "Connection refused" in server.state.error
         started = time.monotonic()
         await asyncio.sleep(0.5)
@@ -155,10 +155,10 @@ async def test_kubelet_socket_that_listens_a_little_later(directory: Path) -> No
     """CREATE is seen at bind(), the socket accepts from listen()."""
     server = make(directory)
     async with running(server):
-        await eventually(lambda: server.state.phase is Phase.SERVING)
+        await eventually(lambda: server.state.phase is RegistrationPhase.SERVING)
         with socket.socket(socket.AF_UNIX) as kubelet:
             kubelet.bind(str(directory / "kubelet.sock"))
-            await eventually(lambda: server.state.phase is Phase.REFUSED)
+            await eventually(lambda: server.state.phase is RegistrationPhase.REFUSED)
             kubelet.listen()
             kubelet.setblocking(False)
             started = time.monotonic()
@@ -173,7 +173,7 @@ async def test_a_refused_registration_is_tried_again_with_back_off(directory: Pa
     server = make(directory, facts)
     async with running(server):
         await eventually(lambda: len(kubelet.requests) >= 3)
-        assert server.state.phase in (Phase.BACKOFF, Phase.REGISTERING)
+        assert server.state.phase in (RegistrationPhase.BACKOFF, RegistrationPhase.REGISTERING)
         assert 'the ResourceName "radio" is invalid' in server.state.error
         assert facts.of(RegisterFailed)[0].code == "UNKNOWN"
         first, second, third = kubelet.registered_at[:3]
@@ -188,9 +188,9 @@ async def test_df5_no_stream_after_register(directory: Path, kubelet: MiniKubele
     kubelet.ignore = True
     server = make(directory, timeouts=IMPATIENT)
     async with running(server):
-        await eventually(lambda: server.state.phase is Phase.WAIT_STREAM)
+        await eventually(lambda: server.state.phase is RegistrationPhase.WAIT_STREAM)
         assert not server.state.registered
-        await eventually(lambda: server.state.phase is Phase.BACKOFF)
+        await eventually(lambda: server.state.phase is RegistrationPhase.BACKOFF)
         assert "read no list within 0.3 s" in server.state.error
         await eventually(lambda: len(kubelet.requests) >= 2)
         kubelet.ignore = False
@@ -212,7 +212,7 @@ async def test_a_strangers_stream_is_ended_before_registering(directory: Path) -
     server = make(directory)
     kubelet = MiniKubelet(directory)
     async with running(server):
-        await eventually(lambda: server.state.phase is Phase.SERVING)
+        await eventually(lambda: server.state.phase is RegistrationPhase.SERVING)
         async with grpc.aio.insecure_channel(f"unix:{server.state.socket}") as channel:
             stub: pb_grpc.DevicePluginAsyncStub = pb_grpc.DevicePluginStub(channel)
             call = stub.ListAndWatch(pb.Empty())
@@ -302,8 +302,8 @@ async def test_a_touched_kubelet_socket_keeps_the_stream(directory: Path, kubele
     async with running(server):
         await eventually(lambda: kubelet.health() == BOTH)
         kubelet.socket.chmod(0o700)  # another ctime, the same kubelet
-        await eventually(lambda: server.state.phase is Phase.SETTLING)
-        await eventually(lambda: server.state.phase is Phase.ACTIVE)
+        await eventually(lambda: server.state.phase is RegistrationPhase.SETTLING)
+        await eventually(lambda: server.state.phase is RegistrationPhase.ACTIVE)
         assert len(kubelet.requests) == 1
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from deviceplugin import (
     AllocationError,
-    Device,
-    Health,
+    DeviceHealth,
+    ListedDevice,
     ListSent,
     Preferred,
     PreStarted,
@@ -32,7 +32,7 @@ from tests.deviceplugin.helpers import (
 )
 from tests.patience import PATIENCE
 
-HEALTHY, UNHEALTHY = Health.HEALTHY, Health.UNHEALTHY
+HEALTHY, UNHEALTHY = DeviceHealth.HEALTHY, DeviceHealth.UNHEALTHY
 
 
 class Preferring(ListPlugin):
@@ -61,17 +61,17 @@ class PreStarting(ListPlugin):
 
 
 async def test_df2_df4_health_flips_send_the_whole_list(serve: Any) -> None:
-    served = await serve(ListPlugin(*(Device(f"d{i}") for i in range(4))))
+    served = await serve(ListPlugin(*(ListedDevice(f"d{i}") for i in range(4))))
     for bad in ({0}, set(), {1, 2}, {2}, set()):
-        served.plugin.list.publish(tuple(Device(f"d{i}", UNHEALTHY if i in bad else HEALTHY) for i in range(4)))
+        served.plugin.list.publish(tuple(ListedDevice(f"d{i}", UNHEALTHY if i in bad else HEALTHY) for i in range(4)))
         expected = {f"d{i}": "Unhealthy" if i in bad else "Healthy" for i in range(4)}
         await served.believes(expected)
     assert len(served.kubelet.client().lists) == 6
 
 
 async def test_unchanged_lists_are_not_sent_but_on_demand(serve: Any) -> None:
-    served = await serve(ListPlugin(Device("a")))
-    served.plugin.list.publish((Device("a"),))
+    served = await serve(ListPlugin(ListedDevice("a")))
+    served.plugin.list.publish((ListedDevice("a"),))
     await asyncio.sleep(0.1)
     assert len(served.kubelet.client().lists) == 1
     version = served.plugin.list.resend()
@@ -81,11 +81,11 @@ async def test_unchanged_lists_are_not_sent_but_on_demand(serve: Any) -> None:
 
 async def test_every_stream_sees_the_present_and_the_newest(serve: Any) -> None:
     """NVIDIA's defect 2: one stream eats the event of another. A stranger's stream changes nothing for kubelet's."""
-    served = await serve(ListPlugin(Device("a")))
+    served = await serve(ListPlugin(ListedDevice("a")))
     strangers = [served.stub.ListAndWatch(pb.Empty()) for _ in range(3)]
     for call in strangers:
         assert (await call.read()).devices[0].health == "Healthy"
-    served.plugin.list.publish((Device("a", UNHEALTHY),))
+    served.plugin.list.publish((ListedDevice("a", UNHEALTHY),))
     for call in strangers:
         assert (await call.read()).devices[0].health == "Unhealthy"
     await eventually(lambda: served.kubelet.health() == {"a": "Unhealthy"})
@@ -98,11 +98,11 @@ async def test_every_stream_sees_the_present_and_the_newest(serve: Any) -> None:
 
 
 async def test_a_slow_reader_skips_to_the_newest(serve: Any) -> None:
-    served = await serve(ListPlugin(*(Device("x" * 50 + str(i)) for i in range(4096))))
+    served = await serve(ListPlugin(*(ListedDevice("x" * 50 + str(i)) for i in range(4096))))
     call = served.stub.ListAndWatch(pb.Empty())
     await call.read()
     for round_ in range(50):  # 50 lists of 300 KB do not fit into the connection's window
-        devices = tuple(Device("x" * 50 + str(i), UNHEALTHY if i <= round_ else HEALTHY) for i in range(4096))
+        devices = tuple(ListedDevice("x" * 50 + str(i), UNHEALTHY if i <= round_ else HEALTHY) for i in range(4096))
         served.plugin.list.publish(devices)
         await asyncio.sleep(0.002)
     await asyncio.sleep(0.2)
@@ -128,7 +128,7 @@ os.kill(os.getpid(), signal.SIGSTOP)
 
 async def test_a_frozen_reader_does_not_block_the_stop(serve: Any) -> None:
     """A process under SIGSTOP: the connection's window fills, the write waits for good, nothing tells."""
-    served = await serve(ListPlugin(*(Device("x" * 50 + str(i)) for i in range(4096))))
+    served = await serve(ListPlugin(*(ListedDevice("x" * 50 + str(i)) for i in range(4096))))
     reader = await asyncio.create_subprocess_exec(
         sys.executable, "-c", FREEZES, str(served.server.state.socket), stdout=asyncio.subprocess.PIPE
     )
@@ -136,7 +136,7 @@ async def test_a_frozen_reader_does_not_block_the_stop(serve: Any) -> None:
         assert reader.stdout is not None
         assert await asyncio.wait_for(reader.stdout.readline(), 10 * PATIENCE) == b"frozen\n"
         for round_ in range(30):
-            devices = tuple(Device("x" * 50 + str(i + round_ + 1)) for i in range(4096))
+            devices = tuple(ListedDevice("x" * 50 + str(i + round_ + 1)) for i in range(4096))
             version = served.plugin.list.publish(devices)
             # Nor does it hold up the other stream.
             await asyncio.wait_for(served.server.wait_sent(version), 5 * PATIENCE)
@@ -153,11 +153,11 @@ async def test_a_frozen_reader_does_not_block_the_stop(serve: Any) -> None:
 
 async def test_numa_on_the_wire(serve: Any) -> None:
     devices = (
-        Device("none"),
-        Device("unknown", HEALTHY, (-1,)),
-        Device("zero", HEALTHY, (0,)),
-        Device("both", HEALTHY, (1, 0, 1, -1)),
-        Device("beyond", HEALTHY, (64,)),
+        ListedDevice("none"),
+        ListedDevice("unknown", HEALTHY, (-1,)),
+        ListedDevice("zero", HEALTHY, (0,)),
+        ListedDevice("both", HEALTHY, (1, 0, 1, -1)),
+        ListedDevice("beyond", HEALTHY, (64,)),
     )
     served = await serve(ListPlugin(*devices))
     sent = {d.ID: [n.ID for n in d.topology.nodes] for d in served.kubelet.client().lists[-1].devices}
@@ -167,20 +167,20 @@ async def test_numa_on_the_wire(serve: Any) -> None:
 
 
 def test_the_list_leaves_out_what_kubelet_cannot_keep_apart() -> None:
-    message = codec.encode_list((Device("a"), Device("a", UNHEALTHY), Device("")))
+    message = codec.encode_list((ListedDevice("a"), ListedDevice("a", UNHEALTHY), ListedDevice("")))
     assert [(d.ID, d.health) for d in message.devices] == [("a", "Healthy")]
 
 
 def test_streams_share_one_message_per_version() -> None:
     cache = codec.ListCache()
-    first = cache.message(Versioned(1, (Device("a"),)))
-    assert cache.message(Versioned(1, (Device("a"),))) is first
-    assert cache.message(Versioned(2, (Device("b"),))) is not first
+    first = cache.message(Versioned(1, (ListedDevice("a"),)))
+    assert cache.message(Versioned(1, (ListedDevice("a"),))) is first
+    assert cache.message(Versioned(2, (ListedDevice("b"),))) is not first
 
 
 async def test_a_list_too_large_for_kubelet_keeps_the_stream(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
-    served = await serve(ListPlugin(Device("a")))
-    served.plugin.list.publish(tuple(Device("x" * 200 + str(i)) for i in range(25000)))
+    served = await serve(ListPlugin(ListedDevice("a")))
+    served.plugin.list.publish(tuple(ListedDevice("x" * 200 + str(i)) for i in range(25000)))
     await eventually(lambda: "kubelet takes" in caplog.text)
     assert served.kubelet.health() == {"a": "Healthy"}
     assert served.server.state.registered
@@ -188,10 +188,10 @@ async def test_a_list_too_large_for_kubelet_keeps_the_stream(serve: Any, caplog:
 
 
 async def test_4096_devices_are_sent_in_time(serve: Any) -> None:
-    served = await serve(ListPlugin(Device("a")))
+    served = await serve(ListPlugin(ListedDevice("a")))
     taken = []
     for round_ in range(5):
-        devices = tuple(Device(f"device-{round_}-{i}" + "x" * 40, HEALTHY, (i % 2,)) for i in range(4096))
+        devices = tuple(ListedDevice(f"device-{round_}-{i}" + "x" * 40, HEALTHY, (i % 2,)) for i in range(4096))
         started = time.perf_counter()
         version = served.plugin.list.publish(devices)
         await asyncio.wait_for(served.server.wait_sent(version), 5 * PATIENCE)
@@ -206,10 +206,10 @@ async def test_4096_devices_are_sent_in_time(serve: Any) -> None:
 @pytest.mark.parametrize(
     ("plugin", "pre_start", "preferred"),
     [
-        pytest.param(ListPlugin(Device("a")), False, False, id="the list only"),
-        pytest.param(AllocatingPlugin(Device("a")), False, False, id="allocator"),
-        pytest.param(Preferring(Device("a")), False, True, id="preferrer"),
-        pytest.param(PreStarting(Device("a")), True, False, id="pre-starter"),
+        pytest.param(ListPlugin(ListedDevice("a")), False, False, id="the list only"),
+        pytest.param(AllocatingPlugin(ListedDevice("a")), False, False, id="allocator"),
+        pytest.param(Preferring(ListedDevice("a")), False, True, id="preferrer"),
+        pytest.param(PreStarting(ListedDevice("a")), True, False, id="pre-starter"),
     ],
 )
 async def test_options_follow_from_what_is_implemented(
@@ -222,7 +222,7 @@ async def test_options_follow_from_what_is_implemented(
 
 
 async def test_pre_start_can_be_served_without_being_required(serve: Any) -> None:
-    plugin = PreStarting(Device("a"))
+    plugin = PreStarting(ListedDevice("a"))
     plugin.pre_start_required = False
     served = await serve(plugin)
     assert not served.kubelet.client().options.pre_start_required
@@ -244,7 +244,7 @@ def preference(available: Sequence[str], must: Sequence[str], size: int) -> pb.P
 
 
 async def test_preference_is_asked(serve: Any) -> None:
-    served = await serve(Preferring(Device("a"), Device("b"), Device("c")))
+    served = await serve(Preferring(ListedDevice("a"), ListedDevice("b"), ListedDevice("c")))
     answer = await served.stub.GetPreferredAllocation(preference(["c", "b", "a"], ["b"], 2))
     assert list(answer.container_responses[0].deviceIDs) == ["b", "a"]
     assert {"a", "b", "c"} <= served.server.recent_ids
@@ -252,7 +252,7 @@ async def test_preference_is_asked(serve: Any) -> None:
 
 
 async def test_preference_never_fails(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
-    plugin = Preferring(Device("a"))
+    plugin = Preferring(ListedDevice("a"))
     plugin.answer = RuntimeError("no NVML")
     served = await serve(plugin)
     for _ in range(3):
@@ -264,7 +264,7 @@ async def test_preference_never_fails(serve: Any, caplog: pytest.LogCaptureFixtu
 
 
 async def test_preference_without_an_opinion(serve: Any) -> None:
-    served = await serve(ListPlugin(Device("a")))
+    served = await serve(ListPlugin(ListedDevice("a")))
     answer = await served.stub.GetPreferredAllocation(preference(["a"], [], 1))
     assert [list(c.deviceIDs) for c in answer.container_responses] == [[]]
 
@@ -273,7 +273,7 @@ async def test_preference_without_an_opinion(serve: Any) -> None:
 
 
 async def test_pre_start(serve: Any) -> None:
-    plugin = PreStarting(Device("a"), Device("b"))
+    plugin = PreStarting(ListedDevice("a"), ListedDevice("b"))
     served = await serve(plugin)
     await served.stub.PreStartContainer(pb.PreStartContainerRequest(devices_ids=["b", "a", "b"]))
     assert plugin.started == ["a", "b"]
@@ -288,14 +288,14 @@ async def test_pre_start(serve: Any) -> None:
 
 
 async def test_pre_start_is_served_without_a_pre_starter(serve: Any) -> None:
-    served = await serve(ListPlugin(Device("a")))
+    served = await serve(ListPlugin(ListedDevice("a")))
     answer = await served.stub.PreStartContainer(pb.PreStartContainerRequest(devices_ids=["a"]))
     assert answer == pb.PreStartContainerResponse()
 
 
 async def test_calls_are_answered_while_streams_are_open(serve: Any) -> None:
     """A server with a pool of threads starves here."""
-    served = await serve(AllocatingPlugin(Device("a"), resource=RESOURCE))
+    served = await serve(AllocatingPlugin(ListedDevice("a"), resource=RESOURCE))
     calls = [served.stub.ListAndWatch(pb.Empty()) for _ in range(20)]
     for call in calls:
         await call.read()
@@ -312,7 +312,7 @@ async def test_stopping_waits_for_an_allocation_in_flight(serve: Any) -> None:
         entered.set()
         await asyncio.sleep(0.2)
 
-    plugin = AllocatingPlugin(Device("a"))
+    plugin = AllocatingPlugin(ListedDevice("a"))
     plugin.before = slow
     served = await serve(plugin)
     channel = grpc.aio.insecure_channel(f"unix:{served.server.state.socket}")

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin import AllocationError, Device, Health, Phase, PluginServer
+from deviceplugin import AllocationError, DeviceHealth, ListedDevice, PluginServer, RegistrationPhase
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Container, PodSpec
 from drabridge.sim.kubelet.pods import Phase as PodPhase
 from drabridge.sim.kubelet.timings import Timings
 from tests.deviceplugin.helpers import QUICK, RESOURCE, AllocatingPlugin, running, sockets_in
 
-DEVICES = tuple(Device(f"d{i}", numa_nodes=(i % 2,)) for i in range(4))
+DEVICES = tuple(ListedDevice(f"d{i}", numa_nodes=(i % 2,)) for i in range(4))
 
 
 def pod(name: str, count: int = 1, init: int = 0) -> PodSpec:
@@ -103,7 +103,7 @@ async def test_any_order_of_disasters_ends_registered(server: PluginServer, node
 
 async def test_a_lost_stream_is_replaced(server: PluginServer, node: SimKubelet) -> None:
     await node.drop_stream(RESOURCE)
-    await node.wait_for(lambda: server.state.phase is Phase.LOST)
+    await node.wait_for(lambda: server.state.phase is RegistrationPhase.LOST)
     await node.wait_for_resource(RESOURCE, 4)
 
 
@@ -120,14 +120,14 @@ async def test_an_invalid_name_is_refused_with_kubelets_text(directory: Path, no
     plugin = AllocatingPlugin(*DEVICES, resource="kubernetes.io/gpu")
     server = PluginServer(plugin, directory=directory, name="t", timeouts=QUICK)
     async with running(server):
-        await node.wait_for(lambda: server.state.phase is Phase.BACKOFF)
+        await node.wait_for(lambda: server.state.phase is RegistrationPhase.BACKOFF)
         assert 'the ResourceName "kubernetes.io/gpu" is invalid' in server.state.error
 
 
 async def test_an_unhealthy_device_is_still_listed(
     server: PluginServer, plugin: AllocatingPlugin, node: SimKubelet
 ) -> None:
-    plugin.list.publish((*DEVICES[:3], Device("d3", Health.UNHEALTHY, (1,))))
+    plugin.list.publish((*DEVICES[:3], ListedDevice("d3", DeviceHealth.UNHEALTHY, (1,))))
     await node.wait_for(lambda: len(node.resources[RESOURCE].healthy) == 3)
     assert len(node.resources[RESOURCE].devices) == 4
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin.watch import Subscription, Watcher
+from deviceplugin.inotify import Subscription, Watcher
 from tests.patience import PATIENCE
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from deviceplugin import Allocation, AllocationError, Health
+from deviceplugin import AllocationError, ContainerAllocation, DeviceHealth
 from drabridge.config import load
 from drabridge.containers.cdi import CdiStore
 from drabridge.errors import HostError
@@ -63,16 +63,16 @@ class Place:
     def healthy(self) -> set[str]:
         current = self.resource.devices().current
         assert current is not None
-        return {one.id for one in current.value if one.health is Health.HEALTHY}
+        return {one.id for one in current.value if one.health is DeviceHealth.HEALTHY}
 
     def _resolve(self, device: Device) -> Device:
         if self.fault is not None:
             raise self.fault
         return device
 
-    async def allocate(self, *ids: str) -> Allocation:
+    async def allocate(self, *ids: str) -> ContainerAllocation:
         answer = self.resource.allocate(ids)
-        return answer if isinstance(answer, Allocation) else await answer
+        return answer if isinstance(answer, ContainerAllocation) else await answer
 
 
 @pytest.mark.parametrize("inject", ["cdi", "devices"])

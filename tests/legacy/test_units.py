@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from deviceplugin import Allocation, AllocationError, Health
+from deviceplugin import AllocationError, ContainerAllocation, DeviceHealth
 from drabridge.config import load
 from drabridge.containers.cdi import CdiStore
 from drabridge.evidence.apiserver_pods import PodWatch, seen
@@ -51,15 +51,15 @@ class Place:
         self.card = replace(CARD, replicas=replicas)
         await self.keeper.apply(Discovered((Facts.of(self.card),), self.now))
 
-    async def allocate(self, *ids: str) -> Allocation:
+    async def allocate(self, *ids: str) -> ContainerAllocation:
         answer = self.resource.allocate(ids)
-        return answer if isinstance(answer, Allocation) else await answer
+        return answer if isinstance(answer, ContainerAllocation) else await answer
 
     @property
     def listed(self) -> dict[str, str]:
         current = self.resource.devices().current
         assert current is not None
-        return {one.id: HEALTHY if one.health is Health.HEALTHY else UNHEALTHY for one in current.value}
+        return {one.id: HEALTHY if one.health is DeviceHealth.HEALTHY else UNHEALTHY for one in current.value}
 
     @property
     def owner(self) -> Owner:

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from deviceplugin.codec import VERSION
-from deviceplugin.errors import KubeletDownError, KubeletError
+from deviceplugin.errors import KubeletDownError, RegistrationError
 from deviceplugin.sockets import probe
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
@@ -52,6 +52,6 @@ async def register(
             await stub.Register(request, timeout=timeout_seconds)
         except grpc.aio.AioRpcError as error:
             name = error.code().name
-            raise KubeletError(
+            raise RegistrationError(
                 f"kubelet did not register {resource}: {error.details() or name}", code=name, hint=_HINTS.get(name, "")
             ) from error
