@@ -34,9 +34,9 @@ from drabridge.dra.lifecycle import ClaimSide, connect, with_pool_in_use
 from drabridge.evidence.kubelet import Witness
 from drabridge.evidence.loop import EvidenceLoop
 from drabridge.evidence.other_sources import Others
-from drabridge.inventory.identity_store import Identities
+from drabridge.inventory.identity_store import IdentityStore
+from drabridge.inventory.inventory import Inventory
 from drabridge.inventory.model import Snapshot
-from drabridge.inventory.source import Inventory
 from drabridge.kube.events import Announcer
 from drabridge.lanes.desired import Wishes
 from drabridge.lanes.mover import Transfers
@@ -174,7 +174,7 @@ class Agent:
 
         metrics = Metrics(lambda: self._pages.samples())
         sinks = Sinks(metrics, lambda device: runtime.resource_of(device), self._now)
-        self._identities = Identities(paths.state, self._files)
+        self._identities = IdentityStore(paths.state, self._files)
         given, named_by = self._identities.load(config)
         ready = self._standby and self._standby.inventory_for(config, given, named_by, held, sinks.inventory)
         inventory = ready or Inventory(config, held=held, given=given, named_by=named_by, on_fact=sinks.inventory)

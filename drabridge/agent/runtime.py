@@ -13,8 +13,8 @@ from drabridge.containers.cdi import CdiStore
 from drabridge.evidence.kubelet import Witness
 from drabridge.evidence.loop import EvidenceLoop
 from drabridge.evidence.other_sources import Others
+from drabridge.inventory.inventory import Inventory
 from drabridge.inventory.model import Device, Snapshot
-from drabridge.inventory.source import Inventory
 from drabridge.kube.api import Cluster
 from drabridge.ledger import Policy
 from drabridge.ledger.service import Keeper

@@ -27,8 +27,8 @@ from drabridge.dra.sockets import is_dead
 from drabridge.errors import HostError
 from drabridge.inventory.facts import Fact, Reconciled, SourceChanged
 from drabridge.inventory.identity import Key
-from drabridge.inventory.identity_store import Identities
-from drabridge.inventory.source import Inventory
+from drabridge.inventory.identity_store import IdentityStore
+from drabridge.inventory.inventory import Inventory
 from drabridge.kube.api import Cluster
 from drabridge.ledger import Owner
 from drabridge.ledger.lock import LedgerLockedError, Lock, holder
@@ -76,7 +76,7 @@ class Standby:
         self._held: Callable[[str], bool] = lambda name: name in held and held[name].owner is not Owner.NONE
         self._on_fact: Callable[[Fact], None] = lambda fact: None
         self._facts: dict[type[Fact], Fact] = {}  # the newest of each kind that tells a state
-        given, named_by = Identities(paths.state).load(config)
+        given, named_by = IdentityStore(paths.state).load(config)
         self._inventory = Inventory(
             config, held=lambda name: self._held(name), given=given, named_by=named_by, on_fact=self._told
         )

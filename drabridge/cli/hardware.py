@@ -9,8 +9,8 @@ from pathlib import Path
 from drabridge.config.loader import load
 from drabridge.config.schema import Config, Resource
 from drabridge.errors import ConfigError, HostError
+from drabridge.inventory.inventory import Inventory
 from drabridge.inventory.model import Snapshot
-from drabridge.inventory.source import Inventory
 
 DEFAULT_CONFIG = Path("/etc/drabridge/config.yaml")
 LOOK_SECONDS = 20.0

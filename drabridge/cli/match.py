@@ -11,9 +11,9 @@ from drabridge.cli.output import OUTPUTS, show
 from drabridge.config.schema import Config
 from drabridge.errors import HostError
 from drabridge.inventory.match import explain
-from drabridge.inventory.records import Record
 from drabridge.inventory.udev import Udev
-from drabridge.inventory.wanted import wanted
+from drabridge.inventory.udev_device import UdevDevice
+from drabridge.inventory.udev_scope import wanted
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _records(arguments: argparse.Namespace, config: Config) -> Iterator[Record]:
+def _records(arguments: argparse.Namespace, config: Config) -> Iterator[UdevDevice]:
     udev = Udev(wanted(config))
     if not arguments.device:
         yield from udev.enumerate().values()

@@ -11,7 +11,7 @@ from drabridge.errors import HostError
 from drabridge.inventory.dump import dump
 from drabridge.inventory.match import matches
 from drabridge.inventory.udev import Udev
-from drabridge.inventory.wanted import wanted
+from drabridge.inventory.udev_scope import wanted
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

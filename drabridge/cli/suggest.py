@@ -7,7 +7,7 @@ import argparse
 from drabridge.errors import HostError
 from drabridge.inventory.suggest import suggest
 from drabridge.inventory.udev import Udev
-from drabridge.inventory.wanted import Wanted
+from drabridge.inventory.udev_scope import UdevScope
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    udev = Udev(Wanted())
+    udev = Udev(UdevScope())
     device: str = arguments.device
     record = udev.read(device) if device.startswith("/sys/") else udev.find(device)
     if record is None:
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
             hint="Give a node under /dev or a path under /sys/devices; NVIDIA's /dev/nvidia* are none of udev's: "
             "see the example nvidia-gpu.yaml",
         )
-    udev.wanted = Wanted(attributes=frozenset(udev.attribute_names(record.syspath)) | SUGGESTED)
+    udev.wanted = UdevScope(attributes=frozenset(udev.attribute_names(record.syspath)) | SUGGESTED)
     if not arguments.entry:
         print(HEAD, end="")
     print(suggest(udev.read(record.syspath) or record), end="")

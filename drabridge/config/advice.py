@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from drabridge.config.lanes import COUNT_MAX, Lanes, Share
+from drabridge.config.lanes import COUNT_MAX, Lanes, LaneShare
 from drabridge.config.predicate import All, Predicate, Source, Test
 from drabridge.config.predicate import Any as AnyOf
 from drabridge.config.schema import Config, Resource
@@ -37,7 +37,7 @@ def _advice(config: Config) -> Iterator[str]:
 
 def _sides(lanes: Lanes) -> tuple[str, ...]:
     """The lanes that get a device of many."""
-    if not all(isinstance(lane, Share) for lane in lanes.resolved):
+    if not all(isinstance(lane, LaneShare) for lane in lanes.resolved):
         return ("legacy", "dra")
     return tuple(lane for lane, count in zip(("legacy", "dra"), lanes.targets(COUNT_MAX), strict=True) if count)
 

@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from drabridge.config import names
 from drabridge.config.base import DeviceClassName, DnsLabel, EnvName, Many, Model, Permissions, ResourceName, Template
-from drabridge.config.container import Hook, Mount
+from drabridge.config.container import Hook, MountRule
 from drabridge.config.problem import Problem, did_you_mean, refuse_if_any
 
 
@@ -55,7 +55,7 @@ class Profile(Model):
     """Instead of the permissions of the resource's nodes."""
     env: Mapping[EnvName, Template] = {}
     """Added to the resource's environment."""
-    mounts: Many[Mount] = ()
+    mounts: Many[MountRule] = ()
     """Added to the resource's mounts."""
     prepare: Hook | None = None
     """Runs before the claim's first container may start; on a shared device while other claims use it."""

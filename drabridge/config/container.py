@@ -14,7 +14,7 @@ from drabridge.config.problem import Problem, refuse_if_any
 COMMAND_MAX = 64  # words of a hook
 
 
-class Node(Model):
+class NodeRule(Model):
     """Device nodes under /dev that go into the container. Give `from` or `path`."""
 
     model_config = exactly_one_of("from", "path")
@@ -32,7 +32,7 @@ class Node(Model):
     """Whether the device is healthy without this node."""
 
     @model_validator(mode="after")
-    def _check(self) -> Node:
+    def _check(self) -> NodeRule:
         if (self.source is None) == (self.path is None):
             refuse_if_any([Problem("either from: devnode, from: group, or path:", "give exactly one of them")])
         if self.source == "group" and self.alias is not None and not self.alias.fields:
@@ -41,7 +41,7 @@ class Node(Model):
         return self
 
 
-class Mount(Model):
+class MountRule(Model):
     """A bind mount that comes with the device."""
 
     host_path: PathTemplate
@@ -93,7 +93,7 @@ class PreStart(Hook):
     """Kubelet itself gives up after 30 seconds."""
 
 
-def duplicate_targets(nodes: tuple[Node, ...], mounts: tuple[Mount, ...]) -> Iterator[Problem]:
+def duplicate_targets(nodes: tuple[NodeRule, ...], mounts: tuple[MountRule, ...]) -> Iterator[Problem]:
     """Two nodes or mounts at one path of the container: the runtime would take one of them, silently."""
     seen: dict[str, str] = {}
     places: list[tuple[str, str, tuple[str | int, ...]]] = []

@@ -17,7 +17,7 @@ _PERCENT = re.compile(r"(\d{1,3})%", re.ASCII)
 COUNT_MAX = 100_000
 
 
-class Share(Struct, frozen=True):
+class LaneShare(Struct, frozen=True):
     """A part of a resource's devices: a number, a percentage, or the rest. Exactly one of the three is meant."""
 
     count: int | None = None
@@ -38,25 +38,25 @@ class Share(Struct, frozen=True):
         return "*" if self.rest else f"{self.percent}%" if self.count is None else str(self.count)
 
 
-REST = Share()
-NOTHING = Share(count=0)
+REST = LaneShare()
+NOTHING = LaneShare(count=0)
 
 
-def parse_share(value: object) -> Share:
+def parse_share(value: object) -> LaneShare:
     """``6``, ``"6"``, ``"50%"`` or ``"*"`` -> a share; raises Problems. Also reads the node annotation's values."""
-    if isinstance(value, Share):
+    if isinstance(value, LaneShare):
         return value
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= 6:
         value = int(value)
     if isinstance(value, int) and not isinstance(value, bool):
         if not 0 <= value <= COUNT_MAX:
             raise unmet(f"a number from 0 to {COUNT_MAX}")
-        return Share(count=value)
+        return LaneShare(count=value)
     text = text_of(value, 'a number of devices, "50%" or "*"').strip()
     if text == "*":
         return REST
     if (found := _PERCENT.fullmatch(text)) and int(found[1]) <= 100:
-        return Share(percent=int(found[1]))
+        return LaneShare(percent=int(found[1]))
     raise unmet('a number of devices, a percentage from "0%" to "100%", or "*" for the rest')
 
 
@@ -67,13 +67,13 @@ class Selection(Model):
     """Which of the resource's devices, in the same words as `match` of the resource."""
 
 
-def _lane(value: Any) -> Share | Selection:
+def _lane(value: Any) -> LaneShare | Selection:
     if isinstance(value, dict):
         return Selection.model_validate(value)
     return value if isinstance(value, Selection) else parse_share(value)
 
 
-def _lane_to_plain(value: Share | Selection) -> Any:
+def _lane_to_plain(value: LaneShare | Selection) -> Any:
     if isinstance(value, Selection):
         return value.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return value.count if value.count is not None else str(value)
@@ -93,10 +93,10 @@ class _LaneSchema:
         }
 
 
-Lane = Annotated[Share | Selection, PlainValidator(_lane), PlainSerializer(_lane_to_plain), _LaneSchema()]
+Lane = Annotated[LaneShare | Selection, PlainValidator(_lane), PlainSerializer(_lane_to_plain), _LaneSchema()]
 
 
-def _beside(lane: Share | Selection | None, other: Share | Selection | None) -> Share | Selection:
+def _beside(lane: LaneShare | Selection | None, other: LaneShare | Selection | None) -> LaneShare | Selection:
     """A lane that is not given has what the other leaves, which beside ``*`` is nothing."""
     return lane if lane is not None else NOTHING if other == REST else REST
 
@@ -120,18 +120,18 @@ class Lanes(Model):
 
     def _problems(self) -> Iterator[Problem]:
         legacy, dra = self.resolved
-        if isinstance(legacy, Share) and isinstance(dra, Share):
+        if isinstance(legacy, LaneShare) and isinstance(dra, LaneShare):
             if legacy.rest and dra.rest:
                 yield Problem('"*" in one lane only', 'say how many the other gets, for example legacy: "*", dra: 2')
             if (legacy.percent or 0) + (dra.percent or 0) > 100:
                 yield Problem(f"at most 100% together, not {legacy} and {dra}", "lower one, or use * for the rest")
         for name, lane, floor in (("legacy", legacy, self.min_legacy), ("dra", dra, self.min_dra)):
-            if isinstance(lane, Share) and lane.count is not None and lane.count < floor:
+            if isinstance(lane, LaneShare) and lane.count is not None and lane.count < floor:
                 key = "minLegacy" if name == "legacy" else "minDra"
                 yield Problem(f"at least {key} ({floor}) devices", f"raise lanes.{name} or lower {key}", (name,))
 
     @property
-    def resolved(self) -> tuple[Share | Selection, Share | Selection]:
+    def resolved(self) -> tuple[LaneShare | Selection, LaneShare | Selection]:
         """(legacy, dra) with the default filled in for a lane that is not given."""
         if self.legacy is None and self.dra is None:
             return REST, NOTHING
@@ -140,7 +140,7 @@ class Lanes(Model):
     @property
     def uses_dra(self) -> bool:
         """Whether a device can ever be offered through ResourceClaims."""
-        return self.resolved[1] not in (NOTHING, Share(percent=0)) or self.min_dra > 0
+        return self.resolved[1] not in (NOTHING, LaneShare(percent=0)) or self.min_dra > 0
 
     def targets(self, total: int) -> tuple[int, int]:
         """How many of ``total`` devices each lane wants, (legacy, dra); their sum is ``total``.
@@ -149,7 +149,7 @@ class Lanes(Model):
         its users are already there; a surplus that neither number claims goes to legacy. Selections count as the rest:
         the caller resolves them, since only it knows the devices.
         """
-        legacy, dra = (lane if isinstance(lane, Share) else REST for lane in self.resolved)
+        legacy, dra = (lane if isinstance(lane, LaneShare) else REST for lane in self.resolved)
         floor_legacy = min(self.min_legacy, total)
         floor_dra = min(self.min_dra, total - floor_legacy)
         wanted_legacy, wanted_dra = legacy.of(total), dra.of(total)

@@ -178,7 +178,7 @@ class Capacity(Model):
         return self
 
 
-class Health(Model):
+class HealthRule(Model):
     """A condition for a present device to be healthy. Give exactly one key."""
 
     model_config = exactly_one_of("nodeExists", "driverBound", "attr", "file")
@@ -193,7 +193,7 @@ class Health(Model):
     """Files on the host, by absolute path with fields, whose first line must match."""
 
     @model_validator(mode="after")
-    def _check(self) -> Health:
+    def _check(self) -> HealthRule:
         given = [self.node_exists is not None, self.driver_bound is not None, bool(self.attrs), bool(self.files)]
         if sum(given) != 1:
             refuse_if_any(

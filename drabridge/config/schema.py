@@ -21,11 +21,11 @@ from drabridge.config.base import (
     preset,
 )
 from drabridge.config.claims import ClaimConfig, DeviceClass, Partition, Sharing
-from drabridge.config.container import Group, Mount, Node, PreStart, duplicate_targets
+from drabridge.config.container import Group, MountRule, NodeRule, PreStart, duplicate_targets
 from drabridge.config.lanes import Lanes
 from drabridge.config.matcher import Match
 from drabridge.config.problem import Problem, refuse_if_any
-from drabridge.config.published import Attribute, Capacity, Health
+from drabridge.config.published import Attribute, Capacity, HealthRule
 from drabridge.config.template import parse as parse_template
 
 API_VERSION = "drabridge/v1alpha1"
@@ -117,13 +117,13 @@ class Resource(Model):
     id: Annotated[Many[IdTemplate], Field(min_length=1)] = _DEFAULT_ID
     """The device's identity: the first template whose fields all have a value and that is unique among the resource's
     devices. Choose what survives reboots and replugging."""
-    nodes: Many[Node] = (Node.model_validate({"from": "devnode", "optional": True}),)
+    nodes: Many[NodeRule] = (NodeRule.model_validate({"from": "devnode", "optional": True}),)
     """Device nodes for the container."""
     group: Group | None = None
     """Companion devices, for logical devices of several nodes."""
     env: Mapping[EnvName, Template] = {}
     """Environment variables for the container."""
-    mounts: Many[Mount] = ()
+    mounts: Many[MountRule] = ()
     """Bind mounts for the container."""
     attributes: Mapping[AttributeName, Attribute] = {}
     """Attributes for the selectors of claims."""
@@ -137,7 +137,7 @@ class Resource(Model):
     """Instead of `legacy.inject`."""
     pre_start: PreStart | None = None
     """A hook before every container start in the legacy lane."""
-    health: Many[Health] = Field(default_factory=lambda: (Health.model_construct(node_exists=True),))
+    health: Many[HealthRule] = Field(default_factory=lambda: (HealthRule.model_construct(node_exists=True),))
     """All must hold for the device to be healthy."""
     probe_open: bool = False
     """A device counts as let go only when no process has its nodes open either. Not for devices that a daemon keeps

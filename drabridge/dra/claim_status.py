@@ -18,7 +18,7 @@ from drabridge.errors import ClusterError, DrabridgeError
 from drabridge.inventory.model import Presence, Snapshot
 from drabridge.kube.api import Cluster, InvalidError, Kind, NotFoundError, backoff
 from drabridge.kube.json_reader import Json
-from drabridge.offers.device_health import health_of
+from drabridge.offers.reported_health import health_of
 from drabridge.system.io_thread import Worker
 from drabridge.system.untrusted import reading
 

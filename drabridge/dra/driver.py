@@ -35,9 +35,9 @@ from drabridge.kube.versions import VERSIONS, choose_version
 from drabridge.kube.watch import STEADY_SECONDS
 from drabridge.ledger.model import DRA_OWNERS, ClaimRef, Policy
 from drabridge.ledger.service import Keeper
-from drabridge.offers.device_health import health_of
 from drabridge.offers.pool import pool_of
-from drabridge.offers.slices import Desired, Feature, desired
+from drabridge.offers.reported_health import health_of
+from drabridge.offers.slices import DesiredSlices, Feature, desired_slices
 from drabridge.system.io_thread import Worker
 from drabridge.system.supervise import Signal, forever
 
@@ -338,14 +338,14 @@ class DraDriver:
         self.synced_seq = self._desired_seq
         self._on_synced()
 
-    def _desired(self, features: frozenset[Feature]) -> Desired | None:
+    def _desired(self, features: frozenset[Feature]) -> DesiredSlices | None:
         snapshot = self._inventory()
         if not snapshot.complete or not self._server.listening:  # nobody may be sent to a driver that cannot serve
             return None
         self._desired_seq = self._keeper.ledger.seq
         unwell = bool(self.records.error or self._unwell())
         known = snapshot, self._keeper.ledger, self._policy(), self._config
-        return desired(pool_of(*known, self._node, self._clock(), unwell=unwell), features)
+        return desired_slices(pool_of(*known, self._node, self._clock(), unwell=unwell), features)
 
     def _observe(self, fact: Fact) -> None:
         if isinstance(fact, ClaimHandled) and fact.outcome is Outcome.OK:

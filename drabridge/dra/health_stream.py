@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from drabridge.offers.device_health import DeviceHealth
+from drabridge.offers.reported_health import ReportedHealth
 from drabridge.wire import health_v1_pb2, health_v1_pb2_grpc, health_v1alpha1_pb2, health_v1alpha1_pb2_grpc
 
 HEARTBEAT_SECONDS = 10.0
@@ -28,11 +28,11 @@ class HealthBoard:
     def __init__(self, pool: str, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
         self._pool = pool
         self._heartbeat_seconds = heartbeat_seconds
-        self._devices: tuple[tuple[DeviceHealth, int], ...] = ()
+        self._devices: tuple[tuple[ReportedHealth, int], ...] = ()
         self._changed = asyncio.Event()
         self._closed = False
 
-    def update(self, devices: tuple[DeviceHealth, ...]) -> None:
+    def update(self, devices: tuple[ReportedHealth, ...]) -> None:
         """Tell every stream, if anything is different from before."""
         before = dict(self._devices)
         if tuple(before) == devices and self._devices:

@@ -30,8 +30,18 @@ from drabridge.kube.api import (
 from drabridge.kube.json_reader import Identity, Json, View
 from drabridge.kube.versions import slice_from_v1, slice_to_v1
 from drabridge.kube.watch import follow
-from drabridge.offers.slice_writes import Accepted, Owner, Verb, Write, accept, canonical_spec, carried, dropped, plan
-from drabridge.offers.slices import ALL_FEATURES, Desired, Feature
+from drabridge.offers.slice_writes import (
+    Accepted,
+    SliceOwner,
+    Verb,
+    Write,
+    accept,
+    canonical_spec,
+    carried,
+    dropped,
+    plan,
+)
+from drabridge.offers.slices import ALL_FEATURES, DesiredSlices, Feature
 from drabridge.system.supervise import Signal
 from drabridge.system.untrusted import reading
 
@@ -89,7 +99,7 @@ class Publisher:
         driver: str,
         node: str,
         pool: str,
-        desired: Callable[[frozenset[Feature]], Desired | None],
+        desired: Callable[[frozenset[Feature]], DesiredSlices | None],
         observer: Observer,
         on_synced: Callable[[], None] = lambda: None,
         rng: random.Random | None = None,
@@ -112,7 +122,7 @@ class Publisher:
         self._unserved = False
         self._under_way = ""  # the slice that is being written: the watch may tell what came after, before the answer
         self._accepted: dict[str, Accepted] = {}
-        self._owner: Owner | None = None
+        self._owner: SliceOwner | None = None
         self._dirty = Signal()
         self._relist = Signal()
         self._settle = False
@@ -244,7 +254,7 @@ class Publisher:
             log.warning("the API server drops fields of our slices", extra={"gates": gone})
         self._synced(wanted, done)
 
-    async def _plan(self, wanted: Desired) -> tuple[Write, ...]:
+    async def _plan(self, wanted: DesiredSlices) -> tuple[Write, ...]:
         """The writes that are due; the Node is asked for only when there are some."""
         for _ in range(2):
             writes = plan(
@@ -274,7 +284,7 @@ class Publisher:
                 self._features -= carried(write.body)
             self._asked |= carried(write.body)
 
-    def _synced(self, wanted: Desired, done: int) -> None:
+    def _synced(self, wanted: DesiredSlices, done: int) -> None:
         devices = sum(len(spec.get("devices") or ()) for spec in wanted.slices.values())
         if done:
             self._observer(SlicesPublished())
@@ -313,11 +323,11 @@ class Publisher:
         held = self._actual.get(obj["metadata"]["name"])
         return held is not None and _number(held) > _number(obj)
 
-    async def _node_owner(self) -> Owner:
+    async def _node_owner(self) -> SliceOwner:
         """The Node as it is now; its UID changes when somebody deletes and re-creates it."""
         node = await self._cluster.get(NODES, self._node)
         with reading(f"node {self._node}", UnreachableError):
-            return Owner(self._node, node["metadata"]["uid"])
+            return SliceOwner(self._node, node["metadata"]["uid"])
 
     def _delays(self) -> Iterator[float]:
         return backoff(RETRY_FIRST_SECONDS, RETRY_MOST_SECONDS, rng=self._rng)

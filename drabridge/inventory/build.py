@@ -26,20 +26,20 @@ from drabridge.config.pattern import is_hex_id
 from drabridge.config.predicate import Predicate
 from drabridge.config.schema import Config, Resource
 from drabridge.config.template import parse
-from drabridge.inventory import nodes, topology, typed
+from drabridge.inventory import attribute_values, nodes, topology
 from drabridge.inventory.fields import driver
 from drabridge.inventory.host import Host
-from drabridge.inventory.identity import Candidate, Identity, Key, assign, id_of, name_of
+from drabridge.inventory.identity import Candidate, DeviceIdentity, Key, assign, id_of, name_of
 from drabridge.inventory.match import holds
 from drabridge.inventory.model import Attribute, Collision, Device, Mount, Presence
-from drabridge.inventory.nodes import Subject
-from drabridge.inventory.nvidia import Facts, without_uuid
-from drabridge.inventory.overlap import Former, handed_out, resource_of, separate
-from drabridge.inventory.records import Record
-from drabridge.inventory.wanted import distinct, needs_database, partition_link
+from drabridge.inventory.nodes import MatchedDevice
+from drabridge.inventory.nvidia import NvidiaFacts, without_uuid
+from drabridge.inventory.overlap import FormerDevices, handed_out, resource_of, separate
+from drabridge.inventory.udev_device import UdevDevice
+from drabridge.inventory.udev_scope import distinct, needs_database, partition_link
 
 
-class Built(Struct, frozen=True):
+class BuildResult(Struct, frozen=True):
     """The devices that exist, those that nobody can tell apart, and the syspaths that udevd has yet to finish."""
 
     devices: tuple[Device, ...]
@@ -50,7 +50,7 @@ class Built(Struct, frozen=True):
 class _Seen(Struct, frozen=True):
     """What follows from one matched record alone; kept as long as the record is the same object."""
 
-    record: Record
+    record: UdevDevice
     config: Config
     resource: Resource
     needs_database: bool
@@ -74,20 +74,22 @@ class Builder:
         self.kept: frozenset[str] = frozenset()  # names that an earlier configuration gave and this one would not
         self._host = host
         self._rules = {id(each): _rules(each) for each in distinct((config, *self.named_by.values()))}
-        self._matched: dict[int, dict[str, tuple[Record, Facts, _Seen | None]]] = {}  # by configuration, by syspath
+        self._matched: dict[
+            int, dict[str, tuple[UdevDevice, NvidiaFacts, _Seen | None]]
+        ] = {}  # by configuration, by syspath
         self._made: dict[Key, tuple[tuple[object, ...], Device]] = {}
-        self._subjects: dict[str, tuple[Resource, Subject]] = {}  # device name -> what it was made of
+        self._subjects: dict[str, tuple[Resource, MatchedDevice]] = {}  # device name -> what it was made of
 
     def build(
         self,
-        records: Mapping[str, Record],
-        facts: Facts,
+        records: Mapping[str, UdevDevice],
+        facts: NvidiaFacts,
         *,
         given: Mapping[Key, str],
         held: Callable[[str], bool],
-        ready: Callable[[Record], bool] = lambda record: True,
+        ready: Callable[[UdevDevice], bool] = lambda record: True,
         fresh: bool = True,
-    ) -> Built:
+    ) -> BuildResult:
         """All devices. ``ready`` says whether udevd is done with a record; ``fresh`` looks at every node again."""
         world = _World(records)
         chosen: list[_Seen] = []
@@ -107,7 +109,7 @@ class Builder:
             for seen in (*chosen, *waiting)  # one that is waited for, or collides, is what it was called last
             if (key := seen.candidate.key) in identities or key in last
         }
-        former = Former()
+        former = FormerDevices()
         for seen, _ in there.values():
             if seen.config is not self.config:
                 companions = world.companions(seen.resource, seen.record)
@@ -119,7 +121,7 @@ class Builder:
             if (identity := identities.get(key)) is None:
                 continue
             record, resource = seen.record, seen.resource
-            subject = Subject(
+            subject = MatchedDevice(
                 record,
                 tuple(world.companions(resource, record)),
                 seen.nvidia,
@@ -144,13 +146,15 @@ class Builder:
         self._made, self._subjects, self.named_by = made, subjects, named_by
         devices = separate({name for name, (resource, _) in subjects.items() if resource.partition}, devices)
         self.kept = frozenset(device.name for device in devices if device.former)
-        return Built(tuple(devices), collisions, tuple(seen.record.syspath for seen in waiting))
+        return BuildResult(tuple(devices), collisions, tuple(seen.record.syspath for seen in waiting))
 
-    def subject(self, name: str) -> tuple[Resource, Subject] | None:
+    def subject(self, name: str) -> tuple[Resource, MatchedDevice] | None:
         """What the device of that name was last made of; None when it is not there."""
         return self._subjects.get(name)
 
-    def _match(self, config: Config, records: Mapping[str, Record], facts: Facts, fresh: bool) -> dict[str, _Seen]:
+    def _match(
+        self, config: Config, records: Mapping[str, UdevDevice], facts: NvidiaFacts, fresh: bool
+    ) -> dict[str, _Seen]:
         """Every record that a resource matches; what is known of an unchanged one is not worked out again."""
         before, matched = self._matched.get(id(config), {}), {}
         for syspath, record in records.items():
@@ -163,9 +167,9 @@ class Builder:
 
     def _held_otherwise(
         self,
-        records: Mapping[str, Record],
+        records: Mapping[str, UdevDevice],
         matched: Mapping[str, _Seen],
-        facts: Facts,
+        facts: NvidiaFacts,
         given: Mapping[Key, str],
         held: Callable[[str], bool],
         fresh: bool,
@@ -192,15 +196,17 @@ class Builder:
                     look(path, former, names)
         return found, _without(away, found)
 
-    def _see(self, config: Config, record: Record, facts: Facts) -> _Seen | None:
+    def _see(self, config: Config, record: UdevDevice, facts: NvidiaFacts) -> _Seen | None:
         for resource, rule, database in self._rules[id(config)]:
             if holds(rule, record):
                 return self._described(config, resource, database, record, facts)
         return None
 
-    def _described(self, config: Config, resource: Resource, database: bool, record: Record, facts: Facts) -> _Seen:
+    def _described(
+        self, config: Config, resource: Resource, database: bool, record: UdevDevice, facts: NvidiaFacts
+    ) -> _Seen:
         nvidia = facts.of(topology.pci_bus_id(record)) if facts.gpus else {}
-        values = Subject(record, nvidia=nvidia).lookup(self._host)
+        values = MatchedDevice(record, nvidia=nvidia).lookup(self._host)
         ids = tuple(template.render(values) or "" for template in resource.id)
         candidate = Candidate(resource.name, record.syspath, ids, without_uuid(nvidia))
         return _Seen(record, config, resource, database, nvidia, candidate)
@@ -213,7 +219,7 @@ class Builder:
         return known[1]
 
     def _device(
-        self, resource: Resource, subject: Subject, identity: Identity, root: str
+        self, resource: Resource, subject: MatchedDevice, identity: DeviceIdentity, root: str
     ) -> tuple[Device, frozenset[str]]:
         """The device, and the places that are its nodes."""
         record = subject.record
@@ -241,12 +247,12 @@ class Builder:
         )
         return device, found.places
 
-    def _env(self, resource: Resource, subject: Subject) -> dict[str, str]:
+    def _env(self, resource: Resource, subject: MatchedDevice) -> dict[str, str]:
         values = subject.lookup(self._host)
         rendered = {name: template.render(values) for name, template in resource.env.items()}
         return {name: value for name, value in rendered.items() if value is not None}
 
-    def _mounts(self, resource: Resource, subject: Subject) -> tuple[tuple[Mount, ...], list[str]]:
+    def _mounts(self, resource: Resource, subject: MatchedDevice) -> tuple[tuple[Mount, ...], list[str]]:
         values = subject.lookup(self._host)
         found, missing = [], []
         for spec in resource.mounts:
@@ -258,27 +264,27 @@ class Builder:
                 missing.append(f"{source or spec.host_path} cannot be mounted: it does not exist")
         return tuple(found), missing
 
-    def _attributes(self, resource: Resource, subject: Subject) -> dict[str, Attribute]:
+    def _attributes(self, resource: Resource, subject: MatchedDevice) -> dict[str, Attribute]:
         values = subject.lookup(self._host)
         found: dict[str, Attribute] = {}
         for name, spec in resource.attributes.items():
             text = values(spec.source) if spec.source is not None else None
             if spec.value is not None and spec.kind != "version":
                 found[name] = spec.value
-            elif (value := typed.attribute(text or str(spec.value or ""), spec.kind)) is not None:
+            elif (value := attribute_values.attribute(text or str(spec.value or ""), spec.kind)) is not None:
                 found[name] = value
         return found
 
-    def _capacity(self, resource: Resource, subject: Subject) -> dict[str, int]:
+    def _capacity(self, resource: Resource, subject: MatchedDevice) -> dict[str, int]:
         values = subject.lookup(self._host)
         found = {}
         for name, spec in resource.capacity.items():
             text = str(spec.value) if spec.source is None else values(spec.source)
-            if text and (value := typed.amount(text, spec.unit)) is not None:
+            if text and (value := attribute_values.amount(text, spec.unit)) is not None:
                 found[name] = value
         return found
 
-    def _ill(self, resource: Resource, subject: Subject) -> Iterator[str]:
+    def _ill(self, resource: Resource, subject: MatchedDevice) -> Iterator[str]:
         """Why the device is not healthy, one sentence for each rule that fails."""
         if subject.nvidia.get("excluded") == "true":
             yield "NVIDIA's driver excludes this GPU"
@@ -351,12 +357,12 @@ def _resource(config: Config, seen: _Seen) -> Resource | None:
 class _World:
     """The records by place: what is below, beside and above a device, and in its IOMMU group."""
 
-    def __init__(self, records: Mapping[str, Record]) -> None:
+    def __init__(self, records: Mapping[str, UdevDevice]) -> None:
         self._records = records
         self._sorted: list[str] | None = None
-        self._groups: dict[str, list[Record]] | None = None
+        self._groups: dict[str, list[UdevDevice]] | None = None
 
-    def companions(self, resource: Resource, record: Record) -> Iterator[Record]:
+    def companions(self, resource: Resource, record: UdevDevice) -> Iterator[UdevDevice]:
         """The companions of a device, in the order of syspaths."""
         group = resource.group
         if group is None:
@@ -366,7 +372,7 @@ class _World:
             if other.syspath != record.syspath and (holds(test, other) if test else other.devnode):
                 yield other
 
-    def _scope(self, scope: str, record: Record) -> Iterator[Record]:
+    def _scope(self, scope: str, record: UdevDevice) -> Iterator[UdevDevice]:
         if scope == "children":
             yield from self._below(record.syspath)
         elif scope == "siblings" and record.above is not None:
@@ -376,7 +382,7 @@ class _World:
         elif scope == "iommuGroup" and (group := topology.iommu_group(record)):
             yield from self._iommu_groups().get(group, ())
 
-    def _below(self, syspath: str) -> Iterator[Record]:
+    def _below(self, syspath: str) -> Iterator[UdevDevice]:
         if self._sorted is None:
             self._sorted = sorted(self._records)
         prefix = syspath + "/"
@@ -385,7 +391,7 @@ class _World:
                 return
             yield self._records[self._sorted[index]]
 
-    def _iommu_groups(self) -> Mapping[str, list[Record]]:
+    def _iommu_groups(self) -> Mapping[str, list[UdevDevice]]:
         if self._groups is None:
             self._groups = {}
             for record in self._records.values():

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
-from drabridge.inventory.records import Record
 from drabridge.inventory.udev import Udev
+from drabridge.inventory.udev_device import UdevDevice
 
 ATTRIBUTE_LIMIT_BYTES = 4096
 """One page, the most that a text attribute of sysfs holds."""
@@ -32,7 +32,7 @@ _SKIPPED_PREFIXES = ("power/", "resource", "trace/", "msi_irqs/")
 _LINKS = ("driver", "physfn", "iommu_group", "module")
 
 
-def dump(udev: Udev, records: Iterable[Record], *, anonymous: bool = True) -> str:
+def dump(udev: Udev, records: Iterable[UdevDevice], *, anonymous: bool = True) -> str:
     """The devices and all their ancestors, ancestors first.
 
     ``anonymous`` replaces serial numbers, UUIDs and hardware addresses everywhere in the text, in order of appearance:
@@ -48,7 +48,7 @@ def dump(udev: Udev, records: Iterable[Record], *, anonymous: bool = True) -> st
     return text
 
 
-def _attributes(udev: Udev, record: Record) -> Iterator[tuple[str, bytes]]:
+def _attributes(udev: Udev, record: UdevDevice) -> Iterator[tuple[str, bytes]]:
     for name in udev.attribute_names(record.syspath):
         if name in _SKIPPED or name.startswith(_SKIPPED_PREFIXES) or name in _LINKS:
             continue
@@ -57,7 +57,7 @@ def _attributes(udev: Udev, record: Record) -> Iterator[tuple[str, bytes]]:
             yield name, value
 
 
-def _lines(record: Record, attributes: dict[str, bytes]) -> Iterator[str]:
+def _lines(record: UdevDevice, attributes: dict[str, bytes]) -> Iterator[str]:
     yield f"P: {record.devpath}"
     if record.devnode:
         yield f"N: {record.devnode.removeprefix('/dev/')}"
@@ -86,7 +86,7 @@ def _attribute(name: str, value: bytes) -> str:
     return f"A: {name}={escaped}"
 
 
-def _secrets(records: Iterable[Record], attributes: dict[str, dict[str, bytes]]) -> list[str]:
+def _secrets(records: Iterable[UdevDevice], attributes: dict[str, dict[str, bytes]]) -> list[str]:
     """Values to hide, longest first where one contains another (ID_SERIAL ends in ID_SERIAL_SHORT)."""
     found: dict[str, None] = {}
     for record in records:

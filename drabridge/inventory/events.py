@@ -49,7 +49,7 @@ class Uevent(Struct, frozen=True):
     group: str  # "udev" or "kernel": who sent it
 
 
-class Debt(Struct, frozen=True):
+class PendingRecheck(Struct, frozen=True):
     """Look at ``syspath`` at ``when``. ``seqnum`` is the kernel event that udevd has not answered yet, else 0."""
 
     when: float
@@ -57,20 +57,20 @@ class Debt(Struct, frozen=True):
     seqnum: int = 0
 
 
-class Owed(Struct):
+class RecheckQueue(Struct):
     """Syspaths that have to be looked at (again) later, because an event may be early, missing or wrong."""
 
-    debts: set[Debt] = field(default_factory=set)
+    debts: set[PendingRecheck] = field(default_factory=set)
 
     def add(self, syspath: str, when: float, seqnum: int = 0) -> None:
         """Look at ``syspath`` at ``when``."""
-        self.debts.add(Debt(when, syspath, seqnum))
+        self.debts.add(PendingRecheck(when, syspath, seqnum))
 
     def answered(self, syspath: str, seqnum: int) -> None:
         """udevd has reported this event, or a later one of the same device: nothing is owed for it."""
         self.debts -= {debt for debt in self.debts if debt.syspath == syspath and 0 < debt.seqnum <= seqnum}
 
-    def take(self, now: float) -> set[Debt]:
+    def take(self, now: float) -> set[PendingRecheck]:
         """What is due; it is owed no longer."""
         due = {debt for debt in self.debts if debt.when <= now}
         self.debts -= due
@@ -81,7 +81,7 @@ class Owed(Struct):
         return min((debt.when for debt in self.debts), default=None)
 
 
-def last_words(events: Iterable[Uevent]) -> Mapping[str, Uevent]:
+def latest_per_device(events: Iterable[Uevent]) -> Mapping[str, Uevent]:
     """The newest event of every device, in the order of SEQNUM: what came before it no longer matters.
 
     The two groups number alike (udevd forwards the kernel's number), so a queue filled from both sorts correctly.

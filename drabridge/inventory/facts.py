@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from drabridge.inventory.detect import EventSource
+from drabridge.inventory.event_source import EventSource
 
 
 class EventSeen(Struct, frozen=True):

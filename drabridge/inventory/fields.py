@@ -10,11 +10,11 @@ from types import MappingProxyType
 from drabridge.config.template import Field, Lookup
 from drabridge.inventory import topology
 from drabridge.inventory.host import Host
-from drabridge.inventory.records import Record
+from drabridge.inventory.udev_device import UdevDevice
 
 _DIGITS = re.compile(r"\d+\Z", re.ASCII)
 
-_PLAIN: Mapping[str, Callable[[Record], str]] = MappingProxyType(
+_PLAIN: Mapping[str, Callable[[UdevDevice], str]] = MappingProxyType(
     {
         "sysname": lambda record: record.sysname,
         "sysnum": lambda record: found.group() if (found := _DIGITS.search(record.sysname)) else "",
@@ -32,7 +32,7 @@ _PLAIN: Mapping[str, Callable[[Record], str]] = MappingProxyType(
     }
 )
 
-_KEYED: Mapping[str, Callable[[Record, str], str | None]] = MappingProxyType(
+_KEYED: Mapping[str, Callable[[UdevDevice, str], str | None]] = MappingProxyType(
     {
         "attr": lambda record, key: record.attributes.get(key),
         "property": lambda record, key: record.properties.get(key),
@@ -41,12 +41,12 @@ _KEYED: Mapping[str, Callable[[Record, str], str | None]] = MappingProxyType(
 )
 
 
-def driver(record: Record) -> str:
+def driver(record: UdevDevice) -> str:
     """The kernel driver of the device, or of its nearest ancestor that has one (a tty's is its USB interface's)."""
     return next((node.driver for node in record.lineage() if node.driver), "")
 
 
-def lookup(record: Record, host: Host, nvidia: Mapping[str, str], **more: str) -> Lookup:
+def lookup(record: UdevDevice, host: Host, nvidia: Mapping[str, str], **more: str) -> Lookup:
     """A function from field to value. ``nvidia`` are the GPU's facts; ``more`` overrides plain fields (id, devname)."""
 
     def value(field: Field) -> str | None:

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
-from drabridge.inventory.records import VALUE_LIMIT_CHARS, clean
+from drabridge.inventory.udev_device import VALUE_LIMIT_CHARS, clean
 from drabridge.system.files import read_if_there
 
 

@@ -83,7 +83,7 @@ def _with_digest(readable: str, whole: str, joint: str, limit: int, fallback: st
     return f"{head}{joint}{digest}"
 
 
-class Identity(Struct, frozen=True):
+class DeviceIdentity(Struct, frozen=True):
     """What a device is called: by kubelet (``id``) and everywhere else (``name``)."""
 
     id: str
@@ -110,7 +110,7 @@ def assign(
     candidates: Iterable[Candidate],
     given: Mapping[Key, str] | None = None,
     held: Callable[[str], bool] = lambda name: False,
-) -> tuple[dict[Key, Identity], tuple[Collision, ...]]:
+) -> tuple[dict[Key, DeviceIdentity], tuple[Collision, ...]]:
     """Identities of all devices of the node, and the collisions; the order of ``candidates`` does not matter.
 
     ``given`` holds the ids of devices that are known: present, or gone and not yet forgotten. ``held`` says whether
@@ -119,7 +119,7 @@ def assign(
     given = given or {}
     everyone = sorted(set(candidates), key=lambda candidate: candidate.key)
     ids = {candidate.key: tuple(map(id_of, candidate.values)) for candidate in everyone}
-    kept = {key: Identity(given[key], name_of(given[key])) for key, own in ids.items() if given.get(key) in own}
+    kept = {key: DeviceIdentity(given[key], name_of(given[key])) for key, own in ids.items() if given.get(key) in own}
     return _Assignment(everyone, ids, kept, held).result()
 
 
@@ -130,7 +130,7 @@ class _Assignment:
         self,
         everyone: list[Candidate],
         ids: Mapping[Key, tuple[str, ...]],
-        kept: Mapping[Key, Identity],
+        kept: Mapping[Key, DeviceIdentity],
         held: Callable[[str], bool],
     ) -> None:
         self.newcomers = [candidate for candidate in everyone if candidate.key not in kept]
@@ -143,7 +143,7 @@ class _Assignment:
             for level, value in enumerate(own):
                 self.sharers[key[0], level, name_of(value) if value else ""].add(key)
 
-    def result(self) -> tuple[dict[Key, Identity], tuple[Collision, ...]]:
+    def result(self) -> tuple[dict[Key, DeviceIdentity], tuple[Collision, ...]]:
         wishes: dict[str, list[tuple[Key, str]]] = defaultdict(list)
         nameless = []
         for candidate in self.newcomers:
@@ -161,7 +161,7 @@ class _Assignment:
             if len(rivals) > 1:
                 collisions.append(self._collision(claims[0][1], rivals))
             else:
-                identities[claims[0][0]] = Identity(claims[0][1], name)
+                identities[claims[0][0]] = DeviceIdentity(claims[0][1], name)
         return identities, tuple(sorted([*collisions, *nameless], key=lambda c: (c.resource, c.identity, c.syspaths)))
 
     def _wish(self, key: Key) -> str:

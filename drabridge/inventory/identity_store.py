@@ -14,7 +14,7 @@ from drabridge.config.loader import load
 from drabridge.config.messages import ConfigErrors
 from drabridge.config.schema import Config
 from drabridge.inventory.identity import Key
-from drabridge.inventory.wanted import distinct
+from drabridge.inventory.udev_scope import distinct
 from drabridge.system.files import write_atomically
 from drabridge.system.io_thread import Worker
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 FILE_NAME = "identities.json"
 
 
-class Identities:
+class IdentityStore:
     """``identities.json``: ``{"version": 1, "given": [[resource, syspath, id], ...], "namedBy": [...]}``.
 
     ``namedBy`` has one ``{"ids": [...], "configuration": {...}}`` for each configuration that named what is there: that

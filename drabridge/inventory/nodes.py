@@ -7,21 +7,21 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct, field
 
-from drabridge.config.container import Node
+from drabridge.config.container import NodeRule
 from drabridge.config.template import Lookup
 from drabridge.inventory.fields import lookup
 from drabridge.inventory.host import Host
 from drabridge.inventory.model import COMPANION, DeviceNode
-from drabridge.inventory.records import Record
+from drabridge.inventory.udev_device import UdevDevice
 
 VFIO = "/dev/vfio/"
 
 
-class Subject(Struct, frozen=True):
+class MatchedDevice(Struct, frozen=True):
     """A device together with what its templates may refer to."""
 
-    record: Record
-    companions: tuple[Record, ...] = ()
+    record: UdevDevice
+    companions: tuple[UdevDevice, ...] = ()
     nvidia: Mapping[str, str] = field(default_factory=dict)
     identity: Mapping[str, str] = field(default_factory=dict)  # id, name, resource; empty before there is one
 
@@ -46,7 +46,7 @@ class _Place(Struct, frozen=True):
     alias: str | None
 
 
-def resolve(specs: Iterable[Node], subject: Subject, host: Host) -> Nodes:
+def resolve(specs: Iterable[NodeRule], subject: MatchedDevice, host: Host) -> Nodes:
     """The nodes of a device as stat(2) shows them; nothing is opened. A path appears once in the container."""
     found: dict[str, DeviceNode] = {}
     missing = []
@@ -80,7 +80,7 @@ def places_of(node: DeviceNode, *, companion: bool = False) -> tuple[str, ...]:
     return (number, node.path) if node.path.startswith(VFIO) else (number,)
 
 
-def _node(spec: Node, place: _Place, host: Host) -> DeviceNode:
+def _node(spec: NodeRule, place: _Place, host: Host) -> DeviceNode:
     actual = host.node(place.path)
     if place.number is not None and place.number != (actual.major, actual.minor):
         raise OSError(
@@ -97,7 +97,7 @@ def _node(spec: Node, place: _Place, host: Host) -> DeviceNode:
     )
 
 
-def _places(spec: Node, subject: Subject, host: Host) -> Iterator[_Place | str]:
+def _places(spec: NodeRule, subject: MatchedDevice, host: Host) -> Iterator[_Place | str]:
     """Every place that a node of the configuration stands for, or why there is none."""
     if spec.path is not None:
         path = spec.path.render_path(subject.lookup(host))
@@ -119,7 +119,7 @@ def _places(spec: Node, subject: Subject, host: Host) -> Iterator[_Place | str]:
 
 
 def _with_alias(
-    spec: Node, path: str, number: tuple[int, int] | None, subject: Subject, host: Host
+    spec: NodeRule, path: str, number: tuple[int, int] | None, subject: MatchedDevice, host: Host
 ) -> Iterator[_Place | str]:
     if spec.alias is None:
         yield _Place(path, number, None)
@@ -128,7 +128,7 @@ def _with_alias(
     yield _Place(path, number, alias) if alias else f"the alias {spec.alias} cannot be filled in"
 
 
-def _empty_fields(spec: Node, subject: Subject, host: Host) -> str:
+def _empty_fields(spec: NodeRule, subject: MatchedDevice, host: Host) -> str:
     assert spec.path is not None
     values = subject.lookup(host)
     empty = [f"{{{part}}}" for part in spec.path.fields if not values(part)]

@@ -21,7 +21,7 @@ from types import MappingProxyType, ModuleType
 
 from msgspec import Struct
 
-from drabridge.inventory.records import clean
+from drabridge.inventory.udev_device import clean
 
 PROC = Path("/proc/driver/nvidia")
 
@@ -31,7 +31,7 @@ _MIB = 1 << 20
 _LABELS = MappingProxyType({"GPU UUID": "uuid", "Device Minor": "minor", "Model": "model", "GPU Excluded": "excluded"})
 
 
-class Facts(Struct, frozen=True):
+class NvidiaFacts(Struct, frozen=True):
     """Fields of every GPU by PCI address (``0000:3b:00.0``), and of the driver.
 
     Field names are those of templates without their prefix: ``uuid``, ``minor``, ``model``, ``driver_version``, and
@@ -45,7 +45,7 @@ class Facts(Struct, frozen=True):
         return self.gpus.get(pci_bus_id, {})
 
 
-NOTHING = Facts(MappingProxyType({}))
+NOTHING = NvidiaFacts(MappingProxyType({}))
 
 
 def parse_information(text: str) -> dict[str, str]:
@@ -76,7 +76,7 @@ def parse_version(text: str) -> str:
     return match.group(1) if match else ""
 
 
-def read(proc: Path = PROC, *, nvml: bool = True) -> Facts:
+def read(proc: Path = PROC, *, nvml: bool = True) -> NvidiaFacts:
     """Everything that the driver says now; an empty answer without the driver."""
     try:
         folders = sorted((proc / "gpus").iterdir())
@@ -93,7 +93,7 @@ def read(proc: Path = PROC, *, nvml: bool = True) -> Facts:
             if version:
                 facts["driver_version"] = version
             gpus[folder.name.lower()] = MappingProxyType(facts | more.get(facts.get("uuid", ""), {}))
-    return Facts(MappingProxyType(gpus))
+    return NvidiaFacts(MappingProxyType(gpus))
 
 
 def _nvml() -> dict[str, dict[str, str]]:

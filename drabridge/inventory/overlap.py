@@ -21,10 +21,10 @@ from drabridge.config.schema import Config, Resource
 from drabridge.inventory.match import holds
 from drabridge.inventory.model import Device
 from drabridge.inventory.nodes import VFIO
-from drabridge.inventory.records import Record
+from drabridge.inventory.udev_device import UdevDevice
 
 
-def handed_out(resource: Resource, record: Record, companions: Iterable[Record]) -> tuple[Record, ...]:
+def handed_out(resource: Resource, record: UdevDevice, companions: Iterable[UdevDevice]) -> tuple[UdevDevice, ...]:
     """The device, then the companions whose nodes go with it. Nodes by path do not count: many share those."""
     if not any(node.source == "group" for node in resource.nodes):
         return (record,)
@@ -47,12 +47,12 @@ def separate(parts: Collection[str], devices: list[Device]) -> list[Device]:
     return separated
 
 
-def resource_of(config: Config, record: Record) -> Resource | None:
+def resource_of(config: Config, record: UdevDevice) -> Resource | None:
     """What the configuration takes a record for; None when it does not name it."""
     return next((resource for resource in config.resources if holds(any_of(resource.match), record)), None)
 
 
-class Former:
+class FormerDevices:
     """Held devices that an earlier configuration named, by the places of what they hand out."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Former:
     def __bool__(self) -> bool:
         return bool(self._at)
 
-    def add(self, config: Config, parts: Sequence[Record]) -> None:
+    def add(self, config: Config, parts: Sequence[UdevDevice]) -> None:
         """A device that ``config`` named; it is the first of ``parts``, which it hands out."""
         syspath = parts[0].syspath
         for part in parts:
@@ -70,7 +70,7 @@ class Former:
             for node in part.lineage():
                 self._from[node.syspath][syspath] = config
 
-    def same_as(self, parts: Sequence[Record]) -> set[str]:
+    def same_as(self, parts: Sequence[UdevDevice]) -> set[str]:
         """The syspaths of those that are the same hardware as a device that this configuration names."""
         found: dict[str, Config] = {}
         for part in parts:

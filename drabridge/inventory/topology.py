@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import PurePosixPath
 
-from drabridge.inventory.records import Record
+from drabridge.inventory.udev_device import UdevDevice
 
 NUMA_NODES = 64
 """Kubelet's NUMA bit mask is one uint64 (pkg/kubelet/cm/topologymanager/bitmask): higher ids cannot be used."""
@@ -14,7 +14,7 @@ _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _PCI_ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 
 
-def numa_nodes(record: Record) -> tuple[int, ...]:
+def numa_nodes(record: UdevDevice) -> tuple[int, ...]:
     """The NUMA node of the nearest ancestor that knows one, the device itself first; empty when nobody does.
 
     Firmware writes -1 for "unknown". A node id of -1 sent to kubelet makes pods unplaceable, so it never leaves here.
@@ -26,7 +26,7 @@ def numa_nodes(record: Record) -> tuple[int, ...]:
     return ()
 
 
-def pci_function(record: Record) -> Record | None:
+def pci_function(record: UdevDevice) -> UdevDevice | None:
     """The device itself when it is a PCI function, else the nearest ancestor that is one."""
     return next((node for node in record.lineage() if node.subsystem == "pci" and is_pci_address(node.sysname)), None)
 
@@ -36,13 +36,13 @@ def is_pci_address(text: str) -> bool:
     return _PCI_ADDRESS.fullmatch(text) is not None
 
 
-def pci_bus_id(record: Record) -> str:
+def pci_bus_id(record: UdevDevice) -> str:
     """``0000:3b:00.0``, the value of the standard attribute pciBusID; empty for what hangs on no PCI bus."""
     function = pci_function(record)
     return function.sysname if function else ""
 
 
-def pcie_root(record: Record) -> str:
+def pcie_root(record: UdevDevice) -> str:
     """``pci0000:3a``, the value of the standard attribute pcieRoot; empty for what hangs on no PCI bus.
 
     It is the first component below /sys/devices, or on machines whose host bridge is a platform device (arm64) the
@@ -53,7 +53,7 @@ def pcie_root(record: Record) -> str:
     return next((part for part in PurePosixPath(record.syspath).parts if _PCI_ROOT.fullmatch(part)), "")
 
 
-def iommu_group(record: Record) -> str:
+def iommu_group(record: UdevDevice) -> str:
     """The number of the IOMMU group, as in /dev/vfio/<number>; empty without an IOMMU."""
     for node in record.lineage():
         if target := node.links.get("iommu_group"):

@@ -20,7 +20,7 @@ is in flight makes it crash. A minute outlives any Allocate, and the poll that w
 _GONE = "it is unplugged, or no rule matches it any more"
 
 
-class Tracker:
+class DeviceTracker:
     """Turns successive sets of devices into versioned snapshots. ``held(name)`` says whether somebody may hold it."""
 
     def __init__(self, held: Callable[[str], bool], tombstone_seconds: float = TOMBSTONE_SECONDS) -> None:

@@ -2,7 +2,7 @@
 
 Everything here belongs to one thread (libudev's contexts and monitors are not thread-safe): the event loop's.
 Nothing lazy leaves this module. A ``pyudev.Device`` reads sysfs when it is asked, so after an unplug it lies or raises;
-what the agent needs is copied into a :class:`~drabridge.inventory.records.Record` at once.
+what the agent needs is copied into a :class:`~drabridge.inventory.udev_device.UdevDevice` at once.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import pyudev
 
 from drabridge.errors import HostError
 from drabridge.inventory.events import Uevent
-from drabridge.inventory.records import Record, clean
-from drabridge.inventory.wanted import Wanted
+from drabridge.inventory.udev_device import UdevDevice, clean
+from drabridge.inventory.udev_scope import UdevScope
 
 BASE_ATTRIBUTES = frozenset({"numa_node"})
 """Attributes that every record carries, whatever the configuration asks for: topology needs them."""
@@ -86,29 +86,29 @@ class Monitor:
 class Udev:
     """Reads devices. ``wanted`` may be replaced between two calls."""
 
-    def __init__(self, wanted: Wanted | None = None) -> None:
+    def __init__(self, wanted: UdevScope | None = None) -> None:
         try:
             self._context: Any = pyudev.Context()
         except (ImportError, OSError) as error:
             raise HostError(
                 f"libudev cannot be used: {error}", hint="Install libudev1 (it comes with udev)."
             ) from error
-        self.wanted = wanted or Wanted()
+        self.wanted = wanted or UdevScope()
 
     def monitor(self, group: str) -> Monitor:
         """A started monitor of ``group`` (``udev`` or ``kernel``), filtered by the wanted subsystems."""
         return Monitor(self._context, group, self.wanted.subsystems)
 
-    def enumerate(self) -> dict[str, Record]:
+    def enumerate(self) -> dict[str, UdevDevice]:
         """Every device of the wanted subsystems, by syspath, in the order of syspaths."""
         devices = self._context.list_devices()
         for subsystem in sorted(self.wanted.subsystems):
             devices.match_subsystem(subsystem)
-        shared: dict[str, Record | None] = {}
+        shared: dict[str, UdevDevice | None] = {}
         records = (self._copy(device, shared) for device in devices)
         return {record.syspath: record for record in sorted(filter(None, records), key=lambda record: record.syspath)}
 
-    def read(self, syspath: str, shared: dict[str, Record | None] | None = None) -> Record | None:
+    def read(self, syspath: str, shared: dict[str, UdevDevice | None] | None = None) -> UdevDevice | None:
         """The device at ``syspath`` now, with its ancestors; ``None`` when it is not there (any more).
 
         ``shared`` keeps what was read already in the same pass, so that siblings read their parents once.
@@ -119,7 +119,7 @@ class Udev:
             return None
         return self._copy(device, {} if shared is None else shared)
 
-    def find(self, devnode: str) -> Record | None:
+    def find(self, devnode: str) -> UdevDevice | None:
         """The device behind a node under /dev."""
         try:
             device = pyudev.Devices.from_device_file(self._context, devnode)
@@ -143,13 +143,13 @@ class Udev:
             return None
         return None if value is None else bytes(value)
 
-    def _copy(self, device: Any, shared: dict[str, Record | None]) -> Record | None:
+    def _copy(self, device: Any, shared: dict[str, UdevDevice | None]) -> UdevDevice | None:
         try:
             syspath = device.sys_path
             if syspath in shared:
                 return shared[syspath]
             parent = device.parent
-            record = Record(
+            record = UdevDevice(
                 syspath=syspath,
                 sysname=clean(device.sys_name),
                 subsystem=clean(device.subsystem),

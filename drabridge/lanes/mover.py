@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 from drabridge.agent.runtime import Runtime
-from drabridge.config.lanes import Lanes, Selection, Share
+from drabridge.config.lanes import Lanes, LaneShare, Selection
 from drabridge.config.schema import Resource
 from drabridge.dra.lifecycle import ClaimSide
 from drabridge.errors import ClusterError
@@ -133,7 +133,7 @@ class Transfers:
         notes += [
             f"the {lane} lane has {'what the chosen devices leave, ' if selected else ''}{count} and not {share}"
             for lane, share, count in numbers
-            if isinstance(share, Share) and not _had(share, count, total)
+            if isinstance(share, LaneShare) and not _had(share, count, total)
         ]
         if self._runtime.off is not None:  # what claims had stays theirs, nobody could have any more
             entries = self._runtime.keeper.ledger.entries
@@ -268,7 +268,7 @@ class Transfers:
         return CLAIMS_RETRY_SECONDS
 
 
-def _had(share: Share, count: int, total: int) -> bool:
+def _had(share: LaneShare, count: int, total: int) -> bool:
     """Whether a lane with ``count`` devices has its share; of two percentages one may be rounded away."""
     asked = share.of(total)
     return asked is None or abs(asked - count) <= (share.percent is not None)

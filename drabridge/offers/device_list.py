@@ -14,7 +14,7 @@ from drabridge.ledger.model import Entry, Ledger, Policy
 _NONE: Mapping[str, Collection[str]] = MappingProxyType({})
 
 
-class Listed(Struct, frozen=True):
+class ListedUnit(Struct, frozen=True):
     """One id as kubelet is to see it. A device with replicas has several."""
 
     id: str
@@ -37,7 +37,7 @@ def legacy_list(
     policy: Policy,
     former: Mapping[str, Collection[str]] = _NONE,
     refused: Collection[str] | None = None,
-) -> tuple[Listed, ...]:
+) -> tuple[ListedUnit, ...]:
     """The complete list of one resource. ``devices`` are the inventory's, by name; ``at`` is wall seconds.
 
     Devices of the DRA lane stay in the list as Unhealthy, so that capacity tells what the node has and allocatable
@@ -55,7 +55,7 @@ def legacy_list(
     entries = of_resource(ledger, resource)
     if not any(entry.with_kubelet or at - entry.legacy_until < policy.tombstone_seconds for entry in entries):
         return ()
-    listed: list[Listed] = []
+    listed: list[ListedUnit] = []
     for entry in entries:
         if not must_list(entry, at, policy):
             continue
@@ -69,11 +69,11 @@ def legacy_list(
             theirs = entry.hold.units if entry.hold is not None else ()
             healthy = {*theirs, *(unit for unit in units if not surplus(entry, unit))}
         every = healthy is units
-        listed.extend(Listed(unit, every or unit in healthy, numa) for unit in units)
+        listed.extend(ListedUnit(unit, every or unit in healthy, numa) for unit in units)
         if entry.name in former:
-            listed.extend(Listed(unit, unit in healthy, numa) for unit in sorted(former[entry.name]))
+            listed.extend(ListedUnit(unit, unit in healthy, numa) for unit in sorted(former[entry.name]))
     if not any(unit.healthy for unit in listed):
-        return tuple(Listed(unit.id, False) for unit in listed)
+        return tuple(ListedUnit(unit.id, False) for unit in listed)
     return tuple(listed)
 
 

@@ -36,7 +36,7 @@ class Write(Struct, frozen=True):
     resource_version: str = ""
 
 
-class Owner(Struct, frozen=True):
+class SliceOwner(Struct, frozen=True):
     """The Node that garbage collection ties the slices to."""
 
     name: str
@@ -58,7 +58,7 @@ def plan(
     actual: Iterable[Mapping[str, Any]],
     *,
     pool: str,
-    owner: Owner | None = None,
+    owner: SliceOwner | None = None,
     accepted: Mapping[str, Accepted] | None = None,
 ) -> tuple[Write, ...]:
     """Deletes, then updates, then creates.
@@ -170,7 +170,7 @@ def _number(text: Any) -> Any:
         return text
 
 
-def owned(slice_: Mapping[str, Any], owner: Owner | None) -> bool:
+def owned(slice_: Mapping[str, Any], owner: SliceOwner | None) -> bool:
     """Whether the slice names this Node as its controller; an unknown owner changes nothing."""
     references = slice_["metadata"].get("ownerReferences") or ()
     return owner is None or any(reference.get("uid") == owner.uid for reference in references)
@@ -181,7 +181,7 @@ def _delete(slice_: Mapping[str, Any]) -> Write:
     return Write(Verb.DELETE, metadata["name"], None, metadata.get("uid", ""), metadata.get("resourceVersion", ""))
 
 
-def _create(name: str, spec: Json, pool: str, generation: int, count: int, owner: Owner | None) -> Write:
+def _create(name: str, spec: Json, pool: str, generation: int, count: int, owner: SliceOwner | None) -> Write:
     metadata: Json = {"name": name}
     if owner is not None:
         metadata["ownerReferences"] = [owner.reference()]
@@ -189,7 +189,7 @@ def _create(name: str, spec: Json, pool: str, generation: int, count: int, owner
 
 
 def _update(
-    spec: Json, current: Mapping[str, Any], pool: str, generation: int, count: int, owner: Owner | None
+    spec: Json, current: Mapping[str, Any], pool: str, generation: int, count: int, owner: SliceOwner | None
 ) -> Write:
     """Keeps what others put into the metadata, and the times of taints that stay: eviction counts from them."""
     kept = ("name", "uid", "resourceVersion", "labels", "annotations", "ownerReferences", "finalizers")

@@ -88,14 +88,14 @@ class Pool(Struct, frozen=True):
     counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
-class Desired(Struct, frozen=True):
+class DesiredSlices(Struct, frozen=True):
     """Slices by name, in order, each as a ``spec`` without pool generation and count; notes are for the operator."""
 
     slices: Mapping[str, Json]
     notes: tuple[str, ...] = ()
 
 
-def desired(pool: Pool, features: frozenset[Feature] = ALL_FEATURES) -> Desired:
+def desired_slices(pool: Pool, features: frozenset[Feature] = ALL_FEATURES) -> DesiredSlices:
     """Lay the pool out for a server that keeps the fields of ``features``.
 
     Without taints a tainted device is left out. Without counters a part is left out while its whole is offered:
@@ -126,7 +126,7 @@ def desired(pool: Pool, features: frozenset[Feature] = ALL_FEATURES) -> Desired:
         ]
     base = {"driver": pool.driver, "nodeName": pool.node}
     specs = {slice_name(pool.driver, pool.node, i): {**base, **body} for i, body in enumerate(bodies or [{}])}
-    return Desired(specs, tuple(notes))
+    return DesiredSlices(specs, tuple(notes))
 
 
 def slice_name(driver: str, node: str, index: int) -> str:

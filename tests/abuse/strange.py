@@ -29,7 +29,7 @@ from drabridge.evidence.kubelet import claim_users_of, claims_of, pods_of, users
 from drabridge.inventory.build import Builder
 from drabridge.inventory.model import Snapshot
 from drabridge.inventory.nvidia import NOTHING
-from drabridge.inventory.records import clean
+from drabridge.inventory.udev_device import clean
 from drabridge.kube.allocated_claims import in_use
 from drabridge.kube.api import NODES, PODS, resource_claims, resource_slices
 from drabridge.kube.client import KubernetesCluster

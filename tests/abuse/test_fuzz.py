@@ -22,10 +22,10 @@ from drabridge.containers.cdi import CdiStore, Family
 from drabridge.errors import ConfigError
 from drabridge.evidence.kubelet import Witness, pods_of
 from drabridge.inventory.build import Builder
-from drabridge.inventory.identity_store import FILE_NAME, Identities
+from drabridge.inventory.identity_store import FILE_NAME, IdentityStore
 from drabridge.inventory.model import Snapshot
 from drabridge.inventory.nvidia import NOTHING
-from drabridge.inventory.records import Record, clean
+from drabridge.inventory.udev_device import UdevDevice, clean
 from drabridge.ledger.model import Entry, Facts, Ledger, Policy
 from drabridge.offers.device_list import legacy_list
 from drabridge.status import page
@@ -70,12 +70,14 @@ def _values(*names: str) -> st.SearchStrategy[dict[str, str]]:
 ONE = st.tuples(TEXT, TEXT, _values("serial", "speed", "numa_node"), _values("ID_SERIAL", "ID_MODEL"))
 
 
-def records() -> st.SearchStrategy[list[Record]]:
+def records() -> st.SearchStrategy[list[UdevDevice]]:
     """A few devices of one bus with hostile values, some of them of one identity."""
     return st.lists(ONE, min_size=1, max_size=4).map(lambda found: [_record(n, *one) for n, one in enumerate(found)])
 
 
-def _record(number: int, devtype: str, driver: str, attributes: dict[str, str], properties: dict[str, str]) -> Record:
+def _record(
+    number: int, devtype: str, driver: str, attributes: dict[str, str], properties: dict[str, str]
+) -> UdevDevice:
     return record(
         f"/sys/devices/pci0000:00/0000:00:14.0/{number}-1",
         "usb",
@@ -90,7 +92,7 @@ def _record(number: int, devtype: str, driver: str, attributes: dict[str, str], 
 
 @given(records())
 @settings(max_examples=150)
-def test_udev_values_through_the_whole_build(found: list[Record]) -> None:
+def test_udev_values_through_the_whole_build(found: list[UdevDevice]) -> None:
     """From records to everything that is made of them: lists, CDI files, status, the page, metrics."""
     configuration = config(RESOURCE)
     host = MemoryHost({item.devnode: item.devnum for item in found if item.devnum})
@@ -143,7 +145,7 @@ VALID = _values("subsystem", "sysname", "driver", "devtype").map(lambda one: {"s
 
 @given(MATCHERS | VALID, records())
 @settings(max_examples=200)
-def test_any_matcher_is_refused_or_works(matcher: object, found: list[Record]) -> None:
+def test_any_matcher_is_refused_or_works(matcher: object, found: list[UdevDevice]) -> None:
     tree = {
         "apiVersion": "drabridge/v1alpha1",
         "kind": "AgentConfig",
@@ -239,7 +241,7 @@ FILES = st.one_of(
 def test_files_of_ours_and_of_others_that_say_anything(data: bytes) -> None:
     with short_directory() as root:
         (root / FILE_NAME).write_bytes(data)
-        assert isinstance(Identities(root).load(SMALL)[0], dict)
+        assert isinstance(IdentityStore(root).load(SMALL)[0], dict)
         for name in ("other.json", "drabridge-card.json"):
             (root / name).write_bytes(data)
         store = CdiStore(root, "mem.example.com")

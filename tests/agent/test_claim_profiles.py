@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 
-from drabridge.inventory.wanted import wanted
+from drabridge.inventory.udev_scope import wanted
 from tests.agent.helpers import DRIVER, RESOURCE, until
 from tests.agent.test_bridge_node import bridge, claim_pod
 from tests.inventory.helpers import config, record, watching
@@ -84,11 +84,11 @@ async def test_the_inventory_answers_for_devices_that_are_here_and_for_no_others
 
 def test_a_parents_attribute_is_the_nearest_ones() -> None:
     from drabridge.config.template import parse
-    from drabridge.inventory.nodes import Subject
+    from drabridge.inventory.nodes import MatchedDevice
     from tests.inventory.helpers import MemoryHost
 
     hub = record("/sys/devices/usb1", attributes={"serial": "far"})
     stick = record("/sys/devices/usb1/1-2", above=hub, attributes={"serial": "near"})
     tty = record("/sys/devices/usb1/1-2/tty", "tty", above=stick)
-    lookup = Subject(tty).lookup(MemoryHost())
+    lookup = MatchedDevice(tty).lookup(MemoryHost())
     assert parse("{parent.attr:serial}").render(lookup) == "near"

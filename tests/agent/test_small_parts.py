@@ -14,7 +14,7 @@ from drabridge.config.loader import load
 from drabridge.config.schema import Config
 from drabridge.errors import ConfigError
 from drabridge.inventory.identity import Key
-from drabridge.inventory.identity_store import FILE_NAME, Identities
+from drabridge.inventory.identity_store import FILE_NAME, IdentityStore
 from drabridge.system import supervise
 from drabridge.system.memory import settle
 from drabridge.system.paths import Paths
@@ -27,7 +27,7 @@ from tests.patience import PATIENCE
 EXAMPLES = Path(__file__).parents[2] / "deploy/examples"
 
 
-class Remembered(Identities):
+class Remembered(IdentityStore):
     """What is written is on the disk when ``save`` returns."""
 
     def save(self, given: Mapping[Key, str], named_by: Mapping[str, Config]) -> None:

@@ -18,7 +18,7 @@ from drabridge.containers.cdi import CdiStore
 from drabridge.inventory.model import Attribute, Device, Semver
 from drabridge.kube.api import NotFoundError, UnreachableError
 from drabridge.offers.slice_writes import plan
-from drabridge.offers.slices import Offer, Pool, desired
+from drabridge.offers.slices import Offer, Pool, desired_slices
 from drabridge.sim.apiserver import SimApiServer
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.timings import Timings
@@ -111,12 +111,12 @@ def _gpu(index: int) -> Device:
 def slices_1000_plan_ms() -> float:
     """Lay out 1,000 devices and compare them with what a server has; the median of nine."""
     offers = tuple(Offer(_gpu(index)) for index in range(DEVICES))
-    first = desired(Pool(DRIVER, NODE, offers))
+    first = desired_slices(Pool(DRIVER, NODE, offers))
     stored = [dict(write.body or {}) for write in plan(first.slices, [], pool=NODE)]
     times = []
     for _ in range(9):
         begin = time.perf_counter()
-        assert plan(desired(Pool(DRIVER, NODE, offers)).slices, stored, pool=NODE) == ()
+        assert plan(desired_slices(Pool(DRIVER, NODE, offers)).slices, stored, pool=NODE) == ()
         times.append(time.perf_counter() - begin)
     return statistics.median(times) * 1000
 

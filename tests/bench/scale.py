@@ -26,7 +26,7 @@ from drabridge.kube.api import RESOURCE_GROUP
 from drabridge.kube.client import KubernetesCluster
 from drabridge.kube.node_annotation import NodeWatch
 from drabridge.kube.versions import choose_version
-from drabridge.offers.slices import Offer, Pool, desired
+from drabridge.offers.slices import Offer, Pool, desired_slices
 from drabridge.sim.apiserver import SimApiServer
 from tests.dra.helpers import DRIVER, DraNode, add_node, gpu, short_directory
 
@@ -67,7 +67,7 @@ class ApiPart:
             driver=DRIVER,
             node=self._node,
             pool=self._node,
-            desired=lambda features: desired(Pool(DRIVER, self._node, offers), features),
+            desired=lambda features: desired_slices(Pool(DRIVER, self._node, offers), features),
             observer=lambda fact: None,
         )
         work = (

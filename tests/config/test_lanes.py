@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drabridge.config.lanes import NOTHING, REST, Lanes, Selection, Share, parse_share
+from drabridge.config.lanes import NOTHING, REST, Lanes, LaneShare, Selection, parse_share
 from drabridge.config.problem import Problems
 from tests.config.helpers import loaded
 
@@ -39,14 +39,14 @@ def test_targets(lanes: str, total: int, expected: tuple[int, int]) -> None:
 
 
 SHARES = st.one_of(
-    st.none(), st.just(REST), st.integers(0, 20).map(lambda n: Share(count=n)),
-    st.integers(0, 100).map(lambda n: Share(percent=n)),
+    st.none(), st.just(REST), st.integers(0, 20).map(lambda n: LaneShare(count=n)),
+    st.integers(0, 100).map(lambda n: LaneShare(percent=n)),
 )  # fmt: skip
 
 
 @given(SHARES, SHARES, st.integers(0, 5), st.integers(0, 5), st.integers(0, 20))
 def test_every_device_is_in_one_lane_and_floors_hold(
-    legacy: Share | None, dra: Share | None, min_legacy: int, min_dra: int, total: int
+    legacy: LaneShare | None, dra: LaneShare | None, min_legacy: int, min_dra: int, total: int
 ) -> None:
     try:
         lanes = Lanes(legacy=legacy, dra=dra, min_legacy=min_legacy, min_dra=min_dra)
@@ -62,9 +62,16 @@ def test_every_device_is_in_one_lane_and_floors_hold(
 
 @pytest.mark.parametrize(
     ("value", "share"),
-    [(6, Share(count=6)), ("6", Share(count=6)), ("50%", Share(percent=50)), ("*", REST), (0, NOTHING), (" * ", REST)],
+    [
+        (6, LaneShare(count=6)),
+        ("6", LaneShare(count=6)),
+        ("50%", LaneShare(percent=50)),
+        ("*", REST),
+        (0, NOTHING),
+        (" * ", REST),
+    ],
 )
-def test_shares(value: object, share: Share) -> None:
+def test_shares(value: object, share: LaneShare) -> None:
     assert parse_share(value) == share
     assert parse_share(str(share)) == share
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from drabridge.containers.cdi import CdiStore
-from drabridge.inventory.source import Inventory
+from drabridge.inventory.inventory import Inventory
 from drabridge.ledger.model import Owner
 from tests.dra.helpers import DRIVER, DraNode, a_node
 from tests.inventory.helpers import loop_devices, needs_loop_devices

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from drabridge.inventory import detect
+from drabridge.inventory import event_source
 from tests.inventory.helpers import Loops, loop_devices
 from tests.patience import HANG_SECONDS
 
@@ -52,7 +52,7 @@ class Udevd:
         OURS.touch()
         self._process = subprocess.Popen([UDEVD], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         end = time.monotonic() + HANG_SECONDS
-        while not detect.udevd_listens():
+        while not event_source.udevd_listens():
             assert self._process.poll() is None, "systemd-udevd ended at once"
             assert time.monotonic() < end, f"systemd-udevd does not listen after {HANG_SECONDS:g} s"
             time.sleep(0.02)
@@ -73,12 +73,12 @@ class Udevd:
 @pytest.fixture
 def no_udevd() -> Iterator[None]:
     with machine_lock():
-        if OURS.exists() and not detect.udevd_listens():
+        if OURS.exists() and not event_source.udevd_listens():
             shutil.rmtree(RUN_UDEV)
-        if not detect.udevd_listens():
+        if not event_source.udevd_listens():
             with contextlib.suppress(OSError):
                 RUN_UDEV.rmdir()  # an empty directory is nobody's: a container's mount made it
-        if detect.udevd_listens() or RUN_UDEV.exists():
+        if event_source.udevd_listens() or RUN_UDEV.exists():
             pytest.skip("a udevd runs on this machine, and this test is about its absence")
         yield
 

@@ -15,9 +15,9 @@ import pytest
 from drabridge.config.schema import Config
 from drabridge.inventory.facts import Fact
 from drabridge.inventory.host import NodeStat
+from drabridge.inventory.inventory import Inventory
 from drabridge.inventory.model import Snapshot
-from drabridge.inventory.records import Record
-from drabridge.inventory.source import Inventory
+from drabridge.inventory.udev_device import UdevDevice
 from tests.patience import PATIENCE
 
 LOOP_MAJOR = 7
@@ -42,9 +42,9 @@ def loops(pattern: str = "loop*", **more: Any) -> Config:
     return config(resource, **more)
 
 
-def record(syspath: str, subsystem: str = "usb", above: Record | None = None, **more: Any) -> Record:
+def record(syspath: str, subsystem: str = "usb", above: UdevDevice | None = None, **more: Any) -> UdevDevice:
     """A record with the sysname that its path implies."""
-    return Record(syspath=syspath, sysname=os.path.basename(syspath), subsystem=subsystem, above=above, **more)
+    return UdevDevice(syspath=syspath, sysname=os.path.basename(syspath), subsystem=subsystem, above=above, **more)
 
 
 @dataclass

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from drabridge.inventory.build import Builder, Built
+from drabridge.inventory.build import Builder, BuildResult
 from drabridge.inventory.model import Device, DeviceNode, Mount, Presence, Semver
 from drabridge.inventory.nvidia import NOTHING
-from drabridge.inventory.records import Record
+from drabridge.inventory.udev_device import UdevDevice
 from tests.inventory.helpers import MemoryHost, config, record
 
 BUS = record("/sys/devices/pci0000:00/0000:00:14.0", "pci", attributes={"numa_node": "0"})
 CARD_PATH = "/sys/devices/pci0000:00/0000:00:14.0/1-4"
 
 
-def card(**more: Any) -> Record:
+def card(**more: Any) -> UdevDevice:
     base: dict[str, Any] = {
         "devtype": "usb_device",
         "devnode": "/dev/bus/usb/001/004",
@@ -27,7 +27,7 @@ def card(**more: Any) -> Record:
     return record(CARD_PATH, "usb", BUS, **base | more)
 
 
-def child(name: str, minor: int | None, parent: Record, subsystem: str = "tty") -> Record:
+def child(name: str, minor: int | None, parent: UdevDevice, subsystem: str = "tty") -> UdevDevice:
     return record(
         f"{parent.syspath}/{name}",
         subsystem,
@@ -44,12 +44,12 @@ RESOURCE: dict[str, Any] = {
 }
 
 
-def build(records: list[Record], host: MemoryHost, **more: Any) -> Built:
+def build(records: list[UdevDevice], host: MemoryHost, **more: Any) -> BuildResult:
     builder = Builder(config(RESOURCE | more), host)
     return builder.build({item.syspath: item for item in records}, NOTHING, given={}, held=lambda name: False)
 
 
-def one(records: list[Record], host: MemoryHost, **more: Any) -> Device:
+def one(records: list[UdevDevice], host: MemoryHost, **more: Any) -> Device:
     built = build(records, host, **more)
     assert not built.collisions
     (device,) = built.devices

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from drabridge.inventory import detect, nvidia
-from drabridge.inventory.detect import EventKind
+from drabridge.inventory import event_source, nvidia
+from drabridge.inventory.event_source import EventKind
 from drabridge.inventory.host import RealHost
-from drabridge.inventory.wanted import Wanted, needs_nvidia, wanted
+from drabridge.inventory.udev_scope import UdevScope, needs_nvidia, wanted
 from tests.inventory import trees
 from tests.inventory.helpers import config
 
@@ -124,12 +124,12 @@ UNIX_HEAD = "Num       RefCount Protocol Flags    Type St Inode Path\n"
 def test_a_listening_control_socket_of_this_namespace_means_udevd(lines: str, listens: bool, tmp_path: Path) -> None:
     (tmp_path / "net").mkdir()
     (tmp_path / "net/unix").write_text(UNIX_HEAD + lines)
-    assert detect.udevd_listens(tmp_path) is listens
+    assert event_source.udevd_listens(tmp_path) is listens
 
 
 def test_without_proc_nothing_is_claimed(tmp_path: Path) -> None:
-    assert not detect.udevd_listens(tmp_path)
-    assert detect.netlink_groups(1, tmp_path) is None
+    assert not event_source.udevd_listens(tmp_path)
+    assert event_source.netlink_groups(1, tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_the_verdict_follows_from_groups_and_control(
         )
         line = "0000000000000000: 00000002 00000000 00010000 0005 01 21 /run/udev/control\n" if control else ""
         (tmp_path / "net/unix").write_text(UNIX_HEAD + line)
-        found = detect.udev_group_works(uevents.fileno(), tmp_path)
+        found = event_source.udev_group_works(uevents.fileno(), tmp_path)
     assert found.kind is kind
     assert word in found.why
 
@@ -160,7 +160,7 @@ def test_the_verdict_follows_from_groups_and_control(
 def test_a_real_socket_s_groups_are_seen() -> None:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 15) as uevents:
         uevents.bind((0, 1))
-        assert detect.netlink_groups(os.fstat(uevents.fileno()).st_ino) == 1
+        assert event_source.netlink_groups(os.fstat(uevents.fileno()).st_ino) == 1
 
 
 # --- the host's nodes -----------------------------------------------------------------------------------------------
@@ -247,7 +247,9 @@ def test_every_attribute_and_link_that_is_named_is_read() -> None:
         "group": {"match": [{"subsystem": "tty", "attr": {"a11": "x"}}]},
     }
     found = wanted(config(resource))
-    assert found == Wanted(frozenset({"usb", "tty"}), frozenset(f"a{n}" for n in range(1, 12)), frozenset({"l1", "l2"}))
+    assert found == UdevScope(
+        frozenset({"usb", "tty"}), frozenset(f"a{n}" for n in range(1, 12)), frozenset({"l1", "l2"})
+    )
     assert not needs_nvidia(config(resource))
     assert needs_nvidia(config(trees.GPU_RESOURCE))
 

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from drabridge.errors import HostError
-from drabridge.inventory import source, world
-from drabridge.inventory.detect import EventKind
+from drabridge.inventory import inventory, udev_cache
+from drabridge.inventory.event_source import EventKind
 from drabridge.inventory.events import BURST, INTERVAL_SECONDS
 from drabridge.inventory.facts import EventSeen, MonitorRestarted, Reconciled, SourceChanged
 from drabridge.inventory.model import Presence, Snapshot
 from drabridge.inventory.udev import Udev
-from drabridge.inventory.wanted import Wanted
+from drabridge.inventory.udev_scope import UdevScope
 from tests.inventory.conftest import RUN_UDEV, Udevd
 from tests.inventory.helpers import Loops, Watched, config, loops, needs_loop_devices, watching
 from tests.patience import HANG_SECONDS, PATIENCE
@@ -82,8 +82,8 @@ async def test_with_udevd_its_events_are_used(udevd: Udevd, loop: Loops) -> None
 @pytest.mark.udevd
 async def test_what_only_udevd_knows_is_waited_for(udevd: Udevd, loop: Loops, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel's event comes before the rules have run: the device may not be named without its property."""
-    monkeypatch.setattr(world, "UNFINISHED_SECONDS", 60.0)  # a busy machine's udevd may take longer than usual
-    monkeypatch.setattr(source, "UNANSWERED_SECONDS", 60.0)
+    monkeypatch.setattr(udev_cache, "UNFINISHED_SECONDS", 60.0)  # a busy machine's udevd may take longer than usual
+    monkeypatch.setattr(inventory, "UNANSWERED_SECONDS", 60.0)
     rules = RUN_UDEV / "rules.d"
     rules.mkdir(parents=True)
     (rules / "99-drabridge-test.rules").write_text(
@@ -197,7 +197,7 @@ def shrink(fd: int) -> None:
 def test_pyudev_never_gets_over_an_overflow(no_udevd: None, loop: Loops) -> None:
     """Why a monitor is replaced after any error: the trap itself (pyudev issue 194), on this machine's libraries."""
     name = loop.add(0)
-    monitor = Udev(Wanted(frozenset({"block"}))).monitor("kernel")
+    monitor = Udev(UdevScope(frozenset({"block"}))).monitor("kernel")
     shrink(monitor.fileno())
     flood(name, 500)
     for _ in range(50):
@@ -317,7 +317,7 @@ async def test_latency_and_idle_cost(no_udevd: None, loop: Loops) -> None:
 
 def test_one_event_costs_a_wakeup_and_other_subsystems_cost_none(no_udevd: None, loop: Loops) -> None:
     """The filter works in libudev: events of the loop's bdi device never come out of drain()."""
-    monitor = Udev(Wanted(frozenset({"net"}))).monitor("kernel")
+    monitor = Udev(UdevScope(frozenset({"net"}))).monitor("kernel")
     loop.add(0)
     assert monitor.drain() == []
     monitor.close()

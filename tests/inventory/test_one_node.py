@@ -13,8 +13,8 @@ from drabridge.config.schema import Config
 from drabridge.inventory.build import Builder
 from drabridge.inventory.model import Device, Presence
 from drabridge.inventory.nvidia import NOTHING
-from drabridge.inventory.records import Record
-from drabridge.inventory.tracker import Tracker
+from drabridge.inventory.tracker import DeviceTracker
+from drabridge.inventory.udev_device import UdevDevice
 from drabridge.ledger import (
     Allocate,
     Booted,
@@ -61,7 +61,7 @@ class Machine:
         entries = [entry_from_json(entry_to_json(entry)) for entry in self.ledger.entries.values()]
         self.ledger = Ledger.of(entries, self.ledger.node, self.ledger.seq)
         self.builder = Builder(self.config, self.host)
-        self.tracker = Tracker(self.held)
+        self.tracker = DeviceTracker(self.held)
 
     def held(self, name: str) -> bool:
         entry = self.ledger.entries.get(name)
@@ -73,7 +73,7 @@ class Machine:
         self.ledger, self.said = done.of(self.ledger), str(done.decision)
         return done.decision.accepted
 
-    def see(self, *here: Record, lanes: Mapping[str, Lane] | None = None) -> dict[str, Device]:
+    def see(self, *here: UdevDevice, lanes: Mapping[str, Lane] | None = None) -> dict[str, Device]:
         """What is there now, as the ledger hears of it: only where the list differs from the last one."""
         self.now += 1
         records = {each.syspath: each for each in here}
@@ -108,7 +108,7 @@ class Machine:
 # --- one IOMMU group ---
 
 
-def function(slot: str, group: int) -> Record:
+def function(slot: str, group: int) -> UdevDevice:
     links = {"physfn": "/sys/devices/pci0000:3a/0000:3b:00.0", "iommu_group": f"/sys/kernel/iommu_groups/{group}"}
     attributes = {"vendor": "0x15b3", "class": "0x020000"}
     place = f"/sys/devices/pci0000:3a/{slot}"
@@ -177,7 +177,7 @@ def test_parts_that_go_by_their_wholes_node_have_holders_side_by_side_unless_it_
 HUB = record("/sys/devices/pci0000:00/0000:00:14.0/usb1", "usb")
 
 
-def stick(port: int, serial: str, number: int) -> Record:
+def stick(port: int, serial: str, number: int) -> UdevDevice:
     attributes = {"idVendor": "0403", "idProduct": "6001"}
     usb = record(f"{HUB.syspath}/1-{port}", "usb", HUB, devtype="usb_device", attributes=attributes)
     interface = record(f"{usb.syspath}/1-{port}:1.0", "usb", usb, devtype="usb_interface")

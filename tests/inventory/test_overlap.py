@@ -13,21 +13,21 @@ from drabridge.inventory.build import Builder
 from drabridge.inventory.identity import Key
 from drabridge.inventory.model import Device
 from drabridge.inventory.nvidia import NOTHING
-from drabridge.inventory.records import Record
+from drabridge.inventory.udev_device import UdevDevice
 from drabridge.ledger import Facts
 from tests.inventory.helpers import MemoryHost, config, record
 
 HUB = record("/sys/devices/pci0000:00/0000:00:14.0/1-1", "usb", devtype="usb_device", devnode="/dev/bus/usb/001/002")
-RECORDS: dict[str, Record] = {}
+RECORDS: dict[str, UdevDevice] = {}
 
 
-def add(syspath: str, subsystem: str, above: Record, devnode: str = "", **more: Any) -> Record:
+def add(syspath: str, subsystem: str, above: UdevDevice, devnode: str = "", **more: Any) -> UdevDevice:
     found = record(syspath, subsystem, above, devnode=devnode, **more)
     RECORDS[syspath] = found
     return found
 
 
-def stick(port: str, number: int) -> Record:
+def stick(port: str, number: int) -> UdevDevice:
     return add(f"{HUB.syspath}/{port}", "usb", HUB, f"/dev/bus/usb/001/{number:03}", devtype="usb_device")
 
 
@@ -70,7 +70,7 @@ CONFIGS = {
 class Bench:
     """The machine, and a configuration that changes. ``held`` are the names that somebody holds."""
 
-    def __init__(self, first: Config, instead: Mapping[str, Record] | None = None) -> None:
+    def __init__(self, first: Config, instead: Mapping[str, UdevDevice] | None = None) -> None:
         self.records = RECORDS | dict(instead or {})
         self.held: set[str] = set()
         self.given: dict[Key, str] = {}

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from drabridge.inventory import topology, typed
-from drabridge.inventory.events import BURST, INTERVAL_SECONDS, Owed, Pacer, Uevent, last_words
+from drabridge.inventory import attribute_values, topology
+from drabridge.inventory.events import BURST, INTERVAL_SECONDS, Pacer, RecheckQueue, Uevent, latest_per_device
 from drabridge.inventory.model import Collision, Device, Presence, Semver, Snapshot
-from drabridge.inventory.records import VALUE_LIMIT_CHARS, clean
-from drabridge.inventory.tracker import Tracker
+from drabridge.inventory.tracker import DeviceTracker
+from drabridge.inventory.udev_device import VALUE_LIMIT_CHARS, clean
 from tests.inventory.helpers import record
 
 # --- values ---------------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def test_a_device_below_a_pci_function_has_its_place() -> None:
     ],
 )
 def test_versions_are_made_semantic(text: str, version: str | None) -> None:
-    assert typed.as_semver(text) == (Semver(version) if version else None)
+    assert attribute_values.as_semver(text) == (Semver(version) if version else None)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_versions_are_made_semantic(text: str, version: str | None) -> None:
     ],
 )
 def test_attributes_are_typed_or_left_out(text: str, kind: str, value: object) -> None:
-    assert typed.attribute(text, kind) == value
+    assert attribute_values.attribute(text, kind) == value
 
 
 @pytest.mark.parametrize(
@@ -139,14 +139,14 @@ def test_attributes_are_typed_or_left_out(text: str, kind: str, value: object) -
     [("81559", "MiB", 81559 << 20), ("40Gi", "B", 40 << 30), ("7", "B", 7), ("x", "B", None), ("9" * 19, "GiB", None)],
 )
 def test_amounts_count_units(text: str, unit: str, value: int | None) -> None:
-    assert typed.amount(text, unit) == value
+    assert attribute_values.amount(text, unit) == value
 
 
 @given(st.text(max_size=80))
 def test_types_never_raise(text: str) -> None:
     for kind in ("string", "int", "bool", "version"):
-        typed.attribute(text, kind)
-    typed.amount(text, "MiB")
+        attribute_values.attribute(text, kind)
+    attribute_values.amount(text, "MiB")
 
 
 # --- events ---------------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def event(seqnum: int, action: str, syspath: str = "/a", group: str = "kernel") 
 
 @given(st.permutations([event(1, "add"), event(2, "remove"), event(3, "add"), event(4, "add", "/b")]))
 def test_the_highest_seqnum_has_the_last_word(events: list[Uevent]) -> None:
-    words = last_words(events)
+    words = latest_per_device(events)
     assert [(word.syspath, word.seqnum) for word in words.values()] == [("/a", 3), ("/b", 4)]
 
 
@@ -185,7 +185,7 @@ def test_an_endless_burst_is_bounded_and_leaves_the_loop_free(round_seconds: flo
 
 
 def test_udevd_answers_for_an_event_or_the_check_stays_owed() -> None:
-    owed = Owed()
+    owed = RecheckQueue()
     owed.add("/a", 1.0, seqnum=5)
     owed.add("/b", 1.0, seqnum=6)
     owed.add("/a", 2.0)
@@ -212,14 +212,14 @@ def states(snapshot: Snapshot | None) -> dict[str, str]:
 
 
 def test_the_first_snapshot_is_complete_even_when_it_is_empty() -> None:
-    tracker = Tracker(lambda name: False)
+    tracker = DeviceTracker(lambda name: False)
     assert not tracker.current.complete
     assert tracker.update([], [], ["x/a"], 0) == Snapshot(1, (), ())
     assert tracker.update([], [], ["x/a"], 1) is None, "nothing changed"
 
 
 def test_what_goes_is_listed_as_gone_for_a_minute() -> None:
-    tracker = Tracker(lambda name: False, tombstone_seconds=60)
+    tracker = DeviceTracker(lambda name: False, tombstone_seconds=60)
     tracker.update([device("a"), device("b")], [], ["x/a"], 0)
     assert states(tracker.update([device("b")], [], ["x/a"], 10)) == {"a": "gone", "b": "present"}
     assert tracker.next_expiry(11) == 70
@@ -230,7 +230,7 @@ def test_what_goes_is_listed_as_gone_for_a_minute() -> None:
 
 def test_what_is_held_stays_listed_until_it_is_freed() -> None:
     held = {"a"}
-    tracker = Tracker(held.__contains__, tombstone_seconds=60)
+    tracker = DeviceTracker(held.__contains__, tombstone_seconds=60)
     tracker.update([device("a")], [], ["x/a"], 0)
     assert states(tracker.update([], [], ["x/a"], 1)) == {"a": "gone"}
     assert tracker.update([], [], ["x/a"], 10_000) is None
@@ -241,7 +241,7 @@ def test_what_is_held_stays_listed_until_it_is_freed() -> None:
 
 
 def test_back_again_is_present_and_the_next_tombstone_is_new() -> None:
-    tracker = Tracker(lambda name: False, tombstone_seconds=60)
+    tracker = DeviceTracker(lambda name: False, tombstone_seconds=60)
     tracker.update([device("a")], [], ["x/a"], 0)
     tracker.update([], [], ["x/a"], 1)
     assert states(tracker.update([device("a")], [], ["x/a"], 50)) == {"a": "present"}
@@ -250,7 +250,7 @@ def test_back_again_is_present_and_the_next_tombstone_is_new() -> None:
 
 
 def test_versions_grow_only_with_changes_and_the_order_is_the_configuration_s() -> None:
-    tracker = Tracker(lambda name: False)
+    tracker = DeviceTracker(lambda name: False)
     two = [device("a"), replace(device("z"), resource="x/first")]
     first = tracker.update(two, [], ["x/first", "x/a"], 0)
     assert first is not None
@@ -263,7 +263,7 @@ def test_versions_grow_only_with_changes_and_the_order_is_the_configuration_s() 
 
 
 def test_a_gone_device_that_collides_says_so() -> None:
-    tracker = Tracker(lambda name: False)
+    tracker = DeviceTracker(lambda name: False)
     tracker.update([device("a", env=MappingProxyType({}))], [], ["x/a"], 0)
     collision = Collision("a", "x/a", ("/sys/a", "/sys/b"), "Unplug one")
     snapshot = tracker.update([], [collision], ["x/a"], 1)

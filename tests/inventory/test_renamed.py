@@ -11,13 +11,13 @@ from msgspec.structs import replace
 from drabridge.config.predicate import Predicate
 from drabridge.config.schema import Config
 from drabridge.inventory import build, match
-from drabridge.inventory.build import Builder, Built
+from drabridge.inventory.build import Builder, BuildResult
 from drabridge.inventory.identity import Key
 from drabridge.inventory.model import Device, Presence
 from drabridge.inventory.nvidia import NOTHING
-from drabridge.inventory.records import Record
-from drabridge.inventory.tracker import Tracker
-from drabridge.inventory.wanted import Wanted, together, wanted
+from drabridge.inventory.tracker import DeviceTracker
+from drabridge.inventory.udev_device import UdevDevice
+from drabridge.inventory.udev_scope import UdevScope, together, wanted
 from tests.inventory.helpers import MemoryHost, config, record, watching
 
 STICK = "/sys/devices/pci0000:00/0000:00:14.0/1-4"
@@ -47,10 +47,10 @@ class Bench:
         self.builder = Builder(first, MemoryHost())
         self.look(serial)
 
-    def look(self, serial: str) -> Built:
+    def look(self, serial: str) -> BuildResult:
         return self.sees({"1-4": serial})
 
-    def sees(self, serials: Mapping[str, str], unready: str = "") -> Built:
+    def sees(self, serials: Mapping[str, str], unready: str = "") -> BuildResult:
         """``serials`` by port; udevd is not done with the port ``unready``."""
         sticks = [
             record(
@@ -82,11 +82,11 @@ class Bench:
         self.builder = Builder(new, MemoryHost(), self.builder.named_by)
 
 
-def called(built: Built) -> list[tuple[str, str]]:
+def called(built: BuildResult) -> list[tuple[str, str]]:
     return [(device.resource.rpartition("/")[2], device.id) for device in built.devices]
 
 
-def at(built: Built) -> dict[str, str]:
+def at(built: BuildResult) -> dict[str, str]:
     """The ids by port; that of a device as an earlier configuration has it is in brackets."""
     return {
         device.syspath.rpartition("/")[2]: f"({device.id})" if device.former else device.id for device in built.devices
@@ -167,7 +167,7 @@ def test_a_quiet_round_looks_at_no_record_again_while_a_held_device_is_away(monk
     records = {stick.syspath: stick for stick in sticks}
     looked: list[str] = []
 
-    def holds(rule: Predicate, seen: Record) -> bool:
+    def holds(rule: Predicate, seen: UdevDevice) -> bool:
         looked.append(seen.syspath)
         return match.holds(rule, seen)
 
@@ -245,7 +245,7 @@ async def test_who_is_given_a_device_after_a_reload_and_before_the_list_that_fol
 
 
 def test_of_two_names_in_one_place_the_held_one_is_remembered() -> None:
-    tracker = Tracker(lambda name: name == "held")
+    tracker = DeviceTracker(lambda name: name == "held")
     old, new = (Device(name, name, "r/x", STICK) for name in ("held", "new"))
     for here in ([old], [new], [new]):
         tracker.update(here, (), ["r/x"], 1.0)
@@ -258,7 +258,7 @@ def test_of_two_names_in_one_place_the_held_one_is_remembered() -> None:
 
 def test_what_two_configurations_look_at_is_everything_that_either_does() -> None:
     other = config(BY_SERIAL | {"match": [{"subsystem": "net"}], "id": ["{attr:address}"]})
-    assert together([wanted(OLD), wanted(other)]) == Wanted(
+    assert together([wanted(OLD), wanted(other)]) == UdevScope(
         frozenset({"usb", "net"}), frozenset({"serial", "address"}), frozenset()
     )
-    assert not together([wanted(OLD), Wanted()]).subsystems, "none are all"
+    assert not together([wanted(OLD), UdevScope()]).subsystems, "none are all"

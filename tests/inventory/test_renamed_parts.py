@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from drabridge.config.schema import Config
-from drabridge.inventory.build import Builder, Built
+from drabridge.inventory.build import Builder, BuildResult
 from drabridge.inventory.identity import Key
 from drabridge.inventory.nvidia import NOTHING
-from drabridge.inventory.records import Record
+from drabridge.inventory.udev_device import UdevDevice
 from tests.inventory.helpers import MemoryHost, config, record
 
 BRIDGE = record("/sys/devices/pci0000:00/0000:00:01.0", "pci")
@@ -82,13 +82,13 @@ CHANGES = [
 class Bench:
     """A card with a part, above or beside it, and a configuration that changes."""
 
-    def __init__(self, first: Config, part: Record) -> None:
+    def __init__(self, first: Config, part: UdevDevice) -> None:
         self.held: set[str] = set()
         self.given: dict[Key, str] = {}
         self.records = {one.syspath: one for one in (HUB, CARD, BETWEEN, part)}
         self.builder = Builder(first, MemoryHost())
 
-    def look(self, unready: str = "") -> Built:
+    def look(self, unready: str = "") -> BuildResult:
         built = self.builder.build(
             self.records,
             NOTHING,
@@ -103,7 +103,7 @@ class Bench:
         self.builder = Builder(new, MemoryHost(), self.builder.named_by)
 
 
-def related(built: Built, part: Record) -> tuple[str, str]:
+def related(built: BuildResult, part: UdevDevice) -> tuple[str, str]:
     """What the part says of its whole, and what the whole is called."""
     here = {device.syspath: device for device in built.devices}
     assert [path for path, device in here.items() if device.root] in ([], [part.syspath]), "the others are no parts"

@@ -22,7 +22,7 @@ from drabridge.inventory.dump import dump
 from drabridge.inventory.facts import EventSeen
 from drabridge.inventory.model import Presence, Semver
 from drabridge.inventory.udev import Udev
-from drabridge.inventory.wanted import Wanted
+from drabridge.inventory.udev_scope import UdevScope
 from tests.inventory import trees
 from tests.inventory.helpers import config
 from tests.inventory.helpers import watching as watching_here
@@ -357,7 +357,7 @@ async def a_record_can_be_plugged_in_elsewhere() -> None:
     text = Path(os.environ["DRABRIDGE_DUMP"]).read_text() if "DRABRIDGE_DUMP" in os.environ else ""
     if not text:  # first half: write it
         Testbed(trees.usb_host(), trees.stick(1, "SECRET123"), trees.stick(2, "SECRET123"), trees.stick(3, "OTHER9876"))
-        udev = Udev(Wanted(frozenset({"usb"})))
+        udev = Udev(UdevScope(frozenset({"usb"})))
         sticks = [record for record in udev.enumerate().values() if record.properties.get("ID_SERIAL_SHORT")]
         assert len(sticks) == 3
         sys.stdout.write(dump(udev, sticks))

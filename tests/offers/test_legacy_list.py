@@ -17,7 +17,7 @@ from drabridge.ledger import (
     Withdrawn,
 )
 from drabridge.ledger.events import Checkpoint, Observed
-from drabridge.offers.device_list import Listed, legacy_list
+from drabridge.offers.device_list import ListedUnit, legacy_list
 from tests.ledger.node import CLAIM, NOON, POD, PODS, Node, allocate, allocated, prepare
 
 DEVICES = {f"gpu-{n}": Device(f"gpu-{n}", f"GPU-{n}", "r", numa_nodes=(n,)) for n in range(2)}
@@ -28,7 +28,7 @@ def node_of(*lanes: Lane) -> Node:
     return Node(*(Entry(Facts.of(DEVICES[f"gpu-{n}"]), lane=lane) for n, lane in enumerate(lanes)))
 
 
-def listed(node: Node, at: float) -> tuple[Listed, ...]:
+def listed(node: Node, at: float) -> tuple[ListedUnit, ...]:
     return legacy_list(node.ledger, DEVICES, "r", at=at, policy=node.policy)
 
 
@@ -40,15 +40,15 @@ def to_claims(node: Node, name: str, at: float) -> None:
 def test_a_list_has_numa_nodes_only_while_something_is_left_for_limits() -> None:
     """Kubelet aligns pods that DRA serves with this list: Unhealthy devices with nodes would have them rejected."""
     node = node_of(Lane.LEGACY, Lane.DRA)
-    assert listed(node, NOON) == (Listed("GPU-0", True, (0,)), Listed("GPU-1", False, (1,)))
+    assert listed(node, NOON) == (ListedUnit("GPU-0", True, (0,)), ListedUnit("GPU-1", False, (1,)))
     node.yes(allocate(0))
-    assert listed(node, NOON) == (Listed("GPU-0", True, (0,)), Listed("GPU-1", False, (1,)))
+    assert listed(node, NOON) == (ListedUnit("GPU-0", True, (0,)), ListedUnit("GPU-1", False, (1,)))
     free = node_of(Lane.LEGACY, Lane.DRA)
     to_claims(free, "gpu-0", NOON)
-    assert listed(free, NOON) == (Listed("GPU-0", False), Listed("GPU-1", False))
+    assert listed(free, NOON) == (ListedUnit("GPU-0", False), ListedUnit("GPU-1", False))
     assert listed(free, NOON + TOMBSTONE) == ()
     free.yes(SetLane("gpu-0", Lane.LEGACY, NOON + TOMBSTONE))  # not yet: schedulers may still choose it
-    assert listed(free, NOON + TOMBSTONE) == (Listed("GPU-0", False), Listed("GPU-1", False))
+    assert listed(free, NOON + TOMBSTONE) == (ListedUnit("GPU-0", False), ListedUnit("GPU-1", False))
 
 
 def let_go(node: Node, at: float) -> None:
@@ -98,5 +98,5 @@ def test_kubelet_may_know_the_ids_of_a_node_that_starts_with_everything_for_clai
     node = Node()
     facts = tuple(map(Facts.of, DEVICES.values()))
     node.yes(Discovered(facts, NOON, dict.fromkeys(DEVICES, Lane.DRA)))
-    assert listed(node, NOON + TOMBSTONE - 1) == (Listed("GPU-0", False), Listed("GPU-1", False))
+    assert listed(node, NOON + TOMBSTONE - 1) == (ListedUnit("GPU-0", False), ListedUnit("GPU-1", False))
     assert listed(node, NOON + TOMBSTONE) == ()

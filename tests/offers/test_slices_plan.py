@@ -12,12 +12,21 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from drabridge.inventory.model import Device, Semver
-from drabridge.offers.slice_writes import Accepted, Owner, Verb, Write, accept, dropped, plan, same
-from drabridge.offers.slices import ALL_FEATURES, CapacityPolicy, Desired, Feature, Offer, Pool, Taint, desired
+from drabridge.offers.slice_writes import Accepted, SliceOwner, Verb, Write, accept, dropped, plan, same
+from drabridge.offers.slices import (
+    ALL_FEATURES,
+    CapacityPolicy,
+    DesiredSlices,
+    Feature,
+    Offer,
+    Pool,
+    Taint,
+    desired_slices,
+)
 from tests.offers.slices_model import Refused, SliceServer
 
 DRIVER, NODE = "hw.example.com", "node-a"
-OWNER = Owner(NODE, "node-uid-1")
+OWNER = SliceOwner(NODE, "node-uid-1")
 FAULT = Taint("hw.example.com/faulty", "node-missing")
 
 
@@ -36,11 +45,11 @@ def pool(*offers: Offer, **changes: Any) -> Pool:
     return Pool(DRIVER, NODE, offers, **changes)
 
 
-def steps(server: SliceServer, wanted: Desired, **options: Any) -> tuple[Write, ...]:
+def steps(server: SliceServer, wanted: DesiredSlices, **options: Any) -> tuple[Write, ...]:
     return plan(wanted.slices, server.slices.values(), pool=NODE, owner=OWNER, **options)
 
 
-def settle(server: SliceServer, wanted: Desired) -> tuple[Write, ...]:
+def settle(server: SliceServer, wanted: DesiredSlices) -> tuple[Write, ...]:
     writes = steps(server, wanted)
     for write in writes:
         server.apply(write)
@@ -53,14 +62,14 @@ def generations(server: SliceServer) -> list[int]:
 
 def test_an_empty_pool_is_one_slice_without_devices() -> None:
     server = SliceServer()
-    assert [write.verb for write in settle(server, desired(pool()))] == [Verb.CREATE]
+    assert [write.verb for write in settle(server, desired_slices(pool()))] == [Verb.CREATE]
     assert server.complete_pool() == []
-    assert steps(server, desired(pool())) == ()
+    assert steps(server, desired_slices(pool())) == ()
 
 
 def test_sixty_five_devices_are_two_slices_in_order() -> None:
     server = SliceServer()
-    settle(server, desired(pool(*map(offer, range(65)))))
+    settle(server, desired_slices(pool(*map(offer, range(65)))))
 
     assert [len(s["spec"]["devices"]) for _, s in sorted(server.slices.items())] == [64, 1]
     assert server.complete_pool() == [f"gpu-{i}" for i in range(65)]
@@ -69,10 +78,10 @@ def test_sixty_five_devices_are_two_slices_in_order() -> None:
 def test_a_taint_in_one_slice_is_one_update_in_the_same_generation() -> None:
     server = SliceServer()
     offers = [offer(i) for i in range(130)]
-    settle(server, desired(pool(*offers)))
+    settle(server, desired_slices(pool(*offers)))
     offers[70] = replace(offers[70], taints=(FAULT,))
 
-    writes = settle(server, desired(pool(*offers)))
+    writes = settle(server, desired_slices(pool(*offers)))
 
     assert [write.verb for write in writes] == [Verb.UPDATE]
     assert generations(server) == [1, 1, 1]
@@ -81,32 +90,32 @@ def test_a_taint_in_one_slice_is_one_update_in_the_same_generation() -> None:
 def test_changes_in_two_slices_are_a_new_generation_of_all() -> None:
     server = SliceServer()
     offers = [offer(i) for i in range(130)]
-    settle(server, desired(pool(*offers)))
+    settle(server, desired_slices(pool(*offers)))
     offers[0], offers[70] = replace(offers[0], taints=(FAULT,)), replace(offers[70], taints=(FAULT,))
 
-    assert [write.verb for write in settle(server, desired(pool(*offers)))] == [Verb.UPDATE] * 3
+    assert [write.verb for write in settle(server, desired_slices(pool(*offers)))] == [Verb.UPDATE] * 3
     assert generations(server) == [2, 2, 2]
 
 
 def test_a_time_that_the_server_gave_a_taint_stays() -> None:
     server = SliceServer()
-    settle(server, desired(pool(offer(0, taints=(FAULT,)))))
+    settle(server, desired_slices(pool(offer(0, taints=(FAULT,)))))
     (name,) = server.slices
     server.slices[name]["spec"]["devices"][0]["taints"][0]["timeAdded"] = "2020-01-01T00:00:00Z"
-    tainted = desired(pool(offer(0, taints=(FAULT,))))
+    tainted = desired_slices(pool(offer(0, taints=(FAULT,))))
     assert steps(server, tainted) == ()
 
-    settle(server, desired(pool(offer(0, taints=(FAULT, Taint("hw.example.com/other"))))))
+    settle(server, desired_slices(pool(offer(0, taints=(FAULT, Taint("hw.example.com/other"))))))
 
     times = [taint["timeAdded"] for taint in server.slices[name]["spec"]["devices"][0]["taints"]]
     assert times == ["2020-01-01T00:00:00Z", "2026-11-21T00:00:00Z"]
-    settle(server, desired(pool(offer(0))))
+    settle(server, desired_slices(pool(offer(0))))
     assert "taints" not in server.slices[name]["spec"]["devices"][0]
 
 
 def test_a_deleted_slice_comes_back_in_its_generation_and_an_edited_one_is_restored() -> None:
     server = SliceServer()
-    wanted = desired(pool(*map(offer, range(200))))
+    wanted = desired_slices(pool(*map(offer, range(200))))
     settle(server, wanted)
     names = sorted(server.slices)
     del server.slices[names[1]], server.slices[names[2]]
@@ -122,19 +131,19 @@ def test_slices_of_an_older_pool_and_of_another_layout_are_deleted_first() -> No
     server = SliceServer()
     old = plan({"other": {"driver": DRIVER, "nodeName": NODE}}, [], pool="old-pool")[0]
     server.apply(old)
-    settle(server, desired(pool(*map(offer, range(65)))))
+    settle(server, desired_slices(pool(*map(offer, range(65)))))
     assert sorted(server.slices) == ["node-a-hw.example.com-00000", "node-a-hw.example.com-00001"]
 
-    writes = settle(server, desired(pool(offer(0))))
+    writes = settle(server, desired_slices(pool(offer(0))))
     assert [write.verb for write in writes] == [Verb.DELETE, Verb.UPDATE]
     assert server.complete_pool() == ["gpu-0"]
 
 
 def test_a_node_that_was_recreated_owns_its_slices_again_without_a_new_generation() -> None:
     server = SliceServer()
-    wanted = desired(pool(offer(0)))
+    wanted = desired_slices(pool(offer(0)))
     settle(server, wanted)
-    fresh = Owner(NODE, "node-uid-2")
+    fresh = SliceOwner(NODE, "node-uid-2")
 
     (write,) = plan(wanted.slices, server.slices.values(), pool=NODE, owner=fresh)
     server.apply(write)
@@ -147,14 +156,14 @@ def test_a_node_that_was_recreated_owns_its_slices_again_without_a_new_generatio
 
 def test_a_server_that_drops_taints_is_noticed_and_the_device_is_left_out() -> None:
     server = SliceServer(drops=["taints"])
-    writes = steps(server, desired(pool(offer(0, taints=(FAULT,)), offer(1))))
+    writes = steps(server, desired_slices(pool(offer(0, taints=(FAULT,)), offer(1))))
     answer = server.apply(writes[0])
     assert answer is not None
     assert writes[0].body is not None
     gone = dropped(writes[0].body, answer)
     assert gone == {Feature.TAINTS}
 
-    again = desired(pool(offer(0, taints=(FAULT,)), offer(1)), ALL_FEATURES - gone)
+    again = desired_slices(pool(offer(0, taints=(FAULT,)), offer(1)), ALL_FEATURES - gone)
     settle(server, again)
 
     assert server.complete_pool() == ["gpu-1"]
@@ -166,7 +175,7 @@ def test_a_server_that_drops_taints_is_noticed_and_the_device_is_left_out() -> N
 
 def test_what_a_server_made_of_a_spec_counts_as_equal_until_somebody_edits_it() -> None:
     server = SliceServer()
-    wanted = desired(pool(offer(0)))
+    wanted = desired_slices(pool(offer(0)))
     (write,) = steps(server, wanted)
     answer = copy.deepcopy(server.apply(write))
     assert answer is not None
@@ -182,7 +191,7 @@ def test_what_a_server_made_of_a_spec_counts_as_equal_until_somebody_edits_it() 
 
 
 def test_spelling_of_quantities_is_no_difference_but_their_amount_is() -> None:
-    wanted = desired(pool(offer(0))).slices["node-a-hw.example.com-00000"]
+    wanted = desired_slices(pool(offer(0))).slices["node-a-hw.example.com-00000"]
     stored = copy.deepcopy(wanted)
     stored["devices"][0]["capacity"]["memory"]["value"] = "65536Mi"
     assert same(wanted, stored)
@@ -211,32 +220,35 @@ def test_a_slice_that_a_real_server_stored_is_equal_to_the_one_we_would_write() 
         )
         for i in range(4)
     ]
-    (spec,) = desired(Pool("obs.example.com", "node-a", tuple(map(Offer, devices)))).slices.values()
+    (spec,) = desired_slices(Pool("obs.example.com", "node-a", tuple(map(Offer, devices)))).slices.values()
     for device in spec["devices"]:
         assert device["attributes"].pop("resource") == {"string": "obs.example.com/gpu"}
 
     assert (
         plan(
-            {"obs-slice": spec}, [stored], pool="node-a", owner=Owner("node-a", "07de8fb4-bbeb-4aae-bc95-aeb13bd363f0")
+            {"obs-slice": spec},
+            [stored],
+            pool="node-a",
+            owner=SliceOwner("node-a", "07de8fb4-bbeb-4aae-bc95-aeb13bd363f0"),
         )
         == ()
     )
 
 
 def test_leases_come_last_in_a_slice_of_their_own() -> None:
-    wanted = desired(pool(offer(0, lease=True), offer(1)))
+    wanted = desired_slices(pool(offer(0, lease=True), offer(1)))
     first, second = wanted.slices.values()
     assert [device["name"] for device in first["devices"]] == ["gpu-1"]
     assert second["devices"][0]["bindingConditions"] == ["hw.example.com/lease"]
     assert second["devices"][0]["bindingFailureConditions"] == ["hw.example.com/lease-denied"]
     assert second["devices"][0]["bindsToNode"] is True
-    without = desired(pool(offer(0, lease=True), offer(1)), ALL_FEATURES - {Feature.LEASES})
+    without = desired_slices(pool(offer(0, lease=True), offer(1)), ALL_FEATURES - {Feature.LEASES})
     assert [device["name"] for spec in without.slices.values() for device in spec["devices"]] == ["gpu-1"]
 
 
 def test_a_shared_device_carries_its_policy_or_is_offered_alone() -> None:
     policies = {"memory": CapacityPolicy(default=1024**3, minimum=1024**3, maximum=64 * 1024**3, step=1024**3)}
-    (spec,) = desired(pool(offer(0, policies=policies))).slices.values()
+    (spec,) = desired_slices(pool(offer(0, policies=policies))).slices.values()
     (device,) = spec["devices"]
     assert device["allowMultipleAllocations"] is True
     assert device["capacity"]["memory"] == {
@@ -244,7 +256,7 @@ def test_a_shared_device_carries_its_policy_or_is_offered_alone() -> None:
         "requestPolicy": {"default": "1Gi", "validRange": {"min": "1Gi", "max": "64Gi", "step": "1Gi"}},
     }
 
-    alone = desired(pool(offer(0, policies=policies)), ALL_FEATURES - {Feature.SHARING})
+    alone = desired_slices(pool(offer(0, policies=policies)), ALL_FEATURES - {Feature.SHARING})
     (spec,) = alone.slices.values()
     assert "allowMultipleAllocations" not in spec["devices"][0]
     assert spec["devices"][0]["capacity"] == {"memory": {"value": "64Gi"}}
@@ -257,7 +269,7 @@ def test_a_whole_and_its_parts_share_counters_in_a_slice_of_their_own() -> None:
     part = replace(part, device=replace(part.device, root="gpu-0"))
     counters = {"gpu-0": {"parts": 2}}
 
-    first, second = desired(pool(whole, part, counters=counters)).slices.values()
+    first, second = desired_slices(pool(whole, part, counters=counters)).slices.values()
 
     assert [device["consumesCounters"] for device in first["devices"]] == [
         [{"counterSet": "gpu-0", "counters": {"parts": {"value": "2"}}}],
@@ -265,7 +277,7 @@ def test_a_whole_and_its_parts_share_counters_in_a_slice_of_their_own() -> None:
     ]
     assert second["sharedCounters"] == [{"name": "gpu-0", "counters": {"parts": {"value": "2"}}}]
     assert "devices" not in second
-    bare = desired(pool(whole, part, counters=counters), ALL_FEATURES - {Feature.PARTITIONS})
+    bare = desired_slices(pool(whole, part, counters=counters), ALL_FEATURES - {Feature.PARTITIONS})
     assert [d["name"] for spec in bare.slices.values() for d in spec["devices"]] == ["gpu-0"]
     assert "part of gpu-0" in bare.notes[0]
 
@@ -290,7 +302,7 @@ EVENTS = st.lists(
 def test_every_history_ends_in_what_is_desired_and_then_in_silence(start: int, events: list[tuple[str, int]]) -> None:
     server = SliceServer()
     offers = [offer(i) for i in range(start)]
-    settle(server, desired(pool(*offers)))
+    settle(server, desired_slices(pool(*offers)))
     for event, number in events:
         names = sorted(server.slices)
         chosen = names[number % len(names)] if names else None
@@ -305,10 +317,10 @@ def test_every_history_ends_in_what_is_desired_and_then_in_silence(start: int, e
         elif event == "wipe":
             server.slices.clear()
         elif event == "crash after":
-            for write in steps(server, desired(pool(*offers)))[:number]:
+            for write in steps(server, desired_slices(pool(*offers)))[:number]:
                 server.apply(write)
                 assert_never_a_mixture(server)
-    wanted = desired(pool(*offers))
+    wanted = desired_slices(pool(*offers))
     settle(server, wanted)
 
     assert server.complete_pool() == [o.device.name for o in offers]

@@ -24,8 +24,8 @@ from drabridge.ledger.model import (
     Phase,
     Policy,
 )
-from drabridge.offers.device_health import DeviceHealth, health_of
 from drabridge.offers.pool import pool_of
+from drabridge.offers.reported_health import ReportedHealth, health_of
 from drabridge.offers.slices import Offer, Pool
 
 RESOURCE = "example.com/gpu"
@@ -206,8 +206,8 @@ def test_health_is_a_full_list_that_names_what_is_wrong() -> None:
         device("c", presence=Presence.GONE),
     )
     assert health_of(devices, ["a", "vanished"]) == (
-        DeviceHealth("a", True),
-        DeviceHealth("b", False, "its node is missing"),
-        DeviceHealth("c", False, "the device is gone"),
-        DeviceHealth("vanished", False, "the device is gone"),
+        ReportedHealth("a", True),
+        ReportedHealth("b", False, "its node is missing"),
+        ReportedHealth("c", False, "the device is gone"),
+        ReportedHealth("vanished", False, "the device is gone"),
     )

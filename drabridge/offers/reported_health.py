@@ -9,7 +9,7 @@ from msgspec import Struct
 from drabridge.inventory.model import Device, Presence
 
 
-class DeviceHealth(Struct, frozen=True):
+class ReportedHealth(Struct, frozen=True):
     """One device. ``message`` is shown in the pod's status; kubelet cuts it at 1024 bytes."""
 
     name: str
@@ -17,15 +17,15 @@ class DeviceHealth(Struct, frozen=True):
     message: str = ""
 
 
-def health_of(devices: Iterable[Device], held: Iterable[str] = ()) -> tuple[DeviceHealth, ...]:
+def health_of(devices: Iterable[Device], held: Iterable[str] = ()) -> tuple[ReportedHealth, ...]:
     """A complete list, by name. ``held``: devices that claims hold; one that vanished is unhealthy."""
     known = {device.name: _judge(device) for device in devices}
     for name in held:
-        known.setdefault(name, DeviceHealth(name, False, "the device is gone"))
+        known.setdefault(name, ReportedHealth(name, False, "the device is gone"))
     return tuple(known[name] for name in sorted(known))
 
 
-def _judge(device: Device) -> DeviceHealth:
+def _judge(device: Device) -> ReportedHealth:
     if device.presence is Presence.PRESENT:
-        return DeviceHealth(device.name, True)
-    return DeviceHealth(device.name, False, device.reason or f"the device is {device.presence}")
+        return ReportedHealth(device.name, True)
+    return ReportedHealth(device.name, False, device.reason or f"the device is {device.presence}")

@@ -17,7 +17,7 @@ from drabridge.config.template import Field, parse
 _MAGIC = re.compile(r"[*?\[\\]")
 
 
-class Wanted(Struct, frozen=True):
+class UdevScope(Struct, frozen=True):
     """What to look at. No subsystems means all of them, which costs tens of milliseconds per enumeration."""
 
     subsystems: frozenset[str] = frozenset()
@@ -30,18 +30,18 @@ def distinct(configs: Iterable[Config]) -> list[Config]:
     return list({id(config): config for config in configs}.values())
 
 
-def together(parts: Iterable[Wanted]) -> Wanted:
+def together(parts: Iterable[UdevScope]) -> UdevScope:
     """Everything that any of them wants."""
     every = list(parts)
     subsystems = [part.subsystems for part in every]
-    return Wanted(
+    return UdevScope(
         frozenset().union(*subsystems) if all(subsystems) else frozenset(),
         frozenset().union(*(part.attributes for part in every)),
         frozenset().union(*(part.links for part in every)),
     )
 
 
-def wanted(config: Config) -> Wanted:
+def wanted(config: Config) -> UdevScope:
     """Everything that matching, identity, nodes and attributes of this configuration may read."""
     subsystems: set[str] | None = set()
     for predicate in (part for resource in config.resources for part in enumerated(resource)):
@@ -49,7 +49,7 @@ def wanted(config: Config) -> Wanted:
         subsystems = None if found is None or subsystems is None else subsystems | found
     leaves = [leaf for resource in config.resources for part in enumerated(resource) for leaf in leaves_of(part)]
     fields = [item for resource in config.resources for item in fields_of(resource)]
-    return Wanted(
+    return UdevScope(
         subsystems=frozenset(subsystems or ()),
         attributes=frozenset(
             [leaf.key for leaf in leaves if leaf.source is Source.ATTR]

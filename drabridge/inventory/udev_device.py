@@ -37,7 +37,7 @@ def clean(value: bytes | str | None) -> str:
     return text
 
 
-class Record(Struct, frozen=True):
+class UdevDevice(Struct, frozen=True):
     """A udev device as it was when it was read. Absent strings are ``""``, as in ``udevadm info``.
 
     ``attributes`` holds the sysfs attributes that somebody asked for (reading all of them is slow, and some reads have
@@ -57,16 +57,16 @@ class Record(Struct, frozen=True):
     attributes: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     links: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     initialized: bool = True  # udevd has written its database entry, or there is no database to wait for
-    above: Record | None = None  # the next device up the tree
+    above: UdevDevice | None = None  # the next device up the tree
 
-    def ancestors(self) -> Iterator[Record]:
+    def ancestors(self) -> Iterator[UdevDevice]:
         """The parents, nearest first; the device itself is not among them."""
         node = self.above
         while node is not None:
             yield node
             node = node.above
 
-    def lineage(self) -> Iterator[Record]:
+    def lineage(self) -> Iterator[UdevDevice]:
         """The device, then its ancestors."""
         yield self
         yield from self.ancestors()
@@ -87,7 +87,7 @@ class Record(Struct, frozen=True):
         target = self.links.get(name)
         return None if target is None else os.path.basename(target)
 
-    def parent(self) -> Record | None:
+    def parent(self) -> UdevDevice | None:
         """The next device up the tree."""
         return self.above
 

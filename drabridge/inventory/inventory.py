@@ -19,10 +19,10 @@ from msgspec.structs import replace
 from drabridge.config.schema import Config
 from drabridge.config.template import Lookup
 from drabridge.errors import HostError
-from drabridge.inventory import detect, nodes, nvidia
+from drabridge.inventory import event_source, nodes, nvidia
 from drabridge.inventory.build import Builder
-from drabridge.inventory.detect import EventKind, EventSource
-from drabridge.inventory.events import Owed, Pacer, Uevent, last_words
+from drabridge.inventory.event_source import EventKind, EventSource
+from drabridge.inventory.events import Pacer, RecheckQueue, Uevent, latest_per_device
 from drabridge.inventory.facts import (
     EventSeen,
     MonitorRestarted,
@@ -34,11 +34,11 @@ from drabridge.inventory.facts import (
 from drabridge.inventory.host import Host, RealHost
 from drabridge.inventory.identity import Key, name_of
 from drabridge.inventory.model import Device, DeviceNode, Presence, Snapshot
-from drabridge.inventory.records import Record
-from drabridge.inventory.tracker import TOMBSTONE_SECONDS, Tracker
+from drabridge.inventory.tracker import TOMBSTONE_SECONDS, DeviceTracker
 from drabridge.inventory.udev import Monitor, Udev
-from drabridge.inventory.wanted import Wanted, distinct, needs_nvidia, together, wanted
-from drabridge.inventory.world import World
+from drabridge.inventory.udev_cache import UdevCache
+from drabridge.inventory.udev_device import UdevDevice
+from drabridge.inventory.udev_scope import UdevScope, distinct, needs_nvidia, together, wanted
 
 UNANSWERED_SECONDS = 1.0
 """How long udevd may take over an event before the kernel's word is taken; its rules usually run for 5 to 50 ms."""
@@ -73,7 +73,7 @@ class Inventory:
         named_by: Mapping[str, Config] | None = None,
         host: Host | None = None,
         proc: Path = Path("/proc"),
-        database: Path = detect.DATABASE,
+        database: Path = event_source.DATABASE,
         tombstone_seconds: float = TOMBSTONE_SECONDS,
         on_fact: OnFact = lambda fact: None,
     ) -> None:
@@ -84,15 +84,15 @@ class Inventory:
         self._held = held
         self._given = dict(given or {})
         self._on_fact = on_fact
-        self._tracker = Tracker(held, tombstone_seconds)
+        self._tracker = DeviceTracker(held, tombstone_seconds)
         self._builder = Builder(config, self._host, self._of_held(named_by or {}))
         self._udev = Udev(self._wanted())
-        self._world = World(self._udev)
+        self._world = UdevCache(self._udev)
         self._monitors: list[Monitor] = []
         self._failed: str = ""  # why the event sockets must be replaced
         self._failures = 0
         self._inbox: list[Uevent] = []
-        self._owed = Owed()
+        self._owed = RecheckQueue()
         self._pacer = Pacer()
         self._facts = nvidia.NOTHING
         self._doubt = False  # whether udevd still answers has to be looked at
@@ -140,7 +140,7 @@ class Inventory:
         """The configuration, and those before it that named what may be held."""
         return distinct((self._config, *self._builder.named_by.values()))
 
-    def _wanted(self) -> Wanted:
+    def _wanted(self) -> UdevScope:
         return together(map(wanted, self.configs()))
 
     def refresh(self) -> None:
@@ -148,7 +148,7 @@ class Inventory:
         self._stale = True
         self._wake.set()
 
-    def record(self, name: str) -> Record | None:
+    def record(self, name: str) -> UdevDevice | None:
         """What udev says of the device of that name; None when it is not there."""
         known = self._builder.subject(name)
         return known[1].record if known else None
@@ -251,7 +251,7 @@ class Inventory:
 
     def _reconcile(self, now: float, full: bool) -> Snapshot | None:
         self._database = self._database_path.is_dir()
-        news = last_words(self._take_events())
+        news = latest_per_device(self._take_events())
         full = full or len(news) > BULK_DEVICES
         touched = self._world.enumerate() if full else set()
         touched |= self._apply(news, now, enumerated=full)
@@ -335,7 +335,7 @@ class Inventory:
             udev = self._udev.monitor("udev")
         except HostError as error:
             return EventSource(EventKind.KERNEL, error.message, asked == "udev")
-        found = detect.udev_group_works(udev.fileno(), self._proc)
+        found = event_source.udev_group_works(udev.fileno(), self._proc)
         if found.kind is not EventKind.UDEV and asked == "auto":
             udev.close()
             return found
@@ -350,8 +350,8 @@ class Inventory:
             return self.status.kind
         udev = next((monitor for monitor in self._monitors if monitor.group == "udev"), None)
         if udev is not None:
-            return detect.udev_group_works(udev.fileno(), self._proc).kind
-        return EventKind.UDEV if detect.udevd_listens(self._proc) else EventKind.KERNEL
+            return event_source.udev_group_works(udev.fileno(), self._proc).kind
+        return EventKind.UDEV if event_source.udevd_listens(self._proc) else EventKind.KERNEL
 
     def _readable(self, monitor: Monitor) -> None:
         try:

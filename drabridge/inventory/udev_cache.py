@@ -6,21 +6,21 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from drabridge.inventory.records import Record
 from drabridge.inventory.udev import Udev
+from drabridge.inventory.udev_device import UdevDevice
 
 UNFINISHED_SECONDS = 2.0
 """How long a device without an entry in udevd's database is waited for. Some never get one: those without number,
 link, tag and property (systemd device_should_have_db)."""
 
 
-class World:
+class UdevCache:
     """What udev shows, by syspath. A record that did not change stays the same object."""
 
     def __init__(self, udev: Udev) -> None:
         self._udev = udev
         self._first_seen: dict[str, float] = {}
-        self.records: dict[str, Record] = {}
+        self.records: dict[str, UdevDevice] = {}
         self.settled: set[str] = set()  # syspaths that udevd has reported
 
     def enumerate(self) -> set[str]:
@@ -36,7 +36,7 @@ class World:
     def check(self, syspaths: Iterable[str]) -> set[str]:
         """Look at these devices, and at the known ones below them, whose ancestors they are."""
         touched = set()
-        shared: dict[str, Record | None] = {}
+        shared: dict[str, UdevDevice | None] = {}
         for syspath in dict.fromkeys(path for top in sorted(syspaths) for path in (top, *self._below(top))):
             record = self._udev.read(syspath, shared)
             if record is not None and self._is_wanted(record):
@@ -59,7 +59,7 @@ class World:
         for syspath in self.records.keys() - self._first_seen.keys():
             self._first_seen[syspath] = now
 
-    def finished(self, record: Record, now: float) -> bool:
+    def finished(self, record: UdevDevice, now: float) -> bool:
         """Whether udevd has said all that it will say about a device."""
         if record.initialized or record.syspath in self.settled:
             return True
@@ -69,10 +69,10 @@ class World:
         prefix = syspath + "/"
         return sorted(path for path in self.records if path.startswith(prefix))
 
-    def _is_wanted(self, record: Record) -> bool:
+    def _is_wanted(self, record: UdevDevice) -> bool:
         return not self._udev.wanted.subsystems or record.subsystem in self._udev.wanted.subsystems
 
-    def _accept(self, record: Record) -> bool:
+    def _accept(self, record: UdevDevice) -> bool:
         """Keep a record unless it says what we know already: then the old object stays, and all that was made of it."""
         old = self.records.get(record.syspath)
         if old is not None and old.initialized and not record.initialized:
