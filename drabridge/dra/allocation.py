@@ -21,7 +21,7 @@ _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # what a pod may cal
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
-class Result(Struct, frozen=True):
+class AllocationResult(Struct, frozen=True):
     """One device that the scheduler gave to one request of a claim."""
 
     request: str
@@ -43,16 +43,16 @@ class Result(Struct, frozen=True):
         return Use(self.device, share, self.admin)
 
 
-class Allocation(Struct, frozen=True):
+class ClaimAllocation(Struct, frozen=True):
     """An allocated claim, as far as this driver is concerned."""
 
     claim: ClaimRef
-    results: tuple[Result, ...]
+    results: tuple[AllocationResult, ...]
     config: tuple[Mapping[str, Any], ...] = ()  # allocation.devices.config, all drivers'
     pod_claim_name: str = ""
 
 
-def allocation_of(claim: ClaimRef, obj: Mapping[str, Any], driver: str) -> Allocation:
+def allocation_of(claim: ClaimRef, obj: Mapping[str, Any], driver: str) -> ClaimAllocation:
     """What ``obj`` allocates to ``driver``. Raises PeerError if it is another claim, unallocated, or not readable."""
     with reading(f"the allocation of claim {claim.namespace}/{claim.name}"):
         metadata = obj.get("metadata") or {}
@@ -72,7 +72,7 @@ def allocation_of(claim: ClaimRef, obj: Mapping[str, Any], driver: str) -> Alloc
         results = tuple(_result(entry) for entry in devices.get("results") or () if entry["driver"] == driver)
         config = tuple(devices.get("config") or ())
         pod_claim_name = pod_claim_name_of((metadata.get("annotations") or {}).get(POD_CLAIM_NAME))
-    return Allocation(claim, results, config, pod_claim_name)
+    return ClaimAllocation(claim, results, config, pod_claim_name)
 
 
 def pod_claim_name_of(value: Any) -> str:
@@ -125,10 +125,10 @@ def _elsewhere(allocation: Mapping[str, Any], node: str) -> bool:
     return bool(named) and all(named)
 
 
-def _result(entry: Mapping[str, Any]) -> Result:
+def _result(entry: Mapping[str, Any]) -> AllocationResult:
     consumed = {str(name): _amount(value) for name, value in (entry.get("consumedCapacity") or {}).items()}
     conditions: Sequence[Any] = entry.get("bindingConditions") or ()
-    return Result(
+    return AllocationResult(
         str(entry["request"]),
         str(entry["pool"]),
         str(entry["device"]),

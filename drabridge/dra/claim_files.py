@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from drabridge.containers.cdi import CdiStore, Family, Spec
 from drabridge.dra.locks import Locks
 from drabridge.dra.metadata import MetadataFiles
-from drabridge.dra.planning import NotReadyError, Planned, Planner, cdi_devices, metadata_facts
+from drabridge.dra.planning import DevicePlan, NotReadyError, Planner, cdi_devices, metadata_facts
 from drabridge.dra.ports import Inventory
 from drabridge.dra.records import ClaimRecord, RecordStore, State
 from drabridge.errors import DrabridgeError
@@ -57,7 +57,7 @@ class Upkeep:
         completed = [record for record in records if record.state is State.COMPLETED]
         specs: list[Spec] = []
         keep: set[str] = set()
-        whole: list[tuple[ClaimRecord, Sequence[Planned]]] = []
+        whole: list[tuple[ClaimRecord, Sequence[DevicePlan]]] = []
         for record in (record for record in records if record.boot_id == self._boot_id):
             plans = self._plans(record)
             if plans is None or (record.state is State.COMPLETED and not await self._written(record, plans, specs)):
@@ -104,7 +104,7 @@ class Upkeep:
             if plans is not None and await self._written(record, plans, []) and len(plans) == len(record.devices):
                 await self._tell_containers(record, plans, missing=missing)
 
-    async def _written(self, record: ClaimRecord, plans: Sequence[Planned], specs: list[Spec]) -> bool:
+    async def _written(self, record: ClaimRecord, plans: Sequence[DevicePlan], specs: list[Spec]) -> bool:
         """Write the claim's CDI file, and add what it says to ``specs``. False: the file stays as it is."""
         try:
             with reading(f"claim {record.claim}"):
@@ -116,7 +116,7 @@ class Upkeep:
         specs.append(spec)
         return True
 
-    async def _tell_containers(self, record: ClaimRecord, plans: Sequence[Planned], *, missing: bool) -> None:
+    async def _tell_containers(self, record: ClaimRecord, plans: Sequence[DevicePlan], *, missing: bool) -> None:
         """Bring the claim's metadata up to date; ``missing``: and the CDI files that mount it."""
         if (metadata := self._metadata) is None:
             return
@@ -129,7 +129,7 @@ class Upkeep:
         except DrabridgeError as error:
             self._unreadable.tell(str(record.claim), error)
 
-    def _plans(self, record: ClaimRecord) -> list[Planned] | None:
+    def _plans(self, record: ClaimRecord) -> list[DevicePlan] | None:
         """The claim's devices that are here, as they are now; None when that cannot be said: its files stay then."""
         snapshot = self._inventory()
         plans = []

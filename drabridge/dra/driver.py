@@ -15,7 +15,7 @@ from drabridge.containers.cdi import CdiStore
 from drabridge.dra.claim_files import Upkeep
 from drabridge.dra.claim_status import StatusWriter
 from drabridge.dra.deallocation import Releases
-from drabridge.dra.facts import ClaimHandled, Fact, Observer, Outcome
+from drabridge.dra.facts import ClaimHandled, ClaimOutcome, Fact, Observer
 from drabridge.dra.health_stream import HealthBoard
 from drabridge.dra.locks import Locks
 from drabridge.dra.metadata import MetadataFiles
@@ -25,7 +25,7 @@ from drabridge.dra.prepare import Preparer
 from drabridge.dra.publisher import Publisher, PublisherState
 from drabridge.dra.records import RecordStore
 from drabridge.dra.registration import RegistrationService, RegistrationState
-from drabridge.dra.server import PluginServer
+from drabridge.dra.server import DraServers
 from drabridge.dra.service import ClaimService
 from drabridge.dra.sockets import PluginSockets
 from drabridge.errors import ClusterError, DrabridgeError
@@ -157,7 +157,7 @@ class DraDriver:
         self._health = HealthBoard(self.pool)
         self._registration = RegistrationService(config.driver, sockets.service, observer)
         service = ClaimService(self._preparer, observer)
-        self._server = PluginServer(sockets, config.driver, service, self._health, self._registration)
+        self._server = DraServers(sockets, config.driver, service, self._health, self._registration)
         self._status = StatusWriter(cluster, claims, config.driver, records, files)
         self._releases = Releases(keeper, self.release_if_deallocated)
         self._publisher: Publisher | None = None
@@ -348,10 +348,10 @@ class DraDriver:
         return desired_slices(pool_of(*known, self._node, self._clock(), unwell=unwell), features)
 
     def _observe(self, fact: Fact) -> None:
-        if isinstance(fact, ClaimHandled) and fact.outcome is Outcome.OK:
+        if isinstance(fact, ClaimHandled) and fact.outcome is ClaimOutcome.OK:
             if fact.method == "prepare" and self._config.dra.claim_status:
                 self._status.claim_prepared(fact.claim.uid)
             self._releases.wake()
-        elif isinstance(fact, ClaimHandled) and fact.outcome is Outcome.FAILED:
+        elif isinstance(fact, ClaimHandled) and fact.outcome is ClaimOutcome.FAILED:
             self.publish()  # perhaps because of a disk, and then others would fail as well
         self._observer(fact)

@@ -10,7 +10,7 @@ from msgspec import Struct
 from drabridge.ledger.model import ClaimRef
 
 
-class Outcome(StrEnum):
+class ClaimOutcome(StrEnum):
     """How a prepare or unprepare of one claim ended; a bounded label."""
 
     OK = "ok"
@@ -26,7 +26,7 @@ class ClaimHandled(Struct, frozen=True):
 
     method: str  # "prepare" or "unprepare"
     claim: ClaimRef
-    outcome: Outcome
+    outcome: ClaimOutcome
     seconds: float
     devices: tuple[str, ...] = ()
     error: str = ""

@@ -19,7 +19,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from drabridge.config.claims import ClaimConfig
-from drabridge.dra.allocation import Result
+from drabridge.dra.allocation import AllocationResult
 from drabridge.errors import ConfigError
 from drabridge.kube.json_reader import AmbiguousObject
 from drabridge.system.untrusted import cut, reading
@@ -39,7 +39,7 @@ class Choice(Struct, frozen=True):
     env: Mapping[str, str] = field(default_factory=lambda: _NO_ENV)
 
 
-class Entry(Struct, frozen=True):
+class ParameterEntry(Struct, frozen=True):
     """One decoded entry of this driver. ``requests`` empty: for every device that it can be applied to."""
 
     where: str  # for people: "FromClaim, config[1]"
@@ -48,15 +48,15 @@ class Entry(Struct, frozen=True):
     choice: Choice
     mandatory: bool = False  # no later entry may choose another profile
 
-    def names(self, result: Result) -> bool:
+    def names(self, result: AllocationResult) -> bool:
         """Whether the entry asks for this result explicitly."""
         return result.request in self.requests or result.base_request in self.requests
 
 
 def resolve(
     config: Sequence[Mapping[str, Any]],
-    results: Sequence[Result],
-    claim_config: Callable[[Result], ClaimConfig],
+    results: Sequence[AllocationResult],
+    claim_config: Callable[[AllocationResult], ClaimConfig],
     driver: str,
 ) -> tuple[Choice, ...]:
     """What applies to each result, in order.
@@ -90,7 +90,7 @@ def resolve(
     return tuple(choices)
 
 
-def decode(config: Iterable[Mapping[str, Any]], driver: str) -> Iterator[Entry]:
+def decode(config: Iterable[Mapping[str, Any]], driver: str) -> Iterator[ParameterEntry]:
     """This driver's entries, strictly decoded: an unknown or repeated key is an error, not a surprise later."""
     for index, raw in enumerate(config):
         source = raw.get("source")
@@ -109,7 +109,7 @@ def decode(config: Iterable[Mapping[str, Any]], driver: str) -> Iterator[Entry]:
             raise ConfigError(
                 f"claim configuration {where}: parameters.mandatory: only a DeviceClass can demand a profile"
             )
-        yield Entry(where, source == "FromClass", requests, choice, mandatory)
+        yield ParameterEntry(where, source == "FromClass", requests, choice, mandatory)
 
 
 def _choice(where: str, parameters: Any) -> tuple[Choice, bool]:
@@ -145,7 +145,7 @@ def _choice(where: str, parameters: Any) -> tuple[Choice, bool]:
     return Choice(profile, dict(env)), mandatory
 
 
-def _refusal(entry: Entry, rules: ClaimConfig) -> str:
+def _refusal(entry: ParameterEntry, rules: ClaimConfig) -> str:
     """Why the configuration of the device's resource does not allow the entry; "" if it does."""
     profile = entry.choice.profile
     if profile and profile not in rules.profiles:
@@ -162,5 +162,5 @@ def _names(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "none (the node's configuration lists them under claimConfig)"
 
 
-def _error(entry: Entry, text: str) -> ConfigError:
+def _error(entry: ParameterEntry, text: str) -> ConfigError:
     return ConfigError(f"claim configuration {entry.where}: {text}")

@@ -13,7 +13,7 @@ from drabridge.config.container import Hook
 from drabridge.config.schema import Config
 from drabridge.config.template import Lookup, Template
 from drabridge.containers.cdi import CdiDevice, CdiStore, Edits
-from drabridge.dra.allocation import Allocation, Result
+from drabridge.dra.allocation import AllocationResult, ClaimAllocation
 from drabridge.dra.device_hooks import decode_hook, encode_hook
 from drabridge.dra.metadata import DeviceFacts
 from drabridge.dra.params import Choice, resolve
@@ -30,10 +30,10 @@ class NotReadyError(HostError):
     """The device is not there (yet): udev may be behind, or it is being reset. Worth waiting a little."""
 
 
-class Planned(Struct, frozen=True):
+class DevicePlan(Struct, frozen=True):
     """One allocation result with everything that preparing it takes."""
 
-    result: Result
+    result: AllocationResult
     device: Device
     choice: Choice
     cdi: CdiDevice
@@ -63,7 +63,7 @@ class Planner(Struct, frozen=True):
     pool: str
     lookup: LookupOf
 
-    def plan(self, allocation: Allocation, snapshot: Snapshot) -> tuple[Planned, ...]:
+    def plan(self, allocation: ClaimAllocation, snapshot: Snapshot) -> tuple[DevicePlan, ...]:
         """Raises NotReadyError, PeerError or ConfigError; nothing has been done then."""
         devices = [self._device(result, snapshot) for result in allocation.results]
         rules = {device.name: self._rules(device) for device in devices}
@@ -75,9 +75,9 @@ class Planner(Struct, frozen=True):
             for result, device, choice in zip(allocation.results, devices, choices, strict=True)
         )
 
-    def again(self, uid: str, prepared: PreparedDevice, snapshot: Snapshot) -> Planned:
+    def again(self, uid: str, prepared: PreparedDevice, snapshot: Snapshot) -> DevicePlan:
         """A device that was prepared before, as it is now: its nodes may have other numbers."""
-        result = Result(
+        result = AllocationResult(
             prepared.request, prepared.pool, prepared.device, prepared.share_id, prepared.admin, prepared.consumed
         )
         device = snapshot.by_name().get(prepared.device)
@@ -92,7 +92,7 @@ class Planner(Struct, frozen=True):
             cdi = replace(cdi, name=before)
         return replace(planned, choice=Choice(prepared.profile, prepared.env), cdi=cdi, unprepare=hook)
 
-    def _device(self, result: Result, snapshot: Snapshot) -> Device:
+    def _device(self, result: AllocationResult, snapshot: Snapshot) -> Device:
         if result.pool != self.pool:
             raise PeerError(f"device {result.device} is in the pool {result.pool!r}; this node's pool is {self.pool!r}")
         device = snapshot.by_name().get(result.device)
@@ -110,7 +110,7 @@ class Planner(Struct, frozen=True):
         except KeyError:
             return _NO_RULES
 
-    def _planned(self, uid: str, result: Result, device: Device, choice: Choice) -> Planned:
+    def _planned(self, uid: str, result: AllocationResult, device: Device, choice: Choice) -> DevicePlan:
         profile = self._rules(device).profiles.get(choice.profile)
         edits = Edits.of(device)
         prepare = unprepare = None
@@ -129,7 +129,7 @@ class Planner(Struct, frozen=True):
                 unprepare = profile.unprepare
         edits |= Edits(env=choice.env)
         name = CdiStore.claim_device_name(uid, result.base_request, device.name, result.share_id, admin=result.admin)
-        return Planned(result, device, choice, CdiDevice(name, edits), prepare, unprepare)
+        return DevicePlan(result, device, choice, CdiDevice(name, edits), prepare, unprepare)
 
 
 _GONE = "Plug it in or repair it; delete the pod if another device will do"
@@ -166,7 +166,7 @@ def _filled(template: Template, value: str | None, profile: str) -> str:
     return value
 
 
-def cdi_devices(plans: Iterable[Planned]) -> list[CdiDevice]:
+def cdi_devices(plans: Iterable[DevicePlan]) -> list[CdiDevice]:
     """The entries of the claim's CDI file; each name once.
 
     A device that is away has none: its number may be another device's by now, which a container that starts in between
@@ -176,7 +176,7 @@ def cdi_devices(plans: Iterable[Planned]) -> list[CdiDevice]:
     return list({plan.cdi.name: plan.cdi for plan in here}.values())
 
 
-def metadata_facts(plans: Iterable[Planned]) -> list[DeviceFacts]:
+def metadata_facts(plans: Iterable[DevicePlan]) -> list[DeviceFacts]:
     """What a container is told about its devices."""
     return [
         DeviceFacts(plan.result.request, plan.result.pool, plan.device.name, describe(plan.device)[0]) for plan in plans

@@ -19,12 +19,12 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from drabridge.containers.cdi import CdiStore, Family
-from drabridge.dra.allocation import Allocation, allocation_of, is_allocated
+from drabridge.dra.allocation import ClaimAllocation, allocation_of, is_allocated
 from drabridge.dra.device_hooks import HookRunner, decode_hook
-from drabridge.dra.facts import ClaimHandled, Observer, Outcome
+from drabridge.dra.facts import ClaimHandled, ClaimOutcome, Observer
 from drabridge.dra.locks import Locks
 from drabridge.dra.metadata import MetadataFiles
-from drabridge.dra.planning import NotReadyError, Planned, Planner, cdi_devices, metadata_facts
+from drabridge.dra.planning import DevicePlan, NotReadyError, Planner, cdi_devices, metadata_facts
 from drabridge.dra.ports import ClaimPods, InUse, Inventory, no_pods, nobody
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
 from drabridge.dra.single_flight import join, to_the_end
@@ -115,14 +115,14 @@ class Preparer:
 
     async def _prepare(self, claim: ClaimRef) -> tuple[PreparedDevice, ...]:
         started = time.monotonic()
-        outcome, error_text = Outcome.FAILED, ""
+        outcome, error_text = ClaimOutcome.FAILED, ""
         devices: tuple[PreparedDevice, ...] = ()
         try:
             devices, replayed = await self._prepare_within_budget(claim, started)
-            outcome = Outcome.REPLAYED if replayed else Outcome.OK
+            outcome = ClaimOutcome.REPLAYED if replayed else ClaimOutcome.OK
             return devices
         except asyncio.CancelledError:
-            outcome = Outcome.CANCELLED
+            outcome = ClaimOutcome.CANCELLED
             raise
         except DrabridgeError as error:
             outcome, error_text = _outcome_of(error), str(error)
@@ -166,7 +166,7 @@ class Preparer:
         plans = self.planner.plan(allocation, self._inventory())
         return await self._fresh(allocation, plans), False
 
-    async def _allocation(self, claim: ClaimRef, record: ClaimRecord | None) -> Allocation | None:
+    async def _allocation(self, claim: ClaimRef, record: ClaimRecord | None) -> ClaimAllocation | None:
         """The claim as the API server has it now. None: it does not answer, and the record says all that is needed."""
         try:
             obj = await self._cluster.get(self.claims, claim.name, namespace=claim.namespace)
@@ -178,7 +178,7 @@ class Preparer:
             raise
         return allocation_of(claim, obj, self.planner.config.driver)
 
-    async def _fresh(self, allocation: Allocation, plans: Sequence[Planned]) -> tuple[PreparedDevice, ...]:
+    async def _fresh(self, allocation: ClaimAllocation, plans: Sequence[DevicePlan]) -> tuple[PreparedDevice, ...]:
         claim = allocation.claim
         uses = tuple(plan.result.use() for plan in plans)
         record = ClaimRecord(
@@ -201,7 +201,7 @@ class Preparer:
             raise
         return devices
 
-    async def _replay(self, record: ClaimRecord, allocation: Allocation | None) -> tuple[PreparedDevice, ...]:
+    async def _replay(self, record: ClaimRecord, allocation: ClaimAllocation | None) -> tuple[PreparedDevice, ...]:
         """Prepared before: the same answer, with files and ledger made sure of; hooks again after a reboot."""
         claim, snapshot = record.claim, self._inventory()
         plans = [self.planner.again(claim.uid, device, snapshot) for device in record.devices]
@@ -216,7 +216,7 @@ class Preparer:
         return record.devices
 
     async def _effects(
-        self, claim: ClaimRef, pod_claim_name: str, plans: Sequence[Planned], *, hooks: bool
+        self, claim: ClaimRef, pod_claim_name: str, plans: Sequence[DevicePlan], *, hooks: bool
     ) -> tuple[PreparedDevice, ...]:
         for plan in plans:
             if hooks and plan.prepare is not None:
@@ -237,7 +237,9 @@ class Preparer:
     async def _save(self, record: ClaimRecord) -> None:
         await self._files.promptly(lambda: self._records.save(record))
 
-    async def _write_metadata(self, claim: ClaimRef, pod_claim_name: str, plans: Sequence[Planned]) -> dict[str, str]:
+    async def _write_metadata(
+        self, claim: ClaimRef, pod_claim_name: str, plans: Sequence[DevicePlan]
+    ) -> dict[str, str]:
         """Metadata is a service to the container, not a condition for it: a failure is logged (KEP-5304)."""
         if (metadata := self._metadata) is None:
             return {}
@@ -317,7 +319,7 @@ class Preparer:
 
     async def _unprepare(self, claim: ClaimRef) -> None:
         started = time.monotonic()
-        outcome, error_text = Outcome.FAILED, ""
+        outcome, error_text = ClaimOutcome.FAILED, ""
         try:
             late = self._preparing.get(claim.uid)
             if late is not None:  # kubelet gave up waiting for it and would never know what it did
@@ -325,7 +327,7 @@ class Preparer:
                 await asyncio.wait([late])
             async with asyncio.timeout(self._budget_seconds), self._locks.hold(claim.uid):
                 await self._unprepare_locked(claim)
-            outcome = Outcome.OK
+            outcome = ClaimOutcome.OK
         except TimeoutError:
             error_text = f"unpreparing took longer than {self._budget_seconds:g} s"
             raise HostError(error_text) from None
@@ -421,7 +423,7 @@ class Preparer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _still_fits(record: ClaimRecord, allocation: Allocation | None) -> bool:
+def _still_fits(record: ClaimRecord, allocation: ClaimAllocation | None) -> bool:
     """Whether the record is about the devices that are allocated now."""
     if allocation is None:
         return True
@@ -434,7 +436,7 @@ def _refused(decision: Decision) -> LedgerRefusedError:
     return (PassingRefusalError if passing else LedgerRefusedError)(decision)
 
 
-def _outcome_of(error: DrabridgeError) -> Outcome:
+def _outcome_of(error: DrabridgeError) -> ClaimOutcome:
     if isinstance(error, RefusedError):
-        return Outcome.REFUSED
-    return Outcome.INVALID if isinstance(error, ConfigError | PeerError) else Outcome.FAILED
+        return ClaimOutcome.REFUSED
+    return ClaimOutcome.INVALID if isinstance(error, ConfigError | PeerError) else ClaimOutcome.FAILED

@@ -27,7 +27,7 @@ from drabridge.kube.api import (
     backoff,
     resource_slices,
 )
-from drabridge.kube.json_reader import Identity, Json, View
+from drabridge.kube.json_reader import Json, ObjectIdentity, View
 from drabridge.kube.versions import slice_from_v1, slice_to_v1
 from drabridge.kube.watch import follow
 from drabridge.offers.slice_writes import (
@@ -179,7 +179,7 @@ class Publisher:
             self._actual[name] = obj
         self._dirty.set()
 
-    def unreadable(self, kind: str, identity: Identity) -> None:
+    def unreadable(self, kind: str, identity: ObjectIdentity) -> None:
         """Nobody can say what it offers: it goes, as any slice that is not wanted."""
         metadata = {"name": str(identity.name), "uid": identity.uid, "resourceVersion": identity.resource_version}
         self.changed(kind, {"metadata": metadata, "spec": {}})

@@ -28,7 +28,7 @@ CHECK_SECONDS = 5.0  # a lost socket file gives no signal: it must be looked for
 SOCKET_MODE = 0o600
 
 
-class PluginServer:
+class DraServers:
     """Serves until closed. Kubelet connects lazily, so the order of the sockets is a courtesy, not a need."""
 
     def __init__(

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from drabridge.errors import ClusterError
 from drabridge.inventory.model import device_id_of
 from drabridge.kube.api import PODS, Cluster
-from drabridge.kube.json_reader import Identity, Json, PodFields, View
+from drabridge.kube.json_reader import Json, ObjectIdentity, PodFields, View
 from drabridge.kube.watch import follow
 from drabridge.ledger import events
 from drabridge.ledger.model import ClaimRef, Ledger, PodRef
@@ -202,7 +202,7 @@ class PodWatch:
             self._vanished(before)
             self._told()
 
-    def unreadable(self, kind: str, identity: Identity) -> None:
+    def unreadable(self, kind: str, identity: ObjectIdentity) -> None:
         uid = identity.uid or str(identity)
         if kind == "DELETED":
             self.changed(kind, Seen(uid, None))

@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar, overload
 from msgspec import Struct
 
 from drabridge.errors import ClusterError
-from drabridge.kube.json_reader import Identity, Json, View
+from drabridge.kube.json_reader import Json, ObjectIdentity, View
 from drabridge.system.untrusted import reading
 
 T = TypeVar("T")
@@ -132,7 +132,7 @@ class Listing(Struct, Generic[T], frozen=True):
 
     items: tuple[T, ...]
     resource_version: str
-    unreadable: tuple[Identity, ...] = ()
+    unreadable: tuple[ObjectIdentity, ...] = ()
 
 
 class WatchEvent(Struct, Generic[T], frozen=True):
@@ -140,7 +140,7 @@ class WatchEvent(Struct, Generic[T], frozen=True):
 
     type: str
     object: T | None
-    identity: Identity
+    identity: ObjectIdentity
 
     @property
     def resource_version(self) -> str:

@@ -30,8 +30,8 @@ from drabridge.kube.api import (
     WatchEvent,
     error_of,
 )
-from drabridge.kube.json_reader import Identity, Json, View, decode, identity_of, page_of
-from drabridge.kube.response import MOST_BYTES, Stream, TooLargeError, body_of, read_event
+from drabridge.kube.json_reader import Json, ObjectIdentity, View, decode, identity_of, page_of
+from drabridge.kube.response import MOST_BYTES, TooLargeError, WatchStream, body_of, read_event
 from drabridge.system.io_thread import Worker
 from drabridge.system.untrusted import Unreadable, reading
 
@@ -76,7 +76,7 @@ class KubernetesCluster:
         self._gets = Worker("kubernetes-get")
         self._lists = Worker("kubernetes-list")
         self._unreadable: dict[str, Unreadable] = {}
-        self._streams: set[Stream] = set()
+        self._streams: set[WatchStream] = set()
         self._closed = False
 
     @classmethod
@@ -218,7 +218,7 @@ class KubernetesCluster:
         def request() -> Any:
             return client.request("get", path, serialize=False, **_fresh(options))
 
-        stream = Stream(request, path, read, _cluster_errors, deliver)
+        stream = WatchStream(request, path, read, _cluster_errors, deliver)
         self._streams.add(stream)
         threading.Thread(target=stream.run, name=f"watch-{kind}", daemon=True).start()
         try:
@@ -312,7 +312,7 @@ class _Read(Struct, frozen=True):
     """What became of one page. ``objects`` and ``bytes`` are what the server sent."""
 
     items: list[Any]
-    unreadable: list[Identity]
+    unreadable: list[ObjectIdentity]
     following: str | None
     resource_version: str
     objects: int

@@ -144,14 +144,14 @@ def page_of(data: bytes) -> Page:
     return Page(page.items or [], metadata.following or "", metadata.version or "")
 
 
-class Event(Struct, frozen=True):
+class WatchLine(Struct, frozen=True):
     """One line of a watch."""
 
     type: str
     object: Raw
 
 
-def event_of(line: bytes) -> Event:
+def event_of(line: bytes) -> WatchLine:
     """The event, its object not read yet. Raises ValueError."""
     try:
         return _EVENT.decode(line)
@@ -159,7 +159,7 @@ def event_of(line: bytes) -> Event:
         return _EVENT.decode(tidy(line))
 
 
-class Identity(Struct, frozen=True):
+class ObjectIdentity(Struct, frozen=True):
     """Which object it is."""
 
     uid: str | None = None
@@ -172,19 +172,19 @@ class Identity(Struct, frozen=True):
 
 
 class _Identified(Struct):
-    metadata: Identity | None = None
+    metadata: ObjectIdentity | None = None
 
 
-def identity_of(data: bytes | Raw) -> Identity:
+def identity_of(data: bytes | Raw) -> ObjectIdentity:
     """Who an object says it is; nothing where it does not say so."""
     try:
-        return _IDENTIFIED.decode(data).metadata or Identity()
+        return _IDENTIFIED.decode(data).metadata or ObjectIdentity()
     except (ValueError, RecursionError):
-        return Identity()
+        return ObjectIdentity()
 
 
 _PAGE = msgspec.json.Decoder(_Page)
-_EVENT = msgspec.json.Decoder(Event)
+_EVENT = msgspec.json.Decoder(WatchLine)
 _IDENTIFIED = msgspec.json.Decoder(_Identified)
 
 

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from drabridge.errors import ClusterError
 from drabridge.kube.api import NODES, Cluster
-from drabridge.kube.json_reader import Identity, Json, View
+from drabridge.kube.json_reader import Json, ObjectIdentity, View
 from drabridge.kube.watch import follow
 
 
@@ -40,7 +40,7 @@ class NodeWatch:
         if kind != "DELETED":
             self._take(obj.value)
 
-    def unreadable(self, kind: str, identity: Identity) -> None:
+    def unreadable(self, kind: str, identity: ObjectIdentity) -> None:
         """What was wanted last is still wanted."""
 
     def lost(self, error: ClusterError) -> None:

@@ -35,7 +35,7 @@ def body_of(response: Any, what: str, most_bytes: int = MOST_BYTES) -> bytes:
     return bytes(data)
 
 
-class Stream:
+class WatchStream:
     """One watch in a thread of its own. A server that is busy may take as long to begin an answer as to go on with it:
     requests do not wait for that.
     """

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from drabridge.errors import ClusterError
 from drabridge.kube.api import Cluster, Kind, UnreachableError, backoff
-from drabridge.kube.json_reader import Identity, View
+from drabridge.kube.json_reader import ObjectIdentity, View
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Follower(Protocol[T]):
     def changed(self, kind: str, obj: T) -> None:
         """``kind``: ADDED, MODIFIED or DELETED."""
 
-    def unreadable(self, kind: str, identity: Identity) -> None:
+    def unreadable(self, kind: str, identity: ObjectIdentity) -> None:
         """The same of an object that could not be read; after :meth:`listed` of each such."""
 
     def lost(self, error: ClusterError) -> None:

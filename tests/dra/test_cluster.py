@@ -32,7 +32,7 @@ from drabridge.kube.api import (
     resource_versions,
 )
 from drabridge.kube.client import KubernetesCluster
-from drabridge.kube.json_reader import AmbiguousObject, Identity, Json, View, decode
+from drabridge.kube.json_reader import AmbiguousObject, Json, ObjectIdentity, View, decode
 from drabridge.sim.apiserver import SimApiServer
 from tests.agent.helpers import until
 from tests.patience import HANG_SECONDS, PATIENCE
@@ -331,7 +331,7 @@ class Told:
     def changed(self, kind: str, obj: Json) -> None:
         self.words.append(f"{kind} {obj['metadata']['name']}")
 
-    def unreadable(self, kind: str, identity: Identity) -> None:
+    def unreadable(self, kind: str, identity: ObjectIdentity) -> None:
         self.words.append(f"{kind} {identity}, unreadable")
 
     def lost(self, error: ClusterError) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drabridge.config.claims import ClaimConfig, Profile
-from drabridge.dra.allocation import Result
+from drabridge.dra.allocation import AllocationResult
 from drabridge.dra.params import Choice, resolve
 from drabridge.errors import ConfigError
 from drabridge.kube.json_reader import decode as decode_json
@@ -17,7 +17,7 @@ from drabridge.kube.json_reader import decode as decode_json
 DRIVER = "dra.example.com"
 RULES = ClaimConfig(env=("MODE", "LEVEL"), profiles={"fast": Profile(), "safe": Profile()}, default_profile="safe")
 STRICT = ClaimConfig()
-GPU, LARGE = Result("gpu", "node-a", "gpu-0"), Result("any/large", "node-a", "gpu-1")
+GPU, LARGE = AllocationResult("gpu", "node-a", "gpu-0"), AllocationResult("any/large", "node-a", "gpu-1")
 
 
 def entry(source: str = "FromClaim", requests: tuple[str, ...] = (), **fields: Any) -> dict[str, Any]:
@@ -25,7 +25,9 @@ def entry(source: str = "FromClaim", requests: tuple[str, ...] = (), **fields: A
     return {"source": source, "requests": list(requests), "opaque": {"driver": DRIVER, "parameters": parameters}}
 
 
-def choose(*config: Any, results: tuple[Result, ...] = (GPU,), rules: ClaimConfig = RULES) -> tuple[Choice, ...]:
+def choose(
+    *config: Any, results: tuple[AllocationResult, ...] = (GPU,), rules: ClaimConfig = RULES
+) -> tuple[Choice, ...]:
     return resolve(config, results, lambda result: rules, DRIVER)
 
 

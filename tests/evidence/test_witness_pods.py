@@ -15,7 +15,7 @@ from drabridge.evidence.apiserver_pods import PodWatch, Seen, demand_of
 from drabridge.evidence.other_sources import Others
 from drabridge.kube.api import UnreachableError
 from drabridge.kube.client import KubernetesCluster
-from drabridge.kube.json_reader import Identity
+from drabridge.kube.json_reader import ObjectIdentity
 from drabridge.ledger.events import Checkpoint, Observed
 from drabridge.ledger.model import ClaimRef, Entry, Facts, HeldBecause, Hold, Ledger, Owner, PodRef
 from drabridge.sim.apiserver import SimApiServer
@@ -212,11 +212,11 @@ def test_a_pod_that_could_not_be_read_is_not_gone() -> None:
     at = At(_claim_pod("a"))
     at.watch.lost(UnreachableError("no answer"))
     at.watch.listed(())
-    at.watch.unreadable("ADDED", Identity("uid-a", "default", "a"))
+    at.watch.unreadable("ADDED", ObjectIdentity("uid-a", "default", "a"))
     assert at.unaccounted() is None
     at.watch.changed("MODIFIED", _seen(_claim_pod("a")))
     assert at.watch.lingers(CLAIM, 20) == 0
-    at.watch.unreadable("MODIFIED", Identity("uid-a", "default", "a"))
+    at.watch.unreadable("MODIFIED", ObjectIdentity("uid-a", "default", "a"))
     at.watch.changed("DELETED", _seen(_claim_pod("a")))
     assert at.watch.lingers(CLAIM, 20) == 30
 
