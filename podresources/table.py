@@ -6,17 +6,19 @@ from collections.abc import Sequence
 
 GAP = "  "
 ELLIPSIS = "…"
-NARROWEST = 6
+NARROWEST = 8
 """No column is cut below this; a terminal narrower than all columns together just wraps."""
 
 
-def render(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
-    """Left-aligned columns under a header; columns without any value are left out; one line per row.
+def render(
+    header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None, *, drop_empty: bool = True
+) -> str:
+    """Render left-aligned columns under a header, one line per row.
 
     ``width`` is the terminal's, in characters; the widest columns are cut until the lines fit. None cuts nothing,
-    which is what a pipe wants.
+    which is what a pipe wants. ``drop_empty`` leaves out columns without any value.
     """
-    kept = [index for index in range(len(header)) if not rows or any(row[index] for row in rows)]
+    kept = [index for index in range(len(header)) if not (rows and drop_empty) or any(row[index] for row in rows)]
     lines = [[header[index] for index in kept], *([row[index] or "-" for index in kept] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     if width is not None:
@@ -57,4 +59,8 @@ def _fit(widths: list[int], room: int) -> list[int]:
 
 
 def _cell(text: str, size: int) -> str:
-    return text.ljust(size) if len(text) <= size else text[: size - 1] + ELLIPSIS
+    """Pad, or cut in the middle: names of one domain, or of one maker, differ at their ends."""
+    if len(text) <= size:
+        return text.ljust(size)
+    tail = (size - 1) // 2
+    return text[: size - 1 - tail] + ELLIPSIS + text[len(text) - tail :]

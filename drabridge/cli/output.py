@@ -9,9 +9,9 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from podresources.table import render
+
 OUTPUTS = ("table", "wide", "json", "yaml")
-_GAP = 2
-_LEAST = 8  # characters that a column keeps when the terminal is too narrow
 
 
 def cell(value: Any) -> str:
@@ -33,22 +33,9 @@ def terminal_width(output: str) -> int | None:
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], width: int | None = None) -> str:
-    """Rows as text under upper-case headings. ``width``: cut the longest columns until a line fits; None: never cut."""
-    lines = [[column.upper().replace("_", " ") for column in columns]]
-    lines += [[cell(row.get(column)) for column in columns] for row in rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
-    if width is not None:
-        while sum(widths) + _GAP * (len(widths) - 1) > width and max(widths) > _LEAST:
-            widths[widths.index(max(widths))] -= 1
-    return "\n".join(
-        (" " * _GAP).join(_fit(text, size) for text, size in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
-
-
-def _fit(text: str, size: int) -> str:
-    """Cut in the middle: names of one domain, or of one maker, differ at their ends."""
-    tail = (size - 1) // 2
-    return text.ljust(size) if len(text) <= size else f"{text[: size - 1 - tail]}…{text[len(text) - tail :]}"
+    """Render rows under upper-case headings. ``width``: cut the longest columns until a line fits; None: never cut."""
+    header = [column.upper().replace("_", " ") for column in columns]
+    return render(header, [[cell(row.get(column)) for column in columns] for row in rows], width, drop_empty=False)
 
 
 def sentences(texts: Iterable[str], width: int | None, first: str) -> list[str]:
