@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE  # tests start the agent hundreds of times; com
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
 
-demo: $(VENV)/.installed  ## watch a real agent serve this machine's devices to a simulated cluster
+demo: $(VENV)/.demo  ## watch a real agent serve this machine's devices to a simulated cluster
 	@$(BIN)/drabridge demo
 
 test: system lint unit lowest  ## everything: linters, types, architecture, tests, both ends of the dependency ranges
@@ -64,6 +64,10 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml hatch_build.py $(shell find proto -name '*.proto')
 	$(BIN)/pip install -q -e .
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.installed
+	$(BIN)/pip install -q -e '.[demo]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed

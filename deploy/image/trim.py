@@ -15,6 +15,7 @@ from pathlib import Path
 
 WHOLE = (
     "kubernetes/aio",  # an asynchronous copy of the client, 68 MiB with its bytecode
+    "drabridge/sim",  # the simulated cluster of `drabridge demo`, an extra that the image does not install
     *("aiohttp", "aiohttp_retry", "aiosignal", "aiohappyeyeballs", "frozenlist", "multidict", "propcache", "yarl"),
 )
 ALL_BUT_INIT = ("kubernetes/client/api", "kubernetes/client/models")  # imported by name, and nobody names one

@@ -48,6 +48,14 @@ def test_the_locks_have_what_an_aarch64_image_installs(lock: str) -> None:
     assert [name for name, sha256 in wheels.items() if sha256 not in locked[name]] == []
 
 
+def test_the_image_carries_nothing_of_the_demo() -> None:
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["demo"]
+    wanted = {canonicalize_name(Requirement(one).name) for one in extra}
+    assert wanted
+    assert wanted.isdisjoint(name for name, _ in hashes("requirements.lock"))
+    assert '"drabridge/sim"' in (IMAGE_FOLDER / "trim.py").read_text()
+
+
 @pytest.mark.parametrize("name", ["urllib3", "requests"])
 def test_what_the_kubernetes_client_leaves_open_has_a_floor_and_the_oldest_packages_are_tested_at_it(name: str) -> None:
     (requirement,) = (one for one in DEPENDENCIES if one.name == name)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from importlib.util import find_spec
+
+from drabridge.errors import HostError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +21,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Tell the story. Raises HostError where the simulation is not installed: the agent's image leaves it out."""
+    if find_spec("celpy") is None or find_spec("drabridge.sim") is None:
+        raise HostError("the demo's simulated cluster is not installed", hint="pip install 'drabridge[demo]'")
     from drabridge.cli.demo.hardware import choose
     from drabridge.cli.demo.narrator import Narrator
     from drabridge.cli.demo.story import Story

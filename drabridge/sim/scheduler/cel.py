@@ -57,7 +57,7 @@ def _celpy() -> Any:
     try:
         import celpy
     except ImportError as error:
-        raise HostError("CEL selectors need the cel-python package", hint="pip install 'cel-python>=0.5'") from error
+        raise HostError("CEL selectors need the cel-python package", hint="pip install 'drabridge[demo]'") from error
     return celpy
 
 
