@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drabridge.sim.cluster import ClusterTimings, SimCluster
-from tests.agent.helpers import RESOURCE, AgentProcess, short_directory
-from tests.agent.test_bridge_node import CLASS, CONFIG, claim_pod, limits_pod
+from tests.agent.test_both_apis import CLASS, CONFIG, claim_pod, limits_pod
+from tests.support.agent_process import RESOURCE, AgentProcess, short_directory
 
 SAMPLE_SECONDS = 10.0
 PAUSE_SECONDS = 0.1  # between two pods of one churner: a rate that leaves the cores to others

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from tests.abuse import foreign
-from tests.agent.helpers import until
-from tests.agent.test_bridge_node import bridge, healthy, set_lanes
-from tests.agent.test_counters import metric
+from tests.agent.test_both_apis import bridge, healthy, set_lanes
+from tests.agent.test_counters_of_refusals import metric
+from tests.support import foreign_objects
+from tests.support.agent_process import until
 
 
 async def test_parameters_nested_without_end_stop_no_move_between_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two kilobytes, for any driver, in any namespace, allocated to nobody."""
-    foreign.splice(monkeypatch)
+    foreign_objects.splice(monkeypatch)
     async with bridge() as (agent, cluster, _):
-        cluster.api.objects.create(foreign.claim("evil", "DEEP"), namespace="default")
+        cluster.api.objects.create(foreign_objects.claim("evil", "DEEP"), namespace="default")
         await set_lanes(agent, legacy=4, dra=0)
         await until(lambda: len(healthy(cluster)) == 4, 10, agent.text)
         assert "RecursionError" not in agent.text()
 
 
 async def test_who_cannot_be_read_is_counted_where_prometheus_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    foreign.splice(monkeypatch, {'"name":"odd"': b'"name":7'})
+    foreign_objects.splice(monkeypatch, {'"name":"odd"': b'"name":7'})
     async with bridge() as (agent, cluster, _):
         assert "drabridge_unreadable_objects_total{" not in (await agent.ask("/metrics"))[1].decode()
-        cluster.api.objects.create(foreign.claim("odd", {}), namespace="default")
+        cluster.api.objects.create(foreign_objects.claim("odd", {}), namespace="default")
         await set_lanes(agent, legacy=4, dra=0)
         await until(lambda: metric(agent, "unreadable_objects_total", kind="resourceclaims"), 15, agent.text)

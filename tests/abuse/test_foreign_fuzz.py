@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from drabridge.sim.cluster import SimCluster
-from tests.abuse import foreign, strange
-from tests.agent.helpers import DRIVER
-from tests.agent.test_bridge_node import bridge, claim_pod, limits_pod
+from tests.agent.test_both_apis import bridge, claim_pod, limits_pod
+from tests.support import foreign_objects, strange_objects
+from tests.support.agent_process import DRIVER
 
 ROUNDS = 60  # one strange thing for each reader a round; `python -m tests.bench fuzz` has many more
 
 
 def test_no_reader_stumbles_over_a_strange_object(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
-    assert strange.run(20_261_122, ROUNDS, tmp_path) == ROUNDS * 10
+    assert strange_objects.run(20_261_122, ROUNDS, tmp_path) == ROUNDS * 10
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -25,12 +25,12 @@ async def test_an_agent_serves_others_while_strange_objects_come_and_go(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """In the API, beside the CDI files, and among the records of claims; before a start, and while it runs."""
-    strangers, maker = foreign.Strangers(monkeypatch, seed), strange.Strange(seed)
-    with foreign.kubelet_takes_none(monkeypatch, "strange"):
+    strangers, maker = foreign_objects.Strangers(monkeypatch, seed), strange_objects.Strange(seed)
+    with foreign_objects.kubelet_takes_none(monkeypatch, "strange"):
         async with bridge() as (agent, cluster, _):
             objects = cluster.api.objects
             for number in range(8):
-                for body in foreign.stranger(number):
+                for body in foreign_objects.stranger(number):
                     objects.create(body, namespace="" if body["kind"] == "ResourceSlice" else "default")
                 leave(agent.cdi / f"{DRIVER}-device-claim-odd{number}.json", maker.file({"devices": [{"name": "x"}]}))
                 record = agent.root / "plugins" / DRIVER / "claims" / f"odd-{number}.json"

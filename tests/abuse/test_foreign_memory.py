@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.abuse import foreign
+from tests.support import foreign_objects
 
 
 async def test_pods_and_claims_of_any_size_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert await foreign.peak_mib(monkeypatch, pods=30, claims=20) < 128
+    assert await foreign_objects.peak_mib(monkeypatch, pods=30, claims=20) < 128

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.abuse.memory import Sample, curve, measure, slope
-from tests.patience import PATIENCE
+from tests.support.waiting import PATIENCE
 
 
 def test_slope() -> None:

@@ -16,10 +16,10 @@ import pytest
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
 from drabridge.sim.kubelet.runtime import MemoryRuntime
-from tests.agent.helpers import AgentProcess, node, pod, until
 from tests.agent.test_hotplug import DRIVER, RESOURCE, by_name, counted, device_nodes
-from tests.inventory.conftest import Udevd
-from tests.inventory.helpers import Loops, needs_loop_devices
+from tests.support.agent_process import AgentProcess, node, pod, until
+from tests.support.hardware import Loops, needs_loop_devices
+from tests.support.udevd import Udevd
 
 pytestmark = [pytest.mark.loopdev, pytest.mark.udevd, pytest.mark.root, needs_loop_devices]
 

@@ -6,9 +6,9 @@ import json
 import os
 
 from drabridge.inventory.udev_scope import wanted
-from tests.agent.helpers import DRIVER, RESOURCE, until
-from tests.agent.test_bridge_node import bridge, claim_pod
-from tests.inventory.helpers import config, record, watching
+from tests.agent.test_both_apis import bridge, claim_pod
+from tests.support.agent_process import DRIVER, RESOURCE, until
+from tests.support.hardware import config, record, watching
 
 CONFIG = f"""\
 apiVersion: drabridge/v1alpha1
@@ -85,7 +85,7 @@ async def test_the_inventory_answers_for_devices_that_are_here_and_for_no_others
 def test_a_parents_attribute_is_the_nearest_ones() -> None:
     from drabridge.config.template import parse
     from drabridge.inventory.nodes import MatchedDevice
-    from tests.inventory.helpers import MemoryHost
+    from tests.support.hardware import MemoryHost
 
     hub = record("/sys/devices/usb1", attributes={"serial": "far"})
     stick = record("/sys/devices/usb1/1-2", above=hub, attributes={"serial": "near"})

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from drabridge.sim.cluster import SimCluster
-from tests.agent.helpers import DRIVER, RESOURCE, AgentProcess, drain_command, pod, until
-from tests.agent.helpers import node as legacy_node
-from tests.agent.test_bridge_node import bridge, claim_pod, devices_in_slices, healthy, limits_pod
-from tests.agent.test_gone_pods import held_by
+from tests.agent.test_both_apis import bridge, claim_pod, devices_in_slices, healthy, limits_pod
+from tests.agent.test_pods_ended_unseen import held_by
 from tests.agent.test_standby import beside
+from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, drain_command, pod, until
+from tests.support.agent_process import node as legacy_node
 
 Json = dict[str, Any]
 
@@ -237,7 +237,7 @@ async def test_bad_usage_is_two(words: tuple[str, ...], said: str, tmp_path: Pat
 
 
 def _with(changes: dict[str, str]) -> str:
-    from tests.agent.test_bridge_node import CONFIG
+    from tests.agent.test_both_apis import CONFIG
 
     text = CONFIG
     for old, new in changes.items():

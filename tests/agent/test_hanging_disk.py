@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from drabridge.sim.cluster import SimCluster
-from tests.agent.helpers import DRIVER, RESOURCE, AgentProcess, lists_read, until
-from tests.agent.test_bridge_node import CONFIG, bridge, claim_pod, limits_pod, set_lanes
-from tests.patience import HANG_SECONDS
+from tests.agent.test_both_apis import CONFIG, bridge, claim_pod, limits_pod, set_lanes
+from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, lists_read, until
+from tests.support.waiting import HANG_SECONDS
 
 ANNOTATION = f"{DRIVER}/lanes"
 
@@ -26,7 +26,7 @@ async def on_a_disk_that_may_hang(config: str = CONFIG) -> AsyncIterator[tuple[A
     async with bridge(config) as (agent, cluster, _):
         await agent.stop()
         hold = agent.root / "hold"
-        agent.command = ("-m", "tests.agent.slow_disk", str(hold))
+        agent.command = ("-m", "tests.support.agent_on_hanging_disk", str(hold))
         await agent.start()
         try:
             await agent.ready()

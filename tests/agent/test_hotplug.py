@@ -14,9 +14,9 @@ import pytest
 
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
-from tests.agent.helpers import AgentProcess, cdi_devices, node, pod, until
-from tests.inventory.conftest import Udevd
-from tests.inventory.helpers import Loops, needs_loop_devices
+from tests.support.agent_process import AgentProcess, cdi_devices, node, pod, until
+from tests.support.hardware import Loops, needs_loop_devices
+from tests.support.udevd import Udevd
 
 pytestmark = [pytest.mark.loopdev, pytest.mark.root, needs_loop_devices]
 

@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 from drabridge.sim.cluster import SimCluster
-from tests.agent.helpers import DRIVER, RESOURCE, AgentProcess, until
-from tests.agent.test_bridge_node import CONFIG, bridge, claim_pod, devices_in_slices, healthy, set_lanes
-from tests.agent.test_commands import drabridge
-from tests.agent.test_reloads import reload
+from tests.agent.test_both_apis import CONFIG, bridge, claim_pod, devices_in_slices, healthy, set_lanes
+from tests.agent.test_configuration_reload import reload
+from tests.cli.test_with_agent import drabridge
+from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, until
 
 MONITOR = """\
 apiVersion: v1

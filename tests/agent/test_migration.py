@@ -17,8 +17,8 @@ from drabridge.agent.runtime import Options
 from drabridge.config import load
 from drabridge.dra import lifecycle
 from drabridge.sim.cluster import SimCluster
-from tests.agent.helpers import DRIVER, RESOURCE, AgentProcess, node, until
-from tests.agent.test_bridge_node import CONFIG, bridge, claim_pod, devices_in_slices, healthy, limits_pod, set_lanes
+from tests.agent.test_both_apis import CONFIG, bridge, claim_pod, devices_in_slices, healthy, limits_pod, set_lanes
+from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, node, until
 
 LANES = "  lanes: {legacy: 2, dra: 2}\n"
 LEFT_OUT = CONFIG.replace(LANES, "")

@@ -12,11 +12,11 @@ from drabridge.sim.cluster import ClusterTimings, SimCluster
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
 from drabridge.sim.kubelet.timings import Timings
-from tests.agent.helpers import RESOURCE, AgentProcess, pod, short_directory, until
-from tests.agent.test_bridge_node import CLASS, claim_pod, devices_in_slices, healthy, limits_pod, set_lanes
-from tests.agent.test_bridge_node import CONFIG as BRIDGE
-from tests.agent.test_takeover import IDS, QUICK
-from tests.sim.kubelet_peers import Plugin, device
+from tests.agent.test_both_apis import CLASS, claim_pod, devices_in_slices, healthy, limits_pod, set_lanes
+from tests.agent.test_both_apis import CONFIG as BRIDGE
+from tests.agent.test_first_start import IDS, QUICK
+from tests.support.agent_process import RESOURCE, AgentProcess, pod, short_directory, until
+from tests.support.kubelet_peers import Plugin, device
 
 VENDOR = "vendor.example.com/gpu"
 

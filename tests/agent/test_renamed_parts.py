@@ -35,12 +35,12 @@ pytestmark = [
 
 @pytest.mark.parametrize(("by", "held", "how"), CASES)
 def test_a_part_and_its_whole_are_never_held_at_once(by: str, held: str, how: str) -> None:
-    run("tests.agent.umock_parts", by, held, how)
+    run("tests.agent.umockdev_parts", by, held, how)
 
 
 @pytest.mark.parametrize(("case", "how"), OVERLAPS)
 def test_a_device_and_what_it_hands_out_are_never_held_at_once(case: str, how: str) -> None:
-    run("tests.agent.umock_overlap", case, how)
+    run("tests.agent.umockdev_overlap", case, how)
 
 
 def run(*arguments: str) -> None:

@@ -21,8 +21,8 @@ from drabridge.system.paths import Paths
 from drabridge.system.port import parse_listen
 from drabridge.telemetry import metrics
 from drabridge.telemetry.metrics import TABLE, Metrics
-from tests.agent.helpers import CONFIG
-from tests.patience import PATIENCE
+from tests.support.agent_process import CONFIG
+from tests.support.waiting import PATIENCE
 
 EXAMPLES = Path(__file__).parents[2] / "deploy/examples"
 

@@ -18,9 +18,9 @@ import pytest
 from drabridge.cli import main
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
-from tests.agent.helpers import CONFIG, RESOURCE, AgentProcess, lists_read, node, pod, until
-from tests.servers import free_port
 from tests.status.test_serving import address_of, fetch
+from tests.support.agent_process import CONFIG, RESOURCE, AgentProcess, lists_read, node, pod, until
+from tests.support.servers import free_port
 
 WAITS = "standby: waiting for another agent to end"
 

@@ -9,10 +9,10 @@ import signal
 import pytest
 
 from drabridge.sim.cluster import SimCluster
-from tests.agent.helpers import RESOURCE, AgentProcess, lists_read, until
-from tests.agent.test_bridge_node import bridge, claim_pod, devices_in_slices, limits_pod
-from tests.agent.test_kubelet_dra_cases import of_driver, told
+from tests.agent.test_both_apis import bridge, claim_pod, devices_in_slices, limits_pod
 from tests.agent.test_standby import beside, streams_met
+from tests.agent.test_upstream_dra_cases import of_driver, told
+from tests.support.agent_process import RESOURCE, AgentProcess, lists_read, until
 
 
 def endpoints(agent: AgentProcess) -> tuple[list[str], list[str]]:

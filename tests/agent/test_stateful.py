@@ -30,12 +30,12 @@ from hypothesis.stateful import (
 from drabridge.sim.apiserver import ApiError
 from drabridge.sim.clusternode import LINGER_SECONDS_ANNOTATION
 from drabridge.sim.kubelet.faults import ListFault
-from tests.agent.helpers import until
-from tests.patience import PATIENCE
 from tests.soak.bed import LOOP, Bed, bed
 from tests.soak.judge import OPENS
 from tests.soak.run import leaks
 from tests.soak.workload import SHAPES, Shape, documents
+from tests.support.agent_process import until
+from tests.support.waiting import PATIENCE
 
 LOOPS = 2
 celpy.Environment()  # sets the recursion limit, as in the simulated scheduler: not for the first time before Hypothesis

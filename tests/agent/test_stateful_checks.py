@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.agent.helpers import until
 from tests.agent.test_stateful import Node
-from tests.inventory.helpers import needs_loop_devices
 from tests.soak.bed import LOOP, MEM
 from tests.soak.workload import SHAPES
+from tests.support.agent_process import until
+from tests.support.hardware import needs_loop_devices
 
 pytestmark = pytest.mark.long
 
@@ -23,7 +23,7 @@ def history(variant: str) -> Iterator[Node]:
     """A node whose agent is broken (or whole: no variant), for a history of one's own, without a peaceful end."""
     node = Node()
     Node.loop = asyncio.new_event_loop()
-    node.command = ("-m", "tests.agent.broken", variant) if variant else ("-m", "drabridge")
+    node.command = ("-m", "tests.support.broken_agent", variant) if variant else ("-m", "drabridge")
     try:
         node.begin(0)
         yield node

@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.agent.helpers import DRIVER, RESOURCE, AgentProcess, until
-from tests.agent.test_bridge_node import CLASS, CONFIG, bridge, claim_pod, limits_pod
-from tests.patience import HANG_SECONDS
+from tests.agent.test_both_apis import CLASS, CONFIG, bridge, claim_pod, limits_pod
+from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, until
+from tests.support.waiting import HANG_SECONDS
 
 OTHER_DRIVER, OTHER_RESOURCE = "other.example.com", "example.com/memory"
 RENAMED = CONFIG.replace(DRIVER, OTHER_DRIVER)

@@ -6,7 +6,7 @@ import asyncio
 import statistics
 import time
 
-from tests.agent.test_bridge_node import CONFIG, bridge, devices_in_slices, healthy, set_lanes
+from tests.agent.test_both_apis import CONFIG, bridge, devices_in_slices, healthy, set_lanes
 from tests.bench.core import Benchmark
 
 ROUNDS = 7

@@ -23,11 +23,11 @@ from drabridge.sim.apiserver import SimApiServer
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.timings import Timings
 from drabridge.wire import dra_v1_pb2
-from tests.agent.helpers import AgentProcess, until
 from tests.bench.core import Benchmark
 from tests.bench.legacy import rss_mib
-from tests.dra.helpers import DRIVER, NODE, DraNode, a_node, add_node, gpu, short_directory
-from tests.inventory.helpers import loop_devices
+from tests.support.agent_process import AgentProcess, until
+from tests.support.dra_node import DRIVER, NODE, DraNode, a_node, add_node, gpu, short_directory
+from tests.support.hardware import loop_devices
 
 PREPARES = 200
 DEVICES = 1000

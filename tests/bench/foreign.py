@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.abuse import foreign, strange
 from tests.bench.core import Benchmark
+from tests.support import foreign_objects, strange_objects
 
 PODS, CLAIMS = 200, 100  # of 1.1 MB and of 320 KiB
 ROUNDS = 2_500  # of the fuzzer, each with one strange object for every reader
@@ -27,7 +27,7 @@ def benchmarks() -> list[Benchmark]:
 def peak_mib() -> float:
     """The most memory that an agent has while they come, while it starts, and while it lists them."""
     with pytest.MonkeyPatch.context() as patching:
-        return asyncio.run(foreign.peak_mib(patching, PODS, CLAIMS))
+        return asyncio.run(foreign_objects.peak_mib(patching, PODS, CLAIMS))
 
 
 def fuzz_seconds() -> float:
@@ -36,7 +36,7 @@ def fuzz_seconds() -> float:
     began = time.monotonic()
     try:
         with tempfile.TemporaryDirectory() as root:
-            count = strange.run(1, ROUNDS, Path(root))
+            count = strange_objects.run(1, ROUNDS, Path(root))
     finally:
         logging.disable(logging.NOTSET)
     print(f"fuzz: objects={count} failures=0")

@@ -16,7 +16,7 @@ from urllib.request import urlopen
 
 from podresources.wire import v1_pb2 as wire
 from tests.bench.core import Benchmark
-from tests.podresources.helpers import capacity, kubelet, large_listing, says
+from tests.support.podresources_server import capacity, kubelet, large_listing, says
 
 ROOT = Path(__file__).resolve().parents[2]
 REPEATS = 7

@@ -28,7 +28,7 @@ from drabridge.kube.node_annotation import NodeWatch
 from drabridge.kube.versions import choose_version
 from drabridge.offers.slices import Offer, Pool, desired_slices
 from drabridge.sim.apiserver import SimApiServer
-from tests.dra.helpers import DRIVER, DraNode, add_node, gpu, short_directory
+from tests.support.dra_node import DRIVER, DraNode, add_node, gpu, short_directory
 
 CLUSTER_NODES = 5000
 ROLLING_AT_ONCE = 20  # restarts at a time; a DaemonSet's maxUnavailable of 10 % at the default 200 nodes

@@ -10,8 +10,8 @@ import pytest
 
 from drabridge.kube.allocated_claims import in_use
 from drabridge.sim.cluster import ClusterTimings, SimCluster
-from tests.agent.helpers import DRIVER, drain_command, short_directory
-from tests.agent.test_bridge_node import CLASS, claim_pod
+from tests.agent.test_both_apis import CLASS, claim_pod
+from tests.support.agent_process import DRIVER, drain_command, short_directory
 
 Json = dict[str, Any]
 

@@ -13,8 +13,8 @@ from drabridge.ledger.model import Entry, Facts, HeldBecause, Hold, Lane, Owner
 from drabridge.status import page
 from drabridge.status.document import Endpoint, RecentRefusal
 from drabridge.status.wording import holder, seconds_of
-from tests.status import sample
-from tests.status.sample import GPU, NOW, by_claim, by_pod, free, gpu, status
+from tests.support import status_documents
+from tests.support.status_documents import GPU, NOW, by_claim, by_pod, free, gpu, status
 
 WHOLE, PART = gpu(0), replace(gpu(1), root=gpu(0).name)
 
@@ -48,7 +48,7 @@ def test_a_device_that_cannot_be_used_is_not_counted_as_free() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize("make", [sample.busy, sample.troubled])
+@pytest.mark.parametrize("make", [status_documents.busy, status_documents.troubled])
 def test_what_an_on_call_person_needs_is_on_a_narrow_screen(make: Any, width: int) -> None:
     """Names are for copying, or for telling devices apart: none is cut, and no line is longer than the terminal."""
     document = make()
@@ -79,7 +79,7 @@ def test_the_lanes_of_a_resource_are_two_numbers(width: int | None) -> None:
 
 
 def test_a_move_says_whom_it_waits_for_as_the_page_does() -> None:
-    document = sample.busy()
+    document = status_documents.busy()
     said = "waiting 4m for search/embedder-6c9f7-x2x8q/main; 5 of 8 are wanted in the dra lane"
     assert f"  gpu-4f1c0002-91d2-5a07 to dra: {said}" in render(document)
     assert f"  gpu-4f1c0002-91d2-5a07 to dra: {said}" in moves(document["devices"], seconds_of(document["at"]), None)

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from tests.deploy import image
+from tests.support import image
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).resolve().parent
@@ -45,7 +45,7 @@ KUBECONFIG is set, but nothing says how the agent's image gets to that cluster. 
 DRABRIDGE_TEST_IMAGE, and an image with sh and flock with DRABRIDGE_TEST_BUSYBOX; or name the program that
 controls the cluster with DRABRIDGE_TEST_CONTROL.
 """
-REBOOT = "tests/cluster/test_cluster.py::test_a_node_reboot_leaves_every_device_with_its_pod[real]"
+REBOOT = "tests/cluster/test_agent_life.py::test_a_node_reboot_leaves_every_device_with_its_pod[real]"
 
 
 class UsageError(Exception):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.inventory.helpers import Loops
+from tests.support.hardware import Loops
 
 LOOP_SET_FD, LOOP_CLR_FD = 0x4C00, 0x4C01  # linux/loop.h
 BLKPG, ADD_PARTITION, DEL_PARTITION = 0x1269, 1, 2  # linux/blkpg.h; a kernel need not know any table of partitions

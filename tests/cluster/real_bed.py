@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import urllib3
 
+from deploy.helm import hooks, manifests
 from drabridge.kube.api import Kind, NotFoundError
 from drabridge.kube.client import KubernetesCluster
 from tests.cluster import workloads as w
@@ -38,7 +39,6 @@ from tests.cluster.bed import (
     until,
 )
 from tests.cluster.workloads import HAS, READY, TAKEN
-from tests.deploy.helm import hooks, manifests
 
 WANTED = ("KUBECONFIG", "DRABRIDGE_TEST_IMAGE", "DRABRIDGE_TEST_BUSYBOX")
 DAEMON_SETS = Kind("apps", "v1", "daemonsets")

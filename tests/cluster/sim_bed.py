@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from deploy import helm
 from drabridge.kube.api import Kind
 from drabridge.kube.client import KubernetesCluster
 from drabridge.sim.cluster import ClusterTimings, SimCluster
@@ -24,7 +25,6 @@ from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Container, PodSpec
 from drabridge.sim.kubelet.runtime import ContainerStartError, MemoryRuntime, RunOptions, names_of_devices
 from drabridge.sim.kubelet.timings import Timings
-from tests.agent.helpers import AgentProcess, cdi_devices, short_directory
 from tests.cluster.bed import (
     CLASSES,
     CONFIG,
@@ -43,8 +43,8 @@ from tests.cluster.bed import (
 )
 from tests.cluster.real_bed import LABELS
 from tests.cluster.workloads import LOOKING, SHARED
-from tests.deploy import helm
-from tests.patience import PATIENCE
+from tests.support.agent_process import AgentProcess, cdi_devices, short_directory
+from tests.support.waiting import PATIENCE
 
 NODE = "node-a"
 

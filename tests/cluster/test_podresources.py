@@ -12,7 +12,7 @@ import pytest
 
 from tests.cluster.bed import CLAIMS, DRIVER, NAMESPACE, RESOURCE, Bed, Json
 from tests.cluster.steps import claim_pod, deleted, legacy_pod, running
-from tests.patience import HANG_SECONDS
+from tests.support.waiting import HANG_SECONDS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -19,7 +19,7 @@ from tests.cluster.bed import JOBS, LANES, NAMESPACE, NAMESPACES, NODES, Json, S
 from tests.cluster.real_bed import WANTED, RealBed, chart, kind_of
 from tests.cluster.sim_bed import simulated
 from tests.cluster.steps import claim_pod, legacy_pod, move, running
-from tests.servers import QuietHandler, served
+from tests.support.servers import QuietHandler, served
 
 
 def test_the_chart_that_a_real_cluster_gets_is_on_one_node_and_complete() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from drabridge.config import load
 from drabridge.config.advice import advice
-from tests.config.helpers import document
+from tests.support.configurations import document
 
 HEAD = "driver: a.example.com\n"
 HOOKS = "{plain: {}, before: {prepare: {command: [/bin/x]}}, after: {unprepare: {command: [/bin/x]}}}"

@@ -8,7 +8,7 @@ import pytest
 
 from drabridge.config import load
 from drabridge.inventory.match import explain, matches
-from tests.config.views import View, pci, usb_device, usb_tty
+from tests.support.udev_tree import View, pci, usb_device, usb_tty
 
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 

@@ -10,7 +10,7 @@ import pytest
 from drabridge.config import Config, ConfigErrors, load
 from drabridge.config.import_generic_device_plugin import convert
 from drabridge.inventory.match import matches
-from tests.config.views import View, usb_device
+from tests.support.udev_tree import View, usb_device
 
 MANIFEST = """
 devices:

@@ -13,7 +13,7 @@ import yaml
 from drabridge.config import ConfigErrors, load
 from drabridge.config.jsonschema import all_models, field_docs, json_schema
 from drabridge.config.schema import Config
-from tests.config.helpers import document
+from tests.support.configurations import document
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "deploy" / "examples").glob("*.yaml"))
 SCHEMA = json_schema()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from drabridge.config.lanes import NOTHING, REST, Lanes, LaneShare, Selection, parse_share
 from drabridge.config.problem import Problems
-from tests.config.helpers import loaded
+from tests.support.configurations import loaded
 
 
 @pytest.mark.parametrize(

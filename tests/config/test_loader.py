@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from drabridge.config import ConfigErrors, load
 from drabridge.errors import ConfigError
-from tests.config.helpers import HEAD, document, faults, loaded, only_fault
+from tests.support.configurations import HEAD, document, faults, loaded, only_fault
 
 GOOD = document("match: [{subsystem: usb}]")
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from drabridge.config.pattern import Glob, Patterns, check_id_width
 from drabridge.config.problem import Problems
 from drabridge.config.regex import Regex
-from tests.patience import PATIENCE
+from tests.support.waiting import PATIENCE
 
 _libc = ctypes.CDLL(None)
 ALPHABET = "ab-]!^[*?\\."

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from drabridge.config import load
-from tests.config.helpers import HEAD, document, faults, only_fault
-from tests.patience import PATIENCE
+from tests.support.configurations import HEAD, document, faults, only_fault
+from tests.support.waiting import PATIENCE
 
 GOOD = document("match: [{subsystem: usb}]")
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(

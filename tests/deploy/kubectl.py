@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.patience import HANG_SECONDS
-from tests.servers import QuietHandler, served
+from tests.support.servers import QuietHandler, served
+from tests.support.waiting import HANG_SECONDS
 
 Json = dict[str, Any]
 SECONDS = 10 * HANG_SECONDS

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy.helm import CHART, ROOT, HelmRefusedError, lint, manifests, one, templates
 from drabridge.config.loader import load
 from drabridge.config.schema import Config
 from drabridge.system.port import parse_listen
-from tests.deploy.helm import CHART, ROOT, HelmRefusedError, lint, manifests, one, templates
 
 Json = dict[str, Any]
 EXAMPLES = sorted((ROOT / "deploy/examples").glob("*.yaml"))

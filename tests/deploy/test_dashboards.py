@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy.helm import ROOT
 from drabridge.telemetry.metrics import TABLE
-from tests.deploy.helm import ROOT
-from tests.podresources import promql
-from tests.podresources.promql import named_labels, selectors
+from tests.support import promql
+from tests.support.promql import named_labels, selectors
 
 FOLDER = ROOT / "deploy/dashboards"
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "drabridge-grafana.json").read_text())

@@ -19,13 +19,13 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from deploy.helm import ROOT, manifests, one
 from drabridge.sim.cluster import ClusterTimings, SimCluster
-from tests.agent.helpers import DRIVER, AgentProcess, short_directory, until
-from tests.agent.test_bridge_node import CLASS, CONFIG, claim_pod, devices_in_slices, healthy, limits_pod
-from tests.deploy import image
-from tests.deploy.helm import ROOT, manifests, one
-from tests.patience import PATIENCE
-from tests.servers import free_port
+from tests.agent.test_both_apis import CLASS, CONFIG, claim_pod, devices_in_slices, healthy, limits_pod
+from tests.support import image
+from tests.support.agent_process import DRIVER, AgentProcess, short_directory, until
+from tests.support.servers import free_port
+from tests.support.waiting import PATIENCE
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 MIB = 1024 * 1024

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.generate import KUSTOMIZE
-from tests.deploy.helm import manifests
+from deploy.generate import KUSTOMIZE
+from deploy.helm import manifests
 from tests.deploy.kubectl import KINDS, KubectlRefusedError, applied, empty_cluster, kubectl
 from tests.deploy.test_chart import VARIANTS
 from tests.deploy.test_manifests import by_identity, default_render

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy import generate
-from tests.deploy.generate import KUSTOMIZE, without_helm
-from tests.deploy.helm import hooks, manifests, one
+from deploy.generate import KUSTOMIZE, SCHEMA, files, without_helm
+from deploy.helm import hooks, manifests, one
 from tests.deploy.test_chart import EVERYTHING, LEGACY_ONLY, NETWORK_POLICY, UDEV, VARIANTS
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="the API's schemas are not installed")
@@ -99,12 +98,12 @@ def test_selectors_and_references_meet() -> None:
 
 
 def test_generated_files_are_current() -> None:
-    """``python -m tests.deploy.generate`` after a change of the chart or of the configuration model."""
-    wanted = dict(generate.files())
-    on_disk = {path: path.read_text() for path in (generate.SCHEMA, *KUSTOMIZE.glob("*"))}
+    """``python -m deploy.generate`` after a change of the chart or of the configuration model."""
+    wanted = dict(files())
+    on_disk = {path: path.read_text() for path in (SCHEMA, *KUSTOMIZE.glob("*"))}
     assert {path.name for path in on_disk} == {path.name for path in wanted}
     for path, text in wanted.items():
-        assert on_disk[path] == text, f"{path.name} is not current: python -m tests.deploy.generate"
+        assert on_disk[path] == text, f"{path.name} is not current: python -m deploy.generate"
 
 
 def by_identity(objects: list[Json]) -> dict[tuple[str, str], Json]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from deploy.helm import manifests
 from drabridge.kube.events import REASONS
 from drabridge.sim.apiserver.auth import User
-from tests.deploy.helm import manifests
 from tests.deploy.policy import Request, matches, refusals
 
 Json = dict[str, Any]

@@ -17,14 +17,14 @@ from typing import Any
 import grpc
 import pytest
 
+from deploy.helm import manifests, one
 from deviceplugin.wire import v1beta1_pb2, v1beta1_pb2_grpc
 from drabridge.sim.apiserver import admission
 from drabridge.sim.apiserver.auth import User
 from drabridge.sim.apiserver.kinds import Resource
 from drabridge.sim.apiserver.status import forbidden
 from drabridge.sim.cluster import ClusterTimings, SimCluster
-from tests.agent.helpers import DRIVER, RESOURCE, AgentProcess, short_directory, until
-from tests.agent.test_bridge_node import (
+from tests.agent.test_both_apis import (
     CLASS,
     CONFIG,
     claim_pod,
@@ -33,8 +33,8 @@ from tests.agent.test_bridge_node import (
     limits_pod,
     set_lanes,
 )
-from tests.deploy.helm import manifests, one
 from tests.deploy.policy import Request, refusals
+from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, short_directory, until
 
 Json = dict[str, Any]
 Rule = tuple[str, str, str]  # API group, resource, verb

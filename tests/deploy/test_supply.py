@@ -10,9 +10,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-from tests.deploy.helm import ROOT
-from tests.deploy.image import IMAGE_FOLDER
+from deploy.helm import ROOT
 from tests.deploy.wheels import CHOSEN, LOCKS
+from tests.support.image import IMAGE_FOLDER
 
 RENEW = "python -m tests.deploy.wheels"
 DEPENDENCIES = [

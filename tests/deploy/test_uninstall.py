@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from deploy.helm import hooks, manifests, one
 from drabridge.sim.cluster import ClusterTimings, SimCluster
-from tests.agent.helpers import DRIVER, short_directory
-from tests.agent.test_bridge_node import CLASS, bridge, claim_pod
-from tests.deploy.helm import hooks, manifests, one
+from tests.agent.test_both_apis import CLASS, bridge, claim_pod
 from tests.deploy.test_chart import EVERYTHING, LEGACY_ONLY
+from tests.support.agent_process import DRIVER, short_directory
 
 Json = dict[str, Any]
 VALUES: Json = {"config": {"driver": DRIVER}}

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from tests.deploy.image import IMAGE_FOLDER
+from tests.support.image import IMAGE_FOLDER
 
 CHOSEN = Path(__file__).parent / "wheels-aarch64.json"
 LOCKS = ("build.lock", "requirements.lock")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deviceplugin import PluginServer, Timeouts
-from tests.deviceplugin.helpers import (
+from tests.deviceplugin.small_kubelet import (
     QUICK,
     Facts,
     ListPlugin,

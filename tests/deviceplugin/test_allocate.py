@@ -22,8 +22,8 @@ from deviceplugin import (
     require_healthy,
 )
 from deviceplugin.wire import v1beta1_pb2 as pb
-from tests.deviceplugin.helpers import IMPATIENT, AllocatingPlugin, ListPlugin, eventually
-from tests.patience import PATIENCE
+from tests.deviceplugin.small_kubelet import IMPATIENT, AllocatingPlugin, ListPlugin, eventually
+from tests.support.waiting import PATIENCE
 
 UNHEALTHY = DeviceHealth.UNHEALTHY
 

@@ -10,7 +10,7 @@ import pytest
 
 from deviceplugin import Broadcast
 from deviceplugin.inflight import Inflight
-from tests.patience import HANG_SECONDS
+from tests.support.waiting import HANG_SECONDS
 
 
 async def test_readers_get_the_newest_and_only_that() -> None:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from deviceplugin import ListedDevice, PluginServer, Registered, RegisterFailed, RegistrationPhase, Timeouts, Watcher
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
-from tests.deviceplugin.helpers import (
+from tests.deviceplugin.small_kubelet import (
     IMPATIENT,
     QUICK,
     RESOURCE,
@@ -31,7 +31,7 @@ from tests.deviceplugin.helpers import (
     running,
     sockets_in,
 )
-from tests.patience import PATIENCE
+from tests.support.waiting import PATIENCE
 
 DEVICES = (ListedDevice("a"), ListedDevice("b"))
 BOTH = {"a": "Healthy", "b": "Healthy"}

@@ -24,13 +24,13 @@ from deviceplugin import (
 from deviceplugin.broadcast import Versioned
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
-from tests.deviceplugin.helpers import (
+from tests.deviceplugin.small_kubelet import (
     RESOURCE,
     AllocatingPlugin,
     ListPlugin,
     eventually,
 )
-from tests.patience import PATIENCE
+from tests.support.waiting import PATIENCE
 
 HEALTHY, UNHEALTHY = DeviceHealth.HEALTHY, DeviceHealth.UNHEALTHY
 

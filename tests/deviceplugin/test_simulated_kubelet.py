@@ -13,7 +13,7 @@ from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Container, PodSpec
 from drabridge.sim.kubelet.pods import Phase as PodPhase
 from drabridge.sim.kubelet.timings import Timings
-from tests.deviceplugin.helpers import QUICK, RESOURCE, AllocatingPlugin, running, sockets_in
+from tests.deviceplugin.small_kubelet import QUICK, RESOURCE, AllocatingPlugin, running, sockets_in
 
 DEVICES = tuple(ListedDevice(f"d{i}", numa_nodes=(i % 2,)) for i in range(4))
 

@@ -22,7 +22,7 @@ from deviceplugin.sockets import (
     probe,
     slug,
 )
-from tests.deviceplugin.helpers import short_directory
+from tests.deviceplugin.small_kubelet import short_directory
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from deviceplugin.inotify import Subscription, Watcher
-from tests.patience import PATIENCE
+from tests.support.waiting import PATIENCE
 
 
 class Woken:

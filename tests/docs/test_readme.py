@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from docs.generate import README, generate
 from drabridge.cli import COMMANDS
 from drabridge.config import load
 from drabridge.kube.events import REASONS
-from tests.docs.generate import README, generate
 
 ROOT = README.parent
 TEXT = README.read_text()
@@ -24,7 +24,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_generated_parts_are_current() -> None:
-    assert generate(TEXT) == TEXT, "run: python -m tests.docs.generate"
+    assert generate(TEXT) == TEXT, "run: python -m docs.generate"
 
 
 def test_nothing_is_left_to_be_filled_in() -> None:

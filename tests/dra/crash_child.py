@@ -22,7 +22,7 @@ from drabridge.dra.records import RecordStore
 from drabridge.kube.client import KubernetesCluster
 from drabridge.ledger import Prepare, Unprepare
 from drabridge.ledger.service import Keeper
-from tests.dra.helpers import DraNode, gpu, with_profile
+from tests.support.dra_node import DraNode, gpu, with_profile
 
 EXIT_STATUS = 137
 CONFIG = with_profile("prepare: {command: [/bin/true]}, unprepare: {command: [/bin/true]}")

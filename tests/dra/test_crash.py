@@ -19,8 +19,8 @@ from drabridge.ledger.model import Owner
 from drabridge.sim.apiserver import SimApiServer
 from drabridge.wire import dra_v1_pb2, dra_v1_pb2_grpc
 from tests.dra.crash_child import CONFIG, EXIT_STATUS, FEW, MANY
-from tests.dra.helpers import DRIVER, Claims, DraNode, add_node, short_directory
-from tests.patience import PATIENCE
+from tests.support.dra_node import DRIVER, Claims, DraNode, add_node, short_directory
+from tests.support.waiting import PATIENCE
 
 
 @contextlib.asynccontextmanager

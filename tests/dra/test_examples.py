@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from drabridge.inventory.model import Attribute, Device, Semver
 from drabridge.sim.cluster import ClusterTimings, SimCluster
-from tests.dra.helpers import CONFIG, DRIVER, NODE, DraNode, gpu, short_directory
+from tests.support.dra_node import CONFIG, DRIVER, NODE, DraNode, gpu, short_directory
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "dra"
 OURS = "drabridge.example.com"

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from drabridge.inventory.model import Presence
-from tests.dra.helpers import CONFIG, DRIVER, NODE, DraNode, a_node, gpu
+from tests.support.dra_node import CONFIG, DRIVER, NODE, DraNode, a_node, gpu
 
 ROOT = "/var/run/kubernetes.io/dra-device-attributes"
 

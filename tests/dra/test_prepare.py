@@ -14,7 +14,7 @@ from drabridge.kube.api import UnreachableError
 from drabridge.ledger.effects import Notify, RefusalCode, Refused, Side, Subject
 from drabridge.ledger.model import ClaimRef, Owner
 from drabridge.wire import dra_v1_pb2, dra_v1beta1_pb2, dra_v1beta1_pb2_grpc
-from tests.dra.helpers import CONFIG, DRIVER, NODE, RESOURCE, DraNode, a_node, gpu
+from tests.support.dra_node import CONFIG, DRIVER, NODE, RESOURCE, DraNode, a_node, gpu
 
 
 async def test_a_claim_gets_exactly_its_devices_and_gives_them_back() -> None:

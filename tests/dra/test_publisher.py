@@ -17,8 +17,8 @@ from drabridge.kube.api import UnreachableError
 from drabridge.ledger.events import Restarted, SetLane
 from drabridge.ledger.model import ClaimRef, Lane, Owner
 from drabridge.sim.apiserver.store import Change
-from tests.dra.helpers import CONFIG, DRIVER, NODE, DraNode, a_node, add_node, gpu
-from tests.patience import PATIENCE
+from tests.support.dra_node import CONFIG, DRIVER, NODE, DraNode, a_node, add_node, gpu
+from tests.support.waiting import PATIENCE
 
 ALL = [f"gpu-{n}" for n in range(4)]
 

@@ -11,7 +11,7 @@ import pytest
 from drabridge.evidence.loop import ABSENT_SECONDS, HELD_SECONDS, IDLE_SECONDS, LEAST_SECONDS, EvidenceLoop
 from drabridge.ledger import Entry, Event, Facts, Hold, Ledger, Observed, Owner, Policy
 from drabridge.ledger.effects import ACCEPTED, Decision
-from tests.agent.helpers import until
+from tests.support.agent_process import until
 
 
 class Node:

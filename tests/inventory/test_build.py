@@ -10,7 +10,7 @@ from drabridge.inventory.build import Builder, BuildResult
 from drabridge.inventory.model import Device, DeviceNode, Mount, Presence, Semver
 from drabridge.inventory.nvidia import NOTHING
 from drabridge.inventory.udev_device import UdevDevice
-from tests.inventory.helpers import MemoryHost, config, record
+from tests.support.hardware import MemoryHost, config, record
 
 BUS = record("/sys/devices/pci0000:00/0000:00:14.0", "pci", attributes={"numa_node": "0"})
 CARD_PATH = "/sys/devices/pci0000:00/0000:00:14.0/1-4"

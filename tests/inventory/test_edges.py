@@ -15,22 +15,22 @@ from drabridge.inventory import event_source, nvidia
 from drabridge.inventory.event_source import EventKind
 from drabridge.inventory.host import RealHost
 from drabridge.inventory.udev_scope import UdevScope, needs_nvidia, wanted
-from tests.inventory import trees
-from tests.inventory.helpers import config
+from tests.support import machines
+from tests.support.hardware import config
 
 # --- NVIDIA ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_driver_s_files_are_read(tmp_path: Path) -> None:
-    facts = nvidia.read(trees.nvidia_proc(tmp_path, 2, excluded=[1]) / "driver/nvidia", nvml=False)
-    assert dict(facts.of(trees.gpu_address(0))) == {
-        "uuid": trees.GPU_UUID.format(0),
+    facts = nvidia.read(machines.nvidia_proc(tmp_path, 2, excluded=[1]) / "driver/nvidia", nvml=False)
+    assert dict(facts.of(machines.gpu_address(0))) == {
+        "uuid": machines.GPU_UUID.format(0),
         "minor": "0",
         "model": "NVIDIA H100 80GB HBM3",
         "excluded": "false",
         "driver_version": "580.95.05",
     }
-    assert facts.of(trees.gpu_address(1))["excluded"] == "true"
+    assert facts.of(machines.gpu_address(1))["excluded"] == "true"
     assert facts.of("0000:00:00.0") == {}
 
 
@@ -72,7 +72,7 @@ def nvml_library(**more: Any) -> types.ModuleType:
         "nvmlShutdown": lambda: None,
         "nvmlDeviceGetCount": lambda: 1,
         "nvmlDeviceGetHandleByIndex": lambda index: index,
-        "nvmlDeviceGetUUID": lambda handle: trees.GPU_UUID.format(0).encode(),
+        "nvmlDeviceGetUUID": lambda handle: machines.GPU_UUID.format(0).encode(),
         "nvmlDeviceGetMemoryInfo": lambda handle: types.SimpleNamespace(total=80 << 30),
         "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, 0),
         "nvmlDeviceGetArchitecture": lambda handle: 9,
@@ -101,8 +101,8 @@ def test_nvml_adds_what_it_knows_and_its_failures_take_nothing_away(
     more: dict[str, Any], known: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml_library(**more))
-    facts = nvidia.read(trees.nvidia_proc(tmp_path, 1) / "driver/nvidia").of(trees.gpu_address(0))
-    assert facts["uuid"] == trees.GPU_UUID.format(0)
+    facts = nvidia.read(machines.nvidia_proc(tmp_path, 1) / "driver/nvidia").of(machines.gpu_address(0))
+    assert facts["uuid"] == machines.GPU_UUID.format(0)
     assert known.items() <= facts.items()
     assert "brand" not in facts, "a constant that the library has no name for"
 
@@ -251,7 +251,7 @@ def test_every_attribute_and_link_that_is_named_is_read() -> None:
         frozenset({"usb", "tty"}), frozenset(f"a{n}" for n in range(1, 12)), frozenset({"l1", "l2"})
     )
     assert not needs_nvidia(config(resource))
-    assert needs_nvidia(config(trees.GPU_RESOURCE))
+    assert needs_nvidia(config(machines.GPU_RESOURCE))
 
 
 def test_companions_of_any_kind_make_everything_wanted() -> None:

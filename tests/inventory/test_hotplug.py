@@ -23,9 +23,9 @@ from drabridge.inventory.facts import EventSeen, MonitorRestarted, Reconciled, S
 from drabridge.inventory.model import Presence, Snapshot
 from drabridge.inventory.udev import Udev
 from drabridge.inventory.udev_scope import UdevScope
-from tests.inventory.conftest import RUN_UDEV, Udevd
-from tests.inventory.helpers import Loops, Watched, config, loops, needs_loop_devices, watching
-from tests.patience import HANG_SECONDS, PATIENCE
+from tests.support.hardware import Loops, Watched, config, loops, needs_loop_devices, watching
+from tests.support.udevd import RUN_UDEV, Udevd
+from tests.support.waiting import HANG_SECONDS, PATIENCE
 
 pytestmark = [pytest.mark.loopdev, pytest.mark.root, needs_loop_devices]
 
@@ -148,7 +148,7 @@ async def test_in_a_network_namespace_of_its_own_the_kernel_is_used(udevd: Udevd
     udevd.start()
     code = (
         "import asyncio, sys\n"
-        "from tests.inventory.helpers import loops, watching\n"
+        "from tests.support.hardware import loops, watching\n"
         "async def main():\n"
         "    async with watching(loops(sys.argv[1])) as watched:\n"
         "        print(watched.inventory.status, flush=True)\n"
@@ -326,7 +326,7 @@ def test_one_event_costs_a_wakeup_and_other_subsystems_cost_none(no_udevd: None,
 def test_a_process_without_privileges_can_watch() -> None:
     code = (
         "import asyncio\n"
-        "from tests.inventory.helpers import loops, watching\n"
+        "from tests.support.hardware import loops, watching\n"
         "async def main():\n"
         "    async with watching(loops()) as watched:\n"
         "        print(watched.inventory.status.kind)\n"

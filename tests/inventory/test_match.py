@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from drabridge.inventory.match import Explanation, explain, matches
-from tests.config.helpers import matchers, rule
-from tests.config.views import View, pci, usb_device, usb_tty
+from tests.support.configurations import matchers, rule
+from tests.support.udev_tree import View, pci, usb_device, usb_tty
 
 FTDI = usb_tty("0403", "6001", serial="A50285BI")
 LINKED = View("ttyUSB0", devlinks=("/dev/serial/by-id/a", "/dev/serial/by-path/b"), tags=("systemd", "uaccess"))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from drabridge.config.pattern import Patterns
 from drabridge.config.predicate import All, Ancestor, Any, Exists, Not, Predicate, Source, Test
 from drabridge.inventory.match import explain_predicate, holds
-from tests.config.views import View
+from tests.support.udev_tree import View
 
 WORDS = st.sampled_from(["a", "b", "0403", "0x0403", "", "ab"])
 GLOBS = st.sampled_from(["a", "b*", "*", "", "?", "0403|a", "[ab]"])

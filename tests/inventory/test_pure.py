@@ -14,7 +14,7 @@ from drabridge.inventory.events import BURST, INTERVAL_SECONDS, Pacer, RecheckQu
 from drabridge.inventory.model import Collision, Device, Presence, Semver, Snapshot
 from drabridge.inventory.tracker import DeviceTracker
 from drabridge.inventory.udev_device import VALUE_LIMIT_CHARS, clean
-from tests.inventory.helpers import record
+from tests.support.hardware import record
 
 # --- values ---------------------------------------------------------------------------------------------------------
 

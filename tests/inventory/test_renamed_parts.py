@@ -11,7 +11,7 @@ from drabridge.inventory.build import Builder, BuildResult
 from drabridge.inventory.identity import Key
 from drabridge.inventory.nvidia import NOTHING
 from drabridge.inventory.udev_device import UdevDevice
-from tests.inventory.helpers import MemoryHost, config, record
+from tests.support.hardware import MemoryHost, config, record
 
 BRIDGE = record("/sys/devices/pci0000:00/0000:00:01.0", "pci")
 HUB = record(f"{BRIDGE.syspath}/0000:01:00.0", "pci", BRIDGE)

@@ -1,4 +1,4 @@
-"""Whole machines that are not there: every case of umock.py, each in a process of its own under umockdev."""
+"""Whole machines that are not there: every case of umockdev_cases.py, each in a process of its own under umockdev."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.inventory import umock
+from tests.inventory import umockdev_cases
 
 WRAPPER = shutil.which("umockdev-wrapper")
 ROOT = Path(__file__).parents[2]
@@ -25,7 +25,7 @@ pytestmark = [
 def run(case: str, **environment: str) -> str:
     assert WRAPPER is not None
     done = subprocess.run(
-        [WRAPPER, sys.executable, "-W", "error", "-m", "tests.inventory.umock", case],
+        [WRAPPER, sys.executable, "-W", "error", "-m", "tests.inventory.umockdev_cases", case],
         cwd=ROOT,
         env=os.environ | environment,
         capture_output=True,
@@ -37,7 +37,7 @@ def run(case: str, **environment: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("case", sorted(umock.CASES.keys() - {TWO_STEPS}))
+@pytest.mark.parametrize("case", sorted(umockdev_cases.CASES.keys() - {TWO_STEPS}))
 def test_machine(case: str) -> None:
     run(case)
 

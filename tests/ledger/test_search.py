@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from drabridge.ledger.model import Lane, Owner
 from drabridge.ledger.table import Signal
 from drabridge.ledger.transitions.common import ignore
-from tests.ledger.mutants import MUTANTS, Mutant, other_rows
-from tests.ledger.search import search
-from tests.ledger.states import Config
-from tests.ledger.worlds import OTHERS
+from tests.ledger.search.mutants import MUTANTS, Mutant, other_rows
+from tests.ledger.search.search import search
+from tests.ledger.search.states import Config
+from tests.ledger.search.worlds import OTHERS
 
 
 @pytest.mark.parametrize("name", OTHERS)

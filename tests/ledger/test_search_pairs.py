@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.ledger.search import search
-from tests.ledger.worlds import PAIRS
+from tests.ledger.search.search import search
+from tests.ledger.search.worlds import PAIRS
 
 pytestmark = pytest.mark.long
 

@@ -16,7 +16,7 @@ from drabridge.ledger import Lane, Owner, SetLane, step
 from drabridge.ledger.lock import LedgerLockedError
 from drabridge.ledger.store import FILE, Loaded, Store
 from tests.ledger.test_store import POLICY, allocate, kept, ledger_of, load, owners
-from tests.patience import HANG_SECONDS
+from tests.support.waiting import HANG_SECONDS
 
 
 @pytest.fixture

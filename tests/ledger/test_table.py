@@ -47,7 +47,7 @@ from drabridge.ledger import (
 from drabridge.ledger.apply_event import refusal_told
 from drabridge.ledger.codec import entry_from_json, entry_to_json
 from drabridge.ledger.table import ROWS, compile_rows
-from tests.ledger.node import CLAIM, NOON, OTHER, POD, PODS, Node, allocate, allocated, device, prepare
+from tests.support.ledger_node import CLAIM, NOON, OTHER, POD, PODS, Node, allocate, allocated, device, prepare
 
 # --- the table ---
 

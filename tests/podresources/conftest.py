@@ -11,7 +11,7 @@ import pytest
 
 import podresources
 from podresources import Allocatable, Client, Facts, Snapshot, SyncClient, errors
-from tests.patience import PATIENCE
+from tests.support.waiting import PATIENCE
 
 
 class AnyClient(Protocol):

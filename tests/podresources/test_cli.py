@@ -19,8 +19,9 @@ import grpc
 import pytest
 import yaml
 
-from tests.patience import HANG_SECONDS, PATIENCE
-from tests.podresources.helpers import (
+from tests.podresources.test_client import get_answer
+from tests.podresources.test_exporter import parse, value
+from tests.support.podresources_server import (
     Kubelet,
     capacity,
     claim,
@@ -33,9 +34,8 @@ from tests.podresources.helpers import (
     pod,
     says,
 )
-from tests.podresources.test_client import get_answer
-from tests.podresources.test_exporter import parse, value
-from tests.servers import free_port
+from tests.support.servers import free_port
+from tests.support.waiting import HANG_SECONDS, PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = pod(

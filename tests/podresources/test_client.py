@@ -13,9 +13,8 @@ from podresources import Client, Support, SyncClient, errors
 from podresources.model import Api
 from podresources.transport import Attempt
 from podresources.wire import v1_pb2 as wire
-from tests.patience import PATIENCE
 from tests.podresources.conftest import MakeClient, refused
-from tests.podresources.helpers import (
+from tests.support.podresources_server import (
     Answer,
     Kubelet,
     capacity,
@@ -34,6 +33,7 @@ from tests.podresources.helpers import (
     socket_directory,
     truncated_answer,
 )
+from tests.support.waiting import PATIENCE
 
 POD = pod("train-0", container("main", device("nvidia.com/gpu", "GPU-1", numa=(0,))), namespace="training")
 RATE_LIMITED = fails(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")

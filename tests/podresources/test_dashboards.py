@@ -15,8 +15,17 @@ from podresources.exporter import Exposition
 from podresources.model import SocketIdentity
 from podresources.normalise import allocatable, snapshot
 from podresources.transport import Attempt, Rpc
-from tests.podresources.helpers import capacity, claim, claim_device, container, device, large_listing, listing, pod
-from tests.podresources.promql import Vector, evaluate, named_labels, parse, selectors
+from tests.support.podresources_server import (
+    capacity,
+    claim,
+    claim_device,
+    container,
+    device,
+    large_listing,
+    listing,
+    pod,
+)
+from tests.support.promql import Vector, evaluate, named_labels, parse, selectors
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy/dashboards"
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "podresources-grafana.json").read_text())

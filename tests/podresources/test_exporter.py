@@ -16,8 +16,7 @@ from podresources.known import KnownDevices
 from podresources.model import Api, DeviceKey, SocketIdentity
 from podresources.normalise import allocatable, snapshot
 from podresources.wire import v1_pb2 as wire
-from tests.patience import PATIENCE
-from tests.podresources.helpers import (
+from tests.support.podresources_server import (
     Kubelet,
     capacity,
     claim,
@@ -31,6 +30,7 @@ from tests.podresources.helpers import (
     pod,
     says,
 )
+from tests.support.waiting import PATIENCE
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 SOCKET = SocketIdentity(1, 2, 3)

@@ -17,7 +17,7 @@ from podresources.model import (
 )
 from podresources.normalise import allocatable, snapshot
 from podresources.wire import v1_pb2 as wire
-from tests.podresources.helpers import capacity, claim, claim_device, container, device, listing, pod
+from tests.support.podresources_server import capacity, claim, claim_device, container, device, listing, pod
 
 SOCKET = SocketIdentity(1, 2, 3)
 

@@ -14,10 +14,20 @@ import yaml
 
 from podresources.cli.parser import parse as parse_command
 from podresources.socket_path import DEFAULT_SOCKET
-from tests.patience import HANG_SECONDS
-from tests.podresources.helpers import Answer, claim, claim_device, container, device, kubelet, listing, pod, says
 from tests.podresources.test_cli import fetch, interrupt, run, start
-from tests.servers import free_port
+from tests.support.podresources_server import (
+    Answer,
+    claim,
+    claim_device,
+    container,
+    device,
+    kubelet,
+    listing,
+    pod,
+    says,
+)
+from tests.support.servers import free_port
+from tests.support.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,7 +8,7 @@ from podresources import render, table, topview
 from podresources.model import Allocatable, AllocatableDevice, Allocation, Api, SocketIdentity
 from podresources.normalise import snapshot
 from podresources.select import Selection
-from tests.podresources.helpers import claim, claim_device, container, device, listing, pod
+from tests.support.podresources_server import claim, claim_device, container, device, listing, pod
 
 SOCKET = SocketIdentity(1, 2, 3)
 EVERYTHING = Selection()

@@ -15,9 +15,19 @@ import pytest
 
 from podresources import errors
 from podresources.socket_path import identify
-from tests.patience import HANG_SECONDS, PATIENCE
 from tests.podresources.conftest import MakeClient, refused
-from tests.podresources.helpers import Kubelet, container, device, hangs, kubelet, listing, pod, says, socket_directory
+from tests.support.podresources_server import (
+    Kubelet,
+    container,
+    device,
+    hangs,
+    kubelet,
+    listing,
+    pod,
+    says,
+    socket_directory,
+)
+from tests.support.waiting import HANG_SECONDS, PATIENCE
 
 ONE = says(listing(pod("one", container("c", device("e.com/x", "1")))))
 TWO = says(listing(pod("two", container("c", device("e.com/x", "2")))))

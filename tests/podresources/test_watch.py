@@ -16,9 +16,9 @@ from podresources import Backoff, Client, errors
 from podresources.changes import Assigned, CapacityChanged, Released
 from podresources.watch import Event, Interrupted, Resumed, Started, pause, watch
 from podresources.wire import v1_pb2 as wire
-from tests.agent.helpers import until
-from tests.patience import PATIENCE
-from tests.podresources.helpers import Kubelet, capacity, container, device, fails, kubelet, listing, pod, says
+from tests.support.agent_process import until
+from tests.support.podresources_server import Kubelet, capacity, container, device, fails, kubelet, listing, pod, says
+from tests.support.waiting import PATIENCE
 
 FAST = 0.02
 

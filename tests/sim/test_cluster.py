@@ -14,8 +14,8 @@ import pytest
 from drabridge.sim.apiserver import ApiError
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from drabridge.wire import dra_v1_pb2
-from tests.sim.api_client import Client, slice_body
-from tests.sim.kubelet_peers import Driver, Plugin, device, serving, short_dir
+from tests.support.api_client import Client, slice_body
+from tests.support.kubelet_peers import Driver, Plugin, device, serving, short_dir
 
 DRIVER = "obs.example.com"
 

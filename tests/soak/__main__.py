@@ -39,7 +39,7 @@ def main() -> int:
         "the ends of pods, and the agent's log in FILE.agent",
     )
     parser.add_argument("--real", action="store_true", help="on the node that KUBECONFIG leads to, as root on it")
-    parser.add_argument("--broken", metavar="VARIANT", help="an agent with one rule missing (tests.agent.broken)")
+    parser.add_argument("--broken", metavar="VARIANT", help="an agent without one rule (tests.support.broken_agent)")
     arguments = parser.parse_args()
     seconds = arguments.seconds if arguments.seconds is not None else arguments.minutes * 60
 
@@ -57,7 +57,7 @@ def main() -> int:
             return 1
         say(str(found))
         return 0 if found.ok else 1
-    command = ("-m", "tests.agent.broken", arguments.broken) if arguments.broken else ("-m", "drabridge")
+    command = ("-m", "tests.support.broken_agent", arguments.broken) if arguments.broken else ("-m", "drabridge")
     verdict = asyncio.run(soak(seconds, arguments.seed, say, command, arguments.log, arguments.least_pods))
     say(str(verdict))
     return 0 if verdict.ok else 1

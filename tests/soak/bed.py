@@ -23,9 +23,9 @@ from drabridge.sim.clusternode import NodeTimings
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.timings import Timings
 from drabridge.sim.scheduler import SchedulerTimings
-from tests.agent.helpers import AgentProcess, lists_read, short_directory
-from tests.inventory.helpers import Loops
 from tests.soak.judge import Judge
+from tests.support.agent_process import AgentProcess, lists_read, short_directory
+from tests.support.hardware import Loops
 
 SCALE = 20
 RECORD_SECONDS = 0.005  # between the answer to Allocate and kubelet's record of it

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.patience import HANG_SECONDS
 from tests.soak.real import bed, judge
 from tests.soak.real.judge import KubeletRecord, Sample, Verdict, Waiting, Waits
 from tests.soak.real.load import sample_of
+from tests.support.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_RECORD = KubeletRecord()

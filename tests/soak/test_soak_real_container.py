@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import HANG_SECONDS
 from tests.soak.real import judge
 from tests.soak.real.container import BROKEN, JOURNAL, NOTHING, TAKEN, program
+from tests.support.waiting import HANG_SECONDS
 
 SECONDS = 600
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drabridge.status import page
-from tests.status import sample
+from tests.support import status_documents
 
 HOSTILE = "<script>alert('x')</script>\"'><img src=//evil.example onerror=alert(1)>"
 
@@ -51,7 +51,7 @@ class Reader(HTMLParser):
 
 
 def test_it_says_who_has_what() -> None:
-    document = sample.busy()
+    document = status_documents.busy()
     text = Reader(page.render(document)).text
     for row in document["devices"]:
         assert row["name"] in text
@@ -74,7 +74,7 @@ def test_it_says_who_has_what() -> None:
 
 
 def test_trouble_comes_first_and_loud() -> None:
-    reader = Reader(page.render(sample.troubled()))
+    reader = Reader(page.render(status_documents.troubled()))
     text = reader.text
     assert "Not ready" in text[:200]
     first_table = text.index("Devices of")
@@ -88,7 +88,7 @@ def test_trouble_comes_first_and_loud() -> None:
 
 
 def test_a_ready_agent_with_a_device_in_doubt_does_not_look_well() -> None:
-    document = sample.troubled()
+    document = status_documents.troubled()
     document["ready"], document["notReadyBecause"] = True, []
     assert "Ready, but devices are in doubt" in Reader(page.render(document)).text
 
@@ -103,7 +103,7 @@ def _poisoned(value: Any) -> Any:
     return HOSTILE if isinstance(value, str) and value else value
 
 
-@pytest.mark.parametrize("make", [sample.busy, sample.troubled])
+@pytest.mark.parametrize("make", [status_documents.busy, status_documents.troubled])
 def test_hostile_texts_stay_text(make: Any) -> None:
     honest, poisoned = Reader(page.render(make())), Reader(page.render(_poisoned(make())))
     assert "alert('x')" in poisoned.text
@@ -121,17 +121,17 @@ def test_any_text_is_shown_and_nothing_else_changes(text: str) -> None:
     assert len(Reader(page.render(document)).elements) == len(Reader(page.render(BUSY)).elements) or not text
 
 
-BUSY = sample.busy()
+BUSY = status_documents.busy()
 
 
 def test_surrogates_of_odd_bytes_are_shown_escaped() -> None:
-    document = sample.busy()
+    document = status_documents.busy()
     document["devices"][0]["id"] = b"GPU-\xff".decode(errors="surrogateescape")
     assert b"GPU-\\udcff" in page.render(document)
 
 
 def test_nothing_is_fetched_and_no_script_is_needed() -> None:
-    reader = Reader(page.render(sample.busy()))
+    reader = Reader(page.render(status_documents.busy()))
     links = [
         (name, value) for name, attributes in reader.elements for key, value in attributes.items()
         if key in ("src", "href", "action", "data", "srcset", "poster", "formaction", "style")
@@ -144,7 +144,7 @@ def test_nothing_is_fetched_and_no_script_is_needed() -> None:
 
 
 def test_the_policy_allows_the_style_sheet_and_nothing_more() -> None:
-    body = page.render(sample.busy()).decode()
+    body = page.render(status_documents.busy()).decode()
     style = re.search(r"<style>(.*?)</style>", body, re.DOTALL)
     assert style
     digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
@@ -155,14 +155,14 @@ def test_the_policy_allows_the_style_sheet_and_nothing_more() -> None:
 
 
 def test_it_loads_itself_again_unless_told_not_to() -> None:
-    assert b'http-equiv="refresh"' in page.render(sample.busy())
-    still = page.render(sample.busy(), refresh=False)
+    assert b'http-equiv="refresh"' in page.render(status_documents.busy())
+    still = page.render(status_documents.busy(), refresh=False)
     assert b'http-equiv="refresh"' not in still
     assert b'href="/"' in still
 
 
 def test_four_thousand_devices_are_drawn_quickly_and_those_in_trouble_are_shown() -> None:
-    document = sample.many(4000)
+    document = status_documents.many(4000)
     took = []
     for _ in range(3):
         before = time.perf_counter()
@@ -178,7 +178,7 @@ def test_four_thousand_devices_are_drawn_quickly_and_those_in_trouble_are_shown(
 
 
 def test_a_bar_is_as_long_as_the_resource_has_devices() -> None:
-    for document in (sample.busy(), sample.troubled(), sample.many(500)):
+    for document in (status_documents.busy(), status_documents.troubled(), status_documents.many(500)):
         widths = [
             float(str(attributes["width"]).rstrip("%"))
             for name, attributes in Reader(page.render(document)).elements
@@ -189,7 +189,7 @@ def test_a_bar_is_as_long_as_the_resource_has_devices() -> None:
 
 
 def test_no_resources() -> None:
-    text = Reader(page.render(sample.status([], [], not_ready=["no resource is served yet"]))).text
+    text = Reader(page.render(status_documents.status([], [], not_ready=["no resource is served yet"]))).text
     assert "No resource is configured." in text
     assert "no resource is served yet" in text
 

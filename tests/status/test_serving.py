@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from deploy.helm import manifests, one
 from drabridge.agent.endpoints import is_local_name
 from drabridge.status import page
-from tests.agent.helpers import AgentProcess, node, pod, short_directory, until
-from tests.deploy.helm import manifests, one
-from tests.patience import HANG_SECONDS
+from tests.support.agent_process import AgentProcess, node, pod, short_directory, until
+from tests.support.waiting import HANG_SECONDS
 
 
 async def fetch(address: str, path: str = "/", host: str = "localhost:9400") -> tuple[int, dict[str, str], bytes]:
@@ -136,7 +136,7 @@ async def test_with_the_chart_s_defaults_the_page_is_for_port_forward_alone(even
 
 async def test_a_refusal_is_shown_with_its_words(tmp_path: Path) -> None:
     """The message names the holder: without it a refusal is a riddle."""
-    from tests.agent.test_bridge_node import bridge, claim_pod, devices_in_slices
+    from tests.agent.test_both_apis import bridge, claim_pod, devices_in_slices
 
     async with bridge() as (agent, cluster, _):
         await until(lambda: len(devices_in_slices(cluster)) == 2, 10)
@@ -144,7 +144,7 @@ async def test_a_refusal_is_shown_with_its_words(tmp_path: Path) -> None:
         await cluster.wait_pod("c")
         held = next(row for row in (await agent.status())["devices"] if row["owner"] == "dra-prepared")
         # Kubelet would not ask for it: it is not on its list as healthy. Somebody else on the socket might.
-        from tests.abuse.peers import allocate
+        from tests.support.hostile_callers import allocate
 
         socket = next((agent.root / "device-plugins").glob("drabridge-*.sock"))
         code, _ = await allocate(socket, [held["id"]])

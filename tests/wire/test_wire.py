@@ -15,7 +15,7 @@ from drabridge.wire import health_v1_pb2 as health
 from drabridge.wire import health_v1alpha1_pb2 as healthalpha
 from drabridge.wire import pluginregistration_pb2 as registration
 from podresources.wire import v1_pb2 as podresources
-from tests.patience import HANG_SECONDS
+from tests.support.waiting import HANG_SECONDS
 
 SERVICES = {
     dp: {

@@ -1,0 +1,194 @@
+"""``python -m deploy.generate``: write the chart's values schema and the kustomize base.
+
+``deploy/chart/values.schema.json`` comes from the agent's configuration model, ``deploy/kustomize/`` from the chart's
+default render. The tests fail while either is not what this would write.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deploy.helm import CHART, ROOT, manifests
+from drabridge.config.jsonschema import json_schema
+
+SCHEMA = CHART / "values.schema.json"
+KUSTOMIZE = ROOT / "deploy/kustomize"
+NAMESPACE = "drabridge"
+DRAFT = "http://json-schema.org/draft-07/schema#"  # what every Helm 3 and 4 reads
+
+Json = dict[str, Any]
+
+
+# --- values.schema.json ---------------------------------------------------------------------------------------------
+
+
+def _object(properties: Json, description: str = "", *, required: tuple[str, ...] = ()) -> Json:
+    found: Json = {"type": "object", "additionalProperties": False, "properties": properties}
+    found |= {"description": description} if description else {}
+    return found | ({"required": list(required)} if required else {})
+
+
+_ONE_LOOKAHEAD = r"\(\?([!=])((?:[^()]|\([^()]*\))*)\)"
+_LOOKAHEAD = re.compile(rf"\^(?:{_ONE_LOOKAHEAD})+")
+_TEXT: Json = {"type": "string"}
+_SWITCH: Json = {"type": "boolean"}
+_LABELS: Json = {"type": "object", "additionalProperties": _TEXT}
+_ANY_OBJECT: Json = {"type": "object"}
+_ANY_OBJECTS: Json = {"type": "array", "items": _ANY_OBJECT}
+_PORT: Json = {"type": "integer", "minimum": 1, "maximum": 65535}
+_SHARE: Json = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^[0-9]+%$"}]}
+_PATH: Json = {"type": "string", "pattern": "^/[^ ]*[^/ ]$"}
+
+
+def for_go(value: Any) -> Any:
+    """The schema with patterns that Go's regexp can read: it has no lookahead, which becomes ``not`` and ``allOf``."""
+    if isinstance(value, list):
+        return [for_go(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    plain = {key: for_go(item) for key, item in value.items()}
+    if isinstance(pattern := value.get("pattern"), str) and (looks := _LOOKAHEAD.match(pattern)):
+        plain["pattern"] = "^" + pattern[looks.end() :]
+        conditions = [
+            {"not": {"pattern": f"^{text}"}} if kind == "!" else {"pattern": f"^{text}"}
+            for kind, text in re.findall(_ONE_LOOKAHEAD, looks[0])
+        ]
+        plain["allOf"] = [*plain.get("allOf", ()), *conditions]
+    return plain
+
+
+def values_schema() -> Json:
+    """The JSON Schema of the chart's values; ``config`` is the agent's configuration model."""
+    config = json_schema()
+    definitions = config.pop("$defs")
+    config.pop("$schema")
+    config["required"] = [*config.get("required", ()), "driver"]  # paths of the pod are made of it
+    properties = {
+        "config": config,
+        "image": _object(
+            {
+                "repository": {"type": "string", "minLength": 1},
+                "tag": _TEXT,
+                "digest": {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
+                "pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
+            }
+        ),
+        "imagePullSecrets": _ANY_OBJECTS,
+        "kubeVersion": {"type": "string", "pattern": r"^(v?[0-9]+\.[0-9]+(\.[0-9]+)?.*)?$"},
+        "nameOverride": _TEXT,
+        "fullnameOverride": _TEXT,
+        "kubelet": _object({"rootDir": _PATH, "devicePluginDir": {"anyOf": [{"const": ""}, _PATH]}}),
+        "cdiDir": _PATH,
+        "extraHostPaths": {"type": "array", "items": _PATH},
+        "http": _object({"port": _PORT, "onNodeAddress": _SWITCH, "pageOnHostNetwork": _SWITCH}),
+        "log": _object(
+            {"level": {"enum": ["debug", "info", "warning", "error"]}, "format": {"enum": ["logfmt", "json"]}}
+        ),
+        "serviceAccount": _object({"create": _SWITCH, "name": _TEXT, "annotations": _LABELS}),
+        "rbac": _object({"create": _SWITCH}),
+        "admissionPolicy": _object({"create": _SWITCH}),
+        "deviceClasses": _object({"create": _SWITCH}),
+        "uninstall": _object({"check": _SWITCH}),
+        "priorityClassName": _TEXT,
+        "tolerations": _ANY_OBJECTS,
+        "nodeSelector": _LABELS,
+        "affinity": _ANY_OBJECT,
+        "podAnnotations": _LABELS,
+        "podLabels": _LABELS,
+        "resources": _ANY_OBJECT,
+        "maxSurge": _SHARE,
+        "maxUnavailable": _SHARE,
+        "capabilities": {"type": "array", "items": {"type": "string", "pattern": "^[A-Z_]+$"}},
+        "hostPID": _SWITCH,
+        "seLinuxOptions": _ANY_OBJECT,
+        "podMonitor": _object({"enabled": _SWITCH, "interval": _TEXT, "labels": _LABELS}),
+        "networkPolicy": _object(
+            {"enabled": _SWITCH, "scrapers": _ANY_OBJECTS, "apiServerPorts": {"type": "array", "items": _PORT}}
+        ),
+        "global": _ANY_OBJECT,  # Helm hands it to every chart
+    }
+    root = _object(properties, "Values of the chart drabridge", required=("config",))
+    schema = {"$schema": DRAFT, "title": "drabridge chart values", **root, "$defs": definitions}
+    readable: Json = for_go(schema)
+    return readable
+
+
+# --- the kustomize base ---------------------------------------------------------------------------------------------
+
+# hostPath volumes are what the Pod Security levels below `privileged` forbid; no container is privileged itself.
+NAMESPACE_OBJECT: Json = {
+    "apiVersion": "v1",
+    "kind": "Namespace",
+    "metadata": {"name": NAMESPACE, "labels": {"pod-security.kubernetes.io/enforce": "privileged"}},
+}
+HELM_LABELS = ("helm.sh/chart", "app.kubernetes.io/managed-by")
+
+
+def without_helm(obj: Json) -> Json:
+    """The object without the labels that say that Helm installed it."""
+    metadata = dict(obj["metadata"])
+    if "labels" in metadata:
+        metadata["labels"] = {key: value for key, value in metadata["labels"].items() if key not in HELM_LABELS}
+    return {**obj, "metadata": metadata}
+
+
+def base() -> list[Json]:
+    """The objects of the kustomize base: the namespace, and the chart's default render."""
+    return [NAMESPACE_OBJECT, *map(without_helm, manifests(name="drabridge", namespace=NAMESPACE))]
+
+
+def _file_name(obj: Json, objects: list[Json]) -> str:
+    alone = sum(other["kind"] == obj["kind"] for other in objects) == 1
+    return f"{obj['kind'].lower()}{'' if alone else '-' + obj['metadata']['name']}.yaml"
+
+
+def kustomize_files() -> dict[str, str]:
+    """Text by file name below deploy/kustomize."""
+    objects = base()
+    files = {_file_name(obj, objects): yaml.safe_dump(obj, sort_keys=False, width=110) for obj in objects}
+    kustomization = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": list(files),
+    }
+    note = (
+        "# Generated from the chart's defaults by `python -m deploy.generate`; a test keeps both equal.\n"
+        "# Use it as a base: patch the ConfigMap with your configuration, and the image with `images:`.\n"
+        "# config.yaml's `driver` is also in the DaemonSet's paths, the ClusterRole and the policies: change it there\n"
+        "# too, or use the chart, which does.\n"
+    )
+    return {"kustomization.yaml": note + yaml.safe_dump(kustomization, sort_keys=False), **files}
+
+
+# --- writing --------------------------------------------------------------------------------------------------------
+
+
+def schema_text() -> str:
+    return json.dumps(values_schema(), indent=1, ensure_ascii=False) + "\n"
+
+
+def files() -> Iterator[tuple[Path, str]]:
+    """Every generated file and what it has to contain."""
+    yield SCHEMA, schema_text()
+    for name, text in kustomize_files().items():
+        yield KUSTOMIZE / name, text
+
+
+def main() -> None:
+    KUSTOMIZE.mkdir(exist_ok=True)
+    SCHEMA.write_text(schema_text())  # first: Helm reads it when it renders
+    wanted = dict(files())
+    for stale in set(KUSTOMIZE.glob("*.yaml")) - set(wanted):
+        stale.unlink()
+    for path, text in wanted.items():
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

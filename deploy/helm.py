@@ -1,0 +1,121 @@
+"""Run Helm on the chart: its Go library, from the wheel ``helm-python-sdk``, in a process of its own.
+
+The Go runtime brings threads and signal handlers, which must not get into a test process that uses gRPC.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+import unittest
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+CHART = ROOT / "deploy/chart"
+HOOK = "helm.sh/hook"
+LIMIT_SECONDS = 600.0  # ends a render that hangs
+Json = dict[str, Any]
+
+_PROGRAM = """
+import json, sys
+import helm_python
+job = json.load(sys.stdin)
+try:
+    if job["do"] == "render":
+        with helm_python.Chart.load(job["chart"]) as chart:
+            chart.validate_schema(job["values"])
+            result = chart.render(job["values"], name=job["name"], namespace=job["namespace"])
+    else:
+        result = helm_python.chart.lint(job["chart"], job["values"], strict=True, kube_version=job["kube_version"])
+except helm_python.HelmError as error:
+    result = {"error": str(error)}
+json.dump(result, sys.stdout)
+"""
+
+
+class HelmRefusedError(Exception):
+    """Helm refused the values or the chart; the text is Helm's."""
+
+
+class HelmNotInstalledError(unittest.SkipTest):
+    """The wheel ``helm-python-sdk`` is not installed (there is one for x86_64 only). Pytest skips such a test."""
+
+
+@functools.lru_cache(maxsize=64)
+def _run(job: str) -> Json:
+    if find_spec("helm_python") is None:
+        raise HelmNotInstalledError("Helm's library is not installed: pip install helm-python-sdk")
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM], input=job, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    answer: Json = json.loads(done.stdout)
+    if "error" in answer:
+        raise HelmRefusedError(answer["error"])
+    return answer
+
+
+def templates(
+    values: Mapping[str, Any] | None = None,
+    *,
+    name: str = "drabridge",
+    namespace: str = "drabridge",
+    chart: Path = CHART,
+) -> dict[str, str]:
+    """Rendered text by template file name. Raises HelmRefusedError for values that schema or templates refuse."""
+    job = {"do": "render", "chart": str(chart), "values": values or {}, "name": name, "namespace": namespace}
+    return {Path(path).name: text for path, text in _run(json.dumps(job)).items()}
+
+
+def manifests(
+    values: Mapping[str, Any] | None = None,
+    *,
+    name: str = "drabridge",
+    namespace: str = "drabridge",
+    chart: Path = CHART,
+) -> list[Json]:
+    """Every object of a release, in Helm's order of files; without hooks, which are no part of it."""
+    return [obj for obj in _objects(values, name, namespace, chart) if HOOK not in _annotations(obj)]
+
+
+def hooks(
+    values: Mapping[str, Any] | None = None, *, name: str = "drabridge", namespace: str = "drabridge"
+) -> list[Json]:
+    """What Helm makes only while it does something: here, while it asks whether it may uninstall."""
+    return [obj for obj in _objects(values, name, namespace, CHART) if HOOK in _annotations(obj)]
+
+
+def _annotations(obj: Json) -> Json:
+    found: Json = obj["metadata"].get("annotations") or {}
+    return found
+
+
+def _objects(values: Mapping[str, Any] | None, name: str, namespace: str, chart: Path) -> list[Json]:
+    rendered = templates(values, name=name, namespace=namespace, chart=chart)
+    documents = [
+        document
+        for file, text in sorted(rendered.items())
+        if file.endswith(".yaml")
+        for document in yaml.safe_load_all(text)
+    ]
+    return [document for document in documents if document]
+
+
+def lint(values: Mapping[str, Any] | None = None, *, kube_version: str = "v1.36.0", chart: Path = CHART) -> list[Json]:
+    """What ``helm lint --strict`` complains about: warnings and errors, with their path."""
+    job = {"do": "lint", "chart": str(chart), "values": values or {}, "kube_version": kube_version}
+    report = _run(json.dumps(job))
+    return [message for message in report["messages"] if message["severity"] >= 2]
+
+
+def one(objects: list[Json], kind: str) -> Json:
+    """The only object of a kind."""
+    (found,) = (each for each in objects if each["kind"] == kind)
+    return found

@@ -1,0 +1,259 @@
+"""Both APIs on one node: a real agent process beside a simulated cluster, over real sockets and HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+from drabridge.sim.cluster import ClusterTimings, SimCluster
+from drabridge.sim.kubelet.runtime import LockingRuntime
+from drabridge.sim.kubelet.timings import Timings
+from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, lists_read, short_directory, until
+
+CONFIG = f"""\
+apiVersion: drabridge/v1alpha1
+kind: AgentConfig
+driver: {DRIVER}
+safety: {{minHoldSeconds: 0.5, unconfirmedSeconds: 2, absentSeconds: 0.3, settleSeconds: 1, quiesceSeconds: 0.5}}
+resources:
+- name: {RESOURCE}
+  match: [{{subsystem: mem, sysname: [zero, "null", full, random]}}]
+  id: ["{{sysname}}"]
+  lanes: {{legacy: 2, dra: 2}}
+"""
+CLASS = f"""\
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {{name: mem}}
+spec: {{selectors: [{{cel: {{expression: "device.driver == '{DRIVER}'"}}}}]}}
+"""
+
+
+def claim_pod(name: str, count: int = 1) -> str:
+    return f"""\
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {{name: {name}, namespace: default}}
+spec: {{devices: {{requests: [{{name: r, exactly: {{deviceClassName: mem, count: {count}}}}}]}}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, namespace: default}}
+spec:
+  resourceClaims: [{{name: c, resourceClaimName: {name}}}]
+  containers: [{{name: main, image: x, resources: {{claims: [{{name: c}}]}}}}]
+  terminationGracePeriodSeconds: 1
+"""
+
+
+def limits_pod(name: str, count: int = 1) -> str:
+    return f"""\
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, namespace: default}}
+spec:
+  containers: [{{name: main, image: x, resources: {{limits: {{"{RESOURCE}": {count}}}}}}}]
+  terminationGracePeriodSeconds: 1
+"""
+
+
+@contextlib.asynccontextmanager
+async def bridge(
+    config: str = CONFIG, kubelet_version: str = "1.36", **kubelet: Any
+) -> AsyncIterator[tuple[AgentProcess, SimCluster, LockingRuntime]]:
+    """Cluster and agent, ready. Every container takes an exclusive lock on its devices for its life.
+
+    ``kubelet``: changes to its fast timings.
+    """
+    with short_directory() as root:
+        locks = root / "locks"
+        locks.mkdir()
+        runtime = LockingRuntime(locks)
+        timings = replace(ClusterTimings.fast(), kubelet=Timings.fast(**kubelet))
+        options: dict[str, Any] = {"timings": timings, "kubelet_version": kubelet_version}
+        async with SimCluster(root, runtime=lambda _: runtime, **options) as cluster:
+            kubeconfig = root / "kubeconfig"
+            cluster.api.kubeconfig(kubeconfig)
+            agent = AgentProcess(root / "node-a", config, arguments=("--kubeconfig", str(kubeconfig)))
+            await agent.start()
+            try:
+                await agent.ready()
+                await lists_read(cluster.kubelets["node-a"])
+                await cluster.apply(CLASS)
+                yield agent, cluster, runtime
+                assert runtime.conflicts == []
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    await agent.stop(signal.SIGKILL)
+
+
+def devices_in_slices(cluster: SimCluster) -> set[str]:
+    """Names of devices that a scheduler could take: published and not tainted."""
+    return {
+        device["name"]
+        for one in cluster.api.objects.peek("resourceslices")
+        for device in one["spec"].get("devices") or ()
+        if not device.get("taints")
+    }
+
+
+def healthy(cluster: SimCluster) -> set[str]:
+    view = cluster.kubelets["node-a"].resources.get(RESOURCE)
+    return set(view.healthy) if view else set()
+
+
+async def set_lanes(agent: AgentProcess, **lanes: Any) -> dict[str, Any]:
+    code, body = await agent.ask("/lanes", json.dumps({"resource": RESOURCE, **lanes}).encode())
+    answer: dict[str, Any] = json.loads(body)
+    assert code == 200, answer
+    return answer
+
+
+async def test_each_device_is_offered_on_one_side_only() -> None:
+    async with bridge() as (_, cluster, _runtime):
+        await until(lambda: len(devices_in_slices(cluster)) == 2)
+        assert len(healthy(cluster)) == 2
+        assert not devices_in_slices(cluster) & healthy(cluster)
+
+
+async def test_both_kinds_of_pods_run_side_by_side() -> None:
+    async with bridge() as (agent, cluster, _):
+        await cluster.apply(claim_pod("c1") + "---\n" + claim_pod("c2"))
+        await cluster.apply(limits_pod("l1") + "---\n" + limits_pod("l2"))
+        for name in ("c1", "c2", "l1", "l2"):
+            await cluster.wait_pod(name)
+        owners = sorted(row["owner"] for row in (await agent.status())["devices"])
+        assert owners == ["dra-prepared", "dra-prepared", "legacy", "legacy"]
+
+
+async def test_lanes_move_while_pods_run_and_back() -> None:
+    async with bridge() as (agent, cluster, _):
+        await cluster.apply(limits_pod("l1"))
+        await cluster.wait_pod("l1")
+        await set_lanes(agent, legacy=1, dra=3)
+        await until(lambda: len(devices_in_slices(cluster)) == 3, 10, agent.text)
+        assert len(healthy(cluster)) == 1
+        await cluster.apply(claim_pod("c", 3))
+        await cluster.wait_pod("c")
+        # All goes to claims: the held one waits, marked; nothing of the running pod is disturbed.
+        await set_lanes(agent, legacy=0, dra=4)
+        await until(lambda: _moves(agent, "waiting"), 10)
+        assert cluster.get("pods", "l1")["status"]["phase"] == "Running"  # type: ignore[index]
+        await set_lanes(agent, legacy=1, dra=3)
+        await until(lambda: _moves(agent, None), 10)
+
+
+async def test_the_whole_way_to_claims_and_back() -> None:
+    async with bridge() as (agent, cluster, _):
+        await set_lanes(agent, legacy=0, dra=4)
+        await until(lambda: len(devices_in_slices(cluster)) == 4, 10, agent.text)
+        assert not healthy(cluster)
+        await set_lanes(agent, legacy=4, dra=0)
+        await until(lambda: len(healthy(cluster)) == 4, 20, agent.text)
+        assert not devices_in_slices(cluster)
+        await set_lanes(agent, reset=True)
+        await until(lambda: len(devices_in_slices(cluster)) == 2, 20, agent.text)
+        assert len(healthy(cluster)) == 2
+
+
+async def test_a_pod_that_ended_lets_go() -> None:
+    async with bridge() as (agent, cluster, _):
+        await cluster.apply(limits_pod("l", 2))
+        await cluster.wait_pod("l")
+        await cluster.delete("pods", "l")
+        await until(lambda: all_free(agent), 30, agent.text)
+        row = (await agent.status())["devices"][-1]
+        assert row["releasedBecause"]
+
+
+async def _moves(agent: AgentProcess, step: str | None) -> bool:
+    steps = {row["move"]["step"] for row in (await agent.status())["devices"] if row["move"]}
+    return steps == ({step} if step else set())
+
+
+async def test_the_annotation_of_the_node_wins_and_a_bad_one_is_not_followed() -> None:
+    async with bridge() as (agent, cluster, _):
+        await _annotate(cluster, json.dumps({RESOURCE: {"legacy": 1, "dra": "*"}}))
+        await until(lambda: len(devices_in_slices(cluster)) == 3, 10, agent.text)
+        code, body = await agent.ask("/lanes", json.dumps({"resource": RESOURCE, "legacy": 4}).encode())
+        assert code == 400
+        assert b"annotation" in body
+        await _annotate(cluster, "{not json")
+        await until(lambda: _noted(agent, "annotation"), 10)
+        assert len(devices_in_slices(cluster)) == 3
+
+
+async def test_a_reload_turns_claims_on_and_changes_what_a_driver_cannot() -> None:
+    legacy_only = CONFIG.replace("{legacy: 2, dra: 2}", '{legacy: "*", dra: 0}')
+    async with bridge(legacy_only) as (agent, cluster, _):
+        assert len(healthy(cluster)) == 4
+        assert not cluster.api.objects.peek("resourceslices")
+        agent.config.write_text(CONFIG)
+        await until(lambda: len(devices_in_slices(cluster)) == 2, 20, agent.text)
+        await until(lambda: len(healthy(cluster)) == 2)
+        agent.config.write_text(CONFIG.replace("resources:", "dra: {pool: another}\nresources:"))
+        await until(lambda: _pools(cluster) == {"another"}, 20, lambda: f"{_pools(cluster)} {agent.text()}")
+        await cluster.apply(claim_pod("c"))
+        await cluster.wait_pod("c")
+
+
+def _pools(cluster: SimCluster) -> set[str]:
+    return {one["spec"]["pool"]["name"] for one in cluster.api.objects.peek("resourceslices")}
+
+
+async def _annotate(cluster: SimCluster, value: str) -> None:
+    node = cluster.get("nodes", "node-a")
+    assert node is not None
+    await cluster.apply(
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a", "annotations": {f"{DRIVER}/lanes": value}}}
+    )
+
+
+async def _noted(agent: AgentProcess, word: str) -> bool:
+    return any(word in note for note in (await agent.status())["notes"])
+
+
+async def test_kill_and_restart_keep_both_sides_holders() -> None:
+    async with bridge() as (agent, cluster, _):
+        await cluster.apply(claim_pod("c") + "---\n" + limits_pod("l"))
+        await cluster.wait_pod("c")
+        await cluster.wait_pod("l")
+        before = {row["name"]: row["owner"] for row in (await agent.status())["devices"]}
+        await agent.stop(signal.SIGKILL)
+        await agent.start()
+        await agent.ready(20)
+        after = {row["name"]: row["owner"] for row in (await agent.status())["devices"]}
+        assert after == before
+        await until(lambda: len(healthy(cluster)) == 2, why=agent.text)
+
+
+async def test_a_finished_claim_frees_its_device() -> None:
+    async with bridge() as (agent, cluster, _):
+        await cluster.apply(claim_pod("c"))
+        await cluster.wait_pod("c")
+        await cluster.delete("pods", "c")
+        await cluster.delete("resourceclaims", "c")
+        await until(lambda: all_free(agent), 15, agent.text)
+        assert not list(agent.cdi.glob("*claim*"))
+
+
+async def all_free(agent: AgentProcess) -> bool:
+    return {row["owner"] for row in (await agent.status())["devices"]} == {"none"}
+
+
+async def test_without_an_api_server_the_legacy_side_works_and_says_so() -> None:
+    async with bridge() as (agent, cluster, _):
+        cluster.api.faults.partition()
+        await agent.stop(signal.SIGKILL)
+        await agent.start()
+        await agent.up()
+        await until(lambda: len(healthy(cluster)) == 2, 10, agent.text)
+        assert (await agent.ask("/readyz"))[0] == 503
+        cluster.api.faults.heal()
+        await agent.ready(30)
+        await asyncio.sleep(0)

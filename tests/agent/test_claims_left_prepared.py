@@ -1,0 +1,211 @@
+"""A claim that kubelet forgot without unpreparing it: held until the operator's word, which rests on what is asked."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import uuid
+from typing import Any
+
+import pytest
+
+from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
+from drabridge.ledger.model import ClaimRef
+from drabridge.sim.cluster import SimCluster
+from drabridge.sim.kubelet.faults import ListFault
+from drabridge.sim.kubelet.runtime import LockingRuntime
+from tests.agent.test_both_apis import bridge, claim_pod, devices_in_slices, healthy, limits_pod
+from tests.agent.test_half_prepared_claims import BOOT_ID
+from tests.support.agent_process import AgentProcess, until
+
+
+async def test_the_operator_ends_a_claim_that_nobody_remembers() -> None:
+    async with bridge() as (agent, cluster, runtime):
+        name = await _prepared(agent, cluster)
+        await _forget(agent, cluster, runtime)
+        assert cluster.get("resourceclaims", "c") is None
+        assert (await agent.device(name))["owner"] == "dra-prepared"  # kubelet may yet unprepare it
+
+        cluster.api.faults.partition()
+        code, text = await release(agent, name)
+        assert code == 409
+        assert "prepared for claim default/c" in text
+        assert "the API server could not be asked" in text
+        assert (await agent.device(name))["owner"] == "dra-prepared"
+
+        cluster.api.faults.heal()
+        assert (await release(agent, name))[0] == 200
+        assert (await agent.device(name))["owner"] == "none"
+        await agent.stop(signal.SIGKILL)  # nothing on disk brings it back
+        await agent.start()
+        await agent.ready()
+        assert (await agent.device(name))["owner"] == "none"
+
+
+async def test_the_next_claims_get_other_devices_than_one_that_nobody_unprepares() -> None:
+    async with bridge() as (agent, cluster, runtime):
+        name = await _prepared(agent, cluster)
+        await _forget(agent, cluster, runtime)
+        await until(lambda: name in devices_in_slices(cluster), why=agent.text)  # nobody has asked the API server
+        await cluster.apply(claim_pod("d"))
+        said = f"'drabridge lanes release {name}'"
+        await until(lambda: any(said in event["message"] for event in cluster.events("d")), why=agent.text)
+        await until(lambda: name not in devices_in_slices(cluster), why=agent.text)
+        assert "no longer allocated" in (await agent.device(name))["evidence"]
+        await cluster.delete("pods", "d")
+        await cluster.delete("resourceclaims", "d")
+        await cluster.apply(claim_pod("e"))
+        await cluster.wait_pod("e")
+
+        assert (await release(agent, name))[0] == 200
+        await until(lambda: name in devices_in_slices(cluster), why=agent.text)
+
+
+async def test_a_prepared_claim_is_not_ended_while_kubelet_or_the_api_server_knows_it() -> None:
+    async with bridge() as (agent, cluster, _):
+        name = await _prepared(agent, cluster)
+        code, text = await release(agent, name)
+        assert (code, "the API server shows it allocated to claim default/c" in text) == (409, True)
+
+        cluster.api.objects.modify("resourceclaims", "c", _lose, namespace="default", subresource="status")
+        code, text = await release(agent, name)
+        assert code == 409
+        assert f"claim default/c (uid {(await agent.device(name))['holders'][0]['claimUID']}) is gone" in text
+        assert "used by pod default/c (container main)" in text
+        assert (await agent.device(name))["owner"] == "dra-prepared"
+
+        await cluster.kubelets["node-a"].stop()
+        code, text = await release(agent, name)
+        assert (code, "kubelet could not be asked" in text) == (409, True)
+        assert (await agent.device(name))["owner"] == "dra-prepared"
+        await cluster.kubelets["node-a"].start()
+
+
+async def test_a_claim_that_only_its_cdi_file_tells_of_is_ended_when_the_api_server_has_let_go_of_it() -> None:
+    async with bridge() as (agent, cluster, runtime):
+        name = await _prepared_without_a_name(agent, cluster)
+        code, text = await release(agent, name)
+        assert (code, "prepared for claim default/c" in text, "shows allocated" in text) == (409, True, True)
+        cluster.api.faults.partition()
+        code, text = await release(agent, name)
+        assert (code, "the API server could not be asked" in text) == (409, True)
+        cluster.api.faults.heal()
+        cluster.kubelets["node-a"].faults.podresources = ListFault.NONE
+
+        await _forget(agent, cluster, runtime)
+        assert (await agent.device(name))["owner"] == "dra-prepared"
+        assert (await release(agent, name))[0] == 200
+        assert (await agent.device(name))["owner"] == "none"
+        assert not list(agent.cdi.glob("*-device-claim-*.json"))
+
+
+async def test_a_claim_that_only_its_cdi_file_tells_of_is_not_ended_while_a_container_runs_with_it() -> None:
+    async with bridge() as (agent, cluster, _):
+        name = await _prepared_without_a_name(agent, cluster)
+        cluster.api.objects.modify("resourceclaims", "c", _lose, namespace="default", subresource="status")
+        code, text = await release(agent, name)
+        assert (code, "kubelet could not be asked" in text) == (409, True)
+        cluster.kubelets["node-a"].faults.podresources = ListFault.NONE
+        code, text = await release(agent, name)
+        assert (code, "used by pod default/c (container main)" in text) == (409, True)
+        assert (await agent.device(name))["owner"] == "dra-prepared"
+
+
+@pytest.mark.parametrize("named", [True, False])
+async def test_of_a_claim_with_two_devices_the_released_one_does_not_come_back(named: bool) -> None:
+    async with bridge() as (agent, cluster, runtime):
+        await cluster.apply(claim_pod("c", 2))
+        await cluster.wait_pod("c")
+        first, second = await _prepared_devices(agent)
+        if not named:
+            await _lose_state(agent, cluster)
+            cluster.kubelets["node-a"].faults.podresources = ListFault.NONE
+        await _forget(agent, cluster, runtime)
+        assert (await release(agent, first))[0] == 200
+        if named:  # else nobody knows enough to write its CDI file again
+            (file,) = agent.cdi.glob("*-device-claim-*.json")
+            await until(lambda: f"-{first}" not in file.read_text(), why=agent.text)
+            assert f"-{second}" in file.read_text()
+        await cluster.apply(claim_pod("d"))
+        await cluster.wait_pod("d")
+        await agent.stop(signal.SIGKILL)
+        await agent.start()
+        await agent.ready()
+        assert [holder["claim"] for holder in (await agent.device(first))["holders"]] == ["d"]
+        assert (await agent.device(second))["owner"] == "dra-prepared"
+        assert (await release(agent, second))[0] == 200
+
+
+async def test_a_conflict_of_a_pod_with_a_claim_that_has_ended_is_over_with_the_operators_word() -> None:
+    async with bridge() as (agent, cluster, _):
+        await cluster.apply(limits_pod("l"))
+        await cluster.wait_pod("l")
+        (name,) = [row["name"] for row in (await agent.status())["devices"] if row["owner"] == "legacy"]
+        await agent.stop()
+        claim = ClaimRef(str(uuid.uuid4()), "default", "long-gone")
+        record = ClaimRecord(
+            claim, State.COMPLETED, BOOT_ID.read_text().strip(), (PreparedDevice("r", "node-a", name),)
+        )
+        RecordStore(agent.control.parent / "claims").save(record)
+        await agent.start()
+        await agent.ready()
+        assert (await agent.device(name))["owner"] == "conflict"
+        assert (await release(agent, name))[0] == 200
+        assert (await agent.device(name))["owner"] == "legacy"
+        await until(lambda: name in healthy(cluster), why=agent.text)
+        code, text = await release(agent, name)
+        assert (code, "held by pod default/l" in text) == (409, True)
+
+
+def _lose(obj: dict[str, Any]) -> None:
+    """As somebody who edits the status by hand."""
+    obj["status"] = {}
+
+
+async def _prepared(agent: AgentProcess, cluster: SimCluster) -> str:
+    """A pod runs with a claim; returns the name of its device."""
+    await cluster.apply(claim_pod("c"))
+    await cluster.wait_pod("c")
+    (name,) = await _prepared_devices(agent)
+    return name
+
+
+async def _prepared_devices(agent: AgentProcess) -> list[str]:
+    return [row["name"] for row in (await agent.status())["devices"] if row["owner"] == "dra-prepared"]
+
+
+async def _lose_state(agent: AgentProcess, cluster: SimCluster) -> None:
+    """And kubelet does not tell of claims, for now."""
+    await agent.stop()
+    shutil.rmtree(agent.control.parent)
+    cluster.kubelets["node-a"].faults.podresources = ListFault.ERROR
+    await agent.start()
+    await agent.ready()
+
+
+async def _prepared_without_a_name(agent: AgentProcess, cluster: SimCluster) -> str:
+    """The same after the agent's state was lost, and kubelet, which is asked first, does not tell; it does not yet."""
+    name = await _prepared(agent, cluster)
+    await _lose_state(agent, cluster)
+    (holder,) = (await agent.device(name))["holders"]
+    assert (holder["phase"], holder["claim"]) == ("prepared", "")
+    return name
+
+
+async def _forget(agent: AgentProcess, cluster: SimCluster, runtime: LockingRuntime) -> None:
+    """A node whose kubelet directory was emptied by hand while kubelet was down, and its pod deleted by force."""
+    kubelet = cluster.kubelets["node-a"]
+    await kubelet.stop()
+    (agent.root / "dra_manager_state").unlink()
+    await cluster.delete("pods", "c", force=True)
+    await cluster.delete("resourceclaims", "c")
+    for pod, container in list(runtime.running):
+        await runtime.stop_container(pod, container)
+    await kubelet.start()
+    await agent.ready()
+
+
+async def release(agent: AgentProcess, name: str) -> tuple[int, str]:
+    code, body = await agent.ask("/release", json.dumps({"device": name}).encode())
+    return code, str(json.loads(body).get("error", ""))

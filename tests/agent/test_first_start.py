@@ -1,0 +1,352 @@
+"""What an agent finds when it starts: another plugin's pods, the time before a reboot, a ledger nobody can read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import signal
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from drabridge.ledger.store import Store
+from drabridge.sim.apiserver import SimApiServer
+from drabridge.sim.cluster import SimCluster
+from drabridge.sim.kubelet.claims import FILE_NAME as CLAIMS_FILE
+from drabridge.sim.kubelet.faults import ListFault
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.pods import Container, Phase, PodSpec
+from drabridge.sim.kubelet.timings import Timings
+from tests.agent.test_both_apis import bridge, claim_pod, limits_pod
+from tests.soak.bed import MEM, bed
+from tests.support.agent_process import CONFIG, RESOURCE, AgentProcess, node, pod, short_directory, until
+from tests.support.kubelet_peers import Plugin, device
+from tests.support.waiting import HANG_SECONDS
+
+QUICK = CONFIG.replace(
+    "resources:\n",
+    "safety: {minHoldSeconds: 0.4, unconfirmedSeconds: 2, absentSeconds: 0.4, settleSeconds: 1}\nresources:\n",
+)
+IDS = ("full", "null", "random", "zero")
+
+
+async def _owners(agent: AgentProcess) -> dict[str, str]:
+    return {row["name"]: row["owner"] for row in (await agent.status())["devices"]}
+
+
+async def test_pods_of_the_plugin_before_us_are_recognised() -> None:
+    with short_directory() as root:
+        kubelet = SimKubelet(root, timings=Timings.fast())
+        vendor = Plugin(root, "vendor.sock", [device(name) for name in IDS], RESOURCE)
+        agent = AgentProcess(root, QUICK)
+        async with kubelet:
+            await vendor.serve()
+            await vendor.register()
+            await kubelet.wait_for_resource(RESOURCE, healthy=4)
+            await kubelet.run_pod(pod("a", 2))
+            held = set(kubelet.resources[RESOURCE].allocated)
+            await vendor.stop()
+            await agent.start()
+            try:
+                await agent.ready()
+                await kubelet.wait_for_resource(RESOURCE, healthy=4)
+                rows = {row["name"]: row for row in (await agent.status())["devices"]}
+                assert {name for name, row in rows.items() if row["owner"] == "legacy"} == held
+                assert {one["pod"] or one["podUID"] for name in held for one in rows[name]["holders"]} <= {"a", "uid-a"}
+                assert (await kubelet.run_pod(pod("b", 3))).phase is Phase.FAILED
+                assert (await kubelet.run_pod(pod("c", 2))).phase is Phase.RUNNING
+                assert kubelet.pod_status("uid-a").phase is Phase.RUNNING
+                await kubelet.delete_pod("uid-a")
+
+                async def let_go() -> bool:
+                    owners = await _owners(agent)
+                    return {owners[name] for name in held} == {"none"}
+
+                await until(let_go, 15, agent.text)
+            finally:
+                await agent.stop(signal.SIGKILL)
+
+
+async def test_a_pod_that_only_kubelet_s_checkpoint_shows_keeps_its_devices_from_claims() -> None:
+    """A List leaves plain init containers out, and a fresh ledger gives everything to the lane of claims."""
+    config = QUICK.replace("  match:", '  lanes: {legacy: 0, dra: "*"}\n  match:')
+    assert config != QUICK
+    with short_directory() as root:
+        async with SimApiServer() as api, SimKubelet(root, timings=Timings.fast()) as kubelet:
+            api.objects.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"}})
+            vendor = Plugin(root, "vendor.sock", [device(name) for name in IDS], RESOURCE)
+            agent = AgentProcess(root, config, arguments=("--kubeconfig", str(api.kubeconfig(root / "kubeconfig"))))
+            await vendor.serve()
+            await vendor.register()
+            await kubelet.wait_for_resource(RESOURCE, healthy=4)
+            long = Container("fetch", {RESOURCE: 2}, run_seconds=3600)
+            spec = PodSpec("default", "a", uid="uid-a", init_containers=(long,), containers=(Container("main"),))
+            starting = asyncio.create_task(kubelet.run_pod(spec))
+            await kubelet.wait_for(lambda: "fetch" in kubelet.node.pods["uid-a"].running if kubelet.pods else False)
+            held = set(kubelet.resources[RESOURCE].allocated)
+            assert len(held) == 2
+            await vendor.stop()
+            await agent.start()
+            try:
+                await agent.ready()
+
+                def published() -> set[str]:
+                    slices = api.objects.peek("resourceslices")
+                    found = {one["name"] for each in slices for one in each["spec"].get("devices") or ()}
+                    assert not found & held, agent.text()
+                    return found
+
+                await until(lambda: published() == set(IDS) - held, 10, agent.text)
+                owners = await _owners(agent)
+                assert {name for name, owner in owners.items() if owner == "legacy"} == held
+                await asyncio.sleep(2)  # longer than every doubt of QUICK, with a List that never shows the pod
+                assert published() == set(IDS) - held
+                assert {name for name, owner in (await _owners(agent)).items() if owner == "legacy"} == held
+            finally:
+                await agent.stop(signal.SIGKILL)
+                starting.cancel()
+                await asyncio.gather(starting, return_exceptions=True)
+
+
+async def test_a_reboot_keeps_pods_holds_until_proven_free_and_drops_prepared_marks() -> None:
+    async with bed(0, loop_devices=0) as stage:
+        await stage.cluster.apply(limits_pod("l").replace(RESOURCE, MEM))
+        await stage.cluster.apply(claim_pod("c"))
+        await stage.cluster.wait_pod("l")
+        await stage.cluster.wait_pod("c")
+        assert sorted((await _owners(stage.agent)).values()) == ["dra-prepared", "legacy", "none", "none"]
+        files = _legacy_files(stage.agent)
+        # Everything dies, the agent comes first and alone: only its ledger says who had what.
+        await stage.agent.stop(signal.SIGKILL)
+        await stage.kubelet.stop()
+        stage.boot_id.write_text(str(uuid.uuid4()))
+        shutil.rmtree(stage.agent.cdi)  # as /var/run after a boot
+        await stage.start_agent()
+        await stage.agent.up()
+        await until(lambda: _is(stage.agent, ["dra-granted", "legacy", "none", "none"]), 10, stage.agent.text)
+        await asyncio.sleep(2)  # longer than every doubt, but kubelet says nothing
+        assert await _is(stage.agent, ["dra-granted", "legacy", "none", "none"]), stage.agent.text()
+        assert len(files) == 1
+        # Its pod's container starts again without an Allocate.
+        await until(lambda: _legacy_files(stage.agent) == files, 10, stage.agent.text)
+        # Kubelet's pods come again, on the devices that they had.
+        before = {name for name, owner in (await _owners(stage.agent)).items() if owner == "legacy"}
+        stage.kubelet.faults.pods_arrive.clear()
+        await stage.kubelet.reboot()
+        await stage.kubelet.wait_for_resource(MEM)
+        stage.kubelet.faults.pods_arrive.set()
+        await stage.cluster.wait_pod("c")
+        await until(lambda: _is(stage.agent, ["dra-prepared", "legacy", "none", "none"]), 20, stage.agent.text)
+        assert {name for name, owner in (await _owners(stage.agent)).items() if owner == "legacy"} == before
+        await stage.cluster.delete("pods", "l")
+        await until(lambda: _is(stage.agent, ["dra-prepared", "none", "none", "none"]), 20, stage.agent.text)
+        assert not stage.judge.conflicts
+
+
+def _legacy_files(agent: AgentProcess) -> list[str]:
+    return [path.name for path in agent.cdi.glob("*-device-legacy-*.json")]
+
+
+async def _is(agent: AgentProcess, owners: list[str]) -> bool:
+    return sorted((await _owners(agent)).values()) == owners
+
+
+def _garbage(file: Path) -> None:
+    file.write_bytes(b"\0" * 300)
+
+
+def _truncated(file: Path) -> None:
+    lines = file.read_bytes().split(b"\n")
+    file.write_bytes(b"\n".join(lines[:3]) + b"\n")
+
+
+def _bit_flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 0x04
+    file.write_bytes(data)
+
+
+def _envelope(**changes: object) -> Callable[[Path], None]:
+    def rewrite(file: Path) -> None:
+        import zlib
+
+        first, _, rest = file.read_bytes().partition(b"\n")
+        body = json.dumps(json.loads(first[9:]) | changes).encode()
+        file.write_bytes(b"%08x %b\n" % (zlib.crc32(body), body) + rest)
+
+    return rewrite
+
+
+DAMAGE = {
+    "garbage": _garbage,
+    "truncated": _truncated,
+    "a bit": _bit_flip,
+    "a newer agent's": _envelope(version=99),
+    "another node's": _envelope(node="node-b"),
+    "before the first version": _envelope(version=0),
+    "missing": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+async def test_a_ledger_that_cannot_be_read_is_quarantine_and_the_operator_s_way_out(damage: str) -> None:
+    async with node(QUICK) as (agent, kubelet):
+        await kubelet.run_pod(pod("a"))
+        (used,) = kubelet.resources[RESOURCE].allocated
+        await _restart(agent)  # its start writes a snapshot with every device
+        await agent.stop(signal.SIGKILL)
+        state = agent.control.parent
+        (state / "ledger.jsonl.previous").unlink(missing_ok=True)
+        DAMAGE[damage](state / "ledger.jsonl")
+        await agent.start()
+        await agent.ready()
+        document = await agent.status()
+        assert any(str(state / "ledger.jsonl") in note for note in document["notes"]), document["notes"]
+        owners = await _owners(agent)
+        assert owners[used] in ("legacy", "quarantine")
+        doubtful = {name for name, owner in owners.items() if owner == "quarantine"}
+        assert doubtful, owners
+        # In doubt nothing is handed out...
+        assert (await kubelet.run_pod(pod("b", 4 - len(doubtful)))).phase is Phase.FAILED
+        # ... and the way out is refused where a pod runs, granted where nobody is.
+        await until(lambda: _settled(agent), 15, agent.text)
+        code, said = await _lanes_release(agent, used)
+        assert code == 1, said
+        for name in sorted(doubtful - {used}):
+            code, said = await _lanes_release(agent, name)
+            assert code == 0, said
+        owners = await _owners(agent)
+        assert {name: owner for name, owner in owners.items() if name != used} == dict.fromkeys(
+            set(IDS) - {used}, "none"
+        )
+        await kubelet.wait_for_resource(RESOURCE, healthy=4)
+        assert (await kubelet.run_pod(pod("c", 3))).phase is Phase.RUNNING
+
+
+async def _restart(agent: AgentProcess) -> None:
+    await agent.stop(signal.SIGKILL)
+    await agent.start()
+    await agent.ready()
+
+
+async def test_an_older_ledger_is_corrected_by_what_kubelet_knows() -> None:
+    async with node(QUICK) as (agent, kubelet):
+        await _restart(agent)
+        older = (agent.control.parent / "ledger.jsonl").read_bytes()
+        await kubelet.run_pod(pod("a", 2))
+        held = set(kubelet.resources[RESOURCE].allocated)
+        await agent.stop(signal.SIGKILL)
+        (agent.control.parent / "ledger.jsonl").write_bytes(older)
+        await agent.start()
+        await agent.ready()
+        assert {name for name, owner in (await _owners(agent)).items() if owner == "legacy"} == held
+
+
+async def _settled(agent: AgentProcess) -> bool:
+    """Until kubelet has been asked about every device in doubt."""
+    return b'drabridge_hold_reason{reason="no-second-witness"}' in (await agent.ask("/metrics"))[1]
+
+
+async def _lanes_release(agent: AgentProcess, device: str) -> tuple[int, str]:
+    command = (sys.executable, "-m", "drabridge", "lanes", "release", device, "--socket", str(agent.control))
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=asyncio.subprocess.STDOUT)
+    out, _ = await asyncio.wait_for(process.communicate(), HANG_SECONDS)
+    return process.returncode or 0, out.decode()
+
+
+async def test_release_says_what_it_cannot_do() -> None:
+    async with node(QUICK) as (agent, kubelet):
+        await kubelet.run_pod(pod("a"))
+        (used,) = kubelet.resources[RESOURCE].allocated
+        code, said = await _lanes_release(agent, used)
+        assert code == 1
+        assert "default/a" in said
+        assert "delete the pod" in said
+        code, said = await _lanes_release(agent, "nothing")
+        assert code == 2
+        assert "It has full, null, random, zero" in said
+        code, said = await _lanes_release(agent, next(name for name in IDS if name != used))
+        assert code == 0, said
+
+
+async def test_a_claim_that_was_released_does_not_come_back_with_the_next_start() -> None:
+    """Kubelet was wiped and forgot its pods: nobody will ever unprepare the claim."""
+    async with bridge() as (agent, cluster, runtime):
+        kubelet = cluster.kubelets["node-a"]
+        await cluster.apply(claim_pod("c"))
+        await cluster.wait_pod("c")
+        rows = (await agent.status())["devices"]
+        ((name, uid),) = [(row["name"], row["holders"][0]["claimUID"]) for row in rows if row["holders"]]
+        await kubelet.stop()
+        await runtime.stop_container(next(iter(kubelet.node.pods)), "main")
+        kubelet.node.pods.clear()
+        (kubelet.node.root / CLAIMS_FILE).unlink()
+        await cluster.delete("pods", "c", force=True)
+        await cluster.delete("resourceclaims", "c")
+        await agent.stop(signal.SIGKILL)
+        state = agent.control.parent
+        await kubelet.start()
+        await agent.start()
+        await agent.ready()
+        await until(lambda: _owned(agent, name, "dra-prepared"), 10, agent.text)
+        files = [*(state / "claims").glob("*.json"), *agent.cdi.glob(f"*-claim-{uid}*")]
+        assert len(files) == 2
+        code, body = await agent.ask("/release", json.dumps({"device": name}).encode())
+        assert code == 200, body
+        assert json.loads(body)["owner"] == "none"
+        assert not [file for file in files if file.exists()]
+        await agent.stop(signal.SIGKILL)
+        await agent.start()
+        await agent.ready()
+        assert await _owned(agent, name, "none")
+
+
+async def _owned(agent: AgentProcess, name: str, owner: str) -> bool:
+    return (await _owners(agent)).get(name) == owner
+
+
+async def test_with_an_api_server_quarantine_ends_by_itself() -> None:
+    async with bed(0, loop_devices=0) as stage:
+        await stage.cluster.apply(limits_pod("l").replace(RESOURCE, MEM))
+        await stage.cluster.wait_pod("l")
+        await stage.agent.stop(signal.SIGKILL)
+        for file in stage.agent.control.parent.glob("ledger.jsonl*"):
+            _garbage(file)
+        stage.kubelet.faults.podresources = ListFault.ERROR  # however late this test looks
+        await stage.start_agent()
+        await stage.agent.up()
+        await until(lambda: _doubt(stage.agent), 10, stage.agent.text)
+        stage.kubelet.faults.podresources = ListFault.NONE
+        await until(lambda: _told(stage.cluster, "LedgerLost"), 10, stage.agent.text)
+        await until(lambda: _is(stage.agent, ["legacy", "none", "none", "none"]), 40, stage.agent.text)
+        assert not stage.judge.conflicts
+
+
+def _told(cluster: SimCluster, reason: str) -> bool:
+    return any(
+        event["reason"] == reason and event["involvedObject"]["kind"] == "Node"
+        for event in cluster.api.objects.peek("events")
+    )
+
+
+async def _doubt(agent: AgentProcess) -> bool:
+    return "quarantine" in (await _owners(agent)).values()
+
+
+async def test_an_agent_whose_ledger_another_one_has_ends() -> None:
+    """And begins anew: what it knows of holders is of before, whether or not the other one stays."""
+    async with node() as (agent, kubelet):
+        state = agent.control.parent
+        for name in ("ledger.lock", "ledger.jsonl"):
+            (state / name).unlink()
+        other = Store(state, node="node-a")
+        assert (await kubelet.run_pod(pod("a"))).phase is Phase.FAILED
+        assert agent.process is not None
+        assert await asyncio.wait_for(agent.process.wait(), HANG_SECONDS) == 0
+        assert not other.path.exists()
+        other.close()

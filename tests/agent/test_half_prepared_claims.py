@@ -1,0 +1,86 @@
+"""Records of claims that an agent began to prepare and did not live to finish, or to take back after a refusal."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import uuid
+from pathlib import Path
+
+import pytest
+
+from drabridge.dra.lifecycle import recorded
+from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
+from drabridge.ledger import Restarted
+from drabridge.ledger.model import ClaimRef, Lane
+from drabridge.sim.kubelet.faults import ListFault
+from tests.agent.test_both_apis import bridge, claim_pod, healthy, limits_pod
+from tests.support.agent_process import AgentProcess, until
+from tests.support.ledger_node import CLAIM, NOON, OTHER, Node, allocated, device, prepare
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def _begun(agent: AgentProcess, device: str) -> str:
+    """What a killed agent leaves of another claim on this device; returns the claim's UID."""
+    claim = ClaimRef(str(uuid.uuid4()), "default", "other")
+    devices = (PreparedDevice("r", "node-a", device),)
+    record = ClaimRecord(claim, State.STARTED, BOOT_ID.read_text().strip(), devices)
+    RecordStore(agent.control.parent / "claims").save(record)
+    return claim.uid
+
+
+@pytest.mark.parametrize("pod", [claim_pod("p"), limits_pod("p")], ids=["claim", "limits"])
+async def test_a_claim_that_was_refused_holds_nothing_after_a_crash(pod: str) -> None:
+    async with bridge() as (agent, cluster, _):
+        await cluster.apply(pod)
+        await cluster.wait_pod("p")
+        (before,) = [row for row in (await agent.status())["devices"] if row["owner"] != "none"]
+        await agent.stop(signal.SIGKILL)
+        _begun(agent, before["name"])
+        await agent.start()
+        await agent.ready()
+        after = await agent.device(before["name"])
+        assert after["owner"] == before["owner"]
+        assert [holder["api"] for holder in after["holders"]] == [holder["api"] for holder in before["holders"]]
+        theirs = before["owner"] == "legacy"
+        await until(lambda: (before["name"] in healthy(cluster)) == theirs, 10, agent.text)  # its pod is not disturbed
+
+
+async def test_where_the_ledger_is_lost_it_holds_its_device() -> None:
+    async with bridge() as (agent, cluster, _):
+        await agent.stop()
+        state = agent.control.parent
+        shutil.rmtree(state / "claims", ignore_errors=True)
+        for file in state.glob("ledger.jsonl*"):
+            file.unlink()
+        uid = _begun(agent, "zero")
+        cluster.kubelets["node-a"].faults.podresources = ListFault.ERROR
+        await agent.start()
+        await agent.up()
+
+        async def held() -> bool:
+            return [holder.get("claimUID") for holder in (await agent.device("zero")).get("holders", ())] == [uid]
+
+        await until(held, 10, agent.text)
+
+
+def test_of_a_claim_that_was_allocated_anew_the_ledger_says_what_it_has(tmp_path: Path) -> None:
+    """It had gpu-0, is to have gpu-1 and gpu-2 as well, and was refused when the agent died."""
+    node = Node(device(0, Lane.DRA), device(1, Lane.DRA), device(2, Lane.DRA))
+    node.yes(Restarted(NOON))
+    node.yes(prepare(0))
+    node.yes(allocated(1, 2, claim=OTHER))
+    devices = tuple(PreparedDevice("r", "node-a", name) for name in ("gpu-0", "gpu-1", "gpu-2"))
+    store = RecordStore(tmp_path / "claims")
+    for state, boot, expected in (
+        (State.STARTED, "boot", ["gpu-0"]),
+        (State.COMPLETED, "boot", ["gpu-0", "gpu-1", "gpu-2"]),
+        (State.STARTED, "earlier", None),
+    ):
+        store.save(ClaimRecord(CLAIM, state, boot, devices))
+        found, before = recorded(tmp_path, "boot", node.ledger)
+        assert [[use.device for use in one.uses] for one in found] == ([expected] if expected else [])
+        assert before == (set() if expected else {CLAIM.uid})
+    store.save(ClaimRecord(ClaimRef("uid-3"), State.STARTED, "boot", devices))
+    assert recorded(tmp_path, "boot", node.ledger)[0] == (), "it was refused"

@@ -1,0 +1,78 @@
+"""For how long nothing is released after a start: of kubelet always, of the agent where kubelet may be another one."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from drabridge.sim.cluster import SimCluster
+from tests.agent.test_both_apis import CONFIG, all_free, bridge, limits_pod
+from tests.support.agent_process import AgentProcess, until
+
+LONG = CONFIG.replace("settleSeconds: 1", "settleSeconds: 3600")
+
+
+async def again(agent: AgentProcess, number: signal.Signals) -> None:
+    """Another agent, which waits for an hour if it has to wait."""
+    await agent.stop(number)
+    agent.config.write_text(LONG)
+    await agent.start()
+    await agent.ready()
+
+
+async def pod_runs(agent: AgentProcess, cluster: SimCluster, name: str) -> None:
+    """A pod with limits runs, and no release waits any more."""
+    await cluster.apply(limits_pod(name, 2))
+    await cluster.wait_pod(name)
+
+    async def settled() -> bool:
+        found = await agent.status()
+        held = [row for row in found["devices"] if "running" in row["evidence"]]
+        return len(held) == 2 and not found["releasesSuspendedUntil"]
+
+    await until(settled, 20, agent.text)
+
+
+async def waits(agent: AgentProcess) -> bool:
+    return bool((await agent.status())["releasesSuspendedUntil"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+async def test_an_agent_that_meets_the_same_kubelet_releases_what_ends(number: signal.Signals) -> None:
+    """Killed every few seconds, an agent that waited anew each time would release nothing, ever."""
+    async with bridge() as (agent, cluster, _):
+        await pod_runs(agent, cluster, "l")
+        for _ in range(2):
+            await again(agent, number)
+        await cluster.delete("pods", "l")
+        await until(lambda: all_free(agent), 30, agent.text)
+        assert not await waits(agent)
+
+
+async def test_an_agent_that_meets_another_kubelet_waits_for_it() -> None:
+    async with bridge() as (agent, cluster, _):
+        kubelet = cluster.kubelets["node-a"]
+        await pod_runs(agent, cluster, "l")
+        await agent.stop()
+        await kubelet.stop()
+        await kubelet.start()
+        await again(agent, signal.SIGTERM)
+        assert await waits(agent)
+        notes = (await agent.status())["notes"]
+        assert any("no device that a pod holds is released before" in note for note in notes), notes
+
+
+async def test_a_kubelet_that_comes_after_the_agent_is_waited_for() -> None:
+    """It was down when the agent began, and its socket lay there still."""
+    async with bridge() as (agent, cluster, _):
+        kubelet = cluster.kubelets["node-a"]
+        await pod_runs(agent, cluster, "l")
+        await agent.stop()
+        await kubelet.stop()
+        agent.config.write_text(LONG)
+        await agent.start()
+        await agent.up()
+        await kubelet.start()
+        await agent.ready()
+        await until(lambda: waits(agent), 10, agent.text)

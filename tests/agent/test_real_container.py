@@ -1,0 +1,90 @@
+"""A real container with what the agent answered to Allocate: it has the device, and one without it has not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+import pytest
+
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.pods import Phase
+from drabridge.sim.kubelet.runtime import MemoryRuntime
+from drabridge.sim.kubelet.timings import Timings
+from tests.dra.test_claim_in_container import CDI_DIRECTORY, rootfs, run
+from tests.support.agent_process import AgentProcess, pod, short_directory, until
+from tests.support.hardware import Loops, needs_loop_devices
+
+pytestmark = [
+    pytest.mark.podman,
+    pytest.mark.root,
+    pytest.mark.loopdev,
+    needs_loop_devices,
+    pytest.mark.skipif(
+        os.geteuid() != 0 or not shutil.which("podman") or not shutil.which("busybox"),
+        reason="needs root, podman, runc and busybox-static (apt-get install podman runc busybox-static)",
+    ),
+]
+
+RESOURCE = "example.com/loop"
+
+
+def config(driver: str, loop: Loops, firmware: Path) -> str:
+    return f"""\
+apiVersion: drabridge/v1alpha1
+kind: AgentConfig
+driver: {driver}
+safety: {{minHoldSeconds: 0.5, unconfirmedSeconds: 1, absentSeconds: 0.3, settleSeconds: 0.5, quiesceSeconds: 0.5}}
+resources:
+- name: {RESOURCE}
+  match: [{{subsystem: block, sysname: "{loop.pattern}"}}]
+  id: ["{{sysname}}"]
+  nodes: [{{from: devnode, as: /dev/disk0}}]
+  env: {{WHICH: "{{sysname}}"}}
+  mounts: [{{hostPath: {firmware}, containerPath: /firmware}}]
+"""
+
+
+async def test_the_container_gets_node_variable_and_mount(loop: Loops, tmp_path: Path) -> None:
+    root = rootfs(tmp_path / "rootfs")
+    (tmp_path / "firmware").write_text("v42\n")
+    driver = f"t{uuid.uuid4().hex[:8]}.example.com"  # /var/run/cdi is the machine's
+    name = loop.add(0)
+    look = f"ls -l /dev/disk0 /dev/{name} 2>&1; cat /firmware 2>&1; echo WHICH=$WHICH; echo no > /firmware"
+    with short_directory() as place:
+        kubelet = SimKubelet(place, timings=Timings.fast())
+        agent = AgentProcess(place, config(driver, loop, tmp_path / "firmware"), driver, ("--cdi-dir", "/var/run/cdi"))
+        await kubelet.start()
+        await agent.start()
+        try:
+            await agent.ready(20)
+            await kubelet.wait_for_resource(RESOURCE, healthy=1)
+            assert (await kubelet.run_pod(pod("a", resource=RESOURCE))).phase is Phase.RUNNING
+            assert isinstance(kubelet.node.runtime, MemoryRuntime)
+            names = list(kubelet.node.runtime.running["uid-a", "main"].cdi_devices)
+            assert names == [f"{driver}/device=legacy-{name}"]
+            inside = await run(root, look, names)
+            outside = await run(root, look, [])
+
+            number = os.stat(f"/dev/{name}").st_rdev
+            assert f"{os.major(number)}, {os.minor(number)}" in inside.stdout.replace(",  ", ", "), inside
+            assert f"/dev/{name}: No such file" in inside.stdout  # the alias, and not the host's name
+            assert "v42" in inside.stdout
+            assert f"WHICH={name}\n" in inside.stdout
+            assert "Read-only file system" in inside.stderr
+            assert "/dev/disk0: No such file" in outside.stdout
+            assert "v42" not in outside.stdout
+            assert "WHICH=\n" in outside.stdout
+
+            await kubelet.delete_pod("uid-a")
+            await until(lambda: not list(CDI_DIRECTORY.glob(f"{driver}*")), 20, agent.text)
+            gone = await run(root, look, names)
+            assert gone.returncode != 0
+            assert "unresolvable CDI devices" in gone.stderr
+        finally:
+            await agent.stop(9)
+            await kubelet.stop()
+            for path in CDI_DIRECTORY.glob(f"{driver}*"):
+                path.unlink()

@@ -1,0 +1,55 @@
+"""The files of prepared claims at start, when the inventory changes at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from drabridge.dra.server import DraServers
+from drabridge.inventory.model import DeviceNode, Presence, Snapshot
+from tests.dra.test_prepare import text_of
+from tests.support.dra_node import a_node, gpu, with_profile
+
+
+async def test_a_change_while_the_sockets_are_bound_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with a_node() as node:
+        claim = node.claims.add("cl", "gpu-1")
+        await node.prepared(claim)
+        await node.stop()
+        moved = replace(gpu(1), nodes=(DeviceNode("/dev/zero", "/dev/gpu1", "rw", "c", 1, 5),))
+        bind = DraServers.start
+
+        async def busy(self: Any) -> None:
+            await bind(self)
+            node.snapshot = Snapshot(node.snapshot.version + 1, (gpu(0), moved, gpu(2), gpu(3)))
+
+        monkeypatch.setattr(DraServers, "start", busy)
+        await node.start()
+        await node.wait_for(lambda: "/dev/zero" in text_of(node, claim), "the new node")
+
+
+async def test_a_claim_whose_hook_takes_long_holds_up_no_other(tmp_path: Path) -> None:
+    """Neither the files of other claims nor the health that kubelet is told of; its own follow when it is over."""
+    gate = tmp_path / "gate"
+    gate.touch()
+    hook = f"{{command: [/bin/sh, -c, 'while [ -e {gate} ]; do sleep 0.01; done; exit 1'], timeoutSeconds: 60}}"
+    async with a_node(with_profile(f"unprepare: {hook}")) as node:
+        claims = {n: node.claims.add(f"cl{n}", f"gpu-{n}") for n in range(3)}
+        for claim in claims.values():
+            await node.prepared(claim)
+        (busy, first), *others = sorted(claims.items(), key=lambda item: item[1].uid)
+        ending = asyncio.ensure_future(node.unprepare(first))
+        await node.wait_for(lambda: first.uid in node.driver._preparer._unpreparing, "the hook")
+        moved = [gpu(n, nodes=(DeviceNode("/dev/zero", f"/dev/gpu{n}", "rw", "c", 1, 5),)) for n in range(3)]
+        await node.set_devices(*moved)
+        await node.wait_for(lambda: all("/dev/zero" in text_of(node, claim) for _, claim in others), "the new nodes")
+        await node.set_devices(*moved[:2], replace(moved[2], presence=Presence.FAULTY))
+        await node.wait_for(lambda: not all(h.healthy for h, _ in node.driver._health._devices), "the news")
+        assert not ending.done()
+        gate.unlink()
+        assert "failed for" in (await ending)[first.uid]
+        await node.wait_for(lambda: "/dev/zero" in text_of(node, first), f"the new node of gpu-{busy}")

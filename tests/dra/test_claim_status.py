@@ -1,0 +1,96 @@
+"""The status of claims is a courtesy: whatever is wrong with it, the driver serves on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from drabridge.dra.claim_status import StatusWriter
+from drabridge.dra.records import RecordStore
+from drabridge.inventory.model import Presence, Snapshot
+from drabridge.kube.api import resource_claims
+from tests.support.agent_process import until
+from tests.support.dra_node import DRIVER, DraNode, a_node, gpu
+
+
+def conditions(node: DraNode, name: str) -> list[tuple[str, str]]:
+    """(device, Ready) of a claim's status."""
+    devices = node.claims.get(name)["status"].get("devices", ())
+    return [(one["device"], one["conditions"][0]["status"]) for one in devices]
+
+
+async def test_a_damaged_record_is_told_of_and_other_claims_get_their_status() -> None:
+    """Whoever reads it first: here the writer of statuses, when a device changes."""
+    async with a_node() as node:
+        first, second = node.claims.add("first", "gpu-1"), node.claims.add("second", "gpu-2")
+        await node.prepared(first)
+        await node.prepared(second)
+        await node.wait_for(lambda: conditions(node, "second") == [("gpu-2", "True")], "the status")
+        record = node.state / "claims" / f"{first.uid}.json"
+        record.write_text('{"version": 1, "state": "Prep')
+
+        await node.change(gpu_1=(Presence.FAULTY, "too hot"), gpu_2=(Presence.FAULTY, "too hot"))
+
+        await node.wait_for(lambda: conditions(node, "second") == [("gpu-2", "False")], "the new status")
+        aside = record.parent.glob(f"{record.name}.corrupt-*")
+        assert [path.read_text() for path in aside] == ['{"version": 1, "state": "Prep']
+        assert await node.unprepare(first, second) == {first.uid: "", second.uid: ""}
+
+
+async def test_a_record_that_cannot_be_read_ends_neither_the_writer_nor_the_driver(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with a_node() as node:
+        claim = node.claims.add("cl", "gpu-1")
+        await node.prepared(claim)
+        await node.wait_for(lambda: conditions(node, "cl") == [("gpu-1", "True")], "the status")
+        record = node.state / "claims" / f"{claim.uid}.json"
+        text = record.read_bytes()
+        record.unlink()
+        record.mkdir()
+
+        await node.change(gpu_1=(Presence.FAULTY, "too hot"))
+        await node.wait_for(lambda: "a claim's record is left out" in caplog.text, "the warning")
+
+        record.rmdir()
+        record.write_bytes(text)
+        await node.change(gpu_1=(Presence.PRESENT, ""))
+        await node.wait_for(lambda: conditions(node, "cl") == [("gpu-1", "True")], "the status")
+        assert await node.unprepare(claim) == {claim.uid: ""}
+
+
+async def test_a_writer_that_meets_a_damaged_record_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Between the claim's preparation and its status; found by a test that damaged one just then."""
+    caplog.set_level(logging.WARNING)
+    records = RecordStore(tmp_path)
+    writer = StatusWriter(None, resource_claims("v1"), DRIVER, records)  # type: ignore[arg-type]
+    task = asyncio.create_task(writer.run())
+    for uid, damage in (("a", tmp_path.joinpath("a.json").mkdir), ("b", lambda: (tmp_path / "b.json").write_text("{"))):
+        damage()
+        writer.claim_prepared(uid)
+        await asyncio.sleep(0.01)
+    await until(lambda: len(caplog.records) == 2)
+    assert not task.done()
+    assert [record.message for record in caplog.records] == ["claim status not written", "claim record quarantined"]
+    writer.inventory_changed(Snapshot(1, (gpu(1),)))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_defect_in_one_part_leaves_kubelet_its_sockets(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(writer: StatusWriter, uid: str) -> None:
+        raise ZeroDivisionError(uid)
+
+    monkeypatch.setattr(StatusWriter, "_write", broken)
+    async with a_node() as node:
+        await node.prepared(node.claims.add("first", "gpu-1"))
+        await node.wait_for(lambda: "a task failed and is started again" in caplog.text, "the defect")
+        second = node.claims.add("second", "gpu-2")
+        await node.prepared(second)
+        assert await node.unprepare(second) == {second.uid: ""}

@@ -1,0 +1,224 @@
+"""Profile hooks: initialisation at prepare, clean-up at unprepare, what happens when they fail."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from drabridge.config.container import Hook
+from drabridge.containers.hooks import run_hook
+from drabridge.dra.records import RecordStore, State
+from drabridge.inventory.model import DeviceNode, Presence
+from drabridge.ledger.events import Observed
+from drabridge.ledger.model import ClaimRef, Owner, PodRef
+from tests.dra.test_prepare import text_of
+from tests.support.agent_process import until
+from tests.support.dra_node import CONFIG, a_node, gpu, with_profile
+from tests.support.waiting import PATIENCE
+
+
+def script(text: str, seconds: int = 60) -> str:
+    return f"{{command: [/bin/sh, -c, '{text}'], timeoutSeconds: {seconds}}}"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "log"
+    path.touch()
+    return path
+
+
+async def test_hooks_run_around_a_claim_and_know_their_device(log: Path) -> None:
+    line = f"echo $DRABRIDGE_PHASE $DRABRIDGE_DEVICE $DRABRIDGE_CLAIM $DRABRIDGE_NODES >> {log}"
+    async with a_node(with_profile(f"prepare: {script(line)}, unprepare: {script(line)}")) as node:
+        claim = node.claims.add("cl", "gpu-1", "gpu-2")
+        await node.prepared(claim)
+        await node.prepared(claim)  # a replay does nothing twice
+        await node.unprepare(claim)
+    assert log.read_text().splitlines() == [
+        "prepare gpu-1 default/cl /dev/null",
+        "prepare gpu-2 default/cl /dev/null",
+        "unprepare gpu-2 default/cl /dev/null",
+        "unprepare gpu-1 default/cl /dev/null",
+    ]
+
+
+async def test_a_failed_prepare_hook_is_undone_and_its_output_reaches_the_person(log: Path) -> None:
+    prepare = script('[ "$DRABRIDGE_DEVICE" = gpu-1 ] || { echo no firmware; exit 7; }')
+    undo = script(f"echo undone $DRABRIDGE_DEVICE >> {log}")
+    quoted = with_profile(f"prepare: {prepare}, unprepare: {undo}").replace("'[ ", '"[ ').replace("; }'", '; }"')
+    quoted = quoted.replace('"$DRABRIDGE_DEVICE"', "$DRABRIDGE_DEVICE")
+    async with a_node(quoted) as node:
+        error = await node.refused(node.claims.add("cl", "gpu-1", "gpu-2"))
+        assert "failed for gpu-2 with status 7: no firmware" in error
+        assert log.read_text().splitlines() == ["undone gpu-2", "undone gpu-1"]
+        assert node.records() == []
+        assert node.cdi_files() == []
+        assert node.owner("gpu-1") is Owner.DRA_GRANTED
+
+
+async def test_what_a_hook_says_takes_no_memory_but_for_its_end() -> None:
+    """A pipe holds 64 KiB; a file in memory held all of it, and grew with what the hook had left running."""
+    text = "head -c 5000000 /dev/zero | tr '\\0' x; readlink /proc/self/fd/1"
+    said = await run_hook(Hook(command=("/bin/sh", "-c", text), timeout_seconds=300), None, "gpu")
+    assert len(said) <= 2_000
+    assert "xxxpipe:[" in said
+
+
+async def test_what_a_hook_leaves_running_may_go_on_to_speak(tmp_path: Path) -> None:
+    done, gate = tmp_path / "done", tmp_path / "gate"
+    later = f"(while [ ! -e {gate} ]; do sleep 0.01; done; head -c 300000 /dev/zero && touch {done}) & echo now"
+    assert await run_hook(Hook(command=("/bin/sh", "-c", later)), None, "gpu") == "now"
+    gate.touch()
+    await until(done.exists)
+
+
+async def test_a_hook_that_does_not_end_is_killed() -> None:
+    async with a_node(with_profile(f"prepare: {script('sleep 60', 1)}")) as node:
+        assert "did not end for gpu-1 within 1 s; it was killed" in await node.refused(node.claims.add("cl", "gpu-1"))
+
+
+async def test_a_claim_gets_its_device_as_the_hook_left_it(log: Path) -> None:
+    """A driver that is bound makes another node; the inventory learns of it while the claim is only begun."""
+    hook = script(f"echo ran >> {log}; while [ -s {log} ]; do sleep 0.01; done", 60)
+    async with a_node(with_profile(f"prepare: {hook}")) as node:
+        claim = node.claims.add("cl", "gpu-1")
+        preparing = asyncio.ensure_future(node.prepared(claim))
+        await node.wait_for(log.read_text, "the hook")
+        await node.set_devices(gpu(0), gpu(1, nodes=(DeviceNode("/dev/zero", "/dev/gpu1", "rw", "c", 1, 5),)))
+        await asyncio.sleep(0.1)  # the files of claims follow the inventory
+        log.write_text("")
+        await preparing
+        assert "/dev/zero" in text_of(node, claim)
+
+
+async def test_a_device_is_nobody_elses_before_its_cleaning_has_ended(log: Path) -> None:
+    """The prepare runs out of time and is undone; kubelet unprepares the claim of a pod that was deleted meanwhile."""
+    prepare, undo = script("sleep 60", 60), script(f"echo begin >> {log}; sleep 0.5; echo end >> {log}", 60)
+    async with a_node(with_profile(f"prepare: {prepare}, unprepare: {undo}")) as node:
+        node.driver._preparer._budget_seconds = 2
+        claim = node.claims.add("cl", "gpu-1")
+        preparing = asyncio.ensure_future(node.prepare(claim))
+        await node.wait_for(log.read_text, "the roll-back")
+        node.driver._preparer._budget_seconds = 60
+        node.claims.delete("cl")
+        unpreparing = asyncio.ensure_future(node.unprepare(claim))
+        await node.wait_for(lambda: node.owner("gpu-1") is Owner.NONE, "the release")
+        words = log.read_text().split()
+        assert words.count("begin") == words.count("end")
+        await asyncio.gather(preparing, unpreparing)
+        assert log.read_text().split() == words
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_what_escapes_from_a_hook_that_is_killed_holds_up_nobody(tmp_path: Path, *, cancelled: bool) -> None:
+    """A daemon, say, in a session of its own: it lives on, and the output that it shares with the hook never ends."""
+    pid = tmp_path / "pid"
+    escape = f"setsid sleep 7654 & echo $! > {pid}.new; mv {pid}.new {pid}; sleep 7654"
+    hook = Hook(command=("/bin/sh", "-c", escape), timeout_seconds=300 if cancelled else 3)
+    running = asyncio.create_task(run_hook(hook, None, "gpu-1"))
+    await until(pid.exists)
+    if cancelled:
+        running.cancel()
+    try:
+        done, _ = await asyncio.wait({running}, timeout=5 * PATIENCE)
+        assert done, "run_hook waits for what it cannot kill"
+        assert running.cancelled() if cancelled else "it was killed" in str(running.exception())
+    finally:
+        running.cancel()
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
+async def test_hooks_of_one_device_never_overlap(log: Path) -> None:
+    """Two claims on a device that is shared; their hooks would run at once. Those of two devices may."""
+    others = f"while [ $(grep -c begin {log}) -lt 2 ]; do sleep 0.01; done"  # else the first one would wait in vain
+    body = script(f"echo begin $DRABRIDGE_DEVICE >> {log}; {others}; sleep 0.2; echo end $DRABRIDGE_DEVICE >> {log}")
+    profile = (
+        f"  claimConfig: {{defaultProfile: hooked, profiles: {{hooked: {{prepare: {body}, unprepare: {body}}}}}}}\n"
+    )
+    one, two = (replace(gpu(n), name=f"shared-{n}", id=f"S{n}", resource="example.com/shared") for n in range(2))
+    async with a_node(CONFIG + profile, (one, two)) as node:
+        claims = [
+            node.claims.add(f"cl{n}", {"device": device, "shareID": str(uuid.uuid4())})
+            for n, device in enumerate(("shared-0", "shared-0", "shared-1"))
+        ]
+        await asyncio.gather(*map(node.prepared, claims))
+        await asyncio.gather(*map(node.unprepare, claims))
+    lines = [line.split() for line in log.read_text().splitlines()]
+    of_one = [word for word, device in lines if device == "shared-0"]
+    assert of_one == ["begin", "end"] * 4
+    assert [word for word, _ in lines] != ["begin", "end"] * 6  # the other device did not wait
+
+
+async def test_admin_access_runs_no_hooks(log: Path) -> None:
+    body = script(f"echo ran >> {log}")
+    async with a_node(with_profile(f"prepare: {body}, unprepare: {body}")) as node:
+        claim = node.claims.add("cl", {"device": "gpu-1", "adminAccess": True})
+        await node.prepared(claim)
+        await node.unprepare(claim)
+    assert log.read_text() == ""
+
+
+async def test_nothing_is_cleaned_for_a_claim_that_was_refused(log: Path) -> None:
+    """Its record, which is written first, outlives the refusal when the agent is killed, or an answer is lost."""
+    async with a_node(with_profile(f"unprepare: {script(f'echo $DRABRIDGE_CLAIM >> {log}')}")) as node:
+        holder, claim = node.claims.add("holder", "gpu-1"), node.claims.add("claim", "gpu-1")
+        await node.prepared(holder)
+        records = RecordStore(node.state / "claims")
+        record = records.load(holder.uid)
+        assert record
+        begun = replace(record, claim=ClaimRef(claim.uid, "default", "claim"), state=State.STARTED)
+        records.save(begun)
+        assert "held by claim default/holder" in await node.refused(claim)
+        records.save(begun)
+        assert await node.unprepare(claim) == {claim.uid: ""}
+        assert log.read_text() == ""
+        await node.unprepare(holder)
+    assert log.read_text() == "default/holder\n"
+
+
+async def test_a_claim_that_ends_in_a_conflict_leaves_the_device_to_the_pod(log: Path) -> None:
+    """The pod has it open, and its work does not survive a reset; the device stays held."""
+
+    async def in_use(names: set[str]) -> dict[str, str]:
+        return dict.fromkeys(names, "process 7 (python)")
+
+    async with a_node(with_profile(f"unprepare: {script(f'echo cleaned >> {log}')}"), start=False) as node:
+        await node.start(in_use=in_use)
+        claim = node.claims.add("claim", "gpu-1")
+        await node.prepared(claim)
+        facts = node.keeper.ledger.entries["gpu-1"].device
+        listed = {(facts.resource, facts.units[0]): (PodRef("default", "pod", "main"),)}
+        await node.keeper.apply(Observed(time.time(), node.keeper.ledger.seq, listed))
+        assert node.owner("gpu-1") is Owner.CONFLICT
+        assert await node.unprepare(claim) == {claim.uid: ""}
+        assert node.keeper.ledger.entries["gpu-1"].hold is not None
+    assert log.read_text() == ""
+
+
+async def test_a_device_that_was_unplugged_needs_no_cleaning() -> None:
+    async with a_node(with_profile(f"unprepare: {script('exit 1')}")) as node:
+        claim = node.claims.add("cl", "gpu-1")
+        await node.prepared(claim)
+        await node.change(gpu_1=(Presence.GONE, "unplugged"))
+        assert await node.unprepare(claim) == {claim.uid: ""}
+
+
+async def test_after_a_reboot_a_replay_initialises_again_and_unprepare_does_not_clean(log: Path) -> None:
+    body = f"echo $DRABRIDGE_PHASE >> {log}"
+    async with a_node(with_profile(f"prepare: {script(body)}, unprepare: {script(body)}")) as node:
+        claim, other = node.claims.add("cl", "gpu-1"), node.claims.add("other", "gpu-2")
+        await node.prepared(claim)
+        await node.prepared(other)
+        await node.reboot()
+        await node.prepared(claim)
+        await node.unprepare(other)
+        await node.unprepare(claim)
+    assert log.read_text().split() == ["prepare", "prepare", "prepare", "unprepare"]

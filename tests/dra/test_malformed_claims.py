@@ -1,0 +1,113 @@
+"""Claims as a careless or hostile user may write them: whatever becomes of them, other claims are served."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from drabridge.inventory.model import DeviceNode
+from drabridge.ledger.model import Owner
+from drabridge.wire import dra_v1_pb2
+from tests.support.dra_node import DRIVER, DraNode, a_node, gpu
+from tests.support.foreign_objects import splice
+
+LONGEST = "a" * 253  # a claim's name (a DNS subdomain); with its namespace longer than a file's name may be
+POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
+
+
+def numbers(node: DraNode, claim: dra_v1_pb2.Claim) -> list[tuple[int, int]]:
+    """The device numbers in the claim's CDI file."""
+    (path,) = (node.root / "cdi").glob(f"*device-claim-{claim.uid}.json")
+    devices = json.loads(path.read_text())["devices"]
+    return [(n["major"], n["minor"]) for d in devices for n in d["containerEdits"]["deviceNodes"]]
+
+
+def mounts(node: DraNode, claim: dra_v1_pb2.Claim) -> Iterator[str]:
+    """Where a container finds the claim's metadata."""
+    for path in (node.root / "cdi").glob(f"*metadata_{claim.uid}*"):
+        for device in json.loads(path.read_text())["devices"]:
+            yield from (mount["containerPath"] for mount in device["containerEdits"]["mounts"])
+
+
+async def let_go(node: DraNode, claim: dra_v1_pb2.Claim, device: str) -> None:
+    assert (await node.unprepare(claim))[claim.uid] == ""
+    node.claims.deallocate(claim.name)
+    node.claims.delete(claim.name)
+    await node.wait_for(lambda: node.owner(device) == Owner.NONE, "release")
+
+
+@pytest.mark.parametrize("before", [(), ("honest",)], ids=["the first claim", "not the first claim"])
+async def test_a_claim_with_the_longest_name_is_served_and_lets_go(before: tuple[str, ...]) -> None:
+    async with a_node() as node:
+        for name in before:
+            await node.prepared(node.claims.add(name, "gpu-0"))
+        claim = node.claims.add(LONGEST, "gpu-1")
+        await node.prepared(claim)
+        assert list(mounts(node, claim))
+        await node.restart()
+        await node.prepared(claim)
+        await let_go(node, claim, "gpu-1")
+        left = [path for path in (node.state / "dra-device-metadata").iterdir() if "honest" not in path.name]
+        assert left == []
+        await node.prepared(node.claims.add("next", "gpu-1"))
+
+
+@pytest.mark.parametrize("text", ["../../../../etc", "a" * 64, "a\0b", "Tpl", "tpl\nname", "-a", "a/b"])
+async def test_a_pod_claim_name_that_is_no_name_is_ignored(text: str) -> None:
+    async with a_node() as node:
+        claim = node.claims.add("cl", "gpu-0", annotations={POD_CLAIM_NAME: text})
+        await node.prepared(claim)
+        inside = f"/var/run/kubernetes.io/dra-device-attributes/resourceclaims/cl/gpu/{DRIVER}-metadata.json"
+        assert list(mounts(node, claim)) == [inside]
+
+
+async def test_a_claim_whose_files_cannot_be_written_leaves_no_other_with_old_device_numbers() -> None:
+    """A device came back with another number while the agent was away."""
+    async with a_node() as node:
+        evil, victim = node.claims.add("evil", "gpu-0"), node.claims.add("victim", "gpu-1")
+        for claim in (evil, victim):
+            await node.prepared(claim)
+        assert numbers(node, victim) == [(1, 3)]
+        await node.stop()
+        damage(node, evil)
+        moved = replace(gpu(1), nodes=(DeviceNode("/dev/zero", "/dev/gpu1", "rw", "c", 1, 5),))
+        node.snapshot = replace(node.snapshot, version=2, devices=(gpu(0), moved, gpu(2), gpu(3)))
+        await node.start()
+        assert numbers(node, victim) == [(1, 5)]
+        back = replace(moved, nodes=(DeviceNode("/dev/full", "/dev/gpu1", "rw", "c", 1, 7),))
+        await node.set_devices(gpu(0), back, gpu(2), gpu(3))
+        await node.wait_for(lambda: numbers(node, victim) == [(1, 7)], "the next number")
+
+
+def damage(node: DraNode, claim: dra_v1_pb2.Claim) -> None:
+    """Make the record of ``claim`` hold what no file of ours can say."""
+    path = node.state / "claims" / f"{claim.uid}.json"
+    record = json.loads(path.read_text())
+    record["podClaimName"] = "x\0y"
+    record["devices"][0]["env"] = {"MODE": "a\0b"}
+    record["devices"][0]["unprepare"] = {"command": 7}
+    path.write_text(json.dumps(record))
+
+
+def opaque(driver: str, parameters: Any) -> dict[str, Any]:
+    return {"source": "FromClaim", "opaque": {"driver": driver, "parameters": parameters}}
+
+
+async def test_parameters_nested_without_end_are_an_error_of_their_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    splice(monkeypatch)
+    ours = {"apiVersion": "drabridge/v1alpha1", "kind": "DeviceConfig"}
+    async with a_node() as node:
+        for n, parameters in enumerate(("DEEP", {**ours, "profile": "DEEP"}, {**ours, "env": {"MODE": "DEEP"}})):
+            claim = node.claims.add(f"evil{n}", "gpu-0", config=(opaque(DRIVER, parameters),))
+            assert "claim configuration" in await node.refused(claim)
+        await node.prepared(node.claims.add("honest", "gpu-0"))
+
+
+async def test_parameters_of_another_driver_may_be_nested_as_they_like(monkeypatch: pytest.MonkeyPatch) -> None:
+    splice(monkeypatch)
+    async with a_node() as node:
+        await node.prepared(node.claims.add("cl", "gpu-0", config=(opaque("other.example.com", "DEEP"),)))

@@ -1,0 +1,137 @@
+"""Claims that live on while the API server gives them other devices, or cannot be asked what they have."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
+from drabridge.ledger.model import ClaimRef, Owner
+from tests.support.dra_node import DRIVER, NODE, DraNode, a_node
+
+
+async def _used(node: DraNode, name: str, *devices: str) -> Any:
+    """A claim that a pod has had; its allocation stays."""
+    claim = node.claims.add(name, *devices)
+    await node.prepared(claim)
+    await node.unprepare(claim)
+    return claim
+
+
+def _anew(node: DraNode, name: str, *devices: Any) -> None:
+    """No pod is left that uses the claim, and a new one is scheduled, both before anybody looks."""
+    node.claims.deallocate(name)
+    node.claims.allocate(name, *devices)
+
+
+async def test_a_claim_that_is_allocated_anew_gives_up_what_it_had() -> None:
+    async with a_node() as node:
+        claim = await _used(node, "cl1", "gpu-1", "gpu-2")
+        _anew(node, "cl1", "gpu-2", "gpu-3")
+        assert [device.device_name for device in await node.prepared(claim)] == ["gpu-2", "gpu-3"]
+        await node.wait_for(lambda: node.owner("gpu-1") is Owner.NONE, "the release")
+        assert [node.owner(name) for name in ("gpu-2", "gpu-3")] == [Owner.DRA_PREPARED] * 2
+
+
+async def test_a_device_that_is_still_open_is_not_given_up_for_another() -> None:
+    """A kubelet that has restarted does not unprepare the claim of a force-deleted pod before it prepares it anew."""
+    users: dict[str, str] = {}
+
+    async def in_use(names: set[str]) -> dict[str, str]:
+        return {name: users[name] for name in names & users.keys()}
+
+    async with a_node(start=False) as node:
+        await node.start(in_use=in_use)
+        claim = node.claims.add("cl1", "gpu-1")
+        await node.prepared(claim)
+        users["gpu-1"] = "process 7 (python)"
+        _anew(node, "cl1", "gpu-2")
+        other = node.claims.add("cl2", "gpu-1")
+        before = node.cdi_files()
+
+        assert "gpu-1 is open in process 7 (python)" in await node.refused(claim)
+        assert "held by claim default/cl1" in await node.refused(other)
+        assert node.cdi_files() == before
+
+        users.clear()
+        assert [device.device_name for device in await node.prepared(claim)] == ["gpu-2"]
+        await node.prepared(other)
+
+
+async def test_a_claim_that_never_had_the_device_does_not_wait_until_its_holder_closes_it() -> None:
+    async def in_use(names: set[str]) -> dict[str, str]:
+        return dict.fromkeys(names, "process 7 (python)")
+
+    async with a_node(start=False) as node:
+        await node.start(in_use=in_use)
+        await node.prepared(node.claims.add("cl1", "gpu-1"))
+        claim = node.claims.add("cl2", "gpu-1")
+        device = PreparedDevice("gpu", NODE, "gpu-1")  # what a crash leaves of a prepare that was refused
+        left = ClaimRecord(ClaimRef(claim.uid, "default", "cl2"), State.STARTED, node.boot_id, (device,))
+        RecordStore(node.state / "claims").save(left)
+        assert await node.unprepare(claim) == {claim.uid: ""}
+        assert node.holders("gpu-1") == ["cl1"]
+
+
+async def test_two_claims_that_change_places_do_not_wait_for_each_other() -> None:
+    async with a_node() as node:
+        claims = [await _used(node, "cl1", "gpu-1"), await _used(node, "cl2", "gpu-2")]
+        _anew(node, "cl1", "gpu-2")
+        _anew(node, "cl2", "gpu-1")
+        for claim in claims:
+            await node.prepared(claim)
+        assert [node.holders(name) for name in ("gpu-1", "gpu-2")] == [["cl2"], ["cl1"]]
+
+
+async def test_a_device_of_the_same_name_on_another_node_is_another_device() -> None:
+    async with a_node() as node:
+        await _used(node, "cl1", "gpu-1")
+        _anew(node, "cl1", {"device": "gpu-1", "pool": "node-b"})
+        await node.wait_for(lambda: node.owner("gpu-1") is Owner.NONE, "the release")
+
+
+@pytest.mark.parametrize("results", [[{"driver": DRIVER, "pool": NODE}], "gpu-2", [7]])
+async def test_an_allocation_that_cannot_be_read_takes_nothing_away(results: Any) -> None:
+    async with a_node() as node:
+        claim = await _used(node, "cl1", "gpu-1")
+        store = node.api.objects.store  # no client could write it: a server of later days might
+        ((resource, obj),) = [one for one in store.everything() if one[0].plural == "resourceclaims"]
+        changed = copy.deepcopy(obj)
+        changed["status"]["allocation"]["devices"]["results"] = results
+        store.put(resource, changed)
+        other = node.claims.add("cl2", "gpu-1")
+        assert "held by claim default/cl1" in await node.refused(other)
+        assert node.holders("gpu-1") == ["cl1"]
+        assert "cannot be read" in await node.refused(claim)
+
+
+async def test_what_is_prepared_stays_though_the_claim_has_other_devices_now() -> None:
+    async with a_node() as node:
+        claim = node.claims.add("cl1", "gpu-1")
+        await node.prepared(claim)
+        _anew(node, "cl1", "gpu-2")
+        other = node.claims.add("cl2", "gpu-1")
+        assert "held by claim default/cl1" in await node.refused(other)
+        await node.unprepare(claim)
+        await node.wait_for(lambda: node.owner("gpu-1") is Owner.NONE, "the release")
+        await node.prepared(other)
+
+
+async def test_after_a_reboot_a_claim_holds_its_device_though_the_api_server_cannot_be_asked() -> None:
+    async with a_node() as node:
+        claim = node.claims.add("cl1", "gpu-1")
+        first = await node.prepared(claim)
+        await node.reboot()
+        assert node.owner("gpu-1") is Owner.DRA_GRANTED  # no container has it
+        node.api.faults.fail(10**6, 503, resource="resourceclaims")
+        assert await node.prepared(claim) == first
+        assert node.owner("gpu-1") is Owner.DRA_PREPARED
+        node.api.faults.heal()
+        node.claims.deallocate("cl1")  # under the container
+        other = node.claims.add("cl2", "gpu-1")
+        assert "held by claim default/cl1" in await node.refused(other)
+        assert node.owner("gpu-1") is Owner.DRA_PREPARED
+        await node.unprepare(claim)
+        await node.wait_for(lambda: node.owner("gpu-1") is Owner.NONE, "the release")

@@ -1,0 +1,158 @@
+"""A standby's endpoint for claims, beside a server of the test's own: calls are passed on, wait, or are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from drabridge.dra import standby_relay
+from drabridge.dra.sockets import PluginSockets
+from drabridge.wire import dra_v1_pb2, dra_v1_pb2_grpc
+from tests.support.agent_process import DRIVER, short_directory, until
+from tests.support.waiting import HANG_SECONDS
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Active(dra_v1_pb2_grpc.DRAPluginServicer):
+    """The agent that serves: its answers wait for ``go``."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.go = asyncio.Event()
+
+    async def NodePrepareResources(
+        self, request: dra_v1_pb2.NodePrepareResourcesRequest, context: Context
+    ) -> dra_v1_pb2.NodePrepareResourcesResponse:
+        self.asked += [claim.uid for claim in request.claims]
+        await self.go.wait()
+        if request.claims[0].uid == "bad":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "this one is bad")
+        response = dra_v1_pb2.NodePrepareResourcesResponse()
+        response.claims[request.claims[0].uid].error = "by the active one"
+        return response
+
+    async def NodeUnprepareResources(
+        self, request: dra_v1_pb2.NodeUnprepareResourcesRequest, context: Context
+    ) -> dra_v1_pb2.NodeUnprepareResourcesResponse:
+        return dra_v1_pb2.NodeUnprepareResourcesResponse()
+
+    @contextlib.asynccontextmanager
+    async def served(self, root: Path) -> AsyncIterator[None]:
+        server = grpc.aio.server()
+        dra_v1_pb2_grpc.add_DRAPluginServicer_to_server(self, server)
+        server.add_insecure_port(f"unix://{root}/plugins/{DRIVER}/dra.sock")
+        await server.start()
+        try:
+            yield
+        finally:
+            await server.stop(None)
+
+
+@contextlib.asynccontextmanager
+async def relayed(root: Path) -> AsyncIterator[tuple[standby_relay.Relay, Path]]:
+    """A relay with its sockets; the path is the one that kubelet would call."""
+    made = standby_relay.Relay(root, DRIVER)
+    running = asyncio.create_task(made.run())
+    plugin = root / "plugins" / DRIVER
+    try:
+        await until(lambda: list(plugin.glob("dra-*.sock")) and list((root / "plugins_registry").glob("*.sock")), 10)
+        (path,) = plugin.glob("dra-*.sock")
+        yield made, path
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert not list(plugin.glob("dra-*.sock"))
+        assert not list((root / "plugins_registry").glob("*.sock"))
+
+
+async def prepare(path: Path, uid: str) -> str:
+    """The answer about one claim. Raises AioRpcError."""
+    async with grpc.aio.insecure_channel(f"unix://{path}") as channel:
+        request = dra_v1_pb2.NodePrepareResourcesRequest(claims=[dra_v1_pb2.Claim(uid=uid, name="c", namespace="n")])
+        stub = dra_v1_pb2_grpc.DRAPluginStub(channel)
+        answer = await stub.NodePrepareResources(request, timeout=HANG_SECONDS)
+        return str(answer.claims[uid].error)
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    with short_directory() as directory:
+        (directory / "plugins" / DRIVER).mkdir(parents=True)
+        (directory / "plugins_registry").mkdir()
+        yield directory
+
+
+async def test_a_call_that_is_open_is_answered_before_the_endpoint_may_go(root: Path) -> None:
+    """Kubelet hangs up on the calls of an endpoint whose registration goes."""
+    active = Active()
+    async with active.served(root), relayed(root) as (made, path):
+        asking = asyncio.create_task(prepare(path, "u"))
+        await until(lambda: active.asked == ["u"], 10)
+        idle = asyncio.create_task(made.idle())
+        await asyncio.wait({idle}, timeout=4 * standby_relay.IDLE_SECONDS)
+        assert not idle.done()
+        active.go.set()
+        assert await asking == "by the active one"
+        await asyncio.wait_for(idle, HANG_SECONDS)
+
+
+async def test_a_call_whose_agent_ends_is_made_again_at_the_next_one(root: Path) -> None:
+    first, second = Active(), Active()
+    second.go.set()
+    async with contextlib.AsyncExitStack() as stack:
+        async with first.served(root):
+            _, path = await stack.enter_async_context(relayed(root))
+            asking = asyncio.create_task(prepare(path, "u"))
+            await until(lambda: first.asked == ["u"], 10)
+        async with second.served(root):
+            assert await asking == "by the active one"
+            assert second.asked == ["u"]
+
+
+async def test_what_the_agent_refuses_is_refused_in_its_words(root: Path) -> None:
+    active = Active()
+    active.go.set()
+    async with active.served(root), relayed(root) as (_, path):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await prepare(path, "bad")
+        assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "this one is bad")
+        assert active.asked == ["bad"]
+
+
+async def test_a_call_that_nobody_serves_in_time_is_refused_in_words(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standby_relay, "WAIT_SECONDS", 0.2)
+    active = Active()
+    async with contextlib.AsyncExitStack() as stack:
+        async with active.served(root):
+            _, path = await stack.enter_async_context(relayed(root))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await prepare(path, "u")
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "serves claims on this node now; kubelet tries again" in (caught.value.details() or "")
+
+
+async def test_a_standby_that_cannot_pass_calls_on_is_none_the_less_ready(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rollout waits for it; claims are tried again by kubelet."""
+
+    def refused(_: object, __: str) -> tuple[Path, ...]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(PluginSockets, "prepare", refused)
+    async with Active().served(root):
+        made = standby_relay.Relay(root, DRIVER)
+        async with asyncio.timeout(HANG_SECONDS):
+            await made.run()
+            await made.settled()

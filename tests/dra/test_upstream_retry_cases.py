@@ -1,0 +1,54 @@
+"""Upstream's e2e_node DRA cases about what is repeated across restarts and forced deletions, by number."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from drabridge.ledger.model import Owner
+from tests.dra.test_upstream_cases import kubelet_beside, pod, ran, registered
+from tests.support.dra_node import a_node, with_profile
+
+
+def stuck_while(path: Path) -> str:
+    """A clean-up that fails as long as the file exists."""
+    return f"unprepare: {{command: [/bin/sh, -c, 'test ! -e {path} || {{ echo stuck; exit 3; }}']}}"
+
+
+async def test_dr10_unprepare_fails_kubelet_restarts_and_it_succeeds(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.touch()
+    async with a_node(with_profile(stuck_while(broken))) as node, kubelet_beside(node) as kubelet:
+        await registered(node)
+        spec = pod(node, "p", "cl", "gpu-0")
+        await ran(kubelet, spec)
+        deleting = asyncio.ensure_future(kubelet.delete_pod(spec.uid))
+        await node.wait_for(lambda: node.handled("unprepare"), "a try")
+        await kubelet.restart()
+        tried = len(node.handled("unprepare"))
+        await node.wait_for(lambda: len(node.handled("unprepare")) > tried, "a try of the new kubelet")
+        assert node.owner("gpu-0") is Owner.DRA_PREPARED
+        broken.unlink()
+        await node.wait_for(lambda: node.records() == [] and node.cdi_files() == [], "unprepare")
+        await asyncio.gather(deleting, return_exceptions=True)
+
+
+async def test_dr12_a_pod_is_force_deleted_while_unprepare_fails_over_a_kubelet_restart(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.touch()
+    async with a_node(with_profile(stuck_while(broken))) as node, kubelet_beside(node) as kubelet:
+        await registered(node)
+        spec = pod(node, "p", "cl", "gpu-0")
+        await ran(kubelet, spec)
+        await kubelet.delete_pod(spec.uid, force=True)
+        await node.wait_for(lambda: node.handled("unprepare"), "a try")
+        node.claims.delete("cl")
+        tries = len(node.handled("unprepare"))
+        await kubelet.restart()
+        await node.wait_for(lambda: len(node.handled("unprepare")) > tries, "a try of the next kubelet")
+        assert node.owner("gpu-0") is Owner.DRA_PREPARED  # not clean, so not free
+        assert len(node.records()) == 1
+        broken.unlink()
+        await node.wait_for(lambda: node.records() == [] and node.cdi_files() == [], "unprepare")
+        await node.wait_for(lambda: node.owner("gpu-0") is Owner.NONE, "the release")
+        assert len(node.handled("prepare")) == 1

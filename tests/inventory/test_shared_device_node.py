@@ -1,0 +1,275 @@
+"""Devices that are one piece of hardware because they hand out one node: at most one holder, whatever their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drabridge.config.loader import load
+from drabridge.config.schema import Config
+from drabridge.inventory.build import Builder
+from drabridge.inventory.model import Device, Presence
+from drabridge.inventory.nvidia import NOTHING
+from drabridge.inventory.tracker import DeviceTracker
+from drabridge.inventory.udev_device import UdevDevice
+from drabridge.ledger import (
+    Allocate,
+    Booted,
+    Checkpoint,
+    ClaimAllocated,
+    ClaimRef,
+    Discovered,
+    Event,
+    Facts,
+    Lane,
+    Ledger,
+    Observed,
+    Owner,
+    Policy,
+    Prepare,
+    Restarted,
+    SetLane,
+    Use,
+    Withdrawn,
+    step,
+)
+from drabridge.ledger.codec import entry_from_json, entry_to_json
+from drabridge.ledger.eligibility import dra_schedulable, legacy_healthy
+from tests.support.hardware import MemoryHost, config, record
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "examples"
+CLAIM, OTHER = ClaimRef("u1", "ns", "c"), ClaimRef("u2", "ns", "d")
+
+
+class Machine:
+    """The inventory of one configuration and the ledger behind it. ``here`` is what udev shows."""
+
+    def __init__(self, config: Config, nodes: dict[str, tuple[int, int]]) -> None:
+        self.config = config
+        self.host = MemoryHost(nodes)
+        self.ledger = Ledger()
+        self.policy = Policy()
+        self.now = 1000.0
+        self.start()
+        self.do(Booted("boot", self.now))
+
+    def start(self) -> None:
+        """Another process: what is known of before is in the ledger, as it is on disk."""
+        entries = [entry_from_json(entry_to_json(entry)) for entry in self.ledger.entries.values()]
+        self.ledger = Ledger.of(entries, self.ledger.node, self.ledger.seq)
+        self.builder = Builder(self.config, self.host)
+        self.tracker = DeviceTracker(self.held)
+
+    def held(self, name: str) -> bool:
+        entry = self.ledger.entries.get(name)
+        return entry is not None and entry.owner is not Owner.NONE
+
+    def do(self, event: Event) -> bool:
+        """Whether it was accepted; ``said`` is what was said."""
+        done = step(self.ledger, event, self.policy)
+        self.ledger, self.said = done.of(self.ledger), str(done.decision)
+        return done.decision.accepted
+
+    def see(self, *here: UdevDevice, lanes: Mapping[str, Lane] | None = None) -> dict[str, Device]:
+        """What is there now, as the ledger hears of it: only where the list differs from the last one."""
+        self.now += 1
+        records = {each.syspath: each for each in here}
+        built = self.builder.build(records, NOTHING, given=self.tracker.given(), held=self.held)
+        names = [resource.name for resource in self.config.resources]
+        if snapshot := self.tracker.update(built.devices, built.collisions, names, self.now):
+            self.do(Discovered(tuple(map(Facts.of, snapshot.devices)), self.now, lanes or {}))
+        self.do(Restarted(self.now))
+        return {device.name: device for device in built.devices}
+
+    def allocate(self, *names: str) -> bool:
+        return self.do(Allocate({name: self.ledger.entries[name].device.units for name in names}, self.now))
+
+    def prepare(self, claim: ClaimRef, *names: str) -> bool:
+        return self.do(Prepare(claim, tuple(map(Use, names)), self.now))
+
+    def offered(self, name: str) -> bool:
+        entry = self.ledger.entries[name]
+        return legacy_healthy(self.ledger, entry, self.policy) or dra_schedulable(self.ledger, entry, self.policy)
+
+    def let_go(self) -> None:
+        """Kubelet shows no pod any more."""
+        for _ in range(2):
+            self.now += 200
+            self.do(Observed(self.now, self.ledger.seq, {}, Checkpoint({}), {}))
+
+    def to_claims(self, name: str) -> None:
+        self.do(SetLane(name, Lane.DRA, self.now))
+        self.do(Withdrawn(name, self.ledger.seq, self.now))
+
+
+# --- one IOMMU group ---
+
+
+def function(slot: str, group: int) -> UdevDevice:
+    links = {"physfn": "/sys/devices/pci0000:3a/0000:3b:00.0", "iommu_group": f"/sys/kernel/iommu_groups/{group}"}
+    attributes = {"vendor": "0x15b3", "class": "0x020000"}
+    place = f"/sys/devices/pci0000:3a/{slot}"
+    return record(place, "pci", driver="vfio-pci", attributes=attributes, links=links)
+
+
+VFIO = {"/dev/vfio/12": (511, 0), "/dev/vfio/13": (511, 1), "/dev/vfio/vfio": (10, 196)}
+ONE, BESIDE, APART = (function(f"0000:3b:02.{n}", group) for n, group in enumerate((12, 12, 13)))
+
+
+@pytest.fixture
+def functions() -> tuple[Machine, str, str, str]:
+    machine = Machine(load(EXAMPLES / "sriov-vf.yaml"), dict(VFIO))
+    one, beside, apart = machine.see(ONE, BESIDE, APART)
+    return machine, one, beside, apart
+
+
+@pytest.mark.parametrize("first", ["pod", "claim"])
+def test_functions_of_one_iommu_group_have_one_holder(functions: tuple[Machine, str, str, str], first: str) -> None:
+    machine, one, beside, apart = functions
+    assert all(map(machine.offered, functions[1:])), "a path that every device has is nobody's own"
+    for name in (beside, apart) if first == "pod" else functions[1:]:
+        machine.to_claims(name)
+    assert machine.allocate(one) if first == "pod" else machine.prepare(OTHER, one)
+    assert (machine.offered(beside), machine.offered(apart)) == (False, True)
+    assert not machine.prepare(CLAIM, beside)
+    assert f"{beside} shares its hardware with {one}" in machine.said
+    assert machine.prepare(CLAIM, apart)
+    if first == "pod":
+        machine.let_go()
+        assert machine.prepare(CLAIM, beside)
+
+
+def test_one_claim_or_one_container_may_have_several_functions_of_a_group(
+    functions: tuple[Machine, str, str, str],
+) -> None:
+    """A card's GPU and its sound, say."""
+    machine, one, beside, apart = functions
+    assert machine.allocate(one, beside)
+    machine.let_go()
+    for name in (one, beside, apart):
+        machine.to_claims(name)
+    assert machine.do(ClaimAllocated(CLAIM, (Use(one), Use(beside)), machine.now))
+    assert machine.prepare(CLAIM, one, beside)
+    assert not machine.prepare(OTHER, one)
+
+
+def test_parts_that_go_by_their_wholes_node_have_holders_side_by_side_unless_it_is_a_groups() -> None:
+    """A driver keeps parts apart behind one node, as NVIDIA's does with MIG; vfio does not."""
+    for directory, apart in (("/dev", True), ("/dev/vfio", False)):
+        nodes = [{"path": f"{directory}/{{attr:group}}"}]
+        whole = {"name": "example.com/whole", "match": [{"subsystem": "whole"}], "id": ["{sysname}"], "nodes": nodes}
+        partition = {"of": "example.com/whole", "by": "link:physfn"}
+        part = whole | {"name": "example.com/part", "match": [{"subsystem": "part"}], "partition": partition}
+        like: dict[str, Any] = {"links": {"physfn": "/sys/devices/w"}, "attributes": {"group": "12"}}
+        parts = [record(f"/sys/devices/p{n}", "part", **like) for n in range(2)]
+        machine = Machine(config(whole, part), {f"{directory}/12": (195, 0)})
+        machine.see(record("/sys/devices/w", "whole", attributes={"group": "12"}), *parts)
+        assert machine.allocate("p0")
+        assert machine.allocate("p1") is apart
+        assert not machine.allocate("w")
+
+
+# --- a number that is used again ---
+
+HUB = record("/sys/devices/pci0000:00/0000:00:14.0/usb1", "usb")
+
+
+def stick(port: int, serial: str, number: int) -> UdevDevice:
+    attributes = {"idVendor": "0403", "idProduct": "6001"}
+    usb = record(f"{HUB.syspath}/1-{port}", "usb", HUB, devtype="usb_device", attributes=attributes)
+    interface = record(f"{usb.syspath}/1-{port}:1.0", "usb", usb, devtype="usb_interface")
+    return record(
+        f"{interface.syspath}/tty/ttyUSB{number}",
+        "tty",
+        interface,
+        devnode=f"/dev/ttyUSB{number}",
+        devnum=(188, number),
+        properties={"ID_SERIAL_SHORT": serial, "ID_PATH": f"pci-usb-0:{port}:1.0"},
+    )
+
+
+@pytest.fixture
+def sticks() -> tuple[Machine, str]:
+    """A machine whose only stick, 188:0, a pod has."""
+    nodes = {f"/dev/ttyUSB{number}": (188, number) for number in range(3)}
+    machine = Machine(load(EXAMPLES / "usb-serial.yaml"), nodes)
+    (name,) = machine.see(stick(1, "A1", 0))
+    assert machine.allocate(name)
+    return machine, name
+
+
+def other_than(devices: Mapping[str, Device], name: str) -> str:
+    (found,) = (n for n, d in devices.items() if n != name and d.presence is Presence.PRESENT)
+    return found
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_number_that_a_running_container_has_is_given_to_nobody_else(
+    sticks: tuple[Machine, str], restarted: bool
+) -> None:
+    machine, held = sticks
+    machine.see()  # it is pulled out
+    if restarted:
+        machine.start()
+    new = other_than(machine.see(stick(2, "B2", 0)), held)
+    assert not machine.offered(new)
+    assert not machine.allocate(new)
+    machine.let_go()
+    assert machine.offered(new)
+    assert machine.allocate(new)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_number_that_a_held_device_had_before_it_was_plugged_in_again_is_given_to_nobody_else(
+    sticks: tuple[Machine, str], restarted: bool
+) -> None:
+    machine, held = sticks
+    machine.see()
+    machine.see(again := stick(1, "A1", 1))  # something else had 188:0 in between
+    if restarted:
+        machine.start()
+    new = other_than(machine.see(again, stick(2, "B2", 0)), held)
+    assert not machine.offered(new)
+    assert not machine.allocate(new)
+    third = stick(3, "C3", 2)
+    (free,) = machine.see(again, stick(2, "B2", 0), third).keys() - {held, new}
+    assert machine.offered(free)
+    machine.let_go()
+    assert machine.allocate(new)
+    assert machine.allocate(held)
+
+
+def test_what_is_gone_and_free_keeps_its_number_from_nobody(sticks: tuple[Machine, str]) -> None:
+    machine, name = sticks
+    machine.let_go()
+    machine.see()
+    new = other_than(machine.see(stick(2, "B2", 0)), name)
+    machine.to_claims(new)
+    assert machine.offered(new)
+    assert machine.prepare(CLAIM, new)
+
+
+def test_the_number_of_a_companion_is_given_to_nobody_else_either() -> None:
+    resource = {
+        "name": "example.com/stick",
+        "match": [{"subsystem": "usb", "devtype": "usb_device"}],
+        "id": ["{sysname}"],
+        "nodes": [{"from": "group"}],
+        "group": {"with": "children", "match": [{"subsystem": "tty"}]},
+    }
+    tty = {"name": "example.com/tty", "match": [{"subsystem": "tty", "sysname": "ttyACM*"}], "id": ["{sysname}"]}
+    machine = Machine(config(resource, tty), {"/dev/ttyUSB0": (188, 0), "/dev/ttyACM0": (188, 0)})
+    port = stick(1, "A1", 0)
+    usb = port.above and port.above.above
+    assert usb is not None
+    (held,) = machine.see(usb, port)
+    assert machine.allocate(held)
+    machine.see()
+    there = record("/sys/devices/x/ttyACM0", "tty", devnode="/dev/ttyACM0", devnum=(188, 0))
+    new = other_than(machine.see(there), held)
+    assert not machine.allocate(new)
+    machine.let_go()
+    assert machine.allocate(new)

@@ -1,0 +1,81 @@
+"""A suggested resource loads, and matches the device that it was made for."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drabridge.config import load
+from drabridge.inventory.match import matches
+from drabridge.inventory.suggest import suggest
+from tests.support.configurations import HEAD
+from tests.support.udev_tree import View, pci, usb_device, usb_tty
+
+LOOP = View("loop7", "block", "disk", devnode="/dev/loop7")
+VF = pci("0000:3b:00.2", "0x15b3", "0x101e", "0x020000", "vfio-pci", physfn="0000:3b:00.0", iommu_group="7")
+RENDER = View("renderD128", "drm", "drm_minor", devnode="/dev/dri/renderD128",
+              above=pci("0000:03:00.0", "0x1002", "0x744c", "0x030000", "amdgpu"))  # fmt: skip
+
+
+def _matched(view: View, other: View | None = None) -> bool:
+    config = load(HEAD + "resources:\n" + suggest(view))
+    return matches(view if other is None else other, config.resources[0].match)
+
+
+@pytest.mark.parametrize(
+    "view", [usb_tty("0403", "6001", serial="A5"), usb_device("0bda", "2838", serial="00000001"), LOOP, VF, RENDER]
+)
+def test_round_trip(view: View) -> None:
+    assert _matched(view)
+
+
+def test_a_tty_is_found_again_under_another_number() -> None:
+    before = usb_tty("0403", "6001", serial="A5", number=0)
+    assert _matched(before, usb_tty("0403", "6001", serial="A5", number=3, port="1-4"))
+    assert not _matched(before, usb_tty("0403", "6001", serial="A6"))
+    assert not _matched(before, usb_tty("10c4", "6001", serial="A5"))
+
+
+def test_the_text_is_what_a_person_would_write() -> None:
+    assert suggest(usb_tty("0403", "6001", serial="A5")) == (
+        "- name: example.com/ttyusb\n"
+        "  match:\n"
+        '  - subsystem: "tty"\n'
+        '    sysname: "ttyUSB*"\n'
+        '    property: {ID_USB_INTERFACE_NUM: "00"}  # of several interfaces of one device\n'
+        "    parent:\n"
+        "      subsystem: usb\n"
+        '      devtype: "usb_device"\n'
+        "      attr:\n"
+        '        idVendor: "0403"\n'
+        '        idProduct: "6001"\n'
+        '        serial: "A5"  # remove this line to match every device of this kind\n'
+        '  id: ["{property:ID_SERIAL_SHORT}", "{property:ID_PATH}", "{sysname}"]\n'
+        "  nodes: [{from: devnode}]\n"
+    )
+
+
+HOSTILE = st.text(st.characters(codec=None), max_size=30) | st.just("x" * 300) | st.sampled_from(
+    ["a|b", "[x]", "*", "\\", "\udcff", "\n", "{name}", "'\"", "#", ": ", "\x00", " ", "a\\", "0403 "]
+)  # fmt: skip
+
+
+@given(HOSTILE, HOSTILE, HOSTILE, st.booleans())
+def test_whatever_the_hardware_says_it_round_trips(sysname: str, serial: str, model: str, on_usb: bool) -> None:
+    above = usb_device("0403", "6001", serial=serial) if on_usb else None
+    view = View(
+        sysname or "x", "tty", devnode="/dev/x", properties={"ID_MODEL": model}, attrs={"serial": serial}, above=above
+    )
+    assert _matched(view)
+
+
+@given(HOSTILE, HOSTILE)
+def test_hostile_ids_round_trip(vendor: str, serial: str) -> None:
+    assert _matched(usb_device(vendor, "6001", serial=serial))
+    assert _matched(pci("0000:01:00.0", vendor, serial, "0x030000"))
+
+
+@pytest.mark.parametrize(("serial", "other"), [("A*", "AB"), ("A?", "AB"), ("A\\B", "AB")])
+def test_signs_in_a_serial_stand_for_themselves(serial: str, other: str) -> None:
+    assert not _matched(usb_device("0403", "6001", serial=serial), usb_device("0403", "6001", serial=other))

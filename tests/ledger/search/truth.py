@@ -1,0 +1,109 @@
+"""The invariants about what is really the case, each looking only at the part of a state that it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from drabridge.ledger import invariants
+from drabridge.ledger.invariants import Truth
+from drabridge.ledger.model import Ledger
+from tests.ledger.search.ledgers import Ledgers
+from tests.ledger.search.rules import Outcomes, Stage, stage
+from tests.ledger.search.states import DEVICES, UIDS, USING, Broken, Claim, K, P, Pod, State, bits
+
+
+def _of_pods(pods: tuple[Pod, ...]) -> Truth:
+    using: dict[str, set[str]] = {}
+    promised: dict[str, set[str]] = {}
+    in_allocate: set[str] = set()
+    for index, (phase, device) in enumerate(pods):
+        if phase in USING:
+            using.setdefault(DEVICES[device], set()).add(f"p{index}")
+        if phase == P.REPLIED or phase in USING:
+            promised.setdefault(DEVICES[device], set()).add(f"p{index}")
+        if phase in (P.CHOSEN, P.REPLIED, P.INIT, P.RUN):
+            in_allocate.add(DEVICES[device])
+    return Truth(pods=using, promised_pods=promised, in_allocate=in_allocate)
+
+
+def _of_claims(claims: dict[str, Claim], *, recorded: bool = True) -> Truth:
+    """``recorded``: the ledger is to know which claims are prepared, not only that they are allocated."""
+    using: dict[str, set[str]] = {}
+    uses: dict[str, set[str]] = {}
+    for uid, claim in claims.items():
+        devices = {DEVICES[device] for device in bits(claim.devices)}
+        if claim.api == 1:
+            uses[uid] = devices
+        if claim.kubelet in (K.RUNNING, K.ZOMBIE):
+            for name in devices:
+                using.setdefault(name, set()).add(uid)
+    return Truth(claims=using, promised_claims=using if recorded else {}, uses=uses)
+
+
+def whole(state: State, *, recorded: bool = True) -> Truth:
+    """Everything that is the case."""
+    pods, claims = _of_pods(state.pods), _of_claims(dict(zip(UIDS, state.claims, strict=False)), recorded=recorded)
+    return Truth(
+        pods.pods,
+        claims.claims,
+        pods.promised_pods,
+        claims.promised_claims,
+        {DEVICES[device] for device in bits(state.healthy)},
+        {DEVICES[device] for device in bits(state.scheduler)},
+        pods.in_allocate,
+        claims.uses,
+    )
+
+
+class Checks:
+    """Every invariant, in parts: each raises :class:`Broken` where it does not hold.
+
+    The parts lose nothing: I1 compares pods with claims, and no device here is a part of another; I2, I4, I6 and
+    "listed" compare the ledger with one kind of holder; I3 compares it with what is offered.
+    """
+
+    def __init__(self, ledgers: Ledgers) -> None:
+        self.ledgers = ledgers
+        config = ledgers.config
+        # Where the files are lost and kubelet shows no claims, nobody can tell prepared from allocated: either holds.
+        self.recorded = config.claims_shown or not config.files_lost
+
+    def parts(self) -> Iterator[Stage]:
+        """Stages that never have an outcome."""
+        config = self.ledgers.config
+        pods = " ".join(f"pod{index}" for index in range(config.pods))
+        claims = " ".join(f"claim{index}" for index in range(config.claims))
+        yield stage(f"{pods} {claims}", self.holders)
+        yield stage(f"ledger {pods}", self.pods)
+        for index in range(config.claims):
+            yield stage(f"ledger claim{index}", partial(self.claim, index))
+        yield stage("ledger healthy scheduler", self.offers)
+
+    def check(self, state: State) -> None:
+        """All of it at once."""
+        self._hold(self.ledgers.ledgers[state.ledger], whole(state, recorded=self.recorded))
+
+    def _hold(self, ledger: Ledger, truth: Truth) -> None:
+        if violations := invariants.check_truth(ledger, truth, self.ledgers.config.policy):
+            raise Broken(violations)
+
+    def holders(self, state: State) -> Outcomes:
+        truth = whole(state._replace(healthy=0, scheduler=0))
+        if violations := tuple(invariants.one_holder(Ledger(), truth, self.ledgers.config.policy)):
+            raise Broken(violations)
+        return ()
+
+    def pods(self, state: State) -> Outcomes:
+        self._hold(self.ledgers.ledgers[state.ledger], _of_pods(state.pods))
+        return ()
+
+    def claim(self, index: int, state: State) -> Outcomes:
+        truth = _of_claims({UIDS[index]: state.claims[index]}, recorded=self.recorded)
+        self._hold(self.ledgers.ledgers[state.ledger], truth)
+        return ()
+
+    def offers(self, state: State) -> Outcomes:
+        truth = whole(state._replace(pods=(), claims=()))
+        self._hold(self.ledgers.ledgers[state.ledger], truth)
+        return ()

@@ -1,0 +1,55 @@
+"""The worlds that the tests search completely. :class:`.states.Config` says what the words mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from drabridge.ledger.model import Lane
+from tests.ledger.search.states import POLICY, Config
+
+_PROMPT = Config(late_evidence=False, moves=1)
+_GRACE = replace(_PROMPT, devices=1, faults=2, grace=True, policy=replace(POLICY, grace_seconds=2))
+_LOST = replace(_PROMPT, devices=1, pods=1, files_lost=True)
+_HARDWARE = frozenset({"unplug", "crash", "kubelet", "reboot", "force"})
+_TENDER = frozenset({"lost", "crash", "kubelet", "reboot"})  # a claim that is force-deleted would leave no trace
+
+PAIRS: Mapping[str, Config] = {
+    # every kind of fault, and every pair of them, anywhere in the course of things
+    "2 devices, 2 pods, 2 claims, a move, two faults of any kind": replace(_PROMPT, faults=2),
+}
+OTHERS: Mapping[str, Config] = {
+    "2 devices, 2 pods, a claim, a move, evidence that is late by any time": Config(claims=1, faults=0, moves=1),
+    "2 devices, a pod, a claim, a move, late evidence, a fault": Config(pods=1, claims=1, faults=1, moves=1),
+    "1 device, 2 pods, 2 claims, a move, late evidence, a fault": Config(devices=1, faults=1, moves=1),
+    "2 devices, a pod, a claim, a move, the API server instead of the checkpoint, two faults": replace(
+        _PROMPT, pods=1, claims=1, faults=2, checkpoint=False
+    ),
+    "2 devices, 2 pods, a claim, physical probe, pods that will not die, two faults": replace(
+        _PROMPT, claims=1, faults=2, moves=0, probe=True
+    ),
+    "2 devices, a pod, a claim, a move, unplugged, two faults": replace(
+        _PROMPT, pods=1, claims=1, faults=2, kinds=_HARDWARE
+    ),
+    "1 device, a pod, 2 claims, a move, late evidence, a fault, files of claims lost with the record": replace(
+        _LOST, faults=1, late_evidence=True, claims_shown=True
+    ),
+    "2 devices, 2 claims, a fault, files of claims lost with the record": replace(
+        _LOST, devices=2, pods=0, moves=0, faults=1, claims_shown=True, lanes=(Lane.DRA, Lane.DRA)
+    ),
+    "1 device, a pod, 2 claims, a move, files lost and kubelet shows no claims, two faults": replace(
+        _LOST, faults=2, kinds=_TENDER
+    ),
+    # what a real kubelet does, and what makes it safe
+    "1 device, 2 pods, a claim, a move, pods' and claims' processes outlive the absence, two faults": replace(
+        _GRACE, claims=1, kinds=frozenset({"force", "crash", "kubelet"})
+    ),
+    "1 device, a pod, 2 claims, a move, claims unprepared early, two faults": replace(
+        _GRACE, pods=1, kinds=frozenset({"force", "crash", "lost", "reboot"})
+    ),
+    "1 device, 2 pods, a claim, a move, kubelet loses its checkpoint, two faults": replace(
+        _GRACE, claims=1, kinds=frozenset({"forget", "crash", "kubelet"})
+    ),
+}
+WORLDS: Mapping[str, Config] = {**PAIRS, **OTHERS}

@@ -1,0 +1,93 @@
+"""CEL selectors on devices: the language that users select with, as a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from drabridge.sim.scheduler.cel import SelectorError, Semver, device_value, matches
+from tests.sim.scheduler.world import DRIVER, device
+
+GPU: Any = device(
+    "gpu-0",
+    attributes={
+        "model": "A100",
+        "index": 2,
+        "ecc": True,
+        "driverVersion": "v:580.95.5",
+        "other.example.com/rack": "r7",
+    },
+    capacity={"memory": "64Gi"},
+)
+D = f'device.attributes["{DRIVER}"]'
+C = f'device.capacity["{DRIVER}"]'
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        (f'device.driver == "{DRIVER}"', True),
+        ('device.driver == "x"', False),
+        (f'{D}.model == "A100"', True),
+        (f'{D}.model in ["A100", "H100"]', True),
+        (f'{D}.model.startsWith("H")', False),
+        (f'{D}.model.matches("^A[0-9]+$")', True),
+        (f'{D}.model.lowerAscii() == "a100"', True),
+        (f"{D}.index > 1 && {D}.index < 3", True),
+        (f"{D}.ecc", True),
+        (f"!{D}.ecc", False),
+        (f'"model" in {D}', True),
+        (f'"nope" in {D}', False),
+        (f"has({D}.model)", True),
+        (f'has({D}.nope) && {D}.nope == "x"', False),
+        ('device.attributes["other.example.com"].rack == "r7"', True),
+        ('"rack" in device.attributes["unused.example.com"]', False),
+        ('["A100", "B200"].exists(one, one == ' + f"{D}.model)", True),
+        (f'{D}.driverVersion.isGreaterThan(semver("570.0.0"))', True),
+        (f'{D}.driverVersion.isLessThan(semver("580.95.5"))', False),
+        (f'{D}.driverVersion.compareTo(semver("580.95.5")) == 0', True),
+        (f'{D}.driverVersion == semver("580.95.5")', True),
+        (f"{D}.driverVersion.major() == 580 && {D}.driverVersion.patch() == 5", True),
+        ('isSemver("1.2") || !isSemver("1.2.3")', False),
+        (f'{C}.memory.compareTo(quantity("10Gi")) >= 0', True),
+        (f'{C}.memory.isGreaterThan(quantity("64Gi"))', False),
+        (f'{C}.memory.isLessThan(quantity("1Ti"))', True),
+        (f'{C}.memory == quantity("65536Mi")', True),
+        (f'{C}.memory.sub(quantity("24Gi")) == quantity("40Gi")', True),
+        (f"{C}.memory.asInteger() == 68719476736", True),
+        ("device.allowMultipleAllocations", False),
+    ],
+)
+def test_table(expression: str, expected: bool) -> None:
+    assert matches(expression, device_value(DRIVER, GPU)) is expected
+
+
+@pytest.mark.parametrize(
+    ("expression", "words"),
+    [
+        (f'{D}.nope == "x"', "no such key: nope"),
+        ("device.driver ==", "compile error"),
+        ("device.driver", "must evaluate to bool, got StringType"),
+        (f'{D}.model > semver("1.0.0")', "runtime error"),
+        (f'{D}.driverVersion.isGreaterThan(semver("580"))', "runtime error"),
+    ],
+)
+def test_errors_say_what_is_wrong(expression: str, words: str) -> None:
+    with pytest.raises(SelectorError, match=words):
+        matches(expression, device_value(DRIVER, GPU))
+
+
+def test_semver_precedence_is_that_of_the_specification() -> None:
+    ordered = [
+        "1.0.0-alpha",
+        "1.0.0-alpha.1",
+        "1.0.0-alpha.beta",
+        "1.0.0-beta.2",
+        "1.0.0-beta.11",
+        "1.0.0-rc.1",
+        "1.0.0",
+    ]
+    assert sorted(map(Semver, reversed(ordered))) == [Semver(one) for one in ordered]
+    assert Semver("1.0.0+a") == Semver("1.0.0+b")
+    assert Semver("1.10.0") > Semver("1.9.0")

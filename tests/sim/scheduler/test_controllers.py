@@ -1,0 +1,187 @@
+"""The controllers beside the scheduler: templates, Jobs, evictions, and the loop that drives them all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from drabridge.sim.apiserver import ApiError
+from drabridge.sim.scheduler import events
+from tests.sim.scheduler.world import World, device
+from tests.support.waiting import PATIENCE
+
+
+@pytest.fixture
+async def world() -> World:
+    world = World()
+    world.device_class()
+    world.slice("d0", "d1")
+    return world
+
+
+@contextlib.asynccontextmanager
+async def looping(world: World) -> AsyncIterator[Callable[[Callable[[], object]], Any]]:
+    """The scheduler as a task; gives a function that waits for a condition."""
+
+    async def until(condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(3 * PATIENCE):
+            while not condition():
+                assert not task.done(), task.exception()
+                await asyncio.sleep(0.005)
+
+    task = asyncio.create_task(world.scheduler.run())
+    try:
+        yield until
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def job(parallelism: int, completions: int | None = None, **spec: Any) -> Any:
+    template = {"spec": {"containers": [{"name": "c"}], "restartPolicy": "Never"}}
+    counts = {"parallelism": parallelism, **({"completions": completions} if completions else {})}
+    body = {**counts, "template": template, **spec}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j"}, "spec": body}
+
+
+def phases(world: World) -> list[str]:
+    return sorted(pod["status"]["phase"] for pod in world.objects.list("pods"))
+
+
+async def test_job_keeps_its_parallelism_until_it_is_complete(world: World) -> None:
+    world.objects.create(job(2, 3))
+    world.step()
+    assert phases(world) == ["Pending", "Pending"]
+    for pod in world.objects.list("pods"):
+        world.end(pod["metadata"]["name"])
+    world.step()
+    assert phases(world) == ["Pending", "Succeeded", "Succeeded"]
+    (last,) = [pod for pod in world.objects.list("pods") if pod["status"]["phase"] == "Pending"]
+    world.end(last["metadata"]["name"])
+    world.step()
+    status = world.get("jobs", "j")["status"]
+    assert (status["succeeded"], status["conditions"][0]["type"]) == (3, "Complete")
+    world.step()
+    assert len(phases(world)) == 3
+
+
+async def test_job_gives_up_after_its_backoff_limit(world: World) -> None:
+    world.objects.create(job(1, backoffLimit=1))
+    for _ in range(4):
+        world.step()
+        for pod in world.objects.list("pods"):
+            if pod["status"]["phase"] == "Pending":
+                world.end(pod["metadata"]["name"], "Failed")
+    status = world.get("jobs", "j")["status"]
+    assert (status["failed"], status["conditions"][0]["reason"]) == (2, "BackoffLimitExceeded")
+
+
+async def test_job_with_a_template_that_is_refused_says_so(world: World) -> None:
+    body = job(1)
+    body["spec"]["template"]["metadata"] = {"namespace": "absent"}
+    body["spec"]["template"]["spec"]["containers"][0]["resources"] = {"limits": {"example.com/gpu": "one"}}
+    world.objects.create(body)
+    world.step()
+    (event,) = [one for one in world.objects.list("events") if one["reason"] == "FailedCreate"]
+    assert event["involvedObject"]["kind"] == "Job"
+
+
+async def test_refused_claim_of_a_template_says_so_in_the_pods_events(world: World) -> None:
+    world.template("ok", {"name": "r", "exactly": {"deviceClassName": "gpu"}})
+    label = {"resource.kubernetes.io/admin-access": "true"}
+    world.objects.modify("namespaces", "default", lambda one: one["metadata"]["labels"].update(label))
+    world.template("admin", {"name": "r", "exactly": {"deviceClassName": "gpu", "adminAccess": True}})
+    world.objects.modify("namespaces", "default", lambda one: one["metadata"].pop("labels"))
+    world.pod("p", template="admin")
+    world.step()
+    world.step()
+    (event,) = [one for one in world.objects.list("events") if one["reason"] == "FailedResourceClaimCreation"]
+    assert "admin access to devices requires" in event["message"]
+    assert world.node_of("p") == ""
+
+
+async def test_pod_waits_for_a_template_that_comes_later(world: World) -> None:
+    async with looping(world) as until:
+        world.pod("p", template="late")
+        await until(lambda: "late" in world.why("p"))
+        world.template("late", {"name": "r", "exactly": {"deviceClassName": "gpu"}})
+        await until(lambda: world.node_of("p"))
+
+
+async def test_loop_comes_to_rest(world: World) -> None:
+    """No write may cause another for ever: when nothing changes, the revision stands still."""
+    async with looping(world) as until:
+        world.claim("c", count=3)
+        world.claim("d")
+        world.pod("stuck", "c")
+        world.pod("runs", "d")
+        await until(lambda: world.node_of("runs") and world.why("stuck"))
+        await asyncio.sleep(1)
+        revision = world.objects.store.revision
+        await asyncio.sleep(0.2)
+        assert world.objects.store.revision == revision
+
+
+async def test_freed_devices_go_to_who_waits(world: World) -> None:
+    async with looping(world) as until:
+        for name in ("a", "b"):
+            world.claim(name, count=2)
+            world.pod(name, name)
+        await until(lambda: world.node_of("a"))
+        assert world.node_of("b") == ""
+        world.objects.delete("pods", "a", "default", grace_seconds=0)
+        await until(lambda: world.node_of("b"))
+        assert world.devices("a") == []
+
+
+async def test_claim_deleted_in_use_lives_until_its_pod_is_gone(world: World) -> None:
+    world.claim("c")
+    world.pod("p", "c")
+    world.step()
+    world.objects.delete("resourceclaims", "c", "default")
+    world.step()
+    assert "deletionTimestamp" in world.get("resourceclaims", "c")["metadata"]
+    world.pod("q", "c")
+    world.step()
+    assert world.why("q") == 'resourceclaim "c" is being deleted'
+    world.end("p")
+    world.step()
+    with pytest.raises(ApiError, match="not found"):
+        world.get("resourceclaims", "c")
+
+
+async def test_toleration_for_some_seconds_delays_the_eviction() -> None:
+    world = World()
+    world.device_class()
+    taint = {"key": "k.example.com/x", "effect": "NoExecute"}
+    world.slice(device("d0", taints=[taint]))
+    world.claim("c", tolerations=[{"operator": "Exists", "tolerationSeconds": 4}])
+    async with looping(world) as until:
+        world.pod("p", "c", terminationGracePeriodSeconds=0)
+        await until(lambda: world.node_of("p"))
+        await asyncio.sleep(0.3)
+        assert world.objects.find("pods", "p", "default") is not None
+        await until(lambda: world.objects.find("pods", "p", "default") is None)
+        assert [one["reason"] for one in world.objects.list("events")].count("DeviceTaintManagerEviction") == 1
+
+
+async def test_events_do_not_grow_without_end(world: World) -> None:
+    pod = {"metadata": {"name": "p", "namespace": "default", "uid": "u"}}
+    for number in range(events.KEPT + 50):
+        events.post(world.objects, "Pod", pod, "Test", f"number {number}")
+    kept = world.objects.peek("events")
+    assert len(kept) == events.KEPT
+    assert any(one["message"] == f"number {events.KEPT + 49}" for one in kept)
+
+
+async def test_a_repeated_event_is_counted(world: World) -> None:
+    pod = {"metadata": {"name": "p", "namespace": "default", "uid": "u"}}
+    for _ in range(3):
+        events.post(world.objects, "Pod", pod, "Test", "the same")
+    (event,) = world.objects.list("events")
+    assert event["count"] == 3

@@ -1,0 +1,216 @@
+"""A real agent as a process of its own, on this machine's real devices, beside a simulated kubelet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.pods import Container, PodSpec
+from drabridge.sim.kubelet.timings import Timings
+from tests.support.waiting import PATIENCE
+
+# Memory devices (/dev/null and its kin) are udev devices of every Linux machine, for root and others alike.
+RESOURCE = "example.com/mem"
+DRIVER = "mem.example.com"
+CONFIG = f"""\
+apiVersion: drabridge/v1alpha1
+kind: AgentConfig
+driver: {DRIVER}
+resources:
+- name: {RESOURCE}
+  match: [{{subsystem: mem, sysname: [zero, "null", full, random]}}]
+  id: ["{{sysname}}"]
+  nodes: [{{from: devnode, as: "/dev/our-{{sysname}}"}}]
+  env: {{WHICH: "{{sysname}}"}}
+"""
+
+
+class AgentProcess:
+    """``drabridge run`` with everything below one short directory."""
+
+    def __init__(
+        self,
+        root: Path,
+        config: str = CONFIG,
+        driver: str = DRIVER,
+        arguments: tuple[str, ...] = (),
+        command: tuple[str, ...] = ("-m", "drabridge"),
+    ) -> None:
+        self.root = root
+        self.driver = driver
+        self.config = root / "config.yaml"
+        self.config.write_text(config)
+        self.log = root / "agent.log"
+        self.arguments = arguments
+        self.command = command  # what Python runs; another one is how a check is checked
+        self.process: asyncio.subprocess.Process | None = None
+
+    @property
+    def control(self) -> Path:
+        return self.root / "plugins" / self.driver / "control.sock"
+
+    @property
+    def cdi(self) -> Path:
+        return self.root / "cdi"
+
+    async def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *(sys.executable, *self.command, "run", "--config", str(self.config), "--node-name", "node-a"),
+                *("--kubelet-dir", str(self.root), "--cdi-dir", str(self.cdi), "--listen", "127.0.0.1:0"),
+                *self.arguments,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+            )
+
+    async def stop(self, number: int = signal.SIGTERM) -> int:
+        """End it by a signal; returns the exit status."""
+        assert self.process is not None
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+        return await asyncio.wait_for(self.process.wait(), 10 * PATIENCE)
+
+    async def ask(self, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        """Status and body of a page on the control socket."""
+        reader, writer = await asyncio.open_unix_connection(str(self.control))
+        verb = "GET" if body is None else "POST"
+        writer.write(f"{verb} {path} HTTP/1.1\r\nContent-Length: {len(body or b'')}\r\n\r\n".encode() + (body or b""))
+        try:
+            answer = await asyncio.wait_for(reader.read(), 10 * PATIENCE)
+        finally:
+            writer.close()
+        head, _, rest = answer.partition(b"\r\n\r\n")
+        return int(head.split()[1]), rest
+
+    async def status(self) -> dict[str, Any]:
+        code, body = await self.ask("/status")
+        assert code == 200, body
+        found: dict[str, Any] = json.loads(body)
+        return found
+
+    async def device(self, name: str) -> dict[str, Any]:
+        """What status says of it; {} while the agent has not looked for devices yet."""
+        rows: list[dict[str, Any]] = (await self.status())["devices"]
+        return next((row for row in rows if row["name"] == name), {})
+
+    async def ready(self, seconds: float = 30.0) -> None:
+        await until(lambda: self._answers("/readyz"), seconds, self.text)
+
+    async def up(self, seconds: float = 30.0) -> None:
+        """Until it answers on its control socket (a socket file may be an earlier agent's)."""
+        await until(lambda: self._answers("/healthz"), seconds, self.text)
+
+    async def _answers(self, path: str) -> bool:
+        with contextlib.suppress(OSError, TimeoutError, IndexError):
+            return (await self.ask(path))[0] == 200
+        return False
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+async def drain_command(*words: str, output: str = "json") -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of ``drabridge drain``; the words say which agent or cluster."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "drabridge", "drain", "-o", output, *words),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def until(
+    condition: Callable[[], Any], seconds: float = 5.0, why: Callable[[], object] = lambda: "it never came true"
+) -> None:
+    """Wait for a condition, plain or async; fails with ``why()``."""
+    deadline = time.monotonic() + seconds * PATIENCE
+    while True:
+        result = condition()
+        if asyncio.iscoroutine(result):
+            result = await result
+        if result:
+            return
+        assert time.monotonic() < deadline, why()
+        await asyncio.sleep(0.02)
+
+
+@contextlib.contextmanager
+def short_directory() -> Iterator[Path]:
+    """Unix socket paths must stay below 108 bytes."""
+    path = Path(tempfile.mkdtemp(prefix="dra", dir="/tmp"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.asynccontextmanager
+async def node(
+    config: str = CONFIG, driver: str = DRIVER, *, ready: bool = True, **kubelet: Any
+) -> AsyncIterator[tuple[AgentProcess, SimKubelet]]:
+    """A started kubelet and a started agent; both are ended, and nothing of them stays.
+
+    ``ready`` waits until the agent is, and kubelet has its lists: an agent whose configuration has a claims lane never
+    is without an API server.
+    """
+    with short_directory() as root:
+        simulated = SimKubelet(root, timings=kubelet.pop("timings", Timings.fast()), **kubelet)
+        agent = AgentProcess(root, config, driver)
+        await simulated.start()
+        await agent.start()
+        try:
+            if ready:
+                await agent.ready()
+                await lists_read(simulated)
+            yield agent, simulated
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                await agent.stop(signal.SIGKILL)
+            await simulated.stop()
+
+
+async def lists_read(kubelet: SimKubelet) -> None:
+    """Until kubelet has read a list of every registered resource: until then it refuses their pods."""
+    for resource in kubelet.resources:
+        await kubelet.wait_for_resource(resource)
+
+
+async def restart_kubelet(kubelet: SimKubelet) -> None:
+    """A new kubelet; however late the agent is, its pods arrive after the lists, and are all admitted on return."""
+    kubelet.faults.pods_arrive.clear()
+    try:
+        await kubelet.restart()
+        await until(lambda: kubelet.resources, 20)
+        await lists_read(kubelet)
+    finally:
+        kubelet.faults.pods_arrive.set()
+    await kubelet.process.sources_ready.wait()
+
+
+def cdi_devices(directory: Path) -> list[dict[str, Any]]:
+    """The devices of all CDI files, each with its ``kind``; a file may be removed while they are read."""
+    found = []
+    for path in directory.glob("*.json"):
+        with contextlib.suppress(FileNotFoundError):
+            document = json.loads(path.read_text())
+            found += [{"kind": document["kind"], **device} for device in document["devices"]]
+    return found
+
+
+def pod(name: str, count: int = 1, resource: str = RESOURCE, **more: Any) -> PodSpec:
+    """A pod with one container that asks for ``count`` devices."""
+    return PodSpec("default", name, uid=f"uid-{name}", containers=(Container("main", {resource: count}),), **more)
