@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from deviceplugin.api import Allocator, DeviceList, Plugin, Preferrer, PreStarter, require_healthy
 from deviceplugin.broadcast import Broadcast, Versioned
 from deviceplugin.errors import AllocationError, DevicePluginError, KubeletDownError, RegistrationError, SocketError
-from deviceplugin.model import ContainerAllocation, ContainerMount, DeviceHealth, DeviceSpec, ListedDevice
+from deviceplugin.model import ContainerAllocation, ContainerMount, DeviceSpec, ListedDevice, ListedHealth
 from deviceplugin.observer import (
     Allocated,
     BindFailed,
@@ -56,7 +56,6 @@ __all__ = [
     "Broadcast",
     "ContainerAllocation",
     "ContainerMount",
-    "DeviceHealth",
     "DeviceList",
     "DevicePluginError",
     "DeviceSpec",
@@ -65,6 +64,7 @@ __all__ = [
     "KubeletSeen",
     "ListSent",
     "ListedDevice",
+    "ListedHealth",
     "Observer",
     "PhaseChanged",
     "Plugin",

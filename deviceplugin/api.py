@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from deviceplugin.broadcast import Broadcast
 from deviceplugin.errors import AllocationError
-from deviceplugin.model import ContainerAllocation, DeviceHealth, ListedDevice
+from deviceplugin.model import ContainerAllocation, ListedDevice, ListedHealth
 
 DeviceList = Broadcast[tuple[ListedDevice, ...]]
 
@@ -85,7 +85,7 @@ def require_healthy(plugin: Plugin, ids: Iterable[str]) -> None:
             f"{plugin.resource} has no device {', '.join(unknown)} on this node (it has {len(listed)})",
             hint="it was probably unplugged after kubelet chose it; delete the pod, its replacement gets another",
         )
-    faulty = [device_id for device_id in wanted if listed[device_id] is not DeviceHealth.HEALTHY]
+    faulty = [device_id for device_id in wanted if listed[device_id] is not ListedHealth.HEALTHY]
     if faulty:
         raise AllocationError(
             "FAILED_PRECONDITION",

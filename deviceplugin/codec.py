@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from deviceplugin.broadcast import Versioned
-from deviceplugin.model import ContainerAllocation, DeviceHealth, ListedDevice
+from deviceplugin.model import ContainerAllocation, ListedDevice, ListedHealth
 from deviceplugin.wire import v1beta1_pb2 as pb
 
 VERSION = "v1beta1"
@@ -70,4 +70,4 @@ def unique_sorted(ids: Iterable[str]) -> list[str]:
 
 
 def count_healthy(devices: Sequence[ListedDevice]) -> int:
-    return sum(device.health is DeviceHealth.HEALTHY for device in devices)
+    return sum(device.health is ListedHealth.HEALTHY for device in devices)

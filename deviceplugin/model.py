@@ -8,7 +8,7 @@ from enum import StrEnum
 from msgspec import Struct, field
 
 
-class DeviceHealth(StrEnum):
+class ListedHealth(StrEnum):
     """The words kubelet knows (deviceplugin/v1beta1/constants.go); every other string counts as unhealthy."""
 
     HEALTHY = "Healthy"
@@ -24,7 +24,7 @@ class ListedDevice(Struct, frozen=True):
     """
 
     id: str
-    health: DeviceHealth = DeviceHealth.HEALTHY
+    health: ListedHealth = ListedHealth.HEALTHY
     numa_nodes: tuple[int, ...] = ()
 
 

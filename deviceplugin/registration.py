@@ -83,7 +83,7 @@ class Timer(StrEnum):
     STABLE = "Stable"
 
 
-class RegistrationState(Struct, frozen=True):
+class RegistrationProgress(Struct, frozen=True):
     """``attempt`` counts failures since the last success, ``refusals`` consecutive refused connects."""
 
     phase: RegistrationPhase = RegistrationPhase.IDLE
@@ -115,7 +115,7 @@ class PhaseEntry(Struct, frozen=True):
 class RegistrationStep(Struct, frozen=True):
     """The result of ``step``; ``entered`` is false when the event changed no phase (running timers go on)."""
 
-    state: RegistrationState
+    state: RegistrationProgress
     entered: bool
 
     @property
@@ -194,7 +194,7 @@ STREAMING = frozenset({P.ACTIVE, P.SETTLING})
 """The phases in which kubelet reads our list: registered."""
 
 
-def step(state: RegistrationState, event: RegistrationEvent) -> RegistrationStep:
+def step(state: RegistrationProgress, event: RegistrationEvent) -> RegistrationStep:
     """The next state for ``event``. Total: every pair of phase and event has an answer."""
     known = _learn(state, event)
     target = TABLE.get((state.phase, event))
@@ -204,7 +204,7 @@ def step(state: RegistrationState, event: RegistrationEvent) -> RegistrationStep
     return RegistrationStep(_enter(known, phase, event), entered=True)
 
 
-def _learn(state: RegistrationState, event: RegistrationEvent) -> RegistrationState:
+def _learn(state: RegistrationProgress, event: RegistrationEvent) -> RegistrationProgress:
     """What the event says about kubelet, whatever the phase."""
     match event:
         case RegistrationEvent.KUBELET_NEW:
@@ -224,7 +224,7 @@ def _learn(state: RegistrationState, event: RegistrationEvent) -> RegistrationSt
     return state
 
 
-def _enter(state: RegistrationState, phase: RegistrationPhase, event: RegistrationEvent) -> RegistrationState:
+def _enter(state: RegistrationProgress, phase: RegistrationPhase, event: RegistrationEvent) -> RegistrationProgress:
     match phase:
         case RegistrationPhase.REGISTERING:
             return replace(state, phase=phase, kubelet=KubeletState.ASKED)
@@ -239,7 +239,7 @@ def _enter(state: RegistrationState, phase: RegistrationPhase, event: Registrati
     return replace(state, phase=phase)
 
 
-def delay_seconds(timer: Timer, state: RegistrationState, timeouts: Timeouts, rng: Random) -> float:
+def delay_seconds(timer: Timer, state: RegistrationProgress, timeouts: Timeouts, rng: Random) -> float:
     """How long the timer of the phase just entered runs; ``rng`` spreads the back-off by up to 20 percent."""
     match timer:
         case Timer.BACKOFF:

@@ -37,7 +37,7 @@ from deviceplugin.registration import (
     Action,
     RegistrationEvent,
     RegistrationPhase,
-    RegistrationState,
+    RegistrationProgress,
     delay_seconds,
     step,
 )
@@ -99,7 +99,7 @@ class PluginServer:
         self._streams = ListStreams(clock, self._stream_opened, self._stream_ended)
         self._inflight = Inflight(clock)
         self._service = DevicePluginService(plugin, self._streams, self._inflight, self._timeouts, self._notify, clock)
-        self._machine = RegistrationState()
+        self._machine = RegistrationProgress()
         self._since = clock()
         self._error = ""
         self._registrations = 0
@@ -221,7 +221,7 @@ class PluginServer:
             listener, self._listener = self._listener, None
             # Without a call in flight only an answer on its way needs time; a frozen reader would use up all of it.
             await listener.stop(grace_seconds if self._inflight.ids else min(grace_seconds, 0.1))
-        self._machine, self._since = RegistrationState(), self._clock()
+        self._machine, self._since = RegistrationProgress(), self._clock()
         self._check = LevelCheck(self._directory)
         self._events.clear()
 

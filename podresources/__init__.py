@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from podresources.backoff import Backoff
     from podresources.client import Client
     from podresources.errors import PodResourcesError
-    from podresources.facts import Facts, Support
-    from podresources.model import Allocatable, Allocation, Api, DeviceKey, Holder, Snapshot
+    from podresources.features import KubeletFeatures, Support
+    from podresources.model import Allocatable, Api, DeviceKey, Holder, NodeSnapshot, PodAllocation
     from podresources.sync import SyncClient
 
 # Read by gRPC when it is first imported: no chatter about connections that end, no handlers around fork().
@@ -30,30 +30,30 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 _HOME = {
     "Allocatable": "model",
-    "Allocation": "model",
+    "PodAllocation": "model",
     "Api": "model",
     "Backoff": "backoff",
     "Client": "client",
     "DeviceKey": "model",
-    "Facts": "facts",
+    "KubeletFeatures": "features",
     "Holder": "model",
     "PodResourcesError": "errors",
-    "Snapshot": "model",
-    "Support": "facts",
+    "NodeSnapshot": "model",
+    "Support": "features",
     "SyncClient": "sync",
 }
 
 __all__ = [
     "Allocatable",
-    "Allocation",
     "Api",
     "Backoff",
     "Client",
     "DeviceKey",
-    "Facts",
     "Holder",
+    "KubeletFeatures",
+    "NodeSnapshot",
+    "PodAllocation",
     "PodResourcesError",
-    "Snapshot",
     "Support",
     "SyncClient",
 ]

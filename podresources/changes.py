@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from podresources.errors import KubeletUnavailable, PodResourcesError, SocketMissing
-from podresources.model import Allocatable, Allocation, AllocationKey, Snapshot, SocketIdentity
+from podresources.model import Allocatable, AllocationKey, NodeSnapshot, PodAllocation, SocketIdentity
 
 SETTLE_SECONDS = 30.0
 """After a restart kubelet first serves this API, then hears of its pods from the API server (seconds later), and device
@@ -20,16 +20,16 @@ ABSENCES_BELIEVED = 2
 """Consecutive complete snapshots without an allocation before it counts as released."""
 
 
-class Assigned(Struct, frozen=True):
+class DeviceAssigned(Struct, frozen=True):
     """A container holds a device that it did not hold in the last snapshot."""
 
-    allocation: Allocation
+    allocation: PodAllocation
 
 
-class Released(Struct, frozen=True):
+class DeviceReleased(Struct, frozen=True):
     """A container no longer holds the device. A pod re-created under its name with the same device is not seen."""
 
-    allocation: Allocation
+    allocation: PodAllocation
 
 
 class CapacityChanged(Struct, frozen=True):
@@ -42,18 +42,18 @@ class CapacityChanged(Struct, frozen=True):
     removed: tuple[str, ...] = ()
 
 
-Change = Assigned | Released | CapacityChanged
-Held = dict[AllocationKey, Allocation]
+Change = DeviceAssigned | DeviceReleased | CapacityChanged
+Held = dict[AllocationKey, PodAllocation]
 
 
-class Tracker:
+class ChangeTracker:
     """Turns complete snapshots into changes.
 
     ``held`` is what is believed to be held now; ``capacity`` maps each resource to its healthy device ids.
     Times are seconds of any monotonic clock.
     """
 
-    def __init__(self, snapshot: Snapshot, allocatable: Allocatable | None, settle_seconds: float = SETTLE_SECONDS):
+    def __init__(self, snapshot: NodeSnapshot, allocatable: Allocatable | None, settle_seconds: float = SETTLE_SECONDS):
         self.held: Held = {allocation.key: allocation for allocation in snapshot.allocations}
         self.capacity = _ids_by_resource(allocatable)
         self._settle_seconds = settle_seconds
@@ -67,7 +67,7 @@ class Tracker:
         if isinstance(error, (KubeletUnavailable, SocketMissing)):
             self._settled_at = now + self._settle_seconds
 
-    def step(self, snapshot: Snapshot, allocatable: Allocatable | None, now: float) -> list[Change]:
+    def step(self, snapshot: NodeSnapshot, allocatable: Allocatable | None, now: float) -> list[Change]:
         """What the next complete snapshot changes; ``allocatable`` None when this kubelet does not serve it."""
         if snapshot.socket != self._socket:
             self._socket = snapshot.socket
@@ -80,12 +80,12 @@ class Tracker:
             changes += self._capacity_changes(_ids_by_resource(allocatable), settled)
         return changes
 
-    def _assigned(self, seen: Held) -> list[Assigned]:
-        found = [Assigned(allocation) for key, allocation in seen.items() if key not in self.held]
+    def _assigned(self, seen: Held) -> list[DeviceAssigned]:
+        found = [DeviceAssigned(allocation) for key, allocation in seen.items() if key not in self.held]
         self.held.update(seen)
         return found
 
-    def _released(self, seen: Held, settled: bool) -> list[Released]:
+    def _released(self, seen: Held, settled: bool) -> list[DeviceReleased]:
         if not settled:
             return []
         missing = [key for key in self.held if key not in seen]
@@ -93,7 +93,7 @@ class Tracker:
         gone = [key for key in missing if self._absences[key] >= ABSENCES_BELIEVED]
         for key in gone:
             del self._absences[key]
-        return [Released(self.held.pop(key)) for key in gone]
+        return [DeviceReleased(self.held.pop(key)) for key in gone]
 
     def _capacity_changes(self, now_healthy: dict[str, frozenset[str]], settled: bool) -> list[CapacityChanged]:
         """Growth is believed at once, shrinking only from a settled kubelet."""

@@ -21,14 +21,14 @@ from podresources.errors import (
     PodNotFound,
     PodResourcesError,
 )
-from podresources.facts import Facts, Support
-from podresources.model import Allocatable, Snapshot
+from podresources.features import KubeletFeatures, Support
+from podresources.model import Allocatable, NodeSnapshot
 from podresources.session import PROBE_POD, Reader, Session, T, get_request, pick
 from podresources.socket_path import DEFAULT_SOCKET, identify
 from podresources.transport import (
     DEFAULT_RECEIVE_LIMIT_BYTES,
     DEFAULT_TIMEOUT_SECONDS,
-    Endpoint,
+    KubeletSocket,
     Observer,
     Rpc,
 )
@@ -39,7 +39,7 @@ class Client:
 
     One request is in flight at a time: kubelet's limiter is shared by the whole node. Waiting for one's turn counts
     towards the deadline. Requests are repeated, with jitter, while kubelet restarts or its limiter refuses, as long
-    as the deadline allows. ``facts`` tells what this kubelet has been seen to support.
+    as the deadline allows. ``features`` tells what this kubelet has been seen to support.
 
     ``observe`` is called after every request with an ``Attempt``, for metrics.
     """
@@ -54,8 +54,8 @@ class Client:
         observe: Observer | None = None,
     ) -> None:
         self.timeout_seconds = timeout_seconds
-        self._endpoint = Endpoint(Path(path), receive_limit_bytes)
-        self._session = Session(self._endpoint, backoff or Backoff(), observe)
+        self._socket = KubeletSocket(Path(path), receive_limit_bytes)
+        self._session = Session(self._socket, backoff or Backoff(), observe)
         self._channel: grpc.aio.Channel | None = None
         self._turn = asyncio.Lock()
 
@@ -68,11 +68,11 @@ class Client:
         await self.close()
 
     @property
-    def facts(self) -> Facts:
+    def features(self) -> KubeletFeatures:
         """What the kubelet that answered last is known to support."""
-        return self._session.facts
+        return self._session.features
 
-    async def list(self, *, timeout_seconds: float | None = None) -> Snapshot:
+    async def list(self, *, timeout_seconds: float | None = None) -> NodeSnapshot:
         """Every pod of the node with what it holds. Raises PodResourcesError."""
         return await self._call(Rpc.LIST, b"", self._session.read_list, timeout_seconds)
 
@@ -80,10 +80,10 @@ class Client:
         """Healthy device-plugin devices, CPUs and memory, held or not. Raises PodResourcesError."""
         return await self._call(Rpc.ALLOCATABLE, b"", self._session.read_allocatable, timeout_seconds)
 
-    async def get(self, namespace: str, pod: str, *, timeout_seconds: float | None = None) -> Snapshot:
+    async def get(self, namespace: str, pod: str, *, timeout_seconds: float | None = None) -> NodeSnapshot:
         """One pod, as a snapshot with that pod alone. Raises PodNotFound and other PodResourcesErrors.
 
-        Kubelets without Get (before 1.34) are asked for the whole List instead; ``facts.get`` is then NO.
+        Kubelets without Get (before 1.34) are asked for the whole List instead; ``features.get`` is then NO.
         """
         if not self._session.get_unsupported:
             try:
@@ -93,12 +93,12 @@ class Client:
                 pass
         return pick(await self.list(timeout_seconds=timeout_seconds), namespace, pod)
 
-    async def probe(self, *, timeout_seconds: float | None = None) -> Facts:
-        """Find out whether Get is served, by asking for a pod that does not exist; the other facts come with use."""
-        if self.facts.get is Support.UNKNOWN:
+    async def probe(self, *, timeout_seconds: float | None = None) -> KubeletFeatures:
+        """Find out whether Get is served, by asking for a pod that does not exist; the other features come with use."""
+        if self.features.get is Support.UNKNOWN:
             with suppress(PodNotFound, NotSupported):
                 await self._call(Rpc.GET, get_request(*PROBE_POD), self._session.read_get, timeout_seconds)
-        return self.facts
+        return self.features
 
     async def close(self) -> None:
         """Hang up. Calls under way end with ClientClosed."""
@@ -111,7 +111,7 @@ class Client:
             async with asyncio.timeout_at(deadline):
                 await self._turn.acquire()
         except TimeoutError:
-            raise self._endpoint.timeout(rpc) from None
+            raise self._socket.timeout(rpc) from None
         try:
             return await self._until_answered(rpc, request, read, deadline)
         except PodResourcesError as error:
@@ -137,23 +137,23 @@ class Client:
         raise AssertionError("unreachable")
 
     async def _once(self, rpc: Rpc, request: bytes, read: Reader[T], seconds: float) -> T:
-        identity = identify(self._endpoint.path)
+        identity = identify(self._socket.path)
         if self._session.meet(identity):
             await self._hang_up()
         if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(self._endpoint.target, options=self._endpoint.options)
+            self._channel = grpc.aio.insecure_channel(self._socket.target, options=self._socket.options)
         started = perf_counter()
         code = "OK"
         try:
             ask: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(rpc.path)
             data = await ask(request, timeout=seconds)
-            self._session.require_same(identity, identify(self._endpoint.path))
+            self._session.require_same(identity, identify(self._socket.path))
             return read(data, identity)
         except PodResourcesError as error:
             code = error.code
             raise
         except grpc.aio.AioRpcError as failure:
-            meaning = self._endpoint.error(rpc, failure.code(), failure.details() or "")
+            meaning = self._socket.error(rpc, failure.code(), failure.details() or "")
             code = meaning.code
             if isinstance(meaning, KubeletUnavailable):
                 await self._hang_up()

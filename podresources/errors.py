@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class Fault(StrEnum):
+class FaultParty(StrEnum):
     """Who has to act."""
 
     NODE = "node"
@@ -17,9 +17,9 @@ class Fault(StrEnum):
 
 
 class PodResourcesError(Exception):
-    """Root of the tree. ``fault`` says who has to act, ``code`` is a gRPC status name, ``hint`` says what to do."""
+    """Root of the tree. ``fault``: who has to act; ``code``: a gRPC status name; ``hint``: what to do."""
 
-    fault = Fault.KUBELET
+    fault = FaultParty.KUBELET
     code = "UNKNOWN"
 
     def __init__(self, message: str, *, hint: str = "") -> None:
@@ -34,7 +34,7 @@ class PodResourcesError(Exception):
 class NodeError(PodResourcesError):
     """The node's: this process cannot reach the socket at all."""
 
-    fault = Fault.NODE
+    fault = FaultParty.NODE
     code = "UNAVAILABLE"
 
 
@@ -97,7 +97,7 @@ class KubeletFailed(KubeletError):
 class CallerError(PodResourcesError):
     """The caller's."""
 
-    fault = Fault.CALLER
+    fault = FaultParty.CALLER
 
 
 class PodNotFound(CallerError):

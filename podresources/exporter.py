@@ -21,10 +21,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from podresources.errors import NotSupported, PodResourcesError
-from podresources.facts import Facts
-from podresources.families import MAX_SERIES, View, families
+from podresources.families import MAX_SERIES, FamilyInput, families
+from podresources.features import KubeletFeatures
 from podresources.known import KnownDevices
-from podresources.model import Allocatable, Snapshot
+from podresources.model import Allocatable, NodeSnapshot
 from podresources.socket_path import DEFAULT_SOCKET
 from podresources.sync import SyncClient
 from podresources.transport import DEFAULT_RECEIVE_LIMIT_BYTES, Attempt
@@ -47,7 +47,7 @@ class Exposition(Collector):
         self._clock = clock
         self._lock = Lock()
         self._known = KnownDevices(max_series)
-        self._view: View | None = None
+        self._view: FamilyInput | None = None
         self._up = False
         self._last_success = 0.0
         self._durations = Histogram(
@@ -76,14 +76,14 @@ class Exposition(Collector):
         if attempt.code != "OK":
             self._errors.labels(attempt.rpc, attempt.code).inc()
 
-    def update(self, snapshot: Snapshot, allocatable: Allocatable | None, facts: Facts) -> None:
+    def update(self, snapshot: NodeSnapshot, allocatable: Allocatable | None, features: KubeletFeatures) -> None:
         """Expose a complete answer; ``allocatable`` None when this kubelet does not serve it."""
         with self._lock:
             forgotten = self._known.see(device.device_key for device in (allocatable.devices if allocatable else ()))
             forgotten += self._known.see(allocation.device_key for allocation in snapshot.allocations)
             if forgotten:
                 self._note_dropped("podresources_device_holders", forgotten)
-            self._view = View(snapshot, allocatable, tuple(self._known), facts)
+            self._view = FamilyInput(snapshot, allocatable, tuple(self._known), features)
             self._up = True
             self._last_success = self._clock()
 
@@ -170,4 +170,4 @@ class Exporter(Collector):
             self._exposition.failed()
             return
         self.last_error = None
-        self._exposition.update(snapshot, allocatable, self._client.facts)
+        self._exposition.update(snapshot, allocatable, self._client.features)

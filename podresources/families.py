@@ -15,8 +15,8 @@ from typing import TypeVar
 from msgspec import Struct
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from podresources.facts import Facts, Support
-from podresources.model import Allocatable, Allocation, Api, DeviceKey, Snapshot
+from podresources.features import KubeletFeatures, Support
+from podresources.model import Allocatable, Api, DeviceKey, NodeSnapshot, PodAllocation
 
 MAX_SERIES = 10_000
 """Of each per-device family. A node of 500 pods with 4,096 devices fits twice; more is a fault, or a plugin that
@@ -32,22 +32,22 @@ Dropped = Callable[[str, int], None]
 """Told the family's name and how many series were cut."""
 
 
-class View(Struct, frozen=True):
+class FamilyInput(Struct, frozen=True):
     """All that the families are made of. ``known`` holds every device to show, held or not."""
 
-    snapshot: Snapshot
+    snapshot: NodeSnapshot
     allocatable: Allocatable | None
     known: Sequence[DeviceKey]
-    facts: Facts
+    features: KubeletFeatures
 
 
-def families(view: View, dropped: Dropped, max_series: int = MAX_SERIES) -> Iterator[Metric]:
+def families(view: FamilyInput, dropped: Dropped, max_series: int = MAX_SERIES) -> Iterator[Metric]:
     """Every family of the view, one at a time."""
     allocations = {allocation.key: allocation for allocation in view.snapshot.allocations}
     unique = [allocations[key] for key in sorted(allocations)]  # kubelets before 1.34 repeat pods of one name
     known = sorted(view.known)
     yield _pods(view.snapshot)
-    yield from _features(view.facts)
+    yield from _features(view.features)
     yield _allocated(unique, known)
     if view.allocatable is not None:
         yield _allocatable(view.allocatable, known)
@@ -58,10 +58,10 @@ def families(view: View, dropped: Dropped, max_series: int = MAX_SERIES) -> Iter
     yield from _pinned(view.snapshot)
 
 
-def snapshot_families(snapshot: Snapshot, facts: Facts) -> Iterator[Metric]:
+def snapshot_families(snapshot: NodeSnapshot, features: KubeletFeatures) -> Iterator[Metric]:
     """What a List alone tells, uncut: for a person who asked once."""
     held = sorted({allocation.device_key for allocation in snapshot.allocations})
-    return families(View(snapshot, None, held, facts), lambda *_: None, sys.maxsize)
+    return families(FamilyInput(snapshot, None, held, features), lambda *_: None, sys.maxsize)
 
 
 def capacity_families(allocatable: Allocatable) -> Iterator[Metric]:
@@ -78,25 +78,25 @@ def device_labels(key: DeviceKey) -> list[str]:
     return [key.api, resource, driver, key.pool, key.device, key.share_id]
 
 
-def _pods(snapshot: Snapshot) -> Metric:
+def _pods(snapshot: NodeSnapshot) -> Metric:
     return GaugeMetricFamily("podresources_pods", "Pods in kubelet's list.", value=len(snapshot.pods))
 
 
-def _features(facts: Facts) -> Iterator[Metric]:
+def _features(features: KubeletFeatures) -> Iterator[Metric]:
     family = GaugeMetricFamily(
         "podresources_kubelet_feature",
         "Whether this kubelet has been seen to support a feature; absent while unknown.",
         labels=["feature"],
     )
     for name in ("get", "allocatable", "dynamic_resources", "active_pods_only"):
-        support = getattr(facts, name)
+        support = getattr(features, name)
         if support is not Support.UNKNOWN:
             family.add_metric([name], float(support is Support.YES))
     if family.samples:
         yield family
 
 
-def _allocated(allocations: Iterable[Allocation], known: Iterable[DeviceKey]) -> Metric:
+def _allocated(allocations: Iterable[PodAllocation], known: Iterable[DeviceKey]) -> Metric:
     family = GaugeMetricFamily(
         "podresources_allocated_devices",
         "Devices that at least one container holds; a shared device counts once.",
@@ -136,7 +136,7 @@ def _device_allocatable(
 
 
 def _device_holders(
-    allocations: Iterable[Allocation], known: Sequence[DeviceKey], dropped: Dropped, max_series: int
+    allocations: Iterable[PodAllocation], known: Sequence[DeviceKey], dropped: Dropped, max_series: int
 ) -> Metric:
     family = GaugeMetricFamily(
         "podresources_device_holders",
@@ -149,7 +149,7 @@ def _device_holders(
     return family
 
 
-def _allocation_info(allocations: Sequence[Allocation], dropped: Dropped, max_series: int) -> Metric:
+def _allocation_info(allocations: Sequence[PodAllocation], dropped: Dropped, max_series: int) -> Metric:
     family = GaugeMetricFamily(
         "podresources_device_allocation_info",
         "1 per device and container that holds it, over both device APIs: the series to join others with.",
@@ -162,7 +162,7 @@ def _allocation_info(allocations: Sequence[Allocation], dropped: Dropped, max_se
     return family
 
 
-def _pinned(snapshot: Snapshot) -> Iterator[Metric]:
+def _pinned(snapshot: NodeSnapshot) -> Iterator[Metric]:
     cpus = GaugeMetricFamily("podresources_exclusive_cpus", "CPUs that a container has for itself.", labels=HOLDER)
     memory = GaugeMetricFamily(
         "podresources_pinned_memory_bytes",

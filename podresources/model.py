@@ -1,6 +1,6 @@
 """Who holds what on one node, as immutable records.
 
-Two levels. ``Pod``, ``Container`` and their parts are close to the wire. ``Allocation`` is the normalised view: one
+Two levels. ``Pod``, ``Container`` and their parts are close to the wire. ``PodAllocation`` is the normalised view: one
 device held by one container, over both device APIs. Blind spots of the API itself, which no client can mend:
 
 - **No pod UID.** A pod that was deleted and created again under its name (every StatefulSet) looks like one pod.
@@ -128,7 +128,7 @@ class Pod(Struct, frozen=True):
     memory: tuple[Memory, ...] = ()
 
 
-class Allocation(Struct, frozen=True):
+class PodAllocation(Struct, frozen=True):
     """One device held by one container.
 
     Device plugin: ``resource`` and ``device_ids`` (one id) are set, ``numa_nodes`` merged over kubelet's entries.
@@ -198,11 +198,11 @@ class Allocatable(Struct, frozen=True):
         return dict(Counter(device.resource for device in self.devices))
 
 
-class Snapshot(Struct, frozen=True):
+class NodeSnapshot(Struct, frozen=True):
     """One complete answer of ``List``; ``socket`` tells which kubelet process gave it."""
 
     pods: tuple[Pod, ...]
-    allocations: tuple[Allocation, ...]
+    allocations: tuple[PodAllocation, ...]
     socket: SocketIdentity
 
     @property
@@ -211,15 +211,15 @@ class Snapshot(Struct, frozen=True):
         return any(container.claims for pod in self.pods for container in pod.containers)
 
 
-def holders_by_device(allocations: Iterable[Allocation]) -> dict[DeviceKey, list[Allocation]]:
+def holders_by_device(allocations: Iterable[PodAllocation]) -> dict[DeviceKey, list[PodAllocation]]:
     """Every held device with the allocations that hold it; more than one when a claim is shared."""
-    found: dict[DeviceKey, list[Allocation]] = {}
+    found: dict[DeviceKey, list[PodAllocation]] = {}
     for allocation in allocations:
         found.setdefault(allocation.device_key, []).append(allocation)
     return found
 
 
-def shared_claims(allocations: Iterable[Allocation]) -> frozenset[tuple[str, str]]:
+def shared_claims(allocations: Iterable[PodAllocation]) -> frozenset[tuple[str, str]]:
     """``(namespace, name)`` of the claims that more than one container uses."""
     users: dict[tuple[str, str], set[Holder]] = {}
     for allocation in allocations:

@@ -16,15 +16,15 @@ from podresources.errors import ProtocolViolation
 from podresources.model import (
     Allocatable,
     AllocatableDevice,
-    Allocation,
     Api,
     Claim,
     ClaimDevice,
     Container,
     DeviceEntry,
     Memory,
+    NodeSnapshot,
     Pod,
-    Snapshot,
+    PodAllocation,
     SocketIdentity,
 )
 from podresources.wire import v1_pb2
@@ -32,10 +32,10 @@ from podresources.wire import v1_pb2
 NO_NODES: tuple[int, ...] = ()
 
 
-def snapshot(response: v1_pb2.ListPodResourcesResponse, socket: SocketIdentity) -> Snapshot:
+def snapshot(response: v1_pb2.ListPodResourcesResponse, socket: SocketIdentity) -> NodeSnapshot:
     """All of ``List``'s answer. Raises ProtocolViolation when a record lacks its name."""
     pods = tuple(pod_from_wire(pod) for pod in response.pod_resources)
-    return Snapshot(pods, tuple(allocation for pod in pods for allocation in allocations_of(pod)), socket)
+    return NodeSnapshot(pods, tuple(allocation for pod in pods for allocation in allocations_of(pod)), socket)
 
 
 def allocatable(response: v1_pb2.AllocatableResourcesResponse, socket: SocketIdentity) -> Allocatable:
@@ -55,12 +55,12 @@ def pod_from_wire(pod: v1_pb2.PodResources) -> Pod:
     return Pod(namespace, name, tuple(map(_container, pod.containers)), tuple(sorted(pod.cpu_ids)), _memory(pod.memory))
 
 
-def allocations_of(pod: Pod) -> Iterator[Allocation]:
+def allocations_of(pod: Pod) -> Iterator[PodAllocation]:
     """The normalised view of one pod: one Allocation per container and device, each once."""
     namespace, name = pod.namespace, pod.name
     for container in pod.containers:
         for (resource, device_id), nodes in _merge_numa(container.devices).items():
-            yield Allocation(
+            yield PodAllocation(
                 namespace,
                 name,
                 container.name,
@@ -70,7 +70,7 @@ def allocations_of(pod: Pod) -> Iterator[Allocation]:
                 numa_nodes=nodes,
             )
         for claim, device in _distinct(container.claims):
-            yield Allocation(
+            yield PodAllocation(
                 namespace,
                 name,
                 container.name,

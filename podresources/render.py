@@ -7,9 +7,9 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from podresources import table
-from podresources.facts import Facts
-from podresources.model import Allocatable, Allocation, Api, Memory, Snapshot, shared_claims
-from podresources.select import Selection
+from podresources.features import KubeletFeatures
+from podresources.filters import Filters
+from podresources.model import Allocatable, Api, Memory, NodeSnapshot, PodAllocation, shared_claims
 
 Document = dict[str, Any]
 
@@ -27,7 +27,7 @@ class Pinned(NamedTuple):
     memory: tuple[Memory, ...]
 
 
-def pinned(snapshot: Snapshot, selection: Selection) -> Iterator[Pinned]:
+def pinned(snapshot: NodeSnapshot, selection: Filters) -> Iterator[Pinned]:
     """Exclusive CPUs and pinned memory of the snapshot's pods, as far as ``cpu`` or the memory type is selected."""
     cpus = selection.of_resource("cpu")
     for pod in snapshot.pods:
@@ -39,7 +39,7 @@ def pinned(snapshot: Snapshot, selection: Selection) -> Iterator[Pinned]:
                 yield Pinned(pod.namespace, pod.name, name, cpu_ids if cpus else (), blocks)
 
 
-def list_table(snapshot: Snapshot, selection: Selection, width: int | None) -> str:
+def list_table(snapshot: NodeSnapshot, selection: Filters, width: int | None) -> str:
     """One line per container and resource, or claim."""
     shared = shared_claims(snapshot.allocations)
     rows: list[tuple[str, ...]] = []
@@ -54,7 +54,7 @@ def list_table(snapshot: Snapshot, selection: Selection, width: int | None) -> s
     return table.render(TABLE, sorted(rows), width)
 
 
-def list_wide(snapshot: Snapshot, selection: Selection) -> str:
+def list_wide(snapshot: NodeSnapshot, selection: Filters) -> str:
     """One line per container and device, with everything that is known, never cut."""
     shared = shared_claims(snapshot.allocations)
     rows: list[tuple[str, ...]] = [
@@ -75,7 +75,7 @@ def list_wide(snapshot: Snapshot, selection: Selection) -> str:
     return table.render(WIDE, sorted(rows))
 
 
-def list_document(snapshot: Snapshot, selection: Selection, facts: Facts) -> Document:
+def list_document(snapshot: NodeSnapshot, selection: Filters, features: KubeletFeatures) -> Document:
     """Everything, for programs. ``notes`` are sentences on what this kubelet cannot tell."""
     found = list(pinned(snapshot, selection))
     return {
@@ -85,7 +85,7 @@ def list_document(snapshot: Snapshot, selection: Selection, facts: Facts) -> Doc
         ],
         "cpus": [{**_holder(row), "cpu_ids": list(row.cpu_ids)} for row in found if row.cpu_ids],
         "memory": [{**_holder(row), **memory_document(block)} for row in found for block in row.memory],
-        "facts": facts_document(facts),
+        "facts": features_document(features),
     }
 
 
@@ -118,7 +118,7 @@ def allocatable_document(capacity: Allocatable) -> Document:
     }
 
 
-def allocation_document(held: Allocation) -> Document:
+def allocation_document(held: PodAllocation) -> Document:
     """One allocation, without the fields that its API does not have."""
     named = {
         "namespace": held.namespace,
@@ -144,30 +144,30 @@ def memory_document(block: Memory) -> Document:
     return {"memory_type": block.memory_type, "size_bytes": block.size_bytes, "numa_nodes": list(block.numa_nodes)}
 
 
-def facts_document(facts: Facts) -> Document:
+def features_document(features: KubeletFeatures) -> Document:
     """What this kubelet supports: yes, no or unknown, and in words what that hides."""
     return {
-        "get": str(facts.get),
-        "allocatable": str(facts.allocatable),
-        "dynamic_resources": str(facts.dynamic_resources),
-        "active_pods_only": str(facts.active_pods_only),
-        "notes": list(facts.notes()),
+        "get": str(features.get),
+        "allocatable": str(features.allocatable),
+        "dynamic_resources": str(features.dynamic_resources),
+        "active_pods_only": str(features.active_pods_only),
+        "notes": list(features.notes()),
     }
 
 
-def _group_key(held: Allocation) -> tuple[str, ...]:
+def _group_key(held: PodAllocation) -> tuple[str, ...]:
     claim = (held.claim_namespace or "", held.claim or "")
     return (*held.holder, held.api, held.resource or held.driver or "", *claim)
 
 
-def _device(held: Allocation) -> str:
+def _device(held: PodAllocation) -> str:
     if held.api is Api.DEVICE_PLUGIN:
         return held.device_ids[0]
     share = f"#{held.share_id}" if held.share_id else ""
     return f"{held.pool}/{held.device}{share}"
 
 
-def _claim(held: Allocation, shared: frozenset[tuple[str, str]]) -> str:
+def _claim(held: PodAllocation, shared: frozenset[tuple[str, str]]) -> str:
     if held.claim is None:
         return ""
     elsewhere = f"{held.claim_namespace}/" if held.claim_namespace != held.namespace else ""
@@ -175,7 +175,7 @@ def _claim(held: Allocation, shared: frozenset[tuple[str, str]]) -> str:
     return f"{elsewhere}{held.claim}{mark}"
 
 
-def _pinned_rows(snapshot: Snapshot, selection: Selection) -> Iterator[tuple[tuple[str, ...], str]]:
+def _pinned_rows(snapshot: NodeSnapshot, selection: Filters) -> Iterator[tuple[tuple[str, ...], str]]:
     """``(holder, API, resource, device, NUMA), count``; the API column names the part of kubelet that decided."""
     for row in pinned(snapshot, selection):
         holder = (row.namespace, row.pod, row.container)

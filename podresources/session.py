@@ -15,10 +15,10 @@ from podresources.errors import (
     PodResourcesError,
     SocketMissing,
 )
-from podresources.facts import Facts, Support
-from podresources.model import Allocatable, Pod, Snapshot, SocketIdentity
+from podresources.features import KubeletFeatures, Support
+from podresources.model import Allocatable, NodeSnapshot, Pod, SocketIdentity
 from podresources.normalise import allocatable, allocations_of, pod_from_wire, snapshot
-from podresources.transport import SEE_LIST, Attempt, Endpoint, Observer, Rpc, decode
+from podresources.transport import SEE_LIST, Attempt, KubeletSocket, Observer, Rpc, decode
 from podresources.wire import v1_pb2
 
 PROBE_POD = ("kube-system", "podresources-probe-no-such-pod")
@@ -30,11 +30,11 @@ Reader = Callable[[bytes, SocketIdentity], T]
 
 
 class Session:
-    """The kubelet at the other end (``identity``), what it can do (``facts``), and when to try again."""
+    """The kubelet at the other end (``identity``), what it can do (``features``), and when to try again."""
 
-    def __init__(self, endpoint: Endpoint, backoff: Backoff, observe: Observer | None) -> None:
-        self.endpoint = endpoint
-        self.facts = Facts()
+    def __init__(self, socket: KubeletSocket, backoff: Backoff, observe: Observer | None) -> None:
+        self.socket = socket
+        self.features = KubeletFeatures()
         self.identity: SocketIdentity | None = None
         self.closed = False
         self._backoff = backoff
@@ -48,13 +48,13 @@ class Session:
         if identity == self.identity:
             return False
         self.identity = identity
-        self.facts = Facts()
+        self.features = KubeletFeatures()
         return True
 
     def require_same(self, asked: SocketIdentity, now: SocketIdentity) -> None:
         """Refuse an answer while the socket was replaced: nobody can tell which kubelet gave it, so ask again."""
         if asked != now:
-            raise KubeletUnavailable(f"Kubelet replaced {self.endpoint.path} during the call", hint="It restarted")
+            raise KubeletUnavailable(f"Kubelet replaced {self.socket.path} during the call", hint="It restarted")
 
     def delay_after(self, error: PodResourcesError, attempt: int, remaining_seconds: float) -> float | None:
         """Seconds to wait before the next try, or None when ``error`` is final or there is no time left.
@@ -75,42 +75,42 @@ class Session:
         """Learn from a failed call."""
         match error:
             case NotSupported(rpc=Rpc.GET):
-                self.facts = self.facts.after_get(served=False)
+                self.features = self.features.after_get(served=False)
             case NotSupported(rpc=Rpc.ALLOCATABLE):
-                self.facts = self.facts.after_allocatable(served=False)
+                self.features = self.features.after_allocatable(served=False)
             case PodNotFound():
-                self.facts = self.facts.after_get(served=True)
+                self.features = self.features.after_get(served=True)
 
-    def read_list(self, data: bytes, identity: SocketIdentity) -> Snapshot:
+    def read_list(self, data: bytes, identity: SocketIdentity) -> NodeSnapshot:
         """The answer of List."""
         found = snapshot(decode(Rpc.LIST, v1_pb2.ListPodResourcesResponse, data), identity)
-        self.facts = self.facts.after_list(found.has_dynamic_resources)
+        self.features = self.features.after_list(found.has_dynamic_resources)
         return found
 
     def read_allocatable(self, data: bytes, identity: SocketIdentity) -> Allocatable:
         """The answer of GetAllocatableResources."""
         found = allocatable(decode(Rpc.ALLOCATABLE, v1_pb2.AllocatableResourcesResponse, data), identity)
-        self.facts = self.facts.after_allocatable(served=True)
+        self.features = self.features.after_allocatable(served=True)
         return found
 
-    def read_get(self, data: bytes, identity: SocketIdentity) -> Snapshot:
+    def read_get(self, data: bytes, identity: SocketIdentity) -> NodeSnapshot:
         """The answer of Get, as a snapshot of one pod."""
         pod = pod_from_wire(decode(Rpc.GET, v1_pb2.GetPodResourcesResponse, data).pod_resources)
         found = of_pod(pod, identity)
-        self.facts = self.facts.after_get(served=True).after_list(found.has_dynamic_resources)
+        self.features = self.features.after_get(served=True).after_list(found.has_dynamic_resources)
         return found
 
     @property
     def get_unsupported(self) -> bool:
-        return self.facts.get is Support.NO
+        return self.features.get is Support.NO
 
 
-def of_pod(pod: Pod, identity: SocketIdentity) -> Snapshot:
+def of_pod(pod: Pod, identity: SocketIdentity) -> NodeSnapshot:
     """A snapshot of one pod."""
-    return Snapshot((pod,), tuple(allocations_of(pod)), identity)
+    return NodeSnapshot((pod,), tuple(allocations_of(pod)), identity)
 
 
-def pick(listed: Snapshot, namespace: str, pod: str) -> Snapshot:
+def pick(listed: NodeSnapshot, namespace: str, pod: str) -> NodeSnapshot:
     """One pod out of a List, for kubelets without Get. Raises PodNotFound."""
     for candidate in listed.pods:
         if candidate.namespace == namespace and candidate.name == pod:

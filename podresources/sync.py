@@ -22,14 +22,14 @@ from podresources.errors import (
     PodNotFound,
     PodResourcesError,
 )
-from podresources.facts import Facts, Support
-from podresources.model import Allocatable, Snapshot
+from podresources.features import KubeletFeatures, Support
+from podresources.model import Allocatable, NodeSnapshot
 from podresources.session import PROBE_POD, Reader, Session, T, get_request, pick
 from podresources.socket_path import DEFAULT_SOCKET, identify
 from podresources.transport import (
     DEFAULT_RECEIVE_LIMIT_BYTES,
     DEFAULT_TIMEOUT_SECONDS,
-    Endpoint,
+    KubeletSocket,
     Observer,
     Rpc,
 )
@@ -48,8 +48,8 @@ class SyncClient:
         observe: Observer | None = None,
     ) -> None:
         self.timeout_seconds = timeout_seconds
-        self._endpoint = Endpoint(Path(path), receive_limit_bytes)
-        self._session = Session(self._endpoint, backoff or Backoff(), observe)
+        self._socket = KubeletSocket(Path(path), receive_limit_bytes)
+        self._session = Session(self._socket, backoff or Backoff(), observe)
         self._channel: grpc.Channel | None = None
         self._turn = Lock()
 
@@ -62,11 +62,11 @@ class SyncClient:
         self.close()
 
     @property
-    def facts(self) -> Facts:
+    def features(self) -> KubeletFeatures:
         """What the kubelet that answered last is known to support."""
-        return self._session.facts
+        return self._session.features
 
-    def list(self, *, timeout_seconds: float | None = None) -> Snapshot:
+    def list(self, *, timeout_seconds: float | None = None) -> NodeSnapshot:
         """Every pod of the node with what it holds. Raises PodResourcesError."""
         return self._call(Rpc.LIST, b"", self._session.read_list, timeout_seconds)
 
@@ -74,10 +74,10 @@ class SyncClient:
         """Healthy device-plugin devices, CPUs and memory, held or not. Raises PodResourcesError."""
         return self._call(Rpc.ALLOCATABLE, b"", self._session.read_allocatable, timeout_seconds)
 
-    def get(self, namespace: str, pod: str, *, timeout_seconds: float | None = None) -> Snapshot:
+    def get(self, namespace: str, pod: str, *, timeout_seconds: float | None = None) -> NodeSnapshot:
         """One pod, as a snapshot with that pod alone. Raises PodNotFound and other PodResourcesErrors.
 
-        Kubelets without Get (before 1.34) are asked for the whole List instead; ``facts.get`` is then NO.
+        Kubelets without Get (before 1.34) are asked for the whole List instead; ``features.get`` is then NO.
         """
         if not self._session.get_unsupported:
             try:
@@ -87,12 +87,12 @@ class SyncClient:
                 pass
         return pick(self.list(timeout_seconds=timeout_seconds), namespace, pod)
 
-    def probe(self, *, timeout_seconds: float | None = None) -> Facts:
-        """Find out whether Get is served, by asking for a pod that does not exist; the other facts come with use."""
-        if self.facts.get is Support.UNKNOWN:
+    def probe(self, *, timeout_seconds: float | None = None) -> KubeletFeatures:
+        """Find out whether Get is served, by asking for a pod that does not exist; the other features come with use."""
+        if self.features.get is Support.UNKNOWN:
             with suppress(PodNotFound, NotSupported):
                 self._call(Rpc.GET, get_request(*PROBE_POD), self._session.read_get, timeout_seconds)
-        return self.facts
+        return self.features
 
     def close(self) -> None:
         """Hang up. Calls under way in other threads end with ClientClosed."""
@@ -103,7 +103,7 @@ class SyncClient:
         timeout = timeout_seconds or self.timeout_seconds
         deadline = monotonic() + timeout
         if not self._turn.acquire(timeout=timeout):
-            raise self._endpoint.timeout(rpc)
+            raise self._socket.timeout(rpc)
         try:
             return self._until_answered(rpc, request, read, deadline)
         except PodResourcesError as error:
@@ -128,18 +128,18 @@ class SyncClient:
         raise AssertionError("unreachable")
 
     def _once(self, rpc: Rpc, request: bytes, read: Reader[T], seconds: float) -> T:
-        identity = identify(self._endpoint.path)
+        identity = identify(self._socket.path)
         if self._session.meet(identity):
             self._hang_up()
         channel = self._channel  # close() in another thread takes it away
         if channel is None:
-            channel = self._channel = grpc.insecure_channel(self._endpoint.target, options=self._endpoint.options)
+            channel = self._channel = grpc.insecure_channel(self._socket.target, options=self._socket.options)
         started = perf_counter()
         code = "OK"
         try:
             ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(rpc.path)
             data = ask(request, timeout=seconds)
-            self._session.require_same(identity, identify(self._endpoint.path))
+            self._session.require_same(identity, identify(self._socket.path))
             return read(data, identity)
         except PodResourcesError as error:
             code = error.code
@@ -150,7 +150,7 @@ class SyncClient:
                 raise ClientClosed(f"The client was closed while {rpc} was under way") from failure
             if isinstance(failure, ValueError):
                 raise
-            meaning = self._endpoint.error(rpc, failure.code(), failure.details() or "")
+            meaning = self._socket.error(rpc, failure.code(), failure.details() or "")
             code = meaning.code
             if isinstance(meaning, KubeletUnavailable):
                 self._hang_up()

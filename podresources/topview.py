@@ -6,13 +6,21 @@ from collections import Counter
 from collections.abc import Mapping
 
 from podresources import table
-from podresources.model import Allocatable, Allocation, AllocationKey, Api, DeviceKey, Snapshot, holders_by_device
+from podresources.model import (
+    Allocatable,
+    AllocationKey,
+    Api,
+    DeviceKey,
+    NodeSnapshot,
+    PodAllocation,
+    holders_by_device,
+)
 
 HEADER = ("RESOURCE", "DEVICE", "NUMA", "HOLDER", "FOR", "CLAIM")
 
 
 def frame(
-    snapshot: Snapshot,
+    snapshot: NodeSnapshot,
     allocatable: Allocatable | None,
     since: Mapping[AllocationKey, float],
     now: float,
@@ -44,7 +52,7 @@ def age(seconds: float) -> str:
     return f"{int(seconds)}s"
 
 
-def _totals(keys: list[DeviceKey], held: Mapping[DeviceKey, list[Allocation]]) -> str:
+def _totals(keys: list[DeviceKey], held: Mapping[DeviceKey, list[PodAllocation]]) -> str:
     total = Counter((key.api, key.source) for key in keys)
     busy = Counter((key.api, key.source) for key in held)
     parts = []
@@ -56,7 +64,7 @@ def _totals(keys: list[DeviceKey], held: Mapping[DeviceKey, list[Allocation]]) -
 
 def _rows(
     key: DeviceKey,
-    holders: list[Allocation],
+    holders: list[PodAllocation],
     nodes: tuple[int, ...],
     since: Mapping[AllocationKey, float],
     now: float,

@@ -64,7 +64,7 @@ _NO_HTTP2 = ("Failed parsing HTTP/2", "Trying to connect an http1.x server")
 """gRPC's words (1.85, 1.80) for a peer whose first bytes are no HTTP/2 settings: it will never be kubelet."""
 
 
-class Endpoint(Struct, frozen=True):
+class KubeletSocket(Struct, frozen=True):
     """Where kubelet answers, and how much it may answer."""
 
     path: Path

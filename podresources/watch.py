@@ -21,11 +21,11 @@ from collections.abc import AsyncIterator
 
 from msgspec import Struct
 
-from podresources.changes import SETTLE_SECONDS, Change, Tracker
+from podresources.changes import SETTLE_SECONDS, Change, ChangeTracker
 from podresources.client import Client
 from podresources.errors import ClientClosed, NotSupported, PodResourcesError
-from podresources.facts import Support
-from podresources.model import Allocatable, Snapshot
+from podresources.features import Support
+from podresources.model import Allocatable, NodeSnapshot
 
 POLL_FLOOR_SECONDS = 5.0
 """Kubelet has no watch in this API, and one limiter for all clients of the node: pollers ask every 5 to 15 s."""
@@ -37,7 +37,7 @@ JITTER = 0.2
 class Started(Struct, frozen=True):
     """Always the first event: what everybody holds now. ``allocatable`` is None when this kubelet does not serve it."""
 
-    snapshot: Snapshot
+    snapshot: NodeSnapshot
     allocatable: Allocatable | None
 
 
@@ -72,7 +72,7 @@ async def watch(
     now = asyncio.get_running_loop().time
     jitter = random.Random()
     snapshot, allocatable = await _poll(client)
-    tracker = Tracker(snapshot, allocatable, settle_seconds)
+    tracker = ChangeTracker(snapshot, allocatable, settle_seconds)
     yield Started(snapshot, allocatable)
     failing = False
     while True:
@@ -99,10 +99,10 @@ def pause(interval_seconds: float, jitter: random.Random) -> float:
     return interval_seconds * (1 + JITTER * jitter.random())
 
 
-async def _poll(client: Client) -> tuple[Snapshot, Allocatable | None]:
+async def _poll(client: Client) -> tuple[NodeSnapshot, Allocatable | None]:
     """Both lists; they are two requests, so a change between them shows in one first."""
     snapshot = await client.list()
-    if client.facts.allocatable is Support.NO:
+    if client.features.allocatable is Support.NO:
         return snapshot, None
     try:
         return snapshot, await client.allocatable()

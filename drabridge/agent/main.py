@@ -31,9 +31,9 @@ from drabridge.config.loader import load
 from drabridge.config.schema import Config
 from drabridge.containers.cdi import CdiStore
 from drabridge.dra.lifecycle import ClaimSide, connect, with_pool_in_use
-from drabridge.evidence.kubelet import Witness
+from drabridge.evidence.kubelet import KubeletEvidence
 from drabridge.evidence.loop import EvidenceLoop
-from drabridge.evidence.other_sources import Others
+from drabridge.evidence.other_sources import OtherEvidence
 from drabridge.inventory.identity_store import IdentityStore
 from drabridge.inventory.inventory import Inventory
 from drabridge.inventory.model import Snapshot
@@ -53,14 +53,14 @@ from drabridge.ledger import (
 from drabridge.ledger.lock import LedgerLockedError
 from drabridge.ledger.service import Keeper
 from drabridge.ledger.store import Store
-from drabridge.legacy.cdi_files import LegacyFiles
-from drabridge.legacy.manager import LegacySide
+from drabridge.legacy.cdi_files import LegacyCdiFiles
+from drabridge.legacy.manager import LegacyManager
 from drabridge.system.clock import SteadyClock
-from drabridge.system.io_thread import Worker
+from drabridge.system.io_thread import IoThread
 from drabridge.system.memory import settle
 from drabridge.system.paths import Paths
 from drabridge.system.port import Port
-from drabridge.system.supervise import LoopErrors, Signal, forever
+from drabridge.system.supervise import LoopErrors, WakeUp, forever
 from drabridge.telemetry.metrics import Metrics
 from drabridge.telemetry.sinks import Sinks
 from podresources import Client
@@ -93,10 +93,10 @@ class Agent:
         for hint in advice(self._config):
             log.warning("configuration", extra={"note": hint})
         self._stop = asyncio.Event()
-        self._reload = Signal()  # SIGHUP, also before anybody follows the configuration
-        self._snapshot = Signal()
+        self._reload = WakeUp()  # SIGHUP, also before anybody follows the configuration
+        self._snapshot = WakeUp()
         self._port = Port(options.listen)
-        self._files = Worker("files")  # of the state directory, the ledger aside
+        self._files = IoThread("files")  # of the state directory, the ledger aside
         self._guard = Guard(OtherAgents(self._paths, self._config.driver, options.node_name))
         self._standby: Standby | None = None  # what was ready while another agent had the ledger
         self._serving = False  # the ledger knows enough for it: from kubelet and the CDI files, or from before
@@ -180,7 +180,7 @@ class Agent:
         inventory = ready or Inventory(config, held=held, given=given, named_by=named_by, on_fact=sinks.inventory)
         cdi = CdiStore(paths.cdi, config.driver)
         client = Client(paths.podresources_socket, observe=sinks.asked)
-        legacy = LegacySide(
+        legacy = LegacyManager(
             directory=paths.device_plugins,
             keeper=keeper,
             cdi=cdi,
@@ -190,8 +190,8 @@ class Agent:
             watcher=self._standby.watcher if self._standby is not None else None,
             now=self._now,
         )
-        witness = Witness(client, paths.device_plugins, legacy.resend, self._now, legacy.quiet, config.driver)
-        others = Others(lambda: keeper.ledger, lambda: runtime.devices, lambda: probed(inventory.configs()))
+        witness = KubeletEvidence(client, paths.device_plugins, legacy.resend, self._now, legacy.quiet, config.driver)
+        others = OtherEvidence(lambda: keeper.ledger, lambda: runtime.devices, lambda: probed(inventory.configs()))
         runtime = Runtime(
             options=self._options,
             paths=paths,
@@ -199,7 +199,7 @@ class Agent:
             keeper=keeper,
             inventory=inventory,
             cdi=cdi,
-            files=LegacyFiles(cdi),
+            files=LegacyCdiFiles(cdi),
             cluster=(self._standby and self._standby.cluster) or connect(self._options, config),
             legacy=legacy,
             podresources=client,

@@ -10,7 +10,7 @@ from pathlib import Path
 from drabridge.config.loader import load
 from drabridge.config.messages import ConfigErrors
 from drabridge.config.schema import Config
-from drabridge.system.supervise import Signal
+from drabridge.system.supervise import WakeUp
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class ConfigFollower:
         self,
         path: Path,
         current: Config,
-        reload: Signal,
+        reload: WakeUp,
         apply: Callable[[Config], Awaitable[None]],
         refused: Callable[[str], None],
         unfit: Callable[[Config], str] = lambda config: "",

@@ -10,19 +10,19 @@ from msgspec import Struct, field
 from drabridge.coexistence.withheld import Guard
 from drabridge.config.schema import Config
 from drabridge.containers.cdi import CdiStore
-from drabridge.evidence.kubelet import Witness
+from drabridge.evidence.kubelet import KubeletEvidence
 from drabridge.evidence.loop import EvidenceLoop
-from drabridge.evidence.other_sources import Others
+from drabridge.evidence.other_sources import OtherEvidence
 from drabridge.inventory.inventory import Inventory
 from drabridge.inventory.model import Device, Snapshot
 from drabridge.kube.api import Cluster
 from drabridge.ledger import Policy
 from drabridge.ledger.service import Keeper
-from drabridge.legacy.cdi_files import LegacyFiles
-from drabridge.legacy.manager import LegacySide
-from drabridge.system.io_thread import Worker
+from drabridge.legacy.cdi_files import LegacyCdiFiles
+from drabridge.legacy.manager import LegacyManager
+from drabridge.system.io_thread import IoThread
 from drabridge.system.paths import Paths
-from drabridge.system.supervise import Signal
+from drabridge.system.supervise import WakeUp
 from drabridge.telemetry.metrics import Metrics
 from drabridge.telemetry.sinks import Sinks
 from podresources import Client
@@ -61,20 +61,20 @@ class Runtime(Struct):
     keeper: Keeper
     inventory: Inventory
     cdi: CdiStore
-    files: LegacyFiles
-    legacy: LegacySide
+    files: LegacyCdiFiles
+    legacy: LegacyManager
     podresources: Client
-    witness: Witness
+    witness: KubeletEvidence
     evidence: EvidenceLoop
-    others: Others
+    others: OtherEvidence
     guard: Guard
     metrics: Metrics
     sinks: Sinks
     now: Callable[[], float]
     started_at: float
-    disk: Worker  # waits for the state directory's disk, the ledger aside
+    disk: IoThread  # waits for the state directory's disk, the ledger aside
     cluster: Cluster | None = None  # None: DRA is switched off, or there is no API server
-    changed: Signal = field(default_factory=Signal)  # ledger, inventory or wishes: lanes are looked at again
+    changed: WakeUp = field(default_factory=WakeUp)  # ledger, inventory or wishes: lanes are looked at again
     devices: Mapping[str, Device] = field(default_factory=dict)
     config_error: str = ""  # why the file on disk is not the one in use
     devices_error: str = ""  # why the newest devices could not be taken into the ledger, or compared with others' word

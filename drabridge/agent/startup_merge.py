@@ -19,7 +19,7 @@ from drabridge.containers.cdi import CdiStore, Family, Named
 from drabridge.dra.lifecycle import names_in, recorded
 from drabridge.errors import HostError
 from drabridge.evidence import checkpoint as checkpoint_file
-from drabridge.evidence.kubelet import LIST_SECONDS, Listed
+from drabridge.evidence.kubelet import LIST_SECONDS, KubeletList
 from drabridge.inventory.model import Snapshot, device_id_of
 from drabridge.ledger import (
     Allocation,
@@ -109,7 +109,7 @@ def _of_files(runtime: Runtime) -> str:
     return ""
 
 
-def _of_ids(runtime: Runtime, listed: Listed | None, checkpoint: Checkpoint | None) -> str:
+def _of_ids(runtime: Runtime, listed: KubeletList | None, checkpoint: Checkpoint | None) -> str:
     """What kubelet shows against a new node: pods with our resources, or with claims of our driver, by names that no
     device here has. They have some of the hardware, and nobody can say which: who was before us called it otherwise.
     """
@@ -126,12 +126,12 @@ def _of_ids(runtime: Runtime, listed: Listed | None, checkpoint: Checkpoint | No
     return f"kubelet shows pods with devices that this configuration calls otherwise or does not match: {words}"
 
 
-def _of_pods(listed: Listed | None, checkpoint: Checkpoint | None) -> set[Unit]:
+def _of_pods(listed: KubeletList | None, checkpoint: Checkpoint | None) -> set[Unit]:
     """What kubelet says that pods have."""
     return {*(listed.pods if listed else ()), *(checkpoint.pods if checkpoint else ())}
 
 
-async def _doubt(runtime: Runtime, listed: Listed | None, checkpoint: Checkpoint | None) -> bool:
+async def _doubt(runtime: Runtime, listed: KubeletList | None, checkpoint: Checkpoint | None) -> bool:
     """Doubt the devices of a resource that another plugin served while no agent ran, by ids of its own. Returns whether
     that is on disk.
     """
@@ -163,7 +163,7 @@ def _clear(cdi: CdiStore, claims: Iterable[Allocation]) -> None:
         log.error("CDI files of before the reboot are not removed", extra={"reason": str(error)})
 
 
-async def _listed(runtime: Runtime, seconds: float) -> Listed | None:
+async def _listed(runtime: Runtime, seconds: float) -> KubeletList | None:
     try:
         async with asyncio.timeout(seconds):  # wait_for of Python 3.11 may swallow a cancellation
             return await runtime.witness.listed()
@@ -183,7 +183,7 @@ async def _lose(runtime: Runtime, doubt: str) -> bool:
 
 def _findings(
     runtime: Runtime,
-    listed: Listed | None,
+    listed: KubeletList | None,
     checkpoint: Checkpoint | None,
     devices: Collection[str],
     *,

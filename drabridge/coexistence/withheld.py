@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from drabridge.coexistence.other_agents import OtherAgents, Piece
 from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.ledger import Ledger, Owner
-from drabridge.system.io_thread import Worker
+from drabridge.system.io_thread import IoThread
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class Guard:
 
     def __init__(self, agents: OtherAgents) -> None:
         self._agents = agents
-        self._files = Worker("other-agents")
+        self._files = IoThread("other-agents")
         self._withheld: Mapping[str, str] = {}
         self._shown: tuple[Snapshot, Mapping[str, str], Snapshot] | None = None
 

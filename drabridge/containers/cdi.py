@@ -30,7 +30,7 @@ from msgspec import Struct, field
 from drabridge.errors import HostError
 from drabridge.inventory.model import Device, DeviceNode, Mount, device_id_of
 from drabridge.system.files import TEMPORARY_SUFFIX, Care, read_if_there, write_atomically
-from drabridge.system.io_thread import Worker
+from drabridge.system.io_thread import IoThread
 
 DEFAULT_DIRECTORY = Path("/var/run/cdi")  # the CDI specification's directory for files that programs generate
 
@@ -152,7 +152,7 @@ class CdiStore:
         self._prefix = f"{vendor}-{device_class}-"
         self.error = ""  # why the last write failed, until :meth:`probe` finds that it would not fail now
         self._kept: set[str] = set()  # names of files that were written and not removed
-        self.worker = Worker("cdi")  # who must not wait for the directory's disk hands over to it
+        self.worker = IoThread("cdi")  # who must not wait for the directory's disk hands over to it
 
     def legacy_spec(self, device: Device, units: Collection[str] = ()) -> Spec:
         """The spec of a device that containers hold through the device plugin API.

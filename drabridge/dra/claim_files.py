@@ -16,7 +16,7 @@ from drabridge.dra.planning import DevicePlan, NotReadyError, Planner, cdi_devic
 from drabridge.dra.ports import Inventory
 from drabridge.dra.records import ClaimRecord, RecordStore, State
 from drabridge.errors import DrabridgeError
-from drabridge.system.io_thread import Worker
+from drabridge.system.io_thread import IoThread
 from drabridge.system.untrusted import Unreadable, reading
 
 
@@ -33,10 +33,10 @@ class Upkeep:
         cdi: CdiStore,
         metadata: MetadataFiles | None,
         boot_id: str,
-        files: Worker | None = None,
+        files: IoThread | None = None,
     ) -> None:
         """``files``: whose thread waits for disks, in the order in which it is asked."""
-        self._files = files or Worker("upkeep")
+        self._files = files or IoThread("upkeep")
         self.planner = planner
         self._inventory = inventory
         self._records = records

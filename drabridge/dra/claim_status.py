@@ -19,7 +19,7 @@ from drabridge.inventory.model import Presence, Snapshot
 from drabridge.kube.api import Cluster, InvalidError, Kind, NotFoundError, backoff
 from drabridge.kube.json_reader import Json
 from drabridge.offers.reported_health import health_of
-from drabridge.system.io_thread import Worker
+from drabridge.system.io_thread import IoThread
 from drabridge.system.untrusted import reading
 
 log = logging.getLogger(__name__)
@@ -32,11 +32,11 @@ class StatusWriter:
     """Writes the status of claims one after the other; a claim that is asked for twice is written once."""
 
     def __init__(
-        self, cluster: Cluster, claims: Kind, driver: str, records: RecordStore, files: Worker | None = None
+        self, cluster: Cluster, claims: Kind, driver: str, records: RecordStore, files: IoThread | None = None
     ) -> None:
         """``files``: whose thread waits for the records' disk."""
         self.claims = claims
-        self._files = files or Worker("status")
+        self._files = files or IoThread("status")
         self._other: set[str] = set()  # devices in another state than they were: their claims are due
         self._cluster = cluster
         self._driver = driver

@@ -15,7 +15,7 @@ from drabridge.errors import DrabridgeError
 from drabridge.kube.api import backoff
 from drabridge.ledger.model import ClaimRef, Ledger, Phase
 from drabridge.ledger.service import Keeper
-from drabridge.system.supervise import Signal
+from drabridge.system.supervise import WakeUp
 from drabridge.system.untrusted import reading
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Releases:
         self._keeper = keeper
         self._ask = ask
         self._due: dict[ClaimRef, tuple[float, Iterator[float]]] = {}
-        self._wake = Signal()
+        self._wake = WakeUp()
 
     def wake(self) -> None:
         """The ledger changed."""

@@ -38,8 +38,8 @@ from drabridge.ledger.service import Keeper
 from drabridge.offers.pool import pool_of
 from drabridge.offers.reported_health import health_of
 from drabridge.offers.slices import DesiredSlices, Feature, desired_slices
-from drabridge.system.io_thread import Worker
-from drabridge.system.supervise import Signal, forever
+from drabridge.system.io_thread import IoThread
+from drabridge.system.supervise import WakeUp, forever
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class DraDriver:
         pods: Callable[[], ClaimPods | None] = no_pods,
         unwell: Callable[[], str] = str,
         clock: Callable[[], float] = time.time,
-        files: Worker | None = None,
+        files: IoThread | None = None,
     ) -> None:
         """``inventory`` gives the current snapshot, ``policy`` the ledger's current rules; ``on_synced`` is called
         when the API server has what it should have; ``unwell`` says why a claim could not be granted now; ``files``
@@ -165,8 +165,8 @@ class DraDriver:
         self._offered: dict[str, Device] = {}
         self._others: tuple[str, ...] | None = None
         self._renew = False  # files of prepared claims are missing, or old
-        self._changed = Signal()
-        self._looked = Signal()  # at what changed
+        self._changed = WakeUp()
+        self._looked = WakeUp()  # at what changed
 
     @property
     def state(self) -> DraState:

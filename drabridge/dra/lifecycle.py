@@ -19,7 +19,7 @@ from drabridge.kube.api import Cluster, Listing, UnreachableError, resource_clai
 from drabridge.kube.json_reader import ClaimFields, Json, PlacedClaimFields, View
 from drabridge.lanes.desired import Wishes
 from drabridge.ledger import Allocation, ClaimRef, Lane, Ledger
-from drabridge.system.supervise import Signal
+from drabridge.system.supervise import WakeUp
 
 if TYPE_CHECKING:
     from drabridge.dra.driver import DraDriver, DraState
@@ -138,8 +138,8 @@ class ClaimSide:
     def __init__(self, runtime: Runtime, wishes: Wishes) -> None:
         self._runtime = runtime
         self._wishes = wishes
-        self._again = Signal()  # the running driver is to be made anew
-        self._look = Signal()  # there may be something to serve now
+        self._again = WakeUp()  # the running driver is to be made anew
+        self._look = WakeUp()  # there may be something to serve now
         self._settings = runtime.config.dra
         self._serving = False  # the driver runs, or waits for kubelet
         self._said = False

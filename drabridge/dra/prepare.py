@@ -35,7 +35,7 @@ from drabridge.ledger import events
 from drabridge.ledger.effects import Decision, RefusalCode, Side
 from drabridge.ledger.model import ClaimRef, Phase
 from drabridge.ledger.service import Keeper
-from drabridge.system.io_thread import Worker
+from drabridge.system.io_thread import IoThread
 from drabridge.system.untrusted import reading
 
 log = logging.getLogger(__name__)
@@ -83,11 +83,11 @@ class Preparer:
         in_use: InUse = nobody,
         pods: Callable[[], ClaimPods | None] = no_pods,
         clock: Callable[[], float] = time.time,
-        files: Worker | None = None,
+        files: IoThread | None = None,
     ) -> None:
         """``files``: whose thread waits for disks, in the order in which it is asked."""
         self.planner = planner
-        self._files = files or Worker("claims")
+        self._files = files or IoThread("claims")
         self.claims = claims
         self._inventory = inventory
         self._keeper = keeper

@@ -42,7 +42,7 @@ from drabridge.offers.slice_writes import (
     plan,
 )
 from drabridge.offers.slices import ALL_FEATURES, DesiredSlices, Feature
-from drabridge.system.supervise import Signal
+from drabridge.system.supervise import WakeUp
 from drabridge.system.untrusted import reading
 
 log = logging.getLogger(__name__)
@@ -123,8 +123,8 @@ class Publisher:
         self._under_way = ""  # the slice that is being written: the watch may tell what came after, before the answer
         self._accepted: dict[str, Accepted] = {}
         self._owner: SliceOwner | None = None
-        self._dirty = Signal()
-        self._relist = Signal()
+        self._dirty = WakeUp()
+        self._relist = WakeUp()
         self._settle = False
         self._writes = asyncio.Lock()
 

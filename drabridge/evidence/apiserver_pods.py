@@ -35,7 +35,7 @@ _BY_KUBELET = "TerminationByKubelet"  # the node lacks something, or is shut dow
 _MIRROR = "kubernetes.io/config.mirror"  # kubelet pkg/kubelet/types/pod_update.go, ConfigMirrorAnnotationKey
 
 
-class Demand(Struct, frozen=True):
+class PodDemand(Struct, frozen=True):
     """A pod with devices: how many of each extended resource its containers take together, and by which claims.
 
     ``uid`` is what kubelet knows it by. ``ended``: none of its containers runs or will run.
@@ -55,16 +55,16 @@ class Demand(Struct, frozen=True):
         return f"{self.namespace}/{self.name}"
 
 
-class Seen(Struct, frozen=True):
+class WatchedPod(Struct, frozen=True):
     """All that is kept of a pod. ``uid`` is the object's: of a static pod's mirror not what kubelet knows it by."""
 
     uid: str
-    demand: Demand | None
+    demand: PodDemand | None
 
 
-def seen(pod: Json, node: str = "") -> Seen:
+def watched_pod(pod: Json, node: str = "") -> WatchedPod:
     """A pod that the API server shows."""
-    return Seen(str((pod.get("metadata") or {}).get("uid") or ""), demand_of(pod, node))
+    return WatchedPod(str((pod.get("metadata") or {}).get("uid") or ""), demand_of(pod, node))
 
 
 class PodWatch:
@@ -86,22 +86,22 @@ class PodWatch:
         self._told = ended
         self._now = now
         self.slack: Callable[[], float] = float  # seconds from the end of a grace period until the last process is dead
-        self._pods: dict[str, Demand] | None = None  # that have not ended, by the object's uid; None: not known now
-        self._before: dict[str, Demand] = {}  # as they were when they were known last: for their names
-        self._gone: dict[str, tuple[Demand, float]] = {}  # not seen to end; until when they may run
-        self._ended: dict[str, Demand] = {}  # the oldest first
+        self._pods: dict[str, PodDemand] | None = None  # that have not ended, by the object's uid; None: not known now
+        self._before: dict[str, PodDemand] = {}  # as they were when they were known last: for their names
+        self._gone: dict[str, tuple[PodDemand, float]] = {}  # not seen to end; until when they may run
+        self._ended: dict[str, PodDemand] = {}  # the oldest first
         self._since = 0.0  # when all of them were listed; a pod that was gone before then was never known
         self._strange: set[str] = set()  # those that could not be read: they may ask for anything
         self.view = View(self._seen, PodFields)
 
-    def _seen(self, pod: Json) -> Seen:
+    def _seen(self, pod: Json) -> WatchedPod:
         """Who asks for more kinds of devices than a node has is remembered for those of this node alone."""
-        one = seen(pod, self._node)
+        one = watched_pod(pod, self._node)
         if one.demand is None or len(one.demand.asked) <= MOST_NAMES:
             return one
         ours = self._ours()
         asked = {resource: count for resource, count in one.demand.asked.items() if resource in ours}
-        return Seen(one.uid, replace(one.demand, asked=asked) if asked or one.demand.claims else None)
+        return WatchedPod(one.uid, replace(one.demand, asked=asked) if asked or one.demand.claims else None)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -132,7 +132,7 @@ class PodWatch:
         def named(shown: events.Pods) -> events.Pods:
             return {unit: tuple(_named(pod, known(pod)) for pod in refs) for unit, refs in shown.items()}
 
-        def known(pod: PodRef) -> Demand | None:
+        def known(pod: PodRef) -> PodDemand | None:
             found = by_uid.get(pod.uid) or by_name.get(_name_of(pod))
             if found is not None or pod.uid:
                 return found
@@ -174,7 +174,7 @@ class PodWatch:
 
     # clusterwatch.Follower
 
-    def listed(self, objects: tuple[Seen, ...]) -> None:
+    def listed(self, objects: tuple[WatchedPod, ...]) -> None:
         before = self._before if self._pods is None else self._pods
         self._pods, self._strange, self._since = {}, set(), self._now()
         for one in objects:
@@ -185,7 +185,7 @@ class PodWatch:
         if gone:
             self._told()
 
-    def changed(self, kind: str, obj: Seen) -> None:
+    def changed(self, kind: str, obj: WatchedPod) -> None:
         assert self._pods is not None
         self._strange.discard(obj.uid)
         before, after = self._pods.get(obj.uid), obj.demand
@@ -205,7 +205,7 @@ class PodWatch:
     def unreadable(self, kind: str, identity: ObjectIdentity) -> None:
         uid = identity.uid or str(identity)
         if kind == "DELETED":
-            self.changed(kind, Seen(uid, None))
+            self.changed(kind, WatchedPod(uid, None))
         else:
             self._strange.add(uid)
             if uid in self._gone and self._pods is not None:  # it is not: the list went without it
@@ -216,7 +216,7 @@ class PodWatch:
 
     # --- who is there
 
-    def _take(self, one: Seen) -> None:
+    def _take(self, one: WatchedPod) -> None:
         """It is there."""
         assert self._pods is not None
         pod = one.demand
@@ -228,7 +228,7 @@ class PodWatch:
             self._gone.pop(pod.uid, None)
         self._note_end(pod)
 
-    def _note_end(self, pod: Demand | None) -> None:
+    def _note_end(self, pod: PodDemand | None) -> None:
         """Or that it goes on: before kubelet 1.27 what a container is between two runs looks like its end."""
         if pod is None or pod.mirror:
             return
@@ -238,18 +238,18 @@ class PodWatch:
             for uid in [*self._ended][:-REMEMBERED]:
                 del self._ended[uid]
 
-    def _vanished(self, pod: Demand) -> None:
+    def _vanished(self, pod: PodDemand) -> None:
         """Not a static pod: kubelet takes its mirror away when it has ended, and anybody can make an object like it."""
         if not pod.mirror:
             self._gone[pod.uid] = pod, self._now() + pod.grace + self.slack()
 
-    def _living(self) -> Iterator[Demand]:
+    def _living(self) -> Iterator[PodDemand]:
         """Those that have not ended, each UID once: a mirror that says another pod's UID is nobody's."""
         pods = self._before if self._pods is None else self._pods
         if not any(pod.mirror for pod in pods.values()):
             yield from pods.values()
             return
-        first: dict[str, Demand] = {}
+        first: dict[str, PodDemand] = {}
         for pod in sorted(pods.values(), key=lambda pod: (pod.mirror, pod.created)):
             first.setdefault(pod.uid, pod)
         yield from first.values()
@@ -258,7 +258,7 @@ class PodWatch:
         """Whether a pod with this claim has, one of those that are known to name it."""
         return any(claim.name in pod.claims for pod in _with(claim, self._ended.values()))
 
-    def _nowhere(self, ledger: Ledger) -> list[Demand]:
+    def _nowhere(self, ledger: Ledger) -> list[PodDemand]:
         """Gone without having been seen to end, and no hold names them, which would wait for them itself."""
         now = self._now()
         self._gone = {uid: (pod, until) for uid, (pod, until) in self._gone.items() if until > now}
@@ -268,7 +268,7 @@ class PodWatch:
         return [pod for uid, (pod, _) in self._gone.items() if uid not in held]
 
 
-def demand_of(pod: Json, node: str = "") -> Demand | None:
+def demand_of(pod: Json, node: str = "") -> PodDemand | None:
     """What a pod takes from this node's devices; None if nothing.
 
     App containers and sidecars hold theirs together; plain init containers run before, one after the other, beside the
@@ -303,7 +303,7 @@ def demand_of(pod: Json, node: str = "") -> Demand | None:
         claims = frozenset({ANY_CLAIM})
     if not asked and not claims:
         return None
-    return Demand(
+    return PodDemand(
         str(metadata.get("namespace")),
         str(metadata.get("name")),
         str(static or metadata.get("uid") or ""),
@@ -352,12 +352,12 @@ def _has_ended(pod: Json) -> bool:
     return over if by_others else all(state.get("running") is None for state in states)
 
 
-def _with(claim: ClaimRef, pods: Iterable[Demand]) -> list[Demand]:
+def _with(claim: ClaimRef, pods: Iterable[PodDemand]) -> list[PodDemand]:
     names = {claim.name, ANY_CLAIM}
     return [pod for pod in pods if pod.namespace == claim.namespace and not names.isdisjoint(pod.claims)]
 
 
-def _named(pod: PodRef, known: Demand | None) -> PodRef:
+def _named(pod: PodRef, known: PodDemand | None) -> PodRef:
     return pod if known is None else replace(pod, namespace=known.namespace, name=known.name, uid=known.uid)
 
 

@@ -20,7 +20,7 @@ from drabridge.inventory.model import device_id_of
 from drabridge.ledger import events
 from drabridge.ledger.model import ClaimRef, Entry, Lane, Ledger, Owner, PodRef, Share
 from podresources import Client, PodResourcesError
-from podresources.model import Snapshot
+from podresources.model import NodeSnapshot
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ async def _at_once() -> None:
     """Where nobody allocates."""
 
 
-class Listed(Struct, frozen=True):
+class KubeletList(Struct, frozen=True):
     """One List. A claim has its UID from the names in its CDI file; "" where it has none."""
 
     pods: events.Pods
@@ -50,7 +50,7 @@ class Listed(Struct, frozen=True):
         return found
 
 
-class Witness:
+class KubeletEvidence:
     """Gathers :class:`drabridge.ledger.events.Observed`. Decides nothing."""
 
     def __init__(
@@ -92,13 +92,13 @@ class Witness:
         claimed = listed.claimed()
         return events.Observed(at=at, since_seq=ledger.seq, listed=listed.pods, checkpoint=checkpoint, claimed=claimed)
 
-    async def listed(self) -> Listed | None:
+    async def listed(self) -> KubeletList | None:
         """Kubelet's List. Not while an Allocate is open: a List makes kubelet count anew what is
         allocated, without what is being allocated, and the next pod would be given the same (UpdateAllocatedDevices and
         allocateContainerResources in pkg/kubelet/cm/devicemanager/manager.go; found by a soak run).
         """
         snapshot = await self._list()
-        return None if snapshot is None else Listed(pods_of(snapshot), claims_of(snapshot, self._driver))
+        return None if snapshot is None else KubeletList(pods_of(snapshot), claims_of(snapshot, self._driver))
 
     async def users(self, claim: ClaimRef, device: str) -> tuple[PodRef, ...] | None:
         """Containers that kubelet (1.34 or later, before that it tells nobody) shows with this device through this
@@ -120,7 +120,7 @@ class Witness:
         claims = (claim for pod in snapshot.pods for container in pod.containers for claim in container.claims)
         return frozenset(given.device for claim in claims for given in claim.devices if given.driver == driver)
 
-    async def _list(self) -> Snapshot | None:
+    async def _list(self) -> NodeSnapshot | None:
         await self._quiet()
         try:
             snapshot = await self._client.list(timeout_seconds=LIST_SECONDS)
@@ -175,7 +175,7 @@ class Witness:
         return True
 
 
-def pods_of(snapshot: Snapshot) -> events.Pods:
+def pods_of(snapshot: NodeSnapshot) -> events.Pods:
     """Device-plugin devices of a List. A device on two NUMA nodes counts once."""
     found: dict[events.Unit, dict[PodRef, None]] = {}
     for pod in snapshot.pods:
@@ -186,7 +186,7 @@ def pods_of(snapshot: Snapshot) -> events.Pods:
     return {unit: tuple(pods) for unit, pods in found.items()}
 
 
-def users_of(snapshot: Snapshot, claim: ClaimRef, driver: str, device: str) -> tuple[PodRef, ...]:
+def users_of(snapshot: NodeSnapshot, claim: ClaimRef, driver: str, device: str) -> tuple[PodRef, ...]:
     """Containers of a List that have ``device`` through ``claim``; through any claim if that has no name."""
     return tuple(
         PodRef(pod.namespace, pod.name, container.name)
@@ -198,7 +198,7 @@ def users_of(snapshot: Snapshot, claim: ClaimRef, driver: str, device: str) -> t
     )
 
 
-def claim_users_of(snapshot: Snapshot, driver: str) -> Mapping[tuple[str, str], tuple[str, ...]]:
+def claim_users_of(snapshot: NodeSnapshot, driver: str) -> Mapping[tuple[str, str], tuple[str, ...]]:
     """Pods of a List by the claims through which they have devices of ``driver``."""
     found: dict[tuple[str, str], dict[str, None]] = {}
     for pod in snapshot.pods:
@@ -208,7 +208,7 @@ def claim_users_of(snapshot: Snapshot, driver: str) -> Mapping[tuple[str, str], 
     return {claim: tuple(pods) for claim, pods in found.items()}
 
 
-def claims_of(snapshot: Snapshot, driver: str) -> tuple[events.Allocation, ...]:
+def claims_of(snapshot: NodeSnapshot, driver: str) -> tuple[events.Allocation, ...]:
     """Prepared claims of a List with their devices of ours. Kubelet before 1.34 shows none unless it is told to."""
     found: dict[ClaimRef, dict[events.Use, None]] = {}
     for pod in snapshot.pods:

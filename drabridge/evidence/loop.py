@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from drabridge.evidence.kubelet import Witness
+from drabridge.evidence.kubelet import KubeletEvidence
 from drabridge.ledger import events
 from drabridge.ledger.model import Owner
 from drabridge.ledger.service import Keeper
-from drabridge.system.supervise import Signal
+from drabridge.system.supervise import WakeUp
 
 log = logging.getLogger(__name__)
 
@@ -28,14 +28,14 @@ class EvidenceLoop:
     def __init__(
         self,
         keeper: Keeper,
-        witness: Witness,
+        witness: KubeletEvidence,
         *,
         enrich: Callable[[events.Observed], Awaitable[events.Observed]] | None = None,
     ) -> None:
         self._keeper = keeper
         self._witness = witness
         self._enrich = enrich
-        self._wake = Signal()
+        self._wake = WakeUp()
         self._urgent = False
 
     def changed(self) -> None:

@@ -16,7 +16,7 @@ from drabridge.inventory.model import Device
 from drabridge.ledger import events
 from drabridge.ledger.model import HeldBecause, Ledger, Owner
 from drabridge.ledger.release_rule import using
-from drabridge.system.io_thread import Job, Worker
+from drabridge.system.io_thread import IoThread, Job
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ Claims = Callable[[], Awaitable[tuple[events.Allocation, ...] | None]]
 """The claims that the API server shows allocated; None if it cannot be asked."""
 
 
-class Others:
+class OtherEvidence:
     """Asked after kubelet, about what kubelet does not show. ``probed``: the resources whose nodes are looked at."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Others:
         self.claims: Claims | None = None  # and what it shows allocated here
         self.error = ""  # why the probe cannot vouch for anything, for people
         self._unaccounted: Mapping[str, tuple[str, ...]] = {}
-        self._prober = Worker("probe")
+        self._prober = IoThread("probe")
         self._hanging: Job[Opened] | None = None
 
     async def enrich(self, observed: events.Observed) -> events.Observed:

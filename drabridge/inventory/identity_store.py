@@ -16,7 +16,7 @@ from drabridge.config.schema import Config
 from drabridge.inventory.identity import Key
 from drabridge.inventory.udev_scope import distinct
 from drabridge.system.files import write_atomically
-from drabridge.system.io_thread import Worker
+from drabridge.system.io_thread import IoThread
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +33,10 @@ class IdentityStore:
     twins or a changed configuration are involved. So whatever is wrong with the file is logged and it is replaced.
     """
 
-    def __init__(self, directory: Path, files: Worker | None = None) -> None:
+    def __init__(self, directory: Path, files: IoThread | None = None) -> None:
         """``files``: whose thread writes."""
         self._path = directory / FILE_NAME
-        self._files = files or Worker("identities")
+        self._files = files or IoThread("identities")
         self._saved: tuple[Mapping[Key, str], Mapping[str, Config]] | None = None
 
     def load(self, config: Config) -> tuple[Mapping[Key, str], Mapping[str, Config]]:

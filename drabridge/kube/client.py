@@ -32,7 +32,7 @@ from drabridge.kube.api import (
 )
 from drabridge.kube.json_reader import Json, ObjectIdentity, View, decode, identity_of, page_of
 from drabridge.kube.response import MOST_BYTES, TooLargeError, WatchStream, body_of, read_event
-from drabridge.system.io_thread import Worker
+from drabridge.system.io_thread import IoThread
 from drabridge.system.untrusted import Unreadable, reading
 
 T = TypeVar("T")
@@ -72,9 +72,9 @@ class KubernetesCluster:
         self._watch_timeout = (CONNECT_SECONDS, watch_read_seconds)
         self._dynamic: Any = None
         self._connecting = threading.Lock()
-        self._worker = Worker("kubernetes")
-        self._gets = Worker("kubernetes-get")
-        self._lists = Worker("kubernetes-list")
+        self._worker = IoThread("kubernetes")
+        self._gets = IoThread("kubernetes-get")
+        self._lists = IoThread("kubernetes-list")
         self._unreadable: dict[str, Unreadable] = {}
         self._streams: set[WatchStream] = set()
         self._closed = False
@@ -241,7 +241,7 @@ class KubernetesCluster:
     async def _call(self, method: str, path: str, body: Json | None = None, **options: Any) -> Json:
         return await self._in(self._worker, lambda: self._request(method, path, body, options))
 
-    async def _in(self, worker: Worker, call: Callable[[], T]) -> T:
+    async def _in(self, worker: IoThread, call: Callable[[], T]) -> T:
         if self._closed:  # a task that outlives the agent's end is told so as by any server that is gone
             raise UnreachableError("the connection to the API server was closed: the agent ends")
         return await worker.run(call)

@@ -28,7 +28,7 @@ from drabridge.config.messages import ConfigErrors
 from drabridge.config.schema import Config, Resource
 from drabridge.errors import ConfigError, HostError
 from drabridge.system.files import write_atomically
-from drabridge.system.io_thread import Worker
+from drabridge.system.io_thread import IoThread
 
 log = logging.getLogger(__name__)
 
@@ -56,14 +56,14 @@ class Wishes:
         *,
         follows_node: bool = False,
         off: Callable[[], Off | None] = lambda: None,
-        files: Worker | None = None,
+        files: IoThread | None = None,
     ) -> None:
         self._path = state / FILE_NAME
         self._seen_path = state / SEEN_FILE_NAME
         self._config = config
         self._changed = changed
         self._off = off
-        self._files = files or Worker("lanes")
+        self._files = files or IoThread("lanes")
         self._setting = asyncio.Lock()  # one after the other: each begins with what the one before left
         self._drain_path = state / DRAIN_FILE_NAME
         self.drained, self.clean_at_end = _drained(self._drain_path)

@@ -22,7 +22,7 @@ from drabridge.ledger.events import Event, Lost
 from drabridge.ledger.lock import LedgerLockedError
 from drabridge.ledger.model import ClaimRef, Ledger, Policy
 from drabridge.ledger.store import LoadResult, Store
-from drabridge.system.io_thread import Job, Worker
+from drabridge.system.io_thread import IoThread, Job
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class Keeper:
         self._callbacks: list[Callback] = []
         self._quick = True  # how the disk was the last time
         self._written_at = float("-inf")
-        self._worker = Worker("ledger")
+        self._worker = IoThread("ledger")
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
         """Be told of every change, the first one also of what the start found; returns the way to end it."""

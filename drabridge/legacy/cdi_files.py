@@ -20,7 +20,7 @@ from drabridge.ledger.model import Entry, Ledger, Owner
 log = logging.getLogger(__name__)
 
 
-class LegacyFiles:
+class LegacyCdiFiles:
     """Everything that is done to the files outside an Allocate, which writes its own. Never on the loop."""
 
     def __init__(self, cdi: CdiStore) -> None:

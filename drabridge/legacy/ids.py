@@ -15,7 +15,7 @@ from drabridge.ledger.model import Entry
 _NONE: Mapping[str, float] = {}
 
 
-class Units:
+class KubeletIds:
     """Kept by one resource; wall seconds come with the calls."""
 
     def __init__(self) -> None:

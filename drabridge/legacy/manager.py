@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from deviceplugin import DeviceHealth, Observer, PluginServer, ServerState, Timeouts, Watcher
+from deviceplugin import ListedHealth, Observer, PluginServer, ServerState, Timeouts, Watcher
 from drabridge.config.schema import Config
 from drabridge.containers.cdi import CdiStore
 from drabridge.inventory.model import Device
-from drabridge.legacy.resource import Keeper, LegacyResource
+from drabridge.legacy.resource import LedgerAccess, LegacyResource
 from drabridge.system.supervise import forever
 
 log = logging.getLogger(__name__)
@@ -38,14 +38,14 @@ class _Served:
         self.task = asyncio.create_task(forever(name, server.run, lambda: self.stopping), name=name)
 
 
-class LegacySide:
+class LegacyManager:
     """Follows the configuration: a resource that is new gets a server, one that is gone loses it, the others stay."""
 
     def __init__(
         self,
         *,
         directory: Path,
-        keeper: Keeper,
+        keeper: LedgerAccess,
         cdi: CdiStore,
         devices: Callable[[], Mapping[str, Device]],
         resolve: Callable[[Device], Device],
@@ -152,7 +152,7 @@ class LegacySide:
         for name, served in self._served.items():
             current, state = served.plugin.devices().current, served.server.state
             if current is not None and state.registered and state.sent_version == current.version:
-                found[name] = frozenset(one.id for one in current.value if one.health is DeviceHealth.HEALTHY)
+                found[name] = frozenset(one.id for one in current.value if one.health is ListedHealth.HEALTHY)
         return found
 
     async def register_again(self, resource: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator,
 from typing import Any, Protocol
 
 import deviceplugin
-from deviceplugin import AllocationError, Broadcast, ContainerAllocation, DeviceHealth, DeviceList, DeviceSpec
+from deviceplugin import AllocationError, Broadcast, ContainerAllocation, DeviceList, DeviceSpec, ListedHealth
 from deviceplugin.preference import ReplicaPolicy, Unit, prefer
 from drabridge.config.schema import Inject, Resource
 from drabridge.containers.cdi import CdiStore
@@ -21,14 +21,14 @@ from drabridge.ledger import events
 from drabridge.ledger.effects import Decision
 from drabridge.ledger.model import Ledger, Policy
 from drabridge.ledger.service import StoreHealth
-from drabridge.legacy.ids import Units
+from drabridge.legacy.ids import KubeletIds
 from drabridge.offers.device_list import legacy_list, of_resource, surplus
 from drabridge.system.io_thread import PATIENCE_SECONDS, Job
 
 log = logging.getLogger(__name__)
 
 
-class Keeper(Protocol):
+class LedgerAccess(Protocol):
     """The ledger's owner, as far as this side needs it."""
 
     @property
@@ -55,7 +55,7 @@ class LegacyResource:
         config: Resource,
         *,
         inject: Inject,
-        keeper: Keeper,
+        keeper: LedgerAccess,
         cdi: CdiStore,
         devices: Callable[[], Mapping[str, Device]],
         resolve: Callable[[Device], Device],
@@ -69,7 +69,7 @@ class LegacyResource:
         self._resolve = resolve
         self._now = now
         self._list: DeviceList = Broadcast()
-        self._ids = Units()
+        self._ids = KubeletIds()
         self._refused: set[str] = set()  # what kubelet could not be given since the disk is full, or the like
         self._units: tuple[Unit, ...] = ()
         self._hook = asyncio.Lock()  # a reset hook never runs twice at once
@@ -117,7 +117,7 @@ class LegacyResource:
         self._list.publish(
             tuple(
                 deviceplugin.ListedDevice(
-                    entry.id, DeviceHealth.HEALTHY if entry.healthy else DeviceHealth.UNHEALTHY, entry.numa_nodes
+                    entry.id, ListedHealth.HEALTHY if entry.healthy else ListedHealth.UNHEALTHY, entry.numa_nodes
                 )
                 for entry in listed
             )

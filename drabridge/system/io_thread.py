@@ -70,7 +70,7 @@ class Job(Generic[T]):
         return self._result
 
 
-class Worker:
+class IoThread:
     """Runs calls in the order in which they come. Use from one loop."""
 
     def __init__(self, name: str) -> None:

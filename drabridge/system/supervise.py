@@ -57,7 +57,7 @@ class LoopErrors:
             )
 
 
-class Signal:
+class WakeUp:
     """A wake-up that is not lost while nobody waits, and not counted: truth comes from looking, not from the signal."""
 
     def __init__(self) -> None:

@@ -11,12 +11,12 @@ from datetime import datetime
 from typing import Any
 
 from podresources import render
-from podresources.changes import Assigned, CapacityChanged, Released
+from podresources.changes import CapacityChanged, DeviceAssigned, DeviceReleased
 from podresources.cli.output import dump, tell_notes
 from podresources.cli.parser import INTERVAL_FLOOR_SECONDS, selection
 from podresources.client import Client
-from podresources.model import Allocation
-from podresources.select import Selection
+from podresources.filters import Filters
+from podresources.model import PodAllocation
 from podresources.watch import Event, Interrupted, Resumed, Started, watch
 
 
@@ -46,16 +46,16 @@ async def _follow(options: Namespace) -> None:
                 print(_text(document, options.output), flush=True)
 
 
-def documents(event: Event, chosen: Selection) -> Iterator[dict[str, Any]]:
+def documents(event: Event, chosen: Filters) -> Iterator[dict[str, Any]]:
     """What one event says about the selected pods and devices, as plain documents with an ``event`` field."""
     match event:
         case Started(snapshot):
             for held in sorted(filter(chosen.matches, snapshot.allocations), key=lambda held: held.key):
                 yield _held("held", held)
-        case Assigned(allocation):
+        case DeviceAssigned(allocation):
             if chosen.matches(allocation):
                 yield _held("assigned", allocation)
-        case Released(allocation):
+        case DeviceReleased(allocation):
             if chosen.matches(allocation):
                 yield _held("released", allocation)
         case CapacityChanged(resource, before, after, added, removed):
@@ -68,7 +68,7 @@ def documents(event: Event, chosen: Selection) -> Iterator[dict[str, Any]]:
             yield {"event": "resumed"}
 
 
-def _held(event: str, held: Allocation) -> dict[str, Any]:
+def _held(event: str, held: PodAllocation) -> dict[str, Any]:
     return {"event": event, **render.allocation_document(held)}
 
 

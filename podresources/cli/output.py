@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from podresources.facts import Facts
+from podresources.features import KubeletFeatures
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -45,7 +45,7 @@ def exposition(metrics: Iterable[Metric]) -> str:
     return generate_latest(registry).decode().rstrip()
 
 
-def tell_notes(facts: Facts) -> None:
+def tell_notes(features: KubeletFeatures) -> None:
     """Say on stderr what this kubelet cannot tell, so that absence is not mistaken for emptiness."""
-    for note in facts.notes():
+    for note in features.notes():
         print(f"note: {note}", file=sys.stderr)

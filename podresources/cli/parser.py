@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from podresources.select import Selection
+from podresources.filters import Filters
 from podresources.socket_path import DEFAULT_SOCKET
 
 FORMATS = ("table", "wide", "json", "yaml", "prom")
@@ -199,10 +199,10 @@ def _add_interval(sub: argparse.ArgumentParser, default: float) -> None:
     )
 
 
-def selection(options: argparse.Namespace) -> Selection:
+def selection(options: argparse.Namespace) -> Filters:
     """The filters that were given; commands without a filter have it empty."""
     given = vars(options)
-    return Selection(
+    return Filters(
         tuple(given.get("namespace", ())),
         tuple(given.get("pod", ())),
         tuple(given.get("resource", ())),

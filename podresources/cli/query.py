@@ -8,9 +8,9 @@ from argparse import Namespace
 from podresources import render
 from podresources.cli.output import dump, exposition, tell_notes, width
 from podresources.cli.parser import selection
-from podresources.facts import Facts
-from podresources.model import Snapshot
-from podresources.select import Selection
+from podresources.features import KubeletFeatures
+from podresources.filters import Filters
+from podresources.model import NodeSnapshot
 from podresources.sync import SyncClient
 
 
@@ -28,12 +28,12 @@ def run_list(options: Namespace) -> int:
     chosen = selection(options)
     with connect(options) as client:
         snapshot = client.list()
-        facts = client.facts if snapshot.has_dynamic_resources else client.probe()
+        features = client.features if snapshot.has_dynamic_resources else client.probe()
     selected = chosen.snapshot(snapshot)
-    _print(selected, chosen, facts, options.output)
+    _print(selected, chosen, features, options.output)
     if not selected.allocations and options.output in ("table", "wide"):
         print(f"No device is held in the {len(selected.pods)} pods selected.", file=sys.stderr)
-    tell_notes(facts)
+    tell_notes(features)
     return 0
 
 
@@ -41,11 +41,11 @@ def run_get(options: Namespace) -> int:
     """Print what one pod holds."""
     with connect(options) as client:
         snapshot = client.get(options.namespace, options.pod)
-        facts = client.facts
-    _print(snapshot, Selection(), facts, options.output)
+        features = client.features
+    _print(snapshot, Filters(), features, options.output)
     if not snapshot.allocations and options.output in ("table", "wide"):
         print(f"Pod {options.namespace}/{options.pod} holds no device.", file=sys.stderr)
-    tell_notes(facts)
+    tell_notes(features)
     return 0
 
 
@@ -67,7 +67,7 @@ def run_allocatable(options: Namespace) -> int:
     return 0
 
 
-def _print(snapshot: Snapshot, chosen: Selection, facts: Facts, output: str) -> None:
+def _print(snapshot: NodeSnapshot, chosen: Filters, features: KubeletFeatures, output: str) -> None:
     match output:
         case "table":
             print(render.list_table(snapshot, chosen, width()))
@@ -76,6 +76,6 @@ def _print(snapshot: Snapshot, chosen: Selection, facts: Facts, output: str) -> 
         case "prom":
             from podresources.families import snapshot_families
 
-            print(exposition(snapshot_families(snapshot, facts)))
+            print(exposition(snapshot_families(snapshot, features)))
         case _:
-            print(dump(render.list_document(snapshot, chosen, facts), output))
+            print(dump(render.list_document(snapshot, chosen, features), output))

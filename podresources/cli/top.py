@@ -13,8 +13,8 @@ from podresources.cli.output import width
 from podresources.cli.parser import selection
 from podresources.cli.query import connect
 from podresources.errors import NotSupported, PodResourcesError
-from podresources.facts import Support
-from podresources.model import Allocatable, AllocationKey, Snapshot
+from podresources.features import Support
+from podresources.model import Allocatable, AllocationKey, NodeSnapshot
 from podresources.sync import SyncClient
 from podresources.topview import frame
 
@@ -76,9 +76,9 @@ class _Top:
         self.healthy = True
         return frame(snapshot, capacity, self._since, now, width=width(), height=height)
 
-    def _ask(self) -> tuple[Snapshot, Allocatable | None]:
+    def _ask(self) -> tuple[NodeSnapshot, Allocatable | None]:
         snapshot = self._chosen.snapshot(self._client.list())
-        if self._chosen.by_pod or self._client.facts.allocatable is Support.NO:
+        if self._chosen.by_pod or self._client.features.allocatable is Support.NO:
             return snapshot, None  # free devices belong to no pod
         try:
             return snapshot, self._chosen.allocatable(self._client.allocatable())

@@ -20,7 +20,7 @@ from drabridge.config.loader import load
 from drabridge.config.schema import Config
 from drabridge.containers.cdi import CdiStore, Family
 from drabridge.errors import ConfigError
-from drabridge.evidence.kubelet import Witness, pods_of
+from drabridge.evidence.kubelet import KubeletEvidence, pods_of
 from drabridge.inventory.build import Builder
 from drabridge.inventory.identity_store import FILE_NAME, IdentityStore
 from drabridge.inventory.model import Snapshot
@@ -215,7 +215,7 @@ async def test_random_bytes_from_kubelet_are_no_answer(seed: int) -> None:
                 continue  # it happens to be a message
             async with kubelet({"List": says(data)}) as server:
                 client = Client(server.path)
-                witness = Witness(client, root, resend, lambda: 0.0)
+                witness = KubeletEvidence(client, root, resend, lambda: 0.0)
                 seen = await asyncio.wait_for(witness.look(Ledger()), HANG_SECONDS)
                 assert seen.listed is None, data
                 assert witness.error

@@ -103,7 +103,7 @@ async def test_a_task_that_fails_or_ends_is_started_again(monkeypatch: pytest.Mo
 
 
 async def test_a_signal_is_not_lost_while_nobody_waits() -> None:
-    signal = supervise.Signal()
+    signal = supervise.WakeUp()
     signal.set()
     assert await signal.wait(1)
     assert not await signal.wait(0.01)

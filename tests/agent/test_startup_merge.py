@@ -11,7 +11,7 @@ import pytest
 from drabridge.agent.startup_merge import _findings, _in_use
 from drabridge.containers.cdi import CdiDevice, CdiStore, Edits
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
-from drabridge.evidence.kubelet import Listed
+from drabridge.evidence.kubelet import KubeletList
 from drabridge.ledger import Allocation, ClaimRef, Entry, Facts, Ledger, Lost, Use, startup_events
 
 DRIVER = "gpu.example.com"
@@ -19,7 +19,7 @@ CLAIM = ClaimRef("34553fd1-cf06-469c-b877-c1432ff67333", "default", "c")
 NAMELESS = Allocation(ClaimRef(CLAIM.uid), (Use("gpu-1"),))  # as its CDI file tells of it
 NAMED = Allocation(CLAIM, (Use("gpu-1"),))
 LEDGER = Ledger.of(Entry(Facts(f"gpu-{n}", "r", (f"GPU-{n}",))) for n in range(2))
-SHOWN = Listed({}, (NAMED,))
+SHOWN = KubeletList({}, (NAMED,))
 
 
 @pytest.fixture
@@ -35,11 +35,11 @@ def runtime(tmp_path: Path) -> Any:
     )
 
 
-def _claims(runtime: Any, listed: Listed | None, *, rebooted: bool = False) -> tuple[Allocation, ...]:
+def _claims(runtime: Any, listed: KubeletList | None, *, rebooted: bool = False) -> tuple[Allocation, ...]:
     return _in_use(LEDGER, _findings(runtime, listed, None, LEDGER.entries, rebooted=rebooted))
 
 
-def _quarantined(listed: Listed, claims: tuple[Allocation, ...]) -> tuple[str, ...]:
+def _quarantined(listed: KubeletList, claims: tuple[Allocation, ...]) -> tuple[str, ...]:
     found = startup_events.Findings(0.0, listed=listed.pods, claims=listed.claims)
     return next((one.devices for one in startup_events.events(LEDGER, found, claims) if isinstance(one, Lost)), ())
 
@@ -59,7 +59,7 @@ def write_record(runtime: Any, boot: str) -> None:
 @pytest.mark.parametrize("rebooted", [False, True])
 @pytest.mark.parametrize("record", ["", "this", "earlier"])
 def test_a_claim_is_held_unless_it_was_prepared_before_the_reboot(
-    runtime: Any, record: str, rebooted: bool, file: bool, listed: Listed | None
+    runtime: Any, record: str, rebooted: bool, file: bool, listed: KubeletList | None
 ) -> None:
     if record:
         write_record(runtime, record)
@@ -76,7 +76,7 @@ def test_a_claim_is_held_unless_it_was_prepared_before_the_reboot(
 
 def test_what_kubelet_cannot_name_is_known_by_the_record_or_not_at_all(runtime: Any) -> None:
     unnamed = Allocation(ClaimRef("", CLAIM.namespace, CLAIM.name), (Use("gpu-1"), Use("gone")))
-    listed = Listed({}, (unnamed,))
+    listed = KubeletList({}, (unnamed,))
     assert _claims(runtime, listed) == ()
     assert _quarantined(listed, ()) == ("gpu-1",)
     assert _quarantined(listed, (NAMED,)) == ()

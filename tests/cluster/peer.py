@@ -13,10 +13,10 @@ from pathlib import Path
 from deviceplugin import (
     Broadcast,
     ContainerAllocation,
-    DeviceHealth,
     DeviceList,
     DeviceSpec,
     ListedDevice,
+    ListedHealth,
     PluginServer,
 )
 
@@ -25,7 +25,7 @@ class Peer:
     def __init__(self, resource: str, ids: Sequence[str]) -> None:
         self.resource = resource
         self._devices: DeviceList = Broadcast()
-        self._devices.publish(tuple(ListedDevice(id_, DeviceHealth.HEALTHY, ()) for id_ in ids))
+        self._devices.publish(tuple(ListedDevice(id_, ListedHealth.HEALTHY, ()) for id_ in ids))
 
     def devices(self) -> DeviceList:
         return self._devices

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from drabridge.coexistence.competing_plugins import RETRY_MOST_SECONDS, RETRY_SECONDS, SETTLED_SECONDS, Rivals
 from drabridge.ledger import Entry, Facts, Hold, Ledger, Lost
-from drabridge.system.supervise import Signal
+from drabridge.system.supervise import WakeUp
 from podresources import PodResourcesError
 
 R = "example.com/radio"
@@ -35,7 +35,7 @@ class Node:
         self.lost: list[Lost] = []
         self.durable = True
         self.witness = SimpleNamespace(shown=self._shown)
-        self.changed = Signal()
+        self.changed = WakeUp()
         self.legacy = self.podresources = self
         self.evidence = SimpleNamespace(hurry=lambda: None)
         runtime: Any = self

@@ -15,7 +15,7 @@ from drabridge.inventory.model import Device
 from drabridge.ledger import ClaimHold, ClaimRef, Entry, Facts, Hold, Ledger, Owner
 from drabridge.ledger.model import Phase
 from drabridge.ledger.store import Store
-from drabridge.system.io_thread import Worker
+from drabridge.system.io_thread import IoThread
 from drabridge.system.paths import Paths
 from tests.support.agent_process import short_directory
 from tests.support.waiting import HANG_SECONDS
@@ -174,7 +174,7 @@ async def test_what_is_no_file_is_not_waited_for(node: Node, kind: str) -> None:
     path = node.root / "plugins_registry" / ".drabridge-first.example.com.hardware"
     {"pipe": os.mkfifo, "link": lambda one: one.symlink_to("/dev/zero"), "directory": Path.mkdir}[kind](path)
     os.mkfifo(path.with_suffix(".lock"))
-    files = Worker("files")
+    files = IoThread("files")
     asking = files.run(lambda: node.agent("second").take([CARD], nothing))
     assert "is not known" in (await asyncio.wait_for(asking, HANG_SECONDS))["card"]
     files.stop()

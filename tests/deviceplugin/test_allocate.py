@@ -16,16 +16,16 @@ from deviceplugin import (
     AllocationError,
     ContainerAllocation,
     ContainerMount,
-    DeviceHealth,
     DeviceSpec,
     ListedDevice,
+    ListedHealth,
     require_healthy,
 )
 from deviceplugin.wire import v1beta1_pb2 as pb
 from tests.deviceplugin.small_kubelet import IMPATIENT, AllocatingPlugin, ListPlugin, eventually
 from tests.support.waiting import PATIENCE
 
-UNHEALTHY = DeviceHealth.UNHEALTHY
+UNHEALTHY = ListedHealth.UNHEALTHY
 
 
 async def test_dp2_dp11_allocate_answers_each_container_in_order_and_again(serve: Any) -> None:

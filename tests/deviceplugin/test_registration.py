@@ -18,7 +18,7 @@ from deviceplugin.registration import (
     KubeletState,
     RegistrationEvent,
     RegistrationPhase,
-    RegistrationState,
+    RegistrationProgress,
     Timer,
     delay_seconds,
     step,
@@ -28,9 +28,9 @@ from deviceplugin.timeouts import Timeouts
 ZERO = random.Random(0)
 
 
-def reachable() -> list[RegistrationState]:
+def reachable() -> list[RegistrationProgress]:
     """Every state that some order of events leads to (events may come at any time; counters up to 2)."""
-    found, left = {RegistrationState()}, [RegistrationState()]
+    found, left = {RegistrationProgress()}, [RegistrationProgress()]
     while left:
         state = left.pop()
         for event in RegistrationEvent:
@@ -46,7 +46,7 @@ ALL_STATES = reachable()
 
 
 @pytest.mark.parametrize("state", ALL_STATES, ids=lambda s: f"{s.phase}-{s.kubelet}-{s.attempt}-{s.refusals}")
-def test_step_is_total_and_asks_only_a_kubelet_that_is_there(state: RegistrationState) -> None:
+def test_step_is_total_and_asks_only_a_kubelet_that_is_there(state: RegistrationProgress) -> None:
     for event in RegistrationEvent:
         result = step(state, event)
         if result.action is Action.REGISTER:
@@ -61,7 +61,7 @@ def test_registering_is_never_entered_while_kubelet_reads() -> None:
     for phase in STREAMING:
         for kubelet in KubeletState:
             for event in set(RegistrationEvent) - {RegistrationEvent.STREAM_ENDED}:
-                assert step(RegistrationState(phase, kubelet), event).action is not Action.REGISTER, (
+                assert step(RegistrationProgress(phase, kubelet), event).action is not Action.REGISTER, (
                     phase,
                     kubelet,
                     event,
@@ -74,7 +74,7 @@ def test_the_same_kubelet_is_asked_again_only_after_a_wait() -> None:
         for event in RegistrationEvent:
             if step(state, event).action is Action.REGISTER and event is not RegistrationEvent.TIMER:
                 assert (
-                    step(RegistrationState(RegistrationPhase.IDLE, state.kubelet), event).state.kubelet
+                    step(RegistrationProgress(RegistrationPhase.IDLE, state.kubelet), event).state.kubelet
                     is KubeletState.FRESH
                 ), (state, event)
 
@@ -87,7 +87,7 @@ def test_every_phase_ends_by_itself_or_by_an_event(phase: RegistrationPhase) -> 
         assert RegistrationEvent.TIMER in leaving
 
 
-def settle(state: RegistrationState, timer_running: bool) -> tuple[RegistrationState, float, int]:
+def settle(state: RegistrationProgress, timer_running: bool) -> tuple[RegistrationProgress, float, int]:
     """Drive ``state`` with a well-behaved world: our binds succeed, kubelet is there, answers, reads. Returns the last
     state, the seconds that passed, and the number of Register calls."""
     seconds, registers = 0.0, 0
@@ -115,7 +115,7 @@ def settle(state: RegistrationState, timer_running: bool) -> tuple[RegistrationS
 
 
 @pytest.mark.parametrize("start", ALL_STATES, ids=lambda s: f"{s.phase}-{s.kubelet}-{s.attempt}-{s.refusals}")
-def test_a_well_behaved_kubelet_is_registered_with_from_everywhere(start: RegistrationState) -> None:
+def test_a_well_behaved_kubelet_is_registered_with_from_everywhere(start: RegistrationProgress) -> None:
     state, seconds, registers = settle(start, timer_running=True)
     assert state.phase in STREAMING
     assert seconds <= Timeouts().stream_seconds + 1.2 * 2**2  # no stream, then the third step of the back-off
@@ -130,18 +130,18 @@ def test_a_new_kubelet_is_asked_without_any_wait() -> None:
         RegistrationPhase.REFUSED,
     ):
         assert (
-            step(RegistrationState(phase, KubeletState.ASKED, attempt=7), RegistrationEvent.KUBELET_NEW).action
+            step(RegistrationProgress(phase, KubeletState.ASKED, attempt=7), RegistrationEvent.KUBELET_NEW).action
             is Action.REGISTER
         )
     lost = step(
-        RegistrationState(RegistrationPhase.ACTIVE, KubeletState.ASKED), RegistrationEvent.OWN_SOCKET_LOST
+        RegistrationProgress(RegistrationPhase.ACTIVE, KubeletState.ASKED), RegistrationEvent.OWN_SOCKET_LOST
     ).state
     new = step(lost, RegistrationEvent.KUBELET_NEW).state
     assert step(new, RegistrationEvent.BOUND).action is Action.REGISTER
 
 
 def test_our_lost_socket_under_the_same_kubelet_waits_a_second() -> None:
-    lost = step(RegistrationState(RegistrationPhase.ACTIVE, KubeletState.ASKED), RegistrationEvent.OWN_SOCKET_LOST)
+    lost = step(RegistrationProgress(RegistrationPhase.ACTIVE, KubeletState.ASKED), RegistrationEvent.OWN_SOCKET_LOST)
     assert lost.action is Action.BIND
     bound = step(lost.state, RegistrationEvent.BOUND)
     assert bound.state.phase is RegistrationPhase.LOST
@@ -150,14 +150,16 @@ def test_our_lost_socket_under_the_same_kubelet_waits_a_second() -> None:
 
 
 def test_a_touched_kubelet_socket_changes_nothing() -> None:
-    touched = step(RegistrationState(RegistrationPhase.ACTIVE, KubeletState.ASKED), RegistrationEvent.KUBELET_NEW).state
+    touched = step(
+        RegistrationProgress(RegistrationPhase.ACTIVE, KubeletState.ASKED), RegistrationEvent.KUBELET_NEW
+    ).state
     assert touched.phase is RegistrationPhase.SETTLING
     back = step(touched, RegistrationEvent.TIMER).state
     assert (back.phase, back.kubelet) == (RegistrationPhase.ACTIVE, KubeletState.ASKED)
 
 
 def test_back_off_grows_to_its_limit_and_is_forgiven() -> None:
-    state, waits = RegistrationState(RegistrationPhase.REGISTERING, KubeletState.ASKED), []
+    state, waits = RegistrationProgress(RegistrationPhase.REGISTERING, KubeletState.ASKED), []
     for _ in range(8):
         failed = step(state, RegistrationEvent.REGISTER_FAILED)
         assert failed.timer is Timer.BACKOFF
@@ -172,7 +174,7 @@ def test_back_off_grows_to_its_limit_and_is_forgiven() -> None:
 
 
 def test_refused_is_quick_first_and_slow_later() -> None:
-    timeouts, state = Timeouts(), RegistrationState(RegistrationPhase.REGISTERING, KubeletState.ASKED)
+    timeouts, state = Timeouts(), RegistrationProgress(RegistrationPhase.REGISTERING, KubeletState.ASKED)
     waits = []
     for _ in range(timeouts.refused_quick + 2):
         refused = step(state, RegistrationEvent.REFUSED)
@@ -189,7 +191,7 @@ class World(Struct, frozen=True):
     ``armed``: the next stream to open counts as kubelet's. ``broken``: what must never happen, and did.
     """
 
-    state: RegistrationState = field(default_factory=RegistrationState)
+    state: RegistrationProgress = field(default_factory=RegistrationProgress)
     timer: Timer | None = None
     binding: bool = False
     bound: bool = False

@@ -14,8 +14,8 @@ import pytest
 
 from deviceplugin import (
     AllocationError,
-    DeviceHealth,
     ListedDevice,
+    ListedHealth,
     ListSent,
     Preferred,
     PreStarted,
@@ -32,7 +32,7 @@ from tests.deviceplugin.small_kubelet import (
 )
 from tests.support.waiting import PATIENCE
 
-HEALTHY, UNHEALTHY = DeviceHealth.HEALTHY, DeviceHealth.UNHEALTHY
+HEALTHY, UNHEALTHY = ListedHealth.HEALTHY, ListedHealth.UNHEALTHY
 
 
 class Preferring(ListPlugin):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin import AllocationError, DeviceHealth, ListedDevice, PluginServer, RegistrationPhase
+from deviceplugin import AllocationError, ListedDevice, ListedHealth, PluginServer, RegistrationPhase
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Container, PodSpec
 from drabridge.sim.kubelet.pods import Phase as PodPhase
@@ -127,7 +127,7 @@ async def test_an_invalid_name_is_refused_with_kubelets_text(directory: Path, no
 async def test_an_unhealthy_device_is_still_listed(
     server: PluginServer, plugin: AllocatingPlugin, node: SimKubelet
 ) -> None:
-    plugin.list.publish((*DEVICES[:3], ListedDevice("d3", DeviceHealth.UNHEALTHY, (1,))))
+    plugin.list.publish((*DEVICES[:3], ListedDevice("d3", ListedHealth.UNHEALTHY, (1,))))
     await node.wait_for(lambda: len(node.resources[RESOURCE].healthy) == 3)
     assert len(node.resources[RESOURCE].devices) == 4
 

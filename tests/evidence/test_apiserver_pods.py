@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from drabridge.evidence.apiserver_pods import PodWatch, Seen, demand_of
-from drabridge.evidence.other_sources import Others
+from drabridge.evidence.apiserver_pods import PodWatch, WatchedPod, demand_of
+from drabridge.evidence.other_sources import OtherEvidence
 from drabridge.kube.api import UnreachableError
 from drabridge.kube.client import KubernetesCluster
 from drabridge.kube.json_reader import ObjectIdentity
@@ -25,7 +25,7 @@ GPU, FPGA = "example.com/gpu", "example.com/fpga"
 LEDGER = Ledger.of([Entry(Facts(f"g{n}", GPU, (f"g{n}",))) for n in range(4)] + [Entry(Facts("f0", FPGA, ("f0",)))])
 
 
-def _seen(body: dict[str, Any]) -> Seen:
+def _seen(body: dict[str, Any]) -> WatchedPod:
     """As it is read: no field that matters is left out."""
     return PodWatch(None, "node-a", lambda: None).view(json.dumps(body).encode())  # type: ignore[arg-type]
 
@@ -361,7 +361,7 @@ def test_a_pod_that_kubelet_shows_with_less_than_it_asks_for_is_unaccounted() ->
 async def test_the_pods_that_others_wait_for_are_named_while_they_do() -> None:
     held = Entry(Facts("g0", GPU, ("g0",)), Owner.LEGACY, hold=Hold(("g0",), because=HeldBecause.POD_UNACCOUNTED))
     ledger = Ledger.of([held])
-    others = Others(lambda: ledger, dict, frozenset)
+    others = OtherEvidence(lambda: ledger, dict, frozenset)
     others.pods = _watch(*(pod(f"a{n}", container("m", gpu=1)) for n in range(6)), pod("b", container("m", fpga=1)))
     await others.enrich(_observed({}))
     who = "default/a0, default/a1, default/a2, default/a3 and 2 more"
@@ -400,7 +400,7 @@ def test_an_init_container_is_accounted_for_by_a_fresh_checkpoint_alone(fresh: b
 
 async def test_a_pod_that_the_checkpoint_alone_shows_has_its_name_and_keeps_it() -> None:
     watch = _watch(pod("a", container("m"), init=(container("i", gpu=1),)))
-    others = Others(lambda: LEDGER, dict, frozenset)
+    others = OtherEvidence(lambda: LEDGER, dict, frozenset)
     others.pods = watch
     shown = {(GPU, "g0"): (PodRef(container="i", uid="uid-a"), PodRef(container="i", uid="uid-x"))}
     for _ in range(2):

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 from msgspec.structs import replace
 
-from drabridge.evidence.kubelet import Listed, Witness, absent
+from drabridge.evidence.kubelet import KubeletEvidence, KubeletList, absent
 from drabridge.ledger.events import Observed
 from drabridge.ledger.model import Entry, Facts, Hold, Lane, Ledger, NodeState, Owner
 from drabridge.sim.kubelet.faults import ListFault
@@ -45,7 +45,7 @@ class Peer:
         self.resends = True
         self.resent: list[list[str]] = []
         self.questions: list[float] = []  # when kubelet was to be asked
-        self.witness = Witness(client, kubelet.node.device_plugin_dir, self._resend, time.time, self._quiet)
+        self.witness = KubeletEvidence(client, kubelet.node.device_plugin_dir, self._resend, time.time, self._quiet)
 
     async def _quiet(self) -> None:
         self.questions.append(time.time())
@@ -250,12 +250,12 @@ async def test_a_list_waits_for_a_quiet_moment() -> None:
             order.append("quiet")
 
         async with Client(one.kubelet.node.podresources_socket) as client:
-            witness = Witness(client, one.kubelet.node.device_plugin_dir, one._resend, time.time, quiet)
+            witness = KubeletEvidence(client, one.kubelet.node.device_plugin_dir, one._resend, time.time, quiet)
             looking = asyncio.create_task(witness.listed())
             await asyncio.sleep(0.05)
             assert order == ["asked"]
             assert not one.kubelet.calls.of("List")
             gate.set()
-            assert await looking == Listed({})
+            assert await looking == KubeletList({})
         assert order == ["asked", "quiet"]
         assert len(one.kubelet.calls.of("List")) == 1

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from drabridge.evidence.apiserver_pods import PodWatch, seen
+from drabridge.evidence.apiserver_pods import PodWatch, watched_pod
 from drabridge.evidence.kubelet import claims_of, users_of
-from drabridge.evidence.other_sources import Others
+from drabridge.evidence.other_sources import OtherEvidence
 from drabridge.ledger import Allocation, ClaimRef, Entry, Facts, Hold, Ledger, Observed, Owner, PodRef, Share, Use
-from podresources.model import Claim, ClaimDevice, Container, Pod, Snapshot, SocketIdentity
+from podresources.model import Claim, ClaimDevice, Container, NodeSnapshot, Pod, SocketIdentity
 from tests.evidence.test_apiserver_pods import FPGA, GPU, container, pod
 
 FOUND = (Allocation(ClaimRef("uid-c", "default", "c"), (Use("g0"),)),)
@@ -46,9 +46,9 @@ async def test_claims_are_listed_where_they_alone_keep_a_device_in_quarantine(
         calls.append(1)
         return FOUND
 
-    others = Others(lambda: Ledger.of(entries), dict, frozenset)
+    others = OtherEvidence(lambda: Ledger.of(entries), dict, frozenset)
     others.pods = PodWatch(None, "node-a", lambda: None)  # type: ignore[arg-type]
-    others.pods.listed(tuple(map(seen, pods)))
+    others.pods.listed(tuple(map(watched_pod, pods)))
     others.claims = claims
     assert (await others.enrich(round_)).allocated == (FOUND if asked else ())
     assert len(calls) == asked
@@ -58,7 +58,7 @@ async def test_nobody_who_can_be_asked_is_not_nobody_who_has_it() -> None:
     async def unreachable() -> None:
         return None
 
-    others = Others(lambda: Ledger.of([LOST]), dict, frozenset)
+    others = OtherEvidence(lambda: Ledger.of([LOST]), dict, frozenset)
     others.claims = unreachable
     assert (await others.enrich(NOTHING_SEEN)).allocated is None  # pods are not known
     others.pods = PodWatch(None, "node-a", lambda: None)  # type: ignore[arg-type]
@@ -78,10 +78,10 @@ def given(device: str, uid: str, driver: str = DRIVER, share: str | None = None)
     return ClaimDevice(driver, "node-a", device, share, (f"{driver}/device=claim-{uid}-r-{device}",) if uid else ())
 
 
-def listed(*claims: Claim) -> Snapshot:
+def listed(*claims: Claim) -> NodeSnapshot:
     """Each claim with a container of its own."""
     pods = [Pod(claim.namespace, f"pod-{n}", (Container("main", claims=(claim,)),)) for n, claim in enumerate(claims)]
-    return Snapshot(tuple(pods), (), SocketIdentity(0, 0, 0))
+    return NodeSnapshot(tuple(pods), (), SocketIdentity(0, 0, 0))
 
 
 def test_a_claim_of_a_list_has_its_uid_from_its_files_and_our_devices_alone() -> None:

@@ -17,7 +17,7 @@ from typing import Literal
 import pytest
 
 from drabridge.evidence.open_files import Opened, opened
-from drabridge.evidence.other_sources import Others
+from drabridge.evidence.other_sources import OtherEvidence
 from drabridge.inventory.model import Device, DeviceNode
 from drabridge.ledger.events import Observed
 from drabridge.ledger.model import ClaimHold, ClaimRef, Entry, Facts, Hold, Ledger, Owner, Phase, PodRef
@@ -111,7 +111,7 @@ def child_with_null_open() -> Iterator[None]:
 async def test_every_hold_that_may_be_about_to_end_is_looked_at(owner: Owner) -> None:
     claims = (ClaimHold(ClaimRef("uid-c"), Phase.PREPARED, 0.0),) if owner is Owner.CONFLICT else ()
     held = Entry(Facts("null", "example.com/mem", ("null",)), owner, hold=Hold(("null",)), claims=claims)
-    others = Others(lambda: Ledger.of([held]), lambda: {"null": NULL}, lambda: frozenset({"example.com/mem"}))
+    others = OtherEvidence(lambda: Ledger.of([held]), lambda: {"null": NULL}, lambda: frozenset({"example.com/mem"}))
     with child_with_null_open():
         assert (await others.enrich(Observed(0.0, 0, listed={}))).opened == {"null": True}
 
@@ -127,7 +127,7 @@ async def test_a_process_that_may_not_be_looked_at_hides_no_other(
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return listdir(path)
 
-    others = Others(Ledger, lambda: {"null": NULL}, lambda: frozenset({"example.com/mem"}))
+    others = OtherEvidence(Ledger, lambda: {"null": NULL}, lambda: frozenset({"example.com/mem"}))
     monkeypatch.setattr(os, "listdir", refusing)
     with child_with_null_open():
         assert "process" in (await others.in_use({"null"}))["null"]
@@ -147,7 +147,7 @@ async def test_a_file_that_does_not_answer_holds_devices_and_nobody_up(monkeypat
 
     monkeypatch.setattr("drabridge.evidence.other_sources.opened", hanging)
     monkeypatch.setattr("drabridge.evidence.other_sources.PROBE_SECONDS", 0.1)
-    others = Others(Ledger, lambda: {"full": FULL}, lambda: frozenset({"example.com/mem"}))
+    others = OtherEvidence(Ledger, lambda: {"full": FULL}, lambda: frozenset({"example.com/mem"}))
     try:
         async with asyncio.timeout(5 * PATIENCE):
             for _ in range(3):
@@ -162,7 +162,7 @@ async def test_a_file_that_does_not_answer_holds_devices_and_nobody_up(monkeypat
     assert len(begun) == 2, "no question waits behind the one that hangs"
 
 
-async def _sees_nobody(others: Others) -> bool:
+async def _sees_nobody(others: OtherEvidence) -> bool:
     return not await others.in_use({"full"})
 
 
@@ -188,9 +188,9 @@ async def test_only_resources_that_ask_for_it_and_only_what_kubelet_does_not_sho
     shown = Observed(0.0, 0, listed={("example.com/mem", "null"): (PodRef("default", "a"),)})
     devices = {"null": NULL}
     with os.fdopen(os.open("/dev/null", os.O_RDONLY)):
-        off = Others(lambda: ledger, lambda: devices, frozenset)
+        off = OtherEvidence(lambda: ledger, lambda: devices, frozenset)
         assert (await off.enrich(seen)).opened is None
-        on = Others(lambda: ledger, lambda: devices, lambda: frozenset({"example.com/mem"}))
+        on = OtherEvidence(lambda: ledger, lambda: devices, lambda: frozenset({"example.com/mem"}))
         assert (await on.enrich(seen)).opened == {"null": True}
         assert (await on.enrich(shown)).opened is None
         assert "process" in (await on.in_use({"null"}))["null"]

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from drabridge.containers.cdi import CdiStore
 from drabridge.inventory.model import Device, DeviceNode, Presence
 from drabridge.ledger.model import Entry, Facts, Hold, Ledger, Owner
-from drabridge.legacy.cdi_files import LegacyFiles
+from drabridge.legacy.cdi_files import LegacyCdiFiles
 
 TTY, OTHER = DeviceNode("/dev/ttyUSB0", "", "rw", "c", 188, 0), DeviceNode("/dev/ttyUSB1", "", "rw", "c", 188, 1)
 PORT = Device("port-a", "a", "example.com/port", nodes=(TTY,))
@@ -24,10 +24,10 @@ class Node:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.files = LegacyFiles(CdiStore(directory, "port.example.com"))
+        self.files = LegacyCdiFiles(CdiStore(directory, "port.example.com"))
 
     def restart(self, **changes: Any) -> None:
-        self.files = LegacyFiles(CdiStore(self.directory, "port.example.com"))
+        self.files = LegacyCdiFiles(CdiStore(self.directory, "port.example.com"))
         self.files.restore(LEDGER, self._devices(changes))
 
     def becomes(self, **changes: Any) -> None:

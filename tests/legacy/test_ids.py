@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from deviceplugin import AllocationError, ContainerAllocation, DeviceHealth
+from deviceplugin import AllocationError, ContainerAllocation, ListedHealth
 from drabridge.config import load
 from drabridge.containers.cdi import CdiStore
-from drabridge.evidence.apiserver_pods import PodWatch, seen
+from drabridge.evidence.apiserver_pods import PodWatch, watched_pod
 from drabridge.inventory.model import Device, DeviceNode
 from drabridge.ledger import Booted, Checkpoint, Discovered, Facts, Observed, Owner, PodRef, Policy, Restarted
 from drabridge.ledger.service import Keeper
@@ -59,7 +59,7 @@ class Place:
     def listed(self) -> dict[str, str]:
         current = self.resource.devices().current
         assert current is not None
-        return {one.id: HEALTHY if one.health is DeviceHealth.HEALTHY else UNHEALTHY for one in current.value}
+        return {one.id: HEALTHY if one.health is ListedHealth.HEALTHY else UNHEALTHY for one in current.value}
 
     @property
     def owner(self) -> Owner:
@@ -163,7 +163,7 @@ async def test_evidence_finds_a_pod_by_any_id_of_the_device(place: Place) -> Non
     pods = PodWatch(None, "n", lambda: None)  # type: ignore[arg-type]
     container = {"resources": {"limits": {RESOURCE.name: "1"}}}
     metadata = {"namespace": "default", "name": "p", "uid": "u"}
-    pods.listed((seen({"metadata": metadata, "spec": {"containers": [container]}}),))
+    pods.listed((watched_pod({"metadata": metadata, "spec": {"containers": [container]}}),))
     assert pods.unaccounted(place.keeper.ledger, observed) == {}
     await place.keeper.apply(observed)
     assert place.owner is Owner.LEGACY

@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from deviceplugin import AllocationError, ContainerAllocation, DeviceHealth
+from deviceplugin import AllocationError, ContainerAllocation, ListedHealth
 from drabridge.config import load
 from drabridge.containers.cdi import CdiStore
 from drabridge.errors import HostError
@@ -63,7 +63,7 @@ class Place:
     def healthy(self) -> set[str]:
         current = self.resource.devices().current
         assert current is not None
-        return {one.id for one in current.value if one.health is DeviceHealth.HEALTHY}
+        return {one.id for one in current.value if one.health is ListedHealth.HEALTHY}
 
     def _resolve(self, device: Device) -> Device:
         if self.fault is not None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 import pytest
 
 import podresources
-from podresources import Allocatable, Client, Facts, Snapshot, SyncClient, errors
+from podresources import Allocatable, Client, KubeletFeatures, NodeSnapshot, SyncClient, errors
 from tests.support.waiting import PATIENCE
 
 
@@ -18,11 +18,11 @@ class AnyClient(Protocol):
     """What the two clients have in common, as seen from a test."""
 
     @property
-    def facts(self) -> Facts: ...
-    async def list(self, *, timeout_seconds: float | None = None) -> Snapshot: ...
+    def features(self) -> KubeletFeatures: ...
+    async def list(self, *, timeout_seconds: float | None = None) -> NodeSnapshot: ...
     async def allocatable(self, *, timeout_seconds: float | None = None) -> Allocatable: ...
-    async def get(self, namespace: str, pod: str, *, timeout_seconds: float | None = None) -> Snapshot: ...
-    async def probe(self, *, timeout_seconds: float | None = None) -> Facts: ...
+    async def get(self, namespace: str, pod: str, *, timeout_seconds: float | None = None) -> NodeSnapshot: ...
+    async def probe(self, *, timeout_seconds: float | None = None) -> KubeletFeatures: ...
     async def close(self) -> None: ...
 
 
@@ -46,19 +46,19 @@ class InThread:
         self._client = SyncClient(path, **options)
 
     @property
-    def facts(self) -> Facts:
-        return self._client.facts
+    def features(self) -> KubeletFeatures:
+        return self._client.features
 
-    async def list(self, *, timeout_seconds: float | None = None) -> Snapshot:
+    async def list(self, *, timeout_seconds: float | None = None) -> NodeSnapshot:
         return await asyncio.to_thread(self._client.list, timeout_seconds=timeout_seconds)
 
     async def allocatable(self, *, timeout_seconds: float | None = None) -> Allocatable:
         return await asyncio.to_thread(self._client.allocatable, timeout_seconds=timeout_seconds)
 
-    async def get(self, namespace: str, pod: str, *, timeout_seconds: float | None = None) -> Snapshot:
+    async def get(self, namespace: str, pod: str, *, timeout_seconds: float | None = None) -> NodeSnapshot:
         return await asyncio.to_thread(self._client.get, namespace, pod, timeout_seconds=timeout_seconds)
 
-    async def probe(self, *, timeout_seconds: float | None = None) -> Facts:
+    async def probe(self, *, timeout_seconds: float | None = None) -> KubeletFeatures:
         return await asyncio.to_thread(self._client.probe, timeout_seconds=timeout_seconds)
 
     async def close(self) -> None:

@@ -7,19 +7,26 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podresources.changes import ABSENCES_BELIEVED, Assigned, CapacityChanged, Change, Released, Tracker
+from podresources.changes import (
+    ABSENCES_BELIEVED,
+    CapacityChanged,
+    Change,
+    ChangeTracker,
+    DeviceAssigned,
+    DeviceReleased,
+)
 from podresources.errors import KubeletTimeout, KubeletUnavailable
-from podresources.model import Allocatable, AllocatableDevice, Allocation, Api, Snapshot, SocketIdentity
+from podresources.model import Allocatable, AllocatableDevice, Api, NodeSnapshot, PodAllocation, SocketIdentity
 
 OLD, NEW = SocketIdentity(1, 1, 1), SocketIdentity(1, 1, 2)
 SETTLE = 30.0
 
 
-def holding(*ids: str, socket: SocketIdentity = OLD) -> Snapshot:
+def holding(*ids: str, socket: SocketIdentity = OLD) -> NodeSnapshot:
     held = (
-        Allocation("ns", f"pod-{id_}", "c", Api.DEVICE_PLUGIN, resource="e.com/x", device_ids=(id_,)) for id_ in ids
+        PodAllocation("ns", f"pod-{id_}", "c", Api.DEVICE_PLUGIN, resource="e.com/x", device_ids=(id_,)) for id_ in ids
     )
-    return Snapshot((), tuple(held), socket)
+    return NodeSnapshot((), tuple(held), socket)
 
 
 def capacity(*ids: str, socket: SocketIdentity = OLD) -> Allocatable:
@@ -31,9 +38,9 @@ def said(changes: Iterable[Change]) -> list[tuple[str, str]]:
     found = []
     for change in changes:
         match change:
-            case Assigned(held):
+            case DeviceAssigned(held):
                 found.append(("assigned", held.device_ids[0]))
-            case Released(held):
+            case DeviceReleased(held):
                 found.append(("released", held.device_ids[0]))
             case CapacityChanged(_, before, after):
                 found.append(("capacity", f"{before}->{after}"))
@@ -41,20 +48,20 @@ def said(changes: Iterable[Change]) -> list[tuple[str, str]]:
 
 
 def test_an_assignment_is_believed_at_once() -> None:
-    tracker = Tracker(holding("a"), None, SETTLE)
+    tracker = ChangeTracker(holding("a"), None, SETTLE)
     assert said(tracker.step(holding("a", "b"), None, 1)) == [("assigned", "b")]
     assert said(tracker.step(holding("a", "b"), None, 2)) == []
 
 
 def test_one_absence_is_not_a_release_and_two_are_one() -> None:
-    tracker = Tracker(holding("a", "b"), None, SETTLE)
+    tracker = ChangeTracker(holding("a", "b"), None, SETTLE)
     assert said(tracker.step(holding("b"), None, 1)) == []
     assert said(tracker.step(holding("b"), None, 2)) == [("released", "a")]
     assert said(tracker.step(holding("b"), None, 3)) == []
 
 
 def test_a_device_that_comes_back_was_never_gone_and_starts_counting_anew() -> None:
-    tracker = Tracker(holding("a"), None, SETTLE)
+    tracker = ChangeTracker(holding("a"), None, SETTLE)
     assert said(tracker.step(holding(), None, 1)) == []
     assert said(tracker.step(holding("a"), None, 2)) == []
     assert said(tracker.step(holding(), None, 3)) == []
@@ -62,7 +69,7 @@ def test_a_device_that_comes_back_was_never_gone_and_starts_counting_anew() -> N
 
 
 def test_a_failed_poll_between_two_absences_breaks_the_row() -> None:
-    tracker = Tracker(holding("a"), None, SETTLE)
+    tracker = ChangeTracker(holding("a"), None, SETTLE)
     tracker.step(holding(), None, 1)
     tracker.failed(KubeletTimeout("slow"), 2)
     assert said(tracker.step(holding(), None, 3)) == []
@@ -70,7 +77,7 @@ def test_a_failed_poll_between_two_absences_breaks_the_row() -> None:
 
 
 def test_a_restarted_kubelet_releases_nothing_until_it_settled_and_twice_agreed() -> None:
-    tracker = Tracker(holding("a", "b"), capacity("a", "b", "c"), SETTLE)
+    tracker = ChangeTracker(holding("a", "b"), capacity("a", "b", "c"), SETTLE)
     empty, none = holding(socket=NEW), capacity(socket=NEW)
     assert said(tracker.step(empty, none, 100)) == []
     assert said(tracker.step(empty, none, 129.9)) == []
@@ -80,13 +87,13 @@ def test_a_restarted_kubelet_releases_nothing_until_it_settled_and_twice_agreed(
 
 
 def test_a_restarted_kubelet_may_assign_at_once() -> None:
-    tracker = Tracker(holding("a"), capacity("a"), SETTLE)
+    tracker = ChangeTracker(holding("a"), capacity("a"), SETTLE)
     changes = tracker.step(holding("b", socket=NEW), capacity("a", "b", socket=NEW), 1)
     assert said(changes) == [("assigned", "b"), ("capacity", "1->2")]
 
 
 def test_a_lost_connection_counts_as_a_restart_even_when_the_socket_is_the_same() -> None:
-    tracker = Tracker(holding("a"), None, SETTLE)
+    tracker = ChangeTracker(holding("a"), None, SETTLE)
     tracker.failed(KubeletUnavailable("gone"), 10)
     for now in (11.0, 20.0, 39.0):
         assert said(tracker.step(holding(), None, now)) == []
@@ -95,7 +102,7 @@ def test_a_lost_connection_counts_as_a_restart_even_when_the_socket_is_the_same(
 
 
 def test_capacity_shrinks_at_once_on_a_settled_kubelet_and_names_the_ids() -> None:
-    tracker = Tracker(holding(), capacity("a", "b"), SETTLE)
+    tracker = ChangeTracker(holding(), capacity("a", "b"), SETTLE)
     assert tracker.step(holding(), capacity("b", "c", "d"), 1) == [
         CapacityChanged("e.com/x", 2, 3, added=("c", "d"), removed=("a",))
     ]
@@ -104,14 +111,14 @@ def test_capacity_shrinks_at_once_on_a_settled_kubelet_and_names_the_ids() -> No
 
 
 def test_capacity_of_another_kubelet_than_the_snapshots_is_not_believed() -> None:
-    tracker = Tracker(holding(), capacity("a"), SETTLE)
+    tracker = ChangeTracker(holding(), capacity("a"), SETTLE)
     assert said(tracker.step(holding(), capacity(socket=NEW), 1)) == []
 
 
 @given(st.lists(st.one_of(st.none(), st.booleans(), st.sets(st.sampled_from("abcd"))), max_size=30))
 def test_any_history_is_told_without_contradiction(history: list[set[str] | bool | None]) -> None:
     """None is a failed poll, a boolean a restart, a set a snapshot. One that follows the changes knows ``held``."""
-    tracker = Tracker(holding(), None, 3.0)
+    tracker = ChangeTracker(holding(), None, 3.0)
     follower: set[str] = set()
     socket = OLD
     absent_in_a_row = dict.fromkeys("abcd", 0)

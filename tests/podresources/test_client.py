@@ -88,8 +88,8 @@ async def test_a_pod_that_kubelet_does_not_have(connect: MakeClient) -> None:
         client = connect(server.path)
         with pytest.raises(errors.PodNotFound, match="nope in namespace training") as caught:
             await client.get("training", "nope")
-        assert caught.value.fault is errors.Fault.CALLER
-        assert client.facts.get is Support.YES
+        assert caught.value.fault is errors.FaultParty.CALLER
+        assert client.features.get is Support.YES
         assert server.requests == ["Get"]
 
 
@@ -103,10 +103,10 @@ async def test_get_on_an_old_kubelet_uses_list_and_says_so(connect: MakeClient, 
     async with kubelet(answers) as server:
         client = connect(server.path)
         assert [found.name for found in (await client.get("training", "train-0")).pods] == ["train-0"]
-        assert client.facts.get is Support.NO
-        assert client.facts.active_pods_only is Support.NO
-        assert any("1.34" in note for note in client.facts.notes())
-        assert any("DRA" in note for note in client.facts.notes())
+        assert client.features.get is Support.NO
+        assert client.features.active_pods_only is Support.NO
+        assert any("1.34" in note for note in client.features.notes())
+        assert any("DRA" in note for note in client.features.notes())
         with pytest.raises(errors.PodNotFound):
             await client.get("training", "nope")
         assert server.requests == ["Get", "List", "List"], "a known refusal is not asked for again"
@@ -118,8 +118,8 @@ async def test_seeing_a_claim_outweighs_what_an_old_kubelet_suggests(connect: Ma
         client = connect(server.path)
         assert (await client.probe()).dynamic_resources is Support.NO
         assert (await client.list()).allocations[0].api is Api.DRA
-        assert client.facts.dynamic_resources is Support.YES
-        assert not any("DRA" in note for note in client.facts.notes())
+        assert client.features.dynamic_resources is Support.YES
+        assert not any("DRA" in note for note in client.features.notes())
 
 
 async def test_allocatable_on_a_kubelet_without_it_is_a_fact_not_an_empty_list(connect: MakeClient) -> None:
@@ -128,7 +128,7 @@ async def test_allocatable_on_a_kubelet_without_it_is_a_fact_not_an_empty_list(c
         with pytest.raises(errors.NotSupported) as caught:
             await client.allocatable()
         assert caught.value.rpc == "GetAllocatableResources"
-        assert client.facts.allocatable is Support.NO
+        assert client.features.allocatable is Support.NO
 
 
 async def test_probe_costs_one_request_once(connect: MakeClient) -> None:
@@ -183,7 +183,7 @@ async def test_an_answer_beyond_the_limit_says_which_limit(connect: MakeClient) 
         with pytest.raises(errors.TooLarge, match=r"18,000,001 bytes, limit 16,777,216") as caught:
             await connect(server.path, receive_limit_bytes=16 * 1024 * 1024).list()
         assert (caught.value.size, caught.value.limit) == (18_000_001, 16_777_216)
-        assert caught.value.fault is errors.Fault.CALLER
+        assert caught.value.fault is errors.FaultParty.CALLER
         assert server.requests == ["List"], "asking again cannot help"
 
 
@@ -204,7 +204,7 @@ async def test_a_server_that_does_not_speak_grpc(connect: MakeClient, greeting: 
         started = time.monotonic()
         with pytest.raises(errors.ProtocolViolation, match="does not speak gRPC") as caught:
             await connect(directory / "kubelet.sock").list(timeout_seconds=60)
-        assert caught.value.fault is errors.Fault.KUBELET
+        assert caught.value.fault is errors.FaultParty.KUBELET
         assert time.monotonic() - started < 30, "asking again cannot help"
 
 
@@ -332,7 +332,7 @@ async def test_restarted_kubelet_is_met_without_old_facts(connect: MakeClient) -
         await new.start()
         try:
             await client.list()
-            assert client.facts.get is Support.UNKNOWN
+            assert client.features.get is Support.UNKNOWN
             assert (await client.probe()).get is Support.YES
         finally:
             await new.stop()

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from podresources import Facts, Support
+from podresources import KubeletFeatures, Support
 from podresources.exporter import Exposition
 from podresources.model import SocketIdentity
 from podresources.normalise import allocatable, snapshot
@@ -50,9 +50,9 @@ def exported() -> dict[str, set[str]]:
     node.memory.add(memory_type="memory", size=1)
     exposition = Exposition()
     exposition.observe(Attempt(Rpc.LIST, "INTERNAL", 0.1))
-    exposition.update(snapshot(response, SOCKET), allocatable(node, SOCKET), Facts(get=Support.YES))
+    exposition.update(snapshot(response, SOCKET), allocatable(node, SOCKET), KubeletFeatures(get=Support.YES))
     cut = Exposition(max_series=1)
-    cut.update(snapshot(large_listing(2, 4), SOCKET), None, Facts())
+    cut.update(snapshot(large_listing(2, 4), SOCKET), None, KubeletFeatures())
     registry = CollectorRegistry()
     found: dict[str, set[str]] = {}
     for collector in (exposition, cut):
@@ -85,7 +85,7 @@ def test_every_expression_is_promql_about_metrics_and_labels_that_exist(expressi
 
 
 def test_nothing_is_exported_that_neither_dashboard_nor_rules_nor_people_need() -> None:
-    """The families of kubelet's own facts and of CPUs and memory are for people; every other one is used."""
+    """The families of kubelet's own features and of CPUs and memory are for people; every other one is used."""
     used = {metric for expression in EXPRESSIONS for metric, _ in selectors(parse(expression))}
     unused = {name for name in EXPORTED if not name.endswith(("_created", "_sum", "_count")) and name not in used}
     assert unused == {

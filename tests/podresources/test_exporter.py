@@ -9,9 +9,9 @@ import grpc
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from podresources import Facts, Snapshot, Support
+from podresources import KubeletFeatures, NodeSnapshot, Support
 from podresources.exporter import Exporter, Exposition
-from podresources.families import View, families
+from podresources.families import FamilyInput, families
 from podresources.known import KnownDevices
 from podresources.model import Api, DeviceKey, SocketIdentity
 from podresources.normalise import allocatable, snapshot
@@ -232,7 +232,7 @@ def test_cpus_and_memory_of_containers_and_of_the_node() -> None:
     node = wire.AllocatableResourcesResponse(cpu_ids=[1, 2, 3])
     node.memory.add(memory_type="hugepages-2Mi", size=4 << 20).topology.nodes.add(ID=1)
     exposition = Exposition()
-    exposition.update(snapshot(response, SOCKET), allocatable(node, SOCKET), Facts())
+    exposition.update(snapshot(response, SOCKET), allocatable(node, SOCKET), KubeletFeatures())
     registry = CollectorRegistry()
     registry.register(exposition)
     series = parse(generate_latest(registry).decode())
@@ -260,9 +260,9 @@ def test_known_devices_forget_the_least_recently_seen() -> None:
     assert [found.device for found in known] == ["c", "a", "d"]
 
 
-def exposed(found: Snapshot) -> str:
+def exposed(found: NodeSnapshot) -> str:
     exposition = Exposition()
-    exposition.update(found, None, Facts(get=Support.YES))
+    exposition.update(found, None, KubeletFeatures(get=Support.YES))
     registry = CollectorRegistry()
     registry.register(exposition)
     return generate_latest(registry).decode()
@@ -272,7 +272,7 @@ def test_families_name_what_they_cut() -> None:
     found = snapshot(large_listing(pods=5, devices=20), SOCKET)
     cut: list[tuple[str, int]] = []
     keys = [held.device_key for held in found.allocations]
-    view = View(found, None, keys, Facts())
+    view = FamilyInput(found, None, keys, KubeletFeatures())
     metrics = {metric.name: metric for metric in families(view, lambda name, excess: cut.append((name, excess)), 7)}
     assert cut == [("podresources_device_holders", 13), ("podresources_device_allocation_info", 13)]
     assert len(metrics["podresources_device_allocation_info"].samples) == 7

@@ -7,10 +7,10 @@ import pytest
 from podresources.errors import ProtocolViolation
 from podresources.model import (
     AllocatableDevice,
-    Allocation,
     Api,
     DeviceKey,
     Memory,
+    PodAllocation,
     SocketIdentity,
     holders_by_device,
     shared_claims,
@@ -22,7 +22,7 @@ from tests.support.podresources_server import capacity, claim, claim_device, con
 SOCKET = SocketIdentity(1, 2, 3)
 
 
-def allocations(*containers: wire.ContainerResources) -> tuple[Allocation, ...]:
+def allocations(*containers: wire.ContainerResources) -> tuple[PodAllocation, ...]:
     return snapshot(listing(pod("p", *containers)), SOCKET).allocations
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from podresources import render, table, topview
-from podresources.model import Allocatable, AllocatableDevice, Allocation, Api, SocketIdentity
+from podresources.filters import Filters
+from podresources.model import Allocatable, AllocatableDevice, Api, PodAllocation, SocketIdentity
 from podresources.normalise import snapshot
-from podresources.select import Selection
 from tests.support.podresources_server import claim, claim_device, container, device, listing, pod
 
 SOCKET = SocketIdentity(1, 2, 3)
-EVERYTHING = Selection()
+EVERYTHING = Filters()
 
 
 @pytest.mark.parametrize(
@@ -71,17 +71,17 @@ WHOLE = snapshot(
 @pytest.mark.parametrize(
     ("selection", "pods"),
     [
-        (Selection(), ["train-0", "train-0", "infer-0", "infer-1"]),
-        (Selection(namespaces=("m*",)), ["train-0", "train-0"]),
-        (Selection(pods=("infer-1", "train-0")), ["train-0", "train-0", "infer-1"]),
-        (Selection(resources=("n.com/*",)), ["train-0", "train-0"]),
-        (Selection(drivers=("gpu.example.com",)), ["infer-0", "infer-1"]),
-        (Selection(resources=("n.com/gpu",), drivers=("*",)), ["train-0", "train-0", "infer-0", "infer-1"]),
-        (Selection(namespaces=("ml",), drivers=("*",)), []),
-        (Selection(resources=("N.com/gpu",)), []),
+        (Filters(), ["train-0", "train-0", "infer-0", "infer-1"]),
+        (Filters(namespaces=("m*",)), ["train-0", "train-0"]),
+        (Filters(pods=("infer-1", "train-0")), ["train-0", "train-0", "infer-1"]),
+        (Filters(resources=("n.com/*",)), ["train-0", "train-0"]),
+        (Filters(drivers=("gpu.example.com",)), ["infer-0", "infer-1"]),
+        (Filters(resources=("n.com/gpu",), drivers=("*",)), ["train-0", "train-0", "infer-0", "infer-1"]),
+        (Filters(namespaces=("ml",), drivers=("*",)), []),
+        (Filters(resources=("N.com/gpu",)), []),
     ],
 )
-def test_globs_select(selection: Selection, pods: list[str]) -> None:
+def test_globs_select(selection: Filters, pods: list[str]) -> None:
     assert [held.pod for held in selection.snapshot(WHOLE).allocations] == pods
 
 
@@ -118,10 +118,10 @@ def test_cpus_and_memory_are_listed_with_their_manager_unless_filtered_out() -> 
     assert ["default", "p", "c", "cpumanager", "cpu", "2", "1-2", "-"] in lines
     assert ["default", "p", "c", "memorymanager", "memory", "-", "1Gi", "1"] in lines
     assert ["default", "p", "-", "cpumanager", "cpu", "3", "1-3", "-"] in lines
-    only_memory = render.list_table(found, Selection(resources=("memory",)), None)
+    only_memory = render.list_table(found, Filters(resources=("memory",)), None)
     assert "cpumanager" not in only_memory
     assert "memorymanager" in only_memory
-    assert "manager" not in render.list_table(found, Selection(drivers=("*",)), None)
+    assert "manager" not in render.list_table(found, Filters(drivers=("*",)), None)
 
 
 CAPACITY = Allocatable(
@@ -140,7 +140,8 @@ def test_a_frame_shows_free_devices_holders_and_totals() -> None:
 
 def test_a_frame_keeps_to_the_screen_and_says_what_it_left_out() -> None:
     many = tuple(
-        Allocation("ns", f"p{n}", "c", Api.DEVICE_PLUGIN, resource="e.com/x", device_ids=(str(n),)) for n in range(50)
+        PodAllocation("ns", f"p{n}", "c", Api.DEVICE_PLUGIN, resource="e.com/x", device_ids=(str(n),))
+        for n in range(50)
     )
     found = snapshot(listing(), SOCKET)
     text = topview.frame(type(found)((), many, SOCKET), None, {many[0].key: 10.0}, 75.0, width=50, height=12)

@@ -18,7 +18,7 @@ from drabridge.sim.kubelet.pods import Container, ContainerClaim, PodClaim, PodS
 from drabridge.sim.kubelet.timings import Timings
 from drabridge.wire import dra_v1_pb2
 from podresources import Backoff, Client, Support, errors
-from podresources.changes import Assigned, CapacityChanged, Released
+from podresources.changes import CapacityChanged, DeviceAssigned, DeviceReleased
 from podresources.model import Api, shared_claims
 from podresources.watch import Event, Interrupted, Started, watch
 from tests.podresources.conftest import MakeClient
@@ -105,8 +105,8 @@ async def test_both_apis_in_one_view(connect: MakeClient) -> None:
         assert (await client.get("default", "modern")).allocations == (dra,)
         with pytest.raises(errors.PodNotFound):
             await client.get("default", "nobody")
-        assert client.facts.get is Support.YES
-        assert client.facts.notes() == ()
+        assert client.features.get is Support.YES
+        assert client.features.notes() == ()
 
 
 async def test_whole_claims_are_a_blind_spot_and_sharing_is_kept(connect: MakeClient) -> None:
@@ -167,8 +167,12 @@ async def test_an_old_kubelet_is_reported_by_facts_not_by_emptiness(connect: Mak
         await here.kubelet.finish_pod(spec.uid)
         client = connect(here.socket)
         assert [found.name for found in (await client.list()).pods] == ["ended"], "1.33 lists pods that have ended"
-        facts = await client.probe()
-        assert (facts.get, facts.dynamic_resources, facts.active_pods_only) == (Support.NO, Support.NO, Support.NO)
+        features = await client.probe()
+        assert (features.get, features.dynamic_resources, features.active_pods_only) == (
+            Support.NO,
+            Support.NO,
+            Support.NO,
+        )
         assert (await client.get("default", "ended")).pods
 
 
@@ -267,15 +271,15 @@ async def test_restart_in_the_middle_of_a_watch_is_no_storm_of_releases() -> Non
         await asyncio.sleep(0.3)
         await here.plugin_returns()
         here.kubelet.faults.pods_arrive.set()
-        await here.kubelet.wait_for(lambda: any(isinstance(e, Released) for e in seen), what="a release")
+        await here.kubelet.wait_for(lambda: any(isinstance(e, DeviceReleased) for e in seen), what="a release")
         await here.kubelet.run_pod(gpu_pod("new"))
-        await here.kubelet.wait_for(lambda: any(isinstance(e, Assigned) for e in seen), what="an assignment")
+        await here.kubelet.wait_for(lambda: any(isinstance(e, DeviceAssigned) for e in seen), what="an assignment")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
     assert isinstance(seen[0], Started)
-    assert [event.allocation.pod for event in seen if isinstance(event, Released)] == ["ends"]
-    assert [event.allocation.pod for event in seen if isinstance(event, Assigned)] == ["new"]
+    assert [event.allocation.pod for event in seen if isinstance(event, DeviceReleased)] == ["ends"]
+    assert [event.allocation.pod for event in seen if isinstance(event, DeviceAssigned)] == ["new"]
     assert not [event for event in seen if isinstance(event, CapacityChanged) and event.after < event.before]
     assert not [event for event in seen if isinstance(event, Interrupted)], "the client's own retries bridge the gap"
 

@@ -38,7 +38,7 @@ async def test_no_kubelet_at_all_is_said_at_once(connect: MakeClient, tmp_path: 
     with pytest.raises(errors.SocketMissing) as caught:
         await connect(tmp_path / "pod-resources/kubelet.sock").list()
     assert time.monotonic() - started < 1 * PATIENCE
-    assert caught.value.fault is errors.Fault.NODE
+    assert caught.value.fault is errors.FaultParty.NODE
     assert f"nothing below {tmp_path} exists" in str(caught.value)
     assert f"a hostPath volume of {tmp_path}/pod-resources" in str(caught.value)
 

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from podresources import Backoff, Client, errors
-from podresources.changes import Assigned, CapacityChanged, Released
+from podresources.changes import CapacityChanged, DeviceAssigned, DeviceReleased
 from podresources.watch import Event, Interrupted, Resumed, Started, pause, watch
 from podresources.wire import v1_pb2 as wire
 from tests.support.agent_process import until
@@ -69,13 +69,13 @@ async def test_snapshot_first_then_changes() -> None:
         assert started.allocatable is not None
         server.answers["List"] = says(holders("a", "b"))
         assigned = await next_of(events)
-        assert isinstance(assigned, Assigned)
+        assert isinstance(assigned, DeviceAssigned)
         assert assigned.allocation.pod == "b"
         server.answers["GetAllocatableResources"] = says(capacity(device("e.com/x", "a", "b")))
         assert await next_of(events) == CapacityChanged("e.com/x", 1, 2, added=("b",))
         server.answers["List"] = says(holders("b"))
         released = await next_of(events)
-        assert isinstance(released, Released)
+        assert isinstance(released, DeviceReleased)
         assert released.allocation.pod == "a"
 
 
@@ -109,7 +109,7 @@ async def test_restart_in_the_middle_of_a_watch_releases_only_what_stays_away() 
             new.answers["List"] = says(holders("a"))
             new.answers["GetAllocatableResources"] = says(capacity(device("e.com/x", "a", "b")))
             released = await quiet
-            assert isinstance(released, Released)
+            assert isinstance(released, DeviceReleased)
             assert released.allocation.pod == "b"
             await silence_to_the_end(events, 0.2)
         finally:

@@ -11,24 +11,24 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from drabridge.cli import main
-from drabridge.evidence.kubelet import Witness
-from drabridge.evidence.other_sources import Others
+from drabridge.evidence.kubelet import KubeletEvidence
+from drabridge.evidence.other_sources import OtherEvidence
 from drabridge.ledger import service
 from tests.ledger.search.mutants import MUTANTS
 
 
 def _kubelet_is_not_asked() -> None:
-    async def nothing(self: Witness) -> frozenset[tuple[str, str]]:
+    async def nothing(self: KubeletEvidence) -> frozenset[tuple[str, str]]:
         return frozenset()
 
-    Witness.allocatable = nothing  # type: ignore[method-assign]
+    KubeletEvidence.allocatable = nothing  # type: ignore[method-assign]
 
 
 def _nobody_looks_at_nodes() -> None:
-    async def nobody(self: Others, names: set[str]) -> Mapping[str, str]:
+    async def nobody(self: OtherEvidence, names: set[str]) -> Mapping[str, str]:
         return {}
 
-    Others.in_use = nobody  # type: ignore[method-assign]
+    OtherEvidence.in_use = nobody  # type: ignore[method-assign]
 
 
 WIRING: Mapping[str, Callable[[], None]] = {

@@ -24,7 +24,7 @@ from drabridge.dra.planning import Planner, device_lookup
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
 from drabridge.errors import DrabridgeError
 from drabridge.evidence import checkpoint
-from drabridge.evidence.apiserver_pods import seen
+from drabridge.evidence.apiserver_pods import watched_pod
 from drabridge.evidence.kubelet import claim_users_of, claims_of, pods_of, users_of
 from drabridge.inventory.build import Builder
 from drabridge.inventory.model import Snapshot
@@ -217,7 +217,7 @@ class Readers:
         self._snapshot = Snapshot(1, tuple(map(gpu, range(2))))
         self._hardware = config({"name": "example.com/card", "match": [{"subsystem": "usb"}], "id": ["{attr:serial}"]})
         self._kinds: list[tuple[Any, Json, View[Any]]] = [
-            (PODS, POD, View(seen, PodFields)),
+            (PODS, POD, View(watched_pod, PodFields)),
             (resource_claims("v1"), CLAIM, View(lambda one: allocation_here(one, DRIVER, NODE), ClaimFields)),
             (resource_claims("v1"), CLAIM, View(lambda one: in_use([one], DRIVER, {}), ClaimFields)),
             (NODES, NODE_OBJECT, NodeWatch(self._cluster, NODE, DRIVER, lambda value: None).view),

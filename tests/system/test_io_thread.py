@@ -10,11 +10,11 @@ import time
 
 import pytest
 
-from drabridge.system.io_thread import Job, Worker
+from drabridge.system.io_thread import IoThread, Job
 
 
 async def test_calls_run_in_order_in_one_thread_that_is_not_the_loops() -> None:
-    worker = Worker("test")
+    worker = IoThread("test")
     seen: list[tuple[int, str]] = []
     for number in range(5):
         worker.begin(lambda number=number: seen.append((number, threading.current_thread().name)))  # type: ignore[misc]
@@ -24,7 +24,7 @@ async def test_calls_run_in_order_in_one_thread_that_is_not_the_loops() -> None:
 
 
 async def test_results_and_errors_come_back() -> None:
-    worker = Worker("test")
+    worker = IoThread("test")
     assert await worker.run(lambda: 3) == 3
     with pytest.raises(ValueError, match="lost"):
         await worker.run(lambda: int("lost"))
@@ -32,7 +32,7 @@ async def test_results_and_errors_come_back() -> None:
 
 
 async def test_it_can_be_waited_for_on_the_spot_and_not_for_longer_than_one_likes() -> None:
-    worker, gate = Worker("test"), threading.Event()
+    worker, gate = IoThread("test"), threading.Event()
     job = worker.begin(lambda: gate.wait(60))
     started = time.monotonic()
     assert not job.over(0.02)
@@ -47,7 +47,7 @@ async def test_it_can_be_waited_for_on_the_spot_and_not_for_longer_than_one_like
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), MemoryError()])
 async def test_whatever_ends_a_call_it_is_not_taken_for_done_and_the_next_one_runs(error: BaseException) -> None:
-    worker = Worker("test")
+    worker = IoThread("test")
 
     def fail() -> None:
         raise error
@@ -60,7 +60,7 @@ async def test_whatever_ends_a_call_it_is_not_taken_for_done_and_the_next_one_ru
 
 
 async def test_a_caller_who_is_cancelled_stops_nothing() -> None:
-    worker, gate, done = Worker("test"), threading.Event(), threading.Event()
+    worker, gate, done = IoThread("test"), threading.Event(), threading.Event()
 
     def call() -> None:
         gate.wait(60)
@@ -78,7 +78,7 @@ async def test_a_caller_who_is_cancelled_stops_nothing() -> None:
 
 
 async def test_one_that_was_stopped_finishes_what_it_has_and_takes_no_more() -> None:
-    worker, gate = Worker("test"), threading.Event()
+    worker, gate = IoThread("test"), threading.Event()
     job = worker.begin(lambda: gate.wait(60))
     worker.stop()
     with pytest.raises(RuntimeError, match="test was stopped"):
@@ -98,8 +98,8 @@ def test_a_job_can_be_over_before_it_began() -> None:
 
 def test_a_call_that_hangs_does_not_keep_the_process_from_ending() -> None:
     program = (
-        "import threading, time; from drabridge.system.io_thread import Worker; "
-        "worker = Worker('hangs'); job = worker.begin(lambda: threading.Event().wait(60)); "
+        "import threading, time; from drabridge.system.io_thread import IoThread; "
+        "worker = IoThread('hangs'); job = worker.begin(lambda: threading.Event().wait(60)); "
         "worker.stop(); print(job.over(0.05))"
     )
     started = time.monotonic()

@@ -7,10 +7,10 @@ from fnmatch import fnmatchcase
 from msgspec import Struct
 from msgspec.structs import replace
 
-from podresources.model import Allocatable, Allocation, Snapshot
+from podresources.model import Allocatable, NodeSnapshot, PodAllocation
 
 
-class Selection(Struct, frozen=True):
+class Filters(Struct, frozen=True):
     """Each field is a set of globs of which one must match; an empty one matches everything.
 
     A device has a resource or a driver, never both, so naming both selects devices that match either.
@@ -38,7 +38,7 @@ class Selection(Struct, frozen=True):
         """Whether only some pods are selected."""
         return bool(self.namespaces or self.pods)
 
-    def matches(self, allocation: Allocation) -> bool:
+    def matches(self, allocation: PodAllocation) -> bool:
         """Whether the allocation is selected."""
         if not self.of_pod(allocation.namespace, allocation.pod):
             return False
@@ -46,7 +46,7 @@ class Selection(Struct, frozen=True):
             return self.of_resource(allocation.resource)
         return self.of_driver(allocation.driver or "")
 
-    def snapshot(self, whole: Snapshot) -> Snapshot:
+    def snapshot(self, whole: NodeSnapshot) -> NodeSnapshot:
         """The selected part of a snapshot. Pods keep all their containers; CPUs and memory go with ``of_resource``."""
         pods = tuple(pod for pod in whole.pods if self.of_pod(pod.namespace, pod.name))
         return replace(whole, pods=pods, allocations=tuple(filter(self.matches, whole.allocations)))

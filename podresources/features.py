@@ -16,7 +16,7 @@ class Support(StrEnum):
     NO = "no"
 
 
-class Facts(Struct, frozen=True):
+class KubeletFeatures(Struct, frozen=True):
     """Observed, not configured. A restarted kubelet may be another version: the client then starts anew.
 
     ``get`` and ``allocatable``: whether kubelet serves the method. ``dynamic_resources``: whether its List has shown a
@@ -36,15 +36,15 @@ class Facts(Struct, frozen=True):
         """
         return self.get
 
-    def after_list(self, has_dynamic_resources: bool) -> Facts:
+    def after_list(self, has_dynamic_resources: bool) -> KubeletFeatures:
         """What is known after a List. One that shows no claim proves nothing."""
         return replace(self, dynamic_resources=Support.YES) if has_dynamic_resources else self
 
-    def after_allocatable(self, served: bool) -> Facts:
+    def after_allocatable(self, served: bool) -> KubeletFeatures:
         """What is known after GetAllocatableResources was served, or refused as unsupported."""
         return replace(self, allocatable=Support.YES if served else Support.NO)
 
-    def after_get(self, served: bool) -> Facts:
+    def after_get(self, served: bool) -> KubeletFeatures:
         """What is known after Get was served (a pod that is not found counts), or refused as unsupported."""
         if served:
             return replace(self, get=Support.YES)
