@@ -26,12 +26,11 @@ from drabridge.dra.publisher import Publisher, PublisherState
 from drabridge.dra.records import RecordStore
 from drabridge.dra.registration import RegistrationService, RegistrationState
 from drabridge.dra.server import DraServers
-from drabridge.dra.service import ClaimService
 from drabridge.dra.sockets import PluginSockets
 from drabridge.errors import ClusterError, DrabridgeError
 from drabridge.inventory.model import Device, Snapshot
 from drabridge.kube.api import Cluster, UnreachableError, backoff, resource_claims, resource_versions
-from drabridge.kube.versions import VERSIONS, choose_version
+from drabridge.kube.versions import NEWEST_RESOURCE_VERSION, choose_version
 from drabridge.kube.watch import STEADY_SECONDS
 from drabridge.ledger.model import DRA_OWNERS, ClaimRef, Policy
 from drabridge.ledger.service import Keeper
@@ -122,7 +121,7 @@ class DraDriver:
         self._error = ""
         sockets = PluginSockets.of(paths.kubelet, config.driver)
         boot_id = paths.boot_id.read_text().strip()
-        claims = resource_claims(VERSIONS[0])
+        claims = resource_claims(NEWEST_RESOURCE_VERSION)
         self.records = records = RecordStore(paths.claims)
         locks = Locks()
         metadata = MetadataFiles(sockets.service.parent, cdi, config.driver) if config.dra.metadata else None
@@ -156,8 +155,7 @@ class DraDriver:
         )
         self._health = HealthBoard(self.pool)
         self._registration = RegistrationService(config.driver, sockets.service, observer)
-        service = ClaimService(self._preparer, observer)
-        self._server = DraServers(sockets, config.driver, service, self._health, self._registration)
+        self._server = DraServers(sockets, self._preparer, self._health, self._registration, observer)
         self._status = StatusWriter(cluster, claims, config.driver, records, files)
         self._releases = Releases(keeper, self.release_if_deallocated)
         self._publisher: Publisher | None = None

@@ -1,8 +1,8 @@
-"""The health stream, v1 and v1alpha1: the whole list at once, on every change, and as a heartbeat.
+"""Stream the health of all devices to kubelet: at once, after every change, and as a heartbeat.
 
-Kubelet overwrites a device's time stamp when a message arrives and reads "Unknown" when none came for
-``health_check_timeout_seconds`` (pkg/kubelet/cm/dra/healthinfo.go), so silence is never an option. 1.36 opens the
-stream for every plugin, whatever it says it supports, and retries every 5 s when there is none.
+Kubelet overwrites a device's time stamp when a message arrives, and takes the health for "Unknown" when none came for
+``health_check_timeout_seconds`` (pkg/kubelet/cm/dra/healthinfo.go): so the stream is never silent for long. Kubelet
+1.36 opens it for every plugin, whatever the plugin says it supports, and tries again every 5 s when there is none.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
+from types import ModuleType
 from typing import Any
 
 import grpc
 
 from drabridge.offers.reported_health import ReportedHealth
-from drabridge.wire import health_v1_pb2, health_v1_pb2_grpc, health_v1alpha1_pb2, health_v1alpha1_pb2_grpc
 
 HEARTBEAT_SECONDS = 10.0
 TIMEOUT_SECONDS = 30  # kubelet's own default: three heartbeats
 
 
 class HealthBoard:
-    """The current list and everybody who watches it."""
+    """The current health of all devices of the pool, and the streams that are told of it."""
 
     def __init__(self, pool: str, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
         self._pool = pool
@@ -33,7 +33,7 @@ class HealthBoard:
         self._closed = False
 
     def update(self, devices: tuple[ReportedHealth, ...]) -> None:
-        """Tell every stream, if anything is different from before."""
+        """Take the health of all devices; tell every stream if anything differs."""
         before = dict(self._devices)
         if tuple(before) == devices and self._devices:
             return
@@ -42,13 +42,13 @@ class HealthBoard:
         self._wake()
 
     def repeat(self) -> None:
-        """Tell every stream again: kubelet forgets the driver's health whenever one of its streams ends
+        """Tell every stream again. Kubelet forgets the driver's health whenever one of its streams ends
         (pkg/kubelet/cm/dra/manager.go, HandleWatchResourcesStream).
         """
         self._wake()
 
     def close(self) -> None:
-        """End the streams: a server that stops would wait for them until its grace is over."""
+        """End the streams: a server that stops would wait for them until the end of its grace."""
         self._closed = True
         self._wake()
 
@@ -56,17 +56,17 @@ class HealthBoard:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def watch(self, wire: Any) -> AsyncGenerator[Any, None]:
-        """Messages of ``wire``, which is one of the two generated modules."""
+    async def watch(self, messages: ModuleType) -> AsyncGenerator[Any, None]:
+        """Yield the list now, after every change and every heartbeat, as ``messages`` of one version has it."""
         while not self._closed:
             changed = self._changed
-            yield self._message(wire)
+            yield self._message(messages)
             # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that comes with the event.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._heartbeat_seconds):
                     await changed.wait()
 
-    def _message(self, wire: Any) -> Any:
+    def _message(self, wire: ModuleType) -> Any:
         return wire.NodeWatchResourcesResponse(
             devices=[
                 wire.DeviceHealth(
@@ -81,29 +81,15 @@ class HealthBoard:
         )
 
 
-class HealthV1(health_v1_pb2_grpc.DRAResourceHealthServicer):
-    """``v1.DRAResourceHealth``, kubelet 1.37 and later."""
+class HealthServicer:
+    """One version of ``<version>.DRAResourceHealth``."""
 
-    def __init__(self, board: HealthBoard) -> None:
+    def __init__(self, board: HealthBoard, messages: ModuleType) -> None:
+        """``messages``: the generated module of this version."""
         self._board = board
+        self._messages = messages
 
-    async def NodeWatchResources(
-        self, request: health_v1_pb2.NodeWatchResourcesRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[health_v1_pb2.NodeWatchResourcesResponse]:
-        async with contextlib.aclosing(self._board.watch(health_v1_pb2)) as messages:
-            async for message in messages:
-                yield message
-
-
-class HealthV1Alpha1(health_v1alpha1_pb2_grpc.DRAResourceHealthServicer):
-    """``v1alpha1.DRAResourceHealth``, kubelet 1.34 to 1.39."""
-
-    def __init__(self, board: HealthBoard) -> None:
-        self._board = board
-
-    async def NodeWatchResources(
-        self, request: health_v1alpha1_pb2.NodeWatchResourcesRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[health_v1alpha1_pb2.NodeWatchResourcesResponse]:
-        async with contextlib.aclosing(self._board.watch(health_v1alpha1_pb2)) as messages:
+    async def NodeWatchResources(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        async with contextlib.aclosing(self._board.watch(self._messages)) as messages:
             async for message in messages:
                 yield message

@@ -55,9 +55,14 @@ RETRY_FIRST_SECONDS, RETRY_MOST_SECONDS = 0.5, 60.0
 INVALID_RETRY_SECONDS = 300.0  # the server will say the same again, unless somebody changes the server
 
 
-def _slice(obj: Json) -> Json:
-    """A slice of any version in v1's form. Raises what strange data raises."""
-    found = slice_to_v1(obj)
+def slice_view(version: str) -> View[Json]:
+    """Read slices of a server that serves ``version``, in v1's form."""
+    return View(lambda obj: _read_slice(obj, version))
+
+
+def _read_slice(obj: Json, version: str) -> Json:
+    """A slice in v1's form. Raises what strange data raises."""
+    found = slice_to_v1(obj, version)
     spec = found["spec"]
     devices = spec.get("devices") or []
     parts = [found["metadata"], spec, spec["pool"], *devices]
@@ -67,15 +72,6 @@ def _slice(obj: Json) -> Json:
     carried(found)
     canonical_spec(spec)
     return found
-
-
-def _answered(obj: Json) -> Json:
-    """A slice as the server says that it is stored now. Raises ClusterError."""
-    with reading("the answer to a slice", UnreachableError):
-        return _slice(obj)
-
-
-_SLICES = View(_slice)
 
 
 class PublisherState(Struct, frozen=True):
@@ -108,6 +104,7 @@ class Publisher:
         self._cluster = cluster
         self._version = version
         self._kind = resource_slices(version)
+        self.view = slice_view(version)  # of watch.Follower
         self._node = node
         self._pool = pool
         self._desired = desired
@@ -152,10 +149,6 @@ class Publisher:
 
     # clusterwatch.Follower
 
-    @property
-    def view(self) -> View[Json]:
-        return _SLICES
-
     def listed(self, objects: tuple[Json, ...]) -> None:
         self._actual = {item["metadata"]["name"]: item for item in objects}
         self._listed = True
@@ -193,7 +186,7 @@ class Publisher:
 
     async def shown(self, names: Collection[str]) -> frozenset[str]:
         """Which of these devices the API server shows in slices, asked now: a watch may lag. Raises ClusterError."""
-        listing = await self._cluster.list(self._kind, field_selector=self._selector, view=_SLICES)
+        listing = await self._cluster.list(self._kind, field_selector=self._selector, view=self.view)
         there = {device["name"] for item in listing.items for device in item["spec"].get("devices") or ()}
         found = frozenset(names) & there
         if found:
@@ -277,7 +270,7 @@ class Publisher:
             probe = {"metadata": {"generateName": "drabridge-probe-"}, "spec": write.body["spec"]}
             body = slice_from_v1(probe, self._version)
             try:
-                answer = _answered(await self._cluster.create(self._kind, body, dry_run=True))
+                answer = self._stored(await self._cluster.create(self._kind, body, dry_run=True))
                 self._features -= dropped(write.body, answer)
             except InvalidError as error:  # an admission webhook may refuse dry runs: do without the fields then
                 log.warning("the API server takes no dry run of a slice", extra={"error": str(error)})
@@ -310,13 +303,18 @@ class Publisher:
         send = self._cluster.create if write.verb is Verb.CREATE else self._cluster.replace
         self._under_way = write.name
         try:
-            stored = _answered(await send(self._kind, body))
+            stored = self._stored(await send(self._kind, body))
         finally:
             self._under_way = ""
         if not self._is_old(stored):
             self._actual[write.name] = stored
         self._features -= dropped(write.body, stored)
         self._accepted[write.name] = accept(write.body, stored)
+
+    def _stored(self, answer: Json) -> Json:
+        """The slice as the server answered that it is stored now. Raises ClusterError."""
+        with reading("the answer to a slice", UnreachableError):
+            return _read_slice(answer, self._version)
 
     def _is_old(self, obj: Json) -> bool:
         """Whether more is known of this slice: an event and the answer to our own write may overtake each other."""

@@ -1,7 +1,7 @@
-"""Kubelet's plugin watcher: it calls us. GetInfo answers from memory, Notify says how it went.
+"""Answer kubelet's plugin watcher: GetInfo says who we are, NotifyRegistrationStatus says whether kubelet accepts us.
 
-Kubelet gives GetInfo one second and repeats it after each of its own restarts, without our doing anything
-(pkg/kubelet/pluginmanager). A refusal is remembered, shown, and tried again by kubelet alone.
+Kubelet gives GetInfo one second, so it is answered from memory, and calls it again after each of its own restarts
+(pkg/kubelet/pluginmanager). A refusal is remembered and shown; kubelet tries again by itself.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ import grpc
 from msgspec import Struct
 
 from drabridge.dra.facts import Observer, RegistrationChanged
+from drabridge.kube.versions import KUBELET_SERVICES
 from drabridge.wire import pluginregistration_pb2 as wire
 from drabridge.wire import pluginregistration_pb2_grpc as rpc
 
 log = logging.getLogger(__name__)
 
 PLUGIN_TYPE = "DRAPlugin"
-# Kubelet takes the first one that it knows as a DRA service; it ignores the others (plugin/registration.go).
-SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 
 
 class RegistrationState(Struct, frozen=True):
@@ -39,8 +38,16 @@ class RegistrationService(rpc.RegistrationServicer):
         self.state = RegistrationState()
         self._observer = observer
         self._info = wire.PluginInfo(
-            type=PLUGIN_TYPE, name=driver, endpoint=str(endpoint), supported_versions=SUPPORTED_VERSIONS
+            type=PLUGIN_TYPE,
+            name=driver,
+            endpoint=str(endpoint),
+            supported_versions=[service.supported_version for service in KUBELET_SERVICES],
         )
+
+    @property
+    def driver(self) -> str:
+        """The driver's name, under which kubelet knows the plugin."""
+        return self._info.name
 
     async def GetInfo(self, request: wire.InfoRequest, context: grpc.aio.ServicerContext[Any, Any]) -> wire.PluginInfo:
         state = self.state
@@ -53,12 +60,12 @@ class RegistrationService(rpc.RegistrationServicer):
         error = "" if request.plugin_registered else request.error or "kubelet gave no reason"
         self.state = RegistrationState(request.plugin_registered, error, self.state.asked)
         if request.plugin_registered:
-            log.info("kubelet registered the DRA plugin", extra={"driver": self._info.name})
+            log.info("kubelet registered the DRA plugin", extra={"driver": self.driver})
         else:
-            log.error("kubelet refused the DRA plugin", extra={"driver": self._info.name, "error": error})
+            log.error("kubelet refused the DRA plugin", extra={"driver": self.driver, "reason": error})
         self._observer(RegistrationChanged(request.plugin_registered, error))
         return wire.RegistrationStatusResponse()
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Be served by it."""
+        """Let ``server`` serve the registration."""
         rpc.add_RegistrationServicer_to_server(self, server)

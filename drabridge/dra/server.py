@@ -1,61 +1,58 @@
-"""The plugin's gRPC servers: the service first, then the registration; both bound anew when a socket file is lost."""
+"""Serve the plugin's two sockets, the service and the registration; bind a socket again whose file is lost."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+from importlib import import_module
 from pathlib import Path
 
 import grpc
 
-from drabridge.dra.health_stream import HealthBoard, HealthV1, HealthV1Alpha1
+from drabridge.dra.facts import Observer
+from drabridge.dra.health_stream import HealthBoard, HealthServicer
 from drabridge.dra.registration import RegistrationService
-from drabridge.dra.service import ClaimService, DraV1, DraV1Beta1
+from drabridge.dra.service import Claims, ClaimServicer
 from drabridge.dra.single_flight import to_the_end
 from drabridge.dra.sockets import PluginSockets, identity
 from drabridge.errors import HostError
-from drabridge.wire import (
-    dra_v1_pb2_grpc,
-    dra_v1beta1_pb2_grpc,
-    health_v1_pb2_grpc,
-    health_v1alpha1_pb2_grpc,
-)
+from drabridge.kube.versions import KUBELET_SERVICES, ServiceName
 
 log = logging.getLogger(__name__)
 
-CHECK_SECONDS = 5.0  # a lost socket file gives no signal: it must be looked for
+CHECK_SECONDS = 5.0  # nobody signals that a socket file is lost: it must be looked for
 SOCKET_MODE = 0o600
 
 
 class DraServers:
-    """Serves until closed. Kubelet connects lazily, so the order of the sockets is a courtesy, not a need."""
+    """The gRPC servers of both sockets. Kubelet connects lazily, so it need not matter which is bound first."""
 
     def __init__(
         self,
         sockets: PluginSockets,
-        driver: str,
-        claims: ClaimService,
+        claims: Claims,
         health: HealthBoard,
         registration: RegistrationService,
+        observer: Observer,
     ) -> None:
         self.sockets = sockets
-        self._driver = driver
         self._claims = claims
         self._health = health
         self._registration = registration
+        self._observer = observer
         self._servers: dict[Path, grpc.aio.Server] = {}
         self._identities: dict[Path, tuple[int, int, int] | None] = {}
 
     @property
     def listening(self) -> bool:
-        """Whether claims can be served: the service's socket was ours at the last look."""
+        """Whether claims can be served: the service's socket was ours at the last check."""
         return self._identities.get(self.sockets.service) is not None
 
     async def start(self) -> None:
         """Bind both sockets. Raises HostError, with nothing left bound."""
-        for dead in self.sockets.prepare(self._driver):
-            log.info("removed the socket of an instance that is gone", extra={"socket": str(dead)})
+        for dead in self.sockets.prepare(self._registration.driver):
+            log.info("socket of an ended instance removed", extra={"socket": str(dead)})
         try:
             await self._bind(self.sockets.service)
             await self._bind(self.sockets.registration)
@@ -64,27 +61,27 @@ class DraServers:
             raise
 
     async def watch(self) -> None:
-        """Bind again whatever loses its file. Strictly stop, then start: a server that stops unlinks the path."""
+        """Check both sockets every few seconds, until cancelled."""
         while True:
             await asyncio.sleep(CHECK_SECONDS)
             await self.check()
 
     async def check(self) -> None:
-        """One look at both socket files."""
+        """Bind each socket again whose file is lost. Stop first, then start: a server that stops unlinks the path."""
         for path, server in tuple(self._servers.items()):
             if self._identities[path] is not None and identity(path) == self._identities[path]:
                 continue
-            log.warning("our socket file is gone or was replaced; binding it again", extra={"socket": str(path)})
+            log.warning("socket file lost or replaced; it is bound again", extra={"socket": str(path)})
             await server.stop(0)
             self._identities[path] = None
             try:
-                self.sockets.prepare(self._driver)
+                self.sockets.prepare(self._registration.driver)
                 await self._bind(path)
             except HostError as error:
-                log.error("cannot bind the socket", extra={"socket": str(path), "error": str(error)})
+                log.error("socket not bound", extra={"socket": str(path), "reason": str(error)})
 
     async def stop(self, grace_seconds: float) -> None:
-        """No new calls, then the registration's end, then the service's; kubelet keeps the plugin for 30 s."""
+        """Take no new calls; end the registration, then the service. Kubelet keeps the plugin for 30 s."""
         self._health.close()
         for path in (self.sockets.registration, self.sockets.service):
             server = self._servers.pop(path, None)
@@ -94,21 +91,30 @@ class DraServers:
     async def _bind(self, path: Path) -> None:
         server = grpc.aio.server()
         if path == self.sockets.service:
-            dra_v1_pb2_grpc.add_DRAPluginServicer_to_server(DraV1(self._claims), server)
-            dra_v1beta1_pb2_grpc.add_DRAPluginServicer_to_server(DraV1Beta1(self._claims), server)
-            health_v1_pb2_grpc.add_DRAResourceHealthServicer_to_server(HealthV1(self._health), server)
-            health_v1alpha1_pb2_grpc.add_DRAResourceHealthServicer_to_server(HealthV1Alpha1(self._health), server)
+            self._add_services(server)
         else:
             self._registration.add_to(server)
         listen(server, path)
-        self._servers[path] = server  # stopped like the others, whatever comes now
-        await to_the_end(server.start())  # grpcio 1.85 crashes where its start is cancelled, or stopped half-way
+        self._servers[path] = server  # from now on stop() stops it
+        await to_the_end(server.start())  # grpcio 1.85 crashes if start() is cancelled, or stop() runs before its end
         self._identities[path] = identity(path)
+
+    def _add_services(self, server: grpc.aio.Server) -> None:
+        """Every version of every service, each with its own messages."""
+        for service in KUBELET_SERVICES:
+            messages = import_module(f"drabridge.wire.{service.wire}_pb2")
+            generated = import_module(f"drabridge.wire.{service.wire}_pb2_grpc")
+            match service.name:
+                case ServiceName.CLAIMS:
+                    servicer = ClaimServicer(self._claims, self._observer, messages)
+                    generated.add_DRAPluginServicer_to_server(servicer, server)
+                case ServiceName.HEALTH:
+                    generated.add_DRAResourceHealthServicer_to_server(HealthServicer(self._health, messages), server)
 
 
 def listen(server: grpc.aio.Server, path: Path) -> None:
-    """Bind a server that is not started yet to a socket for root alone. Raises HostError."""
-    mask = os.umask(0o777 & ~SOCKET_MODE)  # grpc binds with 0777 less the mask; there is no moment with more
+    """Bind a server that is not started yet to a socket that root alone can open. Raises HostError."""
+    mask = os.umask(0o777 & ~SOCKET_MODE)  # grpc binds with 0777 less the mask: the mode is right from the beginning
     try:
         port = server.add_insecure_port(f"unix://{path}")
     except RuntimeError as error:

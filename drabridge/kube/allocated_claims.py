@@ -9,9 +9,9 @@ from msgspec import Struct
 
 from drabridge.kube.api import Cluster, resource_claims, resource_slices, resource_versions
 from drabridge.kube.json_reader import ClaimFields, View
+from drabridge.kube.versions import choose_version
 from drabridge.system.untrusted import UnreadableError, cut, reading
 
-CLIENT_VERSIONS = ("v1", "v1beta2", "v1beta1")  # all that is read here is the same in each
 UNKNOWN = "?"
 
 
@@ -40,7 +40,7 @@ class Usage(Struct, frozen=True):
 async def usage(cluster: Cluster, driver: str) -> Usage:
     """What the driver has to do in the whole cluster. Raises ClusterError when the API server cannot be asked."""
     served = await resource_versions(cluster)
-    version = next((known for known in CLIENT_VERSIONS if known in served), None)
+    version = choose_version(served)  # all that is read here is the same in each
     if version is None:
         return Usage((), {})
     slices = (await cluster.list(resource_slices(version), field_selector=f"spec.driver={driver}")).items

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from drabridge.errors import ClusterError
 from drabridge.kube.json_reader import Json, ObjectIdentity, View
+from drabridge.kube.versions import RESOURCE_GROUP
 from drabridge.system.untrusted import reading
 
 T = TypeVar("T")
@@ -114,7 +115,6 @@ class Kind(Struct, frozen=True):
         return self.plural
 
 
-RESOURCE_GROUP = "resource.k8s.io"
 NODES = Kind("", "v1", "nodes", namespaced=False)
 PODS = Kind("", "v1", "pods")
 

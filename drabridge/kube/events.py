@@ -15,8 +15,9 @@ from datetime import UTC, datetime
 from msgspec import Struct, field
 
 from drabridge.errors import ClusterError
-from drabridge.kube.api import NODES, Cluster, Kind
+from drabridge.kube.api import NODES, Cluster, Kind, resource_versions
 from drabridge.kube.json_reader import Json
+from drabridge.kube.versions import NEWEST_RESOURCE_VERSION, RESOURCE_GROUP, choose_version
 from drabridge.ledger import Notify, Subject
 from drabridge.system.untrusted import reading
 
@@ -25,7 +26,6 @@ log = logging.getLogger(__name__)
 EVENTS = Kind("", "v1", "events")
 QUEUE = 64  # a storm of refusals is one incident, not a thousand Events
 REPEAT_SECONDS = 300.0  # the same Event again within this time says nothing new
-API_VERSIONS = {Subject.NODE: "v1", Subject.POD: "v1", Subject.CLAIM: "resource.k8s.io/v1"}
 # Every Event that the agent writes: reason -> (about, what it tells). The README's table is made of this.
 REASONS: dict[str, tuple[str, str]] = {
     "AllocateRefused": ("Node", "A pod's device was refused because somebody else holds it; names the holder."),
@@ -102,15 +102,15 @@ class Announcer(Struct):
             node = await cluster.get(NODES, self.node)
             with reading(f"node {self.node}", ClusterError):
                 self._node_uid = str(node["metadata"]["uid"])
-        event = self._event(notice)
+        event = self._event(notice, await _api_version(cluster, notice.subject))
         await cluster.create(EVENTS, event, namespace=event["metadata"]["namespace"])
 
-    def _event(self, notice: Notify) -> Json:
+    def _event(self, notice: Notify, api_version: str) -> Json:
         about_node = notice.subject is Subject.NODE
         namespace = NODE_NAMESPACE if about_node else notice.namespace
         name = self.node if about_node else notice.name
         stamp = datetime.fromtimestamp(self.now(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        involved = {"apiVersion": API_VERSIONS[notice.subject], "kind": str(notice.subject), "name": name}
+        involved = {"apiVersion": api_version, "kind": str(notice.subject), "name": name}
         if uid := (self._node_uid if about_node else notice.uid):
             involved["uid"] = uid
         if not about_node:
@@ -128,3 +128,13 @@ class Announcer(Struct):
             "lastTimestamp": stamp,
             "count": 1,
         }
+
+
+async def _api_version(cluster: Cluster, subject: Subject) -> str:
+    """Return the API version of the object that an Event is about, as this server has it. Raises ClusterError."""
+    match subject:
+        case Subject.NODE | Subject.POD:
+            return NODES.version
+        case Subject.CLAIM:
+            version = choose_version(await resource_versions(cluster)) or NEWEST_RESOURCE_VERSION
+            return f"{RESOURCE_GROUP}/{version}"

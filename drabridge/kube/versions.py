@@ -1,42 +1,105 @@
-"""ResourceSlices and ResourceClaims of older API versions in the form of resource.k8s.io/v1.
+"""Every version of kubelet's DRA services and of resource.k8s.io that the agent speaks: one row each.
 
-v1beta2 has v1's form. v1beta1 (staging/src/k8s.io/api/resource/v1beta1/types.go) puts a device's body under ``basic``
-and the fields of a claim's request beside its name.
+The gRPC services, what registration tells kubelet, the requests and objects for the API server, and the policies of the
+chart follow from these rows. A new version is a row here, and, where its form differs, a ``.proto`` or a conversion.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 from typing import Any
 
-GROUP = "resource.k8s.io"
-VERSIONS = ("v1", "v1beta2", "v1beta1")  # newest first: the first that is served is used
-_BODY = "basic"
+from msgspec import Struct
+
+_Object = Mapping[str, Any]
+
+
+class ServiceName(StrEnum):
+    """The gRPC services of a DRA plugin that kubelet calls."""
+
+    CLAIMS = "DRAPlugin"
+    HEALTH = "DRAResourceHealth"
+
+
+class KubeletService(Struct, frozen=True):
+    """One version of one service. Its messages are in the module ``drabridge.wire.<wire>_pb2``."""
+
+    name: ServiceName
+    version: str
+    wire: str
+
+    @property
+    def supported_version(self) -> str:
+        """The word for it in a registration's ``supported_versions``."""
+        return f"{self.version}.{self.name}"
+
+
+# Newest first: of the DRAPlugin versions kubelet takes the first that it knows (pkg/kubelet/cm/dra/plugin/
+# registration.go); it ignores words that it does not know.
+KUBELET_SERVICES = (
+    KubeletService(ServiceName.CLAIMS, "v1", "dra_v1"),  # kubelet 1.34 and later
+    KubeletService(ServiceName.CLAIMS, "v1beta1", "dra_v1beta1"),  # kubelet 1.32 and later
+    KubeletService(ServiceName.HEALTH, "v1", "health_v1"),  # kubelet 1.37 and later
+    KubeletService(ServiceName.HEALTH, "v1alpha1", "health_v1alpha1"),  # kubelet 1.34 to 1.39
+)
+
+
+def _same(device: _Object) -> _Object:
+    return device
+
+
+def _out_of_basic(device: _Object) -> _Object:
+    """A device of v1beta1, its body under ``basic`` (staging/src/k8s.io/api/resource/v1beta1/types.go), as in v1."""
+    body = device.get("basic")
+    return {"name": device.get("name"), **body} if isinstance(body, Mapping) else device
+
+
+def _into_basic(device: _Object) -> _Object:
+    return {"name": device["name"], "basic": {key: value for key, value in device.items() if key != "name"}}
+
+
+class ResourceVersion(Struct, frozen=True):
+    """One version of resource.k8s.io: how a slice's device of that version becomes one of v1, and back.
+
+    What is read and written of a claim is the same in every version.
+    """
+
+    version: str
+    device_to_v1: Callable[[_Object], _Object] = _same
+    device_from_v1: Callable[[_Object], _Object] = _same
+
+
+RESOURCE_GROUP = "resource.k8s.io"
+# Newest first: the first one that the API server serves is used.
+RESOURCE_VERSIONS = (
+    ResourceVersion("v1"),  # 1.34 and later
+    ResourceVersion("v1beta2"),  # 1.33 and later
+    ResourceVersion("v1beta1", _out_of_basic, _into_basic),  # 1.32 and later
+)
+NEWEST_RESOURCE_VERSION = RESOURCE_VERSIONS[0].version
+_BY_VERSION = {row.version: row for row in RESOURCE_VERSIONS}
 
 
 def choose_version(served: Sequence[str]) -> str | None:
-    """The newest version that both sides know; None when the server has no DRA."""
-    return next((version for version in VERSIONS if version in served), None)
+    """Return the newest version of resource.k8s.io that both sides know; None if there is none."""
+    return next((row.version for row in RESOURCE_VERSIONS if row.version in served), None)
 
 
-def slice_from_v1(obj: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """A slice to send to a server that speaks ``version``."""
-    out = {**obj, "apiVersion": f"{GROUP}/{version}", "kind": "ResourceSlice"}
-    if version == "v1beta1" and "devices" in obj.get("spec", {}):
-        devices = [_wrap(device) for device in obj["spec"]["devices"]]
-        out["spec"] = {**obj["spec"], "devices": devices}
+def slice_from_v1(obj: _Object, version: str) -> dict[str, Any]:
+    """Convert a ResourceSlice in v1's form to what a server that serves ``version`` takes."""
+    out = {**obj, "apiVersion": f"{RESOURCE_GROUP}/{version}", "kind": "ResourceSlice"}
+    if "devices" in obj.get("spec", {}):
+        convert = _BY_VERSION[version].device_from_v1
+        out["spec"] = {**obj["spec"], "devices": [convert(device) for device in obj["spec"]["devices"]]}
     return out
 
 
-def slice_to_v1(obj: Mapping[str, Any]) -> dict[str, Any]:
-    """A slice that came from any server."""
+def slice_to_v1(obj: _Object, version: str) -> dict[str, Any]:
+    """Convert a ResourceSlice that a server sent as ``version`` to v1's form. Raises what strange data raises."""
     spec = obj.get("spec") or {}
     devices = spec.get("devices")
     if not devices:
         return dict(obj)
-    unwrapped = [{"name": d.get("name"), **d[_BODY]} if isinstance(d.get(_BODY), Mapping) else d for d in devices]
-    return {**obj, "spec": {**spec, "devices": unwrapped}}
-
-
-def _wrap(device: Mapping[str, Any]) -> dict[str, Any]:
-    return {"name": device["name"], _BODY: {key: value for key, value in device.items() if key != "name"}}
+    convert = _BY_VERSION[version].device_to_v1
+    return {**obj, "spec": {**spec, "devices": [convert(device) for device in devices]}}

@@ -22,10 +22,9 @@ from pathlib import Path
 from drabridge.dra.publisher import Publisher
 from drabridge.evidence.apiserver_pods import PodWatch
 from drabridge.inventory.model import Semver
-from drabridge.kube.api import RESOURCE_GROUP
 from drabridge.kube.client import KubernetesCluster
 from drabridge.kube.node_annotation import NodeWatch
-from drabridge.kube.versions import choose_version
+from drabridge.kube.versions import RESOURCE_GROUP, choose_version
 from drabridge.offers.slices import Offer, Pool, desired_slices
 from drabridge.sim.apiserver import SimApiServer
 from tests.support.dra_node import DRIVER, DraNode, add_node, gpu, short_directory

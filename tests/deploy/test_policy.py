@@ -11,6 +11,7 @@ import pytest
 
 from deploy.helm import manifests
 from drabridge.kube.events import REASONS
+from drabridge.kube.versions import RESOURCE_GROUP, RESOURCE_VERSIONS
 from drabridge.sim.apiserver.auth import User
 from tests.deploy.policy import Request, matches, refusals
 
@@ -50,6 +51,12 @@ def without(claim: Json, *path: str) -> Json:
 
 def asked(operation: str, new: Json | None, old: Json | None, user: User = AGENT) -> list[str]:
     return refusals(POLICIES, Request(operation, "resourceslices", user, new, old))
+
+
+def test_every_version_that_the_agent_speaks_is_covered() -> None:
+    rules = [rule for policy in POLICIES for rule in policy["spec"]["matchConstraints"]["resourceRules"]]
+    covered = {tuple(rule["apiVersions"]) for rule in rules if rule["apiGroups"] == [RESOURCE_GROUP]}
+    assert covered == {tuple(row.version for row in RESOURCE_VERSIONS)}
 
 
 @pytest.mark.parametrize(

@@ -388,7 +388,8 @@ async def test_get_info_answers_in_well_under_a_second_while_a_prepare_waits() -
             info = await stub.GetInfo(pluginregistration_pb2.InfoRequest(), timeout=0.5 * PATIENCE)
         assert not waiting.done()
         assert (info.type, info.name) == ("DRAPlugin", DRIVER)
-        assert list(info.supported_versions)[:2] == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
+        plugin, health = ["v1.DRAPlugin", "v1beta1.DRAPlugin"], ["v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"]
+        assert list(info.supported_versions) == [*plugin, *health]
         assert info.endpoint == str(node.driver._server.sockets.service)
         waiting.cancel()
 

@@ -16,6 +16,7 @@ from drabridge.kube import watch
 from drabridge.kube.client import KubernetesCluster
 from drabridge.kube.events import QUEUE, REPEAT_SECONDS, Announcer
 from drabridge.kube.node_annotation import NodeWatch
+from drabridge.kube.versions import RESOURCE_VERSIONS
 from drabridge.ledger import Ledger, Notify, Observed, Subject
 from drabridge.sim.apiserver import SimApiServer
 from tests.support.agent_process import until
@@ -56,6 +57,22 @@ async def test_events_stand_on_what_they_are_about(api: tuple[SimApiServer, Kube
     assert len(about["Node"]["message"]) == 1024
     assert about["ResourceClaim"]["metadata"]["namespace"] == "team"
     assert about["ResourceClaim"]["source"] == {"component": "gpu.example.com", "host": "node-a"}
+
+
+@pytest.mark.parametrize("version", [row.version for row in RESOURCE_VERSIONS])
+async def test_an_event_names_a_claim_in_the_version_that_the_server_has(
+    api: tuple[SimApiServer, KubernetesCluster], version: str
+) -> None:
+    server, cluster = api
+    server.versions = (version,)
+    announcer = Announcer(cluster, "node-a", "gpu.example.com", lambda: 1_000_000.0)
+    async with running(announcer):
+        announcer.tell(Notify(Subject.CLAIM, "DeviceRefused", "held", "team", "claim", "uid-1"))
+        announcer.tell(Notify(Subject.POD, "DeviceConflict", "held", "team", "pod", "uid-2"))
+        await until(lambda: len(server.objects.peek("events")) == 2)
+    about = {event["involvedObject"]["kind"]: event["involvedObject"] for event in server.objects.peek("events")}
+    assert about["ResourceClaim"]["apiVersion"] == f"resource.k8s.io/{version}"
+    assert about["Pod"]["apiVersion"] == "v1"
 
 
 async def test_a_storm_is_one_incident(api: tuple[SimApiServer, KubernetesCluster]) -> None:

@@ -142,6 +142,6 @@ def test_versions_of_the_api() -> None:
     v1 = {"metadata": {"name": "s"}, "spec": {"devices": [{"name": "a", "attributes": {"x": {"int": 1}}}]}}
     old = slice_from_v1(v1, "v1beta1")
     assert old["spec"]["devices"] == [{"name": "a", "basic": {"attributes": {"x": {"int": 1}}}}]
-    assert slice_to_v1(old)["spec"] == v1["spec"]
+    assert slice_to_v1(old, "v1beta1")["spec"] == v1["spec"]
     assert slice_from_v1(v1, "v1beta2")["spec"] == v1["spec"]
-    assert slice_to_v1({"spec": {}}) == {"spec": {}}
+    assert slice_to_v1({"spec": {}}, "v1") == {"spec": {}}

@@ -221,7 +221,7 @@ class Readers:
             (resource_claims("v1"), CLAIM, View(lambda one: allocation_here(one, DRIVER, NODE), ClaimFields)),
             (resource_claims("v1"), CLAIM, View(lambda one: in_use([one], DRIVER, {}), ClaimFields)),
             (NODES, NODE_OBJECT, NodeWatch(self._cluster, NODE, DRIVER, lambda value: None).view),
-            (resource_slices("v1"), SLICE, publisher._SLICES),
+            (resource_slices("v1"), SLICE, publisher.slice_view("v1")),
         ]
 
     def each(self) -> dict[str, Callable[[Strange], None]]:
