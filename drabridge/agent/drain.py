@@ -21,7 +21,7 @@ from drabridge.dra.lifecycle import ClaimSide, names_in
 from drabridge.errors import ConfigError, HostError, RefusedError
 from drabridge.inventory.model import Presence
 from drabridge.lanes.desired import Wishes
-from drabridge.ledger import Allocation, ClaimRef, Entry, Lane, Ledger, Owner, PodRef
+from drabridge.ledger import ClaimDevices, ClaimRef, Entry, Lane, Ledger, Owner, PodRef
 from drabridge.status.document import API_VERSION, evidence, stamp
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Drain:
         self._runtime = runtime
         self._claims = claims
         self._wishes = wishes
-        self._listed: tuple[Allocation, ...] | None = ()
+        self._listed: tuple[ClaimDevices, ...] | None = ()
         self._list_due = 0.0
 
     async def request(self, body: bytes) -> Document:
@@ -72,7 +72,7 @@ class Drain:
                 )
             await self._wishes.drain(clean=True)
             runtime = self._runtime
-            await runtime.cdi.worker.promptly(lambda: runtime.files.sweep(runtime.keeper.ledger))
+            await runtime.cdi.worker.promptly(lambda: runtime.files.sweep(runtime.ledger_service.ledger))
             legacy = self._runtime.cdi.prefix(Family.LEGACY)
             claims = [path for path in before if not Path(path).name.startswith(legacy)]
             await runtime.cdi.worker.promptly(lambda: _remove(runtime.cdi, claims))
@@ -82,7 +82,7 @@ class Drain:
 
     async def document(self) -> Document:
         """How far it is. ``because`` says in words what is left; it is empty when the node is drained."""
-        runtime, ledger = self._runtime, self._runtime.keeper.ledger
+        runtime, ledger = self._runtime, self._runtime.ledger_service.ledger
         claims = await self._claims_left(ledger)
         moving = [_moving(entry) for entry in _astray(ledger, {one.name for one in runtime.config.resources})]
         doubt = [_doubt(entry) for entry in ledger.entries.values() if entry.owner in DOUBTFUL]
@@ -135,7 +135,7 @@ class Drain:
                 row["pods"] = list(users.get((row["namespace"], row["name"]), ()))
         return sorted(found.values(), key=lambda row: (row["namespace"], row["name"], row["uid"]))
 
-    async def _allocated(self) -> Sequence[Allocation] | None:
+    async def _allocated(self) -> Sequence[ClaimDevices] | None:
         """What the API server shows allocated here. None: it cannot be asked, and there may be something."""
         if self._runtime.cluster is None:  # no claims are served, and what were served are on record
             return ()

@@ -104,9 +104,9 @@ class Pages:
         """Why not, in words; empty when ready: every resource registered and listened to, grants durable."""
         runtime = self._runtime
         reasons = [] if runtime.inventory.current.complete else ["the first enumeration of devices has not ended"]
-        unwell = runtime.keeper.health.error
+        unwell = runtime.ledger_service.health.error
         trouble = f"{runtime.devices_error}. It is tried again; the log says more" if runtime.devices_error else ""
-        if not reasons and not runtime.keeper.ledger.node.merged:
+        if not reasons and not runtime.ledger_service.ledger.node.merged:
             why = trouble or unwell or f"kubelet is asked, for {LIST_SECONDS:g} s at most"
             reasons.append(
                 f"nothing is granted before the ledger has been compared with what kubelet and CDI files say: {why}"
@@ -148,7 +148,7 @@ class Pages:
         """Why there are none though all is well; empty while there are."""
         if self._runtime.off is not None:
             return self._runtime.off.why
-        in_dra = any(entry.lane is Lane.DRA for entry in self._runtime.keeper.ledger.entries.values())
+        in_dra = any(entry.lane is Lane.DRA for entry in self._runtime.ledger_service.ledger.entries.values())
         behind = self._claims.state is not None and not self._claims.published  # what there is may be of before
         return "" if in_dra or behind else "no device is in the dra lane"
 
@@ -176,7 +176,7 @@ class Pages:
             notes.append(f"kubelet does not tell who holds devices: {runtime.witness.error}")
         if runtime.others.error:
             notes.append(f"open device nodes cannot be looked for: {runtime.others.error}")
-        if (loaded := runtime.keeper.loaded).message:
+        if (loaded := runtime.ledger_service.loaded).message:
             notes.append(f"ledger at the last start: {loaded.message}")
             if loaded.hint and self._quarantined():
                 notes.append(loaded.hint)
@@ -196,9 +196,9 @@ class Pages:
             version=__version__,
             now=runtime.now(),
             started_at=runtime.started_at,
-            ledger=runtime.keeper.ledger,
+            ledger=runtime.ledger_service.ledger,
             snapshot=runtime.snapshot,
-            policy=runtime.keeper.policy,
+            policy=runtime.ledger_service.policy,
             endpoints=self.endpoints(),
             not_ready=self.not_ready(),
             refusals=tuple(runtime.sinks.refusals),
@@ -273,14 +273,14 @@ class Pages:
             return Response.json({"error": str(error)}, HTTPStatus.CONFLICT)
 
     def _quarantined(self) -> int:
-        return sum(entry.owner is Owner.QUARANTINE for entry in self._runtime.keeper.ledger.entries.values())
+        return sum(entry.owner is Owner.QUARANTINE for entry in self._runtime.ledger_service.ledger.entries.values())
 
     # --- metrics ----------------------------------------------------------------------------------------------------
 
     def samples(self) -> Iterator[Sample]:
         """Every gauge, from the state of this moment."""
         runtime = self._runtime
-        ledger, snapshot = runtime.keeper.ledger, runtime.snapshot
+        ledger, snapshot = runtime.ledger_service.ledger, runtime.snapshot
         counts: dict[tuple[str, tuple[str, ...]], float] = {}
 
         def add(name: str, *labels: str) -> None:
@@ -317,7 +317,7 @@ class Pages:
         yield "inventory_collisions", (), len(snapshot.collisions)
         yield "inventory_last_reconcile_timestamp_seconds", (), runtime.sinks.reconciled_at
         yield "standby", (), 0.0
-        yield "ledger_healthy", (), float(not runtime.keeper.health.error)
+        yield "ledger_healthy", (), float(not runtime.ledger_service.health.error)
         yield "config_last_reload_successful", (), float(not runtime.config_error)
         for kind, count in unreadable().items():
             yield "unreadable_objects", (kind,), count

@@ -41,17 +41,17 @@ from drabridge.kube.events import Announcer
 from drabridge.lanes.desired import Wishes
 from drabridge.lanes.mover import Transfers
 from drabridge.ledger import (
-    Booted,
     Effect,
     KubeletStarted,
     Ledger,
+    NodeBooted,
     Notify,
     Owner,
     Readvertise,
     Released,
 )
 from drabridge.ledger.lock import LedgerLockedError
-from drabridge.ledger.service import Keeper
+from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import Store
 from drabridge.legacy.cdi_files import LegacyCdiFiles
 from drabridge.legacy.manager import LegacyManager
@@ -129,20 +129,23 @@ class Agent:
             await self._port.close()
 
     async def _run_with(self, store: Store) -> None:
-        keeper, asked = Keeper(store, policy_of(self._config), self._now), self._config
-        self._config = with_pool_in_use(asked, self._paths.state, self._options.node_name, keeper.ledger)
+        ledger_service, asked = LedgerService(store, policy_of(self._config), self._now), self._config
+        self._config = with_pool_in_use(asked, self._paths.state, self._options.node_name, ledger_service.ledger)
         if self._config != asked:  # the file is asked for again, and again, until it can be had
             self._reload.set()
-        if keeper.loaded.message:
-            log.error("ledger", extra={"found": str(keeper.loaded.kind), "message_text": keeper.loaded.message})
+        if ledger_service.loaded.message:
+            log.error(
+                "ledger",
+                extra={"found": str(ledger_service.loaded.kind), "message_text": ledger_service.loaded.message},
+            )
         ended = False
         try:
-            await self._serve(self._assemble(keeper))
-            ended = not keeper.health.lost
+            await self._serve(self._assemble(ledger_service))
+            ended = not ledger_service.health.lost
         finally:
-            await self._guard.leave(keeper.head, ended=ended)
+            await self._guard.leave(ledger_service.head, ended=ended)
             await self._files.finish(CLOSE_SECONDS)
-            await keeper.close(lambda: self._leave(keeper.ledger, ended=ended))
+            await ledger_service.close(lambda: self._leave(ledger_service.ledger, ended=ended))
 
     def _leave(self, ledger: Ledger, *, ended: bool) -> None:
         """Last, under the ledger's lock: empty the state directory if nobody needs it, a waiting successor included."""
@@ -165,11 +168,11 @@ class Agent:
         log.info("the other agent has ended, this one takes over")
         return Store(state, node=node, lock=lock)
 
-    def _assemble(self, keeper: Keeper) -> Runtime:
+    def _assemble(self, ledger_service: LedgerService) -> Runtime:
         paths, config = self._paths, self._config
 
         def held(device: str) -> bool:
-            entry = keeper.head.entries.get(device)
+            entry = ledger_service.head.entries.get(device)
             return entry is not None and entry.owner is not Owner.NONE
 
         metrics = Metrics(lambda: self._pages.samples())
@@ -182,7 +185,7 @@ class Agent:
         client = Client(paths.podresources_socket, observe=sinks.asked)
         legacy = LegacyManager(
             directory=paths.device_plugins,
-            keeper=keeper,
+            ledger_service=ledger_service,
             cdi=cdi,
             devices=lambda: runtime.devices,
             resolve=lambda device: replace(device, nodes=inventory.resolve_nodes(device)),
@@ -191,12 +194,14 @@ class Agent:
             now=self._now,
         )
         witness = KubeletEvidence(client, paths.device_plugins, legacy.resend, self._now, legacy.quiet, config.driver)
-        others = OtherEvidence(lambda: keeper.ledger, lambda: runtime.devices, lambda: probed(inventory.configs()))
+        others = OtherEvidence(
+            lambda: ledger_service.ledger, lambda: runtime.devices, lambda: probed(inventory.configs())
+        )
         runtime = Runtime(
             options=self._options,
             paths=paths,
             config=config,
-            keeper=keeper,
+            ledger_service=ledger_service,
             inventory=inventory,
             cdi=cdi,
             files=LegacyCdiFiles(cdi),
@@ -204,7 +209,7 @@ class Agent:
             legacy=legacy,
             podresources=client,
             witness=witness,
-            evidence=EvidenceLoop(keeper, witness, enrich=others.enrich),
+            evidence=EvidenceLoop(ledger_service, witness, enrich=others.enrich),
             others=others,
             guard=self._guard,
             metrics=metrics,
@@ -238,7 +243,7 @@ class Agent:
         return runtime
 
     async def _serve(self, runtime: Runtime) -> None:
-        unsubscribe = runtime.keeper.subscribe(self._ledger_changed)
+        unsubscribe = runtime.ledger_service.subscribe(self._ledger_changed)
         await self._open_pages()
         work: dict[str, Callable[[], Awaitable[None]]] = {
             "devices": self._follow_inventory,
@@ -286,16 +291,16 @@ class Agent:
     async def _take_snapshots(self) -> None:
         """Every snapshot into the ledger, and from there to kubelet; after the first one, the merge."""
         runtime = self._runtime
-        boot_id, node = self._options.boot_id.read_text().strip(), runtime.keeper.ledger.node
+        boot_id, node = self._options.boot_id.read_text().strip(), runtime.ledger_service.ledger.node
         if not self._booted:
             self._rebooted |= not node.lost and node.boot_id not in ("", boot_id)  # an older copy's may be long past
         while True:
             if not self._booted:  # again while the disk is full: a later start would take this boot for the last one
-                self._booted = (await runtime.keeper.apply(Booted(boot_id, self._now()))).accepted
+                self._booted = (await runtime.ledger_service.apply(NodeBooted(boot_id, self._now()))).accepted
             if (snapshot := runtime.inventory.current).complete:
                 await self._take(snapshot)
-                if self._serving and runtime.keeper.ledger.node.merged:
-                    runtime.files.follow_soon(runtime.keeper.ledger, runtime.devices)
+                if self._serving and runtime.ledger_service.ledger.node.merged:
+                    runtime.files.follow_soon(runtime.ledger_service.ledger, runtime.devices)
                 else:
                     await self._merge()
                 runtime.legacy.learn()
@@ -309,7 +314,7 @@ class Agent:
         runtime = self._runtime
         merged = self._booted and not self._behind and await merge(runtime, rebooted=self._rebooted)
         self._behind = not merged  # again when the disk is well
-        node = runtime.keeper.ledger.node
+        node = runtime.ledger_service.ledger.node
         if not self._serving and (merged or node.whole):
             self._serving = True
             await runtime.legacy.configure(runtime.config)
@@ -334,7 +339,7 @@ class Agent:
         self._announcer.cluster = cluster
         watches = self._standby.take_watches() if self._standby is not None else None
         watches = watches or Watches(cluster, node, self._runtime.config.driver, self._resources)
-        watches.pods.slack = lambda: self._runtime.keeper.policy.absent_seconds
+        watches.pods.slack = lambda: self._runtime.ledger_service.policy.absent_seconds
         watches.begin()
         watches.tell(self._runtime.evidence.hurry, self._wishes.annotate, self._resources)
         self._runtime.others.pods = watches.pods
@@ -344,7 +349,7 @@ class Agent:
 
     def _resources(self) -> frozenset[str]:
         """The names under which pods may have a device that is known here. For any thread."""
-        entries = self._runtime.keeper.ledger.entries.values()
+        entries = self._runtime.ledger_service.ledger.entries.values()
         return frozenset(name for entry in entries for name in (entry.device.resource, *entry.counted_as)) | {
             resource.name for resource in self._runtime.config.resources
         }
@@ -366,7 +371,7 @@ class Agent:
         return task
 
     async def _take(self, snapshot: Snapshot) -> None:
-        snapshot = await self._guard.without(snapshot, self._runtime.keeper.head)
+        snapshot = await self._guard.without(snapshot, self._runtime.ledger_service.head)
         first = self._transfers.first_lanes(snapshot)
         self._behind = not await discover(self._runtime, snapshot, first, rebooted=self._rebooted)
         self._identities.save(*self._runtime.inventory.remembered())
@@ -378,7 +383,7 @@ class Agent:
     def _ledger_changed(self, ledger: Ledger, effects: tuple[Effect, ...]) -> None:
         """After every step: offers follow from the ledger, facts go to their sinks."""
         del ledger
-        if self._runtime.keeper.health.lost:
+        if self._runtime.ledger_service.health.lost:
             self.stop()  # and begin anew, as the other agent's standby
         told = next((e.message for e in effects if isinstance(e, Notify) and e.reason in REFUSALS), "")
         for effect in effects:
@@ -395,7 +400,7 @@ class Agent:
     def _follow_ledger(self) -> None:
         """Offers, moves and questions to kubelet after one change of the ledger or several."""
         self._refresh = None
-        if self._behind and self._runtime.keeper.health.ok:
+        if self._behind and self._runtime.ledger_service.health.ok:
             self._snapshot.set()
         self._claims.wake()
         self._runtime.evidence.changed()
@@ -413,7 +418,7 @@ class Agent:
         stream = isinstance(fact, deviceplugin.StreamOpened) and fact.expected  # kubelet's, not a stranger's look
         if stream or isinstance(fact, deviceplugin.KubeletSeen):
             kubelet = deviceplugin.kubelet_process(self._runtime.paths.device_plugins)
-            task = asyncio.create_task(self._runtime.keeper.insist(KubeletStarted(self._now(), kubelet)))
+            task = asyncio.create_task(self._runtime.ledger_service.insist(KubeletStarted(self._now(), kubelet)))
             self._background.add(task)
             task.add_done_callback(self._background.discard)
 
@@ -422,7 +427,7 @@ class Agent:
     async def _reconfigure(self, config: Config) -> None:
         runtime = self._runtime
         runtime.config, runtime.config_error = config, ""
-        runtime.keeper.policy = policy_of(config)
+        runtime.ledger_service.policy = policy_of(config)
         runtime.inventory.reconfigure(config)
         if self._serving:  # else nothing is served yet, and it begins with the configuration of then
             await runtime.legacy.configure(config)

@@ -47,11 +47,11 @@ class Housekeeping:
 
     async def tick(self) -> None:
         runtime = self._runtime
-        runtime.keeper.retry()  # while a grant would fail nothing is offered, so nobody else tries
+        runtime.ledger_service.retry()  # while a grant would fail nothing is offered, so nobody else tries
         await self._pages.renew()
         runtime.legacy.learn()  # a device may have left its lane long enough ago to leave the list as well
-        if runtime.keeper.ledger.node.merged:  # before, a file may be all that is known of a hold
-            runtime.files.sweep_soon(runtime.keeper.ledger)
+        if runtime.ledger_service.ledger.node.merged:  # before, a file may be all that is known of a hold
+            runtime.files.sweep_soon(runtime.ledger_service.ledger)
         await self._rivals.look()
         await self._forget()
 
@@ -71,19 +71,21 @@ class Housekeeping:
         gone = await runtime.cdi.worker.promptly(runtime.cdi.missing)
         if gone:
             log.warning("CDI files were removed by somebody else; they are written again", extra={"files": gone})
-        if (failed or gone) and runtime.keeper.ledger.node.merged:  # the merge does it, too
-            runtime.files.restore_soon(runtime.keeper.ledger, runtime.devices)
+        if (failed or gone) and runtime.ledger_service.ledger.node.merged:  # the merge does it, too
+            runtime.files.restore_soon(runtime.ledger_service.ledger, runtime.devices)
             self._claims.renew_files()
 
     async def _end_lingering(self) -> None:
         """Claims that were unprepared a grace period ago, or whose pods were seen to end after that."""
         runtime, pods, now = self._runtime, self._runtime.others.pods, self._runtime.now()
-        holds = [held for entry in runtime.keeper.ledger.entries.values() for held in entry.claims if held.lingers]
+        holds = [
+            held for entry in runtime.ledger_service.ledger.entries.values() for held in entry.claims if held.lingers
+        ]
         ends = {held.claim: held.lingers_until for held in holds}
         for claim, until in ends.items():
             ended = pods is not None and pods.saw_the_end(claim)
             if ended or until <= now:
-                await runtime.keeper.apply(events.Unprepare(claim.uid, now, ended=ended))
+                await runtime.ledger_service.apply(events.Unprepare(claim.uid, now, ended=ended))
 
     async def _forget(self) -> None:
         """Drop devices that are gone for good: unheld, unknown to the inventory, and quiescent at kubelet."""
@@ -95,14 +97,14 @@ class Housekeeping:
         now = runtime.now()
         gone = [
             entry.name
-            for entry in runtime.keeper.ledger.entries.values()
+            for entry in runtime.ledger_service.ledger.entries.values()
             if entry.device.presence is Presence.GONE
             and entry.name not in known
-            and not must_list(entry, now, runtime.keeper.policy)
+            and not must_list(entry, now, runtime.ledger_service.policy)
             and entry.device.id not in recent
         ]
         if gone:
-            await runtime.keeper.apply(events.Forgotten(tuple(gone), now))
+            await runtime.ledger_service.apply(events.Forgotten(tuple(gone), now))
 
 
 async def _again_and_again(work: Callable[[], Awaitable[None]]) -> None:

@@ -13,8 +13,8 @@ from drabridge.agent.runtime import Runtime
 from drabridge.containers.cdi import Family
 from drabridge.dra.lifecycle import ClaimSide
 from drabridge.errors import ClusterError, ConfigError, RefusedError
-from drabridge.ledger import DRA_OWNERS, Entry, Owner, Resolve
-from drabridge.ledger.model import ClaimHold, Phase
+from drabridge.ledger import DRA_OWNERS, Entry, ManualRelease, Owner
+from drabridge.ledger.model import ClaimHold, ClaimPhase
 from drabridge.ledger.refusals import holder
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ async def resolve(runtime: Runtime, claims: ClaimSide, body: bytes) -> dict[str,
     """
     entry = _entry(runtime, body)
     await runtime.evidence.look()
-    before = runtime.keeper.ledger.entries.get(entry.name, entry)
+    before = runtime.ledger_service.ledger.entries.get(entry.name, entry)
     if before.owner is Owner.LEGACY:
         raise RefusedError(
             f"{before.name} is held by {holder(before)}",
@@ -39,15 +39,15 @@ async def resolve(runtime: Runtime, claims: ClaimSide, body: bytes) -> dict[str,
         raise RefusedError(f"{before.name} is held by {holder(before)}", hint="delete the pod or the claim")
     if before.owner is Owner.QUARANTINE:
         await _no_claim_has(claims, before)
-    prepared = [held for held in before.holders if held.phase is Phase.PREPARED]
+    prepared = [held for held in before.holders if held.phase is ClaimPhase.PREPARED]
     ended = [held.claim.uid for held in prepared if await _has_ended(runtime, claims, before, held)]
     if ended:
         await runtime.disk.promptly(lambda: _forget(runtime, before.name, ended))
         claims.renew_files()
-    decision = await runtime.keeper.apply(Resolve(before.name, runtime.now(), frozenset(ended)))
+    decision = await runtime.ledger_service.apply(ManualRelease(before.name, runtime.now(), frozenset(ended)))
     if not decision.accepted:
         raise RefusedError(str(decision))
-    after = runtime.keeper.ledger.entries[before.name]
+    after = runtime.ledger_service.ledger.entries[before.name]
     if before.owner is not Owner.NONE:
         log.warning("resolved by the operator", extra={"device": before.name, "was": str(before.owner)})
     return {
@@ -98,7 +98,7 @@ async def _has_ended(runtime: Runtime, claims: ClaimSide, entry: Entry, held: Cl
             f"{entry.name} is prepared for claim {claim}, and the API server could not be asked about it: {error}",
             hint="try again when it answers ('drabridge status' says what claims wait for)",
         ) from error
-    now = runtime.keeper.ledger.entries[entry.name].claim(claim.uid)
+    now = runtime.ledger_service.ledger.entries[entry.name].claim(claim.uid)
     if now is None or now.api_allocated:
         return False
     users = await runtime.witness.users(claim, entry.name)
@@ -118,9 +118,9 @@ async def _has_ended(runtime: Runtime, claims: ClaimSide, entry: Entry, held: Cl
 
 def _entry(runtime: Runtime, body: bytes) -> Entry:
     try:
-        return runtime.keeper.ledger.entries[json.loads(body)["device"]]
+        return runtime.ledger_service.ledger.entries[json.loads(body)["device"]]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        known = ", ".join(sorted(runtime.keeper.ledger.entries)) or "none"
+        known = ", ".join(sorted(runtime.ledger_service.ledger.entries)) or "none"
         raise ConfigError(f"a device of this node was expected: {error}", hint=f"It has {known}") from None
 
 
@@ -133,7 +133,7 @@ def _forget(runtime: Runtime, device: str, ended: Sequence[str]) -> None:
 
     records = RecordStore(runtime.paths.state / "claims")
     for uid in ended:
-        if not set(runtime.keeper.ledger.by_claim.get(uid, ())) - {device}:
+        if not set(runtime.ledger_service.ledger.by_claim.get(uid, ())) - {device}:
             runtime.cdi.remove(Family.CLAIM, uid)
             records.delete(uid)
         elif (record := records.load(uid)) is not None:

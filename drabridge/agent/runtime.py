@@ -16,8 +16,8 @@ from drabridge.evidence.other_sources import OtherEvidence
 from drabridge.inventory.inventory import Inventory
 from drabridge.inventory.model import Device, Snapshot
 from drabridge.kube.api import Cluster
-from drabridge.ledger import Policy
-from drabridge.ledger.service import Keeper
+from drabridge.ledger import LedgerPolicy
+from drabridge.ledger.service import LedgerService
 from drabridge.legacy.cdi_files import LegacyCdiFiles
 from drabridge.legacy.manager import LegacyManager
 from drabridge.system.io_thread import IoThread
@@ -58,7 +58,7 @@ class Runtime(Struct):
     options: Options
     paths: Paths
     config: Config
-    keeper: Keeper
+    ledger_service: LedgerService
     inventory: Inventory
     cdi: CdiStore
     files: LegacyCdiFiles
@@ -105,13 +105,13 @@ class Runtime(Struct):
 
     def resource_of(self, device: str) -> str:
         """The resource of a device that the ledger knows; empty for another."""
-        entry = self.keeper.ledger.entries.get(device)
+        entry = self.ledger_service.ledger.entries.get(device)
         return entry.device.resource if entry else ""
 
 
-def policy_of(config: Config) -> Policy:
+def policy_of(config: Config) -> LedgerPolicy:
     """The ledger's rules as the configuration has them."""
-    return Policy(**config.safety.model_dump())
+    return LedgerPolicy(**config.safety.model_dump())
 
 
 def probed(configs: Iterable[Config]) -> frozenset[str]:

@@ -22,16 +22,16 @@ from drabridge.evidence import checkpoint as checkpoint_file
 from drabridge.evidence.kubelet import LIST_SECONDS, KubeletList
 from drabridge.inventory.model import Snapshot, device_id_of
 from drabridge.ledger import (
-    Allocation,
-    Checkpoint,
+    CheckpointRead,
     ClaimDeallocated,
+    ClaimDevices,
     ClaimRef,
+    DeviceUse,
     Discovered,
-    Facts,
     Lane,
     Ledger,
-    Lost,
-    Use,
+    LedgerDevice,
+    RecordLost,
     startup_events,
 )
 from drabridge.ledger.events import Unit
@@ -51,8 +51,8 @@ async def merge(runtime: Runtime, *, rebooted: bool) -> bool:
     If kubelet is away the ledger alone counts. On a new node that may be empty: where kubelet has no checkpoint no
     plugin has ever registered, and in a directory that is not kubelet's nobody asks us for devices.
     """
-    keeper, directory = runtime.keeper, runtime.paths.device_plugins
-    node = keeper.ledger.node
+    ledger_service, directory = runtime.ledger_service, runtime.paths.device_plugins
+    node = ledger_service.ledger.node
     # Where not all is on record kubelet alone may know of a claim, or that it ended: waited for while it is there.
     listed = await _listed(runtime, FIRST_LIST_SECONDS if node.whole else LIST_SECONDS)
     checkpoint = runtime.witness.checkpoint()
@@ -65,15 +65,15 @@ async def merge(runtime: Runtime, *, rebooted: bool) -> bool:
             return False
     elif not await _doubt(runtime, listed, checkpoint):
         return False
-    found = _findings(runtime, listed, checkpoint, keeper.ledger.entries, rebooted=rebooted)
+    found = _findings(runtime, listed, checkpoint, ledger_service.ledger.entries, rebooted=rebooted)
     found = replace(found, kubelet=kubelet_process(directory))
-    claims = _in_use(keeper.ledger, found)
+    claims = _in_use(ledger_service.ledger, found)
     if rebooted:
         _clear(runtime.cdi, claims)
-    for event in tuple(startup_events.events(keeper.ledger, found, claims)):
-        if not (await keeper.apply(event)).accepted:
+    for event in tuple(startup_events.events(ledger_service.ledger, found, claims)):
+        if not (await ledger_service.apply(event)).accepted:
             return False
-    runtime.files.restore_soon(keeper.ledger, runtime.devices)
+    runtime.files.restore_soon(ledger_service.ledger, runtime.devices)
     return True
 
 
@@ -82,18 +82,20 @@ async def discover(runtime: Runtime, snapshot: Snapshot, lanes: Mapping[str, Lan
 
     A device that was not there at the merge, or that only a changed configuration names, may be a running claim's.
     """
-    keeper = runtime.keeper
+    ledger_service = runtime.ledger_service
     shareable = {r.name: r.sharing.allow_multiple_allocations for r in runtime.config.resources}
     runtime.devices = snapshot.by_name()
-    facts = tuple(Facts.of(device, shareable=shareable.get(device.resource, False)) for device in snapshot.devices)
-    prepared: tuple[Allocation, ...] = ()
-    if keeper.ledger.node.ever_merged and runtime.devices.keys() - keeper.ledger.entries.keys():
+    facts = tuple(
+        LedgerDevice.of(device, shareable=shareable.get(device.resource, False)) for device in snapshot.devices
+    )
+    prepared: tuple[ClaimDevices, ...] = ()
+    if ledger_service.ledger.node.ever_merged and runtime.devices.keys() - ledger_service.ledger.entries.keys():
         found = _findings(runtime, None, None, runtime.devices, rebooted=rebooted)
-        prepared = _in_use(keeper.ledger, found)
-    unknown = startup_events.nameless(keeper.ledger, prepared)
-    taken = await keeper.apply(Discovered(facts, runtime.now(), lanes, prepared))
+        prepared = _in_use(ledger_service.ledger, found)
+    unknown = startup_events.nameless(ledger_service.ledger, prepared)
+    taken = await ledger_service.apply(Discovered(facts, runtime.now(), lanes, prepared))
     for uid in unknown:
-        await keeper.apply(ClaimDeallocated(uid, runtime.now()))
+        await ledger_service.apply(ClaimDeallocated(uid, runtime.now()))
     return taken.accepted
 
 
@@ -109,11 +111,11 @@ def _of_files(runtime: Runtime) -> str:
     return ""
 
 
-def _of_ids(runtime: Runtime, listed: KubeletList | None, checkpoint: Checkpoint | None) -> str:
+def _of_ids(runtime: Runtime, listed: KubeletList | None, checkpoint: CheckpointRead | None) -> str:
     """What kubelet shows against a new node: pods with our resources, or with claims of our driver, by names that no
     device here has. They have some of the hardware, and nobody can say which: who was before us called it otherwise.
     """
-    devices = [entry.device for entry in runtime.keeper.ledger.entries.values()]
+    devices = [entry.device for entry in runtime.ledger_service.ledger.entries.values()]
     ids, ours = {device.id for device in devices}, {resource.name for resource in runtime.config.resources}
     shown = _of_pods(listed, checkpoint)
     unknown = {f"{name} {unit}" for name, unit in shown if name in ours and device_id_of(unit) not in ids}
@@ -126,20 +128,20 @@ def _of_ids(runtime: Runtime, listed: KubeletList | None, checkpoint: Checkpoint
     return f"kubelet shows pods with devices that this configuration calls otherwise or does not match: {words}"
 
 
-def _of_pods(listed: KubeletList | None, checkpoint: Checkpoint | None) -> set[Unit]:
+def _of_pods(listed: KubeletList | None, checkpoint: CheckpointRead | None) -> set[Unit]:
     """What kubelet says that pods have."""
     return {*(listed.pods if listed else ()), *(checkpoint.pods if checkpoint else ())}
 
 
-async def _doubt(runtime: Runtime, listed: KubeletList | None, checkpoint: Checkpoint | None) -> bool:
+async def _doubt(runtime: Runtime, listed: KubeletList | None, checkpoint: CheckpointRead | None) -> bool:
     """Doubt the devices of a resource that another plugin served while no agent ran, by ids of its own. Returns whether
     that is on disk.
     """
-    keeper, shown = runtime.keeper, _of_pods(listed, checkpoint)
+    ledger_service, shown = runtime.ledger_service, _of_pods(listed, checkpoint)
     for resource in runtime.config.resources:
-        if units := unknown_units(keeper.ledger, resource.name, shown):
-            lost = lost_to(keeper.ledger, resource.name, units, runtime.now())
-            if lost is not None and not (await keeper.apply(lost)).accepted:
+        if units := unknown_units(ledger_service.ledger, resource.name, shown):
+            lost = lost_to(ledger_service.ledger, resource.name, units, runtime.now())
+            if lost is not None and not (await ledger_service.apply(lost)).accepted:
                 return False
     return True
 
@@ -155,7 +157,7 @@ def _claimed(cdi: CdiStore) -> dict[str, tuple[Named, ...]]:
         return {}
 
 
-def _clear(cdi: CdiStore, claims: Iterable[Allocation]) -> None:
+def _clear(cdi: CdiStore, claims: Iterable[ClaimDevices]) -> None:
     """After a reboot no container has what lies there of other claims; a later start would not know that any more."""
     try:
         cdi.regenerate(Family.CLAIM, (), keep={one.claim.uid for one in claims})
@@ -172,26 +174,26 @@ async def _listed(runtime: Runtime, seconds: float) -> KubeletList | None:
 
 
 async def _lose(runtime: Runtime, doubt: str) -> bool:
-    keeper = runtime.keeper
+    ledger_service = runtime.ledger_service
     message = f"there is no ledger of this node, and {doubt}: every device without a known holder is quarantined"
     log.error("ledger", extra={"found": str(Loaded.LOST), "message_text": message})
-    if not (await keeper.apply(Lost(runtime.now(), reason=doubt))).accepted:
+    if not (await ledger_service.apply(RecordLost(runtime.now(), reason=doubt))).accepted:
         return False
-    keeper.loaded = replace(keeper.loaded, kind=Loaded.LOST, message=message)
+    ledger_service.loaded = replace(ledger_service.loaded, kind=Loaded.LOST, message=message)
     return True
 
 
 def _findings(
     runtime: Runtime,
     listed: KubeletList | None,
-    checkpoint: Checkpoint | None,
+    checkpoint: CheckpointRead | None,
     devices: Collection[str],
     *,
     rebooted: bool,
-) -> startup_events.Findings:
+) -> startup_events.StartupFindings:
     """Everything that says who has what. ``devices``: those that CDI files may mean."""
     state, boot_id = runtime.paths.state, runtime.options.boot_id.read_text().strip()
-    prepared, before = recorded(state, boot_id, runtime.keeper.ledger)
+    prepared, before = recorded(state, boot_id, runtime.ledger_service.ledger)
     left: frozenset[str] | None
     left = frozenset(name.partition(".json")[0] for name in names_in(state / "claims"))
     try:
@@ -199,12 +201,13 @@ def _findings(
     except HostError:
         left = None
     files = tuple(
-        Allocation(
-            ClaimRef(uid), tuple(Use(name, admin=admin) for text, admin in texts for name in _named(text, devices))
+        ClaimDevices(
+            ClaimRef(uid),
+            tuple(DeviceUse(name, admin=admin) for text, admin in texts for name in _named(text, devices)),
         )
         for uid, texts in ({} if rebooted else _claimed(runtime.cdi)).items()
     )
-    return startup_events.Findings(
+    return startup_events.StartupFindings(
         runtime.now(),
         prepared,
         before,
@@ -217,7 +220,7 @@ def _findings(
     )
 
 
-def _in_use(ledger: Ledger, found: startup_events.Findings) -> tuple[Allocation, ...]:
+def _in_use(ledger: Ledger, found: startup_events.StartupFindings) -> tuple[ClaimDevices, ...]:
     claims = startup_events.in_use(ledger, found)
     known = {one.claim.uid for one in (*found.recorded, *found.claims)}
     files = {one.claim.uid for one in found.files} - known

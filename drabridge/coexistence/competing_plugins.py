@@ -105,10 +105,10 @@ class Rivals:
                 shown = await self._runtime.witness.shown()
         except TimeoutError:
             return
-        keeper = self._runtime.keeper
-        if found := unknown_units(keeper.ledger, resource, shown or ()) - rival.doubted:
-            lost = lost_to(keeper.ledger, resource, found, self._runtime.now())
-            if lost is not None and (await keeper.apply(lost)).accepted:
+        ledger_service = self._runtime.ledger_service
+        if found := unknown_units(ledger_service.ledger, resource, shown or ()) - rival.doubted:
+            lost = lost_to(ledger_service.ledger, resource, found, self._runtime.now())
+            if lost is not None and (await ledger_service.apply(lost)).accepted:
                 rival.doubted |= found
 
     async def _answer(self, resource: str, rival: _Rival, at: float) -> None:

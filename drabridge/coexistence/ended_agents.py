@@ -33,7 +33,7 @@ class LeftBehind:
 
     async def look(self) -> None:
         """One round, if one is due. Never raises."""
-        guard, policy, at = self._runtime.guard, self._runtime.keeper.policy, self._clock()
+        guard, policy, at = self._runtime.guard, self._runtime.ledger_service.policy, self._clock()
         if not guard.left:
             self._unseen = {}
         if not guard.left or at < self._due:
@@ -56,7 +56,7 @@ class LeftBehind:
 
     async def _without_holder(self, driver: str, pieces: Collection[Piece]) -> set[Piece]:
         """Those that nobody is seen to have; none where anybody who could know more cannot be asked."""
-        ledger, witness = self._runtime.keeper.ledger, self._runtime.witness
+        ledger, witness = self._runtime.ledger_service.ledger, self._runtime.witness
         if not ledger.node.merged or self._runtime.now() < ledger.node.releases_suspended_until:
             return set()
         if not (free := self._unclaimed(pieces, await witness.look(ledger))):
@@ -71,7 +71,7 @@ class LeftBehind:
 
     def _unclaimed(self, pieces: Collection[Piece], observed: Observed) -> set[Piece]:
         """Those that no pod has by its limits, or may have."""
-        ledger, pods = self._runtime.keeper.ledger, self._runtime.others.pods
+        ledger, pods = self._runtime.ledger_service.ledger, self._runtime.others.pods
         unaccounted = None if pods is None else pods.unaccounted(ledger, observed)
         if pods is None or unaccounted is None or pods.claims_linger(ledger):
             return set()

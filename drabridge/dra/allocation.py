@@ -11,8 +11,8 @@ from msgspec import Struct, field
 
 from drabridge.errors import PeerError
 from drabridge.ledger import events
-from drabridge.ledger.events import Use
-from drabridge.ledger.model import ClaimRef, Share
+from drabridge.ledger.events import DeviceUse
+from drabridge.ledger.model import ClaimRef, ClaimShare
 from drabridge.offers.quantity import parse
 from drabridge.system.untrusted import reading
 
@@ -37,10 +37,10 @@ class AllocationResult(Struct, frozen=True):
         """``gpu`` for ``gpu/large``: containers name the request, not the alternative that was taken."""
         return self.request.partition("/")[0]
 
-    def use(self) -> Use:
+    def use(self) -> DeviceUse:
         """What the ledger is told."""
-        share = Share(self.share_id, tuple(sorted(self.consumed.items()))) if self.share_id else None
-        return Use(self.device, share, self.admin)
+        share = ClaimShare(self.share_id, tuple(sorted(self.consumed.items()))) if self.share_id else None
+        return DeviceUse(self.device, share, self.admin)
 
 
 class ClaimAllocation(Struct, frozen=True):
@@ -87,7 +87,7 @@ def is_allocated(claim: ClaimRef, obj: Mapping[str, Any] | None) -> bool:
     return bool((obj.get("status") or {}).get("allocation"))
 
 
-def allocation_here(obj: Mapping[str, Any], driver: str, pool: str) -> events.Allocation | None:
+def allocation_here(obj: Mapping[str, Any], driver: str, pool: str) -> events.ClaimDevices | None:
     """A claim with its devices of ``pool``, all of them, because what it no longer shows counts as taken back. None:
     it has none. Raises PeerError: see above.
     """
@@ -98,7 +98,7 @@ def allocation_here(obj: Mapping[str, Any], driver: str, pool: str) -> events.Al
         raise PeerError("an allocated claim has no UID")
     claim = ClaimRef(uid, str(metadata.get("namespace") or ""), str(metadata.get("name") or ""))
     uses = tuple(result.use() for result in allocation_of(claim, obj, driver).results if result.pool == pool)
-    return events.Allocation(claim, uses) if uses else None
+    return events.ClaimDevices(claim, uses) if uses else None
 
 
 def devices_on(obj: Mapping[str, Any], driver: str, node: str) -> tuple[str, ...]:

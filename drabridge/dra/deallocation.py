@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from drabridge.errors import DrabridgeError
 from drabridge.kube.api import backoff
-from drabridge.ledger.model import ClaimRef, Ledger, Phase
-from drabridge.ledger.service import Keeper
+from drabridge.ledger.model import ClaimPhase, ClaimRef, Ledger
+from drabridge.ledger.service import LedgerService
 from drabridge.system.supervise import WakeUp
 from drabridge.system.untrusted import reading
 
@@ -27,9 +27,9 @@ MOST_SECONDS = 60.0  # a claim that stays allocated waits for a pod; there is no
 class Releases:
     """Asks about idle claims, each with its own back-off."""
 
-    def __init__(self, keeper: Keeper, ask: Callable[[ClaimRef], Awaitable[bool]]) -> None:
+    def __init__(self, ledger_service: LedgerService, ask: Callable[[ClaimRef], Awaitable[bool]]) -> None:
         """``ask`` returns whether the claim turned out to be deallocated; it tells the ledger itself."""
-        self._keeper = keeper
+        self._ledger_service = ledger_service
         self._ask = ask
         self._due: dict[ClaimRef, tuple[float, Iterator[float]]] = {}
         self._wake = WakeUp()
@@ -42,7 +42,7 @@ class Releases:
         """Until cancelled."""
         while True:
             now = time.monotonic()
-            idle = idle_claims(self._keeper.ledger)
+            idle = idle_claims(self._ledger_service.ledger)
             for claim in idle - self._due.keys():
                 delays = backoff(FIRST_SECONDS, MOST_SECONDS)
                 self._due[claim] = (now + next(delays), delays)
@@ -68,5 +68,5 @@ def idle_claims(ledger: Ledger) -> frozenset[ClaimRef]:
     Without a name a claim cannot be asked about.
     """
     holds = (held for entry in ledger.entries.values() for held in entry.claims)
-    idle = (held for held in holds if held.phase is not Phase.PREPARED or held.lingers)
+    idle = (held for held in holds if held.phase is not ClaimPhase.PREPARED or held.lingers)
     return frozenset(held.claim for held in idle if held.claim.name)

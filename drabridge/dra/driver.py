@@ -32,8 +32,8 @@ from drabridge.inventory.model import Device, Snapshot
 from drabridge.kube.api import Cluster, UnreachableError, backoff, resource_claims, resource_versions
 from drabridge.kube.versions import NEWEST_RESOURCE_VERSION, choose_version
 from drabridge.kube.watch import STEADY_SECONDS
-from drabridge.ledger.model import DRA_OWNERS, ClaimRef, Policy
-from drabridge.ledger.service import Keeper
+from drabridge.ledger.model import DRA_OWNERS, ClaimRef, LedgerPolicy
+from drabridge.ledger.service import LedgerService
 from drabridge.offers.pool import pool_of
 from drabridge.offers.reported_health import health_of
 from drabridge.offers.slices import DesiredSlices, Feature, desired_slices
@@ -84,13 +84,13 @@ class DraDriver:
         *,
         config: Config,
         inventory: Inventory,
-        keeper: Keeper,
+        ledger_service: LedgerService,
         cluster: Cluster,
         cdi: CdiStore,
         paths: DraPaths,
         node_name: str,
         observer: Observer = lambda fact: None,
-        policy: Callable[[], Policy] = Policy,
+        policy: Callable[[], LedgerPolicy] = LedgerPolicy,
         lookup: LookupOf = device_lookup,
         on_synced: Callable[[], None] = lambda: None,
         in_use: InUse = nobody,
@@ -105,7 +105,7 @@ class DraDriver:
         """
         self._config = config
         self._inventory = inventory
-        self._keeper = keeper
+        self._ledger_service = ledger_service
         self._cluster = cluster
         self._node = node_name
         self.pool = config.dra.pool or node_name
@@ -129,7 +129,7 @@ class DraDriver:
         self._preparer = Preparer(
             planner=planner,
             inventory=inventory,
-            keeper=keeper,
+            ledger_service=ledger_service,
             cluster=cluster,
             claims=claims,
             records=records,
@@ -157,7 +157,7 @@ class DraDriver:
         self._registration = RegistrationService(config.driver, sockets.service, observer)
         self._server = DraServers(sockets, self._preparer, self._health, self._registration, observer)
         self._status = StatusWriter(cluster, claims, config.driver, records, files)
-        self._releases = Releases(keeper, self.release_if_deallocated)
+        self._releases = Releases(ledger_service, self.release_if_deallocated)
         self._publisher: Publisher | None = None
         self._seen: Snapshot | None = None  # what _look() looked at last
         self._offered: dict[str, Device] = {}
@@ -271,7 +271,7 @@ class DraDriver:
 
     def _look(self) -> None:
         """Health and status follow the inventory; the ledger matters to them only for devices outside of our list."""
-        snapshot, ledger = self._inventory(), self._keeper.ledger
+        snapshot, ledger = self._inventory(), self._ledger_service.ledger
         if snapshot is not self._seen:
             self._seen = snapshot
             resources = {resource.name for resource in self._config.resources if resource.lanes.uses_dra}
@@ -340,9 +340,9 @@ class DraDriver:
         snapshot = self._inventory()
         if not snapshot.complete or not self._server.listening:  # nobody may be sent to a driver that cannot serve
             return None
-        self._desired_seq = self._keeper.ledger.seq
+        self._desired_seq = self._ledger_service.ledger.seq
         unwell = bool(self.records.error or self._unwell())
-        known = snapshot, self._keeper.ledger, self._policy(), self._config
+        known = snapshot, self._ledger_service.ledger, self._policy(), self._config
         return desired_slices(pool_of(*known, self._node, self._clock(), unwell=unwell), features)
 
     def _observe(self, fact: Fact) -> None:

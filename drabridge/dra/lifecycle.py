@@ -18,7 +18,7 @@ from drabridge.errors import ClusterError
 from drabridge.kube.api import Cluster, Listing, UnreachableError, resource_claims, resource_versions
 from drabridge.kube.json_reader import ClaimFields, Json, PlacedClaimFields, View
 from drabridge.lanes.desired import Wishes
-from drabridge.ledger import Allocation, ClaimRef, Lane, Ledger
+from drabridge.ledger import ClaimDevices, ClaimRef, Lane, Ledger
 from drabridge.system.supervise import WakeUp
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def names_in(directory: Path) -> frozenset[str]:
         return frozenset()
 
 
-def recorded(state: Path, boot_id: str, ledger: Ledger) -> tuple[tuple[Allocation, ...], frozenset[str]]:
+def recorded(state: Path, boot_id: str, ledger: Ledger) -> tuple[tuple[ClaimDevices, ...], frozenset[str]]:
     """Claims that were prepared on this node in this boot: they hold their devices, whoever else says what.
 
     And the UIDs of those that were before the node was rebooted: no container of theirs is running. A claim that was
@@ -81,7 +81,7 @@ def recorded(state: Path, boot_id: str, ledger: Ledger) -> tuple[tuple[Allocatio
             theirs = ledger.by_claim.get(record.claim.uid, ())
             uses = tuple(use for use in uses if use.device in theirs)
         if uses:
-            prepared.append(Allocation(record.claim, uses))
+            prepared.append(ClaimDevices(record.claim, uses))
     return tuple(prepared), frozenset(earlier)
 
 
@@ -159,8 +159,8 @@ class ClaimSide:
         runtime = self._runtime
         return (
             runtime.config.wants_dra
-            or bool(self._recorded or runtime.keeper.ledger.by_claim)
-            or any(entry.lane is not Lane.LEGACY for entry in runtime.keeper.ledger.entries.values())
+            or bool(self._recorded or runtime.ledger_service.ledger.by_claim)
+            or any(entry.lane is not Lane.LEGACY for entry in runtime.ledger_service.ledger.entries.values())
             or any(self._wishes.lanes(resource).uses_dra for resource in runtime.config.resources)
         )
 
@@ -170,7 +170,7 @@ class ClaimSide:
         off = self._runtime.off
         if off is None:
             return ""
-        ledger = self._runtime.keeper.ledger
+        ledger = self._runtime.ledger_service.ledger
         devices = sum(entry.lane is not Lane.LEGACY for entry in ledger.entries.values())
         claims = len({*ledger.by_claim, *(name[:-5] for name in self._recorded if name.endswith(".json"))})
         left = [
@@ -192,7 +192,7 @@ class ClaimSide:
 
     def refusal(self, config: Config) -> str:
         """Why a running agent does not take this configuration; "" if it does."""
-        ours, other, ledger = self.pool(), self.pool(config), self._runtime.keeper.ledger
+        ours, other, ledger = self.pool(), self.pool(config), self._runtime.ledger_service.ledger
         held = [entry.name for entry in ledger.entries.values() if entry.holders]
         if ours == other or (ledger.node.merged and not held):
             return ""
@@ -251,7 +251,7 @@ class ClaimSide:
         else:
             self._look.set()
 
-    async def allocated(self) -> tuple[Allocation, ...] | None:
+    async def allocated(self) -> tuple[ClaimDevices, ...] | None:
         """The claims that the API server shows allocated with devices of this node. None: it cannot be asked."""
         from drabridge.dra.allocation import allocation_here
 
@@ -345,18 +345,18 @@ class ClaimSide:
         self.driver = DraDriver(
             config=runtime.config,
             inventory=lambda: runtime.snapshot,
-            keeper=runtime.keeper,
+            ledger_service=runtime.ledger_service,
             cluster=cluster,
             cdi=runtime.cdi,
             paths=DraPaths(kubelet=runtime.paths.kubelet, state=runtime.paths.state, boot_id=runtime.options.boot_id),
             node_name=runtime.options.node_name,
             observer=runtime.sinks.dra,
-            policy=lambda: runtime.keeper.policy,
+            policy=lambda: runtime.ledger_service.policy,
             lookup=lambda device: runtime.inventory.lookup(device.name) or device_lookup(device),
             on_synced=runtime.changed.set,
             in_use=runtime.others.in_use,
             pods=lambda: runtime.others.pods,
-            unwell=lambda: runtime.keeper.health.error or runtime.cdi.error,
+            unwell=lambda: runtime.ledger_service.health.error or runtime.cdi.error,
             clock=runtime.now,
             files=runtime.disk,
         )

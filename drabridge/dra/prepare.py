@@ -33,8 +33,8 @@ from drabridge.inventory.model import Presence
 from drabridge.kube.api import Cluster, Kind, NotFoundError, UnreachableError, backoff
 from drabridge.ledger import events
 from drabridge.ledger.effects import Decision, RefusalCode, Side
-from drabridge.ledger.model import ClaimRef, Phase
-from drabridge.ledger.service import Keeper
+from drabridge.ledger.model import ClaimPhase, ClaimRef
+from drabridge.ledger.service import LedgerService
 from drabridge.system.io_thread import IoThread
 from drabridge.system.untrusted import reading
 
@@ -69,7 +69,7 @@ class Preparer:
         *,
         planner: Planner,
         inventory: Inventory,
-        keeper: Keeper,
+        ledger_service: LedgerService,
         cluster: Cluster,
         claims: Kind,
         records: RecordStore,
@@ -90,7 +90,7 @@ class Preparer:
         self._files = files or IoThread("claims")
         self.claims = claims
         self._inventory = inventory
-        self._keeper = keeper
+        self._ledger_service = ledger_service
         self._cluster = cluster
         self._records = records
         self._locks = locks
@@ -127,7 +127,7 @@ class Preparer:
         except DrabridgeError as error:
             outcome, error_text = _outcome_of(error), str(error)
             if isinstance(error, LedgerRefusedError):
-                self._keeper.answered(Side.DRA, error.decision, claim)
+                self._ledger_service.answered(Side.DRA, error.decision, claim)
             raise
         finally:
             names = tuple(device.device for device in devices)
@@ -161,7 +161,7 @@ class Preparer:
         if record is not None:  # a crash, or another allocation: begin from nothing
             await self._check_closed(record)
             await self._undo(record)
-            await self._keeper.apply(self._unprepared(claim))
+            await self._ledger_service.apply(self._unprepared(claim))
         assert allocation is not None
         plans = self.planner.plan(allocation, self._inventory())
         return await self._fresh(allocation, plans), False
@@ -255,8 +255,8 @@ class Preparer:
 
         What one that is not, and was never unprepared, still holds is withdrawn from the slices; the refusal says so.
         """
-        decision = await self._keeper.apply(event)
-        ledger = self._keeper.ledger
+        decision = await self._ledger_service.apply(event)
+        ledger = self._ledger_service.ledger
         others = {
             held.claim
             for refusal in decision.refusals
@@ -265,7 +265,7 @@ class Preparer:
             if held.api_allocated and held.claim.name and held.claim.uid != event.claim.uid
         }
         gone = [await self.release_if_deallocated(claim) for claim in sorted(others, key=lambda claim: claim.uid)]
-        return await self._keeper.apply(event) if any(gone) else decision
+        return await self._ledger_service.apply(event) if any(gone) else decision
 
     async def release_if_deallocated(self, claim: ClaimRef) -> bool:
         """Ask the API server about a claim; tell the ledger what it let go of. What is prepared stays held.
@@ -290,23 +290,23 @@ class Preparer:
             return False
         if allocated:
             kept = frozenset(r.device for r in results if r.pool == self.planner.pool and not r.admin)
-            if kept.issuperset(self._keeper.ledger.by_claim.get(claim.uid, ())):
+            if kept.issuperset(self._ledger_service.ledger.by_claim.get(claim.uid, ())):
                 return False
-        await self._keeper.apply(events.ClaimDeallocated(claim.uid, self._clock(), kept))
+        await self._ledger_service.apply(events.ClaimDeallocated(claim.uid, self._clock(), kept))
         return True
 
     def _lingering(self, claim: ClaimRef) -> bool:
         """Whether the ledger knows of processes that may go on: then it holds the devices, whoever deallocates."""
-        ledger = self._keeper.ledger
+        ledger = self._ledger_service.ledger
         held = (ledger.entries[name].claim(claim.uid) for name in ledger.by_claim.get(claim.uid, ()))
-        return any(one is not None and one.phase is Phase.PREPARED for one in held)
+        return any(one is not None and one.phase is ClaimPhase.PREPARED for one in held)
 
     async def _roll_back(self, record: ClaimRecord, error: BaseException) -> None:
         """Undo this attempt. What cannot be undone stays recorded as started: the next call begins with it."""
         try:
             if not isinstance(error, RefusedError):
                 await self._undo(record)
-                await self._keeper.apply(self._unprepared(record.claim))
+                await self._ledger_service.apply(self._unprepared(record.claim))
             await self._files.promptly(lambda: self._records.delete(record.claim.uid))
         except DrabridgeError as problem:
             log.error("prepare not rolled back", extra={"claim": record.claim.uid, "error": str(problem)})
@@ -344,12 +344,12 @@ class Preparer:
             await self._undo(record)
         else:  # unknown, or its record was damaged: what has the UID in its name goes all the same
             await self._remove_files(claim)
-        decision = await self._keeper.apply(self._unprepared(claim))
+        decision = await self._ledger_service.apply(self._unprepared(claim))
         if not decision.accepted:
             raise _refused(decision)
         await self._files.promptly(lambda: self._records.delete(claim.uid))
 
-    def _asked(self, claim: ClaimRef, uses: tuple[events.Use, ...]) -> events.Prepare:
+    def _asked(self, claim: ClaimRef, uses: tuple[events.DeviceUse, ...]) -> events.Prepare:
         pods = self._pods()
         return events.Prepare(claim, uses, self._clock(), pods.grace(claim) if pods is not None else 0.0)
 
@@ -360,7 +360,7 @@ class Preparer:
         """Kubelet unprepares the claims of force-deleted pods while their containers have their grace period, so what
         is unprepared is not free yet where nobody saw the pod end (kubernetes#141471).
         """
-        pods, ledger = self._pods(), self._keeper.ledger
+        pods, ledger = self._pods(), self._ledger_service.ledger
         if pods is None:
             return 0.0
         held = (ledger.entries[name].claim(claim.uid) for name in ledger.by_claim.get(claim.uid, ()))
@@ -372,7 +372,7 @@ class Preparer:
         this claim alone that is open is not given up; kubelet asks again. In a conflict it may be the pod
         that has it open, and the device stays held.
         """
-        entries = self._keeper.ledger.entries
+        entries = self._ledger_service.ledger.entries
         alone = {
             device.device
             for device in record.devices
@@ -389,7 +389,7 @@ class Preparer:
         """Clean-up hooks, then files. No hook for a device that is gone, nor for what was done before a reboot, nor for
         what the claim was not granted, or a pod has as well: others may use it.
         """
-        devices, entries = self._inventory().by_name(), self._keeper.ledger.entries
+        devices, entries = self._inventory().by_name(), self._ledger_service.ledger.entries
         for prepared in reversed(record.devices):
             device = devices.get(prepared.device)
             hook = decode_hook(prepared.unprepare)
@@ -397,7 +397,7 @@ class Preparer:
                 continue
             entry = entries.get(prepared.device)
             holders = entry.holders if entry is not None and entry.hold is None else ()
-            if not any(held.claim.uid == record.claim.uid and held.phase is Phase.PREPARED for held in holders):
+            if not any(held.claim.uid == record.claim.uid and held.phase is ClaimPhase.PREPARED for held in holders):
                 continue
             if device is None or device.presence is Presence.GONE:
                 log.warning("clean-up hook skipped: the device is gone", extra={"device": prepared.device})

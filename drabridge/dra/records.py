@@ -22,8 +22,8 @@ from typing import Any
 from msgspec import Struct, field
 
 from drabridge.errors import HostError
-from drabridge.ledger.events import Use
-from drabridge.ledger.model import ClaimRef, Share
+from drabridge.ledger.events import DeviceUse
+from drabridge.ledger.model import ClaimRef, ClaimShare
 from drabridge.system.files import TEMPORARY_SUFFIX, Care, sync_directory, write_atomically
 
 log = logging.getLogger(__name__)
@@ -62,9 +62,9 @@ class PreparedDevice(Struct, frozen=True):
         return self.request.partition("/")[0]
 
     @property
-    def share(self) -> Share | None:
+    def share(self) -> ClaimShare | None:
         """The share in the ledger's words; None for a whole device."""
-        return Share(self.share_id, tuple(sorted(self.consumed.items()))) if self.share_id else None
+        return ClaimShare(self.share_id, tuple(sorted(self.consumed.items()))) if self.share_id else None
 
 
 class ClaimRecord(Struct, frozen=True):
@@ -79,9 +79,9 @@ class ClaimRecord(Struct, frozen=True):
     unknown: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
 
     @property
-    def uses(self) -> tuple[Use, ...]:
+    def uses(self) -> tuple[DeviceUse, ...]:
         """The devices in the ledger's words."""
-        return tuple(Use(d.device, d.share, d.admin) for d in self.devices)
+        return tuple(DeviceUse(d.device, d.share, d.admin) for d in self.devices)
 
     def encode(self) -> bytes:
         """The file's content."""

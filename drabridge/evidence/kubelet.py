@@ -18,7 +18,7 @@ from drabridge.containers.cdi import CdiStore
 from drabridge.evidence import checkpoint as checkpoint_file
 from drabridge.inventory.model import device_id_of
 from drabridge.ledger import events
-from drabridge.ledger.model import ClaimRef, Entry, Lane, Ledger, Owner, PodRef, Share
+from drabridge.ledger.model import ClaimRef, ClaimShare, Entry, Lane, Ledger, Owner, PodRef
 from podresources import Client, PodResourcesError
 from podresources.model import NodeSnapshot
 
@@ -39,7 +39,7 @@ class KubeletList(Struct, frozen=True):
     """One List. A claim has its UID from the names in its CDI file; "" where it has none."""
 
     pods: events.Pods
-    claims: tuple[events.Allocation, ...] = ()
+    claims: tuple[events.ClaimDevices, ...] = ()
 
     def claimed(self) -> dict[str, tuple[ClaimRef, ...]]:
         """Device name -> claims that containers have it by; not those that only look at it."""
@@ -153,16 +153,16 @@ class KubeletEvidence:
         checkpoint = self.checkpoint()
         return frozenset((*listed.pods, *(checkpoint.pods if checkpoint is not None else ())))
 
-    def checkpoint(self) -> events.Checkpoint | None:
+    def checkpoint(self) -> events.CheckpointRead | None:
         """The file as it is, perhaps stale."""
         found = checkpoint_file.read(self._directory)
-        return None if found is None else events.Checkpoint(_pods_of_checkpoint(found), barrier=False)
+        return None if found is None else events.CheckpointRead(_pods_of_checkpoint(found), barrier=False)
 
-    async def _behind_barrier(self, resources: set[str]) -> events.Checkpoint | None:
+    async def _behind_barrier(self, resources: set[str]) -> events.CheckpointRead | None:
         before = _identity(self._directory / checkpoint_file.FILE_NAME)
         fresh = await self._resend(sorted(resources), BARRIER_SECONDS) and await self._rewritten(before)
         found = checkpoint_file.read(self._directory)
-        return None if found is None else events.Checkpoint(_pods_of_checkpoint(found), barrier=fresh)
+        return None if found is None else events.CheckpointRead(_pods_of_checkpoint(found), barrier=fresh)
 
     async def _rewritten(self, before: tuple[int, int] | None) -> bool:
         path = self._directory / checkpoint_file.FILE_NAME
@@ -208,9 +208,9 @@ def claim_users_of(snapshot: NodeSnapshot, driver: str) -> Mapping[tuple[str, st
     return {claim: tuple(pods) for claim, pods in found.items()}
 
 
-def claims_of(snapshot: NodeSnapshot, driver: str) -> tuple[events.Allocation, ...]:
+def claims_of(snapshot: NodeSnapshot, driver: str) -> tuple[events.ClaimDevices, ...]:
     """Prepared claims of a List with their devices of ours. Kubelet before 1.34 shows none unless it is told to."""
-    found: dict[ClaimRef, dict[events.Use, None]] = {}
+    found: dict[ClaimRef, dict[events.DeviceUse, None]] = {}
     for pod in snapshot.pods:
         for container in pod.containers:
             for claim in container.claims:
@@ -218,10 +218,10 @@ def claims_of(snapshot: NodeSnapshot, driver: str) -> tuple[events.Allocation, .
                 uids = (CdiStore.claim_uid(name) for device in ours for name in device.cdi_ids)
                 ref = ClaimRef(next(filter(None, uids), ""), claim.namespace, claim.name)
                 for device in ours:
-                    share = Share(device.share_id) if device.share_id else None
+                    share = ClaimShare(device.share_id) if device.share_id else None
                     admin = CdiStore.only_admin(device.cdi_ids)
-                    found.setdefault(ref, {})[events.Use(device.device, share, admin)] = None
-    return tuple(events.Allocation(ref, tuple(uses)) for ref, uses in found.items())
+                    found.setdefault(ref, {})[events.DeviceUse(device.device, share, admin)] = None
+    return tuple(events.ClaimDevices(ref, tuple(uses)) for ref, uses in found.items())
 
 
 def _pods_of_checkpoint(found: checkpoint_file.Checkpoint) -> events.Pods:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from drabridge.evidence.kubelet import KubeletEvidence
 from drabridge.ledger import events
 from drabridge.ledger.model import Owner
-from drabridge.ledger.service import Keeper
+from drabridge.ledger.service import LedgerService
 from drabridge.system.supervise import WakeUp
 
 log = logging.getLogger(__name__)
@@ -27,12 +27,12 @@ class EvidenceLoop:
 
     def __init__(
         self,
-        keeper: Keeper,
+        ledger_service: LedgerService,
         witness: KubeletEvidence,
         *,
         enrich: Callable[[events.Observed], Awaitable[events.Observed]] | None = None,
     ) -> None:
-        self._keeper = keeper
+        self._ledger_service = ledger_service
         self._witness = witness
         self._enrich = enrich
         self._wake = WakeUp()
@@ -59,15 +59,15 @@ class EvidenceLoop:
 
     async def look(self) -> None:
         """One round of evidence."""
-        observed = await self._witness.look(self._keeper.ledger)
+        observed = await self._witness.look(self._ledger_service.ledger)
         if self._enrich is not None:
             observed = await self._enrich(observed)
-        await self._keeper.apply(observed)
+        await self._ledger_service.apply(observed)
 
     def pause_seconds(self) -> float:
         """Until the next round, from what the ledger knows."""
-        policy = self._keeper.policy
-        held = [entry for entry in self._keeper.ledger.entries.values() if entry.owner in _HELD]
+        policy = self._ledger_service.policy
+        held = [entry for entry in self._ledger_service.ledger.entries.values() if entry.owner in _HELD]
         if any(entry.hold is not None and entry.hold.absences for entry in held):
             return min(ABSENT_SECONDS, max(policy.absent_seconds / 2, LEAST_SECONDS))
         return min(HELD_SECONDS, max(policy.min_hold_seconds, LEAST_SECONDS)) if held else IDLE_SECONDS

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 NAMED = 4  # pods in one sentence
 PROBE_SECONDS = 5.0  # it takes milliseconds, unless a process has a file open where nobody answers
 
-Claims = Callable[[], Awaitable[tuple[events.Allocation, ...] | None]]
+Claims = Callable[[], Awaitable[tuple[events.ClaimDevices, ...] | None]]
 """The claims that the API server shows allocated; None if it cannot be asked."""
 
 
@@ -76,7 +76,7 @@ class OtherEvidence:
 
     async def _allocated(
         self, ledger: Ledger, observed: events.Observed, unaccounted: Mapping[str, tuple[str, ...]] | None
-    ) -> tuple[events.Allocation, ...] | None:
+    ) -> tuple[events.ClaimDevices, ...] | None:
         """Asked only where nothing else keeps a device in quarantine: it is a LIST of the claims of the cluster."""
         if self.claims is None or unaccounted is None or observed.listed is None:
             return None

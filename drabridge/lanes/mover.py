@@ -18,17 +18,17 @@ from drabridge.errors import ClusterError
 from drabridge.inventory.match import matches
 from drabridge.inventory.model import Device, Presence, Snapshot, device_id_of
 from drabridge.lanes.desired import Wishes
-from drabridge.lanes.plan import Wanted, chosen, counted, destined, next_look, place, plan, without_slices
+from drabridge.lanes.plan import LaneTarget, chosen, counted, destined, next_look, place, plan, without_slices
 from drabridge.ledger import (
     ClaimAllocated,
     Entry,
     Lane,
     Ledger,
     MoveStep,
-    QuorumClear,
+    NoClaimListed,
     SetLane,
-    SliceWithdrawn,
-    Withdrawn,
+    WithdrawnFromKubelet,
+    WithdrawnFromSlices,
 )
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Transfers:
 
     def first_lanes(self, snapshot: Snapshot) -> Mapping[str, Lane]:
         """Where devices start that the ledger has never seen."""
-        ledger = self._runtime.keeper.ledger
+        ledger = self._runtime.ledger_service.ledger
         found: dict[str, Lane] = {}
         here = {device.syspath for device in snapshot.devices if device.presence is not Presence.GONE}
         for resource in self._wholes_first():
@@ -80,7 +80,7 @@ class Transfers:
         if not runtime.inventory.current.complete:
             return
         for resource in self._wholes_first():
-            ledger = runtime.keeper.ledger
+            ledger = runtime.ledger_service.ledger
             devices = self._counted(ledger, resource.name)
             wanted, notes = self._wanted(self._wishes.lanes(resource), devices)
             if self._wishes.lost(resource):
@@ -88,7 +88,7 @@ class Transfers:
             changes = plan(ledger, devices, wanted.beside_wholes(ledger, devices, {}), runtime.now())
             begun = changes if self._claims.published else without_slices(ledger, changes)
             for change in begun:
-                await runtime.keeper.apply(SetLane(change.device, change.lane, runtime.now(), change.reason))
+                await runtime.ledger_service.apply(SetLane(change.device, change.lane, runtime.now(), change.reason))
             if held_up := sum(change.lane is Lane.DRA for change in changes if change not in begun):
                 notes.append(f"{held_up} more for the dra lane wait until slices can be published")
             self._wishes.unmet[resource.name] = notes or self._divided(devices, wanted)
@@ -97,9 +97,9 @@ class Transfers:
         """The resources in an order in which the lane of a whole is known before its parts follow it."""
         return sorted(self._runtime.config.resources, key=lambda resource: resource.partition is not None)
 
-    def _divided(self, devices: Sequence[Device], wanted: Wanted) -> list[str]:
+    def _divided(self, devices: Sequence[Device], wanted: LaneTarget) -> list[str]:
         """Where the parts of a device would have to be in both lanes, or not with their whole."""
-        entries = self._runtime.keeper.ledger.entries
+        entries = self._runtime.ledger_service.ledger.entries
         there = sum(destined(entries[device.name]) is Lane.DRA for device in devices if device.name in entries)
         if there == wanted.dra or not any(device.root for device in devices):
             return []
@@ -112,7 +112,7 @@ class Transfers:
         devices = self._runtime.devices
         return [devices[name] for name in names if name in devices]
 
-    def _wanted(self, lanes: Lanes, devices: Sequence[Device]) -> tuple[Wanted, list[str]]:
+    def _wanted(self, lanes: Lanes, devices: Sequence[Device]) -> tuple[LaneTarget, list[str]]:
         """And what of it is not to be had, in words."""
         total = len(devices)
         selected = {
@@ -121,7 +121,7 @@ class Transfers:
             if isinstance(share, Selection)
         }
         notes = [f"no device matches what is to be in the {lane} lane" for lane, names in selected.items() if not names]
-        wanted = Wanted(lanes.targets(total)[1])
+        wanted = LaneTarget(lanes.targets(total)[1])
         if any(selected.values()):
             pinned = {name: lane for lane in (Lane.DRA, Lane.LEGACY) for name in selected.get(lane, ())}
             # A lane given by selection has exactly those devices; the other one has the rest.
@@ -136,14 +136,14 @@ class Transfers:
             if isinstance(share, LaneShare) and not _had(share, count, total)
         ]
         if self._runtime.off is not None:  # what claims had stays theirs, nobody could have any more
-            entries = self._runtime.keeper.ledger.entries
+            entries = self._runtime.ledger_service.ledger.entries
             theirs = [e for d in devices if (e := entries.get(d.name)) and e.lane in (Lane.DRA, Lane.DRA_TO_LEGACY)]
-            return Wanted(min(wanted.dra, len(theirs))), []
+            return LaneTarget(min(wanted.dra, len(theirs))), []
         return wanted, notes if devices else []
 
     def _selected(self, selection: Selection, lane: Lane, devices: Sequence[Device]) -> Iterator[str]:
         """What is away is matched by nothing: it is chosen for the lane that it has."""
-        entries = self._runtime.keeper.ledger.entries
+        entries = self._runtime.ledger_service.ledger.entries
         for device in devices:
             record = self._runtime.inventory.record(device.name)
             if record is not None:
@@ -158,7 +158,7 @@ class Transfers:
     async def _accompany(self) -> float | None:
         """Fetch acknowledgements; returns how long until the next attempt, None when nothing waits for one."""
         pauses: list[float] = []
-        entries = self._runtime.keeper.ledger.entries.values()
+        entries = self._runtime.ledger_service.ledger.entries.values()
         leaving = [
             entry
             for entry in entries
@@ -173,7 +173,7 @@ class Transfers:
             pauses.append(CLAIMS_RETRY_SECONDS)
         if quiet := [e for e in entries if e.lane is Lane.DRA_TO_LEGACY and _at(e, MoveStep.QUIESCING)]:
             pauses.append(await self._ask_for_claims(quiet))
-        if (left := next_look(self._runtime.keeper.ledger, self._runtime.now())) is not None:
+        if (left := next_look(self._runtime.ledger_service.ledger, self._runtime.now())) is not None:
             pauses.append(left)
         return min(pauses, default=None)
 
@@ -187,7 +187,7 @@ class Transfers:
         Returns seconds until the next attempt.
         """
         runtime = self._runtime
-        since = runtime.keeper.ledger.seq
+        since = runtime.ledger_service.ledger.seq
         resources = {entry.device.resource for entry in waiting}  # one that kubelet does not serve holds up no other
         heard = {name for name in resources if await runtime.legacy.delivered({name}, DELIVERY_SECONDS)}
         if not heard:
@@ -216,7 +216,7 @@ class Transfers:
                 runtime.evidence.hurry()
                 pause = SHOWN_RETRY_SECONDS
             elif entry.device.id not in open_ids:
-                await runtime.keeper.apply(Withdrawn(entry.name, since, runtime.now()))
+                await runtime.ledger_service.apply(WithdrawnFromKubelet(entry.name, since, runtime.now()))
         return pause
 
     async def _look_at_slices(self, waiting: list[Entry]) -> None:
@@ -235,15 +235,18 @@ class Transfers:
             log.warning("a lane move waits for the API server", extra={"reason": str(error)})
             return
         for name in withdrawn:
-            await runtime.keeper.apply(SliceWithdrawn(name, since, runtime.now()))
+            await runtime.ledger_service.apply(WithdrawnFromSlices(name, since, runtime.now()))
 
     async def _ask_for_claims(self, waiting: list[Entry]) -> float:
         """After the quiet time: does any claim have one of these devices? Returns seconds until the next look."""
         runtime = self._runtime
-        due = min(entry.move.step_since for entry in waiting if entry.move) + runtime.keeper.policy.quiesce_seconds
+        due = (
+            min(entry.move.step_since for entry in waiting if entry.move)
+            + runtime.ledger_service.policy.quiesce_seconds
+        )
         if (left := max(due, self._claims_due) - runtime.now()) > 0:
             return left + 0.01
-        since = runtime.keeper.ledger.seq
+        since = runtime.ledger_service.ledger.seq
         if runtime.cluster is None:
             return CLAIMS_RETRY_SECONDS
         if (allocated := await self._claims.allocated()) is None:  # one that cannot be read may have any device
@@ -256,15 +259,17 @@ class Transfers:
         for allocation in allocated:
             if took := names & {use.device for use in allocation.uses if not use.admin}:
                 taken |= took
-                asked = await runtime.keeper.apply(ClaimAllocated(allocation.claim, allocation.uses, runtime.now()))
+                asked = await runtime.ledger_service.apply(
+                    ClaimAllocated(allocation.claim, allocation.uses, runtime.now())
+                )
                 if not asked.accepted:
                     why = "; ".join(refused.message for refused in asked.refusals)
                     reason = f"claim {allocation.claim} has it allocated, and cannot be served: {why}"
                     self._claims_due = runtime.now() + CLAIMS_RETRY_SECONDS
                     for name in took:
-                        await runtime.keeper.apply(SetLane(name, Lane.LEGACY, runtime.now(), reason))
+                        await runtime.ledger_service.apply(SetLane(name, Lane.LEGACY, runtime.now(), reason))
         for name in names - taken:
-            await runtime.keeper.apply(QuorumClear(name, since, runtime.now()))
+            await runtime.ledger_service.apply(NoClaimListed(name, since, runtime.now()))
         return CLAIMS_RETRY_SECONDS
 
 

@@ -27,7 +27,7 @@ from drabridge.ledger.model import Entry, Lane, Ledger, Owner
 HYSTERESIS_SECONDS = 60.0  # a device that flaps (USB, a driver reload) must not make others move to and fro
 
 
-class Wanted(Struct, frozen=True):
+class LaneTarget(Struct, frozen=True):
     """How one resource's devices are to be divided.
 
     ``dra`` of ``total`` devices in the dra lane, the rest in the legacy lane; floors and percentages are already in it
@@ -42,7 +42,7 @@ class Wanted(Struct, frozen=True):
         """Where a pinned device must be."""
         return self.pinned.get(name) if self.pinned else None
 
-    def beside_wholes(self, ledger: Ledger, devices: Iterable[Device], new: Mapping[str, Lane]) -> Wanted:
+    def beside_wholes(self, ledger: Ledger, devices: Iterable[Device], new: Mapping[str, Lane]) -> LaneTarget:
         """The same with each part in the lane of its whole, which is in the ledger or among the ``new`` ones."""
         entries = ledger.entries
         lanes = {
@@ -63,7 +63,7 @@ class Urgency(IntEnum):
     HELD = 2  # marks it; it moves when it is let go
 
 
-class Change(Struct, frozen=True):
+class LaneChange(Struct, frozen=True):
     """One ``SetLane`` to apply."""
 
     device: str
@@ -110,7 +110,7 @@ def _wholes(devices: Iterable[Device]) -> list[list[Device]]:
 
 def chosen(
     devices: Sequence[Device], pinned: Mapping[str, Lane], *, rest: Lane, min_legacy: int, min_dra: int
-) -> Wanted:
+) -> LaneTarget:
     """What is wanted where the operator says which devices: ``pinned`` ones with their parts, all others in ``rest``.
 
     The floors hold, too: pins beyond them are left out, claims' from the end of the order and pods' from its front.
@@ -127,7 +127,7 @@ def chosen(
             if pin is lane and len(whole) <= room:
                 kept |= dict.fromkeys((part.name for part in whole), lane)
                 room -= len(whole)
-    return Wanted(in_dra, kept)
+    return LaneTarget(in_dra, kept)
 
 
 def counted(ledger: Ledger, resource: str, at: float) -> tuple[str, ...]:
@@ -158,7 +158,7 @@ def next_look(ledger: Ledger, at: float) -> float | None:
     return min((left for stamp in since if (left := stamp + HYSTERESIS_SECONDS - at) > 0), default=None)
 
 
-def plan(ledger: Ledger, devices: Sequence[Device], wanted: Wanted, at: float) -> tuple[Change, ...]:
+def plan(ledger: Ledger, devices: Sequence[Device], wanted: LaneTarget, at: float) -> tuple[LaneChange, ...]:
     """The changes that bring ``devices`` (one resource's, all counted) to what is wanted; () if they are there."""
     units = _units(ledger, devices, wanted, at)
     loose = [unit for unit in units if not unit.pinned]
@@ -171,7 +171,7 @@ def plan(ledger: Ledger, devices: Sequence[Device], wanted: Wanted, at: float) -
     movable = [unit for unit in movable if unit.works or unit.lasting or chosen]
     exchanged = {unit.names for unit in _exchange(units, taken, movable)}
     taken = (taken ^ exchanged) | overtaken
-    changes: list[Change] = []
+    changes: list[LaneChange] = []
     for unit in units:
         reason = f"{wanted.dra} of {len(devices)} are wanted in the dra lane"
         if unit.pinned:
@@ -184,7 +184,7 @@ def plan(ledger: Ledger, devices: Sequence[Device], wanted: Wanted, at: float) -
     return tuple(sorted(changes, key=lambda change: change.urgency))
 
 
-def without_slices(ledger: Ledger, changes: Sequence[Change]) -> tuple[Change, ...]:
+def without_slices(ledger: Ledger, changes: Sequence[LaneChange]) -> tuple[LaneChange, ...]:
     """What can begin of a plan while claims cannot be offered anything, the API server is away, say. Where pods would
     lose a device for nothing they only get some back: of an exchange the next plan would take back the half, for ever.
     """
@@ -193,7 +193,7 @@ def without_slices(ledger: Ledger, changes: Sequence[Change]) -> tuple[Change, .
     return tuple(c for c in changes if c.lane is Lane.LEGACY and c.urgency is Urgency.TAKE_BACK)
 
 
-def place(ledger: Ledger, devices: Sequence[Device], wanted: Wanted) -> dict[str, Lane]:
+def place(ledger: Ledger, devices: Sequence[Device], wanted: LaneTarget) -> dict[str, Lane]:
     """Where devices start that the ledger has never seen: parts beside their siblings, others first where some are
     missing in the dra lane, the rest legacy.
     """
@@ -218,7 +218,7 @@ def _other(lane: Lane) -> Lane:
     return Lane.LEGACY if lane is Lane.DRA else Lane.DRA
 
 
-def _units(ledger: Ledger, devices: Sequence[Device], wanted: Wanted, at: float) -> list[_Unit]:
+def _units(ledger: Ledger, devices: Sequence[Device], wanted: LaneTarget, at: float) -> list[_Unit]:
     units = []
     for position, members in enumerate(_wholes(devices)):
         names = tuple(device.name for device in members)
@@ -337,7 +337,7 @@ def _exchange(units: list[_Unit], taken: Collection[tuple[str, ...]], movable: l
                 yield other
 
 
-def _change(unit: _Unit, lane: Lane, reason: str) -> list[Change]:
+def _change(unit: _Unit, lane: Lane, reason: str) -> list[LaneChange]:
     names = unit.astray if lane is unit.lane else [name for name in unit.names if name not in unit.astray]
     urgency = Urgency.TAKE_BACK if unit.on_its_way else Urgency.HELD if unit.held else Urgency.FREE
-    return [Change(name, lane, urgency, reason) for name in names]
+    return [LaneChange(name, lane, urgency, reason) for name in names]

@@ -28,10 +28,10 @@ from drabridge.ledger.effects import (
     Step,
     Subject,
 )
-from drabridge.ledger.model import ClaimRef, Entry, Facts, Lane, Ledger, Owner, Policy
+from drabridge.ledger.model import ClaimRef, Entry, Lane, Ledger, LedgerDevice, LedgerPolicy, Owner
 from drabridge.ledger.observation import (
     NO_CLAIMS,
-    Shown,
+    KubeletAnswer,
     claims,
     known_of_pods,
     seen,
@@ -40,17 +40,17 @@ from drabridge.ledger.observation import (
     unaccounted,
 )
 from drabridge.ledger.ownership import begin
-from drabridge.ledger.release_rule import Witness
-from drabridge.ledger.table import TABLE, Signal, Transition
-from drabridge.ledger.transaction import Demand, Draft
+from drabridge.ledger.release_rule import DeviceEvidence
+from drabridge.ledger.table import TABLE, DeviceSignal, Transition
+from drabridge.ledger.transaction import RequestedUse, Transaction
 
-_DEFAULT = Policy()
-Table = Mapping[tuple[Signal, Owner, Lane], Transition]
+_DEFAULT = LedgerPolicy()
+Table = Mapping[tuple[DeviceSignal, Owner, Lane], Transition]
 
 
-def step(ledger: Ledger, event: ev.Event, policy: Policy = _DEFAULT, table: Table = TABLE) -> Step:
+def step(ledger: Ledger, event: ev.Event, policy: LedgerPolicy = _DEFAULT, table: Table = TABLE) -> Step:
     """What ``event`` makes of ``ledger``. Pure; ``Step.of(ledger)`` is the ledger afterwards."""
-    draft = Draft(ledger, event.at, policy, table)
+    draft = Transaction(ledger, event.at, policy, table)
     _HANDLERS[type(event)](draft, event)
     if draft.refusals:
         side = _side(event)
@@ -62,7 +62,7 @@ def step(ledger: Ledger, event: ev.Event, policy: Policy = _DEFAULT, table: Tabl
     return Step(ACCEPTED, changes, tuple(draft.removed), draft.node, tuple(draft.effects), durable)
 
 
-def _signal(draft: Draft, signal: Signal, name: str, what: Any) -> None:
+def _signal(draft: Transaction, signal: DeviceSignal, name: str, what: Any) -> None:
     """Let the table act on the device of that name."""
     entry = draft.get(name)
     if entry is None:
@@ -71,7 +71,7 @@ def _signal(draft: Draft, signal: Signal, name: str, what: Any) -> None:
         _act(draft, signal, entry, what)
 
 
-def _act(draft: Draft, signal: Signal, entry: Entry, what: Any) -> None:
+def _act(draft: Transaction, signal: DeviceSignal, entry: Entry, what: Any) -> None:
     """Let the table act on one device; its refusal is the step's."""
     outcome = draft.table[signal, entry.owner, entry.lane](draft, entry, what)
     if type(outcome) is Refusal:
@@ -83,7 +83,7 @@ def _act(draft: Draft, signal: Signal, entry: Entry, what: Any) -> None:
 # --- requests: all or nothing ---------------------------------------------------------------------------------------
 
 
-def _allocate(draft: Draft, event: ev.Allocate) -> None:
+def _allocate(draft: Transaction, event: ev.Allocate) -> None:
     if not draft.ledger.node.merged:
         _starting(draft, event.units)
         return
@@ -92,91 +92,91 @@ def _allocate(draft: Draft, event: ev.Allocate) -> None:
         if entry is None or event.resource not in ("", entry.device.resource):
             draft.refusals.append(refusals.unknown(name))  # or kubelet has not read yet that it is another resource's
         else:
-            _act(draft, Signal.ALLOCATE, entry, units)
+            _act(draft, DeviceSignal.ALLOCATE, entry, units)
     if not draft.refusals:
         for uid in tuple(draft.denied):
             _lease_denied(draft, ev.LeaseDenied(uid, event.at, "a pod was given the device first"))
 
 
-def _prepare(draft: Draft, event: ev.Prepare) -> None:
+def _prepare(draft: Transaction, event: ev.Prepare) -> None:
     if not draft.ledger.node.merged:
         _starting(draft, (use.device for use in event.uses))
         return
     for use in event.uses:
-        signal = Signal.PREPARE_ADMIN if use.admin else Signal.PREPARE
-        _signal(draft, signal, use.device, Demand(event.claim, use, grace=event.grace))
+        signal = DeviceSignal.PREPARE_ADMIN if use.admin else DeviceSignal.PREPARE
+        _signal(draft, signal, use.device, RequestedUse(event.claim, use, grace=event.grace))
 
 
-def _starting(draft: Draft, names: Iterable[str]) -> None:
+def _starting(draft: Transaction, names: Iterable[str]) -> None:
     """Before the agent has compared its ledger with kubelet's view, it grants nothing."""
     draft.refusals += [refusals.starting(name) for name in names]
 
 
-def _claim_allocated(draft: Draft, event: ev.ClaimAllocated) -> None:
+def _claim_allocated(draft: Transaction, event: ev.ClaimAllocated) -> None:
     wanted = {use.device for use in event.uses}
     for name in draft.ledger.by_claim.get(event.claim.uid, ()):
         if name not in wanted:  # the claim was allocated anew, elsewhere
-            _signal(draft, Signal.CLAIM_DEALLOCATED, name, event.claim.uid)
+            _signal(draft, DeviceSignal.CLAIM_DEALLOCATED, name, event.claim.uid)
     for use in event.uses:
         if not use.admin:
-            _signal(draft, Signal.CLAIM_ALLOCATED, use.device, Demand(event.claim, use, event.guarded))
+            _signal(draft, DeviceSignal.CLAIM_ALLOCATED, use.device, RequestedUse(event.claim, use, event.guarded))
 
 
 # --- notices --------------------------------------------------------------------------------------------------------
 
 
-def _of_claim(signal: Signal) -> Callable[[Draft, Any], None]:
+def _of_claim(signal: DeviceSignal) -> Callable[[Transaction, Any], None]:
     """A notice about a claim concerns every device that the claim has."""
 
-    def handle(draft: Draft, event: Any) -> None:
+    def handle(draft: Transaction, event: Any) -> None:
         for name in draft.ledger.by_claim.get(event.uid, ()):
             _signal(draft, signal, name, event.uid)
 
     return handle
 
 
-def _unprepared(draft: Draft, event: ev.Unprepare) -> None:
+def _unprepared(draft: Transaction, event: ev.Unprepare) -> None:
     for name in draft.ledger.by_claim.get(event.uid, ()):
-        _signal(draft, Signal.UNPREPARE, name, event)
+        _signal(draft, DeviceSignal.UNPREPARE, name, event)
 
 
-def _claim_deallocated(draft: Draft, event: ev.ClaimDeallocated) -> None:
+def _claim_deallocated(draft: Transaction, event: ev.ClaimDeallocated) -> None:
     for name in draft.ledger.by_claim.get(event.uid, ()):
         if name not in event.kept:
-            _signal(draft, Signal.CLAIM_DEALLOCATED, name, event.uid)
+            _signal(draft, DeviceSignal.CLAIM_DEALLOCATED, name, event.uid)
 
 
-def _of_device(signal: Signal, argument: Callable[[Any], Any]) -> Callable[[Draft, Any], None]:
-    def handle(draft: Draft, event: Any) -> None:
+def _of_device(signal: DeviceSignal, argument: Callable[[Any], Any]) -> Callable[[Transaction, Any], None]:
+    def handle(draft: Transaction, event: Any) -> None:
         _signal(draft, signal, event.device, argument(event))
 
     return handle
 
 
-def _lease_granted(draft: Draft, event: ev.LeaseGranted) -> None:
-    _of_claim(Signal.LEASE_GRANTED)(draft, event)
+def _lease_granted(draft: Transaction, event: ev.LeaseGranted) -> None:
+    _of_claim(DeviceSignal.LEASE_GRANTED)(draft, event)
     draft.effects.append(ConfirmClaim(event.uid))
 
 
-def _lease_denied(draft: Draft, event: ev.LeaseDenied) -> None:
-    _of_claim(Signal.LEASE_DENIED)(draft, event)
+def _lease_denied(draft: Transaction, event: ev.LeaseDenied) -> None:
+    _of_claim(DeviceSignal.LEASE_DENIED)(draft, event)
     _set_node(draft, denied=draft.node_now.denied | {event.uid})
     draft.effects.append(DenyClaim(event.uid, event.reason))
 
 
-def _observed(draft: Draft, event: ev.Observed) -> None:
+def _observed(draft: Transaction, event: ev.Observed) -> None:
     node = draft.ledger.node
     if event.since_seq < node.kubelet_seq:
         return
     opened = event.opened or {}
-    listed = None if event.listed is None else Shown(event.listed)
-    checkpoint = None if event.checkpoint is None else Shown(event.checkpoint.pods)
+    listed = None if event.listed is None else KubeletAnswer(event.listed)
+    checkpoint = None if event.checkpoint is None else KubeletAnswer(event.checkpoint.pods)
     barrier = event.checkpoint is not None and event.checkpoint.barrier
     strangers = strange(event, draft.ledger)
     for entry in draft.ledger.entries.values():
         if entry.seq <= event.since_seq:
             of_claims = claims(event, entry, strangers) if entry.owner is Owner.QUARANTINE else NO_CLAIMS
-            witness = Witness(
+            witness = DeviceEvidence(
                 None if listed is None else listed.pods(entry),
                 None if checkpoint is None else checkpoint.pods(entry),
                 barrier,
@@ -188,19 +188,19 @@ def _observed(draft: Draft, event: ev.Observed) -> None:
             )
             if event.ended or event.grace:
                 witness = known_of_pods(event, entry, witness)
-            _act(draft, Signal.SEEN if witness.pods else Signal.ABSENT, entry, witness)
+            _act(draft, DeviceSignal.SEEN if witness.pods else DeviceSignal.ABSENT, entry, witness)
 
 
 # --- beginnings -----------------------------------------------------------------------------------------------------
 
 
-def _kubelet_began(draft: Draft, event: ev.KubeletStarted) -> None:
+def _kubelet_began(draft: Transaction, event: ev.KubeletStarted) -> None:
     """What kubelet says is incomplete for a while; what it said counts no more. Unless it is the one that is known."""
     if _is_known(draft, event.kubelet):
         return
     for entry in draft.ledger.entries.values():
         if entry.hold is not None:
-            _signal(draft, Signal.RECOUNT, entry.device.name, None)
+            _signal(draft, DeviceSignal.RECOUNT, entry.device.name, None)
     _set_node(
         draft,
         kubelet=event.kubelet,
@@ -210,30 +210,30 @@ def _kubelet_began(draft: Draft, event: ev.KubeletStarted) -> None:
     )
 
 
-def _is_known(draft: Draft, kubelet: str) -> bool:
+def _is_known(draft: Transaction, kubelet: str) -> bool:
     """Whether it is the process that was met before; one that nobody can name is not."""
     return kubelet != "" and kubelet == draft.node_now.kubelet
 
 
-def _booted(draft: Draft, event: ev.Booted) -> None:
+def _booted(draft: Transaction, event: ev.NodeBooted) -> None:
     if event.boot_id == draft.ledger.node.boot_id:
         return
     if draft.ledger.node.boot_id:
         for name in draft.ledger.entries:
-            _signal(draft, Signal.REBOOTED, name, None)
+            _signal(draft, DeviceSignal.REBOOTED, name, None)
     _set_node(draft, boot_id=event.boot_id, kubelet="")  # a socket's file outlives the boot, its process does not
     draft.durable_node = True
 
 
-def _restarted(draft: Draft, event: ev.Restarted) -> None:
+def _restarted(draft: Transaction, event: ev.AgentStarted) -> None:
     """Union of what the ledger, kubelet and the CDI files know; in doubt the holder stays."""
-    witnesses = [Shown(pods) for pods in (event.listed, event.checkpoint and event.checkpoint.pods) if pods]
+    witnesses = [KubeletAnswer(pods) for pods in (event.listed, event.checkpoint and event.checkpoint.pods) if pods]
     for entry in draft.ledger.entries.values():
         if (mended := not_after(entry, event.at)) is not entry:
             draft.touched[entry.name] = replace(mended, seq=draft.seq)
-        _signal(draft, Signal.RECOUNT, entry.device.name, None)
+        _signal(draft, DeviceSignal.RECOUNT, entry.device.name, None)
         if witness := seen(witnesses, entry):
-            _signal(draft, Signal.SEEN, entry.name, witness)
+            _signal(draft, DeviceSignal.SEEN, entry.name, witness)
     _found(draft, event.prepared, {use.device for found in event.prepared for use in found.uses})
     _found_elsewhere(draft, witnesses)
     node = draft.node_now
@@ -252,15 +252,15 @@ def _restarted(draft: Draft, event: ev.Restarted) -> None:
     )
 
 
-def _found(draft: Draft, prepared: Iterable[ev.Allocation], names: Collection[str]) -> None:
+def _found(draft: Transaction, prepared: Iterable[ev.ClaimDevices], names: Collection[str]) -> None:
     """Of claims that may be in use, what is among these devices."""
     for found in prepared:
         for use in found.uses:
             if use.device in names and draft.get(use.device):
-                _signal(draft, Signal.FOUND_PREPARED, use.device, Demand(found.claim, use))
+                _signal(draft, DeviceSignal.FOUND_PREPARED, use.device, RequestedUse(found.claim, use))
 
 
-def _found_elsewhere(draft: Draft, witnesses: Sequence[Shown]) -> None:
+def _found_elsewhere(draft: Transaction, witnesses: Sequence[KubeletAnswer]) -> None:
     """Pods that another resource shows with an id of ours, where nobody knows better: the device is in quarantine, or
     free by a ledger that was never compared with kubelet's view. What may be chance puts no known holder in doubt.
     """
@@ -268,12 +268,12 @@ def _found_elsewhere(draft: Draft, witnesses: Sequence[Shown]) -> None:
     for name, before in draft.ledger.entries.items():
         entry = draft.touched.get(name, before)
         if entry.owner in unsure and (witness := seen_elsewhere(witnesses, entry)):
-            _signal(draft, Signal.SEEN, name, witness)
+            _signal(draft, DeviceSignal.SEEN, name, witness)
 
 
-def _lost(draft: Draft, event: ev.Lost) -> None:
+def _lost(draft: Transaction, event: ev.RecordLost) -> None:
     for name in filter(draft.get, event.devices or draft.ledger.entries):
-        _signal(draft, Signal.LOST, name, event.reason)
+        _signal(draft, DeviceSignal.LOST, name, event.reason)
     if draft.touched or not event.devices:
         devices = ", ".join(draft.touched) or "this node's devices"
         what = f"who holds {devices} is not known" if event.devices else f"the record of who holds {devices} was lost"
@@ -287,7 +287,7 @@ def _lost(draft: Draft, event: ev.Lost) -> None:
 # --- inventory ------------------------------------------------------------------------------------------------------
 
 
-def _discovered(draft: Draft, event: ev.Discovered) -> None:
+def _discovered(draft: Transaction, event: ev.Discovered) -> None:
     entries = draft.ledger.entries
     found = {facts.name: facts for facts in event.devices}
     arrived: list[str] = []
@@ -300,7 +300,7 @@ def _discovered(draft: Draft, event: ev.Discovered) -> None:
             )
             draft.touched[name] = _arrived(draft, new)
             if draft.ledger.node.lost:
-                _signal(draft, Signal.LOST, name, draft.ledger.node.lost)
+                _signal(draft, DeviceSignal.LOST, name, draft.ledger.node.lost)
             arrived.append(name)
         elif entry.device != facts:
             _known(draft, entry, facts)
@@ -310,7 +310,7 @@ def _discovered(draft: Draft, event: ev.Discovered) -> None:
     _found(draft, event.prepared, arrived)
 
 
-def _arrived(draft: Draft, entry: Entry) -> Entry:
+def _arrived(draft: Transaction, entry: Entry) -> Entry:
     """A free device that was not there until now. The merge asked kubelet who holds what, and it is over: pods of
     another plugin may have this one, so claims are offered it when kubelet has said that none does.
     """
@@ -320,7 +320,7 @@ def _arrived(draft: Draft, entry: Entry) -> Entry:
     return replace(entry, lane=lane, move=move)
 
 
-def _known(draft: Draft, entry: Entry, facts: Facts) -> None:
+def _known(draft: Transaction, entry: Entry, facts: LedgerDevice) -> None:
     """A known device has other facts. Who holds it does not change: that is about the pod, not the hardware."""
     gone = facts.presence is not entry.device.presence
     if gone and facts.presence is not Presence.PRESENT and entry.owner is not Owner.NONE:
@@ -336,7 +336,7 @@ def _known(draft: Draft, entry: Entry, facts: Facts) -> None:
     draft.touched[entry.name] = _arrived(draft, known) if back else known
 
 
-def _was_at(entry: Entry, facts: Facts) -> tuple[str, ...]:
+def _was_at(entry: Entry, facts: LedgerDevice) -> tuple[str, ...]:
     """The nodes that its holder may have beside those that the device has now: it was plugged in again, or lost them
     to a driver that resets, and its container was told of them when it began.
     """
@@ -345,7 +345,7 @@ def _was_at(entry: Entry, facts: Facts) -> tuple[str, ...]:
     return tuple(place for place in dict.fromkeys((*entry.was_at, *entry.device.nodes)) if place not in facts.also_at)
 
 
-def _forgotten(draft: Draft, event: ev.Forgotten) -> None:
+def _forgotten(draft: Transaction, event: ev.Forgotten) -> None:
     for name in event.devices:
         entry = draft.get(name)
         if entry is None:
@@ -366,7 +366,7 @@ def _side(event: ev.Event) -> Side | None:
     return Side.DRA if isinstance(event, ev.Prepare | ev.ClaimAllocated) else None
 
 
-def _of_refusal(draft: Draft, event: ev.Event, side: Side | None) -> tuple[Effect, ...]:
+def _of_refusal(draft: Transaction, event: ev.Event, side: Side | None) -> tuple[Effect, ...]:
     """A refused party believes that the device is free: it is told otherwise at once. A person is told with the answer
     that the party gets. That is this one for Allocate; a Prepare tries several times inside one call of kubelet.
     """
@@ -388,11 +388,11 @@ def refusal_told(side: Side, refusals: Sequence[Refusal], claim: ClaimRef | None
     return (*counted, Notify(Subject.CLAIM, "DeviceRefused", message, claim.namespace, claim.name, claim.uid))
 
 
-def _set_node(draft: Draft, **changes: Any) -> None:
+def _set_node(draft: Transaction, **changes: Any) -> None:
     draft.node = draft.node_now._replace(**changes)
 
 
-_HANDLERS: dict[type, Callable[[Draft, Any], None]] = {
+_HANDLERS: dict[type, Callable[[Transaction, Any], None]] = {
     ev.Discovered: _discovered,
     ev.Forgotten: _forgotten,
     ev.Allocate: _allocate,
@@ -402,14 +402,14 @@ _HANDLERS: dict[type, Callable[[Draft, Any], None]] = {
     ev.ClaimDeallocated: _claim_deallocated,
     ev.Prepare: _prepare,
     ev.Unprepare: _unprepared,
-    ev.SetLane: _of_device(Signal.SET_LANE, lambda event: event),
-    ev.Withdrawn: _of_device(Signal.WITHDRAWN, lambda event: event.since_seq),
-    ev.SliceWithdrawn: _of_device(Signal.SLICE_WITHDRAWN, lambda event: event.since_seq),
-    ev.QuorumClear: _of_device(Signal.QUORUM_CLEAR, lambda event: event),
-    ev.Booted: _booted,
-    ev.Restarted: _restarted,
-    ev.Lost: _lost,
-    ev.Resolve: _of_device(Signal.RESOLVE, lambda event: event),
+    ev.SetLane: _of_device(DeviceSignal.SET_LANE, lambda event: event),
+    ev.WithdrawnFromKubelet: _of_device(DeviceSignal.WITHDRAWN, lambda event: event.since_seq),
+    ev.WithdrawnFromSlices: _of_device(DeviceSignal.SLICE_WITHDRAWN, lambda event: event.since_seq),
+    ev.NoClaimListed: _of_device(DeviceSignal.QUORUM_CLEAR, lambda event: event),
+    ev.NodeBooted: _booted,
+    ev.AgentStarted: _restarted,
+    ev.RecordLost: _lost,
+    ev.ManualRelease: _of_device(DeviceSignal.RESOLVE, lambda event: event),
     ev.LeaseGranted: _lease_granted,
     ev.LeaseDenied: _lease_denied,
 }

@@ -9,19 +9,19 @@ from drabridge.inventory.model import Presence
 from drabridge.ledger.journal_lines import Json
 from drabridge.ledger.model import (
     ClaimHold,
+    ClaimPhase,
     ClaimRef,
+    ClaimShare,
     Entry,
-    Facts,
     HeldBecause,
     Hold,
     Lane,
+    LedgerDevice,
     Move,
     MoveStep,
     NodeState,
     Owner,
-    Phase,
     PodRef,
-    Share,
 )
 
 ENTRY_FIELDS = frozenset(
@@ -80,7 +80,7 @@ def entry_to_json(entry: Entry) -> Json:
 
 def entry_from_json(data: Mapping[str, Any]) -> Entry:
     """The entry of a JSON object. :exc:`ValueError`, :exc:`KeyError` or :exc:`TypeError` if it is not one."""
-    facts = Facts(
+    facts = LedgerDevice(
         _text(data["name"]),
         _text(data.get("resource", "")),
         _texts(data.get("units", ())),
@@ -205,9 +205,9 @@ def _claim_to_json(held: ClaimHold) -> Json:
 def _claim_from_json(data: Mapping[str, Any]) -> ClaimHold:
     return ClaimHold(
         ClaimRef(_text(data["uid"]), _text(data.get("namespace", "")), _text(data.get("name", ""))),
-        Phase(data["phase"]),
+        ClaimPhase(data["phase"]),
         float(data.get("since", 0.0)),
-        tuple(Share(_text(share["id"]), _amounts(share.get("consumed", {}))) for share in data.get("shares", ())),
+        tuple(ClaimShare(_text(share["id"]), _amounts(share.get("consumed", {}))) for share in data.get("shares", ())),
         bool(data.get("admin", False)),
         bool(data.get("api_allocated", True)),
         float(data.get("grace", 0.0)),

@@ -85,7 +85,7 @@ class Released(Struct, frozen=True):
     held_seconds: float
 
 
-class Transferred(Struct, frozen=True):
+class LaneMoved(Struct, frozen=True):
     """A change of lane has ended. ``seconds`` counts from when it was asked for."""
 
     device: str
@@ -94,7 +94,7 @@ class Transferred(Struct, frozen=True):
     seconds: float
 
 
-class TransferAborted(Struct, frozen=True):
+class LaneMoveAborted(Struct, frozen=True):
     """A device was taken while it was being moved; it goes on waiting."""
 
     device: str
@@ -135,7 +135,7 @@ class Notify(Struct, frozen=True):
     warning: bool = True
 
 
-Effect = Readvertise | Refused | Released | Transferred | TransferAborted | DenyClaim | ConfirmClaim | Notify
+Effect = Readvertise | Refused | Released | LaneMoved | LaneMoveAborted | DenyClaim | ConfirmClaim | Notify
 
 
 class Step(Struct, frozen=True):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from drabridge.inventory.model import Presence
-from drabridge.ledger.model import DRA_OWNERS, ClaimHold, Entry, Lane, Ledger, Owner, Policy
+from drabridge.ledger.model import DRA_OWNERS, ClaimHold, Entry, Lane, Ledger, LedgerPolicy, Owner
 
 _LEGACY_LANES = frozenset({Lane.LEGACY, Lane.SHARED})
 _DRA_LANES = frozenset({Lane.DRA, Lane.SHARED})
 
 
-def legacy_healthy(ledger: Ledger, entry: Entry, policy: Policy) -> bool:
+def legacy_healthy(ledger: Ledger, entry: Entry, policy: LedgerPolicy) -> bool:
     """Healthy in ListAndWatch: present, and held by a legacy pod or free for one.
 
     A device that a legacy pod holds stays Healthy whatever its lane: kubelet fails the pod otherwise when it restarts.
@@ -22,7 +22,7 @@ def legacy_healthy(ledger: Ledger, entry: Entry, policy: Policy) -> bool:
     return _free_for(ledger, entry, _LEGACY_LANES, policy)
 
 
-def dra_schedulable(ledger: Ledger, entry: Entry, policy: Policy) -> bool:
+def dra_schedulable(ledger: Ledger, entry: Entry, policy: LedgerPolicy) -> bool:
     """In a ResourceSlice without taint: present, and held by claims or free for one.
 
     Not while it waits to leave the lane: the next claim takes a device before the last one has let go, for ever where
@@ -45,12 +45,12 @@ def _counted(held: ClaimHold, entry: Entry) -> bool:
     return known and bool(held.shares) is entry.device.shareable
 
 
-def guarded(entry: Entry, policy: Policy) -> bool:
+def guarded(entry: Entry, policy: LedgerPolicy) -> bool:
     """Whether the device is to carry the lease's binding conditions in its slice (G2)."""
     return policy.g2 and entry.lane is Lane.SHARED
 
 
-def must_list(entry: Entry, at: float, policy: Policy) -> bool:
+def must_list(entry: Entry, at: float, policy: LedgerPolicy) -> bool:
     """Whether ListAndWatch must still name the device's units, Healthy or not.
 
     Dropping an id that may be in an Allocate, or that a pod still has, crashes kubelet 1.36.2 (nil dereference in the
@@ -61,7 +61,7 @@ def must_list(entry: Entry, at: float, policy: Policy) -> bool:
     return at - entry.since < policy.tombstone_seconds
 
 
-def _free_for(ledger: Ledger, entry: Entry, lanes: frozenset[Lane], policy: Policy) -> bool:
+def _free_for(ledger: Ledger, entry: Entry, lanes: frozenset[Lane], policy: LedgerPolicy) -> bool:
     """Free, offered in one of ``lanes``, and no overlapping device is held or offered elsewhere."""
     if entry.owner is not Owner.NONE or entry.lane not in lanes:
         return False

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
-from drabridge.ledger.model import ClaimRef, Facts, Lane, PodRef, Share
+from drabridge.ledger.model import ClaimRef, ClaimShare, Lane, LedgerDevice, PodRef
 
 Unit = tuple[str, str]  # the resource that kubelet counts it under, and kubelet's id: both, for ids alone are no names
 Pods = Mapping[Unit, tuple[PodRef, ...]]  # the containers that kubelet shows with a unit
@@ -24,10 +24,10 @@ class Discovered(Struct, frozen=True):
     may be in use on this node: the merge could not know of those on a device that was not there.
     """
 
-    devices: tuple[Facts, ...]
+    devices: tuple[LedgerDevice, ...]
     at: float
     lanes: Mapping[str, Lane] = field(default_factory=dict)
-    prepared: tuple[Allocation, ...] = ()
+    prepared: tuple[ClaimDevices, ...] = ()
 
 
 class Forgotten(Struct, frozen=True):
@@ -45,22 +45,22 @@ class Allocate(Struct, frozen=True):
     resource: str = ""  # whose server was asked; empty: the devices' own
 
 
-class Use(Struct, frozen=True):
+class DeviceUse(Struct, frozen=True):
     """One device of a claim's allocation."""
 
     device: str
-    share: Share | None = None
+    share: ClaimShare | None = None
     admin: bool = False
 
 
-class Allocation(Struct, frozen=True):
+class ClaimDevices(Struct, frozen=True):
     """A claim with its devices of ours, as the API server, kubelet or a CDI file shows it."""
 
     claim: ClaimRef
-    uses: tuple[Use, ...]
+    uses: tuple[DeviceUse, ...]
 
 
-class Checkpoint(Struct, frozen=True):
+class CheckpointRead(Struct, frozen=True):
     """Kubelet's checkpoint file. ``barrier``: it was read after List and a re-sent ListAndWatch, so it is fresh."""
 
     pods: Pods
@@ -73,13 +73,13 @@ class Observed(Struct, frozen=True):
     at: float
     since_seq: int
     listed: Pods | None = None  # PodResources List
-    checkpoint: Checkpoint | None = None
+    checkpoint: CheckpointRead | None = None
     unaccounted: Mapping[str, tuple[str, ...]] | None = None
     """From the API server: resource -> pods bound here, not terminal, that ask for more of it than kubelet shows."""
     opened: Mapping[str, bool] | None = None  # physical probe: device name -> a process has its node open
     claimed: Mapping[str, tuple[ClaimRef, ...]] = field(default_factory=dict)
     """From PodResources: device name -> claims that a container has it by."""
-    allocated: tuple[Allocation, ...] | None = ()
+    allocated: tuple[ClaimDevices, ...] | None = ()
     """LIST of claims, asked for while a device is in quarantine; None: the API server did not answer."""
     ended: frozenset[str] = frozenset()
     """From the API server: UIDs of pods that were seen to have ended, all of their containers included."""
@@ -101,7 +101,7 @@ class ClaimAllocated(Struct, frozen=True):
     """The API server shows ``claim`` allocated with these devices of ours. May be repeated; ``uses`` is complete."""
 
     claim: ClaimRef
-    uses: tuple[Use, ...]
+    uses: tuple[DeviceUse, ...]
     at: float
     guarded: bool = False  # every result carries our binding condition (G2)
 
@@ -123,7 +123,7 @@ class Prepare(Struct, frozen=True):
     """
 
     claim: ClaimRef
-    uses: tuple[Use, ...]
+    uses: tuple[DeviceUse, ...]
     at: float
     grace: float = 0.0
 
@@ -150,7 +150,7 @@ class SetLane(Struct, frozen=True):
     reason: str = ""
 
 
-class Withdrawn(Struct, frozen=True):
+class WithdrawnFromKubelet(Struct, frozen=True):
     """Kubelet's acknowledgement: GetAllocatableResources no longer has the device, and no Allocate or
     GetPreferredAllocation of ours was open. ``since_seq``: the ledger when that question was asked."""
 
@@ -159,7 +159,7 @@ class Withdrawn(Struct, frozen=True):
     at: float
 
 
-class SliceWithdrawn(Struct, frozen=True):
+class WithdrawnFromSlices(Struct, frozen=True):
     """The API server has accepted a slice without the device (or with it tainted, read back)."""
 
     device: str
@@ -167,7 +167,7 @@ class SliceWithdrawn(Struct, frozen=True):
     at: float
 
 
-class QuorumClear(Struct, frozen=True):
+class NoClaimListed(Struct, frozen=True):
     """A LIST of claims with quorum, asked after the slice was withdrawn, shows none with the device."""
 
     device: str
@@ -175,27 +175,27 @@ class QuorumClear(Struct, frozen=True):
     at: float
 
 
-class Booted(Struct, frozen=True):
+class NodeBooted(Struct, frozen=True):
     """The node's boot id. Another than the ledger's means: no container of the ledger's time is running."""
 
     boot_id: str
     at: float
 
 
-class Restarted(Struct, frozen=True):
+class AgentStarted(Struct, frozen=True):
     """An agent began: what it found, to be merged with the ledger. In doubt the holder stays.
 
     ``prepared`` are the claims that have records or CDI files on this node, or that kubelet shows with a container.
     """
 
     at: float
-    prepared: tuple[Allocation, ...] = ()
+    prepared: tuple[ClaimDevices, ...] = ()
     listed: Pods | None = None
-    checkpoint: Checkpoint | None = None
+    checkpoint: CheckpointRead | None = None
     kubelet: str = ""  # the process that answers at kubelet's socket; "": none does
 
 
-class Lost(Struct, frozen=True):
+class RecordLost(Struct, frozen=True):
     """The durable state cannot be read: nobody knows who holds what, and it takes a merge to go on.
 
     With ``devices`` all else is known, and these may have holders that are not on record.
@@ -206,7 +206,7 @@ class Lost(Struct, frozen=True):
     reason: str = ""
 
 
-class Resolve(Struct, frozen=True):
+class ManualRelease(Struct, frozen=True):
     """The operator says that nobody uses a device in CONFLICT, QUARANTINE, or left prepared.
 
     Refused while kubelet or the API server says otherwise: stop the pod first. Of a CONFLICT one side may be left.
@@ -243,13 +243,13 @@ Event = (
     | Prepare
     | Unprepare
     | SetLane
-    | Withdrawn
-    | SliceWithdrawn
-    | QuorumClear
-    | Booted
-    | Restarted
-    | Lost
-    | Resolve
+    | WithdrawnFromKubelet
+    | WithdrawnFromSlices
+    | NoClaimListed
+    | NodeBooted
+    | AgentStarted
+    | RecordLost
+    | ManualRelease
     | LeaseGranted
     | LeaseDenied
 )

@@ -14,7 +14,7 @@ from drabridge.inventory.model import Presence
 from drabridge.ledger import eligibility
 from drabridge.ledger import events as ev
 from drabridge.ledger.apply_event import step
-from drabridge.ledger.model import MOVING, ClaimHold, Entry, Ledger, Owner, Phase, Policy
+from drabridge.ledger.model import MOVING, ClaimHold, ClaimPhase, Entry, Ledger, LedgerPolicy, Owner
 from drabridge.ledger.ownership import owner_of
 
 _NONE: Collection[str] = frozenset()
@@ -47,23 +47,23 @@ class Violation(Struct, frozen=True):
         return f"{self.invariant} {self.device}: {self.what}"
 
 
-def check(ledger: Ledger, truth: Truth, policy: Policy) -> tuple[Violation, ...]:
+def check(ledger: Ledger, truth: Truth, policy: LedgerPolicy) -> tuple[Violation, ...]:
     """Every violated invariant about states."""
     return check_ledger(ledger, policy) + check_truth(ledger, truth, policy)
 
 
-def check_ledger(ledger: Ledger, policy: Policy) -> tuple[Violation, ...]:
+def check_ledger(ledger: Ledger, policy: LedgerPolicy) -> tuple[Violation, ...]:
     """The part of :func:`check` that needs nothing but the ledger."""
     nothing = Truth()
     return tuple(violation for rule in _LEDGER_RULES for violation in rule(ledger, nothing, policy))
 
 
-def check_truth(ledger: Ledger, truth: Truth, policy: Policy) -> tuple[Violation, ...]:
+def check_truth(ledger: Ledger, truth: Truth, policy: LedgerPolicy) -> tuple[Violation, ...]:
     """The part of :func:`check` that compares the ledger with the world."""
     return tuple(violation for rule in _TRUTH_RULES for violation in rule(ledger, truth, policy))
 
 
-def check_step(before: Ledger, event: ev.Event, after: Ledger, policy: Policy) -> tuple[Violation, ...]:
+def check_step(before: Ledger, event: ev.Event, after: Ledger, policy: LedgerPolicy) -> tuple[Violation, ...]:
     """Every violated invariant about steps."""
     return tuple(violation for rule in _STEP_RULES for violation in rule(before, event, after, policy))
 
@@ -76,7 +76,7 @@ def drained(ledger: Ledger) -> bool:
 Found = Iterator[Violation]
 
 
-def one_holder(ledger: Ledger, truth: Truth, policy: Policy) -> Found:
+def one_holder(ledger: Ledger, truth: Truth, policy: LedgerPolicy) -> Found:
     """I1: never a pod and a claim, never two claims, on one device or on overlapping ones."""
     for name in {*truth.pods, *truth.claims}:
         pods, claims = truth.pods.get(name, ()), truth.claims.get(name, ())
@@ -90,7 +90,7 @@ def one_holder(ledger: Ledger, truth: Truth, policy: Policy) -> Found:
                 yield Violation("I1", name, f"used while {relative.name}, a part of the same hardware, is used")
 
 
-def durable_promise(ledger: Ledger, truth: Truth, policy: Policy) -> Found:
+def durable_promise(ledger: Ledger, truth: Truth, policy: LedgerPolicy) -> Found:
     """I2: who was told "yes" is in the durable ledger."""
     for name, pods in truth.promised_pods.items():
         entry = ledger.entries.get(name)
@@ -103,7 +103,7 @@ def durable_promise(ledger: Ledger, truth: Truth, policy: Policy) -> Found:
                 yield Violation("I2", name, f"claim {uid} was promised it, the ledger says {_owner(entry)}")
 
 
-def one_side(ledger: Ledger, truth: Truth, policy: Policy) -> Found:
+def one_side(ledger: Ledger, truth: Truth, policy: LedgerPolicy) -> Found:
     """I3: without the lease, a free device is offered on at most one side, what others still believe included."""
     if policy.g2:
         return
@@ -113,14 +113,14 @@ def one_side(ledger: Ledger, truth: Truth, policy: Policy) -> Found:
             yield Violation("I3", name, "free, and both kubelet and a scheduler may choose it")
 
 
-def none_means_none(ledger: Ledger, truth: Truth, policy: Policy) -> Found:
+def none_means_none(ledger: Ledger, truth: Truth, policy: LedgerPolicy) -> Found:
     """I4: no process uses a device that nobody owns."""
     for name, entry in ledger.entries.items():
         if entry.owner is Owner.NONE and (truth.pods.get(name) or truth.claims.get(name)):
             yield Violation("I4", name, "the ledger says free, and it is used")
 
 
-def no_arbitration_by_health(ledger: Ledger, truth: Truth, policy: Policy) -> Found:
+def no_arbitration_by_health(ledger: Ledger, truth: Truth, policy: LedgerPolicy) -> Found:
     """I5: what a pod holds stays Healthy while the hardware is; what kubelet would be refused is not Healthy."""
     for name, entry in ledger.entries.items():
         healthy = eligibility.legacy_healthy(ledger, entry, policy)
@@ -132,7 +132,7 @@ def no_arbitration_by_health(ledger: Ledger, truth: Truth, policy: Policy) -> Fo
             yield Violation("I5", name, "Healthy, and an Allocate would be refused")
 
 
-def whole_claims(ledger: Ledger, truth: Truth, policy: Policy) -> Found:
+def whole_claims(ledger: Ledger, truth: Truth, policy: LedgerPolicy) -> Found:
     """I6: a claim is prepared on all of its devices or on none.
 
     Granted it may be on a part: out of quarantine the devices come one by one, as they are seen to be unused.
@@ -144,14 +144,14 @@ def whole_claims(ledger: Ledger, truth: Truth, policy: Policy) -> Found:
             yield Violation("I6", missing[0], f"claim {uid} is prepared on {sorted(mine)} and lacks {missing}")
 
 
-def ids_stay_listed(ledger: Ledger, truth: Truth, policy: Policy) -> Found:
+def ids_stay_listed(ledger: Ledger, truth: Truth, policy: LedgerPolicy) -> Found:
     """An id that may be in an Allocate, or that a pod has, stays in the list: kubelet 1.36.2 crashes otherwise."""
     for name in truth.in_allocate:
         if name not in ledger.entries:
             yield Violation("listed", name, "its id is gone from the list while kubelet has it")
 
 
-def consistent(ledger: Ledger, truth: Truth, policy: Policy) -> Found:
+def consistent(ledger: Ledger, truth: Truth, policy: LedgerPolicy) -> Found:
     """The owner follows from the holders; a moving device is free; an index is what it indexes."""
     for name, entry in ledger.entries.items():
         if entry.owner is not Owner.QUARANTINE and entry.owner is not owner_of(entry.hold, entry.claims):
@@ -162,7 +162,7 @@ def consistent(ledger: Ledger, truth: Truth, policy: Policy) -> Found:
             yield Violation("form", name, "missing in the index of claims")
 
 
-def idempotent(before: Ledger, event: ev.Event, after: Ledger, policy: Policy) -> Found:
+def idempotent(before: Ledger, event: ev.Event, after: Ledger, policy: LedgerPolicy) -> Found:
     """I8: a request that is repeated gets the same answer and changes no owner."""
     if isinstance(event, ev.Allocate | ev.Prepare | ev.Unprepare | ev.ClaimAllocated | ev.ClaimDeallocated):
         again = step(after, event, policy)
@@ -173,11 +173,11 @@ def idempotent(before: Ledger, event: ev.Event, after: Ledger, policy: Policy) -
                 yield Violation("I8", entry.name, f"{event}, repeated, changes the owner")
 
 
-_ENDS_PREPARED = ev.Unprepare | ev.Booted | ev.Resolve
-_ENDS_GRANTED = ev.ClaimDeallocated | ev.ClaimAllocated | ev.LeaseDenied | ev.Allocate | ev.Resolve
+_ENDS_PREPARED = ev.Unprepare | ev.NodeBooted | ev.ManualRelease
+_ENDS_GRANTED = ev.ClaimDeallocated | ev.ClaimAllocated | ev.LeaseDenied | ev.Allocate | ev.ManualRelease
 
 
-def claims_end_twice(before: Ledger, event: ev.Event, after: Ledger, policy: Policy) -> Found:
+def claims_end_twice(before: Ledger, event: ev.Event, after: Ledger, policy: LedgerPolicy) -> Found:
     """I9: a prepared claim's hold ends only when it is deallocated in the API *and* unprepared."""
     for name, old, new in _changed(before, after):
         for held in old.holders:
@@ -190,18 +190,18 @@ def claims_end_twice(before: Ledger, event: ev.Event, after: Ledger, policy: Pol
 
 
 def _may_end(held: ClaimHold, event: ev.Event) -> bool:
-    if held.phase is Phase.PREPARED:
+    if held.phase is ClaimPhase.PREPARED:
         return isinstance(event, _ENDS_PREPARED) and not held.api_allocated
     return isinstance(event, _ENDS_GRANTED)
 
 
-def doubt_holds(before: Ledger, event: ev.Event, after: Ledger, policy: Policy) -> Found:
+def doubt_holds(before: Ledger, event: ev.Event, after: Ledger, policy: LedgerPolicy) -> Found:
     """I10: a legacy hold ends by evidence (or the operator), QUARANTINE by evidence, nothing by time alone."""
     for name, old, new in _changed(before, after):
         hold_ended = old.hold is not None and (new is None or new.hold is None)
-        if hold_ended and not isinstance(event, ev.Observed | ev.Resolve | ev.Restarted):
+        if hold_ended and not isinstance(event, ev.Observed | ev.ManualRelease | ev.AgentStarted):
             yield Violation("I10", name, f"the legacy hold was ended by {type(event).__name__}")
-        if old.owner is Owner.QUARANTINE and new and new.owner is Owner.NONE and isinstance(event, ev.Restarted):
+        if old.owner is Owner.QUARANTINE and new and new.owner is Owner.NONE and isinstance(event, ev.AgentStarted):
             yield Violation("I10", name, "quarantine ended without evidence")
 
 
@@ -214,15 +214,15 @@ def _changed(before: Ledger, after: Ledger) -> Iterator[tuple[str, Entry, Entry 
 
 def _prepared(entry: Entry, uid: str) -> bool:
     held = entry.claim(uid)
-    return held is not None and held.phase is Phase.PREPARED
+    return held is not None and held.phase is ClaimPhase.PREPARED
 
 
 def _owner(entry: Entry | None) -> str:
     return "nothing" if entry is None else str(entry.owner)
 
 
-_LEDGER_RULES: tuple[Callable[[Ledger, Truth, Policy], Found], ...] = (no_arbitration_by_health, consistent)
-_TRUTH_RULES: tuple[Callable[[Ledger, Truth, Policy], Found], ...] = (
+_LEDGER_RULES: tuple[Callable[[Ledger, Truth, LedgerPolicy], Found], ...] = (no_arbitration_by_health, consistent)
+_TRUTH_RULES: tuple[Callable[[Ledger, Truth, LedgerPolicy], Found], ...] = (
     one_holder,
     durable_promise,
     one_side,
@@ -230,7 +230,7 @@ _TRUTH_RULES: tuple[Callable[[Ledger, Truth, Policy], Found], ...] = (
     whole_claims,
     ids_stay_listed,
 )
-_STEP_RULES: tuple[Callable[[Ledger, ev.Event, Ledger, Policy], Found], ...] = (
+_STEP_RULES: tuple[Callable[[Ledger, ev.Event, Ledger, LedgerPolicy], Found], ...] = (
     idempotent,
     claims_end_twice,
     doubt_holds,

@@ -16,7 +16,7 @@ Json = dict[str, Any]
 _CRC_DIGITS = 8
 
 
-class Unreadable(Exception):
+class UnreadableLedger(Exception):
     """Something on the disk is not what was written, or not for us; the message says what."""
 
 
@@ -27,14 +27,14 @@ def encode(value: Json) -> bytes:
 
 
 def decode(line: bytes) -> Json:
-    """The record of a line. :exc:`Unreadable` if its bytes are not those that were written."""
+    """The record of a line. :exc:`UnreadableLedger` if its bytes are not those that were written."""
     body = line[_CRC_DIGITS + 1 :]
     if line[_CRC_DIGITS : _CRC_DIGITS + 1] != b" " or line[:_CRC_DIGITS] != b"%08x" % zlib.crc32(body):
-        raise Unreadable("its checksum does not match")
+        raise UnreadableLedger("its checksum does not match")
     try:
         value: Any = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise Unreadable(f"it is not JSON ({error})") from error
+        raise UnreadableLedger(f"it is not JSON ({error})") from error
     if not isinstance(value, dict):
-        raise Unreadable("it is not a JSON object")
+        raise UnreadableLedger("it is not a JSON object")
     return value

@@ -15,7 +15,7 @@ from msgspec import Struct, field
 
 from drabridge.inventory.model import Device, Presence, device_id_of
 from drabridge.ledger.hardware_places import filed_as, is_node, share_a_node
-from drabridge.ledger.persistent_map import Shards
+from drabridge.ledger.persistent_map import PersistentMap
 
 
 class Owner(StrEnum):
@@ -46,7 +46,7 @@ class Lane(StrEnum):
 MOVING = frozenset({Lane.LEGACY_TO_DRA, Lane.DRA_TO_LEGACY})
 
 
-class Phase(StrEnum):
+class ClaimPhase(StrEnum):
     """How far a claim has come on this node, weakest first."""
 
     PENDING = "pending"  # G2: waits for kubelet to give the device up
@@ -120,7 +120,7 @@ class Hold(Struct, frozen=True):
     grace: float | None = None  # seconds that its pods have to end when they are deleted; None: not known
 
 
-class Share(Struct, frozen=True):
+class ClaimShare(Struct, frozen=True):
     """One share of a device that several claims may use at once, as the API server allocated it."""
 
     id: str
@@ -131,9 +131,9 @@ class ClaimHold(Struct, frozen=True):
     """A claim's hold of one device. Admin access is recorded but holds nothing."""
 
     claim: ClaimRef
-    phase: Phase
+    phase: ClaimPhase
     since: float
-    shares: tuple[Share, ...] = ()
+    shares: tuple[ClaimShare, ...] = ()
     admin: bool = False
     api_allocated: bool = True  # False once the API server was seen without the allocation
     grace: float = 0.0  # seconds that its pods have to end when they are deleted; 0: not known
@@ -156,7 +156,7 @@ class Move(Struct, frozen=True):
     reason: str = ""  # why it waits, for people
 
 
-class Facts(Struct, frozen=True):
+class LedgerDevice(Struct, frozen=True):
     """What the ledger needs to know about a device; it comes from the inventory."""
 
     name: str
@@ -176,19 +176,19 @@ class Facts(Struct, frozen=True):
         """Those of its places that are nodes."""
         return tuple(filter(is_node, self.also_at))
 
-    def same_place(self, other: Facts) -> bool:
+    def same_place(self, other: LedgerDevice) -> bool:
         """Whether both are names for what is, or was, at one syspath, one has the other's place as well, or both hand
         out one node.
         """
         return self.same_syspath(other) or share_a_node(self.also_at, other.also_at)
 
-    def same_syspath(self, other: Facts) -> bool:
+    def same_syspath(self, other: LedgerDevice) -> bool:
         """Whether both are names for what is, or was, at one syspath, or one has the other's place as well."""
         if not (self.syspath and other.syspath):
             return False
         return self.syspath in (other.syspath, *other.also_at) or other.syspath in self.also_at
 
-    def related(self, other: Facts) -> bool:
+    def related(self, other: LedgerDevice) -> bool:
         """Whether one is a part of the other, or in its place; not, that they hand out one node and no more."""
         return self.root == other.name or other.root == self.name or self.same_syspath(other)
 
@@ -198,7 +198,7 @@ class Facts(Struct, frozen=True):
         return device_id_of(self.units[0]) if self.units else ""
 
     @classmethod
-    def of(cls, device: Device, *, shareable: bool = False) -> Facts:
+    def of(cls, device: Device, *, shareable: bool = False) -> LedgerDevice:
         """The facts of an inventory record; ``shareable`` is the operator's choice, not the hardware's."""
         return cls(
             device.name,
@@ -219,7 +219,7 @@ class Entry(Struct, frozen=True):
     ``owner`` follows from ``hold`` and ``claims`` (see ``drabridge.ledger.ownership``) except for QUARANTINE.
     """
 
-    device: Facts
+    device: LedgerDevice
     owner: Owner = Owner.NONE
     lane: Lane = Lane.LEGACY
     hold: Hold | None = None
@@ -300,12 +300,14 @@ class NodeState(NamedTuple):
 class Ledger(Struct, frozen=True):
     """All entries at one moment. The indexes are derived; build ledgers with :meth:`of` and :meth:`replace`."""
 
-    entries: Shards[Entry] = field(default_factory=Shards)
+    entries: PersistentMap[Entry] = field(default_factory=PersistentMap)
     node: NodeState = field(default_factory=NodeState)
     seq: int = 0
-    by_root: Shards[tuple[str, ...]] = field(default_factory=Shards)  # whole device -> its parts
-    by_claim: Shards[tuple[str, ...]] = field(default_factory=Shards)  # claim UID -> devices
-    by_place: Shards[tuple[str, ...]] = field(default_factory=Shards)  # syspath -> devices that are there, also or only
+    by_root: PersistentMap[tuple[str, ...]] = field(default_factory=PersistentMap)  # whole device -> its parts
+    by_claim: PersistentMap[tuple[str, ...]] = field(default_factory=PersistentMap)  # claim UID -> devices
+    by_place: PersistentMap[tuple[str, ...]] = field(
+        default_factory=PersistentMap
+    )  # syspath -> devices that are there, also or only
 
     @classmethod
     def of(cls, entries: Iterable[Entry], node: NodeState | None = None, seq: int = 0) -> Ledger:
@@ -339,7 +341,7 @@ class Ledger(Struct, frozen=True):
         node = self.node if node is None else node
         return Ledger(entries, node, self.seq + 1 if seq is None else seq, by_root, by_claim, by_place)
 
-    def relatives(self, device: Facts) -> tuple[Entry, ...]:
+    def relatives(self, device: LedgerDevice) -> tuple[Entry, ...]:
         """Those that overlap with it in hardware: the whole of a part, the parts of a whole, what had their places,
         what has the other's place as well as its own, and whose holder may have one of its nodes.
         """
@@ -347,7 +349,7 @@ class Ledger(Struct, frozen=True):
             return ()  # as most are: nothing is to be put together
         return (*self._family(device), *self._beside(device))
 
-    def _alone(self, device: Facts) -> bool:
+    def _alone(self, device: LedgerDevice) -> bool:
         """Whether nothing else is where it is. Asked of every device for every list."""
         if device.syspath:
             own = (device.name,)
@@ -358,7 +360,7 @@ class Ledger(Struct, frozen=True):
                     return False
         return True
 
-    def _family(self, device: Facts) -> tuple[Entry, ...]:
+    def _family(self, device: LedgerDevice) -> tuple[Entry, ...]:
         others = self._others_in_place(device)
         if device.root:
             whole = self.entries.get(device.root)
@@ -371,14 +373,14 @@ class Ledger(Struct, frozen=True):
         here = tuple(self.entries[name] for name in parts)
         return (*here, *(other for part in here for other in self._others_in_place(part.device)), *others)
 
-    def _others_in_place(self, device: Facts) -> tuple[Entry, ...]:
+    def _others_in_place(self, device: LedgerDevice) -> tuple[Entry, ...]:
         names = self.by_place.get(device.syspath) if device.syspath else None
         if names is None or names == (device.name,):
             return ()
         here = (self.entries[name] for name in names if name != device.name)
         return tuple(other for other in here if other.device.syspath == device.syspath)
 
-    def _beside(self, device: Facts) -> tuple[Entry, ...]:
+    def _beside(self, device: LedgerDevice) -> tuple[Entry, ...]:
         names: Iterable[str] = self.by_place.get(device.syspath, ())
         if device.also_at:
             more = (self.by_place.get(filed_as(place), ()) for place in device.also_at)
@@ -414,8 +416,8 @@ def _places(entry: Entry | None) -> tuple[str, ...]:
 
 
 def _refile(
-    index: Shards[tuple[str, ...]], name: str, old: tuple[str, ...], new: tuple[str, ...]
-) -> Shards[tuple[str, ...]]:
+    index: PersistentMap[tuple[str, ...]], name: str, old: tuple[str, ...], new: tuple[str, ...]
+) -> PersistentMap[tuple[str, ...]]:
     """``index`` with ``name`` filed under the keys ``new`` instead of ``old``."""
     if old == new:
         return index
@@ -429,7 +431,7 @@ def _refile(
     return index
 
 
-class Policy(Struct, frozen=True):
+class LedgerPolicy(Struct, frozen=True):
     """The numbers behind the rules, in seconds. Each default names its reason."""
 
     min_hold_seconds: float = (

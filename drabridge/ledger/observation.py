@@ -19,13 +19,13 @@ from drabridge.inventory.model import device_id_of
 from drabridge.ledger import events as ev
 from drabridge.ledger.events import Pods, Unit
 from drabridge.ledger.model import ClaimRef, Entry, Ledger, PodRef
-from drabridge.ledger.release_rule import Witness, using
+from drabridge.ledger.release_rule import DeviceEvidence, using
 
-Claims = tuple[tuple[ClaimRef, ...], tuple[tuple[ClaimRef, ev.Use], ...] | None]
+Claims = tuple[tuple[ClaimRef, ...], tuple[tuple[ClaimRef, ev.DeviceUse], ...] | None]
 NO_CLAIMS: Claims = ((), ())
 
 
-class Shown:
+class KubeletAnswer:
     """One answer of kubelet. Whatever unit a pod has, one of another number of replicas included, is of its device."""
 
     def __init__(self, shown: Pods) -> None:
@@ -61,16 +61,16 @@ class Shown:
         return {resource for resource in others if (resource, entry.device.id) in self._units}
 
 
-def seen(witnesses: Sequence[Shown], entry: Entry, elsewhere: str = "") -> Witness | None:
+def seen(witnesses: Sequence[KubeletAnswer], entry: Entry, elsewhere: str = "") -> DeviceEvidence | None:
     """What these answers together show of a device, the first one's names of pods preferred; None if no pod."""
     showing = [one for one in witnesses if one.pods(entry, elsewhere)]
     if not showing:
         return None
     units = tuple(unit for one in showing for _, unit in one.units(entry, elsewhere))
-    return Witness(listed=showing[0].pods(entry, elsewhere), units=units, elsewhere=elsewhere)
+    return DeviceEvidence(listed=showing[0].pods(entry, elsewhere), units=units, elsewhere=elsewhere)
 
 
-def seen_elsewhere(witnesses: Sequence[Shown], entry: Entry) -> Witness | None:
+def seen_elsewhere(witnesses: Sequence[KubeletAnswer], entry: Entry) -> DeviceEvidence | None:
     """The same under a resource that is not known to be the device's. Of several one is chosen: at most one can be."""
     others = {other for one in witnesses for other in one.elsewhere(entry)}
     return seen(witnesses, entry, min(others)) if others else None
@@ -83,7 +83,7 @@ def unaccounted(event: ev.Observed, entry: Entry) -> tuple[str, ...] | None:
     return tuple(pod for resource in entry.counted_as for pod in event.unaccounted.get(resource, ()))
 
 
-def known_of_pods(event: ev.Observed, entry: Entry, witness: Witness) -> Witness:
+def known_of_pods(event: ev.Observed, entry: Entry, witness: DeviceEvidence) -> DeviceEvidence:
     """The same with what the API server says of the device's pods: their grace period, or that they have ended."""
     pods = witness.pods
     if pods:
@@ -108,11 +108,11 @@ def unknown_units(ledger: Ledger, resource: str, shown: Iterable[Unit]) -> froze
     return frozenset(unit for name, unit in shown if name == resource and device_id_of(unit) not in known)
 
 
-def lost_to(ledger: Ledger, resource: str, units: Collection[str], at: float) -> ev.Lost | None:
+def lost_to(ledger: Ledger, resource: str, units: Collection[str], at: float) -> ev.RecordLost | None:
     """What follows from :func:`unknown_units`: a pod with one may have any device. None: there is no device."""
     ours = tuple(entry.name for entry in ledger.entries.values() if resource in entry.counted_as)
     reason = f"pods have {', '.join(sorted(units))} of {resource}, and no device here has such an id"
-    return ev.Lost(at, ours, reason) if ours else None
+    return ev.RecordLost(at, ours, reason) if ours else None
 
 
 def claims(event: ev.Observed, entry: Entry, strangers: tuple[ClaimRef, ...] = ()) -> Claims:

@@ -7,25 +7,25 @@ from msgspec.structs import replace
 from drabridge.inventory.model import Presence
 from drabridge.ledger import refusals
 from drabridge.ledger.effects import (
+    LaneMoveAborted,
     Notify,
     Refusal,
     Released,
     Subject,
-    TransferAborted,
 )
 from drabridge.ledger.model import (
     DRA_OWNERS,
     MOVING,
     ClaimHold,
+    ClaimPhase,
     Entry,
     Hold,
     Lane,
     Move,
     MoveStep,
     Owner,
-    Phase,
 )
-from drabridge.ledger.transaction import Draft
+from drabridge.ledger.transaction import Transaction
 
 
 def owner_of(hold: Hold | None, claims: tuple[ClaimHold, ...]) -> Owner:
@@ -34,10 +34,10 @@ def owner_of(hold: Hold | None, claims: tuple[ClaimHold, ...]) -> Owner:
     for held in claims:
         if held.admin:
             continue
-        if held.phase is Phase.PREPARED:
+        if held.phase is ClaimPhase.PREPARED:
             strongest = Owner.DRA_PREPARED
             break
-        if held.phase is Phase.GRANTED:
+        if held.phase is ClaimPhase.GRANTED:
             strongest = Owner.DRA_GRANTED
         elif strongest is Owner.NONE:
             strongest = Owner.DRA_PENDING
@@ -47,7 +47,7 @@ def owner_of(hold: Hold | None, claims: tuple[ClaimHold, ...]) -> Owner:
 
 
 def settle(
-    draft: Draft, before: Entry, hold: Hold | None, claims: tuple[ClaimHold, ...] = (), because: str = ""
+    draft: Transaction, before: Entry, hold: Hold | None, claims: tuple[ClaimHold, ...] = (), because: str = ""
 ) -> Entry:
     """The entry with these holders: its owner, its lane, and a waiting move begun or an open one aborted."""
     owner = owner_of(hold, claims)
@@ -71,18 +71,18 @@ def settle(
     return left_kubelet(draft, before, settled)
 
 
-def left_kubelet(draft: Draft, before: Entry, entry: Entry) -> Entry:
+def left_kubelet(draft: Transaction, before: Entry, entry: Entry) -> Entry:
     """The entry; with the time where kubelet's business with the device ends here."""
     return replace(entry, legacy_until=draft.at) if before.with_kubelet and not entry.with_kubelet else entry
 
 
-def lane_when_held(draft: Draft, before: Entry, owner: Owner) -> tuple[Lane, Move | None]:
+def lane_when_held(draft: Transaction, before: Entry, owner: Owner) -> tuple[Lane, Move | None]:
     """A held device is in the lane of its holder's side; where it was meant to be, it moves when it is let go."""
     lane, move = before.lane, before.move
     target = lane if move is None else move.target
     if lane in MOVING and move is not None:
         lane = move.source
-        draft.effects.append(TransferAborted(before.name, move.target, f"taken while it was {move.step}"))
+        draft.effects.append(LaneMoveAborted(before.name, move.target, f"taken while it was {move.step}"))
     if owner is Owner.LEGACY and lane is Lane.DRA:
         lane = Lane.LEGACY
     elif owner in DRA_OWNERS and lane is Lane.LEGACY:
@@ -93,7 +93,7 @@ def lane_when_held(draft: Draft, before: Entry, owner: Owner) -> tuple[Lane, Mov
     return lane, Move(lane, target, MoveStep.WAITING, asked, draft.at, "the device is held")
 
 
-def _lane_when_free(draft: Draft, before: Entry) -> tuple[Lane, Move | None]:
+def _lane_when_free(draft: Transaction, before: Entry) -> tuple[Lane, Move | None]:
     """A waiting move begins. Out of CONFLICT or QUARANTINE, kubelet must confirm before claims are offered a device."""
     if before.move is not None:
         return begin(draft, before.lane, before.move.target, before.move.since)
@@ -102,7 +102,7 @@ def _lane_when_free(draft: Draft, before: Entry) -> tuple[Lane, Move | None]:
     return before.lane, None
 
 
-def begin(draft: Draft, source: Lane, target: Lane, asked: float) -> tuple[Lane, Move | None]:
+def begin(draft: Transaction, source: Lane, target: Lane, asked: float) -> tuple[Lane, Move | None]:
     """Start to move a free device: tell the side that has it; the other side gets it once that is confirmed."""
     if target is source:
         return source, None
@@ -113,7 +113,7 @@ def begin(draft: Draft, source: Lane, target: Lane, asked: float) -> tuple[Lane,
     return revoke, Move(source, target, MoveStep.REVOKING, asked, draft.at, f"waits for {whom} to confirm")
 
 
-def _alarm(draft: Draft, before: Entry, hold: Hold | None, claims: tuple[ClaimHold, ...]) -> None:
+def _alarm(draft: Transaction, before: Entry, hold: Hold | None, claims: tuple[ClaimHold, ...]) -> None:
     """Tell everybody concerned that a pod and a claim have one device."""
     pods = hold.pods if hold else ()
     holders = tuple(held.claim for held in claims if not held.admin)
@@ -130,14 +130,14 @@ def _alarm(draft: Draft, before: Entry, hold: Hold | None, claims: tuple[ClaimHo
     ]
 
 
-def obstacle(draft: Draft, entry: Entry) -> Refusal | None:
+def obstacle(draft: Transaction, entry: Entry) -> Refusal | None:
     """Why a free device cannot be given to anybody: it is not there, or overlapping hardware is held."""
     if entry.device.presence is not Presence.PRESENT:
         return refusals.not_present(entry)
     return overlap(draft, entry)
 
 
-def overlap(draft: Draft, entry: Entry) -> Refusal | None:
+def overlap(draft: Transaction, entry: Entry) -> Refusal | None:
     """Who holds overlapping hardware. One container, or claim, may have several devices that hand out one node."""
     for relative in draft.relatives(entry):
         if relative.owner is not Owner.NONE and not _taken_with_it(draft, entry, relative):
@@ -145,7 +145,7 @@ def overlap(draft: Draft, entry: Entry) -> Refusal | None:
     return None
 
 
-def _taken_with_it(draft: Draft, entry: Entry, relative: Entry) -> bool:
+def _taken_with_it(draft: Transaction, entry: Entry, relative: Entry) -> bool:
     """Whether this very step gives the other one as well; a request is of one container, or of one claim."""
     before = draft.ledger.entries.get(relative.name)
     free = before is not None and before.owner is Owner.NONE

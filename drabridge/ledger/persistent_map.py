@@ -13,7 +13,7 @@ _SHARDS = 64  # with a thousand keys, a change copies 16 of them and 64 referenc
 _LAST = _SHARDS - 1  # a power of two less one: "&" takes half as long as "%"
 
 
-class Shards(Mapping[str, T], Generic[T]):
+class PersistentMap(Mapping[str, T], Generic[T]):
     """Strings to values, iterated in the order of the keys. A change shares all but one part."""
 
     __slots__ = ("_parts",)
@@ -49,20 +49,20 @@ class Shards(Mapping[str, T], Generic[T]):
         return key in self._parts[hash(key) & _LAST]
 
     def __repr__(self) -> str:
-        return f"Shards({dict(self)!r})"
+        return f"PersistentMap({dict(self)!r})"
 
-    def put(self, key: str, value: T) -> Shards[T]:
+    def put(self, key: str, value: T) -> PersistentMap[T]:
         """This mapping with ``key`` set to ``value``."""
-        result: Shards[T] = Shards.__new__(Shards)
+        result: PersistentMap[T] = PersistentMap.__new__(PersistentMap)
         result._parts = parts = self._parts.copy()
         index = hash(key) & _LAST
         parts[index] = part = parts[index].copy()
         part[key] = value
         return result
 
-    def drop(self, key: str) -> Shards[T]:
+    def drop(self, key: str) -> PersistentMap[T]:
         """This mapping without ``key``."""
-        result: Shards[T] = Shards.__new__(Shards)
+        result: PersistentMap[T] = PersistentMap.__new__(PersistentMap)
         result._parts = parts = self._parts.copy()
         index = hash(key) & _LAST
         parts[index] = {other: value for other, value in parts[index].items() if other != key}

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from msgspec.structs import replace
 
 from drabridge.ledger.effects import Refusal, RefusalCode, Side
-from drabridge.ledger.model import DRA_OWNERS, ClaimHold, Entry, Hold, Lane, Owner, Phase
+from drabridge.ledger.model import DRA_OWNERS, ClaimHold, ClaimPhase, Entry, Hold, Lane, Owner
 
 _DAY_SECONDS = 86_400.0
 _OFFERED_TO = {
@@ -22,10 +22,10 @@ _ANOTHER = {  # kubelet does not try a pod again whose Allocate failed; a claim 
     Side.DRA: "delete the pod, and the claim unless it is of a template, for another device",
 }
 _PHASE = {
-    Phase.PENDING: "allocated",
-    Phase.WITHDRAWN: "allocated",
-    Phase.GRANTED: "allocated",
-    Phase.PREPARED: "prepared",
+    ClaimPhase.PENDING: "allocated",
+    ClaimPhase.WITHDRAWN: "allocated",
+    ClaimPhase.GRANTED: "allocated",
+    ClaimPhase.PREPARED: "prepared",
 }
 
 

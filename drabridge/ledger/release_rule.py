@@ -17,11 +17,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from drabridge.inventory.model import device_id_of
-from drabridge.ledger.events import Use
-from drabridge.ledger.model import ClaimRef, Entry, HeldBecause, Hold, PodRef, Policy
+from drabridge.ledger.events import DeviceUse
+from drabridge.ledger.model import ClaimRef, Entry, HeldBecause, Hold, LedgerPolicy, PodRef
 
 
-class Witness(Struct, frozen=True):
+class DeviceEvidence(Struct, frozen=True):
     """What one round of evidence says about one device. ``None``: this witness could not be asked."""
 
     listed: tuple[PodRef, ...] | None = None  # PodResources
@@ -31,7 +31,7 @@ class Witness(Struct, frozen=True):
     opened: bool | None = None  # physical probe
     units: tuple[str, ...] = ()  # kubelet's ids by which it shows the device with a pod
     claimed: tuple[ClaimRef, ...] = ()  # PodResources: claims that a container has the device by
-    allocated: tuple[tuple[ClaimRef, Use], ...] | None = ()  # API server: claims that the device is allocated to
+    allocated: tuple[tuple[ClaimRef, DeviceUse], ...] | None = ()  # API server: claims that the device is allocated to
     elsewhere: str = (
         ""  # the resource that the units are counted under, where it is not one that is known for the device
     )
@@ -45,7 +45,7 @@ class Witness(Struct, frozen=True):
         return (self.listed or ()) + ((self.checkpointed or ()) if self.barrier else ())
 
 
-class Free(Struct, frozen=True):
+class HoldEnded(Struct, frozen=True):
     """The hold has ended; ``because`` is what is recorded."""
 
     because: str
@@ -57,7 +57,7 @@ def using(entry: Entry, claimed: Iterable[ClaimRef]) -> tuple[ClaimRef, ...]:
     return tuple(claim for claim in claimed if (claim.namespace, claim.name) not in watching)
 
 
-def seen(hold: Hold, witness: Witness, at: float) -> Hold:
+def seen(hold: Hold, witness: DeviceEvidence, at: float) -> Hold:
     """The hold after evidence that shows it. Names from PodResources are preferred to the checkpoint's bare UIDs."""
     pods = witness.listed or witness.pods
     if pods != hold.pods:
@@ -81,7 +81,7 @@ def seen(hold: Hold, witness: Witness, at: float) -> Hold:
     )
 
 
-def without_ended_shares(hold: Hold, entry: Entry, witness: Witness, at: float, policy: Policy) -> Hold:
+def without_ended_shares(hold: Hold, entry: Entry, witness: DeviceEvidence, at: float, policy: LedgerPolicy) -> Hold:
     """The hold without shares that no pod has any more, where pods have more of them than the device has by now.
 
     Kubelet is told that a pod's share is Healthy, so one that is taken for a pod's for ever would be given out for
@@ -106,8 +106,14 @@ def _with_uid(pod: PodRef, before: Iterable[PodRef]) -> PodRef:
 
 
 def weigh(
-    hold: Hold, witness: Witness, *, at: float, suspended_until: float, policy: Policy, strict: bool = False
-) -> Hold | Free:
+    hold: Hold,
+    witness: DeviceEvidence,
+    *,
+    at: float,
+    suspended_until: float,
+    policy: LedgerPolicy,
+    strict: bool = False,
+) -> Hold | HoldEnded:
     """Judge a hold that fresh evidence does not show. ``strict`` (quarantine) wants every witness that there is, and
     asks about claims, too: with the record of pods that of claims was lost.
     """
@@ -152,10 +158,10 @@ def weigh(
         if asked
     )
     how = "no pod was seen on it" if hold.confirmed or strict else "the pod that it was allocated to never appeared"
-    return Free(f"{how}: {names} agreed {absences} times over {at - since:.0f} s")
+    return HoldEnded(f"{how}: {names} agreed {absences} times over {at - since:.0f} s")
 
 
-def _grace(hold: Hold, witness: Witness, policy: Policy) -> float:
+def _grace(hold: Hold, witness: DeviceEvidence, policy: LedgerPolicy) -> float:
     """Seconds for which the processes of a pod may outlive kubelet's knowledge of it. What kubelet never showed waits
     for ``unconfirmed_seconds`` anyway; where no claim can get the device kubelet alone gives it out again.
     """

@@ -18,9 +18,9 @@ from msgspec.structs import replace
 from drabridge.errors import HostError
 from drabridge.ledger.apply_event import refusal_told, step
 from drabridge.ledger.effects import ACCEPTED, Decision, Effect, Notify, Refusal, RefusalCode, Side, Step
-from drabridge.ledger.events import Event, Lost
+from drabridge.ledger.events import Event, RecordLost
 from drabridge.ledger.lock import LedgerLockedError
-from drabridge.ledger.model import ClaimRef, Ledger, Policy
+from drabridge.ledger.model import ClaimRef, Ledger, LedgerPolicy
 from drabridge.ledger.store import LoadResult, Store
 from drabridge.system.io_thread import IoThread, Job
 
@@ -33,8 +33,8 @@ HANGS_SECONDS = 3.0  # an overloaded disk answers within it; an Allocate is give
 CLOSE_SECONDS = 1.0  # of the 3 s in which SIGTERM is promised to end the agent
 
 Callback = Callable[[Ledger, tuple[Effect, ...]], None]
-"""Called on the loop after every step that changed something or has effects, and when :attr:`Keeper.health` changes:
-the ledger now, and the effects."""
+"""Called on the loop with the ledger and the effects, after each step that changed something or has effects, and when
+the ledger service's ``health`` changes."""
 
 
 class StoreHealth(Struct, frozen=True):
@@ -67,7 +67,7 @@ class _Batch(Struct, frozen=True):
     began: float
 
 
-class Keeper:
+class LedgerService:
     """Owns the ledger at run time. Use from one loop only; :meth:`close` ends it.
 
     ``ledger`` is what is on disk (evidence aside); offers are computed from it. ``head`` has the steps that wait for
@@ -75,15 +75,15 @@ class Keeper:
     damaged has been quarantined by then, visibly.
     """
 
-    def __init__(self, store: Store, policy: Policy | None = None, now: Callable[[], float] = time) -> None:
-        self.policy = policy or Policy()
+    def __init__(self, store: Store, policy: LedgerPolicy | None = None, now: Callable[[], float] = time) -> None:
+        self.policy = policy or LedgerPolicy()
         self.now = now
         self._store = store
         self.loaded: LoadResult = store.load()
         self.ledger = self.loaded.ledger
         self._untold: tuple[Effect, ...] = ()  # what the start has to say, before anybody listens
         if self.loaded.doubtful:
-            done = step(self.ledger, Lost(now(), reason=self.loaded.message), self.policy)
+            done = step(self.ledger, RecordLost(now(), reason=self.loaded.message), self.policy)
             self.ledger = done.of(self.ledger)
             self._untold = tuple(effect for effect in done.effects if isinstance(effect, Notify))
         self.health = StoreHealth()

@@ -7,34 +7,34 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 
 from drabridge.ledger.events import (
-    Allocation,
-    Checkpoint,
+    AgentStarted,
+    CheckpointRead,
     ClaimDeallocated,
+    ClaimDevices,
     Event,
-    Lost,
     Pods,
-    Restarted,
+    RecordLost,
     Unprepare,
 )
 from drabridge.ledger.model import Ledger
 
 
-class Findings(Struct, frozen=True):
+class StartupFindings(Struct, frozen=True):
     """What lies on the node, and what kubelet shows."""
 
     at: float
-    recorded: tuple[Allocation, ...] = ()  # claims with records of this boot
+    recorded: tuple[ClaimDevices, ...] = ()  # claims with records of this boot
     before: frozenset[str] = frozenset()  # UIDs of claims with records of an earlier boot: no container of theirs runs
-    files: tuple[Allocation, ...] = ()  # claims with CDI files, and every device that these may mean
+    files: tuple[ClaimDevices, ...] = ()  # claims with CDI files, and every device that these may mean
     left: frozenset[str] | None = frozenset()  # UIDs of claims of which any file is left; None: nobody can say
     listed: Pods | None = None  # PodResources; None: kubelet does not answer
-    claims: tuple[Allocation, ...] = ()  # the same of claims; without a UID where no CDI file says it
-    checkpoint: Checkpoint | None = None
+    claims: tuple[ClaimDevices, ...] = ()  # the same of claims; without a UID where no CDI file says it
+    checkpoint: CheckpointRead | None = None
     kubelet: str = ""  # the process that answers at kubelet's socket
     rebooted: bool = False  # since the ledger was written
 
 
-def in_use(ledger: Ledger, found: Findings) -> tuple[Allocation, ...]:
+def in_use(ledger: Ledger, found: StartupFindings) -> tuple[ClaimDevices, ...]:
     """Claims that a container may use: by our records and as kubelet shows them; else by their CDI files."""
     claims = {one.claim.uid: one for one in found.recorded}
     if found.rebooted:  # whatever was left lying there, no container has it
@@ -45,35 +45,35 @@ def in_use(ledger: Ledger, found: Findings) -> tuple[Allocation, ...]:
         known = claims.setdefault(one.claim.uid, one)
         recorded = {use.device for use in known.uses}  # admin access too, which kubelet does not show as such
         if more := tuple(use for use in one.uses if use.device not in recorded):  # the record is of a backup
-            claims[one.claim.uid] = Allocation(known.claim, known.uses + more)
+            claims[one.claim.uid] = ClaimDevices(known.claim, known.uses + more)
     for one in found.files:
         uid = one.claim.uid
         if uid in claims or uid in found.before:
             continue
         has = ledger.by_claim.get(uid) if ledger.node.whole else None  # the file still names what the operator took
         uses = (use for use in one.uses if has is None or use.device in has or use.device not in ledger.entries)
-        claims[uid] = Allocation(one.claim, tuple(dict.fromkeys(uses)))
+        claims[uid] = ClaimDevices(one.claim, tuple(dict.fromkeys(uses)))
     return tuple(claims.values())
 
 
-def events(ledger: Ledger, found: Findings, claims: tuple[Allocation, ...]) -> Iterator[Event]:
+def events(ledger: Ledger, found: StartupFindings, claims: tuple[ClaimDevices, ...]) -> Iterator[Event]:
     """What happened as far as anybody can say, in this order; ``claims`` are those :func:`in_use`."""
     if ledger.node.lost and found.listed is not None and found.checkpoint is not None:
         yield from (Unprepare(uid, found.at) for uid in _ended(ledger, found, claims))
     if found.listed is not None and (devices := _without_uid(ledger, found, claims)):
-        yield Lost(found.at, devices, "kubelet shows a claim on it that is not on record")
-    yield Restarted(found.at, claims, found.listed, found.checkpoint, found.kubelet)
+        yield RecordLost(found.at, devices, "kubelet shows a claim on it that is not on record")
+    yield AgentStarted(found.at, claims, found.listed, found.checkpoint, found.kubelet)
     yield from (ClaimDeallocated(uid, found.at) for uid in nameless(ledger, claims))
 
 
-def nameless(ledger: Ledger, claims: Iterable[Allocation]) -> list[str]:
+def nameless(ledger: Ledger, claims: Iterable[ClaimDevices]) -> list[str]:
     """Claims that are known by a CDI file alone. Without a name the API server cannot be asked about them: they end
     with Unprepare, or by the operator.
     """
     return [one.claim.uid for one in claims if not one.claim.name and one.claim.uid not in ledger.by_claim]
 
 
-def _ended(ledger: Ledger, found: Findings, claims: Iterable[Allocation]) -> list[str]:
+def _ended(ledger: Ledger, found: StartupFindings, claims: Iterable[ClaimDevices]) -> list[str]:
     """Claims that are prepared in an older copy of the ledger alone: no file of theirs is left, and kubelet shows no
     container. They ended after the copy was made, and kubelet will not unprepare them again.
     """
@@ -89,7 +89,7 @@ def _ended(ledger: Ledger, found: Findings, claims: Iterable[Allocation]) -> lis
     )
 
 
-def _without_uid(ledger: Ledger, found: Findings, claims: Iterable[Allocation]) -> tuple[str, ...]:
+def _without_uid(ledger: Ledger, found: StartupFindings, claims: Iterable[ClaimDevices]) -> tuple[str, ...]:
     """Devices of claims that nobody knows by their UID; nothing but a quarantine can hold them."""
     known = {(one.claim.namespace, one.claim.name) for one in claims}
     return tuple(

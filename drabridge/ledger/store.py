@@ -28,7 +28,7 @@ from msgspec import Struct, field
 
 from drabridge.errors import HostError
 from drabridge.ledger.codec import ENTRY_FIELDS, entry_from_json, entry_to_json, node_from_json, node_to_json
-from drabridge.ledger.journal_lines import Json, Unreadable, decode, encode
+from drabridge.ledger.journal_lines import Json, UnreadableLedger, decode, encode
 from drabridge.ledger.lock import Lock, same_file
 from drabridge.ledger.model import Entry, Ledger, NodeState
 
@@ -117,7 +117,7 @@ class Store:
             if not self._lock.ran_before and not self.previous.exists():
                 return LoadResult(Loaded.FRESH, Ledger())
             return self._from_previous(f"{self.path} is missing though the agent ran here before")
-        except (OSError, Unreadable) as error:
+        except (OSError, UnreadableLedger) as error:
             return self._from_previous(f"{self.path} cannot be read: {_reason(error)}")
         self._envelope, self._unknown = read.envelope, read.unknown
         if read.fault:
@@ -139,7 +139,7 @@ class Store:
         problem += _kept(self._set_aside())
         try:
             read = _read(self.previous, self.node)
-        except (OSError, Unreadable):
+        except (OSError, UnreadableLedger):
             return LoadResult(Loaded.LOST, Ledger(), f"{problem}; there is no older copy, began without it", _HINT)
         self._envelope, self._unknown = read.envelope, read.unknown
         message = f"{problem}; took {self.previous} instead and quarantined what looked free there"
@@ -266,7 +266,7 @@ def recorded(directory: Path, *, node: str) -> Ledger | None:
     """What another agent's directory says, without taking it over; None if that is nothing about this node."""
     try:
         return _read(directory / FILE, node).ledger
-    except (OSError, Unreadable):
+    except (OSError, UnreadableLedger):
         return None
 
 
@@ -283,14 +283,14 @@ def read_other(directory: Path, *, node: str) -> Ledger | None:
         raise HostError(f"{path} is missing, and there is an older copy of it") from None
     except _OtherNode:
         return None
-    except (OSError, Unreadable) as error:
+    except (OSError, UnreadableLedger) as error:
         raise HostError(f"{path} cannot be read: {_reason(error)}") from error
     if read.fault:
         raise HostError(f"{path} is damaged: {read.fault}")
     return read.ledger
 
 
-class _OtherNode(Unreadable):
+class _OtherNode(UnreadableLedger):
     """A ledger of another node: of a disk that was copied, say."""
 
 
@@ -298,7 +298,7 @@ def _read(path: Path, node_name: str) -> _Read:
     lines = path.read_bytes().split(b"\n")
     tail = lines.pop()  # empty if the file ends as it should
     if not lines:
-        raise Unreadable("it is empty" if not tail else "it ends within its first line")
+        raise UnreadableLedger("it is empty" if not tail else "it ends within its first line")
     envelope = decode(lines[0])
     _check_envelope(envelope, node_name)
     try:
@@ -308,19 +308,19 @@ def _read(path: Path, node_name: str) -> _Read:
             int(envelope["entries"]),
         )
     except _NOT_OURS as error:
-        raise Unreadable(f"its envelope is damaged ({error})") from error
+        raise UnreadableLedger(f"its envelope is damaged ({error})") from error
     read = _Read(node=node, seq=seq, envelope=envelope, torn=bool(tail))
     if len(lines) <= count:
-        raise Unreadable(f"it ends after {len(lines) - 1} of {count} entries")
+        raise UnreadableLedger(f"it ends after {len(lines) - 1} of {count} entries")
     try:
         for line in lines[1 : count + 1]:
             _enter(read, decode(line))
-    except (*_NOT_OURS, Unreadable) as error:
-        raise Unreadable(f"an entry of its snapshot is damaged ({error})") from error
+    except (*_NOT_OURS, UnreadableLedger) as error:
+        raise UnreadableLedger(f"an entry of its snapshot is damaged ({error})") from error
     for number, line in enumerate(lines[count + 1 :], count + 2):
         try:
             _replay(read, decode(line))
-        except (*_NOT_OURS, Unreadable) as error:
+        except (*_NOT_OURS, UnreadableLedger) as error:
             read.fault = f"line {number} ({error})"
             break
     return read
@@ -328,17 +328,17 @@ def _read(path: Path, node_name: str) -> _Read:
 
 def _check_envelope(envelope: Json, node: str) -> None:
     if envelope.get("format") != FORMAT:
-        raise Unreadable(f"its format is {envelope.get('format')!r}, expected {FORMAT!r}")
+        raise UnreadableLedger(f"its format is {envelope.get('format')!r}, expected {FORMAT!r}")
     version = envelope.get("version")
     if not isinstance(version, int) or version < 1:
-        raise Unreadable(f"its version is {version!r}; versions begin with 1")
+        raise UnreadableLedger(f"its version is {version!r}; versions begin with 1")
     if version > VERSION:
-        raise Unreadable(f"it was written by a newer agent (version {version}, this one reads {VERSION})")
+        raise UnreadableLedger(f"it was written by a newer agent (version {version}, this one reads {VERSION})")
     if envelope.get("node") != node:
         raise _OtherNode(f"it belongs to node {envelope.get('node')!r}, this is {node!r}")
     missing = {"seq", "entries", "node_state"} - envelope.keys()
     if missing:
-        raise Unreadable(f"its envelope lacks {', '.join(sorted(missing))}")
+        raise UnreadableLedger(f"its envelope lacks {', '.join(sorted(missing))}")
 
 
 def _enter(read: _Read, data: Json) -> None:

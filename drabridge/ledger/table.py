@@ -14,17 +14,17 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from drabridge.ledger.model import DRA_OWNERS, Entry, Lane, Owner
-from drabridge.ledger.transaction import Draft, Outcome
+from drabridge.ledger.transaction import Outcome, Transaction
 from drabridge.ledger.transitions import claims as claims
 from drabridge.ledger.transitions import common as common
 from drabridge.ledger.transitions import lanes as lanes
 from drabridge.ledger.transitions import losses as loss
 from drabridge.ledger.transitions import pods as pods
 
-Transition = Callable[[Draft, Entry, Any], Outcome]
+Transition = Callable[[Transaction, Entry, Any], Outcome]
 
 
-class Signal(StrEnum):
+class DeviceSignal(StrEnum):
     """What an event means for one device."""
 
     ALLOCATE = "allocate"  # kubelet gives units of it to a pod
@@ -51,7 +51,7 @@ class Signal(StrEnum):
 class Row(NamedTuple):
     """For these owners and lanes, the signal does this."""
 
-    signal: Signal
+    signal: DeviceSignal
     owners: frozenset[Owner]
     lanes: frozenset[Lane]
     transition: Transition
@@ -79,7 +79,7 @@ SHARED = _lanes(Lane.SHARED)
 FOR_PODS = _lanes(Lane.LEGACY, Lane.LEGACY_TO_DRA)  # until kubelet has confirmed, it may still choose the device
 FOR_CLAIMS = _lanes(Lane.DRA, Lane.DRA_TO_LEGACY)  # until claims were listed, the scheduler may have chosen it
 
-S = Signal
+S = DeviceSignal
 ROWS: tuple[Row, ...] = (
     # signal               owner       lane         what happens
     Row(S.ALLOCATE, FREE, FOR_PODS, pods.take),
@@ -138,9 +138,9 @@ ROWS: tuple[Row, ...] = (
 )
 
 
-def compile_rows(rows: Iterable[Row]) -> Mapping[tuple[Signal, Owner, Lane], Transition]:
+def compile_rows(rows: Iterable[Row]) -> Mapping[tuple[DeviceSignal, Owner, Lane], Transition]:
     """The table as a mapping; :exc:`ValueError` names the first combination that no row covers, or two do."""
-    table: dict[tuple[Signal, Owner, Lane], Transition] = {}
+    table: dict[tuple[DeviceSignal, Owner, Lane], Transition] = {}
     for row in rows:
         for owner in row.owners:
             for lane in row.lanes:
@@ -148,7 +148,7 @@ def compile_rows(rows: Iterable[Row]) -> Mapping[tuple[Signal, Owner, Lane], Tra
                 if key in table:
                     raise ValueError(f"two rows for {' '.join(key)}: {table[key].__name__}, {row.transition.__name__}")
                 table[key] = row.transition
-    for signal in Signal:
+    for signal in DeviceSignal:
         for owner in Owner:
             for lane in Lane:
                 if (signal, owner, lane) not in table:

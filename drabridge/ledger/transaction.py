@@ -9,19 +9,19 @@ from drabridge.ledger.effects import (
     Effect,
     Refusal,
 )
-from drabridge.ledger.events import Use
+from drabridge.ledger.events import DeviceUse
 from drabridge.ledger.model import (
     ClaimRef,
     Entry,
     Ledger,
+    LedgerPolicy,
     NodeState,
-    Policy,
 )
 
 Outcome = Entry | Refusal
 
 
-class Draft:
+class Transaction:
     """A step in the making: the ledger before, the entries touched so far, and what else is to be reported."""
 
     __slots__ = (
@@ -39,7 +39,7 @@ class Draft:
         "touched",
     )
 
-    def __init__(self, ledger: Ledger, at: float, policy: Policy, table: Any) -> None:
+    def __init__(self, ledger: Ledger, at: float, policy: LedgerPolicy, table: Any) -> None:
         self.ledger = ledger
         self.at = at
         self.policy = policy
@@ -68,10 +68,10 @@ class Draft:
             yield self.touched.get(relative.device.name, relative)
 
 
-class Demand(NamedTuple):
+class RequestedUse(NamedTuple):
     """One device of a claim, asked for."""
 
     claim: ClaimRef
-    use: Use
+    use: DeviceUse
     guarded: bool = False
     grace: float = 0.0

@@ -45,7 +45,7 @@ class LegacyManager:
         self,
         *,
         directory: Path,
-        keeper: LedgerAccess,
+        ledger_service: LedgerAccess,
         cdi: CdiStore,
         devices: Callable[[], Mapping[str, Device]],
         resolve: Callable[[Device], Device],
@@ -55,7 +55,7 @@ class LegacyManager:
         now: Callable[[], float] = time.time,
     ) -> None:
         self._directory = directory
-        self._keeper = keeper
+        self._ledger_service = ledger_service
         self._cdi = cdi
         self._devices = devices
         self._resolve = resolve
@@ -81,7 +81,7 @@ class LegacyManager:
                 plugin = LegacyResource(
                     resource,
                     inject=config.legacy.inject,
-                    keeper=self._keeper,
+                    ledger_service=self._ledger_service,
                     cdi=self._cdi,
                     devices=self._devices,
                     resolve=self._resolve,

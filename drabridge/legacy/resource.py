@@ -19,7 +19,7 @@ from drabridge.inventory.model import Device, Presence
 from drabridge.lanes.plan import order
 from drabridge.ledger import events
 from drabridge.ledger.effects import Decision
-from drabridge.ledger.model import Ledger, Policy
+from drabridge.ledger.model import Ledger, LedgerPolicy
 from drabridge.ledger.service import StoreHealth
 from drabridge.legacy.ids import KubeletIds
 from drabridge.offers.device_list import legacy_list, of_resource, surplus
@@ -35,7 +35,7 @@ class LedgerAccess(Protocol):
     def ledger(self) -> Ledger: ...
 
     @property
-    def policy(self) -> Policy: ...
+    def policy(self) -> LedgerPolicy: ...
 
     @property
     def health(self) -> StoreHealth: ...
@@ -55,7 +55,7 @@ class LegacyResource:
         config: Resource,
         *,
         inject: Inject,
-        keeper: LedgerAccess,
+        ledger_service: LedgerAccess,
         cdi: CdiStore,
         devices: Callable[[], Mapping[str, Device]],
         resolve: Callable[[Device], Device],
@@ -63,7 +63,7 @@ class LegacyResource:
     ) -> None:
         self.config = config
         self._inject = config.inject or inject
-        self._keeper = keeper
+        self._ledger_service = ledger_service
         self._cdi = cdi
         self._devices = devices
         self._resolve = resolve
@@ -93,7 +93,10 @@ class LegacyResource:
 
         ``recent``: ids that kubelet asked about a short while ago; they must not leave the list.
         """
-        entries, keep_seconds = of_resource(self._keeper.ledger, self.resource), self._keeper.policy.tombstone_seconds
+        entries, keep_seconds = (
+            of_resource(self._ledger_service.ledger, self.resource),
+            self._ledger_service.policy.tombstone_seconds,
+        )
         self._ids.follow(entries, self._now())
         self._ids.forget(entries, self._now(), keep_seconds=keep_seconds, recent=recent)
         self._units = tuple(self._describe(self._devices()))
@@ -101,7 +104,7 @@ class LegacyResource:
 
     def refresh(self) -> None:
         """Bring the list up to date with inventory and ledger. An unchanged list is not sent."""
-        ledger, at = self._keeper.ledger, self._now()
+        ledger, at = self._ledger_service.ledger, self._now()
         if not self._stuck:
             self._refused.clear()
         self._ids.follow((entry for entry in ledger.entries.values() if entry.device.resource == self.resource), at)
@@ -110,7 +113,7 @@ class LegacyResource:
             self._devices(),
             self.resource,
             at=at,
-            policy=self._keeper.policy,
+            policy=self._ledger_service.policy,
             former=self._ids.former(),
             refused=self._refused if self._stuck else None,
         )
@@ -134,7 +137,7 @@ class LegacyResource:
         units = self._by_device(ids)
         if self._ids.former():
             self._refuse_surplus(ids)
-        decision = self._keeper.submit(events.Allocate(units, self._now(), self.resource))
+        decision = self._ledger_service.submit(events.Allocate(units, self._now(), self.resource))
         return self._decided(decision.result(), units) if decision.done() else self._when_durable(decision, units)
 
     async def _when_durable(
@@ -158,7 +161,7 @@ class LegacyResource:
         return prefer(self._units, staying, must, size, policy) or prefer(self._units, available, must, size, policy)
 
     def _leaving(self, unit: str) -> bool:
-        entry = self._keeper.ledger.entries.get(self._ids.owner.get(unit, ""))
+        entry = self._ledger_service.ledger.entries.get(self._ids.owner.get(unit, ""))
         return entry is not None and entry.leaving
 
     @property
@@ -206,7 +209,7 @@ class LegacyResource:
         """Kubelet chose shares that there are no more, before it read the list which says so. What a pod has already
         is no surplus: an app container gets what the pod's init container had.
         """
-        entries, owner = self._keeper.ledger.entries, self._ids.owner
+        entries, owner = self._ledger_service.ledger.entries, self._ids.owner
         for unit in ids:
             entry = entries.get(owner[unit])
             held = entry is not None and entry.hold is not None and unit in entry.hold.units
@@ -225,7 +228,7 @@ class LegacyResource:
     @property
     def _stuck(self) -> bool:
         """Whether no grant can be kept, whatever the device: every Allocate would fail."""
-        return not self._keeper.health.ok or (self._inject == "cdi" and bool(self._cdi.error))
+        return not self._ledger_service.health.ok or (self._inject == "cdi" and bool(self._cdi.error))
 
     def _say_if_stuck(self, units: Mapping[str, Sequence[str]]) -> None:
         """Kubelet would try the same again with the next pod, and the next: tell it at once that there is no use."""

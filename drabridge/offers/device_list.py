@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from drabridge.inventory.model import Device
 from drabridge.ledger.eligibility import legacy_healthy, must_list
-from drabridge.ledger.model import Entry, Ledger, Policy
+from drabridge.ledger.model import Entry, Ledger, LedgerPolicy
 
 _NONE: Mapping[str, Collection[str]] = MappingProxyType({})
 
@@ -34,7 +34,7 @@ def legacy_list(
     resource: str,
     *,
     at: float,
-    policy: Policy,
+    policy: LedgerPolicy,
     former: Mapping[str, Collection[str]] = _NONE,
     refused: Collection[str] | None = None,
 ) -> tuple[ListedUnit, ...]:

@@ -16,7 +16,7 @@ from drabridge.config.published import RequestPolicy, quantity_value
 from drabridge.config.schema import Config, Resource
 from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.ledger import eligibility
-from drabridge.ledger.model import DRA_OWNERS, Entry, Lane, Ledger, Owner, Policy
+from drabridge.ledger.model import DRA_OWNERS, Entry, Lane, Ledger, LedgerPolicy, Owner
 from drabridge.offers.slices import CapacityPolicy, Effect, Offer, Pool, Taint
 
 PARTS = "parts"  # the counter of wholes whose parts have no counters of their own in the configuration
@@ -26,7 +26,14 @@ _OFFERED_LANES = frozenset({Lane.DRA, Lane.SHARED})
 
 
 def pool_of(
-    snapshot: Snapshot, ledger: Ledger, policy: Policy, config: Config, node: str, at: float, *, unwell: bool = False
+    snapshot: Snapshot,
+    ledger: Ledger,
+    policy: LedgerPolicy,
+    config: Config,
+    node: str,
+    at: float,
+    *,
+    unwell: bool = False,
 ) -> Pool:
     """The pool as it is to be published. ``at``: wall-clock seconds, for devices that may yet come back.
 
@@ -68,7 +75,7 @@ def _offer(
     entry: Entry,
     resource: Resource,
     ledger: Ledger,
-    policy: Policy,
+    policy: LedgerPolicy,
     config: Config,
     counters: Mapping[str, Mapping[str, int]],
     at: float,
@@ -95,7 +102,9 @@ def _offer(
     return Offer(device, taints, eligibility.guarded(entry, policy), policies, consumes)
 
 
-def _taints(device: Device, entry: Entry, ledger: Ledger, policy: Policy, config: Config, at: float) -> Iterator[Taint]:
+def _taints(
+    device: Device, entry: Entry, ledger: Ledger, policy: LedgerPolicy, config: Config, at: float
+) -> Iterator[Taint]:
     prefix, settings = config.driver, config.dra.taints
     if device.presence is Presence.FAULTY:
         yield Taint(f"{prefix}/faulty", "", Effect(settings.faulty))

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.ledger.eligibility import dra_schedulable, hindrance, legacy_healthy
-from drabridge.ledger.model import ClaimHold, Entry, Hold, Lane, Ledger, Owner, PodRef, Policy
+from drabridge.ledger.model import ClaimHold, Entry, Hold, Lane, Ledger, LedgerPolicy, Owner, PodRef
 
 API_VERSION = "drabridge/v1alpha1"
 _UNPUBLISHED = "waits for the API server, which has not taken our slices"  # kubelet is asked when it has
@@ -57,7 +57,7 @@ def document(
     started_at: float,
     ledger: Ledger,
     snapshot: Snapshot,
-    policy: Policy,
+    policy: LedgerPolicy,
     endpoints: Sequence[Endpoint],
     not_ready: Sequence[str],
     refusals: Iterable[RecentRefusal] = (),
@@ -110,7 +110,7 @@ def _ordered(ledger: Ledger, snapshot: Snapshot) -> list[Entry]:
     )
 
 
-def _device(ledger: Ledger, entry: Entry, device: Device | None, policy: Policy, published: bool) -> Document:
+def _device(ledger: Ledger, entry: Entry, device: Device | None, policy: LedgerPolicy, published: bool) -> Document:
     offered = [
         side
         for side, shown in (
@@ -209,7 +209,7 @@ def _lingering(held: ClaimHold) -> str:
     return f", unprepared, its processes may go on until {stamp(held.lingers_until)}"
 
 
-def releases_wait(ledger: Ledger, policy: Policy, now: float) -> str:
+def releases_wait(ledger: Ledger, policy: LedgerPolicy, now: float) -> str:
     """Until when no hold of a pod with limits ends, and why; "" if nothing is held, or holds may end."""
     node = ledger.node
     held = sum(entry.hold is not None for entry in ledger.entries.values())

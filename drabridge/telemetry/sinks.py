@@ -11,7 +11,7 @@ from typing import Any
 import deviceplugin
 from drabridge.inventory.facts import EventSeen, MonitorRestarted, Reconciled, ReconcileFailed, SourceChanged
 from drabridge.inventory.facts import Fact as InventoryFact
-from drabridge.ledger.effects import Effect, Refused, Released, TransferAborted, Transferred
+from drabridge.ledger.effects import Effect, LaneMoveAborted, LaneMoved, Refused, Released
 from drabridge.status.document import RecentRefusal
 from drabridge.telemetry.metrics import Metrics
 from podresources.transport import Attempt
@@ -169,12 +169,12 @@ class Sinks:
                         "held_seconds": round(effect.held_seconds, 1),
                     },
                 )
-            case Transferred():
+            case LaneMoved():
                 direction = f"{effect.source}-to-{effect.target}"
                 resource = self._resource_of(effect.device)
                 self._metrics.time("lane_transfer_seconds", effect.seconds, resource, direction)
                 log.info("lane changed", extra={"device": effect.device, "lane": direction, "seconds": effect.seconds})
-            case TransferAborted():
+            case LaneMoveAborted():
                 log.warning(
                     "lane change put off",
                     extra={"device": effect.device, "lane": str(effect.target), "because": effect.because},

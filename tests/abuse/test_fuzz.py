@@ -26,7 +26,7 @@ from drabridge.inventory.identity_store import FILE_NAME, IdentityStore
 from drabridge.inventory.model import Snapshot
 from drabridge.inventory.nvidia import NOTHING
 from drabridge.inventory.udev_device import UdevDevice, clean
-from drabridge.ledger.model import Entry, Facts, Ledger, Policy
+from drabridge.ledger.model import Entry, Ledger, LedgerDevice, LedgerPolicy
 from drabridge.offers.device_list import legacy_list
 from drabridge.status import page
 from drabridge.status.document import document
@@ -106,8 +106,8 @@ def test_udev_values_through_the_whole_build(found: list[UdevDevice]) -> None:
     assert len(set(ids)) == len(ids)
     assert all(name.isascii() and len(name) <= 63 and name == name.lower() for name in names)
     current = Snapshot(1, built.devices, built.collisions)
-    ledger = Ledger.of(Entry(Facts.of(device)) for device in built.devices)
-    listed = legacy_list(ledger, current.by_name(), "example.com/card", at=0.0, policy=Policy())
+    ledger = Ledger.of(Entry(LedgerDevice.of(device)) for device in built.devices)
+    listed = legacy_list(ledger, current.by_name(), "example.com/card", at=0.0, policy=LedgerPolicy())
     for entry in listed:
         assert entry.id.encode()  # kubelet reads UTF-8 only
     with short_directory() as root:
@@ -119,7 +119,7 @@ def test_udev_values_through_the_whole_build(found: list[UdevDevice]) -> None:
             json.loads(path.read_text())
     text = document(
         node="n", driver=configuration.driver, version="0", now=0.0, started_at=0.0, ledger=ledger, snapshot=current,
-        policy=Policy(), endpoints=(), not_ready=(),
+        policy=LedgerPolicy(), endpoints=(), not_ready=(),
     )  # fmt: skip
     json.dumps(text).encode()
     page.render(text)

@@ -11,7 +11,7 @@ import pytest
 
 from drabridge.dra.lifecycle import recorded
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
-from drabridge.ledger import Restarted
+from drabridge.ledger import AgentStarted
 from drabridge.ledger.model import ClaimRef, Lane
 from drabridge.sim.kubelet.faults import ListFault
 from tests.agent.test_both_apis import bridge, claim_pod, healthy, limits_pod
@@ -68,7 +68,7 @@ async def test_where_the_ledger_is_lost_it_holds_its_device() -> None:
 def test_of_a_claim_that_was_allocated_anew_the_ledger_says_what_it_has(tmp_path: Path) -> None:
     """It had gpu-0, is to have gpu-1 and gpu-2 as well, and was refused when the agent died."""
     node = Node(device(0, Lane.DRA), device(1, Lane.DRA), device(2, Lane.DRA))
-    node.yes(Restarted(NOON))
+    node.yes(AgentStarted(NOON))
     node.yes(prepare(0))
     node.yes(allocated(1, 2, claim=OTHER))
     devices = tuple(PreparedDevice("r", "node-a", name) for name in ("gpu-0", "gpu-1", "gpu-2"))

@@ -14,19 +14,19 @@ from drabridge.agent.manual_release import _forget, _has_ended
 from drabridge.containers.cdi import CdiDevice, CdiStore, Edits
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
 from drabridge.errors import RefusedError
-from drabridge.ledger import ClaimRef, Entry, Facts, Ledger, Owner
-from drabridge.ledger.model import ClaimHold, Phase, PodRef
+from drabridge.ledger import ClaimRef, Entry, Ledger, LedgerDevice, Owner
+from drabridge.ledger.model import ClaimHold, ClaimPhase, PodRef
 
 CLAIM = ClaimRef("34553fd1-cf06-469c-b877-c1432ff67333", "default", "c")
 WATCHER = ClaimRef("5bd47ba5-dc39-4e01-b577-25147473f530", "default", "watcher")
 
 
 def entry(name: str, *holds: ClaimHold) -> Entry:
-    return Entry(Facts(name, "r", (name,)), Owner.DRA_PREPARED if holds else Owner.NONE, claims=holds)
+    return Entry(LedgerDevice(name, "r", (name,)), Owner.DRA_PREPARED if holds else Owner.NONE, claims=holds)
 
 
-HOLD = ClaimHold(CLAIM, Phase.PREPARED, 0.0)
-ADMIN = ClaimHold(WATCHER, Phase.PREPARED, 0.0, admin=True)
+HOLD = ClaimHold(CLAIM, ClaimPhase.PREPARED, 0.0)
+ADMIN = ClaimHold(WATCHER, ClaimPhase.PREPARED, 0.0, admin=True)
 
 
 @pytest.mark.parametrize(("elsewhere", "left"), [((), [WATCHER.uid]), ((HOLD,), [CLAIM.uid, WATCHER.uid])])
@@ -40,7 +40,9 @@ def test_a_claim_is_forgotten_with_its_last_device(
         records.save(ClaimRecord(claim, State.COMPLETED, "boot", (PreparedDevice("r", "node-a", "gpu-0"),)))
     ledger = Ledger.of([entry("gpu-0", HOLD, ADMIN), entry("gpu-1", *elsewhere)])
     # All that is asked of an agent:
-    runtime = SimpleNamespace(paths=SimpleNamespace(state=tmp_path), cdi=cdi, keeper=SimpleNamespace(ledger=ledger))
+    runtime = SimpleNamespace(
+        paths=SimpleNamespace(state=tmp_path), cdi=cdi, ledger_service=SimpleNamespace(ledger=ledger)
+    )
     _forget(runtime, "gpu-0", [CLAIM.uid])  # type: ignore[arg-type]
     assert sorted(cdi.claimed()) == left
     assert [record.claim.uid for record in records.all()] == left
@@ -75,7 +77,7 @@ async def test_a_claim_that_is_gone_is_ended_when_nobody_is_seen_with_the_device
     runtime = SimpleNamespace(
         witness=SimpleNamespace(users=shown, error="it is away"),
         others=SimpleNamespace(in_use=in_use),
-        keeper=SimpleNamespace(ledger=ledger),
+        ledger_service=SimpleNamespace(ledger=ledger),
     )
     claims = SimpleNamespace(driver=SimpleNamespace(release_if_deallocated=released))
     with pytest.raises(RefusedError, match=re.escape(refused)) if refused else contextlib.nullcontext():

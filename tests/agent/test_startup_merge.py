@@ -12,13 +12,13 @@ from drabridge.agent.startup_merge import _findings, _in_use
 from drabridge.containers.cdi import CdiDevice, CdiStore, Edits
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
 from drabridge.evidence.kubelet import KubeletList
-from drabridge.ledger import Allocation, ClaimRef, Entry, Facts, Ledger, Lost, Use, startup_events
+from drabridge.ledger import ClaimDevices, ClaimRef, DeviceUse, Entry, Ledger, LedgerDevice, RecordLost, startup_events
 
 DRIVER = "gpu.example.com"
 CLAIM = ClaimRef("34553fd1-cf06-469c-b877-c1432ff67333", "default", "c")
-NAMELESS = Allocation(ClaimRef(CLAIM.uid), (Use("gpu-1"),))  # as its CDI file tells of it
-NAMED = Allocation(CLAIM, (Use("gpu-1"),))
-LEDGER = Ledger.of(Entry(Facts(f"gpu-{n}", "r", (f"GPU-{n}",))) for n in range(2))
+NAMELESS = ClaimDevices(ClaimRef(CLAIM.uid), (DeviceUse("gpu-1"),))  # as its CDI file tells of it
+NAMED = ClaimDevices(CLAIM, (DeviceUse("gpu-1"),))
+LEDGER = Ledger.of(Entry(LedgerDevice(f"gpu-{n}", "r", (f"GPU-{n}",))) for n in range(2))
 SHOWN = KubeletList({}, (NAMED,))
 
 
@@ -30,18 +30,20 @@ def runtime(tmp_path: Path) -> Any:
         paths=SimpleNamespace(state=tmp_path, device_plugins=tmp_path / "device-plugins"),
         options=SimpleNamespace(boot_id=tmp_path / "boot_id"),
         cdi=CdiStore(tmp_path / "cdi", DRIVER),
-        keeper=SimpleNamespace(ledger=LEDGER),
+        ledger_service=SimpleNamespace(ledger=LEDGER),
         now=float,
     )
 
 
-def _claims(runtime: Any, listed: KubeletList | None, *, rebooted: bool = False) -> tuple[Allocation, ...]:
+def _claims(runtime: Any, listed: KubeletList | None, *, rebooted: bool = False) -> tuple[ClaimDevices, ...]:
     return _in_use(LEDGER, _findings(runtime, listed, None, LEDGER.entries, rebooted=rebooted))
 
 
-def _quarantined(listed: KubeletList, claims: tuple[Allocation, ...]) -> tuple[str, ...]:
-    found = startup_events.Findings(0.0, listed=listed.pods, claims=listed.claims)
-    return next((one.devices for one in startup_events.events(LEDGER, found, claims) if isinstance(one, Lost)), ())
+def _quarantined(listed: KubeletList, claims: tuple[ClaimDevices, ...]) -> tuple[str, ...]:
+    found = startup_events.StartupFindings(0.0, listed=listed.pods, claims=listed.claims)
+    return next(
+        (one.devices for one in startup_events.events(LEDGER, found, claims) if isinstance(one, RecordLost)), ()
+    )
 
 
 def write_file(runtime: Any) -> None:
@@ -75,7 +77,7 @@ def test_a_claim_is_held_unless_it_was_prepared_before_the_reboot(
 
 
 def test_what_kubelet_cannot_name_is_known_by_the_record_or_not_at_all(runtime: Any) -> None:
-    unnamed = Allocation(ClaimRef("", CLAIM.namespace, CLAIM.name), (Use("gpu-1"), Use("gone")))
+    unnamed = ClaimDevices(ClaimRef("", CLAIM.namespace, CLAIM.name), (DeviceUse("gpu-1"), DeviceUse("gone")))
     listed = KubeletList({}, (unnamed,))
     assert _claims(runtime, listed) == ()
     assert _quarantined(listed, ()) == ("gpu-1",)
@@ -88,7 +90,7 @@ def test_a_record_from_a_backup_does_not_hide_what_kubelet_shows(runtime: Any) -
     """The claim was allocated anew since: who has which device is what either of them says."""
     record = ClaimRecord(CLAIM, State.COMPLETED, "this", (PreparedDevice("r", "node-a", "gpu-0"),))
     RecordStore(runtime.paths.state / "claims").save(record)
-    assert _claims(runtime, SHOWN) == (Allocation(CLAIM, (Use("gpu-0"), Use("gpu-1"))),)
+    assert _claims(runtime, SHOWN) == (ClaimDevices(CLAIM, (DeviceUse("gpu-0"), DeviceUse("gpu-1"))),)
 
 
 def test_a_record_knows_more_than_kubelet_shows(runtime: Any) -> None:
@@ -96,4 +98,4 @@ def test_a_record_knows_more_than_kubelet_shows(runtime: Any) -> None:
     record = ClaimRecord(CLAIM, State.COMPLETED, "this", (PreparedDevice("r", "node-a", "gpu-1", admin=True),))
     RecordStore(runtime.paths.state / "claims").save(record)
     write_file(runtime)
-    assert _claims(runtime, SHOWN) == (Allocation(CLAIM, (Use("gpu-1", admin=True),)),)
+    assert _claims(runtime, SHOWN) == (ClaimDevices(CLAIM, (DeviceUse("gpu-1", admin=True),)),)

@@ -12,28 +12,28 @@ from pathlib import Path
 from drabridge.ledger import (
     Allocate,
     ClaimRef,
+    DeviceUse,
     Entry,
-    Facts,
     Lane,
     Ledger,
+    LedgerDevice,
+    LedgerPolicy,
     NodeState,
-    Policy,
     Prepare,
     Unprepare,
-    Use,
     step,
 )
-from drabridge.ledger.service import Keeper
+from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import Store
 from tests.bench.core import Benchmark
 
 _DEVICES = 1000
-_POLICY = Policy()
+_POLICY = LedgerPolicy()
 
 
 def _ledger(lane: Lane = Lane.LEGACY) -> Ledger:
     entries = [
-        Entry(Facts(f"gpu-{n:04}", "nvidia.com/gpu", (f"GPU-{n:08}-1111-2222-3333-444444444444",)), lane=lane)
+        Entry(LedgerDevice(f"gpu-{n:04}", "nvidia.com/gpu", (f"GPU-{n:08}-1111-2222-3333-444444444444",)), lane=lane)
         for n in range(_DEVICES)
     ]
     return Ledger.of(entries, NodeState(merged=True))
@@ -52,7 +52,7 @@ def steps_per_second() -> float:
     legacy, dra = _ledger(), _ledger(Lane.DRA)
     claims = [ClaimRef(f"uid-{n}", "team-a", f"claim-{n}") for n in range(_DEVICES)]
     first = [_allocate(legacy, n) for n in range(_DEVICES)]
-    second = [Prepare(claims[n], (Use(f"gpu-{n:04}"),), float(n)) for n in range(_DEVICES)]
+    second = [Prepare(claims[n], (DeviceUse(f"gpu-{n:04}"),), float(n)) for n in range(_DEVICES)]
     third = [Unprepare(f"uid-{n}", float(n)) for n in range(_DEVICES)]
     best = 0.0
     for _ in range(5):
@@ -89,7 +89,7 @@ def load_1000_ms() -> float:
 
 
 def keeper_apply_over_fsync_ms() -> float:
-    """Allocate through the keeper with 1,000 devices, less one plain append and fsync beside it, p50."""
+    """Allocate through the ledger_service with 1,000 devices, less one plain append and fsync beside it, p50."""
     with tempfile.TemporaryDirectory(dir=".") as directory:
         return asyncio.run(_durable_allocate(Path(directory)))
 
@@ -98,14 +98,14 @@ async def _durable_allocate(directory: Path) -> float:
     Store(directory, node="bench").rewrite(_ledger())
     (directory / "ledger.lock").unlink()
     store = Store(directory, node="bench")
-    keeper = Keeper(store, _POLICY)
-    keeper.ledger = keeper.head = keeper.ledger.replace((), node=NodeState(merged=True))
+    ledger_service = LedgerService(store, _POLICY)
+    ledger_service.ledger = ledger_service.head = ledger_service.ledger.replace((), node=NodeState(merged=True))
     beside = os.open(directory / "beside", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     durable, plain = [], []
     for n in range(200):
-        event = _allocate(keeper.ledger, n)
+        event = _allocate(ledger_service.ledger, n)
         begin = time.perf_counter()
-        decision = await keeper.apply(event)
+        decision = await ledger_service.apply(event)
         durable.append(time.perf_counter() - begin)
         assert decision.accepted
         begin = time.perf_counter()
@@ -113,7 +113,7 @@ async def _durable_allocate(directory: Path) -> float:
         os.fsync(beside)
         plain.append(time.perf_counter() - begin)
     os.close(beside)
-    await keeper.close()
+    await ledger_service.close()
     return (statistics.median(durable) - statistics.median(plain)) * 1000
 
 

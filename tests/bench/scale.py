@@ -217,7 +217,7 @@ async def claim_phase(claims: int) -> Phase:
                     await node.wait_for(partial(has_status, node, f"cl{index}"), "status")
                     await node.unprepare(claim)
                     node.claims.delete(f"cl{index}")
-                    await node.wait_for(lambda: not node.keeper.ledger.by_claim, "the release")
+                    await node.wait_for(lambda: not node.ledger_service.ledger.by_claim, "the release")
 
             try:
                 return await measured("claim", api, claims, work)

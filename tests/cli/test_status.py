@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from drabridge.cli.status import moves, render
 from drabridge.inventory.model import Presence
-from drabridge.ledger.model import Entry, Facts, HeldBecause, Hold, Lane, Owner
+from drabridge.ledger.model import Entry, HeldBecause, Hold, Lane, LedgerDevice, Owner
 from drabridge.status import page
 from drabridge.status.document import Endpoint, RecentRefusal
 from drabridge.status.wording import holder, seconds_of
@@ -94,7 +94,9 @@ def test_trouble_with_kubelet_is_said_once() -> None:
 
 def test_quarantine_says_what_is_missing_and_names_nobody() -> None:
     hold = Hold(allocated_at=NOW - 90, because=HeldBecause.POD_UNACCOUNTED)
-    document = status([WHOLE], [Entry(Facts.of(WHOLE), Owner.QUARANTINE, Lane.LEGACY, hold=hold, since=NOW - 90)])
+    document = status(
+        [WHOLE], [Entry(LedgerDevice.of(WHOLE), Owner.QUARANTINE, Lane.LEGACY, hold=hold, since=NOW - 90)]
+    )
     (device,) = document["devices"]
     assert (device["holders"], device["evidence"]) == ([], "pod-unaccounted")
     head, trouble, *_, line = render(document)
@@ -107,7 +109,7 @@ def test_quarantine_says_what_is_missing_and_names_nobody() -> None:
 
 
 def test_a_long_verdict_is_whole_on_a_narrow_screen() -> None:
-    document = status([WHOLE], [Entry(Facts.of(WHOLE), Owner.QUARANTINE, Lane.LEGACY, since=NOW)])
+    document = status([WHOLE], [Entry(LedgerDevice.of(WHOLE), Owner.QUARANTINE, Lane.LEGACY, since=NOW)])
     _, verdict, *_ = render({**document, "node": "n" * 20}, width=80)
     assert verdict == "  READY, BUT DEVICES ARE IN DOUBT"
 

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from drabridge.coexistence.competing_plugins import RETRY_MOST_SECONDS, RETRY_SECONDS, SETTLED_SECONDS, Rivals
-from drabridge.ledger import Entry, Facts, Hold, Ledger, Lost
+from drabridge.ledger import Entry, Hold, Ledger, LedgerDevice, RecordLost
 from drabridge.system.supervise import WakeUp
 from podresources import PodResourcesError
 
@@ -30,9 +30,9 @@ class Node:
         self.done: list[tuple[float, str]] = []
         self.rivals: dict[str, str] = {}
         self.devices = {one: SimpleNamespace(id=one) for one in "ab"}
-        self.entries = {one: Entry(Facts(one, R, (one,))) for one in "ab"}
+        self.entries = {one: Entry(LedgerDevice(one, R, (one,))) for one in "ab"}
         self.pods: set[tuple[str, str]] = set()  # units that kubelet shows with one
-        self.lost: list[Lost] = []
+        self.lost: list[RecordLost] = []
         self.durable = True
         self.witness = SimpleNamespace(shown=self._shown)
         self.changed = WakeUp()
@@ -44,12 +44,12 @@ class Node:
     async def _shown(self) -> frozenset[tuple[str, str]]:
         return frozenset(self.pods)
 
-    async def _apply(self, event: Lost) -> Any:
+    async def _apply(self, event: RecordLost) -> Any:
         self.lost.append(event)
         return SimpleNamespace(accepted=self.durable)
 
     @property
-    def keeper(self) -> Any:
+    def ledger_service(self) -> Any:
         return SimpleNamespace(ledger=Ledger.of(self.entries.values()), apply=self._apply)
 
     def now(self) -> float:

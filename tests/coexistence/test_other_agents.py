@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from drabridge.coexistence.other_agents import OtherAgents
 from drabridge.inventory.model import Device
-from drabridge.ledger import ClaimHold, ClaimRef, Entry, Facts, Hold, Ledger, Owner
-from drabridge.ledger.model import Phase
+from drabridge.ledger import ClaimHold, ClaimRef, Entry, Hold, Ledger, LedgerDevice, Owner
+from drabridge.ledger.model import ClaimPhase
 from drabridge.ledger.store import Store
 from drabridge.system.io_thread import IoThread
 from drabridge.system.paths import Paths
@@ -99,15 +99,15 @@ def test_an_agent_that_is_replaced_finds_its_hardware_as_it_was(node: Node) -> N
 
 
 def held(device: Device) -> Entry:
-    return Entry(Facts.of(device), Owner.LEGACY, hold=Hold(device.units))
+    return Entry(LedgerDevice.of(device), Owner.LEGACY, hold=Hold(device.units))
 
 
 def test_an_agent_that_was_ended_leaves_word_of_what_it_holds_and_no_more(node: Node) -> None:
     first = node.agent("first")
     assert first.take([CARD, DISK], nothing) == {}
-    claim = ClaimHold(ClaimRef("u", "ns", "c"), Phase.PREPARED, 1.0)
-    entry = Entry(Facts.of(CARD), Owner.DRA_PREPARED, claims=(claim,))
-    first.end(Ledger.of([entry, Entry(Facts.of(DISK))]))
+    claim = ClaimHold(ClaimRef("u", "ns", "c"), ClaimPhase.PREPARED, 1.0)
+    entry = Entry(LedgerDevice.of(CARD), Owner.DRA_PREPARED, claims=(claim,))
+    first.end(Ledger.of([entry, Entry(LedgerDevice.of(DISK))]))
     withheld = node.agent("second").take([CARD, DISK], nothing)
     assert withheld.keys() == {"card"}
     assert "it is card of the driver first.example.com on this node, which is held by claim ns/c" in withheld["card"]
@@ -118,7 +118,7 @@ def test_an_agent_that_holds_nothing_leaves_nothing(node: Node) -> None:
     first = node.agent("first")
     first.take([CARD], nothing)
     assert len(node.files) == 3
-    first.end(Ledger.of([Entry(Facts.of(CARD))]))
+    first.end(Ledger.of([Entry(LedgerDevice.of(CARD))]))
     assert node.files == set()
 
 
@@ -130,7 +130,7 @@ def test_of_an_agent_that_was_killed_everything_may_be_held_unless_its_ledger_sa
     assert withheld.keys() == {"card", "disk"}
     assert "whose agent was killed" in withheld["card"]
     store = Store(node.root / "plugins" / "first.example.com", node=NODE)
-    store.rewrite(Ledger.of([held(DISK), Entry(Facts.of(CARD))]))
+    store.rewrite(Ledger.of([held(DISK), Entry(LedgerDevice.of(CARD))]))
     store.close()
     assert second.take([CARD, DISK], nothing).keys() == {"disk"}
 
@@ -138,7 +138,7 @@ def test_of_an_agent_that_was_killed_everything_may_be_held_unless_its_ledger_sa
 @pytest.mark.parametrize("runs", [False, True])
 def test_an_older_agent_that_leaves_no_word_is_known_by_its_ledger(node: Node, runs: bool) -> None:
     store = Store(node.root / "plugins" / "first.example.com", node=NODE)
-    store.rewrite(Ledger.of([held(DISK), Entry(Facts.of(CARD))]))
+    store.rewrite(Ledger.of([held(DISK), Entry(LedgerDevice.of(CARD))]))
     if not runs:
         store.close()
     second = node.agent("second")

@@ -21,7 +21,7 @@ from drabridge.dra.prepare import Preparer
 from drabridge.dra.records import RecordStore
 from drabridge.kube.client import KubernetesCluster
 from drabridge.ledger import Prepare, Unprepare
-from drabridge.ledger.service import Keeper
+from drabridge.ledger.service import LedgerService
 from tests.support.dra_node import DraNode, gpu, with_profile
 
 EXIT_STATUS = 137
@@ -64,7 +64,7 @@ async def main(root: Path, kubeconfig: Path, phase: str, at: int) -> None:
             steps.before(KubernetesCluster, name)
     else:
         events = (Prepare, Unprepare)
-        steps.before(Keeper, "apply", lambda keeper, event: isinstance(event, events))
+        steps.before(LedgerService, "apply", lambda ledger_service, event: isinstance(event, events))
         steps.before(HookRunner, "run")
         steps.before(os, "replace")  # every atomic write: the file is there, under its hidden name
         for owner, names in (

@@ -8,8 +8,8 @@ import pytest
 
 from drabridge.dra.allocation import allocation_here
 from drabridge.errors import PeerError
-from drabridge.ledger.events import Allocation, Use
-from drabridge.ledger.model import ClaimRef, Share
+from drabridge.ledger.events import ClaimDevices, DeviceUse
+from drabridge.ledger.model import ClaimRef, ClaimShare
 
 
 def _claim(name: str, *results: dict[str, Any]) -> dict[str, Any]:
@@ -31,8 +31,10 @@ def test_each_claim_comes_once_with_all_of_its_devices_of_the_pool() -> None:
     )
     found = [allocation_here(claim, "a.example.com", "node-a") for claim in listed]
     assert tuple(filter(None, found)) == (
-        Allocation(ClaimRef("uid-two", "default", "two"), (Use("gpu-0"), Use("gpu-1", admin=True))),
-        Allocation(ClaimRef("uid-share", "default", "share"), (Use("gpu-0", Share("s", (("memory", 1024),))),)),
+        ClaimDevices(ClaimRef("uid-two", "default", "two"), (DeviceUse("gpu-0"), DeviceUse("gpu-1", admin=True))),
+        ClaimDevices(
+            ClaimRef("uid-share", "default", "share"), (DeviceUse("gpu-0", ClaimShare("s", (("memory", 1024),))),)
+        ),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from drabridge.dra.lifecycle import ClaimSide
 from drabridge.kube.client import KubernetesCluster
-from drabridge.ledger import Allocation, ClaimRef, Use
+from drabridge.ledger import ClaimDevices, ClaimRef, DeviceUse
 from drabridge.sim.apiserver import SimApiServer
 from tests.support.dra_node import DRIVER, NODE, Claims, add_node, short_directory
 
@@ -38,7 +38,7 @@ async def test_claims_with_devices_of_this_node_are_listed() -> None:
         assert await side.allocated() == ()
         claim = Claims(api).add("c", "gpu-1")
         Claims(api).add("elsewhere", {"device": "gpu-1", "pool": "node-b"})
-        assert await side.allocated() == (Allocation(ClaimRef(claim.uid, "default", "c"), (Use("gpu-1"),)),)
+        assert await side.allocated() == (ClaimDevices(ClaimRef(claim.uid, "default", "c"), (DeviceUse("gpu-1"),)),)
         api.faults.partition()
         assert await side.allocated() is None
 

@@ -109,7 +109,7 @@ async def ends_clean(node: DraNode) -> None:
     assert node.cdi_files() == []
     assert not list((node.state / "dra-device-metadata").glob("*"))
     assert node.owner("gpu-0") in (Owner.NONE, Owner.DRA_GRANTED)  # the claim is still allocated
-    assert not any(held.phase == "prepared" for held in node.keeper.ledger.entries["gpu-0"].claims)
+    assert not any(held.phase == "prepared" for held in node.ledger_service.ledger.entries["gpu-0"].claims)
 
 
 async def test_death_at_every_step_of_unprepare_ends_clean() -> None:

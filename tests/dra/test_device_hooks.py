@@ -194,12 +194,12 @@ async def test_a_claim_that_ends_in_a_conflict_leaves_the_device_to_the_pod(log:
         await node.start(in_use=in_use)
         claim = node.claims.add("claim", "gpu-1")
         await node.prepared(claim)
-        facts = node.keeper.ledger.entries["gpu-1"].device
+        facts = node.ledger_service.ledger.entries["gpu-1"].device
         listed = {(facts.resource, facts.units[0]): (PodRef("default", "pod", "main"),)}
-        await node.keeper.apply(Observed(time.time(), node.keeper.ledger.seq, listed))
+        await node.ledger_service.apply(Observed(time.time(), node.ledger_service.ledger.seq, listed))
         assert node.owner("gpu-1") is Owner.CONFLICT
         assert await node.unprepare(claim) == {claim.uid: ""}
-        assert node.keeper.ledger.entries["gpu-1"].hold is not None
+        assert node.ledger_service.ledger.entries["gpu-1"].hold is not None
     assert log.read_text() == ""
 
 

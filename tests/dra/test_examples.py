@@ -68,7 +68,7 @@ async def run(sim: SimCluster, example: str) -> list[str]:
 
 
 def held(node: DraNode) -> list[str]:
-    return sorted(name for name, entry in node.keeper.ledger.entries.items() if entry.holders)
+    return sorted(name for name, entry in node.ledger_service.ledger.entries.items() if entry.holders)
 
 
 def spec_files(node: DraNode) -> list[Any]:
@@ -141,7 +141,7 @@ async def test_parameters_reach_the_container() -> None:
 async def test_two_pods_have_a_part_each_and_a_third_finds_no_room() -> None:
     async with cluster() as (sim, node):
         await run(sim, "shared-device")
-        (entry,) = [entry for entry in node.keeper.ledger.entries.values() if entry.holders]
+        (entry,) = [entry for entry in node.ledger_service.ledger.entries.values() if entry.holders]
         assert len({share.id for held in entry.holders for share in held.shares}) == 2
         third = next(d for d in yaml.safe_load_all((EXAMPLES / "shared-device.yaml").read_text()) if d["kind"] == "Pod")
         third["metadata"]["name"] = "part-3"

@@ -256,7 +256,7 @@ async def test_a_device_that_cannot_be_prepared_is_named(device: Any, expected: 
         node.driver._preparer._settle_seconds = 0.1
         assert expected in await node.refused(node.claims.add("cl", device))
         assert node.records() == []
-        assert node.keeper.ledger.by_claim == {}
+        assert node.ledger_service.ledger.by_claim == {}
 
 
 async def test_a_device_that_comes_back_within_the_call_is_waited_for() -> None:

@@ -14,7 +14,7 @@ from drabridge.dra import driver, publisher
 from drabridge.dra.facts import PublishFailed, SlicesPublished
 from drabridge.inventory.model import Presence, Snapshot
 from drabridge.kube.api import UnreachableError
-from drabridge.ledger.events import Restarted, SetLane
+from drabridge.ledger.events import AgentStarted, SetLane
 from drabridge.ledger.model import ClaimRef, Lane, Owner
 from drabridge.sim.apiserver.store import Change
 from tests.support.dra_node import CONFIG, DRIVER, NODE, DraNode, a_node, add_node, gpu
@@ -132,7 +132,7 @@ async def test_where_the_server_drops_taints_the_device_is_removed() -> None:
 async def test_devices_of_the_legacy_lane_are_in_no_slice() -> None:
     async with a_node() as node:
         await published(node)
-        await node.keeper.apply(SetLane("gpu-0", Lane.LEGACY, time.time()))
+        await node.ledger_service.apply(SetLane("gpu-0", Lane.LEGACY, time.time()))
         await published(node, ALL[1:])
 
 
@@ -237,29 +237,29 @@ async def test_nobody_claims_that_slices_are_published_while_that_is_not_known(m
         node.api.faults.partition()
         await node.wait_for(lambda: not node.driver.state.publisher.published, "the lost watch")
         synced, facts = node.driver.synced_seq, len(node.facts)
-        await node.keeper.apply(Restarted(time.time()))
+        await node.ledger_service.apply(AgentStarted(time.time()))
         for _ in range(50):
             assert not node.driver.state.publisher.published
-            assert node.driver.synced_seq == synced < node.keeper.ledger.seq
+            assert node.driver.synced_seq == synced < node.ledger_service.ledger.seq
             await asyncio.sleep(0.01)
         assert "no answer" in node.driver.state.publisher.error
         node.api.faults.heal()
         await published(node)
-        assert node.driver.synced_seq == node.keeper.ledger.seq
+        assert node.driver.synced_seq == node.ledger_service.ledger.seq
         assert not [fact for fact in node.facts[facts:] if isinstance(fact, SlicesPublished)]  # there was no write
 
 
 async def test_a_write_that_may_have_been_done_is_looked_for_before_anything_is_said() -> None:
     async with a_node() as node:
         await published(node)
-        await node.keeper.apply(SetLane("gpu-0", Lane.LEGACY, time.time()))
+        await node.ledger_service.apply(SetLane("gpu-0", Lane.LEGACY, time.time()))
         await published(node, ALL[1:])
         node.api.faults.watch_lag_seconds = 120
         node.api.faults.fail(1, 504, verb="update", resource="resourceslices", after_commit=True)
-        await node.keeper.apply(SetLane("gpu-0", Lane.DRA, time.time()))
+        await node.ledger_service.apply(SetLane("gpu-0", Lane.DRA, time.time()))
         await node.wait_for(lambda: node.published() == ALL, "the write without an answer")
-        await node.keeper.apply(SetLane("gpu-0", Lane.LEGACY, time.time()))
-        seq = node.keeper.ledger.seq
+        await node.ledger_service.apply(SetLane("gpu-0", Lane.LEGACY, time.time()))
+        seq = node.ledger_service.ledger.seq
         await node.wait_for(lambda: node.driver.synced_seq >= seq, "word of the API server")
         assert node.published() == ALL[1:]
 
@@ -291,7 +291,7 @@ async def test_a_slice_that_is_edited_before_its_write_is_answered_is_restored()
 async def test_what_a_watch_does_not_tell_is_seen_by_who_asks() -> None:
     async with a_node() as node:
         await published(node)
-        await node.keeper.apply(SetLane("gpu-0", Lane.LEGACY, time.time()))
+        await node.ledger_service.apply(SetLane("gpu-0", Lane.LEGACY, time.time()))
         before = node.slices()[0]["spec"]["devices"]
         await published(node, ALL[1:])
         node.api.faults.watch_lag_seconds = 120

@@ -12,7 +12,7 @@ import pytest
 from drabridge.dra.locks import Locks
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
 from drabridge.errors import HostError
-from drabridge.ledger.model import ClaimRef, Share
+from drabridge.ledger.model import ClaimRef, ClaimShare
 
 UID = "34553fd1-cf06-469c-b877-c1432ff67333"
 HOOK = {"command": ["/bin/true"], "timeoutSeconds": 5}
@@ -120,8 +120,8 @@ def test_a_directory_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 def test_the_ledger_is_told_of_shares_and_admin_access() -> None:
     uses = [(use.device, use.share, use.admin) for use in RECORD.uses]
-    part = Share("share-2", (("memory", 5),))  # a start counts what it takes
-    assert uses == [("gpu-0", Share("share-1"), False), ("gpu-1", None, True), ("gpu-2", part, False)]
+    part = ClaimShare("share-2", (("memory", 5),))  # a start counts what it takes
+    assert uses == [("gpu-0", ClaimShare("share-1"), False), ("gpu-1", None, True), ("gpu-2", part, False)]
 
 
 async def test_a_claim_has_one_worker_and_does_not_wait_for_others() -> None:

@@ -16,13 +16,15 @@ from drabridge.evidence.other_sources import OtherEvidence
 from drabridge.kube.api import UnreachableError
 from drabridge.kube.client import KubernetesCluster
 from drabridge.kube.json_reader import ObjectIdentity
-from drabridge.ledger.events import Checkpoint, Observed
-from drabridge.ledger.model import ClaimRef, Entry, Facts, HeldBecause, Hold, Ledger, Owner, PodRef
+from drabridge.ledger.events import CheckpointRead, Observed
+from drabridge.ledger.model import ClaimRef, Entry, HeldBecause, Hold, Ledger, LedgerDevice, Owner, PodRef
 from drabridge.sim.apiserver import SimApiServer
 from tests.support.agent_process import short_directory, until
 
 GPU, FPGA = "example.com/gpu", "example.com/fpga"
-LEDGER = Ledger.of([Entry(Facts(f"g{n}", GPU, (f"g{n}",))) for n in range(4)] + [Entry(Facts("f0", FPGA, ("f0",)))])
+LEDGER = Ledger.of(
+    [Entry(LedgerDevice(f"g{n}", GPU, (f"g{n}",))) for n in range(4)] + [Entry(LedgerDevice("f0", FPGA, ("f0",)))]
+)
 
 
 def _seen(body: dict[str, Any]) -> WatchedPod:
@@ -179,7 +181,7 @@ def test_a_pod_that_is_gone_and_was_not_seen_to_end_counts_for_its_grace_period(
     at.now += 39.9
     assert at.unaccounted() == {GPU: ("default/a",)}
     named = Hold(("g0",), pods=(PodRef("default", "a", "m", "uid-a"),))
-    assert at.unaccounted(Ledger.of([Entry(Facts("g0", GPU, ("g0",)), Owner.LEGACY, hold=named)])) == {}, (
+    assert at.unaccounted(Ledger.of([Entry(LedgerDevice("g0", GPU, ("g0",)), Owner.LEGACY, hold=named)])) == {}, (
         "it waits itself"
     )
     at.now += 0.1
@@ -337,7 +339,7 @@ def test_a_mirror_cannot_say_another_pod_s_uid() -> None:
     body["metadata"] |= {"annotations": {MIRROR: "uid-a"}, "ownerReferences": [OWNER]}
     for at in At(A, body), At(body, A):
         assert at.unaccounted() == {GPU: ("default/a",)}
-        shown = at.watch.enrich(_observed({}, Checkpoint({(GPU, "g0"): (PodRef(uid="uid-a"),)})))
+        shown = at.watch.enrich(_observed({}, CheckpointRead({(GPU, "g0"): (PodRef(uid="uid-a"),)})))
         assert shown.checkpoint
         assert str(shown.checkpoint.pods[GPU, "g0"][0]) == "default/a"
         at.watch.changed("MODIFIED", _seen(_ends(body)))
@@ -346,7 +348,7 @@ def test_a_mirror_cannot_say_another_pod_s_uid() -> None:
         assert not at.watch.enrich(_observed({})).ended
 
 
-def _observed(listed: dict[str, str], checkpoint: Checkpoint | None = None) -> Observed:
+def _observed(listed: dict[str, str], checkpoint: CheckpointRead | None = None) -> Observed:
     shown = {(FPGA if unit[0] == "f" else GPU, unit): (PodRef("default", name, "m"),) for unit, name in listed.items()}
     return Observed(0.0, 0, listed=shown, checkpoint=checkpoint)
 
@@ -359,7 +361,9 @@ def test_a_pod_that_kubelet_shows_with_less_than_it_asks_for_is_unaccounted() ->
 
 
 async def test_the_pods_that_others_wait_for_are_named_while_they_do() -> None:
-    held = Entry(Facts("g0", GPU, ("g0",)), Owner.LEGACY, hold=Hold(("g0",), because=HeldBecause.POD_UNACCOUNTED))
+    held = Entry(
+        LedgerDevice("g0", GPU, ("g0",)), Owner.LEGACY, hold=Hold(("g0",), because=HeldBecause.POD_UNACCOUNTED)
+    )
     ledger = Ledger.of([held])
     others = OtherEvidence(lambda: ledger, dict, frozenset)
     others.pods = _watch(*(pod(f"a{n}", container("m", gpu=1)) for n in range(6)), pod("b", container("m", fpga=1)))
@@ -394,7 +398,7 @@ def test_another_plugin_s_units_account_for_what_is_asked_of_it_alone() -> None:
 @pytest.mark.parametrize(("fresh", "missing"), [(True, {}), (False, {GPU: ("default/a",)})])
 def test_an_init_container_is_accounted_for_by_a_fresh_checkpoint_alone(fresh: bool, missing: dict[str, Any]) -> None:
     watch = _watch(pod("a", container("m"), init=(container("i", gpu=1),)))
-    checkpoint = Checkpoint({(GPU, "g0"): (PodRef(container="i", uid="uid-a"),)}, barrier=fresh)
+    checkpoint = CheckpointRead({(GPU, "g0"): (PodRef(container="i", uid="uid-a"),)}, barrier=fresh)
     assert watch.unaccounted(LEDGER, _observed({}, checkpoint)) == missing
 
 
@@ -404,7 +408,7 @@ async def test_a_pod_that_the_checkpoint_alone_shows_has_its_name_and_keeps_it()
     others.pods = watch
     shown = {(GPU, "g0"): (PodRef(container="i", uid="uid-a"), PodRef(container="i", uid="uid-x"))}
     for _ in range(2):
-        seen = await others.enrich(_observed({}, Checkpoint(shown)))
+        seen = await others.enrich(_observed({}, CheckpointRead(shown)))
         assert seen.checkpoint
         assert list(map(str, seen.checkpoint.pods[GPU, "g0"])) == ["default/a (container i)", "uid uid-x (container i)"]
         watch.lost(UnreachableError("no answer"))
@@ -416,7 +420,7 @@ def test_a_static_pod_is_known_to_kubelet_by_the_uid_that_its_mirror_names() -> 
     ended: list[int] = []
     watch = PodWatch(None, "node-a", lambda: ended.append(1))  # type: ignore[arg-type]
     watch.listed((_seen(mirror),))
-    checkpoint = Checkpoint({(GPU, "g0"): (PodRef(container="i", uid="0123abcd"),)}, barrier=True)
+    checkpoint = CheckpointRead({(GPU, "g0"): (PodRef(container="i", uid="0123abcd"),)}, barrier=True)
     assert watch.unaccounted(LEDGER, _observed({}, checkpoint)) == {}
     assert watch.unaccounted(LEDGER, _observed({})) == {GPU: ("default/a",)}
     watch.changed("MODIFIED", _seen(mirror))

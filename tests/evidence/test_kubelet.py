@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from drabridge.evidence.kubelet import KubeletEvidence, KubeletList, absent
 from drabridge.ledger.events import Observed
-from drabridge.ledger.model import Entry, Facts, Hold, Lane, Ledger, NodeState, Owner
+from drabridge.ledger.model import Entry, Hold, Lane, Ledger, LedgerDevice, NodeState, Owner
 from drabridge.sim.kubelet.faults import ListFault
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Container, PodSpec
@@ -59,7 +59,7 @@ class Peer:
 
     async def look(self, *held: str) -> Observed:
         """A round for a ledger in which pods hold these devices."""
-        entries = [Entry(Facts(name, GPU, (name,))) for name in ("d0", "d1")]
+        entries = [Entry(LedgerDevice(name, GPU, (name,))) for name in ("d0", "d1")]
         entries = [replace(e, owner=Owner.LEGACY, hold=Hold((e.name,))) if e.name in held else e for e in entries]
         return await self.witness.look(Ledger.of(entries, NodeState(merged=True), seq=7))
 
@@ -159,7 +159,7 @@ async def test_a_plain_init_container_is_in_the_checkpoint_alone() -> None:
 
 async def test_devices_on_their_way_to_claims_are_asked_about_behind_the_barrier() -> None:
     async with peer() as one:
-        entry = Entry(Facts("d0", GPU, ("d0",)), lane=Lane.LEGACY_TO_DRA)
+        entry = Entry(LedgerDevice("d0", GPU, ("d0",)), lane=Lane.LEGACY_TO_DRA)
         seen = await one.witness.look(Ledger.of([entry], NodeState(merged=True)))
         assert one.resent == [[GPU]]
         assert seen.checkpoint is not None
@@ -233,7 +233,7 @@ async def test_a_socket_that_is_gone_is_unknown() -> None:
 
 
 def test_a_hold_that_kubelet_counts_elsewhere_is_looked_for_there() -> None:
-    held = Entry(Facts("d0", GPU, ("d0",)), Owner.LEGACY, hold=Hold(("d0",), resource=OTHER))
+    held = Entry(LedgerDevice("d0", GPU, ("d0",)), Owner.LEGACY, hold=Hold(("d0",), resource=OTHER))
     ledger = Ledger.of([held])
     assert absent(ledger, {(OTHER, "d0::1"): ()}) == absent(ledger, {(GPU, "d0"): ()}) == []
     assert absent(ledger, {("third", "d0"): (), (OTHER, "d1"): ()}) == [held]

@@ -7,16 +7,28 @@ import pytest
 from drabridge.evidence.apiserver_pods import PodWatch, watched_pod
 from drabridge.evidence.kubelet import claims_of, users_of
 from drabridge.evidence.other_sources import OtherEvidence
-from drabridge.ledger import Allocation, ClaimRef, Entry, Facts, Hold, Ledger, Observed, Owner, PodRef, Share, Use
+from drabridge.ledger import (
+    ClaimDevices,
+    ClaimRef,
+    ClaimShare,
+    DeviceUse,
+    Entry,
+    Hold,
+    Ledger,
+    LedgerDevice,
+    Observed,
+    Owner,
+    PodRef,
+)
 from podresources.model import Claim, ClaimDevice, Container, NodeSnapshot, Pod, SocketIdentity
 from tests.evidence.test_apiserver_pods import FPGA, GPU, container, pod
 
-FOUND = (Allocation(ClaimRef("uid-c", "default", "c"), (Use("g0"),)),)
+FOUND = (ClaimDevices(ClaimRef("uid-c", "default", "c"), (DeviceUse("g0"),)),)
 POD = pod("a", container("m", gpu=1))
 
 
 def entry(name: str, owner: Owner, resource: str = GPU) -> Entry:
-    return Entry(Facts(name, resource, (name,)), owner, hold=Hold((name,)))
+    return Entry(LedgerDevice(name, resource, (name,)), owner, hold=Hold((name,)))
 
 
 LOST = entry("g0", Owner.QUARANTINE)
@@ -42,7 +54,7 @@ async def test_claims_are_listed_where_they_alone_keep_a_device_in_quarantine(
 ) -> None:
     calls = []
 
-    async def claims() -> tuple[Allocation, ...]:
+    async def claims() -> tuple[ClaimDevices, ...]:
         calls.append(1)
         return FOUND
 
@@ -89,9 +101,9 @@ def test_a_claim_of_a_list_has_its_uid_from_its_files_and_our_devices_alone() ->
     twice = Claim("other", "c", (given("g2", OTHER_UID),))
     nameless = Claim("default", "d", (given("g3", ""),))
     assert claims_of(listed(one, twice, twice, nameless), DRIVER) == (
-        Allocation(ClaimRef(UID, "default", "c"), (Use("g0"), Use("g1", Share("s")))),
-        Allocation(ClaimRef(OTHER_UID, "other", "c"), (Use("g2"),)),
-        Allocation(ClaimRef("", "default", "d"), (Use("g3"),)),
+        ClaimDevices(ClaimRef(UID, "default", "c"), (DeviceUse("g0"), DeviceUse("g1", ClaimShare("s")))),
+        ClaimDevices(ClaimRef(OTHER_UID, "other", "c"), (DeviceUse("g2"),)),
+        ClaimDevices(ClaimRef("", "default", "d"), (DeviceUse("g3"),)),
     )
 
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from drabridge.evidence.loop import ABSENT_SECONDS, HELD_SECONDS, IDLE_SECONDS, LEAST_SECONDS, EvidenceLoop
-from drabridge.ledger import Entry, Event, Facts, Hold, Ledger, Observed, Owner, Policy
+from drabridge.ledger import Entry, Event, Hold, Ledger, LedgerDevice, LedgerPolicy, Observed, Owner
 from drabridge.ledger.effects import ACCEPTED, Decision
 from tests.support.agent_process import until
 
@@ -17,7 +17,7 @@ from tests.support.agent_process import until
 class Node:
     """The ledger and kubelet in one: nobody answers anything, and every question is counted."""
 
-    policy = Policy()
+    policy = LedgerPolicy()
 
     def __init__(self, *entries: Entry) -> None:
         self.ledger = Ledger.of(entries)
@@ -76,5 +76,5 @@ async def test_many_hints_are_followed_together() -> None:
     ],
 )
 def test_the_next_question_comes_when_a_hold_may_end(owner: Owner, hold: Hold | None, seconds: float) -> None:
-    held = Entry(Facts("d0", "r", ("d0",)), owner, hold=hold)
-    assert Node(held, Entry(Facts("d1", "r", ("d1",)))).loop.pause_seconds() == seconds
+    held = Entry(LedgerDevice("d0", "r", ("d0",)), owner, hold=hold)
+    assert Node(held, Entry(LedgerDevice("d1", "r", ("d1",)))).loop.pause_seconds() == seconds

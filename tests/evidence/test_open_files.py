@@ -20,7 +20,7 @@ from drabridge.evidence.open_files import Opened, opened
 from drabridge.evidence.other_sources import OtherEvidence
 from drabridge.inventory.model import Device, DeviceNode
 from drabridge.ledger.events import Observed
-from drabridge.ledger.model import ClaimHold, ClaimRef, Entry, Facts, Hold, Ledger, Owner, Phase, PodRef
+from drabridge.ledger.model import ClaimHold, ClaimPhase, ClaimRef, Entry, Hold, Ledger, LedgerDevice, Owner, PodRef
 from tests.support.agent_process import until
 from tests.support.waiting import PATIENCE
 
@@ -109,8 +109,8 @@ def child_with_null_open() -> Iterator[None]:
 
 @pytest.mark.parametrize("owner", [Owner.LEGACY, Owner.QUARANTINE, Owner.CONFLICT])
 async def test_every_hold_that_may_be_about_to_end_is_looked_at(owner: Owner) -> None:
-    claims = (ClaimHold(ClaimRef("uid-c"), Phase.PREPARED, 0.0),) if owner is Owner.CONFLICT else ()
-    held = Entry(Facts("null", "example.com/mem", ("null",)), owner, hold=Hold(("null",)), claims=claims)
+    claims = (ClaimHold(ClaimRef("uid-c"), ClaimPhase.PREPARED, 0.0),) if owner is Owner.CONFLICT else ()
+    held = Entry(LedgerDevice("null", "example.com/mem", ("null",)), owner, hold=Hold(("null",)), claims=claims)
     others = OtherEvidence(lambda: Ledger.of([held]), lambda: {"null": NULL}, lambda: frozenset({"example.com/mem"}))
     with child_with_null_open():
         assert (await others.enrich(Observed(0.0, 0, listed={}))).opened == {"null": True}
@@ -182,7 +182,7 @@ def test_where_statx_cannot_be_had_stat_is_asked(statx: object, monkeypatch: pyt
 
 
 async def test_only_resources_that_ask_for_it_and_only_what_kubelet_does_not_show() -> None:
-    held = Entry(Facts("null", "example.com/mem", ("null",)), Owner.LEGACY, hold=Hold(("null",)))
+    held = Entry(LedgerDevice("null", "example.com/mem", ("null",)), Owner.LEGACY, hold=Hold(("null",)))
     ledger = Ledger.of([held])
     seen = Observed(0.0, 0, listed={})
     shown = Observed(0.0, 0, listed={("example.com/mem", "null"): (PodRef("default", "a"),)})

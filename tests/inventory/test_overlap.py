@@ -14,7 +14,7 @@ from drabridge.inventory.identity import Key
 from drabridge.inventory.model import Device
 from drabridge.inventory.nvidia import NOTHING
 from drabridge.inventory.udev_device import UdevDevice
-from drabridge.ledger import Facts
+from drabridge.ledger import LedgerDevice
 from tests.support.hardware import MemoryHost, config, record
 
 HUB = record("/sys/devices/pci0000:00/0000:00:14.0/1-1", "usb", devtype="usb_device", devnode="/dev/bus/usb/001/002")
@@ -99,7 +99,7 @@ class Bench:
 
 def same(devices: dict[str, Device], one: str, other: str) -> bool:
     """Whether the ledger is told that the two overlap; it is asked from either side."""
-    first, second = Facts.of(devices[one]), Facts.of(devices[other])
+    first, second = LedgerDevice.of(devices[one]), LedgerDevice.of(devices[other])
     assert first.same_place(second) is second.same_place(first)
     return first.same_place(second)
 

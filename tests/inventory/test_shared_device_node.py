@@ -16,24 +16,24 @@ from drabridge.inventory.nvidia import NOTHING
 from drabridge.inventory.tracker import DeviceTracker
 from drabridge.inventory.udev_device import UdevDevice
 from drabridge.ledger import (
+    AgentStarted,
     Allocate,
-    Booted,
-    Checkpoint,
+    CheckpointRead,
     ClaimAllocated,
     ClaimRef,
+    DeviceUse,
     Discovered,
     Event,
-    Facts,
     Lane,
     Ledger,
+    LedgerDevice,
+    LedgerPolicy,
+    NodeBooted,
     Observed,
     Owner,
-    Policy,
     Prepare,
-    Restarted,
     SetLane,
-    Use,
-    Withdrawn,
+    WithdrawnFromKubelet,
     step,
 )
 from drabridge.ledger.codec import entry_from_json, entry_to_json
@@ -51,10 +51,10 @@ class Machine:
         self.config = config
         self.host = MemoryHost(nodes)
         self.ledger = Ledger()
-        self.policy = Policy()
+        self.policy = LedgerPolicy()
         self.now = 1000.0
         self.start()
-        self.do(Booted("boot", self.now))
+        self.do(NodeBooted("boot", self.now))
 
     def start(self) -> None:
         """Another process: what is known of before is in the ledger, as it is on disk."""
@@ -80,15 +80,15 @@ class Machine:
         built = self.builder.build(records, NOTHING, given=self.tracker.given(), held=self.held)
         names = [resource.name for resource in self.config.resources]
         if snapshot := self.tracker.update(built.devices, built.collisions, names, self.now):
-            self.do(Discovered(tuple(map(Facts.of, snapshot.devices)), self.now, lanes or {}))
-        self.do(Restarted(self.now))
+            self.do(Discovered(tuple(map(LedgerDevice.of, snapshot.devices)), self.now, lanes or {}))
+        self.do(AgentStarted(self.now))
         return {device.name: device for device in built.devices}
 
     def allocate(self, *names: str) -> bool:
         return self.do(Allocate({name: self.ledger.entries[name].device.units for name in names}, self.now))
 
     def prepare(self, claim: ClaimRef, *names: str) -> bool:
-        return self.do(Prepare(claim, tuple(map(Use, names)), self.now))
+        return self.do(Prepare(claim, tuple(map(DeviceUse, names)), self.now))
 
     def offered(self, name: str) -> bool:
         entry = self.ledger.entries[name]
@@ -98,11 +98,11 @@ class Machine:
         """Kubelet shows no pod any more."""
         for _ in range(2):
             self.now += 200
-            self.do(Observed(self.now, self.ledger.seq, {}, Checkpoint({}), {}))
+            self.do(Observed(self.now, self.ledger.seq, {}, CheckpointRead({}), {}))
 
     def to_claims(self, name: str) -> None:
         self.do(SetLane(name, Lane.DRA, self.now))
-        self.do(Withdrawn(name, self.ledger.seq, self.now))
+        self.do(WithdrawnFromKubelet(name, self.ledger.seq, self.now))
 
 
 # --- one IOMMU group ---
@@ -151,7 +151,7 @@ def test_one_claim_or_one_container_may_have_several_functions_of_a_group(
     machine.let_go()
     for name in (one, beside, apart):
         machine.to_claims(name)
-    assert machine.do(ClaimAllocated(CLAIM, (Use(one), Use(beside)), machine.now))
+    assert machine.do(ClaimAllocated(CLAIM, (DeviceUse(one), DeviceUse(beside)), machine.now))
     assert machine.prepare(CLAIM, one, beside)
     assert not machine.prepare(OTHER, one)
 

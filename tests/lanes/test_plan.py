@@ -8,25 +8,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drabridge.inventory.model import Device, Presence
-from drabridge.lanes.plan import Urgency, Wanted, chosen, counted, destined, order, place, plan
+from drabridge.lanes.plan import LaneTarget, Urgency, chosen, counted, destined, order, place, plan
 from drabridge.ledger import (
     Allocate,
     Discovered,
     Entry,
-    Facts,
     Lane,
     Ledger,
+    LedgerDevice,
     NodeState,
     Owner,
     PodRef,
     SetLane,
-    Withdrawn,
+    WithdrawnFromKubelet,
     step,
 )
-from drabridge.ledger.events import Observed, QuorumClear, SliceWithdrawn
-from drabridge.ledger.model import Policy
+from drabridge.ledger.events import NoClaimListed, Observed, WithdrawnFromSlices
+from drabridge.ledger.model import LedgerPolicy
 
-POLICY = Policy()
+POLICY = LedgerPolicy()
 
 
 def devices(count: int, per_root: int = 1000) -> list[Device]:
@@ -39,7 +39,7 @@ def devices(count: int, per_root: int = 1000) -> list[Device]:
 def ledger_of(found: list[Device], lanes: dict[int, Lane] | None = None, held: Collection[int] = ()) -> Ledger:
     lanes = lanes or {}
     ledger = Ledger.of(
-        [Entry(Facts.of(device), lane=lanes.get(n, Lane.LEGACY)) for n, device in enumerate(found)],
+        [Entry(LedgerDevice.of(device), lane=lanes.get(n, Lane.LEGACY)) for n, device in enumerate(found)],
         NodeState(merged=True),
     )
     for n in held:
@@ -49,7 +49,7 @@ def ledger_of(found: list[Device], lanes: dict[int, Lane] | None = None, held: C
     return ledger
 
 
-def carry_out(ledger: Ledger, found: list[Device], wanted: Wanted, at: float = 1000.0) -> Ledger:
+def carry_out(ledger: Ledger, found: list[Device], wanted: LaneTarget, at: float = 1000.0) -> Ledger:
     """Apply the plan and every acknowledgement that free devices need."""
     for change in plan(ledger, found, wanted, at):
         ledger = step(ledger, SetLane(change.device, change.lane, at), POLICY).of(ledger)
@@ -59,9 +59,9 @@ def carry_out(ledger: Ledger, found: list[Device], wanted: Wanted, at: float = 1
 def acknowledge(ledger: Ledger, at: float) -> Ledger:
     for name in ledger.entries:
         for event in (
-            Withdrawn(name, ledger.seq, at),
-            SliceWithdrawn(name, ledger.seq, at),
-            QuorumClear(name, ledger.seq + 1, at + 100),
+            WithdrawnFromKubelet(name, ledger.seq, at),
+            WithdrawnFromSlices(name, ledger.seq, at),
+            NoClaimListed(name, ledger.seq + 1, at + 100),
         ):
             ledger = step(ledger, event, POLICY).of(ledger)
     return ledger
@@ -73,15 +73,15 @@ def lanes_of(ledger: Ledger) -> str:
 
 def test_claims_get_the_front_and_pods_the_end() -> None:
     found = devices(8)
-    ledger = carry_out(ledger_of(found), found, Wanted(3))
+    ledger = carry_out(ledger_of(found), found, LaneTarget(3))
     assert lanes_of(ledger) == "DDDLLLLL"
-    assert lanes_of(carry_out(ledger, found, Wanted(6))) == "DDDDDDLL"
-    assert lanes_of(carry_out(ledger, found, Wanted(1))) == "DLLLLLLL"  # back from the end of the dra part
+    assert lanes_of(carry_out(ledger, found, LaneTarget(6))) == "DDDDDDLL"
+    assert lanes_of(carry_out(ledger, found, LaneTarget(1))) == "DLLLLLLL"  # back from the end of the dra part
 
 
 def test_free_devices_move_before_held_ones() -> None:
     found = devices(4)
-    changes = plan(ledger_of(found, held={0, 1}), found, Wanted(3), 1000.0)
+    changes = plan(ledger_of(found, held={0, 1}), found, LaneTarget(3), 1000.0)
     assert [(change.device, change.urgency) for change in changes] == [
         ("gpu-02", Urgency.FREE),
         ("gpu-03", Urgency.FREE),
@@ -100,26 +100,26 @@ def all_held_but(ledger: Ledger, found: list[Device], free: Collection[int]) -> 
 
 def test_a_held_device_is_overtaken_by_one_that_becomes_free() -> None:
     found = devices(2)
-    ledger = carry_out(ledger_of(found, held={0, 1}), found, Wanted(1))
+    ledger = carry_out(ledger_of(found, held={0, 1}), found, LaneTarget(1))
     assert ledger.entries["gpu-00"].move is not None
-    ledger = carry_out(all_held_but(ledger, found, {1}), found, Wanted(1))
+    ledger = carry_out(all_held_but(ledger, found, {1}), found, LaneTarget(1))
     assert ledger.entries["gpu-00"].move is None
     assert ledger.entries["gpu-01"].lane is Lane.DRA
 
 
 def test_each_held_device_is_overtaken_by_another() -> None:
     found = devices(5)
-    marked = carry_out(ledger_of(found, held=range(5)), found, Wanted(3))
+    marked = carry_out(ledger_of(found, held=range(5)), found, LaneTarget(3))
     assert lanes_of(marked) == "DDDLL"
-    ledger = carry_out(all_held_but(marked, found, {3, 4}), found, Wanted(3))
+    ledger = carry_out(all_held_but(marked, found, {3, 4}), found, LaneTarget(3))
     assert lanes_of(ledger) == "LLDDD"
     assert [name for name, entry in ledger.entries.items() if entry.move] == ["gpu-02"]
 
 
 def test_a_mark_that_nobody_wants_any_more_is_taken_back_and_moves_no_other() -> None:
     found = devices(2)
-    marked = carry_out(ledger_of(found, held={0, 1}), found, Wanted(1))
-    changes = plan(all_held_but(marked, found, {1}), found, Wanted(0), 1000.0)
+    marked = carry_out(ledger_of(found, held={0, 1}), found, LaneTarget(1))
+    changes = plan(all_held_but(marked, found, {1}), found, LaneTarget(0), 1000.0)
     assert [(change.device, change.lane, change.urgency) for change in changes] == [
         ("gpu-00", Lane.LEGACY, Urgency.TAKE_BACK)
     ]
@@ -128,15 +128,17 @@ def test_a_mark_that_nobody_wants_any_more_is_taken_back_and_moves_no_other() ->
 def test_a_pcie_root_is_kept_whole() -> None:
     found = devices(8, per_root=4)
     ledger = ledger_of(found, held={0})
-    assert lanes_of(carry_out(ledger, found, Wanted(4))) == "LLLLDDDD"  # the second root can go whole, the first not
-    assert lanes_of(carry_out(ledger_of(found), found, Wanted(4))) == "DDDDLLLL"
+    assert (
+        lanes_of(carry_out(ledger, found, LaneTarget(4))) == "LLLLDDDD"
+    )  # the second root can go whole, the first not
+    assert lanes_of(carry_out(ledger_of(found), found, LaneTarget(4))) == "DDDDLLLL"
     split = ledger_of(found, {4: Lane.DRA})
-    assert lanes_of(carry_out(split, found, Wanted(3))) == "LLLLDDDL"  # completes the root that is split already
+    assert lanes_of(carry_out(split, found, LaneTarget(3))) == "LLLLDDDL"  # completes the root that is split already
 
 
 def test_parts_of_one_device_move_together() -> None:
     found = [Device(f"mig-{n}", f"M-{n}", "r", root=f"gpu-{n // 3}") for n in range(6)]
-    assert lanes_of(carry_out(ledger_of(found), found, Wanted(4))) == "DDDLLL"  # four is not to be had; three is
+    assert lanes_of(carry_out(ledger_of(found), found, LaneTarget(4))) == "DDDLLL"  # four is not to be had; three is
 
 
 def parts(count: int, whole: str = "pf0") -> list[Device]:
@@ -148,19 +150,19 @@ def test_parts_go_with_their_whole_and_a_whole_with_a_held_part_moves_last() -> 
     found = wholes + parts(2, "pf0") + parts(2, "pf1")
     ledger = ledger_of(found, held={2})  # pf0-vf0
     for devices, number in ((wholes, 1), (found[2:], 4)):
-        ledger = carry_out(ledger, devices, Wanted(number).beside_wholes(ledger, devices, {}))
+        ledger = carry_out(ledger, devices, LaneTarget(number).beside_wholes(ledger, devices, {}))
     assert lanes_of(ledger) == "LLLDDD"  # pf0 and its two, pf1 and its two
     new = parts(3, "pf1")
-    first = place(ledger, new, Wanted(0).beside_wholes(ledger, new, {}))
+    first = place(ledger, new, LaneTarget(0).beside_wholes(ledger, new, {}))
     assert first == {"pf1-vf2": Lane.DRA}
     none = Ledger.of([], NodeState(merged=True))
-    assert set(place(none, new, Wanted(0).beside_wholes(none, new, {"pf1": Lane.DRA})).values()) == {Lane.DRA}
+    assert set(place(none, new, LaneTarget(0).beside_wholes(none, new, {"pf1": Lane.DRA})).values()) == {Lane.DRA}
 
 
-def come(ledger: Ledger, found: list[Device], wanted: Wanted, at: float) -> Ledger:
+def come(ledger: Ledger, found: list[Device], wanted: LaneTarget, at: float) -> Ledger:
     """What is new is discovered, and starts where the plan says; then the plan is carried out."""
     first = place(ledger, found, wanted)
-    ledger = step(ledger, Discovered(tuple(map(Facts.of, found)), at, first), POLICY).of(ledger)
+    ledger = step(ledger, Discovered(tuple(map(LedgerDevice.of, found)), at, first), POLICY).of(ledger)
     return carry_out(ledger, found, wanted, at)
 
 
@@ -168,37 +170,37 @@ def test_parts_that_come_one_after_the_other_stay_together_and_still_move() -> N
     found = parts(4)
     ledger = Ledger.of([], NodeState(merged=True))
     for count in (1, 2, 3, 4):
-        ledger = come(ledger, found[:count], Wanted(count), float(count))
+        ledger = come(ledger, found[:count], LaneTarget(count), float(count))
         assert lanes_of(ledger) == "D" * count
     ledger = Ledger.of([], NodeState(merged=True))
     for count in (1, 2, 3, 4):
-        ledger = come(ledger, found[:count], Wanted(min(2, count)), float(count))
+        ledger = come(ledger, found[:count], LaneTarget(min(2, count)), float(count))
     assert lanes_of(ledger) == "LLLL"  # two of four are not to be had, and never more than that
-    assert lanes_of(carry_out(ledger, found, Wanted(4))) == "DDDD"
+    assert lanes_of(carry_out(ledger, found, LaneTarget(4))) == "DDDD"
 
 
 def test_parts_that_were_divided_come_together_where_one_is_held() -> None:
     found = parts(3)
     divided = ledger_of(found, {0: Lane.DRA, 1: Lane.DRA}, held={2})
-    assert lanes_of(carry_out(divided, found, Wanted(2))) == "LLL"
-    assert lanes_of(carry_out(divided, found, Wanted(3))) == "DDD"  # the held one is marked
-    assert lanes_of(carry_out(ledger_of(found, {2: Lane.DRA}), found, Wanted(0))) == "LLL"
+    assert lanes_of(carry_out(divided, found, LaneTarget(2))) == "LLL"
+    assert lanes_of(carry_out(divided, found, LaneTarget(3))) == "DDD"  # the held one is marked
+    assert lanes_of(carry_out(ledger_of(found, {2: Lane.DRA}), found, LaneTarget(0))) == "LLL"
 
 
 def test_more_go_back_to_pods_than_were_asked_for_where_parts_leave_no_other_way() -> None:
     found = parts(4, "pf0") + parts(4, "pf1")
     ledger = ledger_of(found, dict.fromkeys(range(8), Lane.DRA))
-    assert lanes_of(carry_out(ledger, found, Wanted(6))) == "DDDDLLLL"
+    assert lanes_of(carry_out(ledger, found, LaneTarget(6))) == "DDDDLLLL"
 
 
 def test_any_part_that_is_pinned_takes_the_others_along() -> None:
     found = parts(3)
-    assert lanes_of(carry_out(ledger_of(found), found, Wanted(3, {"pf0-vf2": Lane.DRA}))) == "DDD"
+    assert lanes_of(carry_out(ledger_of(found), found, LaneTarget(3, {"pf0-vf2": Lane.DRA}))) == "DDD"
 
 
 def test_pinned_devices_stay_where_the_operator_says() -> None:
     found = devices(4)
-    wanted = Wanted(2, {"gpu-03": Lane.DRA, "gpu-00": Lane.LEGACY})
+    wanted = LaneTarget(2, {"gpu-03": Lane.DRA, "gpu-00": Lane.LEGACY})
     assert lanes_of(carry_out(ledger_of(found), found, wanted)) == "LDLD"
 
 
@@ -238,24 +240,24 @@ def test_a_chosen_device_whose_parts_have_no_room_together_is_left_out() -> None
 
 def test_new_devices_start_where_some_are_missing() -> None:
     found = devices(4)
-    assert place(Ledger(), found, Wanted(1)) == {
+    assert place(Ledger(), found, LaneTarget(1)) == {
         "gpu-00": Lane.DRA,
         "gpu-01": Lane.LEGACY,
         "gpu-02": Lane.LEGACY,
         "gpu-03": Lane.LEGACY,
     }
     known = ledger_of(found[:3], {0: Lane.DRA})
-    assert place(known, found, Wanted(1)) == {"gpu-03": Lane.LEGACY}
-    assert place(known, found, Wanted(2)) == {"gpu-03": Lane.DRA}
-    assert place(known, found[:3], Wanted(2)) == {}
-    pinned = place(Ledger(), found, Wanted(1, {"gpu-03": Lane.DRA}))
+    assert place(known, found, LaneTarget(1)) == {"gpu-03": Lane.LEGACY}
+    assert place(known, found, LaneTarget(2)) == {"gpu-03": Lane.DRA}
+    assert place(known, found[:3], LaneTarget(2)) == {}
+    pinned = place(Ledger(), found, LaneTarget(1, {"gpu-03": Lane.DRA}))
     assert [name for name, lane in pinned.items() if lane is Lane.DRA] == ["gpu-03"]  # it counts
 
 
 def test_a_device_that_flaps_is_still_counted() -> None:
     found = devices(3)
     ledger = ledger_of(found)
-    ledger = step(ledger, Discovered(tuple(map(Facts.of, found[:2])), 1000.0), POLICY).of(ledger)
+    ledger = step(ledger, Discovered(tuple(map(LedgerDevice.of, found[:2])), 1000.0), POLICY).of(ledger)
     assert counted(ledger, "r", 1030.0) == ("gpu-00", "gpu-01", "gpu-02")
     assert counted(ledger, "r", 1060.0) == ("gpu-00", "gpu-01")
 
@@ -263,7 +265,7 @@ def test_a_device_that_flaps_is_still_counted() -> None:
 def test_a_device_that_was_gone_for_long_does_not_count_again_when_its_pod_ends() -> None:
     found = devices(3)
     ledger = ledger_of(found, held={2})
-    ledger = step(ledger, Discovered(tuple(map(Facts.of, found[:2])), 100.0), POLICY).of(ledger)
+    ledger = step(ledger, Discovered(tuple(map(LedgerDevice.of, found[:2])), 100.0), POLICY).of(ledger)
     ledger = all_held_but(ledger, found, {0, 1, 2})
     assert ledger.entries["gpu-02"].since == 600.0
     assert counted(ledger, "r", 601.0) == ("gpu-00", "gpu-01")
@@ -289,8 +291,8 @@ def test_any_numbers_are_reached_and_left_alone(situation: tuple[list[Device], L
     for _ in range(3):
         dra = data.draw(st.integers(0, len(found)))
         before = ledger
-        changes = plan(ledger, found, Wanted(dra), 1000.0)
-        assert changes == plan(ledger, list(reversed(found)), Wanted(dra), 1000.0)
+        changes = plan(ledger, found, LaneTarget(dra), 1000.0)
+        assert changes == plan(ledger, list(reversed(found)), LaneTarget(dra), 1000.0)
         had = lanes_of(before).count("D")
         for change in changes:
             ledger = step(ledger, SetLane(change.device, change.lane, 1.0), POLICY).of(ledger)
@@ -300,16 +302,16 @@ def test_any_numbers_are_reached_and_left_alone(situation: tuple[list[Device], L
         for name, entry in before.entries.items():
             if entry.owner is not Owner.NONE:
                 assert ledger.entries[name].lane is entry.lane  # held devices are marked, not moved
-        assert plan(ledger, found, Wanted(dra), 1000.0) == ()
+        assert plan(ledger, found, LaneTarget(dra), 1000.0) == ()
         ledger = acknowledge(ledger, 2.0)
-        assert plan(ledger, found, Wanted(dra), 1000.0) == ()
+        assert plan(ledger, found, LaneTarget(dra), 1000.0) == ()
 
 
 def test_a_device_that_is_called_otherwise_now_counts_once() -> None:
     place = "/sys/devices/a"
-    gone = Entry(Facts("old", "r", ("old",), presence=Presence.GONE, syspath=place), presence_since=100.0)
-    away = Entry(Facts("away", "r", ("away",), presence=Presence.GONE), presence_since=100.0)
-    new = Entry(Facts("new", "r", ("new",), syspath=place))
+    gone = Entry(LedgerDevice("old", "r", ("old",), presence=Presence.GONE, syspath=place), presence_since=100.0)
+    away = Entry(LedgerDevice("away", "r", ("away",), presence=Presence.GONE), presence_since=100.0)
+    new = Entry(LedgerDevice("new", "r", ("new",), syspath=place))
     assert set(counted(Ledger.of([gone, away]), "r", 110.0)) == {"old", "away"}
     assert set(counted(Ledger.of([gone, away, new]), "r", 110.0)) == {"away", "new"}
 
@@ -321,8 +323,8 @@ def test_parts_end_in_one_lane_however_they_came(sizes: list[int], data: st.Data
     here: list[Device] = []
     for device in data.draw(st.permutations(found)):
         here.append(device)
-        ledger = come(ledger, here, Wanted(data.draw(st.integers(0, len(here)))), 1.0)
-    wanted = Wanted(data.draw(st.integers(0, len(found))))
+        ledger = come(ledger, here, LaneTarget(data.draw(st.integers(0, len(here)))), 1.0)
+    wanted = LaneTarget(data.draw(st.integers(0, len(found))))
     for _ in range(2 * len(sizes)):
         ledger = carry_out(ledger, found, wanted)
     assert plan(ledger, found, wanted, 1000.0) == ()

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from drabridge.inventory.model import Device, Presence
-from drabridge.lanes.plan import Wanted, destined, next_look, place, plan, without_slices
-from drabridge.ledger import Discovered, Facts, Lane, Ledger, Owner, SetLane, step
+from drabridge.lanes.plan import LaneTarget, destined, next_look, place, plan, without_slices
+from drabridge.ledger import Discovered, Lane, Ledger, LedgerDevice, Owner, SetLane, step
 from tests.lanes.test_plan import POLICY, carry_out, devices, lanes_of, ledger_of
 
 BROKE = 100.0
@@ -24,38 +24,38 @@ def faulty(found: list[Device], which: Collection[int]) -> list[Device]:
 
 
 def seen(ledger: Ledger, found: list[Device], at: float) -> Ledger:
-    return step(ledger, Discovered(tuple(map(Facts.of, found)), at), POLICY).of(ledger)
+    return step(ledger, Discovered(tuple(map(LedgerDevice.of, found)), at), POLICY).of(ledger)
 
 
 def test_what_does_not_work_is_the_last_to_move() -> None:
     found = faulty(devices(4), {0})
-    assert lanes_of(carry_out(ledger_of(found), found, Wanted(1))) == "LDLL"
-    assert lanes_of(carry_out(ledger_of(found), found, Wanted(2))) == "LDDL"
+    assert lanes_of(carry_out(ledger_of(found), found, LaneTarget(1))) == "LDLL"
+    assert lanes_of(carry_out(ledger_of(found), found, LaneTarget(2))) == "LDDL"
     back = faulty(devices(4), {3})
     everything = dict.fromkeys(range(4), Lane.DRA)
-    assert lanes_of(carry_out(ledger_of(back, everything), back, Wanted(3))) == "DDLD"
-    assert lanes_of(carry_out(ledger_of(back, everything), back, Wanted(0))) == "LLLL"
+    assert lanes_of(carry_out(ledger_of(back, everything), back, LaneTarget(3))) == "DDLD"
+    assert lanes_of(carry_out(ledger_of(back, everything), back, LaneTarget(0))) == "LLLL"
 
 
 def test_a_lane_that_is_nearly_emptied_keeps_one_that_works() -> None:
     found = faulty(devices(4), {0})
-    assert lanes_of(carry_out(ledger_of(found), found, Wanted(3))) == "DDDL"
+    assert lanes_of(carry_out(ledger_of(found), found, LaneTarget(3))) == "DDDL"
 
 
 def test_a_held_one_that_works_is_marked_and_overtaken_by_a_free_one_once_it_works() -> None:
     found = faulty(devices(2), {0})
-    ledger = carry_out(seen(ledger_of(devices(2), held={1}), found, BROKE), found, Wanted(1))
+    ledger = carry_out(seen(ledger_of(devices(2), held={1}), found, BROKE), found, LaneTarget(1))
     assert lanes_of(ledger) == "LD"
     assert ledger.entries["gpu-01"].drain
-    ledger = carry_out(seen(ledger, devices(2), LATER), devices(2), Wanted(1))
+    ledger = carry_out(seen(ledger, devices(2), LATER), devices(2), LaneTarget(1))
     assert lanes_of(ledger) == "DL"
     assert not ledger.entries["gpu-01"].drain
 
 
 def test_at_first_each_lane_gets_what_works() -> None:
     found = faulty(devices(4), {0})
-    assert [name for name, lane in place(Ledger(), found, Wanted(1)).items() if lane is Lane.DRA] == ["gpu-01"]
-    assert [name for name, lane in place(Ledger(), found, Wanted(3)).items() if lane is Lane.LEGACY] == ["gpu-03"]
+    assert [name for name, lane in place(Ledger(), found, LaneTarget(1)).items() if lane is Lane.DRA] == ["gpu-01"]
+    assert [name for name, lane in place(Ledger(), found, LaneTarget(3)).items() if lane is Lane.LEGACY] == ["gpu-03"]
 
 
 def test_a_lane_whose_only_device_breaks_gets_another_after_a_while_and_keeps_it() -> None:
@@ -63,21 +63,21 @@ def test_a_lane_whose_only_device_breaks_gets_another_after_a_while_and_keeps_it
     found = faulty(well, {0})
     ledger = seen(ledger_of(well, {0: Lane.DRA}), found, BROKE)
     assert next_look(ledger, BROKE + 20.0) == 40.0
-    assert plan(ledger, found, Wanted(1), LATER - 1.0) == ()
-    ledger = carry_out(ledger, found, Wanted(1), LATER)
+    assert plan(ledger, found, LaneTarget(1), LATER - 1.0) == ()
+    ledger = carry_out(ledger, found, LaneTarget(1), LATER)
     assert lanes_of(ledger) == "LDLL"
     assert next_look(ledger, LATER) is None
     for again in (well, found, faulty(well, {2}), faulty(well, {0, 3}), well):
         ledger = seen(ledger, again, LATER)
-        assert plan(ledger, again, Wanted(1), 10 * LATER) == ()
+        assert plan(ledger, again, LaneTarget(1), 10 * LATER) == ()
 
 
 def test_nothing_moves_where_the_other_lane_would_lack_as_much() -> None:
     well = devices(4)
     found = faulty(well, {0})
     ledger = seen(ledger_of(well, {0: Lane.DRA, 1: Lane.DRA}), found, BROKE)
-    assert plan(ledger, found, Wanted(2), LATER) == ()
-    assert plan(seen(ledger_of(well, {0: Lane.DRA}, held={1, 2, 3}), found, BROKE), found, Wanted(1), LATER) == ()
+    assert plan(ledger, found, LaneTarget(2), LATER) == ()
+    assert plan(seen(ledger_of(well, {0: Lane.DRA}, held={1, 2, 3}), found, BROKE), found, LaneTarget(1), LATER) == ()
 
 
 @pytest.mark.parametrize("root", ["", "whole"])
@@ -89,7 +89,7 @@ def test_while_no_slice_can_be_published_nothing_goes_to_and_fro(root: str) -> N
         held = {n for n in range(3) if lanes[n] == "H"}
         ledger = seen(ledger_of(well, {n: Lane.DRA for n in range(3) if lanes[n] == "D"}, held), found, BROKE)
         for _ in range(3):
-            changes = without_slices(ledger, plan(ledger, found, Wanted(wanted), LATER))
+            changes = without_slices(ledger, plan(ledger, found, LaneTarget(wanted), LATER))
             for change in changes:
                 ledger = step(ledger, SetLane(change.device, change.lane, LATER, change.reason), POLICY).of(ledger)
         assert changes == (), (lanes, broken, wanted)
@@ -102,7 +102,7 @@ def test_free_devices_that_work_go_where_more_of_them_are_missing(count: int, da
     held, broken, in_dra = data.draw(some), data.draw(some), data.draw(some)
     found = faulty(well, broken)
     ledger = seen(ledger_of(well, dict.fromkeys(in_dra - held, Lane.DRA), held), found, BROKE)
-    wanted = Wanted(data.draw(st.integers(0, count)))
+    wanted = LaneTarget(data.draw(st.integers(0, count)))
     for _ in range(count + 2):
         if not (changes := plan(ledger, found, wanted, LATER)):
             break

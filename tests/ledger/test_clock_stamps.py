@@ -6,9 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drabridge.ledger import Checkpoint, Entry, Facts, KubeletStarted, Lane, Observed, Owner, Restarted, SetLane
+from drabridge.ledger import (
+    AgentStarted,
+    CheckpointRead,
+    Entry,
+    KubeletStarted,
+    Lane,
+    LedgerDevice,
+    Observed,
+    Owner,
+    SetLane,
+)
 from drabridge.ledger.clock_stamps import not_after
-from drabridge.ledger.model import ClaimHold, Hold, Move, MoveStep, Phase
+from drabridge.ledger.model import ClaimHold, ClaimPhase, Hold, Move, MoveStep
 from tests.support.ledger_node import CLAIM, NOON, Node, allocate, device
 
 YEAR = 365 * 86_400.0
@@ -26,10 +36,10 @@ def held(at: float) -> Node:
 
 def looks_until_free(node: Node, at: float, looks: int = 60) -> float | None:
     """Seconds from a restart at ``at`` until evidence that shows nobody has freed the device; None: it never does."""
-    node.yes(Restarted(at))
+    node.yes(AgentStarted(at))
     for number in range(1, looks):
         now = at + number * LOOK_SECONDS
-        node.yes(Observed(now, node.ledger.seq, {}, Checkpoint({}, barrier=True), {}))
+        node.yes(Observed(now, node.ledger.seq, {}, CheckpointRead({}, barrier=True), {}))
         if node.owner("gpu-0") is Owner.NONE:
             return now - at
     return None
@@ -47,7 +57,7 @@ def test_a_move_and_its_pauses_are_counted_from_the_restart() -> None:
     node = Node(device(0))
     node.yes(SetLane("gpu-0", Lane.DRA, NOON + YEAR, "asked"))
     assert node["gpu-0"].move is not None
-    node.yes(Restarted(NOON))
+    node.yes(AgentStarted(NOON))
     move = node["gpu-0"].move
     assert move is None or max(move.since, move.step_since) <= NOON
 
@@ -59,11 +69,11 @@ STAMPS = st.floats(NOON - YEAR, NOON + YEAR)
 def test_no_stamp_is_later_and_earlier_ones_stay(stamps: tuple[float, ...]) -> None:
     since, allocated, seen, absent, asked, stepped, claimed, present, until = stamps
     entry = Entry(
-        Facts("gpu-0", "r", ("GPU-0",)),
+        LedgerDevice("gpu-0", "r", ("GPU-0",)),
         since=since,
         hold=Hold(allocated_at=allocated, last_seen=seen, absent_since=absent),
         move=Move(Lane.LEGACY, Lane.DRA, MoveStep.WAITING, asked, stepped),
-        claims=(ClaimHold(CLAIM, Phase.GRANTED, claimed),),
+        claims=(ClaimHold(CLAIM, ClaimPhase.GRANTED, claimed),),
         presence_since=present,
         legacy_until=until,
     )

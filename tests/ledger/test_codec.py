@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from drabridge.ledger import ClaimRef, Entry, Facts, Lane, MoveStep, Owner
+from drabridge.ledger import ClaimRef, Entry, Lane, LedgerDevice, MoveStep, Owner
 from drabridge.ledger.codec import ENTRY_FIELDS, entry_from_json, entry_to_json
-from drabridge.ledger.model import ClaimHold, Hold, Move, Phase
+from drabridge.ledger.model import ClaimHold, ClaimPhase, Hold, Move
 
 
 def test_stamps_come_back_and_an_older_agents_file_has_one_for_all() -> None:
-    entry = Entry(Facts("gpu-0", "r", ("GPU-0",)), lane=Lane.DRA, since=3.0, presence_since=1.0, legacy_until=2.0)
+    entry = Entry(
+        LedgerDevice("gpu-0", "r", ("GPU-0",)), lane=Lane.DRA, since=3.0, presence_since=1.0, legacy_until=2.0
+    )
     data = entry_to_json(entry)
     assert entry_from_json(data) == entry
     older = entry_from_json({key: data[key] for key in data.keys() - {"presence_since", "legacy_until"}})
@@ -17,8 +19,8 @@ def test_stamps_come_back_and_an_older_agents_file_has_one_for_all() -> None:
 
 def test_every_field_that_is_written_is_known_when_it_is_read() -> None:
     """One that is not would be kept as a newer agent's, and come back after it has its default again."""
-    facts = Facts("a", "r", ("A",), root="whole", shareable=True, syspath="/sys/a", also_at=("/sys/b",))
+    facts = LedgerDevice("a", "r", ("A",), root="whole", shareable=True, syspath="/sys/a", also_at=("/sys/b",))
     hold, move = Hold(("A",)), Move(Lane.LEGACY, Lane.DRA, MoveStep.WAITING, 1.0, 1.0)
-    claims = (ClaimHold(ClaimRef("u"), Phase.PREPARED, 1.0, admin=True),)
+    claims = (ClaimHold(ClaimRef("u"), ClaimPhase.PREPARED, 1.0, admin=True),)
     entry = Entry(facts, Owner.LEGACY, Lane.LEGACY, hold, claims, move, 1.0, 1, "because", 2.0, 3.0, ("c188:0",))
     assert entry_to_json(entry).keys() == ENTRY_FIELDS

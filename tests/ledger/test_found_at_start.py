@@ -6,24 +6,24 @@ from msgspec.structs import replace
 
 from drabridge.inventory.model import Device, Presence
 from drabridge.ledger import (
-    Allocation,
-    Booted,
-    Checkpoint,
+    AgentStarted,
+    CheckpointRead,
     ClaimDeallocated,
+    ClaimDevices,
+    DeviceUse,
     Discovered,
-    Facts,
     Forgotten,
     Lane,
-    Lost,
+    LedgerDevice,
+    NodeBooted,
     Notify,
     Observed,
     Owner,
     PodRef,
+    RecordLost,
     RefusalCode,
-    Restarted,
     Unprepare,
-    Use,
-    Withdrawn,
+    WithdrawnFromKubelet,
 )
 from drabridge.ledger.eligibility import must_list
 from tests.support.ledger_node import CLAIM, NOON, OTHER, PODS, Node, allocate, allocated, device, prepare
@@ -60,7 +60,7 @@ def test_new_devices_start_where_the_plan_says_and_in_quarantine_after_a_loss() 
     node.yes(Discovered((device(0).device, device(1).device), NOON, {"gpu-1": Lane.DRA}))
     assert (node["gpu-0"].lane, node["gpu-1"].lane) == (Lane.LEGACY, Lane.DRA)
     node = Node()
-    node.yes(Lost(NOON, reason="rotten"))
+    node.yes(RecordLost(NOON, reason="rotten"))
     node.yes(Discovered((device(0).device,), NOON))
     assert node.owner("gpu-0") is Owner.QUARANTINE
 
@@ -68,7 +68,7 @@ def test_new_devices_start_where_the_plan_says_and_in_quarantine_after_a_loss() 
 def test_a_doubt_about_some_devices_spares_the_others_and_known_holders() -> None:
     node = Node(*map(device, range(3)))
     node.yes(allocate(1))
-    node.yes(Lost(NOON, ("gpu-0", "gpu-1", "unheard-of"), "strange pods"))
+    node.yes(RecordLost(NOON, ("gpu-0", "gpu-1", "unheard-of"), "strange pods"))
     assert [node.owner(f"gpu-{n}") for n in range(3)] == [Owner.QUARANTINE, Owner.LEGACY, Owner.NONE]
     assert node.ledger.node.merged
     assert not node.ledger.node.lost
@@ -76,7 +76,7 @@ def test_a_doubt_about_some_devices_spares_the_others_and_known_holders() -> Non
 
 def test_a_device_that_appears_after_the_merge_is_given_to_claims_when_kubelet_shows_no_pod_on_it() -> None:
     node = Node()
-    node.yes(Restarted(NOON))
+    node.yes(AgentStarted(NOON))
     found, lanes = (device(0).device, device(1).device), {"gpu-0": Lane.DRA, "gpu-1": Lane.DRA}
     node.yes(Discovered(found, NOON + 1, lanes))
     assert [node.offers(name) for name in lanes] == [(False, False)] * 2
@@ -84,14 +84,14 @@ def test_a_device_that_appears_after_the_merge_is_given_to_claims_when_kubelet_s
     asked = node.ledger.seq
     node.yes(Observed(NOON + 2, asked, PODS))
     for name in lanes:
-        node.yes(Withdrawn(name, node.ledger.seq, NOON + 2))
+        node.yes(WithdrawnFromKubelet(name, node.ledger.seq, NOON + 2))
     assert (node.owner("gpu-0"), node["gpu-0"].lane, node.offers("gpu-0")) == (Owner.LEGACY, Lane.LEGACY, (True, False))
     assert (node.owner("gpu-1"), node["gpu-1"].lane, node.offers("gpu-1")) == (Owner.NONE, Lane.DRA, (False, True))
 
 
 def test_a_free_device_of_claims_that_was_away_is_asked_about_again() -> None:
     node = Node(device(0, Lane.DRA))
-    node.yes(Restarted(NOON))
+    node.yes(AgentStarted(NOON))
     faulty = replace(device(0).device, presence=Presence.FAULTY)
     node.yes(Discovered((faulty,), NOON + 1))
     node.yes(Discovered((device(0).device,), NOON + 2))
@@ -100,14 +100,14 @@ def test_a_free_device_of_claims_that_was_away_is_asked_about_again() -> None:
     assert node["gpu-0"].lane is Lane.DRA
     node.yes(Discovered((device(0).device,), NOON + 4))
     assert node.offers("gpu-0") == (False, False)
-    node.yes(Withdrawn("gpu-0", node.ledger.seq, NOON + 5))
+    node.yes(WithdrawnFromKubelet("gpu-0", node.ledger.seq, NOON + 5))
     assert node.offers("gpu-0") == (False, True)
 
 
 def test_facts_come_from_the_inventory() -> None:
     found = Device("gpu-0", "GPU-0", "r", replicas=2, capacity={"memory": 5}, root="w")
-    assert Facts.of(found) == Facts("gpu-0", "r", ("GPU-0::0", "GPU-0::1"), "w")
-    assert Facts.of(found, shareable=True).capacity == (("memory", 5),)
+    assert LedgerDevice.of(found) == LedgerDevice("gpu-0", "r", ("GPU-0::0", "GPU-0::1"), "w")
+    assert LedgerDevice.of(found, shareable=True).capacity == (("memory", 5),)
 
 
 # --- starts ---
@@ -115,21 +115,21 @@ def test_facts_come_from_the_inventory() -> None:
 
 def test_a_take_over_recognises_the_pods_of_another_plugin() -> None:
     node = Node(device(0), device(1, Lane.DRA))
-    node.yes(Restarted(NOON, (), {}, Checkpoint({("r", "GPU-1"): (PodRef(uid="u"),)} | PODS)))
+    node.yes(AgentStarted(NOON, (), {}, CheckpointRead({("r", "GPU-1"): (PodRef(uid="u"),)} | PODS)))
     assert node.owner("gpu-0") is node.owner("gpu-1") is Owner.LEGACY
     assert node["gpu-1"].move  # it goes to its lane when the pod is gone
 
 
 def test_a_start_believes_cdi_files() -> None:
     node = Node(device(0))
-    node.yes(Restarted(NOON, (Allocation(CLAIM, (Use("gpu-0"),)),)))
+    node.yes(AgentStarted(NOON, (ClaimDevices(CLAIM, (DeviceUse("gpu-0"),)),)))
     assert node.owner("gpu-0") is Owner.DRA_PREPARED
     assert node["gpu-0"].lane is Lane.DRA
 
 
 def test_a_claim_that_was_deallocated_meanwhile_is_noticed_even_if_only_its_cdi_file_knows_it() -> None:
     node = Node(device(0))
-    node.yes(Restarted(NOON, (Allocation(CLAIM, (Use("gpu-0"),)),)))
+    node.yes(AgentStarted(NOON, (ClaimDevices(CLAIM, (DeviceUse("gpu-0"),)),)))
     node.yes(ClaimDeallocated("uid-1", NOON))
     assert node.owner("gpu-0") is Owner.DRA_PREPARED
     node.yes(Unprepare("uid-1", NOON))
@@ -139,31 +139,31 @@ def test_a_claim_that_was_deallocated_meanwhile_is_noticed_even_if_only_its_cdi_
 def test_a_start_keeps_every_claim() -> None:
     node = Node(device(0, Lane.DRA))
     node.yes(allocated(0))
-    node.yes(Restarted(NOON))
+    node.yes(AgentStarted(NOON))
     assert node.owner("gpu-0") is Owner.DRA_GRANTED
 
 
 def test_a_start_that_finds_a_pod_and_a_claim_is_a_conflict() -> None:
     node = Node(device(0))
-    node.yes(Restarted(NOON, (Allocation(CLAIM, (Use("gpu-0"),)),), PODS))
+    node.yes(AgentStarted(NOON, (ClaimDevices(CLAIM, (DeviceUse("gpu-0"),)),), PODS))
     assert node.owner("gpu-0") is Owner.CONFLICT
 
 
 def test_admin_access_that_is_found_at_a_start_ends_no_doubt() -> None:
     node = Node(device(0))
-    node.yes(Lost(NOON, reason="rotten"))
-    node.yes(Restarted(NOON, (Allocation(CLAIM, (Use("gpu-0", admin=True),)),)))
+    node.yes(RecordLost(NOON, reason="rotten"))
+    node.yes(AgentStarted(NOON, (ClaimDevices(CLAIM, (DeviceUse("gpu-0", admin=True),)),)))
     assert node.owner("gpu-0") is Owner.QUARANTINE
     watching = {"gpu-0": (CLAIM,)}  # kubelet shows no difference
     for at in (NOON + 500, NOON + 520):
-        node.yes(Observed(at, node.ledger.seq, {}, Checkpoint({}), {}, claimed=watching, allocated=()))
+        node.yes(Observed(at, node.ledger.seq, {}, CheckpointRead({}), {}, claimed=watching, allocated=()))
     assert node.owner("gpu-0") is Owner.NONE
     assert [held.claim for held in node["gpu-0"].claims] == [CLAIM]
 
 
 def test_a_claim_with_admin_access_and_more_holds_its_device() -> None:
     node = Node(device(0, Lane.DRA))
-    node.yes(Restarted(NOON, (Allocation(CLAIM, (Use("gpu-0", admin=True), Use("gpu-0"))),)))
+    node.yes(AgentStarted(NOON, (ClaimDevices(CLAIM, (DeviceUse("gpu-0", admin=True), DeviceUse("gpu-0"))),)))
     assert node.owner("gpu-0") is Owner.DRA_PREPARED
 
 
@@ -173,6 +173,6 @@ def test_a_reboot_unprepares_and_keeps_what_pods_hold() -> None:
     node.yes(prepare(1))
     node.yes(prepare(2, claim=OTHER))
     node.yes(ClaimDeallocated("uid-2", NOON))
-    assert node.yes(Booted("another", NOON)).durable
+    assert node.yes(NodeBooted("another", NOON)).durable
     assert [node.owner(f"gpu-{n}") for n in range(3)] == [Owner.LEGACY, Owner.DRA_GRANTED, Owner.NONE]
-    assert not node.yes(Booted("another", NOON))
+    assert not node.yes(NodeBooted("another", NOON))

@@ -5,25 +5,25 @@ from __future__ import annotations
 import pytest
 
 from drabridge.ledger import (
+    AgentStarted,
     ClaimDeallocated,
+    ClaimPhase,
     Lane,
+    LaneMoveAborted,
+    LaneMoved,
     LeaseDenied,
     LeaseGranted,
-    Lost,
+    LedgerPolicy,
+    ManualRelease,
     MoveStep,
+    NoClaimListed,
     Observed,
     Owner,
-    Phase,
-    Policy,
-    QuorumClear,
+    RecordLost,
     RefusalCode,
-    Resolve,
-    Restarted,
     SetLane,
-    SliceWithdrawn,
-    TransferAborted,
-    Transferred,
-    Withdrawn,
+    WithdrawnFromKubelet,
+    WithdrawnFromSlices,
 )
 from drabridge.ledger.effects import ConfirmClaim, DenyClaim
 from drabridge.ledger.eligibility import guarded
@@ -39,9 +39,9 @@ def test_legacy_to_dra_waits_for_kubelet() -> None:
     node.yes(SetLane("gpu-0", Lane.DRA, NOON))
     assert node["gpu-0"].lane is Lane.LEGACY_TO_DRA
     assert node.offers("gpu-0") == (False, False)
-    assert node.no(Withdrawn("gpu-0", before, NOON))[0] is RefusalCode.STALE
-    done = node.yes(Withdrawn("gpu-0", node.ledger.seq, NOON + 0.5))
-    assert done.effects == (Transferred("gpu-0", Lane.LEGACY, Lane.DRA, 0.5),)
+    assert node.no(WithdrawnFromKubelet("gpu-0", before, NOON))[0] is RefusalCode.STALE
+    done = node.yes(WithdrawnFromKubelet("gpu-0", node.ledger.seq, NOON + 0.5))
+    assert done.effects == (LaneMoved("gpu-0", Lane.LEGACY, Lane.DRA, 0.5),)
     assert node.offers("gpu-0") == (False, True)
 
 
@@ -49,7 +49,7 @@ def test_legacy_to_dra_is_aborted_by_an_allocate_and_goes_on_later() -> None:
     node = Node(device(0))
     node.yes(SetLane("gpu-0", Lane.DRA, NOON))
     done = node.yes(allocate(0))
-    assert any(isinstance(effect, TransferAborted) for effect in done.effects)
+    assert any(isinstance(effect, LaneMoveAborted) for effect in done.effects)
     assert node["gpu-0"].lane is Lane.LEGACY
     assert node["gpu-0"].move
     assert node["gpu-0"].move.step is MoveStep.WAITING
@@ -60,14 +60,14 @@ def test_dra_to_legacy_waits_for_the_slice_the_quiet_time_and_the_claims() -> No
     node = Node(device(0, Lane.DRA))
     node.yes(SetLane("gpu-0", Lane.LEGACY, NOON))
     assert node.offers("gpu-0") == (False, False)
-    assert node.no(QuorumClear("gpu-0", node.ledger.seq, NOON))[0] is RefusalCode.STALE
+    assert node.no(NoClaimListed("gpu-0", node.ledger.seq, NOON))[0] is RefusalCode.STALE
     before = node.ledger.seq
-    node.yes(SliceWithdrawn("gpu-0", before, NOON + 1))
+    node.yes(WithdrawnFromSlices("gpu-0", before, NOON + 1))
     assert (move := node["gpu-0"].move)
     assert "then for the API server's list of claims" in move.reason
-    assert "for 30 s" in node.no(QuorumClear("gpu-0", node.ledger.seq, NOON + 1))[1]
-    assert node.no(QuorumClear("gpu-0", before, NOON + 40))[0] is RefusalCode.STALE  # listed before the withdrawal
-    node.yes(QuorumClear("gpu-0", node.ledger.seq, NOON + 40))
+    assert "for 30 s" in node.no(NoClaimListed("gpu-0", node.ledger.seq, NOON + 1))[1]
+    assert node.no(NoClaimListed("gpu-0", before, NOON + 40))[0] is RefusalCode.STALE  # listed before the withdrawal
+    node.yes(NoClaimListed("gpu-0", node.ledger.seq, NOON + 40))
     assert node.offers("gpu-0") == (True, False)
 
 
@@ -83,14 +83,14 @@ def test_dra_to_legacy_is_aborted_by_a_claim() -> None:
 def test_a_move_can_be_told_what_it_waits_for() -> None:
     node = Node(device(0, Lane.DRA))
     node.yes(SetLane("gpu-0", Lane.LEGACY, NOON))
-    node.yes(SliceWithdrawn("gpu-0", node.ledger.seq, NOON))
+    node.yes(WithdrawnFromSlices("gpu-0", node.ledger.seq, NOON))
     before = node.ledger.seq
     assert not node.yes(SetLane("gpu-0", Lane.LEGACY, NOON + 1)).changes
     node.yes(SetLane("gpu-0", Lane.LEGACY, NOON + 1, "a claim has it"))
     move = node["gpu-0"].move
     assert move
     assert (move.step, move.step_since, move.reason) == (MoveStep.QUIESCING, NOON, "a claim has it")
-    node.yes(QuorumClear("gpu-0", before, NOON + 40))  # nothing has happened to it
+    node.yes(NoClaimListed("gpu-0", before, NOON + 40))  # nothing has happened to it
 
 
 @pytest.mark.parametrize("lane", [Lane.LEGACY, Lane.DRA])
@@ -109,13 +109,13 @@ def test_what_was_in_doubt_goes_back_to_claims_when_kubelet_confirms(conflict: b
         node.yes(Observed(NOON, node.ledger.seq, PODS))
         node.yes(ClaimDeallocated("uid-1", NOON))
     else:
-        node.yes(Lost(NOON))
-        node.yes(Restarted(NOON))
+        node.yes(RecordLost(NOON))
+        node.yes(AgentStarted(NOON))
     assert node.owner("gpu-0") is (Owner.CONFLICT if conflict else Owner.QUARANTINE)
     node.yes(Observed(NOON + 500, node.ledger.seq, {}))
-    node.yes(Resolve("gpu-0", NOON + 501, frozenset({"uid-1"})))
+    node.yes(ManualRelease("gpu-0", NOON + 501, frozenset({"uid-1"})))
     assert (node.owner("gpu-0"), node["gpu-0"].lane) == (Owner.NONE, Lane.LEGACY_TO_DRA)
-    node.yes(Withdrawn("gpu-0", node.ledger.seq, NOON + 502))
+    node.yes(WithdrawnFromKubelet("gpu-0", node.ledger.seq, NOON + 502))
     assert node.offers("gpu-0") == (False, True)
 
 
@@ -160,10 +160,10 @@ def test_a_lease_is_granted_after_kubelet_gave_the_device_up() -> None:
     assert node.offers("gpu-0") == (False, True)
     assert node.no(prepare(0))[0] is RefusalCode.PENDING
     assert node.no(LeaseGranted("uid-1", NOON))[0] is RefusalCode.STALE
-    node.yes(Withdrawn("gpu-0", node.ledger.seq, NOON))
+    node.yes(WithdrawnFromKubelet("gpu-0", node.ledger.seq, NOON))
     assert node.yes(LeaseGranted("uid-1", NOON)).effects == (ConfirmClaim("uid-1"),)
     node.yes(prepare(0))
-    assert node["gpu-0"].holders[0].phase is Phase.PREPARED
+    assert node["gpu-0"].holders[0].phase is ClaimPhase.PREPARED
 
 
 def test_a_pod_wins_until_the_lease_is_granted_and_the_claim_loses_all_of_its_devices() -> None:
@@ -187,5 +187,5 @@ def test_a_lease_can_be_denied() -> None:
 def test_no_pod_takes_what_is_leased_where_leases_were_switched_off_since() -> None:
     node = Node(device(0, Lane.SHARED), g2=True)
     node.yes(allocated(0, guarded=True))
-    node.policy = Policy(g2=False)
+    node.policy = LedgerPolicy(g2=False)
     assert node.no(allocate(0))[0] is RefusalCode.CLAIM_HELD

@@ -8,13 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from drabridge.ledger import Allocate, Discovered, Entry, Facts, Ledger, NodeState, Owner, Policy, Restarted
-from drabridge.ledger.service import Keeper
+from drabridge.ledger import (
+    AgentStarted,
+    Allocate,
+    Discovered,
+    Entry,
+    Ledger,
+    LedgerDevice,
+    LedgerPolicy,
+    NodeState,
+    Owner,
+)
+from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import FILE, Store
 from drabridge.system.files import Care, sync_directory, write_atomically
 from tests.support.disk import Disk
 
-DEVICES = tuple(Facts(f"gpu-{n}", "r", (f"GPU-{n}",)) for n in range(4))
+DEVICES = tuple(LedgerDevice(f"gpu-{n}", "r", (f"GPU-{n}",)) for n in range(4))
 LEDGER = Ledger.of(map(Entry, DEVICES), NodeState("boot", merged=True))
 
 
@@ -66,19 +76,19 @@ async def test_nobody_is_told_before_it_is_on_the_disk(tmp_path: Path) -> None:
         os.fsync(fd)
         safe[:] = [content]
 
-    keeper = Keeper(Store(path, node="n", fsync=fsync), Policy(), now=lambda: 100.0)
-    await keeper.apply(Discovered(DEVICES, 0.0))
-    await keeper.apply(Restarted(0.0))
+    ledger_service = LedgerService(Store(path, node="n", fsync=fsync), LedgerPolicy(), now=lambda: 100.0)
+    await ledger_service.apply(Discovered(DEVICES, 0.0))
+    await ledger_service.apply(AgentStarted(0.0))
 
     async def ask(n: int) -> None:
-        assert (await keeper.apply(Allocate({f"gpu-{n}": (f"GPU-{n}",)}, 1.0))).accepted
+        assert (await ledger_service.apply(Allocate({f"gpu-{n}": (f"GPU-{n}",)}, 1.0))).accepted
         (copy / FILE).write_bytes(safe[0])
         after_power_cut = Store(copy, node="n")
         assert after_power_cut.load().ledger.entries[f"gpu-{n}"].owner is Owner.LEGACY
         after_power_cut.close()
 
     await asyncio.gather(*map(ask, range(4)))
-    await keeper.close()
+    await ledger_service.close()
 
 
 @pytest.mark.parametrize(

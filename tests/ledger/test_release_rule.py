@@ -8,46 +8,48 @@ import pytest
 from msgspec.structs import replace
 
 from drabridge.ledger import (
+    AgentStarted,
     Allocate,
-    Allocation,
-    Booted,
-    Checkpoint,
+    CheckpointRead,
     ClaimDeallocated,
+    ClaimDevices,
     ClaimRef,
+    DeviceUse,
     Entry,
     Event,
-    Facts,
     HeldBecause,
     Hold,
     KubeletStarted,
     Lane,
     Ledger,
-    Lost,
+    LedgerDevice,
+    LedgerPolicy,
+    NodeBooted,
     NodeState,
     Observed,
     Owner,
     PodRef,
-    Policy,
     Prepare,
+    RecordLost,
     Released,
-    Restarted,
     SetLane,
-    Use,
     step,
 )
 from drabridge.ledger.codec import entry_from_json, entry_to_json
-from drabridge.ledger.release_rule import Free, Witness, weigh
+from drabridge.ledger.release_rule import DeviceEvidence, HoldEnded, weigh
 
-POLICY = Policy()
+POLICY = LedgerPolicy()
 POD = PodRef("team-a", "train", "main", "uid-1")
 CLAIM = ClaimRef("5bd47ba5-dc39-4e01-b577-25147473f530", "team-a", "c")
 UNIT = ("r", "GPU-0")
-NOBODY = Witness(listed=(), checkpointed=(), barrier=True, unaccounted=())
+NOBODY = DeviceEvidence(listed=(), checkpointed=(), barrier=True, unaccounted=())
 OLD = Hold(("GPU-0",), 0.0, True, 10.0, known=True, grace=0.0)
 GRACEFUL = replace(OLD, grace=30.0, unseen_since=500.0)
 
 
-def judge(hold: Hold = OLD, witness: Witness = NOBODY, at: float = 1000.0, *, strict: bool = False) -> Hold | Free:
+def judge(
+    hold: Hold = OLD, witness: DeviceEvidence = NOBODY, at: float = 1000.0, *, strict: bool = False
+) -> Hold | HoldEnded:
     return weigh(hold, witness, at=at, suspended_until=0.0, policy=POLICY, strict=strict)
 
 
@@ -56,7 +58,7 @@ def test_two_looks_ten_seconds_apart_release() -> None:
     assert isinstance(once, Hold)
     assert (once.absences, once.because) == (1, HeldBecause.ONCE_ABSENT)
     assert isinstance(judge(once, at=1005.0), Hold)
-    assert isinstance(judge(once, at=1010.0), Free)
+    assert isinstance(judge(once, at=1010.0), HoldEnded)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +73,9 @@ def test_two_looks_ten_seconds_apart_release() -> None:
         (replace(NOBODY, barrier=False, unaccounted=None), HeldBecause.NO_SECOND_WITNESS),
     ],
 )
-def test_one_witness_is_enough_to_hold_and_begins_the_count_again(witness: Witness, because: HeldBecause) -> None:
+def test_one_witness_is_enough_to_hold_and_begins_the_count_again(
+    witness: DeviceEvidence, because: HeldBecause
+) -> None:
     verdict = judge(replace(OLD, absences=1, absent_since=900.0), witness)
     assert isinstance(verdict, Hold)
     assert (verdict.because, verdict.absences) == (because, 0)
@@ -85,8 +89,8 @@ def test_one_witness_is_enough_to_hold_and_begins_the_count_again(witness: Witne
         replace(NOBODY, opened=False),
     ],
 )
-def test_two_kinds_of_witness_are_enough(witness: Witness) -> None:
-    assert isinstance(judge(replace(GRACEFUL, absences=1, absent_since=900.0), witness), Free)
+def test_two_kinds_of_witness_are_enough(witness: DeviceEvidence) -> None:
+    assert isinstance(judge(replace(GRACEFUL, absences=1, absent_since=900.0), witness), HoldEnded)
 
 
 @pytest.mark.parametrize(
@@ -101,9 +105,9 @@ def test_two_kinds_of_witness_are_enough(witness: Witness) -> None:
         (NOBODY, True),
     ],
 )
-def test_what_this_kubelet_never_showed_ends_by_another_witness(witness: Witness, free: bool) -> None:
+def test_what_this_kubelet_never_showed_ends_by_another_witness(witness: DeviceEvidence, free: bool) -> None:
     hold = replace(GRACEFUL, absences=1, absent_since=900.0, known=False)
-    assert isinstance(judge(hold, witness), Free) is free
+    assert isinstance(judge(hold, witness), HoldEnded) is free
 
 
 def test_a_pod_that_was_not_seen_to_end_has_its_grace_period() -> None:
@@ -113,8 +117,8 @@ def test_a_pod_that_was_not_seen_to_end_has_its_grace_period() -> None:
         assert isinstance(verdict, Hold)
         hold = verdict
     assert hold.because is HeldBecause.GRACE_PERIOD
-    assert isinstance(judge(hold, at=1040.0), Free)
-    assert isinstance(judge(hold, replace(NOBODY, ended=True), at=1010.0), Free)
+    assert isinstance(judge(hold, at=1040.0), HoldEnded)
+    assert isinstance(judge(hold, replace(NOBODY, ended=True), at=1010.0), HoldEnded)
     shown = judge(hold, replace(NOBODY, checkpointed=(POD,)), at=1020.0)
     assert isinstance(shown, Hold)
     assert not shown.unseen_since, "it begins anew"
@@ -129,11 +133,11 @@ def test_a_pod_that_was_not_seen_to_end_has_its_grace_period() -> None:
         (replace(OLD, grace=None, confirmed=False), NOBODY, 10),  # and some 120 s since Allocate
     ],
 )
-def test_what_a_pod_has_to_end_where_that_is_not_known(hold: Hold, witness: Witness, waits: int) -> None:
+def test_what_a_pod_has_to_end_where_that_is_not_known(hold: Hold, witness: DeviceEvidence, waits: int) -> None:
     for at in 1000, 1010, 1000 + waits - 1, 1000 + waits:
         verdict = judge(hold, witness, at=float(at))
-        assert isinstance(verdict, Free) is (at >= 1000 + waits)
-        if isinstance(verdict, Free):
+        assert isinstance(verdict, HoldEnded) is (at >= 1000 + waits)
+        if isinstance(verdict, HoldEnded):
             break
         hold = verdict
 
@@ -156,14 +160,14 @@ def test_the_grace_period_runs_while_kubelet_settles() -> None:
     assert early.because is HeldBecause.KUBELET_UNSETTLED
     once = judge(early, at=1045.0)
     assert isinstance(once, Hold)
-    assert isinstance(judge(once, at=1055.0), Free)
+    assert isinstance(judge(once, at=1055.0), HoldEnded)
 
 
 def test_quarantine_wants_the_api_server_as_well() -> None:
     once = replace(OLD, absences=1, absent_since=900.0)
     assert isinstance(judge(once, replace(NOBODY, unaccounted=None), strict=True), Hold)
     assert isinstance(judge(once, replace(NOBODY, barrier=False), strict=True), Hold)
-    assert isinstance(judge(once, NOBODY, strict=True), Free)
+    assert isinstance(judge(once, NOBODY, strict=True), HoldEnded)
 
 
 def test_quarantine_ends_for_no_claim_either() -> None:
@@ -174,18 +178,20 @@ def test_quarantine_ends_for_no_claim_either() -> None:
     unasked = judge(once, replace(NOBODY, allocated=None), strict=True)
     assert isinstance(unasked, Hold)
     assert unasked.because is HeldBecause.NO_SECOND_WITNESS
-    assert isinstance(judge(once, replace(NOBODY, claimed=(CLAIM,), allocated=None)), Free)  # a pod's hold is its own
+    assert isinstance(
+        judge(once, replace(NOBODY, claimed=(CLAIM,), allocated=None)), HoldEnded
+    )  # a pod's hold is its own
 
 
 def test_what_leaves_quarantine_was_allocated_to_nobody_as_far_as_is_known() -> None:
     verdict = judge(Hold(absences=1, absent_since=900.0), NOBODY, strict=True)
-    assert isinstance(verdict, Free)
+    assert isinstance(verdict, HoldEnded)
     assert verdict.because.startswith("no pod was seen on it: ")
 
 
 def test_the_reason_says_who_agreed() -> None:
     verdict = judge(replace(OLD, absences=1, absent_since=900.0), replace(NOBODY, opened=False))
-    assert isinstance(verdict, Free)
+    assert isinstance(verdict, HoldEnded)
     assert verdict.because == (
         "no pod was seen on it: PodResources and kubelet's checkpoint and the API server and the physical probe "
         "agreed 2 times over 100 s"
@@ -196,7 +202,7 @@ def test_the_reason_says_who_agreed() -> None:
 
 
 def held(at: float = 0.0) -> Ledger:
-    ledger = Ledger.of([Entry(Facts("gpu-0", "r", ("GPU-0",)))], NodeState(merged=True))
+    ledger = Ledger.of([Entry(LedgerDevice("gpu-0", "r", ("GPU-0",)))], NodeState(merged=True))
     return step(ledger, Allocate({"gpu-0": ("GPU-0",)}, at), POLICY).of(ledger)
 
 
@@ -208,7 +214,7 @@ def look(
         at,
         ledger.seq,
         pods if listed else {},
-        None if checkpoint is None else Checkpoint(pods if checkpoint else {}),
+        None if checkpoint is None else CheckpointRead(pods if checkpoint else {}),
         {} if api else None,
     )
     return step(ledger, event, POLICY).of(ledger)
@@ -269,7 +275,7 @@ def started(*events: Event) -> Ledger:
     "event",
     [
         KubeletStarted(111.0, KUBELET),  # it opened the list of devices anew
-        Restarted(111.0, kubelet=KUBELET),  # another agent met it
+        AgentStarted(111.0, kubelet=KUBELET),  # another agent met it
     ],
 )
 def test_a_kubelet_that_is_known_goes_on_knowing_its_pods(event: Event) -> None:
@@ -278,9 +284,11 @@ def test_a_kubelet_that_is_known_goes_on_knowing_its_pods(event: Event) -> None:
     assert owner(look(look(ledger, 112.0), 155.0)) is Owner.NONE
 
 
-@pytest.mark.parametrize("kind", [KubeletStarted, Restarted])
+@pytest.mark.parametrize("kind", [KubeletStarted, AgentStarted])
 @pytest.mark.parametrize("kubelet", ["", "7:8:10"])
-def test_a_kubelet_that_may_be_another_one_settles_anew(kind: type[KubeletStarted | Restarted], kubelet: str) -> None:
+def test_a_kubelet_that_may_be_another_one_settles_anew(
+    kind: type[KubeletStarted | AgentStarted], kubelet: str
+) -> None:
     ledger = started(kind(111.0, kubelet=kubelet))
     for at in (112.0, 155.0, 170.0):
         ledger = look(ledger, at)
@@ -291,26 +299,26 @@ def test_a_kubelet_that_may_be_another_one_settles_anew(kind: type[KubeletStarte
 @pytest.mark.parametrize(
     "between",
     [
-        (Booted("another boot", 110.0),),  # a file that was left, and another process behind it
-        (Lost(110.0),),  # who knows which kubelet that ledger had known
-        (Restarted(105.0), Lost(110.0)),
+        (NodeBooted("another boot", 110.0),),  # a file that was left, and another process behind it
+        (RecordLost(110.0),),  # who knows which kubelet that ledger had known
+        (AgentStarted(105.0), RecordLost(110.0)),
     ],
 )
 def test_an_agent_that_cannot_prove_its_view_waits(between: tuple[Event, ...]) -> None:
-    ledger = started(*between, Restarted(111.0, kubelet=KUBELET))
+    ledger = started(*between, AgentStarted(111.0, kubelet=KUBELET))
     assert ledger.node.releases_suspended_until == 171.0
 
 
 def test_a_proven_start_does_not_cut_the_wait_for_a_new_kubelet_short() -> None:
     for crash in range(4):  # every 15 s
         ledger = started(
-            KubeletStarted(111.0, "9:9:9"), *[Restarted(115.0 + 15 * n, kubelet="9:9:9") for n in range(crash)]
+            KubeletStarted(111.0, "9:9:9"), *[AgentStarted(115.0 + 15 * n, kubelet="9:9:9") for n in range(crash)]
         )
         assert ledger.node.releases_suspended_until == 171.0
 
 
 def test_a_clock_that_was_set_back_does_not_make_a_proven_start_wait_for_longer() -> None:
-    ledger = started(KubeletStarted(10_000.0, "9:9:9"), Restarted(111.0, kubelet="9:9:9"))
+    ledger = started(KubeletStarted(10_000.0, "9:9:9"), AgentStarted(111.0, kubelet="9:9:9"))
     assert ledger.node.releases_suspended_until == 171.0
 
 
@@ -332,11 +340,11 @@ def test_a_pod_that_never_appears_is_let_go_after_two_minutes() -> None:
 
 
 def test_evidence_from_before_the_allocation_says_nothing() -> None:
-    ledger = Ledger.of([Entry(Facts("gpu-0", "r", ("GPU-0",)))], NodeState(merged=True))
+    ledger = Ledger.of([Entry(LedgerDevice("gpu-0", "r", ("GPU-0",)))], NodeState(merged=True))
     before = ledger.seq
     ledger = step(ledger, Allocate({"gpu-0": ("GPU-0",)}, 0.0), POLICY).of(ledger)
     for at in (1000.0, 2000.0):
-        done = step(ledger, Observed(at, before, {}, Checkpoint({}), {}), POLICY)
+        done = step(ledger, Observed(at, before, {}, CheckpointRead({}), {}), POLICY)
         assert not done.changes
     assert owner(ledger) is Owner.LEGACY
 
@@ -345,7 +353,7 @@ def test_evidence_from_before_a_kubelet_restart_says_nothing() -> None:
     ledger = look(held(), 100.0, listed=True)
     before = ledger.seq
     ledger = step(ledger, KubeletStarted(101.0), POLICY).of(ledger)
-    assert not step(ledger, Observed(900.0, before, {}, Checkpoint({}), {}), POLICY)
+    assert not step(ledger, Observed(900.0, before, {}, CheckpointRead({}), {}), POLICY)
 
 
 def test_how_long_a_pod_has_to_end_is_on_disk_and_so_is_who_it_is() -> None:
@@ -359,7 +367,7 @@ def test_how_long_a_pod_has_to_end_is_on_disk_and_so_is_who_it_is() -> None:
     assert again.hold
     assert (again.hold.grace, again.hold.pods) == (60.0, (known,))
     ledger = Ledger.of([again], NodeState(merged=True), seq=9)
-    ledger = step(ledger, Restarted(2.0), POLICY).of(ledger)
+    ledger = step(ledger, AgentStarted(2.0), POLICY).of(ledger)
     nameless = Observed(3.0, ledger.seq, {UNIT: (replace(known, uid=""),)}, None)
     (entry,) = step(ledger, nameless, POLICY).changes
     assert entry.hold
@@ -374,7 +382,7 @@ def test_a_pod_that_was_seen_to_end_is_told_by_its_uid() -> None:
     for ended in frozenset({"uid-2"}), frozenset({"uid-1"}):
         after = ledger
         for at in (110.0, 121.0):
-            after = step(after, Observed(at, after.seq, {}, Checkpoint({}), {}, ended=ended), POLICY).of(after)
+            after = step(after, Observed(at, after.seq, {}, CheckpointRead({}), {}, ended=ended), POLICY).of(after)
         assert (owner(after) is Owner.NONE) is ("uid-1" in ended)
 
 
@@ -383,7 +391,7 @@ def test_a_release_tells_who_left_and_begins_a_waiting_move() -> None:
     ledger = step(ledger, SetLane("gpu-0", Lane.DRA, 101.0), POLICY).of(ledger)
     assert ledger.entries["gpu-0"].lane is Lane.LEGACY
     ledger = look(ledger, 110.0)
-    done = step(ledger, Observed(150.0, ledger.seq, {}, Checkpoint({}), {}), POLICY)
+    done = step(ledger, Observed(150.0, ledger.seq, {}, CheckpointRead({}), {}), POLICY)
     (released,) = [effect for effect in done.effects if isinstance(effect, Released)]
     assert released.holder == "pod team-a/train (container main)"
     assert released.held_seconds == 150.0
@@ -394,25 +402,25 @@ def test_a_release_tells_who_left_and_begins_a_waiting_move() -> None:
 
 @pytest.mark.parametrize("admin", [False, True])
 def test_what_leaves_quarantine_goes_to_the_claim_that_the_api_server_shows(admin: bool) -> None:
-    ledger = Ledger.of([Entry(Facts("gpu-0", "r", ("GPU-0",)))], NodeState(merged=True))
-    ledger = step(ledger, Lost(0.0), POLICY).of(ledger)
-    ledger = step(ledger, Restarted(0.0), POLICY).of(ledger)
-    allocated = (Allocation(CLAIM, (Use("gpu-0", admin=admin), Use("gpu-9"))),)
+    ledger = Ledger.of([Entry(LedgerDevice("gpu-0", "r", ("GPU-0",)))], NodeState(merged=True))
+    ledger = step(ledger, RecordLost(0.0), POLICY).of(ledger)
+    ledger = step(ledger, AgentStarted(0.0), POLICY).of(ledger)
+    allocated = (ClaimDevices(CLAIM, (DeviceUse("gpu-0", admin=admin), DeviceUse("gpu-9"))),)
     for at in (200.0, 220.0):
-        seen = Observed(at, ledger.seq, {}, Checkpoint({}), {}, allocated=allocated)
+        seen = Observed(at, ledger.seq, {}, CheckpointRead({}), {}, allocated=allocated)
         ledger = step(ledger, seen, POLICY).of(ledger)
     assert owner(ledger) is (Owner.NONE if admin else Owner.DRA_GRANTED)
     assert [held.claim for held in ledger.entries["gpu-0"].claims] == ([] if admin else [CLAIM])
 
 
 def test_a_claim_that_only_looks_at_a_device_in_quarantine_may_have_it_as_well() -> None:
-    ledger = Ledger.of([Entry(Facts("gpu-0", "r", ("GPU-0",)))], NodeState(merged=True))
-    uses = (Use("gpu-0", admin=True), Use("gpu-0"))
-    for event in (Lost(0.0), Restarted(0.0, (Allocation(CLAIM, uses[:1]),))):
+    ledger = Ledger.of([Entry(LedgerDevice("gpu-0", "r", ("GPU-0",)))], NodeState(merged=True))
+    uses = (DeviceUse("gpu-0", admin=True), DeviceUse("gpu-0"))
+    for event in (RecordLost(0.0), AgentStarted(0.0, (ClaimDevices(CLAIM, uses[:1]),))):
         ledger = step(ledger, event, POLICY).of(ledger)
     assert owner(ledger) is Owner.QUARANTINE
     for at in (200.0, 220.0):
-        seen = Observed(at, ledger.seq, {}, Checkpoint({}), {}, allocated=(Allocation(CLAIM, uses),))
+        seen = Observed(at, ledger.seq, {}, CheckpointRead({}), {}, allocated=(ClaimDevices(CLAIM, uses),))
         ledger = step(ledger, seen, POLICY).of(ledger)
     assert owner(ledger) is Owner.DRA_GRANTED
     assert [held.admin for held in ledger.entries["gpu-0"].claims] == [True, False]
@@ -420,22 +428,22 @@ def test_a_claim_that_only_looks_at_a_device_in_quarantine_may_have_it_as_well()
 
 def test_nothing_leaves_quarantine_before_the_node_s_claims_are_known() -> None:
     """Evidence may come first: the merge waits for a disk that is full."""
-    ledger = Ledger.of([Entry(Facts("gpu-0", "r", ("GPU-0",)))], NodeState(merged=True))
-    ledger = step(ledger, Lost(0.0), POLICY).of(ledger)
+    ledger = Ledger.of([Entry(LedgerDevice("gpu-0", "r", ("GPU-0",)))], NodeState(merged=True))
+    ledger = step(ledger, RecordLost(0.0), POLICY).of(ledger)
     for at in (200.0, 220.0):
-        seen = Observed(at, ledger.seq, {}, Checkpoint({}), {}, allocated=())
+        seen = Observed(at, ledger.seq, {}, CheckpointRead({}), {}, allocated=())
         ledger = step(ledger, seen, POLICY).of(ledger)
     assert owner(ledger) is Owner.QUARANTINE
 
 
 def test_a_claim_known_by_its_uid_alone_gets_its_name_when_somebody_tells() -> None:
-    ledger = Ledger.of([Entry(Facts("gpu-0", "r", ("GPU-0",)))])
-    found = Allocation(ClaimRef(CLAIM.uid), (Use("gpu-0"),))
-    ledger = step(ledger, Restarted(0.0, (found,)), POLICY).of(ledger)
+    ledger = Ledger.of([Entry(LedgerDevice("gpu-0", "r", ("GPU-0",)))])
+    found = ClaimDevices(ClaimRef(CLAIM.uid), (DeviceUse("gpu-0"),))
+    ledger = step(ledger, AgentStarted(0.0, (found,)), POLICY).of(ledger)
     ledger = step(ledger, ClaimDeallocated(CLAIM.uid, 0.0), POLICY).of(ledger)  # nobody knows better
     assert owner(ledger) is Owner.DRA_PREPARED
-    ledger = step(ledger, Prepare(CLAIM, (Use("gpu-0"),), 1.0), POLICY).of(ledger)
+    ledger = step(ledger, Prepare(CLAIM, (DeviceUse("gpu-0"),), 1.0), POLICY).of(ledger)
     (held,) = ledger.entries["gpu-0"].claims
     assert (held.claim, held.api_allocated) == (CLAIM, True)
-    ledger = step(ledger, Restarted(2.0, (found,)), POLICY).of(ledger)
+    ledger = step(ledger, AgentStarted(2.0, (found,)), POLICY).of(ledger)
     assert ledger.entries["gpu-0"].claims[0].claim == CLAIM

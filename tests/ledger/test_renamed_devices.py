@@ -10,28 +10,28 @@ from msgspec.structs import replace
 from drabridge.inventory.model import Presence
 from drabridge.ledger import (
     Allocate,
-    Checkpoint,
+    CheckpointRead,
+    DeviceUse,
     Discovered,
     Entry,
-    Facts,
     Forgotten,
     KubeletStarted,
     Lane,
     Ledger,
+    LedgerDevice,
     NodeState,
     Observed,
     Owner,
     Prepare,
     RefusalCode,
-    Use,
 )
 from drabridge.ledger.store import Store
 from tests.ledger.test_store import load
 from tests.support.ledger_node import CLAIM, NOON, OTHER, PODS, Node, allocate, allocated, device, prepare
 
 PLACE = "/sys/devices/virtual/gpu/0"
-OLD = Facts("gpu-0", "r", ("GPU-0",), syspath=PLACE)
-NEW = Facts("gpu-1", "r", ("GPU-1",), syspath=PLACE)
+OLD = LedgerDevice("gpu-0", "r", ("GPU-0",), syspath=PLACE)
+NEW = LedgerDevice("gpu-1", "r", ("GPU-1",), syspath=PLACE)
 
 
 def renamed(lane: Lane) -> Discovered:
@@ -42,7 +42,7 @@ def renamed(lane: Lane) -> Discovered:
 def let_go(node: Node) -> None:
     """Kubelet and its checkpoint agree that no pod is there, for long enough."""
     for at in (NOON + 500, NOON + 600):
-        node.yes(Observed(at, node.ledger.seq, {}, Checkpoint({}), {}))
+        node.yes(Observed(at, node.ledger.seq, {}, CheckpointRead({}), {}))
 
 
 def test_a_held_device_is_not_offered_under_another_resource_and_is_once_it_is_let_go() -> None:
@@ -56,7 +56,7 @@ def test_a_held_device_is_not_offered_under_another_resource_and_is_once_it_is_l
     assert node.offers("gpu-0") == (True, False), "its own pod needs it Healthy when kubelet restarts"
     node.yes(allocate(0))
     node.yes(Discovered((replace(node["gpu-0"].device, resource="other"),), NOON + 1))
-    node.yes(Observed(NOON + 400, node.ledger.seq, PODS, Checkpoint(PODS), {}))
+    node.yes(Observed(NOON + 400, node.ledger.seq, PODS, CheckpointRead(PODS), {}))
     assert node.no(allocate(0))[0] is RefusalCode.LEGACY_HELD, "kubelet shows the pod, under the old resource"
     let_go(node)
     assert node.owner("gpu-0") is Owner.NONE
@@ -98,7 +98,7 @@ def test_a_new_name_for_a_place_that_a_claim_holds_is_given_to_nobody() -> None:
             node.no(Allocate({"gpu-1": ("GPU-1",)}, NOON) if lane is Lane.LEGACY else allocated(1, claim=OTHER))[0]
             is RefusalCode.CLAIM_HELD
         )
-        assert node.do(Prepare(CLAIM, (Use("gpu-0"),), NOON)).decision.accepted, "the claim has what it has"
+        assert node.do(Prepare(CLAIM, (DeviceUse("gpu-0"),), NOON)).decision.accepted, "the claim has what it has"
 
 
 def test_a_whole_with_a_new_name_overlaps_with_what_its_part_was_called_before() -> None:
@@ -115,25 +115,27 @@ def test_a_whole_with_a_new_name_overlaps_with_what_its_part_was_called_before()
     assert node.offers("w2") == node.offers("p2") == (True, False)
 
 
-CARD = Facts("card", "r", ("card",), syspath="/sys/card", also_at=("/sys/card/a", "/sys/card/b"))
-A, B = (Facts(name, "r", (name,), syspath=f"/sys/card/{name}") for name in "ab")
+CARD = LedgerDevice("card", "r", ("card",), syspath="/sys/card", also_at=("/sys/card/a", "/sys/card/b"))
+A, B = (LedgerDevice(name, "r", (name,), syspath=f"/sys/card/{name}") for name in "ab")
 
 
 @pytest.mark.parametrize("root", ["", "card"])
 @pytest.mark.parametrize("lane", [Lane.LEGACY, Lane.DRA])
 @pytest.mark.parametrize(("held", "others"), [(CARD, (A, B)), (A, (CARD,))], ids=["card", "part"])
 def test_what_a_device_hands_out_besides_is_nobody_else_s(
-    held: Facts, others: tuple[Facts, ...], lane: Lane, root: str
+    held: LedgerDevice, others: tuple[LedgerDevice, ...], lane: Lane, root: str
 ) -> None:
     node = Node(Entry(CARD, lane=lane), *(Entry(replace(part, root=root), lane=lane) for part in (A, B)))
     assert all(node.offers(facts.name) == (lane is Lane.LEGACY, lane is Lane.DRA) for facts in (CARD, A, B))
     node.yes(
-        Allocate({held.name: held.units}, NOON) if lane is Lane.LEGACY else Prepare(CLAIM, (Use(held.name),), NOON)
+        Allocate({held.name: held.units}, NOON)
+        if lane is Lane.LEGACY
+        else Prepare(CLAIM, (DeviceUse(held.name),), NOON)
     )
     for other in (CARD, A, B):
         if other in others:
             assert node.offers(other.name) == (False, False)
-            assert "shares its hardware" in node.no(Prepare(OTHER, (Use(other.name),), NOON))[1]
+            assert "shares its hardware" in node.no(Prepare(OTHER, (DeviceUse(other.name),), NOON))[1]
             assert node.do(Allocate({other.name: other.units}, NOON)).decision.accepted is False
         elif other is not held:
             assert any(node.offers(other.name)), "two parts do not overlap"
@@ -168,8 +170,8 @@ def test_a_former_name_that_is_gone_does_not_hinder_what_it_handed_out_in_anothe
 
 
 def test_a_former_name_that_is_gone_does_not_hinder_the_parts_or_the_whole_of_what_has_its_place() -> None:
-    whole = Facts("gpu", "r", ("gpu",), syspath=PLACE)
-    part = Facts("part", "r", ("part",), syspath=f"{PLACE}/0", root="gpu")
+    whole = LedgerDevice("gpu", "r", ("gpu",), syspath=PLACE)
+    part = LedgerDevice("part", "r", ("part",), syspath=f"{PLACE}/0", root="gpu")
     former_whole = replace(whole, name="x-gpu", units=("x-gpu",), presence=Presence.GONE)
     former_part = replace(part, name="x-part", units=("x-part",), root="x-gpu", presence=Presence.GONE)
     node = Node(
@@ -193,5 +195,5 @@ def test_the_place_and_the_resource_of_a_hold_are_on_disk(tmp_path: Path) -> Non
     again = Node()
     again.ledger = Ledger.of(loaded.entries.values(), NodeState("boot", merged=True))
     assert again.offers("gpu-0") == (False, False)
-    again.yes(Discovered((NEW, Facts("a", "r", ("a",), syspath=f"{PLACE}/a")), NOON + 1))
+    again.yes(Discovered((NEW, LedgerDevice("a", "r", ("a",), syspath=f"{PLACE}/a")), NOON + 1))
     assert again.offers("gpu-1") == again.offers("a") == (False, False)

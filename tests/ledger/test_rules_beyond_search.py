@@ -16,27 +16,38 @@ from msgspec.structs import replace
 from drabridge.ledger import apply_event, release_rule
 from drabridge.ledger import events as ev
 from drabridge.ledger.effects import ACCEPTED, Step
-from drabridge.ledger.model import Entry, Facts, HeldBecause, Hold, Lane, Ledger, NodeState, Owner, PodRef, Policy
+from drabridge.ledger.model import (
+    Entry,
+    HeldBecause,
+    Hold,
+    Lane,
+    Ledger,
+    LedgerDevice,
+    LedgerPolicy,
+    NodeState,
+    Owner,
+    PodRef,
+)
 from drabridge.ledger.ownership import settle
-from drabridge.ledger.table import Signal
-from drabridge.ledger.transaction import Draft, Outcome
+from drabridge.ledger.table import DeviceSignal
+from drabridge.ledger.transaction import Outcome, Transaction
 from drabridge.ledger.transitions.common import ignore
 from tests.ledger.search.mutants import other_rows
 from tests.ledger.search.states import Stepper
 from tests.support.ledger_node import CLAIM
 
-POLICY = Policy(grace_seconds=0.0)
+POLICY = LedgerPolicy(grace_seconds=0.0)
 POD = PodRef("ns", "pod", "main", "pod-uid")
 SHOWN = {("r", "d"): (POD,)}
 HELD = ev.Allocate({"d": ("d",)}, 0.0)
-USE = (ev.Use("d"),)
+USE = (ev.DeviceUse("d"),)
 PREPARED = ev.Prepare(CLAIM, USE, 0.0)
 
 
 def _look(at: float, *, shown: bool = False, since_seq: int | None = None) -> Callable[[Ledger], ev.Observed]:
     pods = SHOWN if shown else {}
     return lambda now: ev.Observed(
-        at, now.seq if since_seq is None else since_seq, pods, ev.Checkpoint(pods), {}, allocated=()
+        at, now.seq if since_seq is None else since_seq, pods, ev.CheckpointRead(pods), {}, allocated=()
     )
 
 
@@ -45,7 +56,7 @@ Happening = ev.Event | Callable[[Ledger], ev.Event]
 
 def _after(step: Stepper, *events: Happening, lane: Lane = Lane.LEGACY, merged: bool = True) -> Ledger:
     """The ledger of one device after a history."""
-    ledger = Ledger.of([Entry(Facts("d", "r", ("d",)), lane=lane)], NodeState("boot", merged=merged))
+    ledger = Ledger.of([Entry(LedgerDevice("d", "r", ("d",)), lane=lane)], NodeState("boot", merged=merged))
     for one in events:
         ledger = step(ledger, one(ledger) if callable(one) else one, POLICY).of(ledger)
     return ledger
@@ -66,13 +77,15 @@ def _held(entry: Entry) -> bool:
     return entry.owner is Owner.LEGACY
 
 
-def _weighed(change: Callable[[release_rule.Witness], release_rule.Witness], *, settled: bool = False) -> Stepper:
+def _weighed(
+    change: Callable[[release_rule.DeviceEvidence], release_rule.DeviceEvidence], *, settled: bool = False
+) -> Stepper:
     """The real step with another rule for the end of a hold."""
 
-    def mutated(ledger: Ledger, event: ev.Event, policy: Policy) -> Step:
+    def mutated(ledger: Ledger, event: ev.Event, policy: LedgerPolicy) -> Step:
         real = release_rule.weigh
 
-        def weigh(hold: Hold, witness: release_rule.Witness, **how: object) -> Hold | release_rule.Free:
+        def weigh(hold: Hold, witness: release_rule.DeviceEvidence, **how: object) -> Hold | release_rule.HoldEnded:
             if settled:
                 how["suspended_until"] = 0.0
             return real(hold, change(witness), **how)  # type: ignore[arg-type]
@@ -85,7 +98,7 @@ def _weighed(change: Callable[[release_rule.Witness], release_rule.Witness], *, 
 
 
 def _without_settling_after(kind: type[ev.Event]) -> Stepper:
-    def mutated(ledger: Ledger, event: ev.Event, policy: Policy) -> Step:
+    def mutated(ledger: Ledger, event: ev.Event, policy: LedgerPolicy) -> Step:
         done = apply_event.step(ledger, event, policy)
         if isinstance(event, kind) and done.node is not None:
             return replace(done, node=done.node._replace(releases_suspended_until=0.0))
@@ -97,25 +110,25 @@ def _without_settling_after(kind: type[ev.Event]) -> Stepper:
 def _of_node(**changes: object) -> Stepper:
     """The real step with another state of the node."""
 
-    def mutated(ledger: Ledger, event: ev.Event, policy: Policy) -> Step:
+    def mutated(ledger: Ledger, event: ev.Event, policy: LedgerPolicy) -> Step:
         node = ledger.node._replace(**changes)  # type: ignore[arg-type]
         return apply_event.step(ledger.replace((), node=node, seq=ledger.seq), event, policy)
 
     return mutated
 
 
-def _boot_lost(ledger: Ledger, event: ev.Event, policy: Policy) -> Step:
-    return Step(ACCEPTED) if isinstance(event, ev.Booted) else apply_event.step(ledger, event, policy)
+def _boot_lost(ledger: Ledger, event: ev.Event, policy: LedgerPolicy) -> Step:
+    return Step(ACCEPTED) if isinstance(event, ev.NodeBooted) else apply_event.step(ledger, event, policy)
 
 
-def _straight(ledger: Ledger, event: ev.Event, policy: Policy) -> Step:
+def _straight(ledger: Ledger, event: ev.Event, policy: LedgerPolicy) -> Step:
     """Out of quarantine into the lane that the device had."""
     done = apply_event.step(ledger, event, policy)
     moved = [replace(one, lane=Lane.DRA, move=None) if one.lane is Lane.LEGACY_TO_DRA else one for one in done.changes]
     return replace(done, changes=tuple(moved))
 
 
-def _free(draft: Draft, entry: Entry, what: object) -> Outcome:
+def _free(draft: Transaction, entry: Entry, what: object) -> Outcome:
     return settle(draft, entry, None, (), "mutant")
 
 
@@ -131,14 +144,14 @@ PINNED = (
     ),
     Pinned(
         "an agent that has just started may meet a kubelet that has, too",
-        _without_settling_after(ev.Restarted),
-        (*_CONFIRMED, ev.Restarted(100.0), *_TWICE),
+        _without_settling_after(ev.AgentStarted),
+        (*_CONFIRMED, ev.AgentStarted(100.0), *_TWICE),
         _held,
     ),
     Pinned(
         "an agent waits for a kubelet that it met, and not for the one that the agent before had met",
         _of_node(kubelet="another"),
-        (ev.KubeletStarted(40.0, "one"), *_CONFIRMED, ev.Restarted(101.0, kubelet="another"), *_TWICE),
+        (ev.KubeletStarted(40.0, "one"), *_CONFIRMED, ev.AgentStarted(101.0, kubelet="another"), *_TWICE),
         _held,
     ),
     Pinned(
@@ -147,8 +160,8 @@ PINNED = (
         (
             ev.KubeletStarted(0.0, "one"),
             *_CONFIRMED,
-            ev.Booted("later", 99.0),
-            ev.Restarted(100.0, kubelet="one"),
+            ev.NodeBooted("later", 99.0),
+            ev.AgentStarted(100.0, kubelet="one"),
             *_TWICE,
         ),
         _held,
@@ -161,7 +174,7 @@ PINNED = (
     ),
     Pinned(
         "an absence that an earlier kubelet showed does not count",
-        other_rows(Signal.RECOUNT, set(Owner), ignore),
+        other_rows(DeviceSignal.RECOUNT, set(Owner), ignore),
         (*_CONFIRMED, _look(99.0), ev.KubeletStarted(100.0), _look(170.0)),
         _held,
     ),
@@ -174,13 +187,13 @@ PINNED = (
     ),
     Pinned(
         "a pod that kubelet shows on a free device has it",
-        other_rows(Signal.SEEN, {Owner.NONE}, ignore),
+        other_rows(DeviceSignal.SEEN, {Owner.NONE}, ignore),
         (_look(50.0, shown=True),),
         _held,
     ),
     Pinned(
         "a pod that kubelet shows on a claim's device is a conflict",
-        other_rows(Signal.SEEN, {Owner.DRA_GRANTED, Owner.DRA_PREPARED}, ignore),
+        other_rows(DeviceSignal.SEEN, {Owner.DRA_GRANTED, Owner.DRA_PREPARED}, ignore),
         (PREPARED, _look(50.0, shown=True)),
         lambda entry: entry.owner is Owner.CONFLICT,
         lane=Lane.DRA,
@@ -191,7 +204,7 @@ PINNED = (
         (
             *_CONFIRMED,
             *(
-                lambda now, at=at: ev.Observed(at, now.seq, {}, ev.Checkpoint(SHOWN, barrier=False), {})
+                lambda now, at=at: ev.Observed(at, now.seq, {}, ev.CheckpointRead(SHOWN, barrier=False), {})
                 for at in (110.0, 121.0)
             ),
         ),
@@ -200,21 +213,21 @@ PINNED = (
     Pinned(
         "a boot ends what containers had prepared",
         _boot_lost,
-        (PREPARED, ev.Booted("another", 1.0)),
+        (PREPARED, ev.NodeBooted("another", 1.0)),
         lambda entry: entry.owner is Owner.DRA_GRANTED,
         lane=Lane.DRA,
     ),
     Pinned(
         "what leaves quarantine is offered to claims once kubelet has given it up",
         _straight,
-        (ev.Lost(0.0), ev.Restarted(0.0), _look(200.0), _look(220.0)),
+        (ev.RecordLost(0.0), ev.AgentStarted(0.0), _look(200.0), _look(220.0)),
         lambda entry: (entry.owner, entry.lane) == (Owner.NONE, Lane.LEGACY_TO_DRA),
         lane=Lane.DRA,
     ),
     Pinned(
         "a boot does not take a claim's allocation",
-        other_rows(Signal.REBOOTED, {Owner.DRA_PREPARED}, _free),
-        (PREPARED, ev.Booted("another", 1.0)),
+        other_rows(DeviceSignal.REBOOTED, {Owner.DRA_PREPARED}, _free),
+        (PREPARED, ev.NodeBooted("another", 1.0)),
         lambda entry: entry.owner is Owner.DRA_GRANTED,
         lane=Lane.DRA,
     ),

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from drabridge.ledger.model import Lane, Owner
-from drabridge.ledger.table import Signal
+from drabridge.ledger.table import DeviceSignal
 from drabridge.ledger.transitions.common import ignore
 from tests.ledger.search.mutants import MUTANTS, Mutant, other_rows
 from tests.ledger.search.search import search
@@ -38,5 +38,5 @@ def test_a_leak_is_found() -> None:
     """The liveness half has teeth: without Unprepare's way back, a prepared claim never drains."""
     config = Config(devices=1, pods=0, claims=1, faults=0, moves=0, lanes=(Lane.DRA, Lane.DRA), late_evidence=False)
     assert not search(config).violation
-    found = search(replace(config, step=other_rows(Signal.UNPREPARE, set(Owner), ignore)))
+    found = search(replace(config, step=other_rows(DeviceSignal.UNPREPARE, set(Owner), ignore)))
     assert found.violation.startswith("I7")

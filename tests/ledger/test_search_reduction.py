@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from drabridge.ledger.model import Lane, Owner
-from drabridge.ledger.table import Signal
+from drabridge.ledger.table import DeviceSignal
 from drabridge.ledger.transitions.common import ignore
 from tests.ledger.search import plain
 from tests.ledger.search.explore import Explorer, Visited
@@ -64,12 +64,12 @@ def test_the_packed_search_sees_every_state_and_no_other(
 @pytest.mark.parametrize(
     ("signal", "config"),
     [
-        (Signal.UNPREPARE, replace(PROMPT, devices=1, pods=0, faults=0, moves=0, lanes=(Lane.DRA, Lane.DRA))),
-        (Signal.ABSENT, replace(PROMPT, pods=2, claims=0, faults=0, moves=0)),
-        (Signal.QUORUM_CLEAR, replace(PROMPT, pods=1, claims=1, faults=0, moves=1)),
+        (DeviceSignal.UNPREPARE, replace(PROMPT, devices=1, pods=0, faults=0, moves=0, lanes=(Lane.DRA, Lane.DRA))),
+        (DeviceSignal.ABSENT, replace(PROMPT, pods=2, claims=0, faults=0, moves=0)),
+        (DeviceSignal.QUORUM_CLEAR, replace(PROMPT, pods=1, claims=1, faults=0, moves=1)),
     ],
 )
-def test_both_see_the_same_leaks(signal: Signal, config: Config) -> None:
+def test_both_see_the_same_leaks(signal: DeviceSignal, config: Config) -> None:
     explorer = Explorer(World(replace(config, step=other_rows(signal, set(Owner), ignore))))
     stuck = set(explorer.stuck(explored(explorer)).tolist())
     graph = plain.reachable(explorer.world)

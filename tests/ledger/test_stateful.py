@@ -14,48 +14,48 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from drabridge.errors import HostError
 from drabridge.ledger import (
+    AgentStarted,
     Allocate,
-    Allocation,
-    Booted,
-    Checkpoint,
+    CheckpointRead,
     ClaimAllocated,
     ClaimDeallocated,
+    ClaimDevices,
+    ClaimPhase,
     ClaimRef,
+    ClaimShare,
+    DeviceUse,
     Discovered,
     Event,
-    Facts,
     KubeletStarted,
     Lane,
     Ledger,
-    Lost,
+    LedgerDevice,
+    LedgerPolicy,
+    ManualRelease,
+    NoClaimListed,
+    NodeBooted,
     Observed,
     Owner,
-    Phase,
     PodRef,
-    Policy,
     Prepare,
-    QuorumClear,
-    Resolve,
-    Restarted,
+    RecordLost,
     SetLane,
-    Share,
-    SliceWithdrawn,
     Unprepare,
-    Use,
-    Withdrawn,
+    WithdrawnFromKubelet,
+    WithdrawnFromSlices,
     invariants,
     step,
 )
 from drabridge.ledger.store import Loaded, Store
 
-POLICY = Policy()
+POLICY = LedgerPolicy()
 FACTS = (
-    Facts("whole", "r", ("W",)),
-    Facts("part-0", "r", ("P0",), root="whole"),
-    Facts("part-1", "r", ("P1",), root="whole"),
-    Facts("single", "r", ("S",)),
-    Facts("split", "r", ("T::0", "T::1")),
-    Facts("shared", "r", ("H",), shareable=True, capacity=(("memory", 10),)),
+    LedgerDevice("whole", "r", ("W",)),
+    LedgerDevice("part-0", "r", ("P0",), root="whole"),
+    LedgerDevice("part-1", "r", ("P1",), root="whole"),
+    LedgerDevice("single", "r", ("S",)),
+    LedgerDevice("split", "r", ("T::0", "T::1")),
+    LedgerDevice("shared", "r", ("H",), shareable=True, capacity=(("memory", 10),)),
 )
 NAMES = [facts.name for facts in FACTS]
 UNITS = {facts.name: facts.units for facts in FACTS}
@@ -98,12 +98,12 @@ class Machine(RuleBasedStateMachine):
         self.store = Store(self.directory, node="n", fsync=self.fsync)
         assert self.store.load().kind is Loaded.FRESH
         self.store.rewrite(self.ledger)
-        self.happen(Booted("boot-0", self.clock))
+        self.happen(NodeBooted("boot-0", self.clock))
         self.happen(Discovered(FACTS, self.clock, {"single": Lane.DRA, "shared": Lane.DRA}))
-        self.happen(Restarted(self.clock))
+        self.happen(AgentStarted(self.clock))
 
     def happen(self, event: Event) -> bool:
-        """What the keeper does: step, write, and only then believe it."""
+        """What the ledger_service does: step, write, and only then believe it."""
         done = step(self.ledger, event, POLICY)
         after = done.of(self.ledger)
         assert not invariants.check_step(self.ledger, event, after, POLICY)
@@ -130,16 +130,16 @@ class Machine(RuleBasedStateMachine):
 
     @rule(uid=uids, chosen=some, share=st.sampled_from([None, 4, 8]), admin=st.booleans())
     def prepare(self, uid: str, chosen: list[str], share: int | None, admin: bool) -> None:
-        shared = None if share is None else Share(f"{uid}-share", (("memory", share),))
-        uses = tuple(Use(name, shared if name == "shared" else None, admin) for name in chosen)
+        shared = None if share is None else ClaimShare(f"{uid}-share", (("memory", share),))
+        uses = tuple(DeviceUse(name, shared if name == "shared" else None, admin) for name in chosen)
         if self.happen(Prepare(ClaimRef(uid), uses, self.clock)):
             for name in chosen:
                 claims = self.ledger.entries[name].claims
-                assert any(c.claim.uid == uid and c.phase is Phase.PREPARED and c.admin is admin for c in claims)
+                assert any(c.claim.uid == uid and c.phase is ClaimPhase.PREPARED and c.admin is admin for c in claims)
 
     @rule(uid=uids, chosen=some)
     def claim_allocated(self, uid: str, chosen: list[str]) -> None:
-        self.happen(ClaimAllocated(ClaimRef(uid), tuple(map(Use, chosen)), self.clock))
+        self.happen(ClaimAllocated(ClaimRef(uid), tuple(map(DeviceUse, chosen)), self.clock))
 
     @rule(uid=uids)
     def claim_deallocated(self, uid: str) -> None:
@@ -157,7 +157,7 @@ class Machine(RuleBasedStateMachine):
             self.clock,
             self.ledger.seq - late,
             _pods(listed),
-            None if checkpoint is None else Checkpoint(_pods(checkpoint) or {}, barrier),
+            None if checkpoint is None else CheckpointRead(_pods(checkpoint) or {}, barrier),
             {} if api else None,
         )
         self.happen(event)
@@ -166,8 +166,14 @@ class Machine(RuleBasedStateMachine):
     def set_lane(self, name: str, lane: Lane) -> None:
         self.happen(SetLane(name, lane, self.clock))
 
-    @rule(name=names, late=st.integers(0, 2), kind=st.sampled_from([Withdrawn, SliceWithdrawn, QuorumClear]))
-    def acknowledge(self, name: str, late: int, kind: type[Withdrawn | SliceWithdrawn | QuorumClear]) -> None:
+    @rule(
+        name=names,
+        late=st.integers(0, 2),
+        kind=st.sampled_from([WithdrawnFromKubelet, WithdrawnFromSlices, NoClaimListed]),
+    )
+    def acknowledge(
+        self, name: str, late: int, kind: type[WithdrawnFromKubelet | WithdrawnFromSlices | NoClaimListed]
+    ) -> None:
         self.happen(kind(name, self.ledger.seq - late, self.clock))
 
     @rule(chosen=st.sets(names))
@@ -177,7 +183,7 @@ class Machine(RuleBasedStateMachine):
     @rule(name=names, ended=st.booleans())
     def resolve(self, name: str, ended: bool) -> None:
         holders = self.ledger.entries[name].holders if ended and name in self.ledger.entries else ()
-        self.happen(Resolve(name, self.clock, frozenset(held.claim.uid for held in holders)))
+        self.happen(ManualRelease(name, self.clock, frozenset(held.claim.uid for held in holders)))
 
     @rule()
     def kubelet_starts(self) -> None:
@@ -185,7 +191,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(boot=st.sampled_from(["boot-0", "boot-1"]))
     def reboot(self, boot: str) -> None:
-        self.happen(Booted(boot, self.clock))
+        self.happen(NodeBooted(boot, self.clock))
 
     @rule(seconds=st.sampled_from([1.0, 15.0, 130.0]))
     def time_passes(self, seconds: float) -> None:
@@ -238,14 +244,14 @@ class Machine(RuleBasedStateMachine):
         self.store.rewrite(ledger)
         prepared = {
             held.claim: tuple(
-                Use(name, admin=ledger.entries[name].claim(held.claim.uid) is None)
+                DeviceUse(name, admin=ledger.entries[name].claim(held.claim.uid) is None)
                 for name in ledger.by_claim[held.claim.uid]
             )
             for entry in ledger.entries.values()
             for held in entry.holders
-            if held.phase is Phase.PREPARED
+            if held.phase is ClaimPhase.PREPARED
         }
-        self.happen(Restarted(self.clock, tuple(Allocation(claim, uses) for claim, uses in prepared.items())))
+        self.happen(AgentStarted(self.clock, tuple(ClaimDevices(claim, uses) for claim, uses in prepared.items())))
 
     @rule(where=st.floats(0, 0.999), bit=st.integers(0, 7))
     def the_file_rots(self, where: float, bit: int) -> None:
@@ -258,7 +264,7 @@ class Machine(RuleBasedStateMachine):
         self.store = Store(self.directory, node="n", fsync=self.fsync)
         loaded = self.store.load()
         assert loaded.doubtful
-        ledger = step(loaded.ledger, Lost(self.clock, reason=loaded.message), POLICY).of(loaded.ledger)
+        ledger = step(loaded.ledger, RecordLost(self.clock, reason=loaded.message), POLICY).of(loaded.ledger)
         ledger = step(ledger, Discovered(FACTS, self.clock), POLICY).of(ledger)
         for name in held:
             assert ledger.entries[name].owner is not Owner.NONE

@@ -15,28 +15,29 @@ from msgspec.structs import replace
 from drabridge.ledger import (
     Allocate,
     ClaimRef,
+    ClaimShare,
+    DeviceUse,
     Entry,
-    Facts,
     Lane,
     Ledger,
+    LedgerDevice,
+    LedgerPolicy,
     NodeState,
     Owner,
-    Policy,
     Prepare,
     SetLane,
-    Share,
-    Use,
     step,
 )
-from drabridge.ledger.service import Keeper
+from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import FILE, Loaded, LoadResult, Store
 
-POLICY = Policy()
+POLICY = LedgerPolicy()
 
 
 def ledger_of(count: int = 4) -> Ledger:
     entries = [
-        Entry(Facts(f"gpu-{n}", "r", (f"GPU-{n}",)), lane=Lane.DRA if n % 2 else Lane.LEGACY) for n in range(count)
+        Entry(LedgerDevice(f"gpu-{n}", "r", (f"GPU-{n}",)), lane=Lane.DRA if n % 2 else Lane.LEGACY)
+        for n in range(count)
     ]
     return Ledger.of(entries, NodeState("boot-1", merged=True))
 
@@ -89,15 +90,19 @@ BOTH_HELD = ["gpu-0:legacy", "gpu-1:none", "gpu-2:legacy", "gpu-3:none"]
 def test_everything_comes_back(directory: Path) -> None:
     ledger = Ledger.of(
         [
-            Entry(Facts("a", "r", ("A",), root="whole")),
-            Entry(Facts("b", "r", ("B::0", "B::1"), shareable=True, capacity=(("memory", 80),)), lane=Lane.DRA),
-            Entry(Facts("c", "r", ("C",))),
+            Entry(LedgerDevice("a", "r", ("A",), root="whole")),
+            Entry(LedgerDevice("b", "r", ("B::0", "B::1"), shareable=True, capacity=(("memory", 80),)), lane=Lane.DRA),
+            Entry(LedgerDevice("c", "r", ("C",))),
         ],
         NodeState("boot", True, "7:8:9", releases_suspended_until=61.5, denied=frozenset({"u"}), lost="why"),
     )
     for event in (
         Allocate({"a": ("A",)}, 3.0),
-        Prepare(ClaimRef("u1", "ns", "claim"), (Use("b", Share("s1", (("memory", 40),))), Use("c", admin=True)), 4.0),
+        Prepare(
+            ClaimRef("u1", "ns", "claim"),
+            (DeviceUse("b", ClaimShare("s1", (("memory", 40),))), DeviceUse("c", admin=True)),
+            4.0,
+        ),
         SetLane("a", Lane.DRA, 5.0, "because"),
         SetLane("c", Lane.DRA, 5.0),
     ):
@@ -146,11 +151,11 @@ def rot(path: Path, line: int) -> None:
 def test_a_rotten_commit_quarantines_what_looked_free_before_it(path: Path, line: int, held: list[str]) -> None:
     rot(path, line)
     store = Store(path.parent, node="node-a")
-    keeper = Keeper(store, POLICY, now=lambda: 5.0)
-    assert keeper.loaded.kind is Loaded.PARTIAL
-    assert "(kept as ledger.jsonl.unreadable-1)" in keeper.loaded.message
+    ledger_service = LedgerService(store, POLICY, now=lambda: 5.0)
+    assert ledger_service.loaded.kind is Loaded.PARTIAL
+    assert "(kept as ledger.jsonl.unreadable-1)" in ledger_service.loaded.message
     assert (path.parent / "ledger.jsonl.unreadable-1").exists()
-    for name, entry in keeper.ledger.entries.items():
+    for name, entry in ledger_service.ledger.entries.items():
         assert entry.owner is (Owner.LEGACY if name in held else Owner.QUARANTINE)
     store.close()
     again = load(path.parent)  # and that is durable
@@ -231,9 +236,9 @@ def test_an_older_copy_keeps_its_holders_and_only_those(path: Path, action: str)
     store.close()
     damage(action)(path)
     store = Store(path.parent, node="node-a")
-    keeper = Keeper(store, POLICY, now=lambda: 5.0)
-    assert keeper.loaded.kind is Loaded.PARTIAL
-    assert owners(keeper.ledger) == ["gpu-0:legacy", "gpu-1:quarantine", "gpu-2:legacy", "gpu-3:quarantine"]
+    ledger_service = LedgerService(store, POLICY, now=lambda: 5.0)
+    assert ledger_service.loaded.kind is Loaded.PARTIAL
+    assert owners(ledger_service.ledger) == ["gpu-0:legacy", "gpu-1:quarantine", "gpu-2:legacy", "gpu-3:quarantine"]
     store.close()
 
 

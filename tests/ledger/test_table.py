@@ -11,38 +11,38 @@ from msgspec.structs import replace
 from drabridge import ledger as ledger_package
 from drabridge.inventory.model import Presence
 from drabridge.ledger import (
+    AgentStarted,
     Allocate,
-    Allocation,
-    Booted,
-    Checkpoint,
+    CheckpointRead,
     ClaimAllocated,
     ClaimDeallocated,
+    ClaimDevices,
     ClaimRef,
+    ClaimShare,
+    DeviceUse,
     Discovered,
     Entry,
-    Facts,
     Lane,
     Ledger,
-    Lost,
+    LedgerDevice,
+    ManualRelease,
+    NoClaimListed,
+    NodeBooted,
     Notify,
     Observed,
     Owner,
     PodRef,
     Prepare,
-    QuorumClear,
     Readvertise,
+    RecordLost,
     RefusalCode,
     Refused,
     Released,
-    Resolve,
-    Restarted,
     SetLane,
-    Share,
     Side,
-    SliceWithdrawn,
     Subject,
     Unprepare,
-    Use,
+    WithdrawnFromSlices,
 )
 from drabridge.ledger.apply_event import refusal_told
 from drabridge.ledger.codec import entry_from_json, entry_to_json
@@ -110,7 +110,7 @@ def test_the_loser_is_told_who_has_the_device_and_kubelet_that_it_is_not_free() 
         "gpu-0 is held by claim team-a/train (uid uid-1), prepared 22:13 UTC; "
         "the pod that replaces this one gets another device"
     )
-    assert node.no(Prepare(OTHER, (Use("gpu-0"),), NOON))[1].endswith(
+    assert node.no(Prepare(OTHER, (DeviceUse("gpu-0"),), NOON))[1].endswith(
         "wait until it is let go, or delete the pod, and the claim unless it is of a template, for another device"
     )
     assert Readvertise(("gpu-0",), Side.LEGACY) in done.effects
@@ -128,7 +128,7 @@ def test_an_old_hold_is_told_with_its_date() -> None:
 def test_allocate_of_what_a_pod_has_is_accepted_and_renews_the_hold() -> None:
     node = Node(device(0))
     node.yes(allocate(0))
-    node.yes(Observed(NOON + 50, node.ledger.seq, PODS, Checkpoint(PODS), {}))
+    node.yes(Observed(NOON + 50, node.ledger.seq, PODS, CheckpointRead(PODS), {}))
     done = node.yes(allocate(0, at=NOON + 60))
     assert done.durable
     hold = node["gpu-0"].hold
@@ -137,17 +137,17 @@ def test_allocate_of_what_a_pod_has_is_accepted_and_renews_the_hold() -> None:
 
 
 def test_replicas_of_one_device_add_up() -> None:
-    node = Node(Entry(Facts("gpu-0", "r", ("G::0", "G::1"))))
+    node = Node(Entry(LedgerDevice("gpu-0", "r", ("G::0", "G::1"))))
     node.yes(Allocate({"gpu-0": ("G::0",)}, NOON))
     node.yes(Allocate({"gpu-0": ("G::1",)}, NOON))
     assert node["gpu-0"].hold
     assert node["gpu-0"].hold.units == ("G::0", "G::1")
-    done = node.yes(Observed(NOON + 500, node.ledger.seq, {("r", "G::1"): (POD,)}, Checkpoint({}), {}))
+    done = node.yes(Observed(NOON + 500, node.ledger.seq, {("r", "G::1"): (POD,)}, CheckpointRead({}), {}))
     assert done.changes[0].hold.confirmed  # type: ignore[union-attr]
 
 
 def test_what_is_gone_faulty_or_unknown_is_refused() -> None:
-    node = Node(Entry(Facts("gpu-0", "r", ("GPU-0",), presence=Presence.FAULTY)))
+    node = Node(Entry(LedgerDevice("gpu-0", "r", ("GPU-0",), presence=Presence.FAULTY)))
     assert node.no(allocate(0))[0] is RefusalCode.NOT_PRESENT
     assert "'drabridge devices'" in node.no(allocate(0))[1]
     assert node.no(allocate(7))[0] is RefusalCode.UNKNOWN
@@ -183,8 +183,8 @@ def test_a_claim_that_was_bound_after_the_quiet_time_is_refused_and_takes_nothin
     """PreBind of another plugin may take longer (VolumeBinding: 600 s), and the scheduler chose the device before."""
     node = Node(device(0, Lane.DRA))
     node.yes(SetLane("gpu-0", Lane.LEGACY, NOON))
-    node.yes(SliceWithdrawn("gpu-0", node.ledger.seq, NOON + 1))
-    node.yes(QuorumClear("gpu-0", node.ledger.seq, NOON + 32))
+    node.yes(WithdrawnFromSlices("gpu-0", node.ledger.seq, NOON + 1))
+    node.yes(NoClaimListed("gpu-0", node.ledger.seq, NOON + 32))
     node.yes(allocate(0, at=NOON + 33))
     assert node.no(allocated(0))[0] is RefusalCode.LEGACY_HELD
     assert node.no(prepare(0, at=NOON + 600))[0] is RefusalCode.LEGACY_HELD
@@ -233,7 +233,7 @@ def test_no_process_lingers_over_a_reboot() -> None:
     node = Node(device(0, Lane.DRA))
     node.yes(prepare(0))
     node.yes(Unprepare("uid-1", NOON, lingers=4000.0))
-    node.yes(Booted("another", NOON + 1))
+    node.yes(NodeBooted("another", NOON + 1))
     assert node.owner("gpu-0") is Owner.DRA_GRANTED
     assert not node["gpu-0"].claims[0].lingers
 
@@ -271,21 +271,21 @@ def test_shares_add_up_to_the_capacity_and_no_further() -> None:
     node = Node(device(0, Lane.DRA, shareable=True))
 
     def part(claim: ClaimRef, share: str, amount: int) -> Prepare:
-        return Prepare(claim, (Use("gpu-0", Share(share, (("memory", amount),))),), NOON)
+        return Prepare(claim, (DeviceUse("gpu-0", ClaimShare(share, (("memory", amount),))),), NOON)
 
     node.yes(part(CLAIM, "s1", 6))
     node.yes(part(OTHER, "s2", 4))
     code, text = node.no(part(ClaimRef("uid-3"), "s3", 1))
     assert code is RefusalCode.OVERCOMMITTED
     assert "gpu-0 has 0 of memory left and 1 is asked for" in text
-    assert node.no(Prepare(ClaimRef("uid-4"), (Use("gpu-0"),), NOON))[0] is RefusalCode.CLAIM_HELD
+    assert node.no(Prepare(ClaimRef("uid-4"), (DeviceUse("gpu-0"),), NOON))[0] is RefusalCode.CLAIM_HELD
     assert node.offers("gpu-0") == (False, True)
     node.yes(SetLane("gpu-0", Lane.LEGACY, NOON))
     assert node.offers("gpu-0") == (False, False)  # or others would join for ever
 
 
-def shares_of_one_claim() -> Allocation:
-    return Allocation(CLAIM, tuple(Use("gpu-0", Share(name, (("memory", 5),))) for name in ("s1", "s2")))
+def shares_of_one_claim() -> ClaimDevices:
+    return ClaimDevices(CLAIM, tuple(DeviceUse("gpu-0", ClaimShare(name, (("memory", 5),))) for name in ("s1", "s2")))
 
 
 @pytest.mark.parametrize("before", ["nothing", "one", "without amounts", "allocated"])
@@ -294,24 +294,24 @@ def test_a_start_finds_every_share_of_a_claim(before: str) -> None:
     if before == "one":
         node.yes(Prepare(CLAIM, shares_of_one_claim().uses[:1], NOON))
     elif before == "without amounts":  # as a record of an older agent has them
-        bare = Allocation(CLAIM, (Use("gpu-0", Share("s1")), Use("gpu-0", Share("s2"))))
-        node.yes(Restarted(NOON, (bare,)))
+        bare = ClaimDevices(CLAIM, (DeviceUse("gpu-0", ClaimShare("s1")), DeviceUse("gpu-0", ClaimShare("s2"))))
+        node.yes(AgentStarted(NOON, (bare,)))
     elif before == "allocated":
         node.yes(ClaimAllocated(CLAIM, shares_of_one_claim().uses, NOON))
-    node.yes(Restarted(NOON, (shares_of_one_claim(),)))
+    node.yes(AgentStarted(NOON, (shares_of_one_claim(),)))
     assert [share.id for held in node["gpu-0"].claims for share in held.shares] == ["s1", "s2"]
-    code, text = node.no(Prepare(OTHER, (Use("gpu-0", Share("x", (("memory", 5),))),), NOON))
+    code, text = node.no(Prepare(OTHER, (DeviceUse("gpu-0", ClaimShare("x", (("memory", 5),))),), NOON))
     assert code is RefusalCode.OVERCOMMITTED
     assert "gpu-0 has 0 of memory left and 5 is asked for" in text
 
 
 def test_a_quarantine_ends_with_every_share_of_a_claim() -> None:
     node = Node(device(0, Lane.DRA, shareable=True))
-    node.yes(Lost(NOON, reason="rotten"))
-    node.yes(Restarted(NOON))
+    node.yes(RecordLost(NOON, reason="rotten"))
+    node.yes(AgentStarted(NOON))
     for at in (NOON + 500, NOON + 520):
         allocations = (shares_of_one_claim(),)
-        node.yes(Observed(at, node.ledger.seq, {}, Checkpoint({}), {}, allocated=allocations))
+        node.yes(Observed(at, node.ledger.seq, {}, CheckpointRead({}), {}, allocated=allocations))
     node.yes(Prepare(CLAIM, shares_of_one_claim().uses, NOON))
     assert [share.id for held in node["gpu-0"].claims for share in held.shares] == ["s1", "s2"]
 
@@ -319,14 +319,14 @@ def test_a_quarantine_ends_with_every_share_of_a_claim() -> None:
 def test_a_claim_that_is_known_to_have_all_of_a_device_is_not_found_to_have_a_share_alone() -> None:
     node = Node(device(0, Lane.DRA, shareable=True))
     node.yes(prepare(0))
-    node.yes(Restarted(NOON, (shares_of_one_claim(),)))
-    assert node.no(Prepare(OTHER, (Use("gpu-0", Share("x")),), NOON))[0] is RefusalCode.CLAIM_HELD
+    node.yes(AgentStarted(NOON, (shares_of_one_claim(),)))
+    assert node.no(Prepare(OTHER, (DeviceUse("gpu-0", ClaimShare("x")),), NOON))[0] is RefusalCode.CLAIM_HELD
 
 
 def test_nobody_shares_a_device_with_a_claim_that_has_all_of_it() -> None:
     node = Node(device(0, Lane.DRA, shareable=True))
     node.yes(prepare(0))
-    share = Use("gpu-0", Share("s1", (("memory", 1),)))
+    share = DeviceUse("gpu-0", ClaimShare("s1", (("memory", 1),)))
     assert node.no(Prepare(OTHER, (share,), NOON))[0] is RefusalCode.CLAIM_HELD
 
 
@@ -340,11 +340,11 @@ def test_a_claims_device_that_is_to_leave_is_not_offered_to_the_next() -> None:
     assert node.offers("gpu-0") == (False, True)
 
 
-@pytest.mark.parametrize("share", [None, Share("s1", (("memory", 1),))])
-def test_a_device_that_is_held_whole_is_not_offered_in_shares_nor_the_other_way(share: Share | None) -> None:
+@pytest.mark.parametrize("share", [None, ClaimShare("s1", (("memory", 1),))])
+def test_a_device_that_is_held_whole_is_not_offered_in_shares_nor_the_other_way(share: ClaimShare | None) -> None:
     """The scheduler keeps the two apart: what one claim has in one manner is free to the next in the other."""
     node = Node(device(0, Lane.DRA, shareable=share is not None))
-    node.yes(Prepare(CLAIM, (Use("gpu-0", share),), NOON))
+    node.yes(Prepare(CLAIM, (DeviceUse("gpu-0", share),), NOON))
     assert node.offers("gpu-0") == (False, True)
     facts = node["gpu-0"].device
     node.yes(Discovered((replace(facts, shareable=not facts.shareable),), NOON))
@@ -371,7 +371,7 @@ def test_the_capacity_that_a_claim_left_is_counted_and_what_has_none_is_offered_
     for capacity, offered in ((("memory", 10),), False), ((), True):
         facts = replace(device(0, Lane.DRA, shareable=True).device, capacity=capacity)
         node = Node(Entry(facts, lane=Lane.DRA))
-        node.yes(Prepare(CLAIM, (Use("gpu-0", Share("s1", (("memory", 6),))),), NOON))
+        node.yes(Prepare(CLAIM, (DeviceUse("gpu-0", ClaimShare("s1", (("memory", 6),))),), NOON))
         assert node.offers("gpu-0") == (False, True)
         node.yes(ClaimDeallocated("uid-1", NOON))
         assert node.offers("gpu-0") == (False, offered)
@@ -410,12 +410,12 @@ def test_overlapping_hardware_in_two_lanes_is_offered_in_none() -> None:
 def test_a_pod_on_a_claimed_device_is_a_conflict_until_one_of_them_is_gone() -> None:
     node = Node(device(0, Lane.DRA))
     node.yes(prepare(0))
-    done = node.yes(Observed(NOON, node.ledger.seq, PODS, Checkpoint(PODS), {}))
+    done = node.yes(Observed(NOON, node.ledger.seq, PODS, CheckpointRead(PODS), {}))
     assert node.owner("gpu-0") is Owner.CONFLICT
     assert {effect.subject for effect in done.effects if isinstance(effect, Notify)} == set(Subject)
     assert node.offers("gpu-0") == (False, False)
     assert node.no(allocate(0))[0] is node.no(prepare(0))[0] is RefusalCode.CONFLICT
-    code, text = node.no(Resolve("gpu-0", NOON))
+    code, text = node.no(ManualRelease("gpu-0", NOON))
     assert code is RefusalCode.IN_USE
     assert "kubelet does not say that no pod uses it" in text
     node.yes(Unprepare("uid-1", NOON))
@@ -428,7 +428,7 @@ def test_no_event_is_about_a_pod_or_claim_whose_name_nobody_knows() -> None:
     node = Node(device(0, Lane.DRA))
     node.yes(prepare(0, claim=ClaimRef("uid-9")))
     pods = {("r", "GPU-0"): (PodRef(container="init", uid="uid-8"),)}
-    done = node.yes(Observed(NOON, node.ledger.seq, {}, Checkpoint(pods), {}))
+    done = node.yes(Observed(NOON, node.ledger.seq, {}, CheckpointRead(pods), {}))
     assert node.owner("gpu-0") is Owner.CONFLICT
     assert {effect.subject for effect in done.effects if isinstance(effect, Notify)} == {Subject.NODE}
 
@@ -436,15 +436,15 @@ def test_no_event_is_about_a_pod_or_claim_whose_name_nobody_knows() -> None:
 def test_a_conflict_is_ended_by_hand_on_the_side_that_has_ended() -> None:
     node = Node(device(0, Lane.DRA))
     node.yes(prepare(0))
-    node.yes(Observed(NOON, node.ledger.seq, PODS, Checkpoint(PODS), {}))
+    node.yes(Observed(NOON, node.ledger.seq, PODS, CheckpointRead(PODS), {}))
     conflict = node.ledger
     node.yes(ClaimDeallocated("uid-1", NOON))
-    node.yes(Resolve("gpu-0", NOON, frozenset({"uid-1"})))  # the pod runs, the claim is gone
+    node.yes(ManualRelease("gpu-0", NOON, frozenset({"uid-1"})))  # the pod runs, the claim is gone
     assert node.owner("gpu-0") is Owner.LEGACY
 
     node.ledger = conflict
     node.yes(Observed(NOON + 500, node.ledger.seq, {}, None, None))  # nobody sees the pod, the claim lives
-    node.yes(Resolve("gpu-0", NOON + 501))
+    node.yes(ManualRelease("gpu-0", NOON + 501))
     assert node.owner("gpu-0") is Owner.DRA_PREPARED
 
 
@@ -452,38 +452,38 @@ def test_evidence_from_before_the_claim_is_no_conflict() -> None:
     node = Node(device(0, Lane.DRA))
     before = node.ledger.seq
     node.yes(prepare(0))
-    assert not node.yes(Observed(NOON, before, PODS, Checkpoint(PODS), {}))
+    assert not node.yes(Observed(NOON, before, PODS, CheckpointRead(PODS), {}))
     assert node.owner("gpu-0") is Owner.DRA_PREPARED
 
 
 def test_a_checkpoint_without_barrier_makes_no_conflict() -> None:
     node = Node(device(0, Lane.DRA))
     node.yes(prepare(0))
-    node.yes(Observed(NOON, node.ledger.seq, {}, Checkpoint(PODS, barrier=False), {}))
+    node.yes(Observed(NOON, node.ledger.seq, {}, CheckpointRead(PODS, barrier=False), {}))
     assert node.owner("gpu-0") is Owner.DRA_PREPARED
 
 
 def test_quarantine_has_a_way_out_by_hand() -> None:
     node = Node(device(0))
-    node.yes(Lost(NOON, reason="rotten"))
+    node.yes(RecordLost(NOON, reason="rotten"))
     assert node.owner("gpu-0") is Owner.QUARANTINE
-    assert node.no(Resolve("gpu-0", NOON))[0] is RefusalCode.IN_USE
-    node.yes(Restarted(NOON))
+    assert node.no(ManualRelease("gpu-0", NOON))[0] is RefusalCode.IN_USE
+    node.yes(AgentStarted(NOON))
     node.yes(Observed(NOON + 500, node.ledger.seq, {}, None, None))  # kubelet shows nobody; the API server is down
-    node.yes(Resolve("gpu-0", NOON + 501))
+    node.yes(ManualRelease("gpu-0", NOON + 501))
     assert node.owner("gpu-0") is Owner.NONE
 
 
 def test_a_claim_that_is_known_is_not_prepared_beside_another() -> None:
     node = Node(device(0))
-    node.yes(Lost(NOON, reason="rotten"))
-    node.yes(Restarted(NOON))
-    both = tuple(Allocation(claim, (Use("gpu-0"),)) for claim in (CLAIM, OTHER))  # as in kubernetes#136269
+    node.yes(RecordLost(NOON, reason="rotten"))
+    node.yes(AgentStarted(NOON))
+    both = tuple(ClaimDevices(claim, (DeviceUse("gpu-0"),)) for claim in (CLAIM, OTHER))  # as in kubernetes#136269
     for at in (NOON + 500, NOON + 520):
-        node.yes(Observed(at, node.ledger.seq, {}, Checkpoint({}), {}, allocated=both))
+        node.yes(Observed(at, node.ledger.seq, {}, CheckpointRead({}), {}, allocated=both))
     assert [held.claim for held in node["gpu-0"].holders] == [CLAIM, OTHER]
     for uid in ("uid-1", "uid-2"):
-        assert node.no(Prepare(ClaimRef(uid), (Use("gpu-0"),), NOON))[0] is RefusalCode.CLAIM_HELD
+        assert node.no(Prepare(ClaimRef(uid), (DeviceUse("gpu-0"),), NOON))[0] is RefusalCode.CLAIM_HELD
     node.yes(ClaimDeallocated("uid-2", NOON))
     node.yes(prepare(0))
     node.yes(prepare(0))
@@ -492,24 +492,26 @@ def test_a_claim_that_is_known_is_not_prepared_beside_another() -> None:
 
 def test_a_claim_that_has_a_device_and_monitors_it_still_holds_it_after_a_quarantine() -> None:
     node = Node(device(0))
-    node.yes(Lost(NOON, reason="rotten"))
-    monitor = Use("gpu-0", admin=True)
-    node.yes(Restarted(NOON, (Allocation(CLAIM, (monitor,)),)))
+    node.yes(RecordLost(NOON, reason="rotten"))
+    monitor = DeviceUse("gpu-0", admin=True)
+    node.yes(AgentStarted(NOON, (ClaimDevices(CLAIM, (monitor,)),)))
     for at in (NOON + 500, NOON + 520):
-        shown = (Allocation(CLAIM, (Use("gpu-0"), monitor)),)
-        node.yes(Observed(at, node.ledger.seq, {}, Checkpoint({}), {}, allocated=shown))
+        shown = (ClaimDevices(CLAIM, (DeviceUse("gpu-0"), monitor)),)
+        node.yes(Observed(at, node.ledger.seq, {}, CheckpointRead({}), {}, allocated=shown))
     assert node.owner("gpu-0") is Owner.DRA_GRANTED
 
 
 def test_the_share_of_a_dead_claim_can_be_ended_beside_a_living_one() -> None:
     node = Node(
-        replace(device(0, Lane.DRA), device=Facts("gpu-0", "r", ("GPU-0",), shareable=True, capacity=(("mem", 10),)))
+        replace(
+            device(0, Lane.DRA), device=LedgerDevice("gpu-0", "r", ("GPU-0",), shareable=True, capacity=(("mem", 10),))
+        )
     )
     for claim, uid, amount in ((CLAIM, "s1", 6), (OTHER, "s2", 4)):
-        node.yes(Prepare(claim, (Use("gpu-0", Share(uid, (("mem", amount),))),), NOON))
+        node.yes(Prepare(claim, (DeviceUse("gpu-0", ClaimShare(uid, (("mem", amount),))),), NOON))
     node.yes(ClaimDeallocated("uid-1", NOON))
-    assert "may still use it" in node.no(Resolve("gpu-0", NOON, frozenset({"uid-2"})))[1]
-    node.yes(Resolve("gpu-0", NOON, frozenset({"uid-1"})))
+    assert "may still use it" in node.no(ManualRelease("gpu-0", NOON, frozenset({"uid-2"})))[1]
+    node.yes(ManualRelease("gpu-0", NOON, frozenset({"uid-1"})))
     assert [held.claim for held in node["gpu-0"].holders] == [OTHER]
 
 
@@ -517,10 +519,10 @@ def test_a_prepared_claim_that_kubelet_forgot_can_be_ended_by_hand() -> None:
     node = Node(device(0, Lane.DRA))
     node.yes(prepare(0))
     ended = frozenset({"uid-1"})
-    assert "the API server shows it allocated" in node.no(Resolve("gpu-0", NOON, ended))[1]
+    assert "the API server shows it allocated" in node.no(ManualRelease("gpu-0", NOON, ended))[1]
     node.yes(ClaimDeallocated("uid-1", NOON))
-    node.yes(Prepare(OTHER, (Use("gpu-0", admin=True),), NOON))
-    assert node.no(Resolve("gpu-0", NOON))[0] is RefusalCode.IN_USE  # nobody has asked kubelet about it
-    node.yes(Resolve("gpu-0", NOON, ended))
+    node.yes(Prepare(OTHER, (DeviceUse("gpu-0", admin=True),), NOON))
+    assert node.no(ManualRelease("gpu-0", NOON))[0] is RefusalCode.IN_USE  # nobody has asked kubelet about it
+    node.yes(ManualRelease("gpu-0", NOON, ended))
     assert node.owner("gpu-0") is Owner.NONE
     assert [held.claim for held in node["gpu-0"].claims] == [OTHER]  # it looks, and nobody said that it had ended

@@ -11,12 +11,14 @@ from msgspec.structs import replace
 
 from drabridge.containers.cdi import CdiStore
 from drabridge.inventory.model import Device, DeviceNode, Presence
-from drabridge.ledger.model import Entry, Facts, Hold, Ledger, Owner
+from drabridge.ledger.model import Entry, Hold, Ledger, LedgerDevice, Owner
 from drabridge.legacy.cdi_files import LegacyCdiFiles
 
 TTY, OTHER = DeviceNode("/dev/ttyUSB0", "", "rw", "c", 188, 0), DeviceNode("/dev/ttyUSB1", "", "rw", "c", 188, 1)
 PORT = Device("port-a", "a", "example.com/port", nodes=(TTY,))
-LEDGER = Ledger.of([Entry(Facts("port-a", "example.com/port", ("a",)), owner=Owner.LEGACY, hold=Hold(units=("a",)))])
+LEDGER = Ledger.of(
+    [Entry(LedgerDevice("port-a", "example.com/port", ("a",)), owner=Owner.LEGACY, hold=Hold(units=("a",)))]
+)
 
 
 class Node:

@@ -13,8 +13,18 @@ from drabridge.config import load
 from drabridge.containers.cdi import CdiStore
 from drabridge.evidence.apiserver_pods import PodWatch, watched_pod
 from drabridge.inventory.model import Device, DeviceNode
-from drabridge.ledger import Booted, Checkpoint, Discovered, Facts, Observed, Owner, PodRef, Policy, Restarted
-from drabridge.ledger.service import Keeper
+from drabridge.ledger import (
+    AgentStarted,
+    CheckpointRead,
+    Discovered,
+    LedgerDevice,
+    LedgerPolicy,
+    NodeBooted,
+    Observed,
+    Owner,
+    PodRef,
+)
+from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import Store
 from drabridge.legacy.resource import LegacyResource
 
@@ -36,11 +46,11 @@ class Place:
     def __init__(self, directory: Path) -> None:
         self.now = 0.0
         self.card = CARD
-        self.keeper = Keeper(Store(directory / "state", node="n"), Policy(), now=lambda: self.now)
+        self.ledger_service = LedgerService(Store(directory / "state", node="n"), LedgerPolicy(), now=lambda: self.now)
         self.resource = LegacyResource(
             RESOURCE,
             inject="cdi",
-            keeper=self.keeper,
+            ledger_service=self.ledger_service,
             cdi=CdiStore(directory / "cdi", "example.com"),
             devices=lambda: {self.card.name: self.card},
             resolve=lambda device: device,
@@ -49,7 +59,7 @@ class Place:
 
     async def have(self, replicas: int) -> None:
         self.card = replace(CARD, replicas=replicas)
-        await self.keeper.apply(Discovered((Facts.of(self.card),), self.now))
+        await self.ledger_service.apply(Discovered((LedgerDevice.of(self.card),), self.now))
 
     async def allocate(self, *ids: str) -> ContainerAllocation:
         answer = self.resource.allocate(ids)
@@ -63,18 +73,18 @@ class Place:
 
     @property
     def owner(self) -> Owner:
-        return self.keeper.ledger.entries["card-0"].owner
+        return self.ledger_service.ledger.entries["card-0"].owner
 
 
 @pytest.fixture
 async def place(tmp_path: Path) -> AsyncIterator[Place]:
     place = Place(tmp_path)
-    await place.keeper.apply(Booted("boot", 0.0))
+    await place.ledger_service.apply(NodeBooted("boot", 0.0))
     await place.have(4)
-    await place.keeper.apply(Restarted(0.0))
+    await place.ledger_service.apply(AgentStarted(0.0))
     place.resource.learn()
     yield place
-    await place.keeper.close()
+    await place.ledger_service.close()
 
 
 async def test_former_ids_stay_listed_for_the_time_of_a_tombstone(place: Place) -> None:
@@ -103,7 +113,7 @@ async def test_what_a_pod_has_stays_listed_and_is_answered_again(place: Place) -
     with pytest.raises(AllocationError, match="no share C0::2 to give"):
         await place.allocate("C0::2")  # chosen before kubelet had read the list
     assert place.owner is Owner.LEGACY
-    assert place.keeper.ledger.entries["card-0"].hold is not None
+    assert place.ledger_service.ledger.entries["card-0"].hold is not None
 
 
 async def test_fewer_replicas_are_not_shared_by_more_pods_than_that(place: Place) -> None:
@@ -135,13 +145,13 @@ async def test_an_id_that_comes_back_is_offered_again(place: Place) -> None:
 
 async def test_a_start_believes_what_the_ledger_says_a_pod_has(place: Place, tmp_path: Path) -> None:
     await place.allocate("C0::3")
-    await place.keeper.close()
+    await place.ledger_service.close()
     after = Place(tmp_path)
     await after.have(2)
-    await after.keeper.apply(Restarted(1.0))
+    await after.ledger_service.apply(AgentStarted(1.0))
     after.resource.learn()
     assert after.listed == {"C0::0": HEALTHY, "C0::1": HEALTHY, "C0::3": HEALTHY}
-    await after.keeper.close()
+    await after.ledger_service.close()
 
 
 POD = PodRef("default", "p", "main")
@@ -150,7 +160,7 @@ POD = PodRef("default", "p", "main")
 async def test_a_pod_that_kubelet_shows_with_a_former_id_holds_the_device(place: Place) -> None:
     """Another agent had more replicas, or the record was lost."""
     await place.have(2)
-    await place.keeper.apply(Restarted(1.0, listed={(RESOURCE.name, "C0::139"): (POD,)}))
+    await place.ledger_service.apply(AgentStarted(1.0, listed={(RESOURCE.name, "C0::139"): (POD,)}))
     assert place.owner is Owner.LEGACY
     place.resource.learn()
     assert place.listed["C0::139"] == HEALTHY
@@ -158,14 +168,14 @@ async def test_a_pod_that_kubelet_shows_with_a_former_id_holds_the_device(place:
 
 async def test_evidence_finds_a_pod_by_any_id_of_the_device(place: Place) -> None:
     await place.have(2)
-    seq = place.keeper.ledger.seq
+    seq = place.ledger_service.ledger.seq
     observed = Observed(at=1.0, since_seq=seq, listed={(RESOURCE.name, "C0::139"): (POD,)})
     pods = PodWatch(None, "n", lambda: None)  # type: ignore[arg-type]
     container = {"resources": {"limits": {RESOURCE.name: "1"}}}
     metadata = {"namespace": "default", "name": "p", "uid": "u"}
     pods.listed((watched_pod({"metadata": metadata, "spec": {"containers": [container]}}),))
-    assert pods.unaccounted(place.keeper.ledger, observed) == {}
-    await place.keeper.apply(observed)
+    assert pods.unaccounted(place.ledger_service.ledger, observed) == {}
+    await place.ledger_service.apply(observed)
     assert place.owner is Owner.LEGACY
 
 
@@ -175,8 +185,8 @@ def shown(*units: str) -> dict[tuple[str, str], tuple[PodRef, ...]]:
 
 async def look(place: Place, at: float, *units: str, checkpoint: bool = True) -> None:
     place.now = at
-    file = Checkpoint(shown(*units)) if checkpoint else None
-    await place.keeper.apply(Observed(at, place.keeper.ledger.seq, shown(*units), file))
+    file = CheckpointRead(shown(*units)) if checkpoint else None
+    await place.ledger_service.apply(Observed(at, place.ledger_service.ledger.seq, shown(*units), file))
     place.resource.learn()
 
 

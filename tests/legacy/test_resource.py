@@ -14,8 +14,19 @@ from drabridge.config import load
 from drabridge.containers.cdi import CdiStore
 from drabridge.errors import HostError
 from drabridge.inventory.model import Device, DeviceNode
-from drabridge.ledger import Allocate, Booted, Discovered, Facts, Lane, Owner, Policy, Restarted, SetLane, store
-from drabridge.ledger.service import Keeper
+from drabridge.ledger import (
+    AgentStarted,
+    Allocate,
+    Discovered,
+    Lane,
+    LedgerDevice,
+    LedgerPolicy,
+    NodeBooted,
+    Owner,
+    SetLane,
+    store,
+)
+from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import Store
 from drabridge.legacy.resource import LegacyResource
 
@@ -31,19 +42,19 @@ RADIO = Device("radio-0", "R0", RESOURCE.name, nodes=(DeviceNode("/dev/null", "/
 
 
 @pytest.fixture
-async def keeper(tmp_path: Path) -> AsyncIterator[Keeper]:
-    keeper = Keeper(Store(tmp_path / "state", node="n"), Policy(), now=lambda: 100.0)
-    await keeper.apply(Booted("boot", 0.0))
-    await keeper.apply(Discovered((Facts.of(RADIO),), 0.0))
-    await keeper.apply(Restarted(0.0))
-    yield keeper
-    await keeper.close()
+async def ledger_service(tmp_path: Path) -> AsyncIterator[LedgerService]:
+    ledger_service = LedgerService(Store(tmp_path / "state", node="n"), LedgerPolicy(), now=lambda: 100.0)
+    await ledger_service.apply(NodeBooted("boot", 0.0))
+    await ledger_service.apply(Discovered((LedgerDevice.of(RADIO),), 0.0))
+    await ledger_service.apply(AgentStarted(0.0))
+    yield ledger_service
+    await ledger_service.close()
 
 
 class Place:
     """The resource with one device; ``fault`` is what looking at its nodes raises."""
 
-    def __init__(self, keeper: Keeper, directory: Path, inject: Literal["cdi", "devices"]) -> None:
+    def __init__(self, ledger_service: LedgerService, directory: Path, inject: Literal["cdi", "devices"]) -> None:
         self.fault: HostError | None = None
         self.cdi = directory / "cdi"
         self.store = CdiStore(self.cdi, "example.com")
@@ -51,7 +62,7 @@ class Place:
         self.resource = LegacyResource(
             RESOURCE,
             inject=inject,
-            keeper=keeper,
+            ledger_service=ledger_service,
             cdi=self.store,
             devices=lambda: self.devices,
             resolve=self._resolve,
@@ -77,9 +88,9 @@ class Place:
 
 @pytest.mark.parametrize("inject", ["cdi", "devices"])
 async def test_a_device_that_cannot_be_looked_at_is_refused_in_words(
-    keeper: Keeper, tmp_path: Path, inject: Literal["cdi", "devices"]
+    ledger_service: LedgerService, tmp_path: Path, inject: Literal["cdi", "devices"]
 ) -> None:
-    place = Place(keeper, tmp_path, inject)
+    place = Place(ledger_service, tmp_path, inject)
     place.fault = HostError("radio-0 is unplugged", hint="Plug it in again.")
     with pytest.raises(AllocationError, match=r"radio-0 is unplugged. Plug it in again.") as refused:
         await place.allocate("R0")
@@ -90,17 +101,19 @@ async def test_a_device_that_cannot_be_looked_at_is_refused_in_words(
     assert bool(answer.devices) == (inject == "devices")
 
 
-async def test_nothing_is_answered_before_the_grant_is_on_disk(keeper: Keeper, tmp_path: Path) -> None:
-    place = Place(keeper, tmp_path, "cdi")
+async def test_nothing_is_answered_before_the_grant_is_on_disk(ledger_service: LedgerService, tmp_path: Path) -> None:
+    place = Place(ledger_service, tmp_path, "cdi")
     await place.allocate("R0")
-    assert keeper.ledger.entries["radio-0"].owner is Owner.LEGACY
+    assert ledger_service.ledger.entries["radio-0"].owner is Owner.LEGACY
     assert '"owner":"legacy"' in (tmp_path / "state" / "ledger.jsonl").read_text().splitlines()[-1]
     assert [path.name for path in place.cdi.iterdir()] == ["example.com-device-legacy-radio-0.json"]
 
 
-async def test_a_cdi_directory_that_fails_is_told_to_kubelet_at_once(keeper: Keeper, tmp_path: Path) -> None:
+async def test_a_cdi_directory_that_fails_is_told_to_kubelet_at_once(
+    ledger_service: LedgerService, tmp_path: Path
+) -> None:
     """The ledger says held, but the pod failed: kubelet would give the same device to the next one, and the next."""
-    place = Place(keeper, tmp_path, "cdi")
+    place = Place(ledger_service, tmp_path, "cdi")
     place.cdi.write_text("in the way")
     assert place.healthy == {"R0"}
     with pytest.raises(AllocationError, match="cannot keep CDI files"):
@@ -119,17 +132,17 @@ async def test_a_cdi_directory_that_fails_is_told_to_kubelet_at_once(keeper: Kee
     assert place.healthy == {"R0"}  # a pod has it: it must stay admissible
 
 
-async def test_who_needs_no_cdi_file_does_not_mind(keeper: Keeper, tmp_path: Path) -> None:
-    place = Place(keeper, tmp_path, "devices")
+async def test_who_needs_no_cdi_file_does_not_mind(ledger_service: LedgerService, tmp_path: Path) -> None:
+    place = Place(ledger_service, tmp_path, "devices")
     place.store.error = "cannot be written"
     place.resource.refresh()
     assert place.healthy == {"R0"}
 
 
 async def test_a_ledger_that_cannot_be_written_is_told_to_kubelet_at_once(
-    keeper: Keeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ledger_service: LedgerService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = Place(keeper, tmp_path, "cdi")
+    place = Place(ledger_service, tmp_path, "cdi")
 
     def full(fd: int, data: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -139,23 +152,23 @@ async def test_a_ledger_that_cannot_be_written_is_told_to_kubelet_at_once(
         with pytest.raises(AllocationError, match="No space left on device"):
             await place.allocate("R0")
         assert place.healthy == set()
-    keeper.retry()  # what housekeeping does
-    await keeper.apply(Booted("boot", 1.0))
-    assert keeper.health.ok
+    ledger_service.retry()  # what housekeeping does
+    await ledger_service.apply(NodeBooted("boot", 1.0))
+    assert ledger_service.health.ok
     place.resource.refresh()
     assert place.healthy == {"R0"}
 
 
-async def test_what_is_to_leave_the_lane_is_preferred_last(keeper: Keeper, tmp_path: Path) -> None:
+async def test_what_is_to_leave_the_lane_is_preferred_last(ledger_service: LedgerService, tmp_path: Path) -> None:
     """Else pods that come and go take it from each other, and it waits for ever beside a device that is idle."""
     radios = [Device(f"radio-{i}", f"R{i}", RESOURCE.name, numa_nodes=(i,)) for i in (2, 1, 0)]
-    place = Place(keeper, tmp_path, "devices")
+    place = Place(ledger_service, tmp_path, "devices")
     place.devices = {radio.name: radio for radio in radios}
-    await keeper.apply(Discovered(tuple(map(Facts.of, radios)), 1.0))
+    await ledger_service.apply(Discovered(tuple(map(LedgerDevice.of, radios)), 1.0))
     place.resource.learn()
     assert place.resource.prefer(["R0", "R1", "R2"], [], 1) == ["R2"]  # claims begin at the other end
-    await keeper.apply(Allocate({"radio-2": ("R2",)}, 2.0, RESOURCE.name))
-    await keeper.apply(SetLane("radio-2", Lane.DRA, 3.0))  # it waits until its pod has ended
+    await ledger_service.apply(Allocate({"radio-2": ("R2",)}, 2.0, RESOURCE.name))
+    await ledger_service.apply(SetLane("radio-2", Lane.DRA, 3.0))  # it waits until its pod has ended
     assert place.resource.prefer(["R0", "R1", "R2"], [], 1) == ["R1"]
     assert place.resource.prefer(["R0", "R1", "R2"], ["R2"], 2) == ["R2", "R1"]
     assert place.resource.prefer(["R2"], [], 1) == ["R2"]  # better than a pod that fails

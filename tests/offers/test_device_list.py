@@ -9,14 +9,14 @@ from drabridge.ledger import (
     ClaimDeallocated,
     Discovered,
     Entry,
-    Facts,
     Lane,
+    LedgerDevice,
     Owner,
     SetLane,
     Unprepare,
-    Withdrawn,
+    WithdrawnFromKubelet,
 )
-from drabridge.ledger.events import Checkpoint, Observed
+from drabridge.ledger.events import CheckpointRead, Observed
 from drabridge.offers.device_list import ListedUnit, legacy_list
 from tests.support.ledger_node import CLAIM, NOON, POD, PODS, Node, allocate, allocated, prepare
 
@@ -25,7 +25,7 @@ TOMBSTONE = 60.0
 
 
 def node_of(*lanes: Lane) -> Node:
-    return Node(*(Entry(Facts.of(DEVICES[f"gpu-{n}"]), lane=lane) for n, lane in enumerate(lanes)))
+    return Node(*(Entry(LedgerDevice.of(DEVICES[f"gpu-{n}"]), lane=lane) for n, lane in enumerate(lanes)))
 
 
 def listed(node: Node, at: float) -> tuple[ListedUnit, ...]:
@@ -34,7 +34,7 @@ def listed(node: Node, at: float) -> tuple[ListedUnit, ...]:
 
 def to_claims(node: Node, name: str, at: float) -> None:
     node.yes(SetLane(name, Lane.DRA, at))
-    node.yes(Withdrawn(name, node.ledger.seq, at))
+    node.yes(WithdrawnFromKubelet(name, node.ledger.seq, at))
 
 
 def test_a_list_has_numa_nodes_only_while_something_is_left_for_limits() -> None:
@@ -54,7 +54,7 @@ def test_a_list_has_numa_nodes_only_while_something_is_left_for_limits() -> None
 def let_go(node: Node, at: float) -> None:
     """Kubelet shows no pod, and the API server has shown that the pod ended."""
     for _ in range(2):
-        node.yes(Observed(at, node.ledger.seq, {}, Checkpoint({}, True), ended=frozenset({POD.uid})))
+        node.yes(Observed(at, node.ledger.seq, {}, CheckpointRead({}, True), ended=frozenset({POD.uid})))
         at += node.policy.absent_seconds
 
 
@@ -79,7 +79,7 @@ def test_ids_that_kubelet_may_be_allocating_stay_listed_for_a_while() -> None:
     ended = NOON + 200
     let_go(node, ended - node.policy.absent_seconds)
     assert (node.owner("gpu-0"), node["gpu-0"].lane) == (Owner.NONE, Lane.LEGACY_TO_DRA)
-    node.yes(Withdrawn("gpu-0", node.ledger.seq, ended + 1))
+    node.yes(WithdrawnFromKubelet("gpu-0", node.ledger.seq, ended + 1))
     node.yes(replace(allocated(0), at=ended + 30))
     assert len(listed(node, ended + 1 + TOMBSTONE - 1)) == 2
     assert listed(node, ended + 1 + TOMBSTONE) == ()
@@ -96,7 +96,7 @@ def test_ids_that_kubelet_may_be_allocating_stay_listed_for_a_while() -> None:
 def test_kubelet_may_know_the_ids_of_a_node_that_starts_with_everything_for_claims() -> None:
     """From the plugin before this one."""
     node = Node()
-    facts = tuple(map(Facts.of, DEVICES.values()))
+    facts = tuple(map(LedgerDevice.of, DEVICES.values()))
     node.yes(Discovered(facts, NOON, dict.fromkeys(DEVICES, Lane.DRA)))
     assert listed(node, NOON + TOMBSTONE - 1) == (ListedUnit("GPU-0", False), ListedUnit("GPU-1", False))
     assert listed(node, NOON + TOMBSTONE) == ()

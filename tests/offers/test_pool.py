@@ -11,18 +11,18 @@ from drabridge.config.schema import Config
 from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.ledger.model import (
     ClaimHold,
+    ClaimPhase,
     ClaimRef,
     Entry,
-    Facts,
     Hold,
     Lane,
     Ledger,
+    LedgerDevice,
+    LedgerPolicy,
     Move,
     MoveStep,
     NodeState,
     Owner,
-    Phase,
-    Policy,
 )
 from drabridge.offers.pool import pool_of
 from drabridge.offers.reported_health import ReportedHealth, health_of
@@ -55,12 +55,12 @@ def device(name: str = "gpu-0", **changes: Any) -> Device:
 
 
 def pool(
-    devices: tuple[Device, ...], *entries: Entry, at: float = 100.0, policy: Policy | None = None, **options: Any
+    devices: tuple[Device, ...], *entries: Entry, at: float = 100.0, policy: LedgerPolicy | None = None, **options: Any
 ) -> Pool:
     named = {entry.name for entry in entries}
-    rest = [Entry(Facts.of(d), lane=Lane.DRA) for d in devices if d.name not in named]
+    rest = [Entry(LedgerDevice.of(d), lane=Lane.DRA) for d in devices if d.name not in named]
     ledger = Ledger.of([*entries, *rest], NodeState(merged=True))
-    known = Snapshot(1, devices), ledger, policy or Policy(), options.get("config") or config()
+    known = Snapshot(1, devices), ledger, policy or LedgerPolicy(), options.get("config") or config()
     return pool_of(*known, "node-a", at, unwell=options.get("unwell", False))
 
 
@@ -69,8 +69,8 @@ def one(entry: Entry, **options: Any) -> Offer | None:
     return offers[0] if offers else None
 
 
-CLAIM = ClaimHold(ClaimRef("uid", "ns", "cl"), Phase.PREPARED, 0.0)
-FREE = Entry(Facts.of(device()), lane=Lane.DRA)
+CLAIM = ClaimHold(ClaimRef("uid", "ns", "cl"), ClaimPhase.PREPARED, 0.0)
+FREE = Entry(LedgerDevice.of(device()), lane=Lane.DRA)
 LEAVING = Move(Lane.DRA, Lane.LEGACY, MoveStep.WAITING, 0.0, 0.0)
 
 
@@ -101,7 +101,7 @@ def test_what_cannot_be_had_is_tainted(entry: Entry, taint: str | None) -> None:
         (FREE, ["node-unwell"]),
         (replace(FREE, owner=Owner.DRA_PREPARED, claims=(CLAIM,)), []),  # its holder may repeat itself
         (replace(FREE, owner=Owner.QUARANTINE), ["quarantine"]),
-        (Entry(Facts.of(device(presence=Presence.FAULTY)), lane=Lane.DRA), [""]),  # of another key
+        (Entry(LedgerDevice.of(device(presence=Presence.FAULTY)), lane=Lane.DRA), [""]),  # of another key
     ],
     ids=["free", "held", "quarantine", "faulty"],
 )
@@ -128,8 +128,8 @@ def test_what_is_not_for_claims_is_left_out(entry: Entry) -> None:
 
 def test_a_faulty_device_is_tainted_as_configured_and_a_gone_one_after_a_while() -> None:
     settings = config(taints={"faulty": "NoExecute", "gone": "NoExecute", "goneAfterSeconds": 15})
-    faulty = replace(FREE, device=Facts.of(device(presence=Presence.FAULTY)))
-    gone = replace(FREE, device=Facts.of(device(presence=Presence.GONE)), presence_since=90.0)
+    faulty = replace(FREE, device=LedgerDevice.of(device(presence=Presence.FAULTY)))
+    gone = replace(FREE, device=LedgerDevice.of(device(presence=Presence.GONE)), presence_since=90.0)
     for entry, at, expected in (
         (faulty, 100.0, (f"{DRIVER}/faulty", "NoExecute")),
         (gone, 100.0, (f"{DRIVER}/gone", "NoSchedule")),
@@ -143,7 +143,7 @@ def test_a_faulty_device_is_tainted_as_configured_and_a_gone_one_after_a_while()
 
 def test_the_shared_lane_needs_a_lease() -> None:
     shared = replace(FREE, lane=Lane.SHARED)
-    offer = one(shared, policy=Policy(g2=True))
+    offer = one(shared, policy=LedgerPolicy(g2=True))
     assert offer is not None
     assert offer.lease
     assert offer.taints == ()
@@ -184,12 +184,12 @@ def test_a_whole_takes_everything_and_each_part_its_share(
 
 
 def test_a_device_that_the_ledger_does_not_know_is_not_offered() -> None:
-    result = pool_of(Snapshot(1, (device(),)), Ledger.of(()), Policy(), config(), "node-a", 0.0)
+    result = pool_of(Snapshot(1, (device(),)), Ledger.of(()), LedgerPolicy(), config(), "node-a", 0.0)
     assert result.offers == ()
 
 
 def test_a_device_that_is_back_is_gone_until_the_ledger_knows_what_became_of_it() -> None:
-    behind = replace(FREE, device=Facts.of(device(presence=Presence.GONE)))
+    behind = replace(FREE, device=LedgerDevice.of(device(presence=Presence.GONE)))
     (offer,) = pool((device(),), behind).offers
     assert [taint.key for taint in offer.taints] == [f"{DRIVER}/gone"]
 

@@ -23,9 +23,9 @@ from drabridge.dra.facts import ClaimHandled, Fact
 from drabridge.inventory.model import Device, DeviceNode, Presence, Snapshot
 from drabridge.kube.client import KubernetesCluster
 from drabridge.ledger.effects import Effect, Notify, Refused
-from drabridge.ledger.events import Booted, Discovered, Restarted, Withdrawn
-from drabridge.ledger.model import Facts, Lane, Ledger, Owner
-from drabridge.ledger.service import Keeper
+from drabridge.ledger.events import AgentStarted, Discovered, NodeBooted, WithdrawnFromKubelet
+from drabridge.ledger.model import Lane, Ledger, LedgerDevice, Owner
+from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import Store
 from drabridge.sim.apiserver import SimApiServer
 from drabridge.sim.apiserver.status import ApiError
@@ -158,15 +158,15 @@ class DraNode:
         return Claims(self.api)
 
     async def start(self, *, cluster: Any = None, **options: Any) -> None:
-        self.keeper = Keeper(Store(self.state, node=NODE))
+        self.ledger_service = LedgerService(Store(self.state, node=NODE))
         await self.discover()
-        await self.keeper.apply(Booted(self.boot_id, time.time()))
-        await self.keeper.apply(Restarted(time.time()))
+        await self.ledger_service.apply(NodeBooted(self.boot_id, time.time()))
+        await self.ledger_service.apply(AgentStarted(time.time()))
         self.cluster = cluster or KubernetesCluster.from_kubeconfig(self.api.kubeconfig(self.root / "kubeconfig"))
         self.driver = DraDriver(
             config=self.config,
             inventory=lambda: self.snapshot,
-            keeper=self.keeper,
+            ledger_service=self.ledger_service,
             cluster=self.cluster,
             cdi=self.cdi,
             paths=DraPaths(self.root, self.state, self.root / "boot_id"),
@@ -174,7 +174,7 @@ class DraNode:
             observer=self.facts.append,
             **options,
         )
-        self._unsubscribe = self.keeper.subscribe(self._ledger_changed)
+        self._unsubscribe = self.ledger_service.subscribe(self._ledger_changed)
         service = self.service = self.driver._server.sockets.service
         self._channel = grpc.aio.insecure_channel(f"unix://{service}", [("grpc.default_authority", "localhost")])
         self.stub = dra_v1_pb2_grpc.DRAPluginStub(self._channel)
@@ -198,7 +198,7 @@ class DraNode:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         self._unsubscribe()
-        await self.keeper.close()
+        await self.ledger_service.close()
         self.cluster.close()
         if died:
             task.result()  # it ends only when it is told to
@@ -221,12 +221,12 @@ class DraNode:
     async def discover(self) -> None:
         """Bring the snapshot to the ledger, as the agent does."""
         shareable = {r.name: r.sharing.allow_multiple_allocations for r in self.config.resources}
-        facts = tuple(Facts.of(device, shareable=shareable[device.resource]) for device in self.snapshot.devices)
+        facts = tuple(LedgerDevice.of(device, shareable=shareable[device.resource]) for device in self.snapshot.devices)
         lanes = {device.name: Lane.DRA for device in self.snapshot.devices}
-        await self.keeper.apply(Discovered(facts, time.time(), lanes))
-        for name, entry in self.keeper.ledger.entries.items():
+        await self.ledger_service.apply(Discovered(facts, time.time(), lanes))
+        for name, entry in self.ledger_service.ledger.entries.items():
             if entry.lane is Lane.LEGACY_TO_DRA:  # new after the start: there is no kubelet here to show a pod on it
-                await self.keeper.apply(Withdrawn(name, self.keeper.ledger.seq, time.time()))
+                await self.ledger_service.apply(WithdrawnFromKubelet(name, self.ledger_service.ledger.seq, time.time()))
 
     async def change(self, **presence: tuple[Presence, str]) -> None:
         """New presence of devices, by name with ``_`` for ``-``."""
@@ -273,10 +273,10 @@ class DraNode:
     # --- what a test looks at
 
     def owner(self, device: str) -> Owner:
-        return self.keeper.ledger.entries[device].owner
+        return self.ledger_service.ledger.entries[device].owner
 
     def holders(self, device: str) -> list[str]:
-        return [held.claim.name for held in self.keeper.ledger.entries[device].holders]
+        return [held.claim.name for held in self.ledger_service.ledger.entries[device].holders]
 
     def cdi_files(self) -> list[str]:
         return sorted(path.name for path in (self.root / "cdi").glob("*")) if (self.root / "cdi").exists() else []

@@ -6,19 +6,19 @@ from drabridge.ledger import (
     Allocate,
     ClaimAllocated,
     ClaimRef,
+    DeviceUse,
     Entry,
     Event,
-    Facts,
     Lane,
     Ledger,
+    LedgerDevice,
+    LedgerPolicy,
     NodeState,
     Owner,
     PodRef,
-    Policy,
     Prepare,
     RefusalCode,
     Step,
-    Use,
     step,
 )
 from drabridge.ledger.eligibility import dra_schedulable, legacy_healthy
@@ -33,7 +33,7 @@ class Node:
     """A ledger with its policy; ``do`` applies an event and returns the step."""
 
     def __init__(self, *entries: Entry, g2: bool = False) -> None:
-        self.policy = Policy(g2=g2)
+        self.policy = LedgerPolicy(g2=g2)
         self.ledger = Ledger.of(entries, NodeState("boot", merged=True))
 
     def do(self, event: Event) -> Step:
@@ -68,7 +68,7 @@ class Node:
 
 def device(n: int = 0, lane: Lane = Lane.LEGACY, *, root: str = "", shareable: bool = False) -> Entry:
     capacity = (("memory", 10),) if shareable else ()
-    return Entry(Facts(f"gpu-{n}", "r", (f"GPU-{n}",), root, shareable=shareable, capacity=capacity), lane=lane)
+    return Entry(LedgerDevice(f"gpu-{n}", "r", (f"GPU-{n}",), root, shareable=shareable, capacity=capacity), lane=lane)
 
 
 def allocate(*numbers: int, at: float = NOON) -> Allocate:
@@ -76,8 +76,8 @@ def allocate(*numbers: int, at: float = NOON) -> Allocate:
 
 
 def prepare(*numbers: int, claim: ClaimRef = CLAIM, at: float = NOON, admin: bool = False) -> Prepare:
-    return Prepare(claim, tuple(Use(f"gpu-{n}", admin=admin) for n in numbers), at)
+    return Prepare(claim, tuple(DeviceUse(f"gpu-{n}", admin=admin) for n in numbers), at)
 
 
 def allocated(*numbers: int, claim: ClaimRef = CLAIM, guarded: bool = False) -> ClaimAllocated:
-    return ClaimAllocated(claim, tuple(Use(f"gpu-{n}") for n in numbers), NOON, guarded)
+    return ClaimAllocated(claim, tuple(DeviceUse(f"gpu-{n}") for n in numbers), NOON, guarded)

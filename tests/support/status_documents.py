@@ -8,19 +8,19 @@ from typing import Any
 from drabridge.inventory.model import Collision, Device, DeviceNode, Presence, Snapshot
 from drabridge.ledger.model import (
     ClaimHold,
+    ClaimPhase,
     ClaimRef,
     Entry,
-    Facts,
     HeldBecause,
     Hold,
     Lane,
     Ledger,
+    LedgerDevice,
+    LedgerPolicy,
     Move,
     MoveStep,
     Owner,
-    Phase,
     PodRef,
-    Policy,
 )
 from drabridge.status.document import Document, Endpoint, RecentRefusal, document
 
@@ -49,20 +49,20 @@ def by_pod(device: Device, pod: str, since: float, **more: Any) -> Entry:
     namespace, name, container = pod.split("/")
     ref = PodRef(namespace, name, container)
     hold = Hold((device.id,), NOW - since, True, NOW - 4, pods=(ref,), because=HeldBecause.RUNNING)
-    return Entry(Facts.of(device), Owner.LEGACY, Lane.LEGACY, hold=hold, since=NOW - since, **more)
+    return Entry(LedgerDevice.of(device), Owner.LEGACY, Lane.LEGACY, hold=hold, since=NOW - since, **more)
 
 
-def by_claim(device: Device, claim: str, since: float, phase: Phase = Phase.PREPARED) -> Entry:
+def by_claim(device: Device, claim: str, since: float, phase: ClaimPhase = ClaimPhase.PREPARED) -> Entry:
     """Held by a claim."""
     namespace, name = claim.split("/")
     held = ClaimHold(ClaimRef(f"uid-{name}", namespace, name), phase, NOW - since)
-    owner = Owner.DRA_PREPARED if phase is Phase.PREPARED else Owner.DRA_GRANTED
-    return Entry(Facts.of(device), owner, Lane.DRA, claims=(held,), since=NOW - since)
+    owner = Owner.DRA_PREPARED if phase is ClaimPhase.PREPARED else Owner.DRA_GRANTED
+    return Entry(LedgerDevice.of(device), owner, Lane.DRA, claims=(held,), since=NOW - since)
 
 
 def free(device: Device, lane: Lane, since: float, because: str = "") -> Entry:
     """Held by nobody."""
-    return Entry(Facts.of(device), lane=lane, since=NOW - since, released_because=because)
+    return Entry(LedgerDevice.of(device), lane=lane, since=NOW - since, released_because=because)
 
 
 def status(
@@ -84,7 +84,7 @@ def status(
         started_at=NOW - 12.4 * 24 * HOUR,
         ledger=Ledger.of(entries),
         snapshot=Snapshot(1, tuple(devices), tuple(collisions)),
-        policy=Policy(),
+        policy=LedgerPolicy(),
         endpoints=endpoints,
         not_ready=not_ready,
         refusals=refusals,
@@ -110,14 +110,14 @@ def busy() -> Document:
         ),
         free(broken, Lane.LEGACY, 1500, "its pod ended"),
         Entry(
-            Facts.of(gpus[4]),
+            LedgerDevice.of(gpus[4]),
             lane=Lane.LEGACY_TO_DRA,
             move=Move(Lane.LEGACY, Lane.DRA, MoveStep.REVOKING, NOW - 2, NOW - 2),
             since=NOW - 2,
             released_because="its pod ended",
         ),
         by_claim(gpus[5], "chat/llama-shard-a", 9.1 * HOUR),
-        by_claim(gpus[6], "chat/llama-shard-b", 95, Phase.GRANTED),
+        by_claim(gpus[6], "chat/llama-shard-b", 95, ClaimPhase.GRANTED),
         free(gpus[7], Lane.DRA, 3.1 * HOUR, "its claim was unprepared"),
     ]
     message = (
@@ -141,10 +141,10 @@ def troubled() -> Document:
     """Everything that must be loud at once."""
     gpus = list(map(gpu, range(4)))
     conflict = Hold((gpus[1].id,), NOW - 90, True, NOW - 3, pods=(PodRef("vision", "stray", "main"),))
-    claim = ClaimHold(ClaimRef("uid-a", "chat", "llama"), Phase.PREPARED, NOW - 600)
+    claim = ClaimHold(ClaimRef("uid-a", "chat", "llama"), ClaimPhase.PREPARED, NOW - 600)
     entries = [
-        Entry(Facts.of(gpus[0]), Owner.QUARANTINE, Lane.LEGACY, since=NOW - 700),
-        Entry(Facts.of(gpus[1]), Owner.CONFLICT, Lane.DRA, hold=conflict, claims=(claim,), since=NOW - 90),
+        Entry(LedgerDevice.of(gpus[0]), Owner.QUARANTINE, Lane.LEGACY, since=NOW - 700),
+        Entry(LedgerDevice.of(gpus[1]), Owner.CONFLICT, Lane.DRA, hold=conflict, claims=(claim,), since=NOW - 90),
         free(gpus[2], Lane.LEGACY, 700),
         free(gpus[3], Lane.LEGACY, 700),
     ]
@@ -166,5 +166,5 @@ def many(count: int) -> Document:
         by_pod(device, f"team/pod-{number}/main", 60.0 * number) if number % 3 == 0 else free(device, Lane.DRA, 60)
         for number, device in enumerate(devices)
     ]
-    entries[count - 2] = Entry(Facts.of(devices[count - 2]), Owner.QUARANTINE, Lane.LEGACY, since=NOW - 700)
+    entries[count - 2] = Entry(LedgerDevice.of(devices[count - 2]), Owner.QUARANTINE, Lane.LEGACY, since=NOW - 700)
     return status(devices, entries)

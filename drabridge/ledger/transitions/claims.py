@@ -9,23 +9,23 @@ from msgspec.structs import replace
 from drabridge.inventory.model import Presence
 from drabridge.ledger import refusals
 from drabridge.ledger.effects import Refusal
-from drabridge.ledger.events import Unprepare, Use
+from drabridge.ledger.events import DeviceUse, Unprepare
 from drabridge.ledger.model import (
     ClaimHold,
+    ClaimPhase,
+    ClaimShare,
     Entry,
     Owner,
-    Phase,
-    Share,
 )
 from drabridge.ledger.ownership import obstacle, overlap, settle
-from drabridge.ledger.transaction import Demand, Draft, Outcome
+from drabridge.ledger.transaction import Outcome, RequestedUse, Transaction
 
 
-def _shares(use: Use) -> tuple[Share, ...]:
+def _shares(use: DeviceUse) -> tuple[ClaimShare, ...]:
     return (use.share,) if use.share else ()
 
 
-def joined(shares: tuple[Share, ...], new: Share | None) -> tuple[Share, ...]:
+def joined(shares: tuple[ClaimShare, ...], new: ClaimShare | None) -> tuple[ClaimShare, ...]:
     """The shares of one claim with ``new`` among them. What it takes is kept, once anybody has said it: a record of an
     older agent and kubelet know a share's id alone.
     """
@@ -43,44 +43,46 @@ def _with(claims: tuple[ClaimHold, ...], new: ClaimHold) -> tuple[ClaimHold, ...
     return (*rest, new)
 
 
-def _give(draft: Draft, entry: Entry, demand: Demand, phase: Phase) -> Entry:
+def _give(draft: Transaction, entry: Entry, demand: RequestedUse, phase: ClaimPhase) -> Entry:
     new = ClaimHold(demand.claim, phase, draft.at, _shares(demand.use), grace=demand.grace)
     return settle(draft, entry, entry.hold, (*entry.claims, new))
 
 
-def grant(draft: Draft, entry: Entry, demand: Demand) -> Outcome:
+def grant(draft: Transaction, entry: Entry, demand: RequestedUse) -> Outcome:
     """A claim was allocated a device that claims may have. Hardware that is gone does not make it untrue."""
-    return overlap(draft, entry) or _give(draft, entry, demand, Phase.GRANTED)
+    return overlap(draft, entry) or _give(draft, entry, demand, ClaimPhase.GRANTED)
 
 
-def pend(draft: Draft, entry: Entry, demand: Demand) -> Outcome:
+def pend(draft: Transaction, entry: Entry, demand: RequestedUse) -> Outcome:
     """A claim was allocated a shared device: kubelet must give it up first, unless nobody waits for the lease."""
     if not draft.policy.g2:
         return refusals.disabled(entry)
-    return obstacle(draft, entry) or _give(draft, entry, demand, Phase.PENDING if demand.guarded else Phase.GRANTED)
+    return obstacle(draft, entry) or _give(
+        draft, entry, demand, ClaimPhase.PENDING if demand.guarded else ClaimPhase.GRANTED
+    )
 
 
-def prepare(draft: Draft, entry: Entry, demand: Demand) -> Outcome:
+def prepare(draft: Transaction, entry: Entry, demand: RequestedUse) -> Outcome:
     """Kubelet prepares a claim before the watch showed its allocation; the API server was asked."""
-    return obstacle(draft, entry) or _give(draft, entry, demand, Phase.PREPARED)
+    return obstacle(draft, entry) or _give(draft, entry, demand, ClaimPhase.PREPARED)
 
 
-def regrant(draft: Draft, entry: Entry, demand: Demand) -> Outcome:
+def regrant(draft: Transaction, entry: Entry, demand: RequestedUse) -> Outcome:
     """The API server shows an allocation of a device that claims hold: known, shared, or a second holder."""
-    return _join(draft, entry, demand, Phase.GRANTED)
+    return _join(draft, entry, demand, ClaimPhase.GRANTED)
 
 
-def reprepare(draft: Draft, entry: Entry, demand: Demand) -> Outcome:
+def reprepare(draft: Transaction, entry: Entry, demand: RequestedUse) -> Outcome:
     """Kubelet prepares a claim on a device that claims hold: this one, a share of it, or a second holder."""
     held = entry.claim(demand.claim.uid)
-    if held and held.phase in (Phase.PENDING, Phase.WITHDRAWN):
+    if held and held.phase in (ClaimPhase.PENDING, ClaimPhase.WITHDRAWN):
         return refusals.pending(entry)
-    if entry.device.presence is not Presence.PRESENT and not (held and held.phase is Phase.PREPARED):
+    if entry.device.presence is not Presence.PRESENT and not (held and held.phase is ClaimPhase.PREPARED):
         return refusals.not_present(entry)
-    return _join(draft, entry, demand, Phase.PREPARED)
+    return _join(draft, entry, demand, ClaimPhase.PREPARED)
 
 
-def _join(draft: Draft, entry: Entry, demand: Demand, phase: Phase) -> Outcome:
+def _join(draft: Transaction, entry: Entry, demand: RequestedUse, phase: ClaimPhase) -> Outcome:
     """Add ``demand`` to the claims that hold the device, or refuse it. Repeating it changes nothing."""
     use = demand.use
     known = entry.claim(demand.claim.uid)
@@ -88,7 +90,9 @@ def _join(draft: Draft, entry: Entry, demand: Demand, phase: Phase) -> Outcome:
     new_share = use.share is not None and (known is None or all(use.share.id != share.id for share in known.shares))
     shared = entry.device.shareable and use.share and all(held.shares for held in entry.holders)
     # One that lingers is prepared anew: another pod has the claim now.
-    stronger = phase is Phase.PREPARED and (known is None or known.phase is not Phase.PREPARED or bool(known.lingers))
+    stronger = phase is ClaimPhase.PREPARED and (
+        known is None or known.phase is not ClaimPhase.PREPARED or bool(known.lingers)
+    )
     if (known is None or stronger) and other is not None and not shared:
         return refusals.exclusive(entry, other, draft.at)
     if new_share and use.share and (over := _overcommitted(entry, use.share)):
@@ -111,7 +115,7 @@ def _join(draft: Draft, entry: Entry, demand: Demand, phase: Phase) -> Outcome:
     return settle(draft, entry, entry.hold, _with(entry.claims, changed))
 
 
-def _overcommitted(entry: Entry, share: Share) -> Refusal | None:
+def _overcommitted(entry: Entry, share: ClaimShare) -> Refusal | None:
     """Whether a new share asks for more than the others leave. The scheduler counts first; this is defence."""
     total = dict(entry.device.capacity)
     for name, wanted in share.consumed:
@@ -129,7 +133,7 @@ def _overcommitted(entry: Entry, share: Share) -> Refusal | None:
     return None
 
 
-def note_allocated(draft: Draft, entry: Entry, demand: Demand) -> Outcome:
+def note_allocated(draft: Transaction, entry: Entry, demand: RequestedUse) -> Outcome:
     """An allocation of a device in CONFLICT or QUARANTINE: noted for a claim that is recorded, refused for another."""
     known = entry.claim(demand.claim.uid)
     if known is None:
@@ -139,55 +143,55 @@ def note_allocated(draft: Draft, entry: Entry, demand: Demand) -> Outcome:
     return replace(entry, claims=_with(entry.claims, replace(known, api_allocated=True)), seq=draft.seq)
 
 
-def admit_admin(draft: Draft, entry: Entry, demand: Demand) -> Outcome:
+def admit_admin(draft: Transaction, entry: Entry, demand: RequestedUse) -> Outcome:
     """Admin access holds nothing and hinders nobody; it is recorded so that Unprepare finds it."""
     if any(held.admin and held.claim.uid == demand.claim.uid for held in entry.claims):
         return entry
-    new = ClaimHold(demand.claim, Phase.PREPARED, draft.at, _shares(demand.use), admin=True)
+    new = ClaimHold(demand.claim, ClaimPhase.PREPARED, draft.at, _shares(demand.use), admin=True)
     return replace(entry, claims=(*entry.claims, new), seq=draft.seq)
 
 
-def found_prepared(draft: Draft, entry: Entry, demand: Demand) -> Outcome:
+def found_prepared(draft: Transaction, entry: Entry, demand: RequestedUse) -> Outcome:
     """A CDI file says that a claim may be in use: so it holds the device, whatever the ledger thought."""
     if demand.use.admin:
         return admit_admin(draft, entry, demand)
     known = entry.claim(demand.claim.uid)
     shares = joined(known.shares if known else (), demand.use.share)
-    if known and known.phase is Phase.PREPARED:
+    if known and known.phase is ClaimPhase.PREPARED:
         if shares == known.shares or not known.shares:  # who is known to have all of it has no share
             return entry
         return replace(entry, claims=_with(entry.claims, replace(known, shares=shares)), seq=draft.seq)
     claim = known.claim if known and known.claim.name else demand.claim  # a CDI file does not know the names
-    new = ClaimHold(claim, Phase.PREPARED, draft.at, shares, grace=known.grace if known else 0.0)
+    new = ClaimHold(claim, ClaimPhase.PREPARED, draft.at, shares, grace=known.grace if known else 0.0)
     hold = None if entry.owner is Owner.QUARANTINE and entry.hold and not entry.hold.confirmed else entry.hold
     return settle(draft, entry, hold, _with(entry.claims, new))
 
 
-def reclaim(draft: Draft, entry: Entry, claims: tuple[ClaimHold, ...], because: str) -> Entry:
+def reclaim(draft: Transaction, entry: Entry, claims: tuple[ClaimHold, ...], because: str) -> Entry:
     """The entry with other claims; QUARANTINE stays what it is."""
     if entry.owner is Owner.QUARANTINE:
         return replace(entry, claims=claims, seq=draft.seq)
     return settle(draft, entry, entry.hold, claims, because)
 
 
-def deallocate(draft: Draft, entry: Entry, uid: str) -> Outcome:
+def deallocate(draft: Transaction, entry: Entry, uid: str) -> Outcome:
     """The API server has taken the device from the claim. What kubelet has prepared stays until it unprepares."""
     return _each(
         draft,
         entry,
         uid,
-        lambda held: replace(held, api_allocated=False) if held.phase is Phase.PREPARED else None,
+        lambda held: replace(held, api_allocated=False) if held.phase is ClaimPhase.PREPARED else None,
         "no container uses the claim and it is deallocated",
     )
 
 
-def unprepare(draft: Draft, entry: Entry, event: Unprepare) -> Outcome:
+def unprepare(draft: Transaction, entry: Entry, event: Unprepare) -> Outcome:
     """No container uses the claim here. The device is free only if the API server has taken it back as well; it was
     held since it was prepared. Processes that linger keep it, and a wait that has begun is never cut short.
     """
 
     def back(held: ClaimHold) -> ClaimHold | None:
-        if held.phase is not Phase.PREPARED:
+        if held.phase is not ClaimPhase.PREPARED:
             return held
         if held.admin:
             return None
@@ -196,12 +200,12 @@ def unprepare(draft: Draft, entry: Entry, event: Unprepare) -> Outcome:
             return replace(held, since=draft.at, lingers=lingers)
         if not held.api_allocated:
             return None
-        return replace(held, phase=Phase.GRANTED, grace=0.0, lingers=0.0)
+        return replace(held, phase=ClaimPhase.GRANTED, grace=0.0, lingers=0.0)
 
     return _each(draft, entry, event.uid, back, "no container uses the claim and it is deallocated")
 
 
-def _each(draft: Draft, entry: Entry, uid: str, change: Any, because: str) -> Entry:
+def _each(draft: Transaction, entry: Entry, uid: str, change: Any, because: str) -> Entry:
     """Apply ``change`` to what the claim ``uid`` has of the device (its hold, its admin access, or both)."""
     now = [held if held.claim.uid != uid else change(held) for held in entry.claims]
     left = tuple(held for held in now if held is not None)
@@ -211,22 +215,22 @@ def _each(draft: Draft, entry: Entry, uid: str, change: Any, because: str) -> En
 # --- the lease of level G2 --------------------------------------------------------------------------------------------
 
 
-def lease_withdrawn(draft: Draft, entry: Entry, since_seq: int) -> Outcome:
+def lease_withdrawn(draft: Transaction, entry: Entry, since_seq: int) -> Outcome:
     """Kubelet has given up a shared device that a claim waits for."""
     if since_seq < entry.seq:
         return refusals.stale(entry.name, "kubelet's answer is older than the claim")
-    return _rephase(draft, entry, {Phase.PENDING: Phase.WITHDRAWN})
+    return _rephase(draft, entry, {ClaimPhase.PENDING: ClaimPhase.WITHDRAWN})
 
 
-def lease_grant(draft: Draft, entry: Entry, uid: str) -> Outcome:
+def lease_grant(draft: Transaction, entry: Entry, uid: str) -> Outcome:
     """The claim's lease is confirmed, if kubelet has given the device up."""
     held = entry.claim(uid)
-    if held is None or held.phase is Phase.PENDING:
+    if held is None or held.phase is ClaimPhase.PENDING:
         return refusals.stale(entry.name, "kubelet has not given the device up yet")
-    return _rephase(draft, entry, {Phase.WITHDRAWN: Phase.GRANTED}, uid)
+    return _rephase(draft, entry, {ClaimPhase.WITHDRAWN: ClaimPhase.GRANTED}, uid)
 
 
-def _rephase(draft: Draft, entry: Entry, phases: dict[Phase, Phase], uid: str = "") -> Entry:
+def _rephase(draft: Transaction, entry: Entry, phases: dict[ClaimPhase, ClaimPhase], uid: str = "") -> Entry:
     claims = tuple(
         replace(held, phase=phases[held.phase], since=draft.at)
         if held.phase in phases and uid in ("", held.claim.uid)
@@ -236,7 +240,7 @@ def _rephase(draft: Draft, entry: Entry, phases: dict[Phase, Phase], uid: str = 
     return entry if claims == entry.claims else settle(draft, entry, entry.hold, claims)
 
 
-def lease_deny(draft: Draft, entry: Entry, uid: str) -> Outcome:
+def lease_deny(draft: Transaction, entry: Entry, uid: str) -> Outcome:
     """The claim loses its lease."""
     claims = tuple(held for held in entry.claims if held.claim.uid != uid or held.admin)
     return entry if claims == entry.claims else settle(draft, entry, entry.hold, claims, "the lease was denied")

@@ -16,24 +16,24 @@ from drabridge.ledger.model import (
     Entry,
 )
 from drabridge.ledger.ownership import obstacle
-from drabridge.ledger.transaction import Draft, Outcome
+from drabridge.ledger.transaction import Outcome, Transaction
 
 
-def ignore(draft: Draft, entry: Entry, what: Any) -> Outcome:
+def ignore(draft: Transaction, entry: Entry, what: Any) -> Outcome:
     """The signal means nothing here."""
     return entry
 
 
-def refuse_held(draft: Draft, entry: Entry, what: Any) -> Outcome:
+def refuse_held(draft: Transaction, entry: Entry, what: Any) -> Outcome:
     """Somebody has it."""
     return refusals.held(entry, draft.at)
 
 
-def refuse_lane_legacy(draft: Draft, entry: Entry, what: Any) -> Outcome:
+def refuse_lane_legacy(draft: Transaction, entry: Entry, what: Any) -> Outcome:
     """It is free, but not for pods with limits."""
     return obstacle(draft, entry) or refusals.other_lane(entry, Side.LEGACY)
 
 
-def refuse_lane_dra(draft: Draft, entry: Entry, what: Any) -> Outcome:
+def refuse_lane_dra(draft: Transaction, entry: Entry, what: Any) -> Outcome:
     """It is free, but not for claims."""
     return obstacle(draft, entry) or refusals.other_lane(entry, Side.DRA)

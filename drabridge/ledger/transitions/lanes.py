@@ -6,9 +6,9 @@ from msgspec.structs import replace
 
 from drabridge.ledger import refusals
 from drabridge.ledger.effects import (
-    Transferred,
+    LaneMoved,
 )
-from drabridge.ledger.events import QuorumClear, SetLane
+from drabridge.ledger.events import NoClaimListed, SetLane
 from drabridge.ledger.model import (
     MOVING,
     Entry,
@@ -17,10 +17,10 @@ from drabridge.ledger.model import (
     MoveStep,
 )
 from drabridge.ledger.ownership import begin, left_kubelet
-from drabridge.ledger.transaction import Draft, Outcome
+from drabridge.ledger.transaction import Outcome, Transaction
 
 
-def move_free(draft: Draft, entry: Entry, event: SetLane) -> Outcome:
+def move_free(draft: Transaction, entry: Entry, event: SetLane) -> Outcome:
     """Move a free device: revoke, acknowledge, grant. Of one that moves there already, ``event`` may say what it waits
     for.
     """
@@ -34,7 +34,7 @@ def move_free(draft: Draft, entry: Entry, event: SetLane) -> Outcome:
     return entry if (lane, move) == (entry.lane, entry.move) else _moved(draft, entry, lane, move)
 
 
-def move_later(draft: Draft, entry: Entry, event: SetLane) -> Outcome:
+def move_later(draft: Transaction, entry: Entry, event: SetLane) -> Outcome:
     """Move a held device when it is let go."""
     if event.lane is Lane.SHARED and not draft.policy.g2:
         return refusals.disabled(entry)
@@ -46,25 +46,25 @@ def move_later(draft: Draft, entry: Entry, event: SetLane) -> Outcome:
     return replace(entry, move=move, seq=draft.seq)
 
 
-def _moved(draft: Draft, entry: Entry, lane: Lane, move: Move | None) -> Entry:
+def _moved(draft: Transaction, entry: Entry, lane: Lane, move: Move | None) -> Entry:
     return left_kubelet(draft, entry, replace(entry, lane=lane, move=move, since=draft.at, seq=draft.seq))
 
 
-def acknowledge(draft: Draft, entry: Entry, since_seq: int) -> Outcome:
+def acknowledge(draft: Transaction, entry: Entry, since_seq: int) -> Outcome:
     """Kubelet no longer offers a device that is being revoked: claims may have it."""
     if since_seq < entry.seq:
         return refusals.stale(entry.name, "kubelet's answer is older than the move")
     return _arrive(draft, entry)
 
 
-def _arrive(draft: Draft, entry: Entry) -> Entry:
+def _arrive(draft: Transaction, entry: Entry) -> Entry:
     assert entry.move is not None
     move = entry.move
-    draft.effects.append(Transferred(entry.name, move.source, move.target, draft.at - move.since))
+    draft.effects.append(LaneMoved(entry.name, move.source, move.target, draft.at - move.since))
     return _moved(draft, entry, move.target, None)
 
 
-def quiesce(draft: Draft, entry: Entry, since_seq: int) -> Outcome:
+def quiesce(draft: Transaction, entry: Entry, since_seq: int) -> Outcome:
     """The slices no longer show the device; schedulers that remember it get time to act."""
     if since_seq < entry.seq:
         return refusals.stale(entry.name, "the API server's answer is older than the move")
@@ -75,7 +75,7 @@ def quiesce(draft: Draft, entry: Entry, since_seq: int) -> Outcome:
     return replace(entry, move=move, seq=draft.seq)
 
 
-def clear(draft: Draft, entry: Entry, event: QuorumClear) -> Outcome:
+def clear(draft: Transaction, entry: Entry, event: NoClaimListed) -> Outcome:
     """No claim has the device after the quiet time: pods may have it."""
     assert entry.move is not None
     if event.since_seq < entry.seq or entry.move.step is not MoveStep.QUIESCING:

@@ -5,21 +5,21 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from drabridge.ledger import refusals
-from drabridge.ledger.events import Resolve
+from drabridge.ledger.events import ManualRelease
 from drabridge.ledger.model import (
+    ClaimPhase,
     Entry,
     HeldBecause,
     Hold,
     Owner,
-    Phase,
 )
 from drabridge.ledger.ownership import lane_when_held, settle
-from drabridge.ledger.transaction import Draft, Outcome
+from drabridge.ledger.transaction import Outcome, Transaction
 from drabridge.ledger.transitions.claims import reclaim
 from drabridge.ledger.transitions.pods import recount
 
 
-def quarantine(draft: Draft, entry: Entry, reason: str) -> Outcome:
+def quarantine(draft: Transaction, entry: Entry, reason: str) -> Outcome:
     """The record is lost: what looked free may be held by anybody."""
     lane, move = lane_when_held(draft, entry, Owner.QUARANTINE)
     return replace(
@@ -39,7 +39,7 @@ _NOBODY_SEEN = frozenset(  # kubelet was asked and shows nobody: only what would
 )
 
 
-def resolve(draft: Draft, entry: Entry, event: Resolve) -> Outcome:
+def resolve(draft: Transaction, entry: Entry, event: ManualRelease) -> Outcome:
     """The operator ends holds that nobody has, as far as kubelet and the API server can say."""
     hold, claims = entry.hold, entry.claims
     staying = []
@@ -58,12 +58,14 @@ def resolve(draft: Draft, entry: Entry, event: Resolve) -> Outcome:
     return staying[0] if len(staying) >= sides else settle(draft, entry, hold, claims, "the operator resolved it")
 
 
-def reboot(draft: Draft, entry: Entry, what: None) -> Outcome:
+def reboot(draft: Transaction, entry: Entry, what: None) -> Outcome:
     """No container of the last boot runs: nothing is prepared. Legacy holds stay, for kubelet's checkpoint does too."""
     claims = tuple(
-        replace(held, phase=Phase.GRANTED, since=draft.at, lingers=0.0) if held.phase is Phase.PREPARED else held
+        replace(held, phase=ClaimPhase.GRANTED, since=draft.at, lingers=0.0)
+        if held.phase is ClaimPhase.PREPARED
+        else held
         for held in entry.claims
-        if not (held.phase is Phase.PREPARED and (held.admin or not held.api_allocated))
+        if not (held.phase is ClaimPhase.PREPARED and (held.admin or not held.api_allocated))
     )
     if claims != entry.claims:
         entry = reclaim(draft, entry, claims, "the node was rebooted and the claim is deallocated")

@@ -14,31 +14,31 @@ from drabridge.ledger.effects import (
 )
 from drabridge.ledger.model import (
     ClaimHold,
+    ClaimPhase,
     ClaimRef,
+    ClaimShare,
     Entry,
     HeldBecause,
     Hold,
     Owner,
-    Phase,
-    Share,
 )
 from drabridge.ledger.ownership import obstacle, settle
-from drabridge.ledger.release_rule import Free, Witness
-from drabridge.ledger.transaction import Draft, Outcome
+from drabridge.ledger.release_rule import DeviceEvidence, HoldEnded
+from drabridge.ledger.transaction import Outcome, Transaction
 from drabridge.ledger.transitions.claims import joined
 
 
-def take(draft: Draft, entry: Entry, units: tuple[str, ...]) -> Outcome:
+def take(draft: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
     """Allocate of a free device."""
     return obstacle(draft, entry) or settle(draft, entry, Hold(units, draft.at, known=True), entry.claims)
 
 
-def take_shared(draft: Draft, entry: Entry, units: tuple[str, ...]) -> Outcome:
+def take_shared(draft: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
     """Allocate of a free device that claims may have, too."""
     return take(draft, entry, units) if draft.policy.g2 else refusals.disabled(entry)
 
 
-def retake(draft: Draft, entry: Entry, units: tuple[str, ...]) -> Outcome:
+def retake(draft: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
     """Allocate of what a legacy pod has: an app container after its init container, a re-admitted pod, another replica.
 
     Refusing here on the word of PodResources made pods fail in storms (project-akri/akri#849). Not under another
@@ -57,7 +57,7 @@ def retake(draft: Draft, entry: Entry, units: tuple[str, ...]) -> Outcome:
     return settle(draft, entry, hold, entry.claims)
 
 
-def preempt(draft: Draft, entry: Entry, units: tuple[str, ...]) -> Outcome:
+def preempt(draft: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
     """G2: until the lease is confirmed, the pod wins and the claim is denied."""
     if not draft.policy.g2:
         return refusals.held(entry, draft.at)
@@ -66,7 +66,7 @@ def preempt(draft: Draft, entry: Entry, units: tuple[str, ...]) -> Outcome:
     return settle(draft, entry, hold, tuple(held for held in entry.claims if held.admin))
 
 
-def confirm(draft: Draft, entry: Entry, witness: Witness) -> Outcome:
+def confirm(draft: Transaction, entry: Entry, witness: DeviceEvidence) -> Outcome:
     """Kubelet shows the pod. What it has to end is on disk from then on: the pod may be gone when an agent starts."""
     hold = entry.hold or Hold()
     seen = release_rule.seen(hold, witness, draft.at)
@@ -81,7 +81,7 @@ def confirm(draft: Draft, entry: Entry, witness: Witness) -> Outcome:
     return entry if seen is hold else replace(entry, hold=seen)
 
 
-def adopt(draft: Draft, entry: Entry, witness: Witness) -> Outcome:
+def adopt(draft: Transaction, entry: Entry, witness: DeviceEvidence) -> Outcome:
     """Kubelet shows a pod on a device that no pod was known to have: believe it. With a claim on it: CONFLICT.
 
     Under a resource that may mean another device, quarantine does not end with that pod: others may have it, too.
@@ -110,7 +110,7 @@ def adopt(draft: Draft, entry: Entry, witness: Witness) -> Outcome:
     return settle(draft, entry, hold, entry.claims)
 
 
-def weigh(draft: Draft, entry: Entry, witness: Witness) -> Outcome:
+def weigh(draft: Transaction, entry: Entry, witness: DeviceEvidence) -> Outcome:
     """Kubelet does not show the pod: has it let go?"""
     hold = entry.hold or Hold()
     strict = entry.owner is Owner.QUARANTINE
@@ -125,24 +125,24 @@ def weigh(draft: Draft, entry: Entry, witness: Witness) -> Outcome:
         policy=draft.policy,
         strict=strict,
     )
-    if isinstance(verdict, Free):
+    if isinstance(verdict, HoldEnded):
         claims = (*entry.claims, *_allocated(draft, witness)) if strict else entry.claims
         return settle(draft, entry, None, claims, verdict.because)
     return entry if verdict is hold else replace(entry, hold=verdict)
 
 
-def _allocated(draft: Draft, witness: Witness) -> list[ClaimHold]:
+def _allocated(draft: Transaction, witness: DeviceEvidence) -> list[ClaimHold]:
     """No container uses the device, but the scheduler gave it to these claims before the record was lost. While it was
     in quarantine, admin access alone was recorded.
     """
-    shares: dict[ClaimRef, tuple[Share, ...]] = {}
+    shares: dict[ClaimRef, tuple[ClaimShare, ...]] = {}
     for claim, use in witness.allocated or ():
         if not use.admin:
             shares[claim] = joined(shares.get(claim, ()), use.share)
-    return [ClaimHold(claim, Phase.GRANTED, draft.at, theirs) for claim, theirs in shares.items()]
+    return [ClaimHold(claim, ClaimPhase.GRANTED, draft.at, theirs) for claim, theirs in shares.items()]
 
 
-def recount(draft: Draft, entry: Entry, what: Any) -> Outcome:
+def recount(draft: Transaction, entry: Entry, what: Any) -> Outcome:
     """Kubelet or the agent began anew: absences seen so far count no more, nor does what kubelet has shown."""
     hold = entry.hold
     if hold is None or not (hold.absences or hold.known or hold.unseen_since):

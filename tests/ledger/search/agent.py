@@ -158,7 +158,7 @@ class Agent:
             NOW,
             0,
             _shown(seen.listed),
-            ev.Checkpoint(_shown(seen.checkpoint)) if self.config.checkpoint else None,
+            ev.CheckpointRead(_shown(seen.checkpoint)) if self.config.checkpoint else None,
             ({"r": ("ns/pod",)} if seen.unaccounted else {}) if seen.cluster else None,
             {name: bool(seen.opened >> bit & 1) for bit, name in enumerate(DEVICES)} if self.config.probe else None,
             {DEVICES[device]: (ClaimRef("some"),) for device in bits(seen.shown)},
@@ -175,11 +175,11 @@ class Agent:
             if entry is None:
                 continue
             if entry.lane is Lane.LEGACY_TO_DRA and not seen.healthy >> bit & 1:
-                number, _ = apply(number, ("withdrawn", bit), partial(ev.Withdrawn, name, 0, NOW))
+                number, _ = apply(number, ("withdrawn", bit), partial(ev.WithdrawnFromKubelet, name, 0, NOW))
             elif entry.lane is Lane.DRA_TO_LEGACY and seen.cluster and not seen.api >> bit & 1:
-                number, _ = apply(number, ("slice", bit), partial(ev.SliceWithdrawn, name, 0, NOW))
+                number, _ = apply(number, ("slice", bit), partial(ev.WithdrawnFromSlices, name, 0, NOW))
                 if seen.allocated is not None and not any(mask >> bit & 1 for mask in seen.allocated):
-                    number, _ = apply(number, ("clear", bit), partial(ev.QuorumClear, name, 0, NOW))
+                    number, _ = apply(number, ("clear", bit), partial(ev.NoClaimListed, name, 0, NOW))
         yield "", state._replace(ledger=number, gathered=None)
 
     # --- the operator, and devices that are gone ---
@@ -223,13 +223,13 @@ class Agent:
 
     def _merge(self, number: int, files: Known, shown: Known, listed: int | None, checkpoint: int) -> int:
         begin, ledger = number, self.ledgers.ledgers[number]
-        found = startup_events.Findings(
+        found = startup_events.StartupFindings(
             NOW,
             () if self.config.files_lost else _allocations(files, named=True),  # with the files, the records are lost
             files=_allocations(files) if self.config.files_lost else (),
             listed=None if listed is None else _shown(listed),
             claims=_allocations(shown, named=True),
-            checkpoint=ev.Checkpoint(_shown(checkpoint)) if self.config.checkpoint else None,
+            checkpoint=ev.CheckpointRead(_shown(checkpoint)) if self.config.checkpoint else None,
         )
         told = startup_events.events(ledger, found, startup_events.in_use(ledger, found))
         for index, event in enumerate(told):
@@ -242,7 +242,9 @@ def _itself(event: ev.Event) -> ev.Event:
     return event
 
 
-def _allocations(claims: Iterable[tuple[str, int]], *, named: bool = False) -> tuple[ev.Allocation, ...]:
+def _allocations(claims: Iterable[tuple[str, int]], *, named: bool = False) -> tuple[ev.ClaimDevices, ...]:
     return tuple(
-        ev.Allocation(ClaimRef(uid, "ns", uid) if named else ClaimRef(uid), uses(mask)) for uid, mask in claims if mask
+        ev.ClaimDevices(ClaimRef(uid, "ns", uid) if named else ClaimRef(uid), uses(mask))
+        for uid, mask in claims
+        if mask
     )

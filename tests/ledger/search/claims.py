@@ -11,9 +11,9 @@ from tests.ledger.search.rules import Outcomes, Rule, happens, helps, stage, whe
 from tests.ledger.search.states import DEVICES, GRACE, NOW, UIDS, Claim, K, State, bits, names, with_claim
 
 
-def uses(mask: int) -> tuple[ev.Use, ...]:
+def uses(mask: int) -> tuple[ev.DeviceUse, ...]:
     """The devices of a mask, as a claim has them."""
-    return tuple(ev.Use(DEVICES[device]) for device in bits(mask))
+    return tuple(ev.DeviceUse(DEVICES[device]) for device in bits(mask))
 
 
 def claim_rules(ledgers: Ledgers) -> Iterator[Rule]:

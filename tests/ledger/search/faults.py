@@ -11,7 +11,7 @@ from functools import partial
 from drabridge.inventory.model import Presence
 from drabridge.ledger import events as ev
 from drabridge.ledger.apply_event import step
-from drabridge.ledger.model import Entry, Facts, Ledger, NodeState
+from drabridge.ledger.model import Entry, Ledger, LedgerDevice, NodeState
 from tests.ledger.search.agent import UP
 from tests.ledger.search.ledgers import Ledgers
 from tests.ledger.search.rules import Outcomes, Rule, happens, stage, where
@@ -75,7 +75,7 @@ class Faults:
 
     def reboot(self, state: State) -> Outcomes:
         down = self.ledgers.down(state)
-        number, _ = self.ledgers.apply(down.ledger, ("boot",), lambda: ev.Booted("another boot", NOW))
+        number, _ = self.ledgers.apply(down.ledger, ("boot",), lambda: ev.NodeBooted("another boot", NOW))
         yield "FAULT the node reboots", down._replace(ledger=number, known=False)
 
     def zombies_die(self, index: int, state: State) -> Outcomes:
@@ -102,11 +102,12 @@ class Faults:
 
     def _lost(self, ledger: Ledger) -> Ledger:
         fresh = Ledger.of(
-            [Entry(Facts(name, "r", (name,))) for name in DEVICES[: self.config.devices]], NodeState(boot_id="boot")
+            [Entry(LedgerDevice(name, "r", (name,))) for name in DEVICES[: self.config.devices]],
+            NodeState(boot_id="boot"),
         )
         if self.config.restart_as_free:
             return fresh
-        return step(fresh, ev.Lost(NOW, reason="lost"), self.config.policy).of(fresh)
+        return step(fresh, ev.RecordLost(NOW, reason="lost"), self.config.policy).of(fresh)
 
     def unplug(self, state: State) -> Outcomes:
         for bit, name in enumerate(DEVICES):

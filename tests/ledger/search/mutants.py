@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from drabridge.ledger import apply_event
 from drabridge.ledger import events as ev
 from drabridge.ledger.effects import Decision, Step
-from drabridge.ledger.model import ClaimHold, Entry, Hold, Lane, Ledger, Owner, Phase, Policy
+from drabridge.ledger.model import ClaimHold, ClaimPhase, Entry, Hold, Lane, Ledger, LedgerPolicy, Owner
 from drabridge.ledger.ownership import settle
-from drabridge.ledger.table import CLAIMED, TABLE, Signal, Transition
-from drabridge.ledger.transaction import Demand, Draft, Outcome
+from drabridge.ledger.table import CLAIMED, TABLE, DeviceSignal, Transition
+from drabridge.ledger.transaction import Outcome, RequestedUse, Transaction
 from tests.ledger.search.states import POLICY, Config, Stepper
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ class Mutant(Struct, frozen=True):
         return search(self.config, liveness=False)
 
 
-def other_rows(signal: Signal, owners: Any, transition: Transition) -> Stepper:
+def other_rows(signal: DeviceSignal, owners: Any, transition: Transition) -> Stepper:
     """The real step with other rows for ``signal`` and ``owners``."""
     table = {key: transition if key[0] is signal and key[1] in owners else original for key, original in TABLE.items()}
 
-    def mutated(ledger: Ledger, event: ev.Event, policy: Policy) -> Step:
+    def mutated(ledger: Ledger, event: ev.Event, policy: LedgerPolicy) -> Step:
         return apply_event.step(ledger, event, policy, table)
 
     return mutated
@@ -53,7 +53,7 @@ def other_rows(signal: Signal, owners: Any, transition: Transition) -> Stepper:
 def _heard(change: Callable[[ev.Observed, Ledger], ev.Observed]) -> Stepper:
     """The real step with evidence that was tampered with."""
 
-    def mutated(ledger: Ledger, event: ev.Event, policy: Policy) -> Step:
+    def mutated(ledger: Ledger, event: ev.Event, policy: LedgerPolicy) -> Step:
         if isinstance(event, ev.Observed):
             event = change(event, ledger)
         return apply_event.step(ledger, event, policy)
@@ -61,35 +61,35 @@ def _heard(change: Callable[[ev.Observed, Ledger], ev.Observed]) -> Stepper:
     return mutated
 
 
-def _steal(draft: Draft, entry: Entry, units: tuple[str, ...]) -> Outcome:
+def _steal(draft: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
     return settle(draft, entry, Hold(units, draft.at), ())
 
 
-def _forget_claim(draft: Draft, entry: Entry, uid: str) -> Outcome:
+def _forget_claim(draft: Transaction, entry: Entry, uid: str) -> Outcome:
     left = tuple(held for held in entry.claims if held.claim.uid != uid)
     return entry if left == entry.claims else settle(draft, entry, entry.hold, left, "deallocated")
 
 
-def _second_claim(draft: Draft, entry: Entry, demand: Demand) -> Outcome:
+def _second_claim(draft: Transaction, entry: Entry, demand: RequestedUse) -> Outcome:
     rest = tuple(held for held in entry.claims if held.claim.uid != demand.claim.uid)
-    return settle(draft, entry, entry.hold, (*rest, ClaimHold(demand.claim, Phase.PREPARED, draft.at)))
+    return settle(draft, entry, entry.hold, (*rest, ClaimHold(demand.claim, ClaimPhase.PREPARED, draft.at)))
 
 
-def _free(draft: Draft, entry: Entry, what: Any) -> Outcome:
+def _free(draft: Transaction, entry: Entry, what: Any) -> Outcome:
     return settle(draft, entry, None, (), "mutant") if entry.hold or entry.claims else entry
 
 
-def _jump(draft: Draft, entry: Entry, event: ev.SetLane) -> Outcome:
+def _jump(draft: Transaction, entry: Entry, event: ev.SetLane) -> Outcome:
     return entry if entry.lane is event.lane else replace(entry, lane=event.lane, move=None, seq=draft.seq)
 
 
-def _arrive_early(draft: Draft, entry: Entry, since_seq: int) -> Outcome:
+def _arrive_early(draft: Transaction, entry: Entry, since_seq: int) -> Outcome:
     if entry.lane is not Lane.DRA_TO_LEGACY:
         return entry
     return replace(entry, lane=Lane.LEGACY, move=None, seq=draft.seq)
 
 
-def _some_of_it(ledger: Ledger, event: ev.Event, policy: Policy) -> Step:
+def _some_of_it(ledger: Ledger, event: ev.Event, policy: LedgerPolicy) -> Step:
     """Gives what is free of a claim and says no to the rest."""
     done = apply_event.step(ledger, event, policy)
     if done.decision.accepted or not isinstance(event, ev.Prepare | ev.ClaimAllocated):
@@ -101,14 +101,14 @@ def _some_of_it(ledger: Ledger, event: ev.Event, policy: Policy) -> Step:
     return done
 
 
-def _deaf(ledger: Ledger, event: ev.Event, policy: Policy) -> Step:
+def _deaf(ledger: Ledger, event: ev.Event, policy: LedgerPolicy) -> Step:
     """Does not look at kubelet, nor at CDI files, when it starts."""
-    if isinstance(event, ev.Restarted):
+    if isinstance(event, ev.AgentStarted):
         event = replace(event, prepared=(), listed=None, checkpoint=None)
     return apply_event.step(ledger, event, policy)
 
 
-def _trusts_kubelet(ledger: Ledger, event: ev.Event, policy: Policy) -> Step:
+def _trusts_kubelet(ledger: Ledger, event: ev.Event, policy: LedgerPolicy) -> Step:
     """Believes a kubelet that shows nothing of what it never showed."""
     if isinstance(event, ev.Observed):
         holds = [entry for entry in ledger.entries.values() if entry.hold]
@@ -117,14 +117,14 @@ def _trusts_kubelet(ledger: Ledger, event: ev.Event, policy: Policy) -> Step:
     return apply_event.step(ledger, event, policy)
 
 
-def _frees_at_once(ledger: Ledger, event: ev.Event, policy: Policy) -> Step:
+def _frees_at_once(ledger: Ledger, event: ev.Event, policy: LedgerPolicy) -> Step:
     """Takes kubelet's Unprepare for the end of every process."""
     if isinstance(event, ev.Unprepare):
         event = replace(event, lingers=0.0)
     return apply_event.step(ledger, event, policy)
 
 
-_NOTHING = ev.Checkpoint({})
+_NOTHING = ev.CheckpointRead({})
 _TWO = replace(SMALL, devices=2, moves=0, lanes=(Lane.DRA, Lane.DRA))
 _ONE_DRA = replace(SMALL, lanes=(Lane.DRA, Lane.DRA))
 _FILES_LOST = replace(_ONE_DRA, moves=0, kinds=frozenset({"lost"}), files_lost=True)
@@ -139,10 +139,11 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a claim ends with its deallocation in the API",
-        replace(_ONE_DRA, step=other_rows(Signal.CLAIM_DEALLOCATED, Owner, _forget_claim)),
+        replace(_ONE_DRA, step=other_rows(DeviceSignal.CLAIM_DEALLOCATED, Owner, _forget_claim)),
     ),
     Mutant(
-        "Allocate takes a granted device", replace(SMALL, claims=1, step=other_rows(Signal.ALLOCATE, CLAIMED, _steal))
+        "Allocate takes a granted device",
+        replace(SMALL, claims=1, step=other_rows(DeviceSignal.ALLOCATE, CLAIMED, _steal)),
     ),
     Mutant("a lost ledger means free", replace(SMALL, restart_as_free=True)),
     Mutant("answered before it is durable", replace(SMALL, reply_before_durable=True)),
@@ -158,20 +159,22 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("one look is enough", replace(SMALL, policy=replace(POLICY, absent_lists=1, absent_seconds=0))),
     Mutant(
         "a move without kubelet's acknowledgement",
-        replace(SMALL, step=other_rows(Signal.SET_LANE, {Owner.NONE}, _jump)),
+        replace(SMALL, step=other_rows(DeviceSignal.SET_LANE, {Owner.NONE}, _jump)),
     ),
     Mutant(
         "a move without waiting for schedulers and claims",
-        replace(_ONE_DRA, step=other_rows(Signal.SLICE_WITHDRAWN, {Owner.NONE}, _arrive_early)),
+        replace(_ONE_DRA, step=other_rows(DeviceSignal.SLICE_WITHDRAWN, {Owner.NONE}, _arrive_early)),
     ),
     Mutant(
         "a second claim on a prepared device",
-        replace(_ONE_DRA, claims=2, moves=0, step=other_rows(Signal.PREPARE, CLAIMED, _second_claim)),
+        replace(_ONE_DRA, claims=2, moves=0, step=other_rows(DeviceSignal.PREPARE, CLAIMED, _second_claim)),
     ),
-    Mutant("a reboot frees what pods hold", replace(SMALL, step=other_rows(Signal.REBOOTED, {Owner.LEGACY}, _free))),
+    Mutant(
+        "a reboot frees what pods hold", replace(SMALL, step=other_rows(DeviceSignal.REBOOTED, {Owner.LEGACY}, _free))
+    ),
     Mutant(
         "quarantine ends as soon as somebody asks",
-        replace(SMALL, faults=2, step=other_rows(Signal.ABSENT, {Owner.QUARANTINE}, _free)),
+        replace(SMALL, faults=2, step=other_rows(DeviceSignal.ABSENT, {Owner.QUARANTINE}, _free)),
     ),
     Mutant(
         "a claim gets what is free of it",

@@ -16,12 +16,12 @@ from drabridge.ledger.model import (
     Entry,
     Lane,
     Ledger,
+    LedgerPolicy,
     PodRef,
-    Policy,
 )
 
 NOW = 1.0  # the time of every event; what happened "long ago" happened at 0
-POLICY = Policy(
+POLICY = LedgerPolicy(
     min_hold_seconds=1,
     unconfirmed_seconds=1,
     absent_lists=2,
@@ -101,7 +101,7 @@ class State(NamedTuple):
     moves: int  # how many more changes of lane the operator asks for
 
 
-Stepper = Callable[[Ledger, ev.Event, Policy], Step]
+Stepper = Callable[[Ledger, ev.Event, LedgerPolicy], Step]
 
 
 class Config(Struct, frozen=True):
@@ -128,13 +128,13 @@ class Config(Struct, frozen=True):
     grace: bool = False  # processes of force-deleted pods outlive the usual absence, for their grace period at most
     lanes: tuple[Lane, Lane] = (Lane.LEGACY, Lane.DRA)  # of the devices at the start
     moves: int = 1  # changes of lane that the operator asks for
-    policy: Policy = POLICY
+    policy: LedgerPolicy = POLICY
     """What follows breaks the agent around the ledger, or the ledger itself: for the mutants."""
     step: Stepper = step
     reply_before_durable: bool = False
     restart_as_free: bool = False
     drop_ids: bool = False
-    offer: Callable[[Ledger, Entry, Policy], bool] = eligibility.legacy_healthy
+    offer: Callable[[Ledger, Entry, LedgerPolicy], bool] = eligibility.legacy_healthy
 
 
 class Broken(Exception):

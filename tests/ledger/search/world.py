@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drabridge.inventory.model import Presence
-from drabridge.ledger.model import Entry, Facts, Ledger, NodeState, Owner
+from drabridge.ledger.model import Entry, Ledger, LedgerDevice, NodeState, Owner
 from tests.ledger.search.agent import Agent
 from tests.ledger.search.claims import claim_rules
 from tests.ledger.search.faults import Faults
@@ -36,7 +36,7 @@ class World:
     def initial(self) -> State:
         """Free devices in their lanes, an agent that has just merged, nothing offered yet."""
         entries = [
-            Entry(Facts(name, "r", (name,)), lane=lane)
+            Entry(LedgerDevice(name, "r", (name,)), lane=lane)
             for name, lane in zip(DEVICES[: self.config.devices], self.config.lanes, strict=False)
         ]
         return State(
