@@ -1,7 +1,8 @@
-"""A small HTTP/1.1 server on asyncio for the agent's pages, over TCP or a unix socket.
+"""Serve the agent's pages by HTTP/1.1 on asyncio, over TCP or a unix socket.
 
-It serves a handful of short answers to monitoring systems and to the operator's command, so it knows GET and POST, one
-request a connection, and hard limits; anything larger belongs behind a real server.
+h11 parses requests. This module keeps the limits: one request for each connection, its size, its time, and how many
+connections there are. It answers monitoring systems and the operator's command with short texts; anything larger
+belongs behind a real server.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+import h11
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -26,10 +28,11 @@ log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 16 * 1024  # request line and headers: ten times what Prometheus or kubelet's probes send
 MAX_BODY_BYTES = 64 * 1024
-MAX_BODY_DIGITS = 9  # of a Content-Length: int() of thousands of them raises, or takes long
+CHUNK_BYTES = 1024  # read at once. A larger head than MAX_HEAD_BYTES is never taken, one smaller by this is always
 MAX_CONNECTIONS = 128  # one more ends another, of the address that has most of them
 READ_SECONDS = 5.0  # for the whole request: a slow sender loses its place
 WRITE_SECONDS = 10.0  # for the whole answer: a slow reader likewise
+NO_LENGTH = "a body needs a content-length"
 
 
 class Request(Struct, frozen=True):
@@ -55,39 +58,47 @@ class Response(Struct, frozen=True):
 Handler = Callable[[Request], Response | Awaitable[Response]]
 
 
-class _BadRequest(Exception):
+class _RefusedError(Exception):
+    """A request that gets ``status`` and the text of this error for an answer."""
+
     def __init__(self, status: HTTPStatus, text: str) -> None:
         super().__init__(text)
         self.status = status
 
 
-async def _read(reader: asyncio.StreamReader) -> Request:
+async def _read(reader: asyncio.StreamReader, parser: h11.Connection) -> Request:
+    """Read one request. Raises _RefusedError; ConnectionError if the peer hangs up before its end."""
+    head = await _next(reader, parser)
+    assert isinstance(head, h11.Request)  # the first event of a client, or an error
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
+    if "transfer-encoding" in headers:
+        raise _RefusedError(HTTPStatus.LENGTH_REQUIRED, NO_LENGTH)
+    if int(headers.get("content-length", "0")) > MAX_BODY_BYTES:
+        raise _RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"body larger than {MAX_BODY_BYTES} bytes")
+    body = b""
+    while isinstance(event := await _next(reader, parser), h11.Data):
+        body += event.data
     try:
-        head = await reader.readuntil(b"\r\n\r\n")
-    except asyncio.LimitOverrunError:
-        raise _BadRequest(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "headers too large") from None
-    lines = head.decode("latin-1").split("\r\n")
-    parts = lines[0].split(" ")
-    if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
-        raise _BadRequest(HTTPStatus.BAD_REQUEST, "not an HTTP/1 request")
-    headers = {}
-    for line in lines[1:-2]:
-        name, colon, value = line.partition(":")
-        if not colon:
-            raise _BadRequest(HTTPStatus.BAD_REQUEST, "a header without a colon")
-        headers[name.strip().lower()] = value.strip()
-    length = headers.get("content-length", "0")
-    if not (length.isascii() and length.isdecimal()) or "transfer-encoding" in headers:
-        raise _BadRequest(HTTPStatus.LENGTH_REQUIRED, "a body needs a content-length")
-    if len(length) > MAX_BODY_DIGITS or int(length) > MAX_BODY_BYTES:
-        raise _BadRequest(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"body larger than {MAX_BODY_BYTES} bytes")
-    body = await reader.readexactly(int(length))
-    try:
-        target = urlsplit(parts[1])
+        target = urlsplit(head.target.decode("latin-1"))
         query = dict(parse_qsl(target.query, keep_blank_values=True))
     except ValueError as error:
-        raise _BadRequest(HTTPStatus.BAD_REQUEST, str(error)) from None
-    return Request(parts[0], target.path, query, headers, body)
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, str(error)) from None
+    return Request(head.method.decode("ascii"), target.path, query, headers, body)
+
+
+async def _next(reader: asyncio.StreamReader, parser: h11.Connection) -> h11.Event:
+    """Read until h11 has understood one more event of the request."""
+    try:
+        while not isinstance(event := parser.next_event(), h11.Event):
+            data = await reader.read(CHUNK_BYTES)
+            if not data:
+                raise ConnectionError("the peer hung up before the end of its request")
+            parser.receive_data(data)
+    except h11.RemoteProtocolError as error:
+        if str(error).startswith("bad Content-Length"):
+            raise _RefusedError(HTTPStatus.LENGTH_REQUIRED, NO_LENGTH) from error
+        raise _RefusedError(HTTPStatus(error.error_status_hint), str(error)) from error
+    return event
 
 
 def _came_to_loopback(writer: asyncio.StreamWriter) -> bool:
@@ -99,7 +110,7 @@ def _came_to_loopback(writer: asyncio.StreamWriter) -> bool:
         return False
 
 
-def _encode(response: Response, *, head_only: bool) -> bytes:
+def _encode(parser: h11.Connection, response: Response, *, head_only: bool) -> bytes:
     # A name from udev may hold what is no text (surrogates): it is shown escaped, never an error.
     body = response.body.encode(errors="backslashreplace") if isinstance(response.body, str) else response.body
     headers = {
@@ -109,8 +120,10 @@ def _encode(response: Response, *, head_only: bool) -> bytes:
         "X-Content-Type-Options": "nosniff",
         **response.headers,
     }
-    lines = [f"HTTP/1.1 {response.status.value} {response.status.phrase}", *(f"{k}: {v}" for k, v in headers.items())]
-    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + (b"" if head_only else body)
+    encoded = [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers.items()]
+    status = response.status
+    head = parser.send(h11.Response(status_code=status, reason=status.phrase.encode("ascii"), headers=encoded))
+    return (head or b"") + (b"" if head_only else body)
 
 
 class _Connection(Struct):
@@ -188,8 +201,8 @@ class HttpServer:
             self._end_one()
         try:
             await self._serve(reader, writer, connection)
-        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            writer.transport.abort()  # the peer went away or was too slow: do not wait for it to read the rest
+        except (OSError, asyncio.CancelledError):  # TimeoutError is an OSError
+            writer.transport.abort()  # the peer hung up or was too slow: do not wait for it to read the rest
         finally:
             self._connections.pop(task, None)
             writer.close()
@@ -212,16 +225,18 @@ class HttpServer:
         worst.cancel()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: _Connection) -> None:
+        """Answer one request. Raises OSError when the peer hangs up or is too slow (TimeoutError)."""
+        parser = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES - CHUNK_BYTES)
         head_only = False
         try:
             async with asyncio.timeout(READ_SECONDS):
-                request = replace(await _read(reader), loopback=_came_to_loopback(writer))
+                request = replace(await _read(reader, parser), loopback=_came_to_loopback(writer))
             connection.asked = True
             head_only = request.method == "HEAD"
             response = await self._answer(request)
-        except _BadRequest as error:
+        except _RefusedError as error:
             response = Response(f"{error}\n", error.status)
-        writer.write(_encode(response, head_only=head_only))
+        writer.write(_encode(parser, response, head_only=head_only))
         async with asyncio.timeout(WRITE_SECONDS):
             await writer.drain()
 

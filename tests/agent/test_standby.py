@@ -50,7 +50,7 @@ def standby_socket(agent: AgentProcess) -> Path:
 async def asked(path: Path, page: str) -> tuple[int, str]:
     """Status and body of a page on a unix socket."""
     reader, writer = await asyncio.open_unix_connection(str(path))
-    writer.write(f"GET {page} HTTP/1.1\r\n\r\n".encode())
+    writer.write(f"GET {page} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     writer.close()
     return int(head.split()[1]), body.decode()

@@ -86,7 +86,9 @@ class AgentProcess:
         """Status and body of a page on the control socket."""
         reader, writer = await asyncio.open_unix_connection(str(self.control))
         verb = "GET" if body is None else "POST"
-        writer.write(f"{verb} {path} HTTP/1.1\r\nContent-Length: {len(body or b'')}\r\n\r\n".encode() + (body or b""))
+        writer.write(
+            f"{verb} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body or b'')}\r\n\r\n".encode() + (body or b"")
+        )
         try:
             answer = await asyncio.wait_for(reader.read(), 10 * PATIENCE)
         finally:

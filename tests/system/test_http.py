@@ -61,25 +61,27 @@ async def test_get_head_post(port: int) -> None:
         "application/json",
         {"query": {"a": "1", "b": ""}},
     )
-    assert (await ask(port, b"GET /late HTTP/1.1\r\n\r\n"))[2] == b"late\n"
-    status, headers, body = await ask(port, b"HEAD /late HTTP/1.1\r\n\r\n")
+    assert (await ask(port, b"GET /late HTTP/1.1\r\nHost: x\r\n\r\n"))[2] == b"late\n"
+    status, headers, body = await ask(port, b"HEAD /late HTTP/1.1\r\nHost: x\r\n\r\n")
     assert (status, headers["content-length"], body) == (200, "5", b"")
-    assert (await ask(port, b"POST /echo HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc"))[2] == b"abc"
+    assert (await ask(port, b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc"))[2] == b"abc"
 
 
 @pytest.mark.parametrize(
     ("raw", "status"),
     [
-        (b"GET /nowhere HTTP/1.1\r\n\r\n", 404),
-        (b"GET /echo HTTP/1.1\r\n\r\n", 405),
-        (b"DELETE / HTTP/1.1\r\n\r\n", 405),
+        (b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n", 404),
+        (b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n", 405),
+        (b"DELETE / HTTP/1.1\r\nHost: x\r\n\r\n", 405),
         (b"\x16\x03\x01 tls hello\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nno colon\r\n\r\n", 400),
-        (b"GET http://[bad HTTP/1.1\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nX: " + b"y" * http.MAX_HEAD_BYTES + b"\r\n\r\n", 431),
-        (b"POST /echo HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n", 413),
-        (b"POST /echo HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 411),
-        (b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 411),
+        (b"GET / HTTP/1.1\r\n\r\n", 400),  # RFC 9112, section 3.2: a Host is required
+        (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nno colon\r\n\r\n", 400),
+        (b"GET http://[bad HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * http.MAX_HEAD_BYTES + b"\r\n\r\n", 431),
+        (b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n", 413),
+        (b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 411),
+        (b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 411),
     ],
 )
 async def test_refusals(port: int, raw: bytes, status: int) -> None:
@@ -87,7 +89,7 @@ async def test_refusals(port: int, raw: bytes, status: int) -> None:
 
 
 async def test_an_error_inside_leaks_nothing(port: int) -> None:
-    status, _, body = await ask(port, b"GET /broken HTTP/1.1\r\n\r\n")
+    status, _, body = await ask(port, b"GET /broken HTTP/1.1\r\nHost: x\r\n\r\n")
     assert status == 500
     assert b"secret" not in body
 
@@ -96,7 +98,7 @@ async def test_a_thousand_silent_connections_do_not_lock_others_out(port: int, m
     """Kubelet's probe gives up after a second: it must not wait until the silent ones have had their time."""
     monkeypatch.setattr(http, "READ_SECONDS", 600.0)
     silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(1000)]
-    status, _, _ = await asyncio.wait_for(ask(port, b"GET /late HTTP/1.1\r\n\r\n"), 10 * PATIENCE)
+    status, _, _ = await asyncio.wait_for(ask(port, b"GET /late HTTP/1.1\r\nHost: x\r\n\r\n"), 10 * PATIENCE)
     assert status == 200
     ended = await asyncio.gather(*(asyncio.wait_for(_hung_up(reader), 3 * PATIENCE) for reader, _ in silent[:800]))
     assert all(ended)
@@ -113,7 +115,7 @@ async def _hung_up(reader: asyncio.StreamReader) -> bool:
 async def test_a_slow_reader_loses_its_place(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "WRITE_SECONDS", 0.2)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"GET /big HTTP/1.1\r\n\r\n")
+    writer.write(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
     received = 0
     with contextlib.suppress(ConnectionError):
         while chunk := await asyncio.wait_for(reader.read(1 << 16), 5 * PATIENCE):
@@ -121,12 +123,12 @@ async def test_a_slow_reader_loses_its_place(port: int, monkeypatch: pytest.Monk
             await asyncio.sleep(0.005)  # 5 s for all of it
     assert received < 64 << 20
     writer.close()
-    assert (await ask(port, b"GET /late HTTP/1.1\r\n\r\n"))[0] == 200
+    assert (await ask(port, b"GET /late HTTP/1.1\r\nHost: x\r\n\r\n"))[0] == 200
 
 
 @pytest.mark.parametrize("raw", [b"9" * 5_000, b"-1", b"\xb2", b"+1", b"1_0", b"99999"])
 async def test_a_length_that_is_none_is_answered(port: int, raw: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    status, _, _ = await ask(port, b"POST /echo HTTP/1.1\r\nContent-Length: " + raw + b"\r\n\r\n")
+    status, _, _ = await ask(port, b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: " + raw + b"\r\n\r\n")
     assert status in (411, 413)
     assert not caplog.records
 
@@ -138,8 +140,8 @@ async def test_a_flood_takes_no_place_of_another_address(port: int, flood: bytes
     others = [await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0)) for _ in range(200)]
     for _, other in others:
         other.write(flood)
-    assert (await ask(port, b"GET /late HTTP/1.1\r\n\r\n"))[0] == 200
-    writer.write(b"GET /late HTTP/1.1\r\n\r\n")
+    assert (await ask(port, b"GET /late HTTP/1.1\r\nHost: x\r\n\r\n"))[0] == 200
+    writer.write(b"GET /late HTTP/1.1\r\nHost: x\r\n\r\n")
     assert (await asyncio.wait_for(reader.read(), 10 * PATIENCE)).endswith(b"late\n")
     for _, other in others:
         other.close()
@@ -155,7 +157,7 @@ async def test_who_has_asked_keeps_its_place_before_who_is_silent() -> None:
 
     server = HttpServer({("GET", "/held"): held})
     _, port = await server.listen_tcp("127.0.0.1", 0)
-    asking = asyncio.create_task(ask(port, b"GET /held HTTP/1.1\r\n\r\n"))
+    asking = asyncio.create_task(ask(port, b"GET /held HTTP/1.1\r\nHost: x\r\n\r\n"))
     while not any(connection.asked for connection in server._connections.values()):
         await asyncio.sleep(0.01)
     silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(200)]
@@ -173,7 +175,7 @@ async def test_unix_socket_is_for_root_only(tmp_path: Path) -> None:
     await server.listen_unix(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     reader, writer = await asyncio.open_unix_connection(str(path))
-    writer.write(b"GET /late HTTP/1.1\r\n\r\n")
+    writer.write(b"GET /late HTTP/1.1\r\nHost: x\r\n\r\n")
     assert (await reader.read()).endswith(b"late\n")
     writer.close()
     await server.close()
