@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from drabridge.ledger.store import Store
-from drabridge.sim.apiserver import SimApiServer
+from drabridge.sim.apiserver.server import SimApiServer
 from drabridge.sim.cluster import SimCluster
-from drabridge.sim.kubelet.claims import FILE_NAME as CLAIMS_FILE
+from drabridge.sim.kubelet.dra_claims import FILE_NAME as CLAIMS_FILE
 from drabridge.sim.kubelet.faults import ListFault
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Container, Phase, PodSpec

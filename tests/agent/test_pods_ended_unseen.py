@@ -11,7 +11,7 @@ import grpc
 
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as rpc
-from drabridge.sim.clusternode import LINGER_SECONDS_ANNOTATION
+from drabridge.sim.cluster import LINGER_SECONDS_ANNOTATION
 from tests.agent.test_both_apis import CONFIG, bridge, claim_pod, limits_pod, set_lanes
 from tests.support.agent_process import AgentProcess, until
 

@@ -27,8 +27,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from drabridge.sim.apiserver import ApiError
-from drabridge.sim.clusternode import LINGER_SECONDS_ANNOTATION
+from drabridge.sim.apiserver.status import ApiError
+from drabridge.sim.cluster import LINGER_SECONDS_ANNOTATION
 from drabridge.sim.kubelet.faults import ListFault
 from tests.soak.bed import LOOP, Bed, bed
 from tests.soak.judge import OPENS

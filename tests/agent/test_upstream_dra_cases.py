@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from drabridge.sim.apiserver import SimApiServer
+from drabridge.sim.apiserver.server import SimApiServer
 from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet.calls import Call
 from drabridge.sim.kubelet.kubelet import SimKubelet

@@ -19,7 +19,7 @@ from drabridge.inventory.model import Attribute, Device, Semver
 from drabridge.kube.api import NotFoundError, UnreachableError
 from drabridge.offers.slice_writes import plan
 from drabridge.offers.slices import Offer, Pool, desired_slices
-from drabridge.sim.apiserver import SimApiServer
+from drabridge.sim.apiserver.server import SimApiServer
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.timings import Timings
 from drabridge.wire import dra_v1_pb2

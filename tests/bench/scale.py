@@ -26,7 +26,7 @@ from drabridge.kube.client import KubernetesCluster
 from drabridge.kube.node_annotation import NodeWatch
 from drabridge.kube.versions import RESOURCE_GROUP, choose_version
 from drabridge.offers.slices import Offer, Pool, desired_slices
-from drabridge.sim.apiserver import SimApiServer
+from drabridge.sim.apiserver.server import SimApiServer
 from tests.support.dra_node import DRIVER, DraNode, add_node, gpu, short_directory
 
 CLUSTER_NODES = 5000

@@ -10,7 +10,7 @@ from typing import Any
 from drabridge.dra.lifecycle import ClaimSide
 from drabridge.kube.client import KubernetesCluster
 from drabridge.ledger import ClaimDevices, ClaimRef, DeviceUse
-from drabridge.sim.apiserver import SimApiServer
+from drabridge.sim.apiserver.server import SimApiServer
 from tests.support.dra_node import DRIVER, NODE, Claims, add_node, short_directory
 
 

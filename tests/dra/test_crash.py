@@ -16,7 +16,7 @@ import pytest
 
 from drabridge.dra.sockets import PluginSockets, is_dead
 from drabridge.ledger.model import Owner
-from drabridge.sim.apiserver import SimApiServer
+from drabridge.sim.apiserver.server import SimApiServer
 from drabridge.wire import dra_v1_pb2, dra_v1_pb2_grpc
 from tests.dra.crash_child import CONFIG, EXIT_STATUS, FEW, MANY
 from tests.support.dra_node import DRIVER, Claims, DraNode, add_node, short_directory

@@ -18,7 +18,7 @@ from drabridge.dra.sockets import PluginSockets, is_dead
 from drabridge.errors import HostError
 from drabridge.inventory.model import Presence
 from drabridge.ledger.model import Owner
-from drabridge.sim.apiserver import SimApiServer
+from drabridge.sim.apiserver.server import SimApiServer
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Container, ContainerClaim, Phase, PodClaim, PodSpec
 from drabridge.sim.kubelet.timings import Timings

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from drabridge.errors import HostError
-from drabridge.sim.kubelet import draplugins
+from drabridge.sim.kubelet import dra_plugins
 from drabridge.sim.kubelet.pods import Phase
 from tests.dra.test_upstream_cases import kubelet_beside, pod, ran, registered
 from tests.support.dra_node import DraNode, a_node
@@ -104,7 +104,7 @@ async def test_dr25_every_kubelet_gets_the_health_that_it_asks_for(version: str)
 
 
 async def test_dr25_a_kubelet_without_the_gate_asks_for_no_health(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draplugins, "choose_health", lambda offered, version: None)
+    monkeypatch.setattr(dra_plugins, "choose_health", lambda offered, version: None)
     async with a_node() as node, kubelet_beside(node) as kubelet:
         await registered(node)
         spec = pod(node, "p", "cl", "gpu-0")

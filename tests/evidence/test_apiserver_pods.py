@@ -18,7 +18,7 @@ from drabridge.kube.client import KubernetesCluster
 from drabridge.kube.json_reader import ObjectIdentity
 from drabridge.ledger.events import CheckpointRead, Observed
 from drabridge.ledger.model import ClaimRef, Entry, HeldBecause, Hold, Ledger, LedgerDevice, Owner, PodRef
-from drabridge.sim.apiserver import SimApiServer
+from drabridge.sim.apiserver.server import SimApiServer
 from tests.support.agent_process import short_directory, until
 
 GPU, FPGA = "example.com/gpu", "example.com/fpga"

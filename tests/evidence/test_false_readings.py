@@ -17,7 +17,7 @@ from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as rpc
 from drabridge.sim.kubelet import checkpoint
 from drabridge.sim.kubelet.faults import ListFault
-from drabridge.sim.kubelet.gorpc import unix_channel
+from drabridge.sim.kubelet.go_grpc import unix_channel
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Container, Phase, PodSpec
 from podresources import Client

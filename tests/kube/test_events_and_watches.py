@@ -18,7 +18,7 @@ from drabridge.kube.events import QUEUE, REPEAT_SECONDS, Announcer
 from drabridge.kube.node_annotation import NodeWatch
 from drabridge.kube.versions import RESOURCE_VERSIONS
 from drabridge.ledger import Ledger, Notify, Observed, Subject
-from drabridge.sim.apiserver import SimApiServer
+from drabridge.sim.apiserver.server import SimApiServer
 from tests.support.agent_process import until
 
 NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"}}

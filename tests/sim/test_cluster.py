@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from drabridge.sim.apiserver import ApiError
+from drabridge.sim.apiserver.status import ApiError
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from drabridge.wire import dra_v1_pb2
 from tests.support.api_client import Client, slice_body

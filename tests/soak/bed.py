@@ -18,11 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drabridge.sim.cluster import ClusterTimings, SimCluster
-from drabridge.sim.clusternode import NodeTimings
+from drabridge.sim.cluster import ClusterTimings, NodeTimings, SimCluster
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.timings import Timings
-from drabridge.sim.scheduler import SchedulerTimings
+from drabridge.sim.scheduler.scheduler import SchedulerTimings
 from tests.soak.judge import Judge
 from tests.support.agent_process import AgentProcess, lists_read, short_directory
 from tests.support.hardware import Loops

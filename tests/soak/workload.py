@@ -8,8 +8,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from drabridge.sim.apiserver import ApiError
-from drabridge.sim.clusternode import LINGER_SECONDS_ANNOTATION, RUN_SECONDS_ANNOTATION
+from drabridge.sim.apiserver.status import ApiError
+from drabridge.sim.cluster import LINGER_SECONDS_ANNOTATION, RUN_SECONDS_ANNOTATION
 from tests.soak.bed import LOOP, SCALE, Bed
 from tests.soak.judge import OPENS
 

@@ -27,7 +27,7 @@ from drabridge.ledger.events import AgentStarted, Discovered, NodeBooted, Withdr
 from drabridge.ledger.model import Lane, Ledger, LedgerDevice, Owner
 from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import Store
-from drabridge.sim.apiserver import SimApiServer
+from drabridge.sim.apiserver.server import SimApiServer
 from drabridge.sim.apiserver.status import ApiError
 from drabridge.wire import dra_v1_pb2, dra_v1_pb2_grpc
 from tests.support.waiting import PATIENCE

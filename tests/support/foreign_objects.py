@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from drabridge.sim.apiserver import http
-from drabridge.sim.clusternode import ClusterNode
+from drabridge.sim.cluster import ClusterNode
 from tests.agent.test_both_apis import bridge, healthy, limits_pod, set_lanes
 from tests.support.agent_process import DRIVER, AgentProcess, until
 from tests.support.strange_objects import Strange

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from drabridge.sim.kubelet.gorpc import unix_channel  # sets grpc's environment before grpc is imported
+from drabridge.sim.kubelet.go_grpc import unix_channel  # sets grpc's environment before grpc is imported
 
 import grpc  # isort: skip
 import grpc.aio  # isort: skip

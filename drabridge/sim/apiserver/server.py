@@ -9,26 +9,65 @@ import json
 import logging
 import ssl
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from drabridge.sim.apiserver import discovery, http, tls
+from drabridge.sim.apiserver import discovery, http
 from drabridge.sim.apiserver.auth import ADMIN, Tokens, User
 from drabridge.sim.apiserver.convert import to_version
 from drabridge.sim.apiserver.faults import Faults, reason_of
+from drabridge.sim.apiserver.garbage_collector import collect
 from drabridge.sim.apiserver.gates import merged_gates
-from drabridge.sim.apiserver.gc import collect
 from drabridge.sim.apiserver.http import HttpRequest, Reply
 from drabridge.sim.apiserver.kinds import DRA_VERSIONS
 from drabridge.sim.apiserver.objects import Objects
-from drabridge.sim.apiserver.requests import Request
-from drabridge.sim.apiserver.routes import Target, parse
 from drabridge.sim.apiserver.status import JSON, ApiError, bad_request, path_not_found, unauthorized
 from drabridge.sim.apiserver.store import Store
-from drabridge.sim.apiserver.verbs import VERBS, Call, number
+from drabridge.sim.apiserver.verbs import VERBS, Call, Target, number, parse_path
 from drabridge.sim.apiserver.watch import DEFAULT_TIMEOUT_SECONDS, WatchOptions, watch
+
+
+@dataclass(slots=True)
+class Request:
+    """One request as the server saw it, for counting writes and for comparing with a role's rules.
+
+    ``status`` and the outgoing bytes are filled in when it ends.
+    """
+
+    verb: str
+    """RBAC verb: get, list, watch, create, update, patch, delete, deletecollection; ``nonresource`` for discovery."""
+    path: str
+    query: dict[str, str]
+    group: str
+    resource: str
+    subresource: str
+    namespace: str
+    name: str
+    user_agent: str
+    user: str
+    content_type: str
+    at_seconds: float
+    """Clock of the event loop at arrival."""
+    received_bytes: int
+    sent_bytes: int = 0
+    status: int = 0
+    """0 while it is in progress, or when it was never answered."""
+    events: int = field(default=0)
+    """Watch events sent, bookmarks included."""
+
+    @property
+    def is_write(self) -> bool:
+        return self.verb in ("create", "update", "patch", "delete", "deletecollection")
+
+    @property
+    def rule(self) -> tuple[str, str, str]:
+        """(group, resource[/subresource], verb): what RBAC must allow."""
+        resource = f"{self.resource}/{self.subresource}" if self.subresource else self.resource
+        return self.group, resource, self.verb
+
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +114,7 @@ class SimApiServer:
     async def start(self) -> None:
         context: ssl.SSLContext | None = None
         if self._tls:
-            context, self._certificate = tls.server_context()
+            context, self._certificate = http.tls_context()
         self._stopping = False
         self._server = await asyncio.start_server(
             self._connected, "127.0.0.1", self._port, ssl=context, limit=http.MAX_HEADER_BYTES
@@ -177,7 +216,7 @@ class SimApiServer:
     async def _handle(self, request: HttpRequest, reply: Reply) -> None:
         query = request.query
         user = self._tokens.identify(request.headers.get("authorization", ""))
-        target = parse(request.path, self.versions)
+        target = parse_path(request.path, self.versions)
         is_watch = query.get("watch", "") in _TRUE
         verb = target.verb(request.method, watch=is_watch) if target else "nonresource"
         entry = self._logged(request, query, user, target, verb)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drabridge.sim.kubelet.devices import Allocation
+from drabridge.sim.kubelet.device_accounting import Allocation
 
 FILE_NAME = "kubelet_internal_checkpoint"  # cm/devicemanager/types.go, kubeletDeviceManagerCheckpoint
 

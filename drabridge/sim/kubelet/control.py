@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from drabridge.sim.kubelet import podjson
+from drabridge.sim.kubelet import pod_json
 from drabridge.sim.kubelet.faults import ListFault
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.timings import Timings
@@ -55,12 +55,12 @@ class Control:
 
     async def run_pod(self, request: Request) -> Any:
         """``pod``: a Kubernetes Pod object. Answers its status."""
-        pod = podjson.pod_from_manifest(request["pod"])
-        return {"uid": pod.uid, **podjson.status_to_json(await self._kubelet.run_pod(pod))}
+        pod = pod_json.pod_from_manifest(request["pod"])
+        return {"uid": pod.uid, **pod_json.status_to_json(await self._kubelet.run_pod(pod))}
 
     async def finish_pod(self, request: Request) -> Any:
         """``uid``, ``failed``: its containers exit."""
-        return podjson.status_to_json(
+        return pod_json.status_to_json(
             await self._kubelet.finish_pod(request["uid"], failed=bool(request.get("failed")))
         )
 
@@ -94,7 +94,7 @@ class Control:
             },
             "node": kubelet.node_status(),
             "published": kubelet.published_node_status,
-            "pods": {uid: podjson.status_to_json(status) for uid, status in kubelet.pods.items()},
+            "pods": {uid: pod_json.status_to_json(status) for uid, status in kubelet.pods.items()},
             "events": [{"reason": e.reason, "message": e.message, "pod": e.pod} for e in kubelet.events],
             "log": kubelet.node.log,
         }
@@ -146,14 +146,14 @@ def load_pods(kubelet: SimKubelet) -> None:
     """Take over what an earlier process left. Raises ValueError or KeyError for a file that is not ours."""
     path = kubelet.node.root / PODS_FILE
     if path.exists():
-        records = map(podjson.record_from_json, json.loads(path.read_text()))
+        records = map(pod_json.record_from_json, json.loads(path.read_text()))
         kubelet.node.pods.update({record.spec.uid: record for record in records})
 
 
 def save_pods(kubelet: SimKubelet) -> None:
     """Atomically, whenever it differs."""
     path = kubelet.node.root / PODS_FILE
-    text = json.dumps([podjson.record_to_json(record) for record in kubelet.node.pods.values()])
+    text = json.dumps([pod_json.record_to_json(record) for record in kubelet.node.pods.values()])
     if not path.exists() or path.read_text() != text:
         temporary = path.with_suffix(".tmp")
         temporary.write_text(text)

@@ -11,13 +11,15 @@ What it copies, and where each quirk is kept with its source:
 
 ==================  ====================================================================================================
 registration        dial-back and options before the answer; texts; two streams of one resource; the orphan; no retry
-devicemanager       order of checks and their texts; reuse of init containers' devices; preferences; leaks; pre-start
-devices             full lists; capacity's life cycle; the nil dereference for an id that left the list
+device_manager      order of checks and their texts; reuse of init containers' devices; preferences; leaks; pre-start
+device_accounting   full lists; capacity's life cycle; the nil dereference for an id that left the list
 checkpoint          the file's format; the checksum is a stand-in
 topology            single-numa-node; what ``-1`` and an empty TopologyInfo do
 process             order of the start; wiped sockets; re-admission before sources are ready; one pod at a time
 podresources        rate limit; one entry per device and NUMA node; who is not listed; other releases
-pluginwatcher       GetInfo, Notify, back-off; draplugins: slices wiped at start and after 30 s; dra: prepare, unprepare
+plugin_watcher      GetInfo, Notify, back-off
+dra_plugins         slices wiped at the start and after 30 s
+dra_manager         prepare, unprepare
 runtime             containers in memory, or with a lock per device that finds double use
 ==================  ====================================================================================================
 """
@@ -35,13 +37,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from drabridge.sim.api_client import ClusterApi
-from drabridge.sim.kubelet import resourcehealth
 from drabridge.sim.kubelet.calls import CallLog, Observer
-from drabridge.sim.kubelet.dra import DraManager
+from drabridge.sim.kubelet.device_health import allocated_resources_status
+from drabridge.sim.kubelet.dra_manager import DraManager
 from drabridge.sim.kubelet.faults import Faults
-from drabridge.sim.kubelet.node import Node
-from drabridge.sim.kubelet.nodestatus import NodeStatus
+from drabridge.sim.kubelet.node import ClusterApi, Node, NodeStatus
 from drabridge.sim.kubelet.pods import Event, Phase, PodRecord, PodSpec, PodStatus
 from drabridge.sim.kubelet.process import KubeletProcess
 from drabridge.sim.kubelet.runtime import MemoryRuntime, Runtime
@@ -290,7 +290,7 @@ class SimKubelet:
         """Container -> ``allocatedResourcesStatus`` as the pod's status would have it now."""
         process = self.process
         pod = self.node.pods[uid].spec
-        return resourcehealth.of_pod(
+        return allocated_resources_status(
             pod, process.manager.state, process.dra.cache, process.dra.plugins.health, time.monotonic()
         )
 

@@ -4,17 +4,62 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol, TypedDict
 
 from drabridge.sim.kubelet.calls import CallLog
 from drabridge.sim.kubelet.faults import Faults
-from drabridge.sim.kubelet.nodestatus import NodeResources
 from drabridge.sim.kubelet.pods import Event, PodRecord
 from drabridge.sim.kubelet.runtime import Runtime
 from drabridge.sim.kubelet.timings import Timings
 from drabridge.sim.kubelet.versions import Behaviour
+
+
+class ClusterApi(Protocol):
+    """What the simulated kubelet asks of an API server.
+
+    Both requests raise drabridge.errors.ClusterError when the server cannot be asked or refuses.
+    """
+
+    async def get_claim(self, namespace: str, name: str) -> Mapping[str, Any] | None:
+        """A ResourceClaim of ``resource.k8s.io/v1`` as its JSON object, or None if there is none."""
+
+    async def delete_slices(self, node_name: str, driver: str | None) -> None:
+        """DeleteCollection of ResourceSlices by ``spec.nodeName``, and by ``spec.driver`` unless it is None."""
+
+
+class NodeStatus(TypedDict):
+    """``status.capacity`` and ``status.allocatable``, extended resources only."""
+
+    capacity: dict[str, int]
+    allocatable: dict[str, int]
+
+
+@dataclass(slots=True)
+class NodeResources:
+    """The extended resources of a Node's status (``pkg/kubelet/nodestatus/setters.go``, MachineInfo).
+
+    They live in the API server: a key that was ever there stays, with 0 once its plugin is gone for good.
+    """
+
+    capacity: dict[str, int] = field(default_factory=dict)
+    allocatable: dict[str, int] = field(default_factory=dict)
+
+    def apply(self, capacity: Mapping[str, int], allocatable: Mapping[str, int], removed: Iterable[str]) -> None:
+        """Fold in an answer of the device manager; allocatable starts as a copy of capacity."""
+        self.capacity |= capacity
+        self.capacity |= dict.fromkeys(removed, 0)
+        self.allocatable = self.capacity | dict(allocatable)
+
+    def zero(self) -> None:
+        """A kubelet with an empty device-plugin directory takes the node for a new one (kubelet_node_status.go)."""
+        self.capacity = dict.fromkeys(self.capacity, 0)
+        self.allocatable = dict(self.capacity)
+
+    def status(self) -> NodeStatus:
+        return NodeStatus(capacity=dict(self.capacity), allocatable=dict(self.allocatable))
 
 
 @dataclass(slots=True)

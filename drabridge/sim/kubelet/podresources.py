@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import grpc
@@ -12,14 +13,35 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from drabridge.sim.kubelet.calls import CallLog
-from drabridge.sim.kubelet.devicemanager import DeviceManager
-from drabridge.sim.kubelet.devices import NO_TOPOLOGY
+from drabridge.sim.kubelet.device_accounting import NO_TOPOLOGY
+from drabridge.sim.kubelet.device_manager import DeviceManager
 from drabridge.sim.kubelet.faults import Faults, ListFault
-from drabridge.sim.kubelet.limiter import TokenBucket
 from drabridge.sim.kubelet.pods import Container, PodRecord, PodSpec
 from drabridge.sim.kubelet.timings import Timings
 from drabridge.sim.kubelet.versions import Behaviour
 from podresources.wire import v1_pb2 as pb
+
+
+@dataclass(slots=True)
+class TokenBucket:
+    """``rate`` tokens per second, at most ``burst`` saved; starts full (``golang.org/x/time/rate``)."""
+
+    rate: float
+    burst: int
+    _tokens: float = -1.0
+    _last: float = 0.0
+
+    def take(self, now: float) -> bool:
+        """Whether a call at ``now`` seconds is allowed; a refused call costs nothing."""
+        if self._tokens < 0:
+            self._tokens, self._last = float(self.burst), now
+        self._tokens = min(float(self.burst), self._tokens + (now - self._last) * self.rate)
+        self._last = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
 
 HUGE_BYTES = 18_000_000
 

@@ -3,25 +3,80 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
+import shutil
+import stat
 import time
 from collections.abc import Callable, Coroutine
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
 
 from deviceplugin.wire import v1beta1_pb2_grpc as rpc
-from drabridge.sim.kubelet import admission, sockets
-from drabridge.sim.kubelet.devicemanager import AllocationError, DeviceManager
-from drabridge.sim.kubelet.devices import KubeletPanicError
-from drabridge.sim.kubelet.dra import DraHandler, DraManager
-from drabridge.sim.kubelet.draplugins import PluginRefusedError
+from drabridge.sim.kubelet import admission
+from drabridge.sim.kubelet.device_accounting import KubeletPanicError
+from drabridge.sim.kubelet.device_manager import AllocationError, DeviceManager
+from drabridge.sim.kubelet.dra_manager import DraHandler, DraManager
+from drabridge.sim.kubelet.dra_plugins import PluginRefusedError
 from drabridge.sim.kubelet.node import Node
-from drabridge.sim.kubelet.pluginwatcher import PluginWatcher
+from drabridge.sim.kubelet.plugin_watcher import PluginWatcher
+from drabridge.sim.kubelet.pod_worker import PodWorker
 from drabridge.sim.kubelet.podresources import PodResources, PodResourcesServer
 from drabridge.sim.kubelet.pods import Phase, PodRecord
-from drabridge.sim.kubelet.podworker import PodWorker
 from drabridge.sim.kubelet.registration import DevicePluginHandler, RefusedRegistrationError, Registration
 from drabridge.sim.kubelet.topology import TopologyAffinityError
+
+
+class LeakySockets:
+    """Binds through a private symlink to the directory and removes the link before the server stops.
+
+    grpc unlinks the path it bound when a server stops; a kubelet that ends unlinks nothing. With the link gone, grpc's
+    unlink finds no file. Watchers of the directory see one plain creation and nothing at the end.
+    """
+
+    def __init__(self, root: Path) -> None:
+        """Links live in ``<root>/.s``: a name short enough not to lengthen the path of any socket."""
+        self._links = root / ".s"
+        self._numbers = count()
+        self.forget()  # what a killed process left
+        self._links.mkdir(parents=True)
+
+    def bind(self, server: grpc.aio.Server, path: Path) -> None:
+        """Plain bind: one IN_CREATE of the name. Raises OSError or RuntimeError."""
+        link = self._links / str(next(self._numbers))
+        link.symlink_to(path.parent.resolve(), target_is_directory=True)
+        if server.add_insecure_port(f"unix:{link / path.name}") == 0:
+            raise OSError(f"cannot bind {path}")
+
+    def bind_by_rename(self, server: grpc.aio.Server, path: Path) -> Path:
+        """Bind to a temporary name in the directory; call :meth:`publish` with the answer once the server has started.
+
+        ``pkg/kubelet/util/util_unix.go``, CreateListener: watchers see IN_MOVED_TO of the name, never IN_CREATE.
+        """
+        temporary = path.with_name(str(secrets.randbelow(10**10)))
+        self.bind(server, temporary)
+        return temporary
+
+    def forget(self) -> None:
+        """Cut the links; call before the servers stop."""
+        shutil.rmtree(self._links, ignore_errors=True)
+
+
+def remove_sockets(directory: Path) -> list[str]:
+    """Delete every socket directly in ``directory`` whose name has no leading dot; returns their names.
+
+    ``pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go``, cleanup; observed: regular files, dot-files and
+    directories stay.
+    """
+    removed = []
+    for entry in sorted(os.scandir(directory), key=lambda e: e.name):
+        if not entry.name.startswith(".") and stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
+            os.unlink(entry.path)
+            removed.append(entry.name)
+    return removed
 
 
 class KubeletProcess:
@@ -48,7 +103,7 @@ class KubeletProcess:
         self._node = node
         self._on_panic = on_panic
         self._sync_loop = asyncio.Lock()  # one pod is admitted at a time (kubelet.go, syncLoopIteration)
-        self._sockets = sockets.LeakySockets(node.root)
+        self._sockets = LeakySockets(node.root)
         self._servers: list[grpc.aio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -62,7 +117,7 @@ class KubeletProcess:
         if not any(not entry.name.startswith(".") for entry in node.device_plugin_dir.iterdir()):
             node.live.zero()
         self.manager.restore(time.monotonic())
-        sockets.remove_sockets(node.device_plugin_dir)
+        remove_sockets(node.device_plugin_dir)
         registrar = grpc.aio.server()
         rpc.add_RegistrationServicer_to_server(self.registration, registrar)
         self._sockets.bind(registrar, node.kubelet_socket)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from pathlib import Path
 
 import grpc
@@ -14,15 +15,39 @@ import grpc.aio
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as rpc
 from drabridge.sim.kubelet.calls import CallLog
-from drabridge.sim.kubelet.devicemanager import DeviceManager
-from drabridge.sim.kubelet.endpoint import PluginClient
+from drabridge.sim.kubelet.device_manager import DeviceManager
 from drabridge.sim.kubelet.faults import Faults
-from drabridge.sim.kubelet.gorpc import PluginCallError
-from drabridge.sim.kubelet.names import is_extended_resource_name
-from drabridge.sim.kubelet.pluginwatcher import Deregister
+from drabridge.sim.kubelet.go_grpc import PluginCallError
+from drabridge.sim.kubelet.plugin_client import PluginClient
+from drabridge.sim.kubelet.plugin_watcher import Deregister
 from drabridge.sim.kubelet.timings import Timings
 from drabridge.sim.kubelet.versions import Behaviour
 from drabridge.wire import pluginregistration_pb2
+
+_NATIVE_DOMAIN = "kubernetes.io/"
+_QUOTA_PREFIX = "requests."
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_NAME = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
+
+
+def is_qualified_name(text: str) -> bool:
+    """``[subdomain/]name``: subdomain of at most 253 lower-case characters, name of at most 63 (apimachinery,
+    validation.go).
+    """
+    prefix, slash, name = text.rpartition("/")
+    if slash and (len(prefix) > 253 or not _SUBDOMAIN.fullmatch(prefix)):
+        return False
+    return len(name) <= 63 and _NAME.fullmatch(name) is not None
+
+
+def is_extended_resource_name(text: str) -> bool:
+    """Whether Register accepts it: a domain that is not kubernetes.io, and a valid quota name ``requests.<text>``
+    (``pkg/apis/core/v1/helper/helpers.go``, IsExtendedResourceName).
+    """
+    if "/" not in text or _NATIVE_DOMAIN in text or text.startswith(_QUOTA_PREFIX):
+        return False
+    return is_qualified_name(_QUOTA_PREFIX + text)
+
 
 VERSION = "v1beta1"
 

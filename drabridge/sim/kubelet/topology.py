@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from drabridge.sim.kubelet.devices import DeviceState
+from drabridge.sim.kubelet.device_accounting import DeviceState
 
 NONE = "none"
 SINGLE_NUMA_NODE = "single-numa-node"

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from drabridge.errors import HostError
 from drabridge.sim.apiserver.quantity import Quantity
+from drabridge.sim.scheduler.pools import Device
 
 JSON = dict[str, Any]
 
@@ -190,3 +191,34 @@ def matches(expression: str, device: Any) -> bool:
 def _reason(error: Exception) -> str:
     missing = re.search(r"no such member in mapping: '([^']*)'", str(error.args[0]))
     return f"no such key: {missing[1]}" if missing else str(error.args[0])
+
+
+# --- answers, remembered per expression and device as it stands in its slice ------------------------------------------
+
+
+_LIMIT = 50_000
+"""Answers kept; a device's old ones go with everything when there are more."""
+
+
+class Selectors:
+    """Evaluates each expression once on each revision of each device."""
+
+    def __init__(self) -> None:
+        self._answers: dict[tuple[str, str, str], bool] = {}
+        self._values: dict[tuple[str, str], Any] = {}
+
+    def match(self, expression: str, device: Device) -> bool:
+        """Raises SelectorError."""
+        key = (expression, device.revision, device.name)
+        if key not in self._answers:
+            if len(self._answers) > _LIMIT:
+                self._answers.clear()
+                self._values.clear()
+            self._answers[key] = matches(expression, self._value(device))
+        return self._answers[key]
+
+    def _value(self, device: Device) -> Any:
+        key = (device.revision, device.name)
+        if key not in self._values:
+            self._values[key] = device_value(device.driver, device.spec)
+        return self._values[key]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drabridge.sim.apiserver.quantity import Quantity
-from drabridge.sim.scheduler.claims import EXTENDED_ANNOTATION, ended, pod_owner
+from drabridge.sim.scheduler.claim_controller import EXTENDED_ANNOTATION, ended, pod_owner
 
 JSON = dict[str, Any]
 IMPLICIT_PREFIX = "deviceclass.resource.kubernetes.io/"

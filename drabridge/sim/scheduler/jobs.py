@@ -7,7 +7,7 @@ from typing import Any
 
 from drabridge.sim.apiserver.objects import Objects, timestamp
 from drabridge.sim.apiserver.status import ApiError
-from drabridge.sim.scheduler.claims import ended
+from drabridge.sim.scheduler.claim_controller import ended
 from drabridge.sim.scheduler.events import post
 
 JSON = dict[str, Any]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,20 +17,41 @@ from typing import Any
 from drabridge.sim.apiserver.objects import Objects, timestamp
 from drabridge.sim.apiserver.status import ApiError
 from drabridge.sim.apiserver.store import Change
-from drabridge.sim.scheduler import claims as claimlife
-from drabridge.sim.scheduler import extended
-from drabridge.sim.scheduler.allocation import allocation
-from drabridge.sim.scheduler.allocator import InUse, Pick, Unsatisfiable, allocate
-from drabridge.sim.scheduler.binding import Readiness, readiness
-from drabridge.sim.scheduler.cel import SelectorError
+from drabridge.sim.scheduler import claim_controller, extended
+from drabridge.sim.scheduler.allocator import InUse, Pick, Unsatisfiable, allocate, allocation
+from drabridge.sim.scheduler.cel import SelectorError, Selectors
+from drabridge.sim.scheduler.claim_controller import Readiness, readiness
 from drabridge.sim.scheduler.events import post
-from drabridge.sim.scheduler.eviction import evict
 from drabridge.sim.scheduler.jobs import sync_jobs
-from drabridge.sim.scheduler.nodecache import NodeCache
 from drabridge.sim.scheduler.pools import gather, selects
-from drabridge.sim.scheduler.selectors import Selectors
+from drabridge.sim.scheduler.taints import evict
 
 JSON = dict[str, Any]
+
+
+class NodeCache:
+    """What the scheduler believes of each node's allocatable: true, but late. A step function of time."""
+
+    def __init__(self) -> None:
+        self._steps: dict[str, list[tuple[float, Mapping[str, str]]]] = {}
+
+    def note(self, node: JSON, at_seconds: float) -> None:
+        """A node was written at ``at_seconds`` on the clock that :meth:`allocatable` is asked with."""
+        steps = self._steps.setdefault(node["metadata"]["name"], [])
+        amounts = dict(node.get("status", {}).get("allocatable", {}))
+        if not steps or steps[-1][1] != amounts:
+            steps.append((at_seconds, amounts))
+
+    def allocatable(self, node: str, at_seconds: float) -> Mapping[str, str]:
+        """The newest amounts that are not newer than ``at_seconds``; older ones are forgotten."""
+        steps = self._steps.get(node, [])
+        index = bisect_right([at for at, _ in steps], at_seconds)
+        if index == 0:
+            return {}
+        del steps[: index - 1]
+        return steps[0][1]
+
+
 _IGNORED = frozenset({"events", "leases", "configmaps"})
 
 
@@ -105,8 +127,8 @@ class Scheduler:
     def step(self) -> float | None:
         """One pass over everything; returns the seconds until a toleration runs out, if one does."""
         sync_jobs(self.objects)
-        claimlife.release(self.objects)
-        claimlife.sync_templates(self.objects)
+        claim_controller.release(self.objects)
+        claim_controller.sync_templates(self.objects)
         for pod in self._pending():
             self._attempt(pod)
         return evict(self.objects)
@@ -127,7 +149,7 @@ class Scheduler:
             for pod in self.objects.peek("pods")
             if not pod["spec"].get("nodeName")
             and not pod["metadata"].get("deletionTimestamp")
-            and not claimlife.ended(pod)
+            and not claim_controller.ended(pod)
             and pod["metadata"]["uid"] not in self._binding
             and pod["spec"].get("schedulerName") == "default-scheduler"
         ]
@@ -142,10 +164,10 @@ class Scheduler:
 
     def _attempt(self, pod: JSON) -> None:
         try:
-            claims = claimlife.of_pod(self.objects, pod)
+            claims = claim_controller.of_pod(self.objects, pod)
             plan = self._plan(pod, claims)
             self._commit(pod, plan)
-        except (claimlife.NotReady, Unsatisfiable, SelectorError) as error:
+        except (claim_controller.NotReady, Unsatisfiable, SelectorError) as error:
             self._unschedulable(pod, str(error))
         except ApiError as error:
             post(self.objects, "Pod", pod, "FailedScheduling", str(error))
@@ -212,7 +234,7 @@ class Scheduler:
                 self._note_extended(pod, stored["metadata"]["name"], plan.mappings)
             found = plan.picks.get(index)
             made = allocation(stored, found, plan.node) if found is not None else None
-            claimlife.reserve(self.objects, stored, pod, made)
+            claim_controller.reserve(self.objects, stored, pod, made)
             held.append(stored["metadata"]["name"])
         uid = pod["metadata"]["uid"]
         if self._readiness(pod, held) is Readiness.READY:
@@ -289,8 +311,8 @@ class Scheduler:
                     why = "claim binding failed" if state is Readiness.FAILED else "claim binding timed out"
                     post(self.objects, "Pod", pod, "FailedScheduling", why)
                     for claim in self._claims(pod, names):
-                        claimlife.unreserve(self.objects, claim, meta["uid"])
-                        if claim["metadata"].get("annotations", {}).get(claimlife.EXTENDED_ANNOTATION):
+                        claim_controller.unreserve(self.objects, claim, meta["uid"])
+                        if claim["metadata"].get("annotations", {}).get(claim_controller.EXTENDED_ANNOTATION):
                             self.objects.delete("resourceclaims", claim["metadata"]["name"], meta["namespace"])
                     return
         except ApiError as error:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from drabridge.sim.apiserver import SimApiServer
+from drabridge.sim.apiserver.server import SimApiServer
 from tests.support.api_client import APPLY, CLAIMS, MERGE, SLICES, Client, claim_body, slice_body
 
 NOW = "2026-11-21T00:00:00Z"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from drabridge.sim.apiserver import SimApiServer
+from drabridge.sim.apiserver.server import SimApiServer
 from tests.support.api_client import slice_body
 from tests.support.waiting import HANG_SECONDS
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from drabridge.sim.apiserver import SimApiServer
+from drabridge.sim.apiserver.server import SimApiServer
 from tests.sim.compare import Correspondence
 from tests.support.api_client import Client, Response
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from drabridge.sim.apiserver import ApiError, Objects, Store
 from drabridge.sim.apiserver.gates import merged_gates
+from drabridge.sim.apiserver.objects import Objects
+from drabridge.sim.apiserver.status import ApiError
+from drabridge.sim.apiserver.store import Store
 from tests.support.api_client import claim_body, slice_body
 
 

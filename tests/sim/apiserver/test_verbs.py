@@ -13,7 +13,7 @@ from urllib.parse import quote
 import pytest
 import yaml
 
-from drabridge.sim.apiserver import SimApiServer
+from drabridge.sim.apiserver.server import SimApiServer
 from tests.support.agent_process import until
 from tests.support.api_client import MERGE, SLICES, Client, claim_body, slice_body
 from tests.support.waiting import HANG_SECONDS, PATIENCE

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from drabridge.sim.apiserver import SimApiServer
+from drabridge.sim.apiserver.server import SimApiServer
 from tests.support.api_client import MERGE, SLICES, Client, slice_body, take
 from tests.support.waiting import PATIENCE
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from drabridge.sim.kubelet.gorpc import unix_channel  # sets grpc's environment before grpc is imported
+from drabridge.sim.kubelet.go_grpc import unix_channel  # sets grpc's environment before grpc is imported
 from podresources.wire import v1_pb2 as podresources_pb
 from podresources.wire import v1_pb2_grpc as podresources_rpc
 from tests.support.waiting import HANG_SECONDS

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from drabridge.sim.kubelet.claims import FILE_NAME
+from drabridge.sim.kubelet.dra_claims import FILE_NAME
 from drabridge.sim.kubelet.pods import Phase
 from drabridge.sim.kubelet.runtime import MemoryRuntime
 from drabridge.sim.kubelet.timings import Timings

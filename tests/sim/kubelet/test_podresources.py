@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from drabridge.sim.kubelet.faults import ListFault
-from drabridge.sim.kubelet.gorpc import unix_channel
+from drabridge.sim.kubelet.go_grpc import unix_channel
 from drabridge.sim.kubelet.pods import Container, Phase, PodSpec
 from drabridge.sim.kubelet.timings import Timings
 from podresources.wire import v1_pb2 as pb

@@ -9,12 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drabridge.sim.kubelet import admission, checkpoint, claims, podjson
-from drabridge.sim.kubelet.devices import Allocation, DeviceInfo, DeviceState, EndpointRecord, KubeletPanicError
-from drabridge.sim.kubelet.health import HealthBook
-from drabridge.sim.kubelet.limiter import TokenBucket
-from drabridge.sim.kubelet.names import is_extended_resource_name
-from drabridge.sim.kubelet.nodestatus import NodeResources
+from drabridge.sim.kubelet import admission, checkpoint, dra_claims, pod_json
+from drabridge.sim.kubelet.device_accounting import (
+    Allocation,
+    DeviceInfo,
+    DeviceState,
+    EndpointRecord,
+    KubeletPanicError,
+)
+from drabridge.sim.kubelet.device_health import HealthBook
+from drabridge.sim.kubelet.node import NodeResources
+from drabridge.sim.kubelet.podresources import TokenBucket
 from drabridge.sim.kubelet.pods import (
     Container,
     ContainerClaim,
@@ -25,7 +30,7 @@ from drabridge.sim.kubelet.pods import (
     PodSpec,
     RequestMapping,
 )
-from drabridge.sim.kubelet.registration import endpoint_path
+from drabridge.sim.kubelet.registration import endpoint_path, is_extended_resource_name
 from drabridge.sim.kubelet.timings import Timings
 from drabridge.sim.kubelet.versions import Behaviour
 
@@ -184,19 +189,19 @@ def test_container_claims_select_by_request() -> None:
         containers=(Container("a", claims=(ContainerClaim("g", "x"),)), Container("b", claims=(ContainerClaim("g"),))),
         resource_claims=(PodClaim("g", "claim"),),
     )
-    info = claims.ClaimInfo("n", "claim", "u")
+    info = dra_claims.ClaimInfo("n", "claim", "u")
     info.drivers["d"] = [
-        claims.PreparedDevice("p", "0", ("x",), ("cdi0", "all")),
-        claims.PreparedDevice("p", "1", ("y",), ("cdi1", "all")),
-        claims.PreparedDevice("p", "2", (), ("cdi2",)),
+        dra_claims.PreparedDevice("p", "0", ("x",), ("cdi0", "all")),
+        dra_claims.PreparedDevice("p", "1", ("y",), ("cdi1", "all")),
+        dra_claims.PreparedDevice("p", "2", (), ("cdi2",)),
     ]
     cache = {("n", "claim"): info}
-    assert claims.container_devices(cache, spec, spec.containers[0])[0] == ["cdi0", "all", "cdi2"]
-    assert claims.container_devices(cache, spec, spec.containers[1])[0] == ["cdi0", "all", "cdi1", "cdi2"]
-    assert claims.dynamic_resources({}, spec, spec.containers[0], accumulate=True, share_ids=True) == []
-    assert claims.decode(claims.encode([info])) == {("n", "claim"): info}
+    assert dra_claims.container_devices(cache, spec, spec.containers[0])[0] == ["cdi0", "all", "cdi2"]
+    assert dra_claims.container_devices(cache, spec, spec.containers[1])[0] == ["cdi0", "all", "cdi1", "cdi2"]
+    assert dra_claims.dynamic_resources({}, spec, spec.containers[0], accumulate=True, share_ids=True) == []
+    assert dra_claims.decode(dra_claims.encode([info])) == {("n", "claim"): info}
     with pytest.raises(ValueError, match="corrupted"):
-        claims.decode(claims.encode([info]).replace("cdi0", "cdi9"))
+        dra_claims.decode(dra_claims.encode([info]).replace("cdi0", "cdi9"))
 
 
 def test_health_is_cut_and_forgotten() -> None:
@@ -248,13 +253,13 @@ def test_the_real_timings_are_the_defaults() -> None:
 
 def test_pods_become_json_and_back() -> None:
     fixtures = Path(__file__).parents[1] / "fixtures" / "kubernetes-1.36.2"
-    with_claim = podjson.pod_from_manifest(json.loads((fixtures / "pod-with-claim.json").read_text()))
+    with_claim = pod_json.pod_from_manifest(json.loads((fixtures / "pod-with-claim.json").read_text()))
     assert with_claim.claim_names() == ("cl1",)
     assert [c.claims for c in with_claim.containers] == [(ContainerClaim("g"),)] * 2
-    extended = podjson.pod_from_manifest(json.loads((fixtures / "pod-extended-resource.json").read_text()))
+    extended = pod_json.pod_from_manifest(json.loads((fixtures / "pod-extended-resource.json").read_text()))
     assert extended.served_by_claim("c", "obs.example.com/gpu")
     assert admission.pod_requests(extended) == {}
     for spec in (with_claim, extended):
         record = PodRecord(spec, running={"c"}, restarts={"c": 2}, terminating=True, ending=Phase.FAILED)
-        document = json.loads(json.dumps(podjson.record_to_json(record)))
-        assert podjson.record_from_json(document) == record
+        document = json.loads(json.dumps(pod_json.record_to_json(record)))
+        assert pod_json.record_from_json(document) == record

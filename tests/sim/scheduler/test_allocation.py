@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from drabridge.sim.apiserver import ApiError
+from drabridge.sim.apiserver.status import ApiError
 from drabridge.sim.scheduler.pools import gather
 from tests.sim.scheduler.world import DRIVER, World, device
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from drabridge.sim.apiserver import ApiError
+from drabridge.sim.apiserver.status import ApiError
 from drabridge.sim.scheduler import events
 from tests.sim.scheduler.world import World, device
 from tests.support.waiting import PATIENCE

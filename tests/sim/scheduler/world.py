@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from drabridge.sim.apiserver import Objects, Store
 from drabridge.sim.apiserver.gates import merged_gates
-from drabridge.sim.scheduler import Scheduler, SchedulerTimings
+from drabridge.sim.apiserver.objects import Objects
+from drabridge.sim.apiserver.store import Store
+from drabridge.sim.scheduler.scheduler import Scheduler, SchedulerTimings
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "kubernetes-1.36.2"
 DRIVER = "d.example.com"

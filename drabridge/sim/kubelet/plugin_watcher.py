@@ -18,7 +18,7 @@ from typing import Protocol
 
 import grpc.aio
 
-from drabridge.sim.kubelet.gorpc import PluginCallError, dial, error_text
+from drabridge.sim.kubelet.go_grpc import PluginCallError, dial, error_text
 from drabridge.sim.kubelet.node import Node
 from drabridge.wire import pluginregistration_pb2 as pb
 from drabridge.wire import pluginregistration_pb2_grpc as rpc

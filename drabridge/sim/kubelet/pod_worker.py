@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from deviceplugin.wire import v1beta1_pb2 as pb
-from drabridge.sim.kubelet.devicemanager import AllocationError, DeviceManager
+from drabridge.sim.kubelet.device_manager import AllocationError, DeviceManager
 from drabridge.sim.kubelet.node import Node
 from drabridge.sim.kubelet.pods import Container, Phase, PodRecord, PodSpec
 from drabridge.sim.kubelet.runtime import ContainerStartError, RunOptions

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from deviceplugin.wire import v1beta1_pb2 as pb
 from drabridge.sim.kubelet import checkpoint, topology
-from drabridge.sim.kubelet.devices import DeviceInfo, DeviceState, EndpointRecord
-from drabridge.sim.kubelet.endpoint import PluginClient
-from drabridge.sim.kubelet.gorpc import PluginCallError
+from drabridge.sim.kubelet.device_accounting import DeviceInfo, DeviceState, EndpointRecord
+from drabridge.sim.kubelet.go_grpc import PluginCallError
+from drabridge.sim.kubelet.plugin_client import PluginClient
 from drabridge.sim.kubelet.pods import Container, PodSpec
 from drabridge.sim.kubelet.timings import Timings
 

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from drabridge.errors import ClusterError
-from drabridge.sim.api_client import ClusterApi
-from drabridge.sim.kubelet import checkpoint, claims
-from drabridge.sim.kubelet.claims import ClaimInfo
-from drabridge.sim.kubelet.draclient import DraClient
-from drabridge.sim.kubelet.draplugins import DraPlugins, choose_service
-from drabridge.sim.kubelet.gorpc import PluginCallError
-from drabridge.sim.kubelet.node import Node
-from drabridge.sim.kubelet.pluginwatcher import Deregister
+from drabridge.sim.kubelet import checkpoint, dra_claims
+from drabridge.sim.kubelet.dra_claims import ClaimInfo
+from drabridge.sim.kubelet.dra_client import DraClient
+from drabridge.sim.kubelet.dra_plugins import DraPlugins, choose_service
+from drabridge.sim.kubelet.go_grpc import PluginCallError
+from drabridge.sim.kubelet.node import ClusterApi, Node
+from drabridge.sim.kubelet.plugin_watcher import Deregister
+from drabridge.sim.kubelet.pod_worker import PrepareError
 from drabridge.sim.kubelet.pods import Container, PodRecord, PodSpec
-from drabridge.sim.kubelet.podworker import PrepareError
 from drabridge.wire import pluginregistration_pb2 as registration
 from podresources.wire import v1_pb2 as podresources
 
@@ -42,7 +41,7 @@ class DraManager:
 
     def __init__(self, node: Node, api: ClusterApi | None) -> None:
         self.plugins = DraPlugins(node, api)
-        self.cache: dict[claims.Key, ClaimInfo] = {}
+        self.cache: dict[dra_claims.Key, ClaimInfo] = {}
         self._node = node
         self._api = api
         self._known: Mapping[str, PodRecord] | None = None
@@ -53,9 +52,9 @@ class DraManager:
         """Claims come back with their devices and without the prepared flag. Raises ValueError: the kubelet cannot
         start.
         """
-        path = self._node.root / claims.FILE_NAME
+        path = self._node.root / dra_claims.FILE_NAME
         if path.exists():
-            self.cache = claims.decode(path.read_text())
+            self.cache = dra_claims.decode(path.read_text())
 
     def sources_ready(self, known: Mapping[str, PodRecord]) -> None:
         """From now on a claim whose pods are all unknown is unprepared by the reconcile loop."""
@@ -88,7 +87,7 @@ class DraManager:
         infos = []
         for name in pod.claim_names():
             claim = await self._fetch(pod, name)
-            uid, drivers = claim["metadata"]["uid"], claims.drivers_of(claim)
+            uid, drivers = claim["metadata"]["uid"], dra_claims.drivers_of(claim)
             for driver in drivers:
                 self._client(driver)
             info = self.cache.setdefault((pod.namespace, name), ClaimInfo(pod.namespace, name, uid))
@@ -122,7 +121,7 @@ class DraManager:
                 f"failed to fetch ResourceClaim {name} referenced by pod {pod.name}: "
                 f'resourceclaims.resource.k8s.io "{name}" not found'
             )
-        if not claims.is_reserved_for(claim, pod.uid):
+        if not dra_claims.is_reserved_for(claim, pod.uid):
             uid = claim["metadata"]["uid"]
             raise PluginCallError(f"pod {pod.name} ({pod.uid}) is not allowed to use resource claim {name} ({uid})")
         return claim
@@ -197,17 +196,17 @@ class DraManager:
 
     def _save(self) -> None:
         """The state file is there from the first claim on; before that there is nothing to remember."""
-        path = self._node.root / claims.FILE_NAME
+        path = self._node.root / dra_claims.FILE_NAME
         if self.cache or path.exists():
-            checkpoint.write(self._node.root, claims.encode(self.cache.values()), claims.FILE_NAME)
+            checkpoint.write(self._node.root, dra_claims.encode(self.cache.values()), dra_claims.FILE_NAME)
 
     # -- what containers get, and what people see
 
     def container_devices(self, pod: PodSpec, container: Container) -> tuple[list[str], list[tuple[str, str, str]]]:
-        return claims.container_devices(self.cache, pod, container)
+        return dra_claims.container_devices(self.cache, pod, container)
 
     def dynamic_resources(self, pod: PodSpec, container: Container) -> list[podresources.DynamicResource]:
         version = self._node.version
-        return claims.dynamic_resources(
+        return dra_claims.dynamic_resources(
             self.cache, pod, container, accumulate=version.cdi_ids_accumulate, share_ids=version.share_ids
         )

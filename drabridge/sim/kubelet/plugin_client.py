@@ -17,7 +17,7 @@ from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as rpc
 from drabridge.sim.kubelet.calls import Call, CallLog
 from drabridge.sim.kubelet.faults import Faults
-from drabridge.sim.kubelet.gorpc import PluginCallError, dial, error_text
+from drabridge.sim.kubelet.go_grpc import PluginCallError, dial, error_text
 from drabridge.sim.kubelet.timings import Timings
 
 R = TypeVar("R", bound=Message)

@@ -13,9 +13,9 @@ import grpc
 import grpc.aio
 
 from drabridge.sim.kubelet.calls import Call
-from drabridge.sim.kubelet.claims import ClaimInfo, PreparedDevice
-from drabridge.sim.kubelet.gorpc import PluginCallError, error_text, unix_channel
-from drabridge.sim.kubelet.health import HealthBook
+from drabridge.sim.kubelet.device_health import HealthBook
+from drabridge.sim.kubelet.dra_claims import ClaimInfo, PreparedDevice
+from drabridge.sim.kubelet.go_grpc import PluginCallError, error_text, unix_channel
 from drabridge.sim.kubelet.node import Node
 from drabridge.wire import (
     dra_v1_pb2,

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from drabridge.errors import ClusterError
-from drabridge.sim.api_client import ClusterApi
-from drabridge.sim.kubelet.draclient import HEALTH_V1, HEALTH_V1ALPHA1, V1, V1BETA1, DraClient
-from drabridge.sim.kubelet.health import HealthBook
-from drabridge.sim.kubelet.node import Node
+from drabridge.sim.kubelet.device_health import HealthBook
+from drabridge.sim.kubelet.dra_client import HEALTH_V1, HEALTH_V1ALPHA1, V1, V1BETA1, DraClient
+from drabridge.sim.kubelet.node import ClusterApi, Node
 from drabridge.sim.kubelet.versions import Behaviour
 
 _FIRST_WIPE_RETRY_SECONDS, _LAST_WIPE_RETRY_SECONDS = 1.0, 300.0  # same file: back-off 1 s, doubled, 5 min at most

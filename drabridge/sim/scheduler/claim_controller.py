@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Any
 
 from drabridge.sim.apiserver.objects import Objects
@@ -175,3 +176,34 @@ def release(objects: Objects) -> None:
 def _generated_for_nobody(claim: JSON, pods: dict[str, JSON]) -> bool:
     owners = [one["uid"] for one in claim["metadata"].get("ownerReferences", []) if one.get("kind") == "Pod"]
     return bool(owners) and all(uid not in pods or ended(pods[uid]) for uid in owners)
+
+
+# --- binding conditions (KEP-5007) ------------------------------------------------------------------------------------
+
+
+class Readiness(StrEnum):
+    """``READY`` also stands for a claim without conditions."""
+
+    READY = "ready"
+    PENDING = "pending"
+    FAILED = "failed"
+
+
+def readiness(claim: JSON) -> Readiness:
+    """One failure condition that is True fails; every binding condition of every device must be True to be ready."""
+    status = claim.get("status", {})
+    true_ones = {
+        (one["driver"], one["pool"], one["device"], one.get("shareID", "")): {
+            condition["type"] for condition in one.get("conditions", []) if condition["status"] == "True"
+        }
+        for one in status.get("devices", [])
+    }
+    answer = Readiness.READY
+    for result in status.get("allocation", {}).get("devices", {}).get("results", []):
+        key = (result["driver"], result["pool"], result["device"], result.get("shareID", ""))
+        now = true_ones.get(key, set())
+        if now & set(result.get("bindingFailureConditions", [])):
+            return Readiness.FAILED
+        if not set(result.get("bindingConditions", [])) <= now:
+            answer = Readiness.PENDING
+    return answer
