@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_COMPILE := 1
 unexport PYTHONDONTWRITEBYTECODE  # tests start the agent hundreds of times; compiling it takes 0.2 s each time
 
-.PHONY: help demo test lint unit lowest cluster bench soak protos system clean
+.PHONY: help demo test lint unit lowest cluster bench soak docs picture generated protos system clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -42,6 +42,16 @@ bench: $(VENV)/.dev  ## the numbers, against their budgets
 
 soak: $(VENV)/.dev  ## legacy pods and claims at full load with crashes, for 10 minutes
 	$(BIN)/python -m tests.soak --minutes 10 --seed 1
+
+docs: $(VENV)/.dev  ## the documentation as a site, in build/site
+	$(BIN)/mkdocs build --strict
+
+generated: $(VENV)/.dev  ## write what is made from the code anew: pages under docs/reference, the chart's schema, kustomize
+	$(BIN)/python -m docs.generate
+	$(BIN)/python -m deploy.generate
+
+picture: $(VENV)/.dev  ## record the demo again, for docs/images/demo.svg
+	$(BIN)/python -m docs.record_demo
 
 protos: $(VENV)/.dev  ## generate the stubs again after a change under proto/
 	$(BIN)/python hatch_build.py

@@ -59,7 +59,8 @@ class Parser(argparse.ArgumentParser):
         self.exit(USAGE, f"{self.prog}: {message}\ntry: {self.prog} --help\n")
 
 
-def _parser(chosen: str | None) -> Parser:
+def build_parser(chosen: str | None) -> Parser:
+    """Return the parser of ``drabridge``; only the chosen command's module is imported and has its options."""
     parser = Parser(prog="drabridge", description=__doc__, epilog=_EPILOG)
     parser.description = (
         "One node agent that offers the same devices through Kubernetes' DevicePlugin API and through DRA,\n"
@@ -80,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8 has no "…" and no "✓"
     words = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in words if word in COMMANDS), None)
-    arguments = _parser(chosen).parse_args(words)
+    arguments = build_parser(chosen).parse_args(words)
     module = importlib.import_module(f"drabridge.cli.{COMMANDS[arguments.command][0]}")
     try:
         code: int = module.run(arguments)

@@ -35,10 +35,11 @@ Exit codes: 0 it worked, 1 the thing asked failed, 2 the command line makes no s
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Options with ``command``, the function to call with them. Raises SystemExit like argparse."""
-    return _parser().parse_args(arguments)
+    return build_parser().parse_args(arguments)
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``podresources`` with all its commands."""
     parser = argparse.ArgumentParser(
         "podresources",
         description=ABOUT,

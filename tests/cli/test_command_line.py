@@ -39,7 +39,7 @@ def test_every_command_has_help_with_an_example(command: str, capsys: pytest.Cap
 
 
 def test_help_of_the_whole_imports_nothing_heavy() -> None:
-    code = "import sys; from drabridge.cli import _parser; _parser(None); print(*sys.modules)"
+    code = "import sys; from drabridge.cli import build_parser; build_parser(None); print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=5 * HANG_SECONDS, check=True
     )

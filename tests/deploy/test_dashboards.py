@@ -11,6 +11,7 @@ import yaml
 from deploy.helm import ROOT
 from drabridge.telemetry.metrics import TABLE
 from tests.support import promql
+from tests.support.agent_promql import EXPORTED, SUFFIXES, TARGET_LABELS, faults, parse
 from tests.support.promql import named_labels, selectors
 
 FOLDER = ROOT / "deploy/dashboards"
@@ -19,21 +20,7 @@ RULES: dict[str, Any] = yaml.safe_load((FOLDER / "drabridge-alerts.yaml").read_t
 ALERTS: list[dict[str, Any]] = [rule for group in RULES["groups"] for rule in group["rules"]]
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
 EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel["targets"]] + [rule["expr"] for rule in ALERTS]
-VARIABLES = {**promql.GRAFANA, "$resource": "example.com/mem"}
-TARGET_LABELS = {"instance", "job"}
-SUFFIXES = {"gauge": ("",), "counter": ("",), "histogram": ("_bucket", "_sum", "_count")}
 
-
-def exported() -> dict[str, set[str]]:
-    """Every series name of the agent, with its labels."""
-    return {
-        definition.full_name + suffix: {*definition.labels, *(("le",) if suffix == "_bucket" else ())}
-        for definition in TABLE.values()
-        for suffix in SUFFIXES[definition.kind]
-    }
-
-
-EXPORTED = exported()
 
 # Metrics for people who look closer; everything else is on the dashboard or behind an alert.
 FOR_PEOPLE = {
@@ -45,25 +32,6 @@ FOR_PEOPLE = {
     "drabridge_podresources_request_duration_seconds",
     "drabridge_unreadable_objects_total",
 }
-
-
-def parse(expression: str) -> Any:
-    for name, value in VARIABLES.items():
-        expression = expression.replace(name, value)
-    return promql.parse(expression)
-
-
-def faults(expression: str) -> list[str]:
-    """What is wrong with an expression, in words."""
-    tree = parse(expression)
-    found, known = [], set(TARGET_LABELS)
-    for metric, matched in selectors(tree):
-        if metric not in EXPORTED:
-            found.append(f"there is no metric {metric}")
-            continue
-        known |= EXPORTED[metric]
-        found += [f"{metric} has no label {label}" for label in matched - EXPORTED[metric] - TARGET_LABELS]
-    return found + [f"no metric here has the label {label}" for label in named_labels(tree) - known]
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)

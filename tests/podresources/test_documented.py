@@ -1,4 +1,4 @@
-"""What README.md tells people to copy works as it stands there."""
+"""What docs/monitoring.md tells people to copy works as it stands there."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ NODE: dict[str, Answer] = {
 
 
 def snippet(language: str) -> str:
-    """The only code block of that language under the README's heading."""
-    text = (ROOT / "README.md").read_text()
+    """The only code block of that language under the page's heading."""
+    text = (ROOT / "docs/monitoring.md").read_text()
     _, heading, rest = text.partition("\n## podresources\n")
-    assert heading, "README.md has no section '## podresources'"
+    assert heading, "docs/monitoring.md has no section '## podresources'"
     section = re.split(r"^## ", rest, maxsplit=1, flags=re.MULTILINE)[0]
     blocks: list[str] = re.findall(rf"^```{language}\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 1, f"{len(blocks)} blocks of {language} in README.md's section on podresources"
+    assert len(blocks) == 1, f"{len(blocks)} blocks of {language} in docs/monitoring.md's section on podresources"
     return blocks[0]
 
 

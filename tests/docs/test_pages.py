@@ -1,0 +1,127 @@
+"""The documents are true: links lead somewhere, paths, commands and targets exist, YAML loads, PromQL parses."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from drabridge.cli import COMMANDS
+from drabridge.config import load
+from podresources.cli import parser as podresources_parser
+from tests.docs.pages import NAMES, PAGES, README, ROOT, anchors, blocks, prose
+from tests.support.agent_promql import faults
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=NAMES)
+FOLDERS = "drabridge|deviceplugin|podresources|tests|deploy|docs|proto"
+NO_PATHS = {"drabridge/v1alpha1"}  # the configuration's apiVersion
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.read_bytes()) < 10_000
+
+
+@each_page
+def test_nothing_is_left_to_be_filled_in(page: Path) -> None:
+    assert re.findall(r"<!-- include|TODO|TBD|FIXME|XXX", page.read_text()) == []
+
+
+@each_page
+def test_links_lead_somewhere(page: Path) -> None:
+    """Within the repository: the file exists, and has the title that the link names."""
+    dead = []
+    for target in re.findall(r"\]\((?!https?://)([^)\s]+)", prose(page)):
+        name, _, anchor = target.partition("#")
+        file = page.parent / name if name else page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            dead.append(target)
+    assert dead == []
+
+
+@each_page
+def test_pages_of_the_site_link_only_within_it(page: Path) -> None:
+    if page.is_relative_to(ROOT / "docs"):
+        targets = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", prose(page))
+        assert [t for t in targets if not (page.parent / t).resolve().is_relative_to(ROOT / "docs")] == []
+
+
+@each_page
+def test_paths_of_the_repository_exist(page: Path) -> None:
+    named = set(re.findall(rf"(?<![\w./<>@-])(?:{FOLDERS})/[\w./*-]*[\w*]", page.read_text())) - NO_PATHS
+    assert sorted(path for path in named if not list(ROOT.glob(path))) == []
+
+
+@each_page
+def test_modules_that_are_run_exist(page: Path) -> None:
+    named = {
+        name.replace(".", "/")
+        for name in re.findall(r"python\s+-m\s+((?:tests|docs|deploy)[\w.]*\w)", page.read_text())
+    }
+    assert [
+        name for name in named if not ((ROOT / f"{name}.py").exists() or (ROOT / name / "__main__.py").exists())
+    ] == []
+
+
+@each_page
+def test_configurations_load(page: Path) -> None:
+    """Whole files, and what is under ``config:`` of the chart's values, as the chart completes it."""
+    for text in blocks(page, "yaml"):
+        if "kind: AgentConfig" in text:
+            load(text)
+        elif "\nconfig:\n" in f"\n{text}":
+            values: dict[str, Any] = yaml.safe_load(text)
+            load(yaml.safe_dump({"apiVersion": "drabridge/v1alpha1", "kind": "AgentConfig", **values["config"]}))
+        else:
+            list(yaml.safe_load_all(text))
+
+
+@each_page
+def test_commands_exist(page: Path) -> None:
+    lines = [line.split(" #")[0] for block in blocks(page, "console") for line in block.splitlines()]
+    called = [line.partition(" -- ")[2] or line.removeprefix("$ ") for line in lines if "drabridge " in line]
+    called += re.findall(r"`(drabridge [a-z-]+[^`]*)`", prose(page))
+    words = [shlex.split(" ".join(line.split())) for line in called]
+    ours = [line for line in words if line[:1] == ["drabridge"] and len(line) > 1 and re.fullmatch("[a-z-]+", line[1])]
+    assert [line for line in ours if line[1] not in COMMANDS] == []
+
+
+@each_page
+def test_commands_of_podresources_exist(page: Path) -> None:
+    (choices,) = (
+        action.choices for action in podresources_parser.build_parser()._actions if action.dest == "==SUPPRESS=="
+    )
+    assert choices is not None
+    assert set(re.findall(r"(?:`|\$ )podresources ([a-z]+)", page.read_text())) <= set(choices)
+
+
+@each_page
+def test_make_targets_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    assert set(re.findall(r"(?:`|\$ )make ([a-z]+)", page.read_text())) <= targets
+
+
+@each_page
+def test_queries_are_about_metrics_that_exist(page: Path) -> None:
+    """Of the agent; those of the podresources exporter are run by its own tests."""
+    for query in blocks(page, "promql"):
+        if "drabridge_" in query:
+            assert faults(query) == []
+
+
+def test_the_documents_have_what_these_tests_look_at() -> None:
+    assert len(PAGES) > 20
+    assert sum("kind: AgentConfig" in text for page in PAGES for text in blocks(page, "yaml")) >= 1
+    assert sum("drabridge_" in text for page in PAGES for text in blocks(page, "promql")) >= 3
+    assert (
+        sum(
+            line.startswith("$ drabridge ")
+            for page in PAGES
+            for b in blocks(page, "console")
+            for line in b.splitlines()
+        )
+        >= 4
+    )
