@@ -21,7 +21,8 @@ from drabridge.dra.lifecycle import ClaimSide, names_in
 from drabridge.errors import ConfigError, HostError, RefusedError
 from drabridge.inventory.model import Presence
 from drabridge.lanes.desired import Wishes
-from drabridge.ledger import ClaimDevices, ClaimRef, Entry, Lane, Ledger, Owner, PodRef
+from drabridge.ledger.events import ClaimDevices
+from drabridge.ledger.model import ClaimRef, Entry, Lane, Ledger, Owner, PodRef
 from drabridge.status.document import API_VERSION, evidence, stamp
 
 log = logging.getLogger(__name__)

@@ -40,17 +40,10 @@ from drabridge.inventory.model import Snapshot
 from drabridge.kube.events import Announcer
 from drabridge.lanes.desired import Wishes
 from drabridge.lanes.mover import Transfers
-from drabridge.ledger import (
-    Effect,
-    KubeletStarted,
-    Ledger,
-    NodeBooted,
-    Notify,
-    Owner,
-    Readvertise,
-    Released,
-)
+from drabridge.ledger.effects import Effect, Notify, Readvertise, Released
+from drabridge.ledger.events import KubeletStarted, NodeBooted
 from drabridge.ledger.lock import LedgerLockedError
+from drabridge.ledger.model import Ledger, Owner
 from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import Store
 from drabridge.legacy.cdi_files import LegacyCdiFiles
@@ -418,7 +411,9 @@ class Agent:
         stream = isinstance(fact, deviceplugin.StreamOpened) and fact.expected  # kubelet's, not a stranger's look
         if stream or isinstance(fact, deviceplugin.KubeletSeen):
             kubelet = deviceplugin.kubelet_process(self._runtime.paths.device_plugins)
-            task = asyncio.create_task(self._runtime.ledger_service.insist(KubeletStarted(self._now(), kubelet)))
+            task = asyncio.create_task(
+                self._runtime.ledger_service.apply_until_accepted(KubeletStarted(self._now(), kubelet))
+            )
             self._background.add(task)
             task.add_done_callback(self._background.discard)
 

@@ -47,7 +47,7 @@ class Housekeeping:
 
     async def tick(self) -> None:
         runtime = self._runtime
-        runtime.ledger_service.retry()  # while a grant would fail nothing is offered, so nobody else tries
+        runtime.ledger_service.retry_write()  # while a grant would fail nothing is offered, so nobody else tries
         await self._pages.renew()
         runtime.legacy.learn()  # a device may have left its lane long enough ago to leave the list as well
         if runtime.ledger_service.ledger.node.merged:  # before, a file may be all that is known of a hold

@@ -13,8 +13,8 @@ from drabridge.agent.runtime import Runtime
 from drabridge.containers.cdi import Family
 from drabridge.dra.lifecycle import ClaimSide
 from drabridge.errors import ClusterError, ConfigError, RefusedError
-from drabridge.ledger import DRA_OWNERS, Entry, ManualRelease, Owner
-from drabridge.ledger.model import ClaimHold, ClaimPhase
+from drabridge.ledger.events import ManualRelease
+from drabridge.ledger.model import DRA_OWNERS, ClaimHold, ClaimPhase, Entry, Owner
 from drabridge.ledger.refusals import holder
 
 log = logging.getLogger(__name__)

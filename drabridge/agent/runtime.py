@@ -16,7 +16,7 @@ from drabridge.evidence.other_sources import OtherEvidence
 from drabridge.inventory.inventory import Inventory
 from drabridge.inventory.model import Device, Snapshot
 from drabridge.kube.api import Cluster
-from drabridge.ledger import LedgerPolicy
+from drabridge.ledger.model import LedgerPolicy
 from drabridge.ledger.service import LedgerService
 from drabridge.legacy.cdi_files import LegacyCdiFiles
 from drabridge.legacy.manager import LegacyManager

@@ -30,9 +30,9 @@ from drabridge.inventory.identity import Key
 from drabridge.inventory.identity_store import IdentityStore
 from drabridge.inventory.inventory import Inventory
 from drabridge.kube.api import Cluster
-from drabridge.ledger import Owner
 from drabridge.ledger.lock import LedgerLockedError, Lock, holder
-from drabridge.ledger.store import recorded
+from drabridge.ledger.model import Owner
+from drabridge.ledger.store import read_if_possible
 from drabridge.system.http import Handler, HttpServer, Request, Response
 from drabridge.system.paths import Paths
 from drabridge.system.port import Port
@@ -71,7 +71,7 @@ class Standby:
         self._on_snapshot = on_snapshot
         self._control = HttpServer({})
         self._metrics = Metrics(self._samples)
-        ledger = recorded(paths.state, node=options.node_name)
+        ledger = read_if_possible(paths.state, node=options.node_name)
         held = {} if ledger is None else ledger.entries
         self._held: Callable[[str], bool] = lambda name: name in held and held[name].owner is not Owner.NONE
         self._on_fact: Callable[[Fact], None] = lambda fact: None

@@ -21,21 +21,18 @@ from drabridge.errors import HostError
 from drabridge.evidence import checkpoint as checkpoint_file
 from drabridge.evidence.kubelet import LIST_SECONDS, KubeletList
 from drabridge.inventory.model import Snapshot, device_id_of
-from drabridge.ledger import (
+from drabridge.ledger import startup_events
+from drabridge.ledger.events import (
     CheckpointRead,
     ClaimDeallocated,
     ClaimDevices,
-    ClaimRef,
     DeviceUse,
     Discovered,
-    Lane,
-    Ledger,
-    LedgerDevice,
     RecordLost,
-    startup_events,
+    Unit,
 )
-from drabridge.ledger.events import Unit
-from drabridge.ledger.observation import lost_to, unknown_units
+from drabridge.ledger.model import ClaimRef, Lane, Ledger, LedgerDevice
+from drabridge.ledger.observation import record_lost_by_unknown_units, unknown_units
 from drabridge.ledger.store import Loaded
 
 log = logging.getLogger(__name__)
@@ -140,7 +137,7 @@ async def _doubt(runtime: Runtime, listed: KubeletList | None, checkpoint: Check
     ledger_service, shown = runtime.ledger_service, _of_pods(listed, checkpoint)
     for resource in runtime.config.resources:
         if units := unknown_units(ledger_service.ledger, resource.name, shown):
-            lost = lost_to(ledger_service.ledger, resource.name, units, runtime.now())
+            lost = record_lost_by_unknown_units(ledger_service.ledger, resource.name, units, runtime.now())
             if lost is not None and not (await ledger_service.apply(lost)).accepted:
                 return False
     return True

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from drabridge.agent.runtime import Runtime
 from drabridge.inventory.model import device_id_of
-from drabridge.ledger.observation import lost_to, unknown_units
+from drabridge.ledger.observation import record_lost_by_unknown_units, unknown_units
 from podresources import PodResourcesError
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class Rivals:
             return
         ledger_service = self._runtime.ledger_service
         if found := unknown_units(ledger_service.ledger, resource, shown or ()) - rival.doubted:
-            lost = lost_to(ledger_service.ledger, resource, found, self._runtime.now())
+            lost = record_lost_by_unknown_units(ledger_service.ledger, resource, found, self._runtime.now())
             if lost is not None and (await ledger_service.apply(lost)).accepted:
                 rival.doubted |= found
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from drabridge.config.schema import Config
 from drabridge.errors import ConfigError, HostError
-from drabridge.ledger import Owner
+from drabridge.ledger.model import Owner
 from drabridge.ledger.refusals import holder
-from drabridge.ledger.store import read_other
+from drabridge.ledger.store import read_completely
 from drabridge.system.paths import Paths
 
 
@@ -23,7 +23,7 @@ def refuse_another_name(paths: Paths, config: Config, node: str) -> None:
         if directory == paths.state:
             continue
         try:
-            ledger = read_other(directory, node=node)
+            ledger = read_completely(directory, node=node)
         except HostError as error:
             raise ConfigError(
                 f"on this node the driver {directory.name} may hold configured devices: {error.message}",

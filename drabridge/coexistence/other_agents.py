@@ -31,9 +31,9 @@ from msgspec import Meta, Struct
 
 from drabridge.errors import HostError
 from drabridge.inventory.model import COMPANION, Device
-from drabridge.ledger import Entry, Ledger, Owner
+from drabridge.ledger.model import Entry, Ledger, Owner
 from drabridge.ledger.refusals import holder
-from drabridge.ledger.store import FILE, read_other
+from drabridge.ledger.store import FILE, read_completely
 from drabridge.system.files import Care, write_atomically
 from drabridge.system.paths import Paths
 
@@ -263,7 +263,7 @@ class OtherAgents:
         directory = self._plugins / driver
         alive = _is_locked(directory / "ledger.lock")
         try:
-            ledger = read_other(directory, node=self._node)
+            ledger = read_completely(directory, node=self._node)
         except HostError as error:
             return OtherAgent(driver, alive=alive, fault=str(error))
         if ledger is None:

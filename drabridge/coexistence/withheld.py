@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from drabridge.coexistence.other_agents import OtherAgents, Piece
 from drabridge.inventory.model import Device, Presence, Snapshot
-from drabridge.ledger import Ledger, Owner
+from drabridge.ledger.model import Ledger, Owner
 from drabridge.system.io_thread import IoThread
 
 log = logging.getLogger(__name__)

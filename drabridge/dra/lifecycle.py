@@ -18,7 +18,8 @@ from drabridge.errors import ClusterError
 from drabridge.kube.api import Cluster, Listing, UnreachableError, resource_claims, resource_versions
 from drabridge.kube.json_reader import ClaimFields, Json, PlacedClaimFields, View
 from drabridge.lanes.desired import Wishes
-from drabridge.ledger import ClaimDevices, ClaimRef, Lane, Ledger
+from drabridge.ledger.events import ClaimDevices
+from drabridge.ledger.model import ClaimRef, Lane, Ledger
 from drabridge.system.supervise import WakeUp
 
 if TYPE_CHECKING:

@@ -127,7 +127,7 @@ class Preparer:
         except DrabridgeError as error:
             outcome, error_text = _outcome_of(error), str(error)
             if isinstance(error, LedgerRefusedError):
-                self._ledger_service.answered(Side.DRA, error.decision, claim)
+                self._ledger_service.report_refusal(Side.DRA, error.decision, claim)
             raise
         finally:
             names = tuple(device.device for device in devices)

@@ -15,7 +15,7 @@ from drabridge.evidence.open_files import Opened, opened
 from drabridge.inventory.model import Device
 from drabridge.ledger import events
 from drabridge.ledger.model import HeldBecause, Ledger, Owner
-from drabridge.ledger.release_rule import using
+from drabridge.ledger.release_rule import holding_claims
 from drabridge.system.io_thread import IoThread, Job
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class OtherEvidence:
             return None
         if not any(
             entry.owner is Owner.QUARANTINE
-            and not using(entry, observed.claimed.get(entry.name, ()))
+            and not holding_claims(entry, observed.claimed.get(entry.name, ()))
             and entry.device.resource not in unaccounted
             for entry in absent(ledger, observed.listed)
         ):

@@ -18,7 +18,7 @@ from drabridge.errors import ClusterError
 from drabridge.kube.api import NODES, Cluster, Kind, resource_versions
 from drabridge.kube.json_reader import Json
 from drabridge.kube.versions import NEWEST_RESOURCE_VERSION, RESOURCE_GROUP, choose_version
-from drabridge.ledger import Notify, Subject
+from drabridge.ledger.effects import Notify, Subject
 from drabridge.system.untrusted import reading
 
 log = logging.getLogger(__name__)

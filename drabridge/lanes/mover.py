@@ -18,18 +18,18 @@ from drabridge.errors import ClusterError
 from drabridge.inventory.match import matches
 from drabridge.inventory.model import Device, Presence, Snapshot, device_id_of
 from drabridge.lanes.desired import Wishes
-from drabridge.lanes.plan import LaneTarget, chosen, counted, destined, next_look, place, plan, without_slices
-from drabridge.ledger import (
-    ClaimAllocated,
-    Entry,
-    Lane,
-    Ledger,
-    MoveStep,
-    NoClaimListed,
-    SetLane,
-    WithdrawnFromKubelet,
-    WithdrawnFromSlices,
+from drabridge.lanes.plan import (
+    LaneTarget,
+    counted_devices,
+    destination_lane,
+    from_selection,
+    plan,
+    seconds_until_replan,
+    startable_without_slices,
+    starting_lanes,
 )
+from drabridge.ledger.events import ClaimAllocated, NoClaimListed, SetLane, WithdrawnFromKubelet, WithdrawnFromSlices
+from drabridge.ledger.model import Entry, Lane, Ledger, MoveStep
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Transfers:
                 if device.presence is not Presence.GONE or device.syspath not in here  # another has its place, and lane
             ]
             wanted, _ = self._wanted(self._wishes.lanes(resource), devices)
-            found |= place(ledger, devices, wanted.beside_wholes(ledger, devices, found))
+            found |= starting_lanes(ledger, devices, wanted.beside_wholes(ledger, devices, found))
         return found
 
     async def run(self) -> None:
@@ -86,7 +86,7 @@ class Transfers:
             if self._wishes.lost(resource):
                 continue
             changes = plan(ledger, devices, wanted.beside_wholes(ledger, devices, {}), runtime.now())
-            begun = changes if self._claims.published else without_slices(ledger, changes)
+            begun = changes if self._claims.published else startable_without_slices(ledger, changes)
             for change in begun:
                 await runtime.ledger_service.apply(SetLane(change.device, change.lane, runtime.now(), change.reason))
             if held_up := sum(change.lane is Lane.DRA for change in changes if change not in begun):
@@ -100,7 +100,7 @@ class Transfers:
     def _divided(self, devices: Sequence[Device], wanted: LaneTarget) -> list[str]:
         """Where the parts of a device would have to be in both lanes, or not with their whole."""
         entries = self._runtime.ledger_service.ledger.entries
-        there = sum(destined(entries[device.name]) is Lane.DRA for device in devices if device.name in entries)
+        there = sum(destination_lane(entries[device.name]) is Lane.DRA for device in devices if device.name in entries)
         if there == wanted.dra or not any(device.root for device in devices):
             return []
         return [
@@ -108,7 +108,7 @@ class Transfers:
         ]
 
     def _counted(self, ledger: Ledger, resource: str) -> list[Device]:
-        names = counted(ledger, resource, self._runtime.now())
+        names = counted_devices(ledger, resource, self._runtime.now())
         devices = self._runtime.devices
         return [devices[name] for name in names if name in devices]
 
@@ -126,7 +126,7 @@ class Transfers:
             pinned = {name: lane for lane in (Lane.DRA, Lane.LEGACY) for name in selected.get(lane, ())}
             # A lane given by selection has exactly those devices; the other one has the rest.
             rest = Lane.LEGACY if Lane.DRA in selected else Lane.DRA
-            wanted = chosen(devices, pinned, rest=rest, min_legacy=lanes.min_legacy, min_dra=lanes.min_dra)
+            wanted = from_selection(devices, pinned, rest=rest, min_legacy=lanes.min_legacy, min_dra=lanes.min_dra)
             if left := sum(wanted.lane_of(name) is not lane for name, lane in pinned.items()):
                 notes.append(f"{left} of {len(pinned)} chosen devices: minLegacy and minDra leave no room for them")
         numbers = zip((Lane.LEGACY, Lane.DRA), lanes.resolved, (total - wanted.dra, wanted.dra), strict=True)
@@ -149,7 +149,7 @@ class Transfers:
             if record is not None:
                 chosen_now = matches(record, selection.match)
             else:
-                chosen_now = device.name in entries and destined(entries[device.name]) is lane
+                chosen_now = device.name in entries and destination_lane(entries[device.name]) is lane
             if chosen_now:
                 yield device.name
 
@@ -173,7 +173,7 @@ class Transfers:
             pauses.append(CLAIMS_RETRY_SECONDS)
         if quiet := [e for e in entries if e.lane is Lane.DRA_TO_LEGACY and _at(e, MoveStep.QUIESCING)]:
             pauses.append(await self._ask_for_claims(quiet))
-        if (left := next_look(self._runtime.ledger_service.ledger, self._runtime.now())) is not None:
+        if (left := seconds_until_replan(self._runtime.ledger_service.ledger, self._runtime.now())) is not None:
             pauses.append(left)
         return min(pauses, default=None)
 

@@ -46,7 +46,7 @@ class LaneTarget(Struct, frozen=True):
         """The same with each part in the lane of its whole, which is in the ledger or among the ``new`` ones."""
         entries = ledger.entries
         lanes = {
-            device.name: new[device.root] if device.root in new else destined(entries[device.root])
+            device.name: new[device.root] if device.root in new else destination_lane(entries[device.root])
             for device in devices
             if device.root in new or device.root in entries
         }
@@ -95,7 +95,7 @@ class _Unit(Struct, frozen=True):
         return self.usable == self.size
 
 
-def order(devices: Iterable[Device]) -> list[Device]:
+def packing_order(devices: Iterable[Device]) -> list[Device]:
     """Front to back: by NUMA node, PCIe root and address, name. Claims start at the front, pods at the end."""
     return sorted(devices, key=lambda d: (d.numa_nodes, d.pcie_root, d.pci_bus_id, d.root or d.name, d.name))
 
@@ -103,12 +103,12 @@ def order(devices: Iterable[Device]) -> list[Device]:
 def _wholes(devices: Iterable[Device]) -> list[list[Device]]:
     """The same, with all parts of one device together."""
     groups: dict[str, list[Device]] = {}
-    for device in order(devices):
+    for device in packing_order(devices):
         groups.setdefault(device.root or device.name, []).append(device)
     return list(groups.values())
 
 
-def chosen(
+def from_selection(
     devices: Sequence[Device], pinned: Mapping[str, Lane], *, rest: Lane, min_legacy: int, min_dra: int
 ) -> LaneTarget:
     """What is wanted where the operator says which devices: ``pinned`` ones with their parts, all others in ``rest``.
@@ -130,7 +130,7 @@ def chosen(
     return LaneTarget(in_dra, kept)
 
 
-def counted(ledger: Ledger, resource: str, at: float) -> tuple[str, ...]:
+def counted_devices(ledger: Ledger, resource: str, at: float) -> tuple[str, ...]:
     """The devices of a resource that the numbers are about: those that are there, or were until just now and did not
     make room for another (a device that is called otherwise now counts once).
     """
@@ -152,7 +152,7 @@ def _replaced(ledger: Ledger, entry: Entry) -> bool:
     )
 
 
-def next_look(ledger: Ledger, at: float) -> float | None:
+def seconds_until_replan(ledger: Ledger, at: float) -> float | None:
     """Seconds until a device will have been faulty, or gone, for long enough to plan anew; None if no change is due."""
     since = [e.presence_since for e in ledger.entries.values() if e.device.presence is not Presence.PRESENT]
     return min((left for stamp in since if (left := stamp + HYSTERESIS_SECONDS - at) > 0), default=None)
@@ -184,7 +184,7 @@ def plan(ledger: Ledger, devices: Sequence[Device], wanted: LaneTarget, at: floa
     return tuple(sorted(changes, key=lambda change: change.urgency))
 
 
-def without_slices(ledger: Ledger, changes: Sequence[LaneChange]) -> tuple[LaneChange, ...]:
+def startable_without_slices(ledger: Ledger, changes: Sequence[LaneChange]) -> tuple[LaneChange, ...]:
     """What can begin of a plan while claims cannot be offered anything, the API server is away, say. Where pods would
     lose a device for nothing they only get some back: of an exchange the next plan would take back the half, for ever.
     """
@@ -193,7 +193,7 @@ def without_slices(ledger: Ledger, changes: Sequence[LaneChange]) -> tuple[LaneC
     return tuple(c for c in changes if c.lane is Lane.LEGACY and c.urgency is Urgency.TAKE_BACK)
 
 
-def place(ledger: Ledger, devices: Sequence[Device], wanted: LaneTarget) -> dict[str, Lane]:
+def starting_lanes(ledger: Ledger, devices: Sequence[Device], wanted: LaneTarget) -> dict[str, Lane]:
     """Where devices start that the ledger has never seen: parts beside their siblings, others first where some are
     missing in the dra lane, the rest legacy.
     """
@@ -208,7 +208,7 @@ def place(ledger: Ledger, devices: Sequence[Device], wanted: LaneTarget) -> dict
     return {n: Lane.DRA if unit.names in taken else unit.lane for unit in units for n in unit.names if n in new}
 
 
-def destined(entry: Entry) -> Lane:
+def destination_lane(entry: Entry) -> Lane:
     """Where a device is, or is on its way to: LEGACY or DRA (a shared device counts as legacy)."""
     lane = entry.move.target if entry.move else entry.lane
     return Lane.DRA if lane in (Lane.DRA, Lane.LEGACY_TO_DRA) else Lane.LEGACY
@@ -228,14 +228,14 @@ def _units(ledger: Ledger, devices: Sequence[Device], wanted: LaneTarget, at: fl
         facts = [ledger.entries[d.name].device if d.name in ledger.entries else d for d in members]
         pin = next((lane for name in names if (lane := wanted.lane_of(name))), None)
         # Of parts that were divided a held one says where the others go: it would be the last to move.
-        lane = pin or (destined((held or entries)[0]) if entries else Lane.LEGACY)
+        lane = pin or (destination_lane((held or entries)[0]) if entries else Lane.LEGACY)
         units.append(
             _Unit(
                 names,
                 position,
                 (members[0].numa_nodes, members[0].pcie_root),
                 lane,
-                tuple(entry.name for entry in entries if destined(entry) is not lane),
+                tuple(entry.name for entry in entries if destination_lane(entry) is not lane),
                 bool(held) or _overlaps_a_held_one(ledger, entries),
                 any(entry.move is not None for entry in entries),
                 pin is not None,

@@ -152,7 +152,7 @@ class Step(Struct, frozen=True):
         """Whether anything changed."""
         return bool(self.changes or self.removed or self.node is not None)
 
-    def of(self, ledger: Ledger) -> Ledger:
+    def applied_to(self, ledger: Ledger) -> Ledger:
         """The ledger after this step."""
         if not self:
             return ledger

@@ -45,7 +45,7 @@ def _counted(held: ClaimHold, entry: Entry) -> bool:
     return known and bool(held.shares) is entry.device.shareable
 
 
-def guarded(entry: Entry, policy: LedgerPolicy) -> bool:
+def needs_lease_conditions(entry: Entry, policy: LedgerPolicy) -> bool:
     """Whether the device is to carry the lease's binding conditions in its slice (G2)."""
     return policy.g2 and entry.lane is Lane.SHARED
 
@@ -67,10 +67,10 @@ def _free_for(ledger: Ledger, entry: Entry, lanes: frozenset[Lane], policy: Ledg
         return False
     if entry.lane is Lane.SHARED and not policy.g2:
         return False
-    return hindrance(ledger, entry) is None
+    return blocking_relative(ledger, entry) is None
 
 
-def hindrance(ledger: Ledger, entry: Entry) -> Entry | None:
+def blocking_relative(ledger: Ledger, entry: Entry) -> Entry | None:
     """What shares the hardware of a free device and keeps it from being offered: the whole of a part, a part of a
     whole, what the place was called before.
     """

@@ -68,7 +68,7 @@ class CheckpointRead(Struct, frozen=True):
 
 
 class Observed(Struct, frozen=True):
-    """One round of evidence. ``None`` means that the witness could not be asked, which is not the same as silence."""
+    """One round of evidence. ``None`` means that the evidence could not be asked, which is not the same as silence."""
 
     at: float
     since_seq: int

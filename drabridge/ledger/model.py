@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from msgspec import Struct, field
 
-from drabridge.inventory.model import Device, Presence, device_id_of
-from drabridge.ledger.hardware_places import filed_as, is_node, share_a_node
+from drabridge.inventory.model import COMPANION, Device, Presence, device_id_of
 from drabridge.ledger.persistent_map import PersistentMap
 
 
@@ -94,7 +93,7 @@ class HeldBecause(StrEnum):
     TOO_YOUNG = "too-young"  # Allocate was moments ago: kubelet may not have recorded the pod yet
     KUBELET_UNSETTLED = "kubelet-unsettled"  # kubelet restarted: it does not know all of its pods yet
     NO_LIST = "no-list"  # PodResources did not answer
-    NO_SECOND_WITNESS = "no-second-witness"  # neither kubelet's checkpoint nor the API server could be asked
+    NO_SECOND_WITNESS = "no-second-evidence"  # neither kubelet's checkpoint nor the API server could be asked
     IN_CHECKPOINT = "in-checkpoint"  # not listed, but kubelet's checkpoint names it: an init container
     POD_UNACCOUNTED = "pod-unaccounted"  # a pod bound here asks for the resource and kubelet shows no device for it
     STILL_OPEN = "still-open"  # a process has the device node open
@@ -429,6 +428,28 @@ def _refile(
         if key not in old:
             index = index.put(key, (*index.get(key, ()), name))
     return index
+
+
+def filed_as(place: str) -> str:
+    """The key of a place in an index: a node is one place, whoever's own it is."""
+    return place[1:] if place[:1] == COMPANION else place
+
+
+def is_node(place: str) -> bool:
+    """Whether a place is a node, and no syspath."""
+    return place.startswith("/dev/") or (place[:1] in ("c", "b", COMPANION) and place[-1:].isdecimal())
+
+
+def share_a_node(some: tuple[str, ...], others: tuple[str, ...]) -> bool:
+    """Whether a node that is the device's own on one side is there on the other, its own or a companion's."""
+    if not some or not others:
+        return False
+    return any(
+        place in there or f"{COMPANION}{place}" in there
+        for here, there in ((some, others), (others, some))
+        for place in here
+        if is_node(place) and place[:1] != COMPANION
+    )
 
 
 class LedgerPolicy(Struct, frozen=True):

@@ -19,7 +19,7 @@ from drabridge.inventory.model import device_id_of
 from drabridge.ledger import events as ev
 from drabridge.ledger.events import Pods, Unit
 from drabridge.ledger.model import ClaimRef, Entry, Ledger, PodRef
-from drabridge.ledger.release_rule import DeviceEvidence, using
+from drabridge.ledger.release_rule import DeviceEvidence, holding_claims
 
 Claims = tuple[tuple[ClaimRef, ...], tuple[tuple[ClaimRef, ev.DeviceUse], ...] | None]
 NO_CLAIMS: Claims = ((), ())
@@ -83,16 +83,16 @@ def unaccounted(event: ev.Observed, entry: Entry) -> tuple[str, ...] | None:
     return tuple(pod for resource in entry.counted_as for pod in event.unaccounted.get(resource, ()))
 
 
-def known_of_pods(event: ev.Observed, entry: Entry, witness: DeviceEvidence) -> DeviceEvidence:
+def known_of_pods(event: ev.Observed, entry: Entry, evidence: DeviceEvidence) -> DeviceEvidence:
     """The same with what the API server says of the device's pods: their grace period, or that they have ended."""
-    pods = witness.pods
+    pods = evidence.pods
     if pods:
         return replace(
-            witness, grace=max((event.grace[pod.uid] for pod in pods if pod.uid in event.grace), default=None)
+            evidence, grace=max((event.grace[pod.uid] for pod in pods if pod.uid in event.grace), default=None)
         )
     if entry.hold is None or not entry.hold.pods:
-        return witness
-    return replace(witness, ended=all(pod.uid in event.ended for pod in entry.hold.pods))
+        return evidence
+    return replace(evidence, ended=all(pod.uid in event.ended for pod in entry.hold.pods))
 
 
 def strange(event: ev.Observed, ledger: Ledger) -> tuple[ClaimRef, ...]:
@@ -108,7 +108,9 @@ def unknown_units(ledger: Ledger, resource: str, shown: Iterable[Unit]) -> froze
     return frozenset(unit for name, unit in shown if name == resource and device_id_of(unit) not in known)
 
 
-def lost_to(ledger: Ledger, resource: str, units: Collection[str], at: float) -> ev.RecordLost | None:
+def record_lost_by_unknown_units(
+    ledger: Ledger, resource: str, units: Collection[str], at: float
+) -> ev.RecordLost | None:
     """What follows from :func:`unknown_units`: a pod with one may have any device. None: there is no device."""
     ours = tuple(entry.name for entry in ledger.entries.values() if resource in entry.counted_as)
     reason = f"pods have {', '.join(sorted(units))} of {resource}, and no device here has such an id"
@@ -118,7 +120,7 @@ def lost_to(ledger: Ledger, resource: str, units: Collection[str], at: float) ->
 def claims(event: ev.Observed, entry: Entry, strangers: tuple[ClaimRef, ...] = ()) -> Claims:
     """What is shown of claims with one device: by kubelet, and by the API server."""
     name = entry.device.name
-    claimed = using(entry, (*event.claimed.get(name, ()), *strangers))
+    claimed = holding_claims(entry, (*event.claimed.get(name, ()), *strangers))
     if event.allocated is None:
         return claimed, None
     return claimed, tuple((one.claim, use) for one in event.allocated for use in one.uses if use.device == name)

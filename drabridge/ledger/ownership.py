@@ -47,62 +47,62 @@ def owner_of(hold: Hold | None, claims: tuple[ClaimHold, ...]) -> Owner:
 
 
 def settle(
-    draft: Transaction, before: Entry, hold: Hold | None, claims: tuple[ClaimHold, ...] = (), because: str = ""
+    tx: Transaction, before: Entry, hold: Hold | None, claims: tuple[ClaimHold, ...] = (), because: str = ""
 ) -> Entry:
     """The entry with these holders: its owner, its lane, and a waiting move begun or an open one aborted."""
     owner = owner_of(hold, claims)
     lane, move, since, released = before.lane, before.move, before.since, before.released_because
     if owner is not before.owner:
-        since = draft.at
+        since = tx.at
         if owner is Owner.NONE:
-            lane, move = _lane_when_free(draft, before)
+            lane, move = _lane_when_free(tx, before)
         elif lane in MOVING or lane is (Lane.DRA if owner is Owner.LEGACY else Lane.LEGACY):
-            lane, move = lane_when_held(draft, before, owner)
+            lane, move = lane_when_held(tx, before, owner)
         if owner is Owner.CONFLICT:
-            _alarm(draft, before, hold, claims)
+            _alarm(tx, before, hold, claims)
     if (hold is None and before.hold is not None) or len(claims) < len(before.claims):
         released = because
         who = refusals.holder(before, hold, claims)
         left = {held.claim.uid for held in claims}
         began = [held.since for held in before.holders if held.claim.uid not in left]
-        draft.effects.append(Released(before.name, who, because, draft.at - min(began, default=before.since)))
+        tx.effects.append(Released(before.name, who, because, tx.at - min(began, default=before.since)))
     stamps = (before.presence_since, before.legacy_until, before.was_at if owner is not Owner.NONE else ())
-    settled = Entry(before.device, owner, lane, hold, claims, move, since, draft.seq, released, *stamps)
-    return left_kubelet(draft, before, settled)
+    settled = Entry(before.device, owner, lane, hold, claims, move, since, tx.seq, released, *stamps)
+    return left_kubelet(tx, before, settled)
 
 
-def left_kubelet(draft: Transaction, before: Entry, entry: Entry) -> Entry:
+def left_kubelet(tx: Transaction, before: Entry, entry: Entry) -> Entry:
     """The entry; with the time where kubelet's business with the device ends here."""
-    return replace(entry, legacy_until=draft.at) if before.with_kubelet and not entry.with_kubelet else entry
+    return replace(entry, legacy_until=tx.at) if before.with_kubelet and not entry.with_kubelet else entry
 
 
-def lane_when_held(draft: Transaction, before: Entry, owner: Owner) -> tuple[Lane, Move | None]:
+def lane_when_held(tx: Transaction, before: Entry, owner: Owner) -> tuple[Lane, Move | None]:
     """A held device is in the lane of its holder's side; where it was meant to be, it moves when it is let go."""
     lane, move = before.lane, before.move
     target = lane if move is None else move.target
     if lane in MOVING and move is not None:
         lane = move.source
-        draft.effects.append(LaneMoveAborted(before.name, move.target, f"taken while it was {move.step}"))
+        tx.effects.append(LaneMoveAborted(before.name, move.target, f"taken while it was {move.step}"))
     if owner is Owner.LEGACY and lane is Lane.DRA:
         lane = Lane.LEGACY
     elif owner in DRA_OWNERS and lane is Lane.LEGACY:
         lane = Lane.DRA
     if target is lane:
         return lane, None
-    asked = move.since if move else draft.at
-    return lane, Move(lane, target, MoveStep.WAITING, asked, draft.at, "the device is held")
+    asked = move.since if move else tx.at
+    return lane, Move(lane, target, MoveStep.WAITING, asked, tx.at, "the device is held")
 
 
-def _lane_when_free(draft: Transaction, before: Entry) -> tuple[Lane, Move | None]:
+def _lane_when_free(tx: Transaction, before: Entry) -> tuple[Lane, Move | None]:
     """A waiting move begins. Out of CONFLICT or QUARANTINE, kubelet must confirm before claims are offered a device."""
     if before.move is not None:
-        return begin(draft, before.lane, before.move.target, before.move.since)
+        return begin(tx, before.lane, before.move.target, before.move.since)
     if before.owner in (Owner.CONFLICT, Owner.QUARANTINE) and before.lane is Lane.DRA:
-        return begin(draft, Lane.LEGACY, Lane.DRA, draft.at)
+        return begin(tx, Lane.LEGACY, Lane.DRA, tx.at)
     return before.lane, None
 
 
-def begin(draft: Transaction, source: Lane, target: Lane, asked: float) -> tuple[Lane, Move | None]:
+def begin(tx: Transaction, source: Lane, target: Lane, asked: float) -> tuple[Lane, Move | None]:
     """Start to move a free device: tell the side that has it; the other side gets it once that is confirmed."""
     if target is source:
         return source, None
@@ -110,10 +110,10 @@ def begin(draft: Transaction, source: Lane, target: Lane, asked: float) -> tuple
         return Lane.SHARED, None  # nobody loses it, and its claims will be guarded
     revoke = Lane.LEGACY_TO_DRA if target is Lane.DRA else Lane.DRA_TO_LEGACY
     whom = "kubelet" if revoke is Lane.LEGACY_TO_DRA else "the API server"
-    return revoke, Move(source, target, MoveStep.REVOKING, asked, draft.at, f"waits for {whom} to confirm")
+    return revoke, Move(source, target, MoveStep.REVOKING, asked, tx.at, f"waits for {whom} to confirm")
 
 
-def _alarm(draft: Transaction, before: Entry, hold: Hold | None, claims: tuple[ClaimHold, ...]) -> None:
+def _alarm(tx: Transaction, before: Entry, hold: Hold | None, claims: tuple[ClaimHold, ...]) -> None:
     """Tell everybody concerned that a pod and a claim have one device."""
     pods = hold.pods if hold else ()
     holders = tuple(held.claim for held in claims if not held.admin)
@@ -121,32 +121,30 @@ def _alarm(draft: Transaction, before: Entry, hold: Hold | None, claims: tuple[C
         f"{before.name} is used by {', '.join(map(str, pods)) or 'a pod'} through resource limits and by "
         f"{', '.join(f'claim {claim}' for claim in holders)}; stop one of them"
     )
-    draft.effects.append(Notify(Subject.NODE, "DeviceConflict", message))
-    draft.effects += [
-        Notify(Subject.POD, "DeviceConflict", message, p.namespace, p.name, p.uid) for p in pods if p.name
-    ]
-    draft.effects += [
+    tx.effects.append(Notify(Subject.NODE, "DeviceConflict", message))
+    tx.effects += [Notify(Subject.POD, "DeviceConflict", message, p.namespace, p.name, p.uid) for p in pods if p.name]
+    tx.effects += [
         Notify(Subject.CLAIM, "DeviceConflict", message, c.namespace, c.name, c.uid) for c in holders if c.name
     ]
 
 
-def obstacle(draft: Transaction, entry: Entry) -> Refusal | None:
+def obstacle(tx: Transaction, entry: Entry) -> Refusal | None:
     """Why a free device cannot be given to anybody: it is not there, or overlapping hardware is held."""
     if entry.device.presence is not Presence.PRESENT:
         return refusals.not_present(entry)
-    return overlap(draft, entry)
+    return overlap(tx, entry)
 
 
-def overlap(draft: Transaction, entry: Entry) -> Refusal | None:
+def overlap(tx: Transaction, entry: Entry) -> Refusal | None:
     """Who holds overlapping hardware. One container, or claim, may have several devices that hand out one node."""
-    for relative in draft.relatives(entry):
-        if relative.owner is not Owner.NONE and not _taken_with_it(draft, entry, relative):
-            return refusals.overlaps(entry, relative, draft.at)
+    for relative in tx.relatives(entry):
+        if relative.owner is not Owner.NONE and not _taken_with_it(tx, entry, relative):
+            return refusals.overlaps(entry, relative, tx.at)
     return None
 
 
-def _taken_with_it(draft: Transaction, entry: Entry, relative: Entry) -> bool:
+def _taken_with_it(tx: Transaction, entry: Entry, relative: Entry) -> bool:
     """Whether this very step gives the other one as well; a request is of one container, or of one claim."""
-    before = draft.ledger.entries.get(relative.name)
+    before = tx.ledger.entries.get(relative.name)
     free = before is not None and before.owner is Owner.NONE
     return free and not relative.device.related(entry.device)

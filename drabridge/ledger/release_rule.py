@@ -5,8 +5,8 @@ grace period: kubelet before 1.31, and any that learns of it late, grants it (ku
 
 PodResources List is not enough: it leaves out plain init containers (kubernetes/kubernetes#120501), pods that were
 force-deleted while they run (#104824), everything that a new kubelet has not re-synced, and the moments between
-Allocate's reply and kubelet's own record. So a hold ends only when every witness that can be asked agrees, twice, some
-time after Allocate and some time after kubelet's start, and at least two kinds of witness could be asked.
+Allocate's reply and kubelet's own record. So a hold ends only when every evidence that can be asked agrees, twice, some
+time after Allocate and some time after kubelet's start, and at least two kinds of evidence could be asked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from drabridge.ledger.model import ClaimRef, Entry, HeldBecause, Hold, LedgerPol
 
 
 class DeviceEvidence(Struct, frozen=True):
-    """What one round of evidence says about one device. ``None``: this witness could not be asked."""
+    """What one round of evidence says about one device. ``None``: this evidence could not be asked."""
 
     listed: tuple[PodRef, ...] | None = None  # PodResources
     checkpointed: tuple[PodRef, ...] | None = None  # kubelet's checkpoint file
@@ -51,18 +51,18 @@ class HoldEnded(Struct, frozen=True):
     because: str
 
 
-def using(entry: Entry, claimed: Iterable[ClaimRef]) -> tuple[ClaimRef, ...]:
+def holding_claims(entry: Entry, claimed: Iterable[ClaimRef]) -> tuple[ClaimRef, ...]:
     """Of the claims that kubelet shows with a device, those that have more of it than admin access."""
     watching = {(held.claim.namespace, held.claim.name) for held in entry.claims if held.admin}
     return tuple(claim for claim in claimed if (claim.namespace, claim.name) not in watching)
 
 
-def seen(hold: Hold, witness: DeviceEvidence, at: float) -> Hold:
+def seen(hold: Hold, evidence: DeviceEvidence, at: float) -> Hold:
     """The hold after evidence that shows it. Names from PodResources are preferred to the checkpoint's bare UIDs."""
-    pods = witness.listed or witness.pods
+    pods = evidence.listed or evidence.pods
     if pods != hold.pods:
         pods = tuple(_with_uid(pod, hold.pods) for pod in pods)
-    grace = hold.grace if witness.grace is None else witness.grace
+    grace = hold.grace if evidence.grace is None else evidence.grace
     known = not hold.retaken
     as_before = hold.confirmed and hold.known is known and hold.pods == pods and hold.grace == grace
     if as_before and not hold.unseen_since and hold.because is HeldBecause.RUNNING:
@@ -81,7 +81,7 @@ def seen(hold: Hold, witness: DeviceEvidence, at: float) -> Hold:
     )
 
 
-def without_ended_shares(hold: Hold, entry: Entry, witness: DeviceEvidence, at: float, policy: LedgerPolicy) -> Hold:
+def without_ended_shares(hold: Hold, entry: Entry, evidence: DeviceEvidence, at: float, policy: LedgerPolicy) -> Hold:
     """The hold without shares that no pod has any more, where pods have more of them than the device has by now.
 
     Kubelet is told that a pod's share is Healthy, so one that is taken for a pod's for ever would be given out for
@@ -92,9 +92,9 @@ def without_ended_shares(hold: Hold, entry: Entry, witness: DeviceEvidence, at: 
         return hold
     if at - hold.allocated_at < policy.min_hold_seconds:
         return hold
-    if witness.listed is None or witness.checkpointed is None or not witness.barrier:
+    if evidence.listed is None or evidence.checkpointed is None or not evidence.barrier:
         return hold
-    ended = {unit for unit in hold.units if unit not in witness.units and device_id_of(unit) == entry.device.id}
+    ended = {unit for unit in hold.units if unit not in evidence.units and device_id_of(unit) == entry.device.id}
     return replace(hold, units=tuple(unit for unit in hold.units if unit not in ended)) if ended else hold
 
 
@@ -107,34 +107,34 @@ def _with_uid(pod: PodRef, before: Iterable[PodRef]) -> PodRef:
 
 def weigh(
     hold: Hold,
-    witness: DeviceEvidence,
+    evidence: DeviceEvidence,
     *,
     at: float,
     suspended_until: float,
     policy: LedgerPolicy,
     strict: bool = False,
 ) -> Hold | HoldEnded:
-    """Judge a hold that fresh evidence does not show. ``strict`` (quarantine) wants every witness that there is, and
+    """Judge a hold that fresh evidence does not show. ``strict`` (quarantine) wants every evidence that there is, and
     asks about claims, too: with the record of pods that of claims was lost.
     """
-    if witness.listed is None:
+    if evidence.listed is None:
         return _held(hold, HeldBecause.NO_LIST)
-    if strict and witness.claimed:
+    if strict and evidence.claimed:
         return _held(hold, HeldBecause.RUNNING)
-    if witness.checkpointed:
+    if evidence.checkpointed:
         return _held(hold, HeldBecause.IN_CHECKPOINT, 0.0)
     hold = hold if hold.unseen_since else replace(hold, unseen_since=at)
-    if witness.opened:
+    if evidence.opened:
         return _held(hold, HeldBecause.STILL_OPEN)
     if at < suspended_until:
         return _held(hold, HeldBecause.KUBELET_UNSETTLED)
-    if witness.unaccounted:
+    if evidence.unaccounted:
         return _held(hold, HeldBecause.POD_UNACCOUNTED)
-    by_checkpoint = witness.checkpointed is not None and witness.barrier
-    by_api = witness.unaccounted is not None
-    by_everybody = by_api and witness.allocated is not None and (by_checkpoint or witness.checkpointed is None)
+    by_checkpoint = evidence.checkpointed is not None and evidence.barrier
+    by_api = evidence.unaccounted is not None
+    by_everybody = by_api and evidence.allocated is not None and (by_checkpoint or evidence.checkpointed is None)
     # Kubelet without its checkpoint (a usual piece of advice) skips what runs: both of its answers are silent then.
-    by_kubelet = by_checkpoint and (hold.known or witness.alone or witness.opened is False)
+    by_kubelet = by_checkpoint and (hold.known or evidence.alone or evidence.opened is False)
     enough = by_everybody if strict else by_kubelet or by_api
     if not enough:
         return _held(hold, HeldBecause.NO_SECOND_WITNESS)
@@ -144,7 +144,7 @@ def weigh(
     absences = hold.absences + 1
     if absences < policy.absent_lists or at - since < policy.absent_seconds:
         return replace(hold, absences=absences, absent_since=since, because=HeldBecause.ONCE_ABSENT)
-    grace = 0.0 if witness.ended else _grace(hold, witness, policy)
+    grace = 0.0 if evidence.ended else _grace(hold, evidence, policy)
     if grace and at - hold.unseen_since < grace + policy.absent_seconds:
         return replace(hold, absences=absences, absent_since=since, because=HeldBecause.GRACE_PERIOD)
     names = " and ".join(
@@ -153,7 +153,7 @@ def weigh(
             ("PodResources", True),
             ("kubelet's checkpoint", by_checkpoint),
             ("the API server", by_api),
-            ("the physical probe", witness.opened is not None),
+            ("the physical probe", evidence.opened is not None),
         )
         if asked
     )
@@ -161,11 +161,11 @@ def weigh(
     return HoldEnded(f"{how}: {names} agreed {absences} times over {at - since:.0f} s")
 
 
-def _grace(hold: Hold, witness: DeviceEvidence, policy: LedgerPolicy) -> float:
+def _grace(hold: Hold, evidence: DeviceEvidence, policy: LedgerPolicy) -> float:
     """Seconds for which the processes of a pod may outlive kubelet's knowledge of it. What kubelet never showed waits
     for ``unconfirmed_seconds`` anyway; where no claim can get the device kubelet alone gives it out again.
     """
-    if witness.alone or not hold.confirmed:
+    if evidence.alone or not hold.confirmed:
         return 0.0
     return policy.grace_seconds if hold.grace is None else hold.grace
 

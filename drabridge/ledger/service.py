@@ -84,7 +84,7 @@ class LedgerService:
         self._untold: tuple[Effect, ...] = ()  # what the start has to say, before anybody listens
         if self.loaded.doubtful:
             done = step(self.ledger, RecordLost(now(), reason=self.loaded.message), self.policy)
-            self.ledger = done.of(self.ledger)
+            self.ledger = done.applied_to(self.ledger)
             self._untold = tuple(effect for effect in done.effects if isinstance(effect, Notify))
         self.health = StoreHealth()
         try:
@@ -118,7 +118,7 @@ class LedgerService:
         """
         return await self.submit(event)
 
-    async def insist(self, event: Event) -> None:
+    async def apply_until_accepted(self, event: Event) -> None:
         """As :meth:`apply`, of what has happened, whatever the disk does: again until it is taken."""
         while not (await self.apply(event)).accepted:
             await asyncio.sleep(INSIST_SECONDS)
@@ -127,14 +127,14 @@ class LedgerService:
         """As :meth:`apply`; with a quick disk the future is done on return."""
         return self._take(step(self.head, event, self.policy))
 
-    def answered(self, side: Side, decision: Decision, claim: ClaimRef | None = None) -> None:
+    def report_refusal(self, side: Side, decision: Decision, claim: ClaimRef | None = None) -> None:
         """Tell subscribers that a caller was refused. For who tries several times before it answers: an attempt that is
         refused inside the call concerns nobody else. A ledger that cannot be written is told by :attr:`health`.
         """
         if refusals := [refused for refused in decision.refusals if refused.code is not RefusalCode.NOT_DURABLE]:
             self._tell(refusal_told(side, refusals, claim))
 
-    def retry(self) -> None:
+    def retry_write(self) -> None:
         """While the ledger cannot be written: try again, though nobody asks for anything. Does not wait for the disk;
         subscribers hear of it when it is well again.
         """
@@ -143,7 +143,7 @@ class LedgerService:
 
     def _take(self, done: Step) -> asyncio.Future[Decision]:
         answer: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
-        self.head = done.of(self.head)
+        self.head = done.applied_to(self.head)
         if self._flusher is None and not done.durable:
             self.ledger = self.head
             self._lazy.update(entry.name for entry in done.changes)

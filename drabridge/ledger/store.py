@@ -27,8 +27,17 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from drabridge.errors import HostError
-from drabridge.ledger.codec import ENTRY_FIELDS, entry_from_json, entry_to_json, node_from_json, node_to_json
-from drabridge.ledger.journal_lines import Json, UnreadableLedger, decode, encode
+from drabridge.ledger.codec import (
+    ENTRY_FIELDS,
+    Json,
+    UnreadableLedger,
+    decode,
+    encode,
+    entry_from_json,
+    entry_to_json,
+    node_from_json,
+    node_to_json,
+)
 from drabridge.ledger.lock import Lock, same_file
 from drabridge.ledger.model import Entry, Ledger, NodeState
 
@@ -262,7 +271,7 @@ _HINT = (
 _NOT_OURS = (ArithmeticError, ValueError, KeyError, TypeError, AttributeError)
 
 
-def recorded(directory: Path, *, node: str) -> Ledger | None:
+def read_if_possible(directory: Path, *, node: str) -> Ledger | None:
     """What another agent's directory says, without taking it over; None if that is nothing about this node."""
     try:
         return _read(directory / FILE, node).ledger
@@ -270,7 +279,7 @@ def recorded(directory: Path, *, node: str) -> Ledger | None:
         return None
 
 
-def read_other(directory: Path, *, node: str) -> Ledger | None:
+def read_completely(directory: Path, *, node: str) -> Ledger | None:
     """As :func:`recorded`, of a directory that nobody may lose track of. Raises HostError where there is a ledger that
     cannot be read to its end: what looks free in it may be held.
     """

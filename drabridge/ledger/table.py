@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 from drabridge.ledger.model import DRA_OWNERS, Entry, Lane, Owner
 from drabridge.ledger.transaction import Outcome, Transaction
 from drabridge.ledger.transitions import claims as claims
-from drabridge.ledger.transitions import common as common
 from drabridge.ledger.transitions import lanes as lanes
-from drabridge.ledger.transitions import losses as loss
+from drabridge.ledger.transitions import no_change as no_change
 from drabridge.ledger.transitions import pods as pods
+from drabridge.ledger.transitions import recovery as recovery
 
 Transition = Callable[[Transaction, Entry, Any], Outcome]
 
@@ -83,30 +83,30 @@ S = DeviceSignal
 ROWS: tuple[Row, ...] = (
     # signal               owner       lane         what happens
     Row(S.ALLOCATE, FREE, FOR_PODS, pods.take),
-    Row(S.ALLOCATE, FREE, FOR_CLAIMS, common.refuse_lane_legacy),
+    Row(S.ALLOCATE, FREE, FOR_CLAIMS, no_change.refuse_lane_legacy),
     Row(S.ALLOCATE, FREE, SHARED, pods.take_shared),
     Row(S.ALLOCATE, LEGACY, ALL, pods.retake),
     Row(S.ALLOCATE, PENDING, ALL, pods.preempt),
-    Row(S.ALLOCATE, CLAIMED | UNCLEAR, ALL, common.refuse_held),
+    Row(S.ALLOCATE, CLAIMED | UNCLEAR, ALL, no_change.refuse_held),
     #
     Row(S.SEEN, FREE | DRA_OWNERS, ALL, pods.adopt),
     Row(S.SEEN, _owners(Owner.QUARANTINE), ALL, pods.adopt),
     Row(S.SEEN, LEGACY | _owners(Owner.CONFLICT), ALL, pods.confirm),
     Row(S.ABSENT, LEGACY | UNCLEAR, ALL, pods.weigh),
-    Row(S.ABSENT, FREE | DRA_OWNERS, ALL, common.ignore),
+    Row(S.ABSENT, FREE | DRA_OWNERS, ALL, no_change.ignore),
     #
     Row(S.CLAIM_ALLOCATED, FREE, FOR_CLAIMS, claims.grant),
-    Row(S.CLAIM_ALLOCATED, FREE, FOR_PODS, common.refuse_lane_dra),
+    Row(S.CLAIM_ALLOCATED, FREE, FOR_PODS, no_change.refuse_lane_dra),
     Row(S.CLAIM_ALLOCATED, FREE, SHARED, claims.pend),
     Row(S.CLAIM_ALLOCATED, DRA_OWNERS, ALL, claims.regrant),
-    Row(S.CLAIM_ALLOCATED, LEGACY, ALL, common.refuse_held),
+    Row(S.CLAIM_ALLOCATED, LEGACY, ALL, no_change.refuse_held),
     Row(S.CLAIM_ALLOCATED, UNCLEAR, ALL, claims.note_allocated),
     Row(S.CLAIM_DEALLOCATED, ANY, ALL, claims.deallocate),
     #
     Row(S.PREPARE, FREE, FOR_CLAIMS, claims.prepare),
-    Row(S.PREPARE, FREE, FOR_PODS | SHARED, common.refuse_lane_dra),
+    Row(S.PREPARE, FREE, FOR_PODS | SHARED, no_change.refuse_lane_dra),
     Row(S.PREPARE, DRA_OWNERS, ALL, claims.reprepare),
-    Row(S.PREPARE, LEGACY | UNCLEAR, ALL, common.refuse_held),
+    Row(S.PREPARE, LEGACY | UNCLEAR, ALL, no_change.refuse_held),
     Row(S.PREPARE_ADMIN, ANY, ALL, claims.admit_admin),
     Row(S.UNPREPARE, ANY, ALL, claims.unprepare),
     Row(S.FOUND_PREPARED, ANY, ALL, claims.found_prepared),
@@ -114,27 +114,27 @@ ROWS: tuple[Row, ...] = (
     Row(S.SET_LANE, FREE, ALL, lanes.move_free),
     Row(S.SET_LANE, ANY - FREE, ALL, lanes.move_later),
     Row(S.WITHDRAWN, FREE, TO_DRA, lanes.acknowledge),
-    Row(S.WITHDRAWN, FREE, ALL - TO_DRA, common.ignore),
+    Row(S.WITHDRAWN, FREE, ALL - TO_DRA, no_change.ignore),
     Row(S.WITHDRAWN, PENDING, ALL, claims.lease_withdrawn),
-    Row(S.WITHDRAWN, ANY - FREE - PENDING, ALL, common.ignore),
+    Row(S.WITHDRAWN, ANY - FREE - PENDING, ALL, no_change.ignore),
     Row(S.SLICE_WITHDRAWN, FREE, TO_LEGACY, lanes.quiesce),
-    Row(S.SLICE_WITHDRAWN, FREE, ALL - TO_LEGACY, common.ignore),
-    Row(S.SLICE_WITHDRAWN, ANY - FREE, ALL, common.ignore),
+    Row(S.SLICE_WITHDRAWN, FREE, ALL - TO_LEGACY, no_change.ignore),
+    Row(S.SLICE_WITHDRAWN, ANY - FREE, ALL, no_change.ignore),
     Row(S.QUORUM_CLEAR, FREE, TO_LEGACY, lanes.clear),
-    Row(S.QUORUM_CLEAR, FREE, ALL - TO_LEGACY, common.ignore),
-    Row(S.QUORUM_CLEAR, ANY - FREE, ALL, common.ignore),
+    Row(S.QUORUM_CLEAR, FREE, ALL - TO_LEGACY, no_change.ignore),
+    Row(S.QUORUM_CLEAR, ANY - FREE, ALL, no_change.ignore),
     #
-    Row(S.REBOOTED, ANY, ALL, loss.reboot),
+    Row(S.REBOOTED, ANY, ALL, recovery.reboot),
     Row(S.RECOUNT, ANY, ALL, pods.recount),
-    Row(S.LOST, FREE, ALL, loss.quarantine),
-    Row(S.LOST, ANY - FREE, ALL, common.ignore),  # a holder that is known stays
-    Row(S.RESOLVE, UNCLEAR | _owners(Owner.DRA_PREPARED), ALL, loss.resolve),
-    Row(S.RESOLVE, ANY - UNCLEAR - _owners(Owner.DRA_PREPARED), ALL, common.ignore),
+    Row(S.LOST, FREE, ALL, recovery.quarantine),
+    Row(S.LOST, ANY - FREE, ALL, no_change.ignore),  # a holder that is known stays
+    Row(S.RESOLVE, UNCLEAR | _owners(Owner.DRA_PREPARED), ALL, recovery.resolve),
+    Row(S.RESOLVE, ANY - UNCLEAR - _owners(Owner.DRA_PREPARED), ALL, no_change.ignore),
     #
     Row(S.LEASE_GRANTED, PENDING, ALL, claims.lease_grant),
-    Row(S.LEASE_GRANTED, ANY - PENDING, ALL, common.ignore),
+    Row(S.LEASE_GRANTED, ANY - PENDING, ALL, no_change.ignore),
     Row(S.LEASE_DENIED, PENDING, ALL, claims.lease_deny),
-    Row(S.LEASE_DENIED, ANY - PENDING, ALL, common.ignore),
+    Row(S.LEASE_DENIED, ANY - PENDING, ALL, no_change.ignore),
 )
 
 

@@ -16,7 +16,7 @@ from drabridge.containers.cdi import CdiStore
 from drabridge.containers.hooks import run_hook
 from drabridge.errors import HostError
 from drabridge.inventory.model import Device, Presence
-from drabridge.lanes.plan import order
+from drabridge.lanes.plan import packing_order
 from drabridge.ledger import events
 from drabridge.ledger.effects import Decision
 from drabridge.ledger.model import Ledger, LedgerPolicy
@@ -183,7 +183,7 @@ class LegacyResource:
         """What the preference knows. The far end of the order comes first: claims take devices from the near end, so
         the two sides seldom want the same one.
         """
-        ours = order(device for device in devices.values() if device.resource == self.resource)
+        ours = packing_order(device for device in devices.values() if device.resource == self.resource)
         for rank, device in enumerate(reversed(ours)):
             shared = device.id if device.replicas > 1 else ""
             for unit in device.units:

@@ -99,7 +99,7 @@ def _offer(
     elif device.root in counters and resource.partition is not None:
         each = {name: counter.each for name, counter in resource.partition.counters.items()} or {PARTS: 1}
         consumes[device.root] = each
-    return Offer(device, taints, eligibility.guarded(entry, policy), policies, consumes)
+    return Offer(device, taints, eligibility.needs_lease_conditions(entry, policy), policies, consumes)
 
 
 def _taints(

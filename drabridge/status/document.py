@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from drabridge.inventory.model import Device, Presence, Snapshot
-from drabridge.ledger.eligibility import dra_schedulable, hindrance, legacy_healthy
+from drabridge.ledger.eligibility import blocking_relative, dra_schedulable, legacy_healthy
 from drabridge.ledger.model import ClaimHold, Entry, Hold, Lane, Ledger, LedgerPolicy, Owner, PodRef
 
 API_VERSION = "drabridge/v1alpha1"
@@ -150,7 +150,7 @@ def _device(ledger: Ledger, entry: Entry, device: Device | None, policy: LedgerP
 def _hindered(ledger: Ledger, entry: Entry) -> str:
     """Why a free device that is there is offered to nobody, though its lane would."""
     there = entry.owner is Owner.NONE and entry.device.presence is Presence.PRESENT
-    if not there or (relative := hindrance(ledger, entry)) is None:
+    if not there or (relative := blocking_relative(ledger, entry)) is None:
         return ""
     why = f"in lane {relative.lane}" if relative.owner is Owner.NONE else f"held ({relative.owner})"
     return f"shares its hardware with {relative.name}, which is {why}"

@@ -11,7 +11,7 @@ import pytest
 
 from drabridge.dra.lifecycle import recorded
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
-from drabridge.ledger import AgentStarted
+from drabridge.ledger.events import AgentStarted
 from drabridge.ledger.model import ClaimRef, Lane
 from drabridge.sim.kubelet.faults import ListFault
 from tests.agent.test_both_apis import bridge, claim_pod, healthy, limits_pod

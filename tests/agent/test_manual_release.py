@@ -14,8 +14,7 @@ from drabridge.agent.manual_release import _forget, _has_ended
 from drabridge.containers.cdi import CdiDevice, CdiStore, Edits
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
 from drabridge.errors import RefusedError
-from drabridge.ledger import ClaimRef, Entry, Ledger, LedgerDevice, Owner
-from drabridge.ledger.model import ClaimHold, ClaimPhase, PodRef
+from drabridge.ledger.model import ClaimHold, ClaimPhase, ClaimRef, Entry, Ledger, LedgerDevice, Owner, PodRef
 
 CLAIM = ClaimRef("34553fd1-cf06-469c-b877-c1432ff67333", "default", "c")
 WATCHER = ClaimRef("5bd47ba5-dc39-4e01-b577-25147473f530", "default", "watcher")

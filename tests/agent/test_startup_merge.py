@@ -12,7 +12,9 @@ from drabridge.agent.startup_merge import _findings, _in_use
 from drabridge.containers.cdi import CdiDevice, CdiStore, Edits
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
 from drabridge.evidence.kubelet import KubeletList
-from drabridge.ledger import ClaimDevices, ClaimRef, DeviceUse, Entry, Ledger, LedgerDevice, RecordLost, startup_events
+from drabridge.ledger import startup_events
+from drabridge.ledger.events import ClaimDevices, DeviceUse, RecordLost
+from drabridge.ledger.model import ClaimRef, Entry, Ledger, LedgerDevice
 
 DRIVER = "gpu.example.com"
 CLAIM = ClaimRef("34553fd1-cf06-469c-b877-c1432ff67333", "default", "c")

@@ -9,20 +9,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from drabridge.ledger import (
-    Allocate,
-    ClaimRef,
-    DeviceUse,
-    Entry,
-    Lane,
-    Ledger,
-    LedgerDevice,
-    LedgerPolicy,
-    NodeState,
-    Prepare,
-    Unprepare,
-    step,
-)
+from drabridge.ledger.apply_event import step
+from drabridge.ledger.events import Allocate, DeviceUse, Prepare, Unprepare
+from drabridge.ledger.model import ClaimRef, Entry, Lane, Ledger, LedgerDevice, LedgerPolicy, NodeState
 from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import Store
 from tests.bench.core import Benchmark
@@ -59,11 +48,11 @@ def steps_per_second() -> float:
         at_legacy, at_dra = legacy, dra
         begin = time.process_time()
         for allocate in first:
-            at_legacy = step(at_legacy, allocate, _POLICY).of(at_legacy)
+            at_legacy = step(at_legacy, allocate, _POLICY).applied_to(at_legacy)
         for prepare in second:
-            at_dra = step(at_dra, prepare, _POLICY).of(at_dra)
+            at_dra = step(at_dra, prepare, _POLICY).applied_to(at_dra)
         for unprepare in third:
-            at_dra = step(at_dra, unprepare, _POLICY).of(at_dra)
+            at_dra = step(at_dra, unprepare, _POLICY).applied_to(at_dra)
         best = max(best, 3 * _DEVICES / (time.process_time() - begin))
     return best
 
@@ -75,7 +64,7 @@ def load_1000_ms() -> float:
         ledger = _ledger()
         store.rewrite(ledger)
         for n in range(_DEVICES):
-            ledger = step(ledger, _allocate(ledger, n), _POLICY).of(ledger)
+            ledger = step(ledger, _allocate(ledger, n), _POLICY).applied_to(ledger)
             store.append(ledger, [f"gpu-{n:04}"])
         times = []
         for _ in range(5):

@@ -11,7 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from drabridge.coexistence.competing_plugins import RETRY_MOST_SECONDS, RETRY_SECONDS, SETTLED_SECONDS, Rivals
-from drabridge.ledger import Entry, Hold, Ledger, LedgerDevice, RecordLost
+from drabridge.ledger.events import RecordLost
+from drabridge.ledger.model import Entry, Hold, Ledger, LedgerDevice
 from drabridge.system.supervise import WakeUp
 from podresources import PodResourcesError
 

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from drabridge.coexistence.other_agents import OtherAgents
 from drabridge.inventory.model import Device
-from drabridge.ledger import ClaimHold, ClaimRef, Entry, Hold, Ledger, LedgerDevice, Owner
-from drabridge.ledger.model import ClaimPhase
+from drabridge.ledger.model import ClaimHold, ClaimPhase, ClaimRef, Entry, Hold, Ledger, LedgerDevice, Owner
 from drabridge.ledger.store import Store
 from drabridge.system.io_thread import IoThread
 from drabridge.system.paths import Paths

@@ -20,7 +20,7 @@ from drabridge.dra.metadata import MetadataFiles
 from drabridge.dra.prepare import Preparer
 from drabridge.dra.records import RecordStore
 from drabridge.kube.client import KubernetesCluster
-from drabridge.ledger import Prepare, Unprepare
+from drabridge.ledger.events import Prepare, Unprepare
 from drabridge.ledger.service import LedgerService
 from tests.support.dra_node import DraNode, gpu, with_profile
 

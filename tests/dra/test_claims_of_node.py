@@ -9,7 +9,8 @@ from typing import Any
 
 from drabridge.dra.lifecycle import ClaimSide
 from drabridge.kube.client import KubernetesCluster
-from drabridge.ledger import ClaimDevices, ClaimRef, DeviceUse
+from drabridge.ledger.events import ClaimDevices, DeviceUse
+from drabridge.ledger.model import ClaimRef
 from drabridge.sim.apiserver.server import SimApiServer
 from tests.support.dra_node import DRIVER, NODE, Claims, add_node, short_directory
 

@@ -7,19 +7,8 @@ import pytest
 from drabridge.evidence.apiserver_pods import PodWatch, watched_pod
 from drabridge.evidence.kubelet import claims_of, users_of
 from drabridge.evidence.other_sources import OtherEvidence
-from drabridge.ledger import (
-    ClaimDevices,
-    ClaimRef,
-    ClaimShare,
-    DeviceUse,
-    Entry,
-    Hold,
-    Ledger,
-    LedgerDevice,
-    Observed,
-    Owner,
-    PodRef,
-)
+from drabridge.ledger.events import ClaimDevices, DeviceUse, Observed
+from drabridge.ledger.model import ClaimRef, ClaimShare, Entry, Hold, Ledger, LedgerDevice, Owner, PodRef
 from podresources.model import Claim, ClaimDevice, Container, NodeSnapshot, Pod, SocketIdentity
 from tests.evidence.test_apiserver_pods import FPGA, GPU, container, pod
 

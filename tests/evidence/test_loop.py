@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from drabridge.evidence.loop import ABSENT_SECONDS, HELD_SECONDS, IDLE_SECONDS, LEAST_SECONDS, EvidenceLoop
-from drabridge.ledger import Entry, Event, Hold, Ledger, LedgerDevice, LedgerPolicy, Observed, Owner
 from drabridge.ledger.effects import ACCEPTED, Decision
+from drabridge.ledger.events import Event, Observed
+from drabridge.ledger.model import Entry, Hold, Ledger, LedgerDevice, LedgerPolicy, Owner
 from tests.support.agent_process import until
 
 

@@ -15,29 +15,24 @@ from drabridge.inventory.model import Device, Presence
 from drabridge.inventory.nvidia import NOTHING
 from drabridge.inventory.tracker import DeviceTracker
 from drabridge.inventory.udev_device import UdevDevice
-from drabridge.ledger import (
+from drabridge.ledger.apply_event import step
+from drabridge.ledger.codec import entry_from_json, entry_to_json
+from drabridge.ledger.eligibility import dra_schedulable, legacy_healthy
+from drabridge.ledger.events import (
     AgentStarted,
     Allocate,
     CheckpointRead,
     ClaimAllocated,
-    ClaimRef,
     DeviceUse,
     Discovered,
     Event,
-    Lane,
-    Ledger,
-    LedgerDevice,
-    LedgerPolicy,
     NodeBooted,
     Observed,
-    Owner,
     Prepare,
     SetLane,
     WithdrawnFromKubelet,
-    step,
 )
-from drabridge.ledger.codec import entry_from_json, entry_to_json
-from drabridge.ledger.eligibility import dra_schedulable, legacy_healthy
+from drabridge.ledger.model import ClaimRef, Lane, Ledger, LedgerDevice, LedgerPolicy, Owner
 from tests.support.hardware import MemoryHost, config, record
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "examples"
@@ -70,7 +65,7 @@ class Machine:
     def do(self, event: Event) -> bool:
         """Whether it was accepted; ``said`` is what was said."""
         done = step(self.ledger, event, self.policy)
-        self.ledger, self.said = done.of(self.ledger), str(done.decision)
+        self.ledger, self.said = done.applied_to(self.ledger), str(done.decision)
         return done.decision.accepted
 
     def see(self, *here: UdevDevice, lanes: Mapping[str, Lane] | None = None) -> dict[str, Device]:

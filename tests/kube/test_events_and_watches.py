@@ -17,7 +17,9 @@ from drabridge.kube.client import KubernetesCluster
 from drabridge.kube.events import QUEUE, REPEAT_SECONDS, Announcer
 from drabridge.kube.node_annotation import NodeWatch
 from drabridge.kube.versions import RESOURCE_VERSIONS
-from drabridge.ledger import Ledger, Notify, Observed, Subject
+from drabridge.ledger.effects import Notify, Subject
+from drabridge.ledger.events import Observed
+from drabridge.ledger.model import Ledger
 from drabridge.sim.apiserver.server import SimApiServer
 from tests.support.agent_process import until
 

@@ -8,23 +8,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drabridge.inventory.model import Device, Presence
-from drabridge.lanes.plan import LaneTarget, Urgency, chosen, counted, destined, order, place, plan
-from drabridge.ledger import (
+from drabridge.lanes.plan import (
+    LaneTarget,
+    Urgency,
+    counted_devices,
+    destination_lane,
+    from_selection,
+    packing_order,
+    plan,
+    starting_lanes,
+)
+from drabridge.ledger.apply_event import step
+from drabridge.ledger.events import (
     Allocate,
     Discovered,
-    Entry,
-    Lane,
-    Ledger,
-    LedgerDevice,
-    NodeState,
-    Owner,
-    PodRef,
+    NoClaimListed,
+    Observed,
     SetLane,
     WithdrawnFromKubelet,
-    step,
+    WithdrawnFromSlices,
 )
-from drabridge.ledger.events import NoClaimListed, Observed, WithdrawnFromSlices
-from drabridge.ledger.model import LedgerPolicy
+from drabridge.ledger.model import Entry, Lane, Ledger, LedgerDevice, LedgerPolicy, NodeState, Owner, PodRef
 
 POLICY = LedgerPolicy()
 
@@ -45,14 +49,14 @@ def ledger_of(found: list[Device], lanes: dict[int, Lane] | None = None, held: C
     for n in held:
         done = step(ledger, Allocate({found[n].name: found[n].units}, 0.0), POLICY)
         assert done.decision.accepted
-        ledger = done.of(ledger)
+        ledger = done.applied_to(ledger)
     return ledger
 
 
 def carry_out(ledger: Ledger, found: list[Device], wanted: LaneTarget, at: float = 1000.0) -> Ledger:
     """Apply the plan and every acknowledgement that free devices need."""
     for change in plan(ledger, found, wanted, at):
-        ledger = step(ledger, SetLane(change.device, change.lane, at), POLICY).of(ledger)
+        ledger = step(ledger, SetLane(change.device, change.lane, at), POLICY).applied_to(ledger)
     return acknowledge(ledger, at)
 
 
@@ -63,12 +67,14 @@ def acknowledge(ledger: Ledger, at: float) -> Ledger:
             WithdrawnFromSlices(name, ledger.seq, at),
             NoClaimListed(name, ledger.seq + 1, at + 100),
         ):
-            ledger = step(ledger, event, POLICY).of(ledger)
+            ledger = step(ledger, event, POLICY).applied_to(ledger)
     return ledger
 
 
 def lanes_of(ledger: Ledger) -> str:
-    return "".join("D" if destined(ledger.entries[name]) is Lane.DRA else "L" for name in sorted(ledger.entries))
+    return "".join(
+        "D" if destination_lane(ledger.entries[name]) is Lane.DRA else "L" for name in sorted(ledger.entries)
+    )
 
 
 def test_claims_get_the_front_and_pods_the_end() -> None:
@@ -93,7 +99,7 @@ def all_held_but(ledger: Ledger, found: list[Device], free: Collection[int]) -> 
     """Pods on everything that is held, but for these: theirs have ended."""
     shown = {("r", device.id): (PodRef("ns", "p", "c"),) for n, device in enumerate(found) if n not in free}
     for at in (500.0, 600.0):
-        ledger = step(ledger, Observed(at, ledger.seq, shown, None, {}), POLICY).of(ledger)
+        ledger = step(ledger, Observed(at, ledger.seq, shown, None, {}), POLICY).applied_to(ledger)
     assert [entry.owner is Owner.NONE for entry in ledger.entries.values()] == [n in free for n in range(len(found))]
     return ledger
 
@@ -153,16 +159,18 @@ def test_parts_go_with_their_whole_and_a_whole_with_a_held_part_moves_last() -> 
         ledger = carry_out(ledger, devices, LaneTarget(number).beside_wholes(ledger, devices, {}))
     assert lanes_of(ledger) == "LLLDDD"  # pf0 and its two, pf1 and its two
     new = parts(3, "pf1")
-    first = place(ledger, new, LaneTarget(0).beside_wholes(ledger, new, {}))
+    first = starting_lanes(ledger, new, LaneTarget(0).beside_wholes(ledger, new, {}))
     assert first == {"pf1-vf2": Lane.DRA}
     none = Ledger.of([], NodeState(merged=True))
-    assert set(place(none, new, LaneTarget(0).beside_wholes(none, new, {"pf1": Lane.DRA})).values()) == {Lane.DRA}
+    assert set(starting_lanes(none, new, LaneTarget(0).beside_wholes(none, new, {"pf1": Lane.DRA})).values()) == {
+        Lane.DRA
+    }
 
 
 def come(ledger: Ledger, found: list[Device], wanted: LaneTarget, at: float) -> Ledger:
     """What is new is discovered, and starts where the plan says; then the plan is carried out."""
-    first = place(ledger, found, wanted)
-    ledger = step(ledger, Discovered(tuple(map(LedgerDevice.of, found)), at, first), POLICY).of(ledger)
+    first = starting_lanes(ledger, found, wanted)
+    ledger = step(ledger, Discovered(tuple(map(LedgerDevice.of, found)), at, first), POLICY).applied_to(ledger)
     return carry_out(ledger, found, wanted, at)
 
 
@@ -207,18 +215,18 @@ def test_pinned_devices_stay_where_the_operator_says() -> None:
 def test_floors_hold_whatever_is_chosen() -> None:
     found = devices(4)
     everything = {device.name: Lane.DRA for device in found}
-    wanted = chosen(found, everything, rest=Lane.LEGACY, min_legacy=2, min_dra=0)
+    wanted = from_selection(found, everything, rest=Lane.LEGACY, min_legacy=2, min_dra=0)
     assert lanes_of(carry_out(ledger_of(found), found, wanted)) == "DDLL"
     nothing = {device.name: Lane.LEGACY for device in found}
-    wanted = chosen(found, nothing, rest=Lane.DRA, min_legacy=0, min_dra=1)
+    wanted = from_selection(found, nothing, rest=Lane.DRA, min_legacy=0, min_dra=1)
     assert lanes_of(carry_out(ledger_of(found), found, wanted)) == "DLLL"
-    wanted = chosen(found, {"gpu-02": Lane.LEGACY}, rest=Lane.DRA, min_legacy=0, min_dra=0)
+    wanted = from_selection(found, {"gpu-02": Lane.LEGACY}, rest=Lane.DRA, min_legacy=0, min_dra=0)
     assert lanes_of(carry_out(ledger_of(found), found, wanted)) == "DDLD"
 
 
 def test_a_chosen_part_counts_with_its_siblings() -> None:
     found = parts(2, "pf0") + parts(2, "pf1") + parts(2, "pf2")
-    wanted = chosen(found, {"pf1-vf1": Lane.DRA}, rest=Lane.LEGACY, min_legacy=0, min_dra=0)
+    wanted = from_selection(found, {"pf1-vf1": Lane.DRA}, rest=Lane.LEGACY, min_legacy=0, min_dra=0)
     assert wanted.dra == 2
     assert lanes_of(carry_out(ledger_of(found, {0: Lane.DRA, 1: Lane.DRA}), found, wanted)) == "LLDDLL"
 
@@ -227,53 +235,53 @@ def test_of_floors_that_do_not_fit_with_what_is_there_that_of_pods_holds() -> No
     found = devices(2)
     everything = {device.name: Lane.DRA for device in found}
     for min_legacy, min_dra, in_dra in ((2, 2, 0), (1, 2, 1), (3, 0, 0), (0, 3, 2)):
-        wanted = chosen(found, everything, rest=Lane.LEGACY, min_legacy=min_legacy, min_dra=min_dra)
+        wanted = from_selection(found, everything, rest=Lane.LEGACY, min_legacy=min_legacy, min_dra=min_dra)
         assert wanted.dra == in_dra
 
 
 def test_a_chosen_device_whose_parts_have_no_room_together_is_left_out() -> None:
     found = parts(2, "pf0") + parts(2, "pf1") + parts(2, "pf2")
     pins = {"pf0-vf0": Lane.DRA, "pf1-vf0": Lane.DRA}
-    wanted = chosen(found, pins, rest=Lane.LEGACY, min_legacy=3, min_dra=0)
+    wanted = from_selection(found, pins, rest=Lane.LEGACY, min_legacy=3, min_dra=0)
     assert [wanted.lane_of(name) for name in pins] == [Lane.DRA, None]
 
 
 def test_new_devices_start_where_some_are_missing() -> None:
     found = devices(4)
-    assert place(Ledger(), found, LaneTarget(1)) == {
+    assert starting_lanes(Ledger(), found, LaneTarget(1)) == {
         "gpu-00": Lane.DRA,
         "gpu-01": Lane.LEGACY,
         "gpu-02": Lane.LEGACY,
         "gpu-03": Lane.LEGACY,
     }
     known = ledger_of(found[:3], {0: Lane.DRA})
-    assert place(known, found, LaneTarget(1)) == {"gpu-03": Lane.LEGACY}
-    assert place(known, found, LaneTarget(2)) == {"gpu-03": Lane.DRA}
-    assert place(known, found[:3], LaneTarget(2)) == {}
-    pinned = place(Ledger(), found, LaneTarget(1, {"gpu-03": Lane.DRA}))
+    assert starting_lanes(known, found, LaneTarget(1)) == {"gpu-03": Lane.LEGACY}
+    assert starting_lanes(known, found, LaneTarget(2)) == {"gpu-03": Lane.DRA}
+    assert starting_lanes(known, found[:3], LaneTarget(2)) == {}
+    pinned = starting_lanes(Ledger(), found, LaneTarget(1, {"gpu-03": Lane.DRA}))
     assert [name for name, lane in pinned.items() if lane is Lane.DRA] == ["gpu-03"]  # it counts
 
 
 def test_a_device_that_flaps_is_still_counted() -> None:
     found = devices(3)
     ledger = ledger_of(found)
-    ledger = step(ledger, Discovered(tuple(map(LedgerDevice.of, found[:2])), 1000.0), POLICY).of(ledger)
-    assert counted(ledger, "r", 1030.0) == ("gpu-00", "gpu-01", "gpu-02")
-    assert counted(ledger, "r", 1060.0) == ("gpu-00", "gpu-01")
+    ledger = step(ledger, Discovered(tuple(map(LedgerDevice.of, found[:2])), 1000.0), POLICY).applied_to(ledger)
+    assert counted_devices(ledger, "r", 1030.0) == ("gpu-00", "gpu-01", "gpu-02")
+    assert counted_devices(ledger, "r", 1060.0) == ("gpu-00", "gpu-01")
 
 
 def test_a_device_that_was_gone_for_long_does_not_count_again_when_its_pod_ends() -> None:
     found = devices(3)
     ledger = ledger_of(found, held={2})
-    ledger = step(ledger, Discovered(tuple(map(LedgerDevice.of, found[:2])), 100.0), POLICY).of(ledger)
+    ledger = step(ledger, Discovered(tuple(map(LedgerDevice.of, found[:2])), 100.0), POLICY).applied_to(ledger)
     ledger = all_held_but(ledger, found, {0, 1, 2})
     assert ledger.entries["gpu-02"].since == 600.0
-    assert counted(ledger, "r", 601.0) == ("gpu-00", "gpu-01")
+    assert counted_devices(ledger, "r", 601.0) == ("gpu-00", "gpu-01")
 
 
 def test_the_order_does_not_depend_on_the_input() -> None:
     found = devices(6, per_root=2)
-    assert order(reversed(found)) == found
+    assert packing_order(reversed(found)) == found
 
 
 @st.composite
@@ -295,7 +303,7 @@ def test_any_numbers_are_reached_and_left_alone(situation: tuple[list[Device], L
         assert changes == plan(ledger, list(reversed(found)), LaneTarget(dra), 1000.0)
         had = lanes_of(before).count("D")
         for change in changes:
-            ledger = step(ledger, SetLane(change.device, change.lane, 1.0), POLICY).of(ledger)
+            ledger = step(ledger, SetLane(change.device, change.lane, 1.0), POLICY).applied_to(ledger)
             now = lanes_of(ledger).count("D")
             assert min(had, dra) - 1 <= now <= max(had, dra) + 1  # a floor that both numbers keep is kept on the way
         assert lanes_of(ledger).count("D") == dra
@@ -308,12 +316,14 @@ def test_any_numbers_are_reached_and_left_alone(situation: tuple[list[Device], L
 
 
 def test_a_device_that_is_called_otherwise_now_counts_once() -> None:
-    place = "/sys/devices/a"
-    gone = Entry(LedgerDevice("old", "r", ("old",), presence=Presence.GONE, syspath=place), presence_since=100.0)
+    starting_lanes = "/sys/devices/a"
+    gone = Entry(
+        LedgerDevice("old", "r", ("old",), presence=Presence.GONE, syspath=starting_lanes), presence_since=100.0
+    )
     away = Entry(LedgerDevice("away", "r", ("away",), presence=Presence.GONE), presence_since=100.0)
-    new = Entry(LedgerDevice("new", "r", ("new",), syspath=place))
-    assert set(counted(Ledger.of([gone, away]), "r", 110.0)) == {"old", "away"}
-    assert set(counted(Ledger.of([gone, away, new]), "r", 110.0)) == {"away", "new"}
+    new = Entry(LedgerDevice("new", "r", ("new",), syspath=starting_lanes))
+    assert set(counted_devices(Ledger.of([gone, away]), "r", 110.0)) == {"old", "away"}
+    assert set(counted_devices(Ledger.of([gone, away, new]), "r", 110.0)) == {"away", "new"}
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())

@@ -11,8 +11,17 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from drabridge.inventory.model import Device, Presence
-from drabridge.lanes.plan import LaneTarget, destined, next_look, place, plan, without_slices
-from drabridge.ledger import Discovered, Lane, Ledger, LedgerDevice, Owner, SetLane, step
+from drabridge.lanes.plan import (
+    LaneTarget,
+    destination_lane,
+    plan,
+    seconds_until_replan,
+    startable_without_slices,
+    starting_lanes,
+)
+from drabridge.ledger.apply_event import step
+from drabridge.ledger.events import Discovered, SetLane
+from drabridge.ledger.model import Lane, Ledger, LedgerDevice, Owner
 from tests.lanes.test_plan import POLICY, carry_out, devices, lanes_of, ledger_of
 
 BROKE = 100.0
@@ -24,7 +33,7 @@ def faulty(found: list[Device], which: Collection[int]) -> list[Device]:
 
 
 def seen(ledger: Ledger, found: list[Device], at: float) -> Ledger:
-    return step(ledger, Discovered(tuple(map(LedgerDevice.of, found)), at), POLICY).of(ledger)
+    return step(ledger, Discovered(tuple(map(LedgerDevice.of, found)), at), POLICY).applied_to(ledger)
 
 
 def test_what_does_not_work_is_the_last_to_move() -> None:
@@ -54,19 +63,23 @@ def test_a_held_one_that_works_is_marked_and_overtaken_by_a_free_one_once_it_wor
 
 def test_at_first_each_lane_gets_what_works() -> None:
     found = faulty(devices(4), {0})
-    assert [name for name, lane in place(Ledger(), found, LaneTarget(1)).items() if lane is Lane.DRA] == ["gpu-01"]
-    assert [name for name, lane in place(Ledger(), found, LaneTarget(3)).items() if lane is Lane.LEGACY] == ["gpu-03"]
+    assert [name for name, lane in starting_lanes(Ledger(), found, LaneTarget(1)).items() if lane is Lane.DRA] == [
+        "gpu-01"
+    ]
+    assert [name for name, lane in starting_lanes(Ledger(), found, LaneTarget(3)).items() if lane is Lane.LEGACY] == [
+        "gpu-03"
+    ]
 
 
 def test_a_lane_whose_only_device_breaks_gets_another_after_a_while_and_keeps_it() -> None:
     well = devices(4)
     found = faulty(well, {0})
     ledger = seen(ledger_of(well, {0: Lane.DRA}), found, BROKE)
-    assert next_look(ledger, BROKE + 20.0) == 40.0
+    assert seconds_until_replan(ledger, BROKE + 20.0) == 40.0
     assert plan(ledger, found, LaneTarget(1), LATER - 1.0) == ()
     ledger = carry_out(ledger, found, LaneTarget(1), LATER)
     assert lanes_of(ledger) == "LDLL"
-    assert next_look(ledger, LATER) is None
+    assert seconds_until_replan(ledger, LATER) is None
     for again in (well, found, faulty(well, {2}), faulty(well, {0, 3}), well):
         ledger = seen(ledger, again, LATER)
         assert plan(ledger, again, LaneTarget(1), 10 * LATER) == ()
@@ -89,9 +102,11 @@ def test_while_no_slice_can_be_published_nothing_goes_to_and_fro(root: str) -> N
         held = {n for n in range(3) if lanes[n] == "H"}
         ledger = seen(ledger_of(well, {n: Lane.DRA for n in range(3) if lanes[n] == "D"}, held), found, BROKE)
         for _ in range(3):
-            changes = without_slices(ledger, plan(ledger, found, LaneTarget(wanted), LATER))
+            changes = startable_without_slices(ledger, plan(ledger, found, LaneTarget(wanted), LATER))
             for change in changes:
-                ledger = step(ledger, SetLane(change.device, change.lane, LATER, change.reason), POLICY).of(ledger)
+                ledger = step(ledger, SetLane(change.device, change.lane, LATER, change.reason), POLICY).applied_to(
+                    ledger
+                )
         assert changes == (), (lanes, broken, wanted)
 
 
@@ -110,12 +125,13 @@ def test_free_devices_that_work_go_where_more_of_them_are_missing(count: int, da
     assert changes == ()
     assert lanes_of(ledger).count("D") == wanted.dra
     entries = ledger.entries.values()
-    number = {lane: sum(destined(e) is lane for e in entries) for lane in (Lane.DRA, Lane.LEGACY)}
+    number = {lane: sum(destination_lane(e) is lane for e in entries) for lane in (Lane.DRA, Lane.LEGACY)}
     lack = {
-        lane: sum(destined(e) is lane and e.device.presence is not Presence.PRESENT for e in entries) for lane in number
+        lane: sum(destination_lane(e) is lane and e.device.presence is not Presence.PRESENT for e in entries)
+        for lane in number
     }
     free = {
-        (destined(e), e.device.presence is Presence.PRESENT)
+        (destination_lane(e), e.device.presence is Presence.PRESENT)
         for e in entries
         if e.owner is Owner.NONE and e.move is None
     }

@@ -6,19 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drabridge.ledger import (
-    AgentStarted,
-    CheckpointRead,
-    Entry,
-    KubeletStarted,
-    Lane,
-    LedgerDevice,
-    Observed,
-    Owner,
-    SetLane,
-)
-from drabridge.ledger.clock_stamps import not_after
-from drabridge.ledger.model import ClaimHold, ClaimPhase, Hold, Move, MoveStep
+from drabridge.ledger.apply_event import without_future_stamps
+from drabridge.ledger.events import AgentStarted, CheckpointRead, KubeletStarted, Observed, SetLane
+from drabridge.ledger.model import ClaimHold, ClaimPhase, Entry, Hold, Lane, LedgerDevice, Move, MoveStep, Owner
 from tests.support.ledger_node import CLAIM, NOON, Node, allocate, device
 
 YEAR = 365 * 86_400.0
@@ -77,7 +67,7 @@ def test_no_stamp_is_later_and_earlier_ones_stay(stamps: tuple[float, ...]) -> N
         presence_since=present,
         legacy_until=until,
     )
-    mended = not_after(entry, NOON)
+    mended = without_future_stamps(entry, NOON)
     assert mended.hold is not None
     assert mended.move is not None
     found = (

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from drabridge.ledger import ClaimRef, Entry, Lane, LedgerDevice, MoveStep, Owner
 from drabridge.ledger.codec import ENTRY_FIELDS, entry_from_json, entry_to_json
-from drabridge.ledger.model import ClaimHold, ClaimPhase, Hold, Move
+from drabridge.ledger.model import (
+    ClaimHold,
+    ClaimPhase,
+    ClaimRef,
+    Entry,
+    Hold,
+    Lane,
+    LedgerDevice,
+    Move,
+    MoveStep,
+    Owner,
+)
 
 
 def test_stamps_come_back_and_an_older_agents_file_has_one_for_all() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from drabridge.inventory.model import Device, Presence
-from drabridge.ledger import (
+from drabridge.ledger.effects import Notify, RefusalCode
+from drabridge.ledger.eligibility import must_list
+from drabridge.ledger.events import (
     AgentStarted,
     CheckpointRead,
     ClaimDeallocated,
@@ -13,19 +15,13 @@ from drabridge.ledger import (
     DeviceUse,
     Discovered,
     Forgotten,
-    Lane,
-    LedgerDevice,
     NodeBooted,
-    Notify,
     Observed,
-    Owner,
-    PodRef,
     RecordLost,
-    RefusalCode,
     Unprepare,
     WithdrawnFromKubelet,
 )
-from drabridge.ledger.eligibility import must_list
+from drabridge.ledger.model import Lane, LedgerDevice, Owner, PodRef
 from tests.support.ledger_node import CLAIM, NOON, OTHER, PODS, Node, allocate, allocated, device, prepare
 
 # --- inventory ---

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from drabridge.ledger import (
+from drabridge.ledger.effects import Notify, RefusalCode
+from drabridge.ledger.events import (
     AgentStarted,
     Allocate,
     CheckpointRead,
     ClaimDevices,
     DeviceUse,
-    Lane,
-    Ledger,
-    NodeState,
-    Notify,
     Observed,
-    Owner,
-    PodRef,
     RecordLost,
-    RefusalCode,
 )
+from drabridge.ledger.model import Lane, Ledger, NodeState, Owner, PodRef
 from drabridge.ledger.store import Store
 from tests.ledger.test_store import load
 from tests.support.ledger_node import CLAIM, NOON, POD, PODS, Node, allocate, device, prepare
@@ -42,7 +37,7 @@ def settled(*numbers: int, lane: Lane = Lane.LEGACY) -> Node:
 
 
 def silence(node: Node, **more: dict[str, tuple[str, ...]]) -> None:
-    """Every witness agrees that nobody has anything, for long enough."""
+    """Every evidence agrees that nobody has anything, for long enough."""
     for at in (NOON + 500, NOON + 600):
         node.yes(Observed(at, node.ledger.seq, {}, CheckpointRead({}), more.get("unaccounted", {})))
 

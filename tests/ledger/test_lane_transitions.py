@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from drabridge.ledger import (
+from drabridge.ledger.effects import ConfirmClaim, DenyClaim, LaneMoveAborted, LaneMoved, RefusalCode
+from drabridge.ledger.eligibility import needs_lease_conditions
+from drabridge.ledger.events import (
     AgentStarted,
     ClaimDeallocated,
-    ClaimPhase,
-    Lane,
-    LaneMoveAborted,
-    LaneMoved,
     LeaseDenied,
     LeaseGranted,
-    LedgerPolicy,
     ManualRelease,
-    MoveStep,
     NoClaimListed,
     Observed,
-    Owner,
     RecordLost,
-    RefusalCode,
     SetLane,
     WithdrawnFromKubelet,
     WithdrawnFromSlices,
 )
-from drabridge.ledger.effects import ConfirmClaim, DenyClaim
-from drabridge.ledger.eligibility import guarded
+from drabridge.ledger.model import ClaimPhase, Lane, LedgerPolicy, MoveStep, Owner
 from tests.support.ledger_node import NOON, PODS, Node, allocate, allocated, device, prepare
 
 # --- lanes ---
@@ -147,7 +140,7 @@ def test_a_busy_device_that_is_to_leave_is_marked_until_it_moves_or_may_stay(lan
 def test_the_shared_lane_is_off_without_g2() -> None:
     node = Node(device(0, Lane.SHARED), device(1))
     assert node.offers("gpu-0") == (False, False)
-    assert not guarded(node["gpu-0"], node.policy)
+    assert not needs_lease_conditions(node["gpu-0"], node.policy)
     for event in (allocate(0), allocated(0, guarded=True), SetLane("gpu-1", Lane.SHARED, NOON)):
         assert node.no(event)[0] is RefusalCode.DISABLED
 

@@ -8,17 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from drabridge.ledger import (
-    AgentStarted,
-    Allocate,
-    Discovered,
-    Entry,
-    Ledger,
-    LedgerDevice,
-    LedgerPolicy,
-    NodeState,
-    Owner,
-)
+from drabridge.ledger.events import AgentStarted, Allocate, Discovered
+from drabridge.ledger.model import Entry, Ledger, LedgerDevice, LedgerPolicy, NodeState, Owner
 from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import FILE, Store
 from drabridge.system.files import Care, sync_directory, write_atomically

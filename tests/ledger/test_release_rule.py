@@ -7,35 +7,37 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from drabridge.ledger import (
+from drabridge.ledger.apply_event import step
+from drabridge.ledger.codec import entry_from_json, entry_to_json
+from drabridge.ledger.effects import Released
+from drabridge.ledger.events import (
     AgentStarted,
     Allocate,
     CheckpointRead,
     ClaimDeallocated,
     ClaimDevices,
-    ClaimRef,
     DeviceUse,
-    Entry,
     Event,
+    KubeletStarted,
+    NodeBooted,
+    Observed,
+    Prepare,
+    RecordLost,
+    SetLane,
+)
+from drabridge.ledger.model import (
+    ClaimRef,
+    Entry,
     HeldBecause,
     Hold,
-    KubeletStarted,
     Lane,
     Ledger,
     LedgerDevice,
     LedgerPolicy,
-    NodeBooted,
     NodeState,
-    Observed,
     Owner,
     PodRef,
-    Prepare,
-    RecordLost,
-    Released,
-    SetLane,
-    step,
 )
-from drabridge.ledger.codec import entry_from_json, entry_to_json
 from drabridge.ledger.release_rule import DeviceEvidence, HoldEnded, weigh
 
 POLICY = LedgerPolicy()
@@ -48,9 +50,9 @@ GRACEFUL = replace(OLD, grace=30.0, unseen_since=500.0)
 
 
 def judge(
-    hold: Hold = OLD, witness: DeviceEvidence = NOBODY, at: float = 1000.0, *, strict: bool = False
+    hold: Hold = OLD, evidence: DeviceEvidence = NOBODY, at: float = 1000.0, *, strict: bool = False
 ) -> Hold | HoldEnded:
-    return weigh(hold, witness, at=at, suspended_until=0.0, policy=POLICY, strict=strict)
+    return weigh(hold, evidence, at=at, suspended_until=0.0, policy=POLICY, strict=strict)
 
 
 def test_two_looks_ten_seconds_apart_release() -> None:
@@ -62,7 +64,7 @@ def test_two_looks_ten_seconds_apart_release() -> None:
 
 
 @pytest.mark.parametrize(
-    ("witness", "because"),
+    ("evidence", "because"),
     [
         (replace(NOBODY, listed=None), HeldBecause.NO_LIST),
         (replace(NOBODY, checkpointed=(POD,)), HeldBecause.IN_CHECKPOINT),
@@ -74,27 +76,27 @@ def test_two_looks_ten_seconds_apart_release() -> None:
     ],
 )
 def test_one_witness_is_enough_to_hold_and_begins_the_count_again(
-    witness: DeviceEvidence, because: HeldBecause
+    evidence: DeviceEvidence, because: HeldBecause
 ) -> None:
-    verdict = judge(replace(OLD, absences=1, absent_since=900.0), witness)
+    verdict = judge(replace(OLD, absences=1, absent_since=900.0), evidence)
     assert isinstance(verdict, Hold)
     assert (verdict.because, verdict.absences) == (because, 0)
 
 
 @pytest.mark.parametrize(
-    "witness",
+    "evidence",
     [
         replace(NOBODY, unaccounted=None),  # the API server is down
         replace(NOBODY, checkpointed=None),  # the checkpoint cannot be read
         replace(NOBODY, opened=False),
     ],
 )
-def test_two_kinds_of_witness_are_enough(witness: DeviceEvidence) -> None:
-    assert isinstance(judge(replace(GRACEFUL, absences=1, absent_since=900.0), witness), HoldEnded)
+def test_two_kinds_of_witness_are_enough(evidence: DeviceEvidence) -> None:
+    assert isinstance(judge(replace(GRACEFUL, absences=1, absent_since=900.0), evidence), HoldEnded)
 
 
 @pytest.mark.parametrize(
-    ("witness", "free"),
+    ("evidence", "free"),
     [
         (
             replace(NOBODY, unaccounted=None),
@@ -105,9 +107,9 @@ def test_two_kinds_of_witness_are_enough(witness: DeviceEvidence) -> None:
         (NOBODY, True),
     ],
 )
-def test_what_this_kubelet_never_showed_ends_by_another_witness(witness: DeviceEvidence, free: bool) -> None:
+def test_what_this_kubelet_never_showed_ends_by_another_witness(evidence: DeviceEvidence, free: bool) -> None:
     hold = replace(GRACEFUL, absences=1, absent_since=900.0, known=False)
-    assert isinstance(judge(hold, witness), HoldEnded) is free
+    assert isinstance(judge(hold, evidence), HoldEnded) is free
 
 
 def test_a_pod_that_was_not_seen_to_end_has_its_grace_period() -> None:
@@ -125,7 +127,7 @@ def test_a_pod_that_was_not_seen_to_end_has_its_grace_period() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hold", "witness", "waits"),
+    ("hold", "evidence", "waits"),
     [
         (replace(OLD, grace=0.0), NOBODY, 10),
         (replace(OLD, grace=None), NOBODY, 40),  # Kubernetes' own default
@@ -133,9 +135,9 @@ def test_a_pod_that_was_not_seen_to_end_has_its_grace_period() -> None:
         (replace(OLD, grace=None, confirmed=False), NOBODY, 10),  # and some 120 s since Allocate
     ],
 )
-def test_what_a_pod_has_to_end_where_that_is_not_known(hold: Hold, witness: DeviceEvidence, waits: int) -> None:
+def test_what_a_pod_has_to_end_where_that_is_not_known(hold: Hold, evidence: DeviceEvidence, waits: int) -> None:
     for at in 1000, 1010, 1000 + waits - 1, 1000 + waits:
-        verdict = judge(hold, witness, at=float(at))
+        verdict = judge(hold, evidence, at=float(at))
         assert isinstance(verdict, HoldEnded) is (at >= 1000 + waits)
         if isinstance(verdict, HoldEnded):
             break
@@ -143,8 +145,8 @@ def test_what_a_pod_has_to_end_where_that_is_not_known(hold: Hold, witness: Devi
 
 
 def test_what_kubelet_gives_out_again_may_still_be_a_pod_s_that_it_skips() -> None:
-    ledger = step(held(), KubeletStarted(100.0), POLICY).of(held())
-    ledger = step(ledger, Allocate({"gpu-0": ("GPU-0",)}, 101.0), POLICY).of(ledger)
+    ledger = step(held(), KubeletStarted(100.0), POLICY).applied_to(held())
+    ledger = step(ledger, Allocate({"gpu-0": ("GPU-0",)}, 101.0), POLICY).applied_to(ledger)
     ledger = look(ledger, 110.0, listed=True)
     hold = ledger.entries["gpu-0"].hold
     assert hold
@@ -203,7 +205,7 @@ def test_the_reason_says_who_agreed() -> None:
 
 def held(at: float = 0.0) -> Ledger:
     ledger = Ledger.of([Entry(LedgerDevice("gpu-0", "r", ("GPU-0",)))], NodeState(merged=True))
-    return step(ledger, Allocate({"gpu-0": ("GPU-0",)}, at), POLICY).of(ledger)
+    return step(ledger, Allocate({"gpu-0": ("GPU-0",)}, at), POLICY).applied_to(ledger)
 
 
 def look(
@@ -217,7 +219,7 @@ def look(
         None if checkpoint is None else CheckpointRead(pods if checkpoint else {}),
         {} if api else None,
     )
-    return step(ledger, event, POLICY).of(ledger)
+    return step(ledger, event, POLICY).applied_to(ledger)
 
 
 def owner(ledger: Ledger) -> Owner:
@@ -251,7 +253,7 @@ def test_a_force_deleted_pod_holds_until_its_processes_are_gone() -> None:
 def test_a_new_kubelet_does_not_know_its_pods_yet() -> None:
     ledger = look(held(), 100.0, listed=True)
     ledger = look(ledger, 110.0)
-    ledger = step(ledger, KubeletStarted(111.0), POLICY).of(ledger)
+    ledger = step(ledger, KubeletStarted(111.0), POLICY).applied_to(ledger)
     for at in (112.0, 125.0, 140.0, 170.0):
         ledger = look(ledger, at)
         assert owner(ledger) is Owner.LEGACY
@@ -265,9 +267,9 @@ KUBELET = "7:8:9"
 
 def started(*events: Event) -> Ledger:
     """A pod that kubelet showed at 100 s, and what happened then."""
-    ledger = look(step(held(), KubeletStarted(0.0, KUBELET), POLICY).of(held()), 100.0, listed=True)
+    ledger = look(step(held(), KubeletStarted(0.0, KUBELET), POLICY).applied_to(held()), 100.0, listed=True)
     for event in events:
-        ledger = step(ledger, event, POLICY).of(ledger)
+        ledger = step(ledger, event, POLICY).applied_to(ledger)
     return ledger
 
 
@@ -342,7 +344,7 @@ def test_a_pod_that_never_appears_is_let_go_after_two_minutes() -> None:
 def test_evidence_from_before_the_allocation_says_nothing() -> None:
     ledger = Ledger.of([Entry(LedgerDevice("gpu-0", "r", ("GPU-0",)))], NodeState(merged=True))
     before = ledger.seq
-    ledger = step(ledger, Allocate({"gpu-0": ("GPU-0",)}, 0.0), POLICY).of(ledger)
+    ledger = step(ledger, Allocate({"gpu-0": ("GPU-0",)}, 0.0), POLICY).applied_to(ledger)
     for at in (1000.0, 2000.0):
         done = step(ledger, Observed(at, before, {}, CheckpointRead({}), {}), POLICY)
         assert not done.changes
@@ -352,7 +354,7 @@ def test_evidence_from_before_the_allocation_says_nothing() -> None:
 def test_evidence_from_before_a_kubelet_restart_says_nothing() -> None:
     ledger = look(held(), 100.0, listed=True)
     before = ledger.seq
-    ledger = step(ledger, KubeletStarted(101.0), POLICY).of(ledger)
+    ledger = step(ledger, KubeletStarted(101.0), POLICY).applied_to(ledger)
     assert not step(ledger, Observed(900.0, before, {}, CheckpointRead({}), {}), POLICY)
 
 
@@ -367,7 +369,7 @@ def test_how_long_a_pod_has_to_end_is_on_disk_and_so_is_who_it_is() -> None:
     assert again.hold
     assert (again.hold.grace, again.hold.pods) == (60.0, (known,))
     ledger = Ledger.of([again], NodeState(merged=True), seq=9)
-    ledger = step(ledger, AgentStarted(2.0), POLICY).of(ledger)
+    ledger = step(ledger, AgentStarted(2.0), POLICY).applied_to(ledger)
     nameless = Observed(3.0, ledger.seq, {UNIT: (replace(known, uid=""),)}, None)
     (entry,) = step(ledger, nameless, POLICY).changes
     assert entry.hold
@@ -378,24 +380,28 @@ def test_a_pod_that_was_seen_to_end_is_told_by_its_uid() -> None:
     """A StatefulSet's next pod has the same name."""
     ledger = held()
     known = PodRef("team-a", "train", "main", "uid-1")
-    ledger = step(ledger, Observed(100.0, ledger.seq, {UNIT: (known,)}, grace={"uid-1": 60.0}), POLICY).of(ledger)
+    ledger = step(ledger, Observed(100.0, ledger.seq, {UNIT: (known,)}, grace={"uid-1": 60.0}), POLICY).applied_to(
+        ledger
+    )
     for ended in frozenset({"uid-2"}), frozenset({"uid-1"}):
         after = ledger
         for at in (110.0, 121.0):
-            after = step(after, Observed(at, after.seq, {}, CheckpointRead({}), {}, ended=ended), POLICY).of(after)
+            after = step(after, Observed(at, after.seq, {}, CheckpointRead({}), {}, ended=ended), POLICY).applied_to(
+                after
+            )
         assert (owner(after) is Owner.NONE) is ("uid-1" in ended)
 
 
 def test_a_release_tells_who_left_and_begins_a_waiting_move() -> None:
     ledger = look(held(), 100.0, listed=True)
-    ledger = step(ledger, SetLane("gpu-0", Lane.DRA, 101.0), POLICY).of(ledger)
+    ledger = step(ledger, SetLane("gpu-0", Lane.DRA, 101.0), POLICY).applied_to(ledger)
     assert ledger.entries["gpu-0"].lane is Lane.LEGACY
     ledger = look(ledger, 110.0)
     done = step(ledger, Observed(150.0, ledger.seq, {}, CheckpointRead({}), {}), POLICY)
     (released,) = [effect for effect in done.effects if isinstance(effect, Released)]
     assert released.holder == "pod team-a/train (container main)"
     assert released.held_seconds == 150.0
-    entry = done.of(ledger).entries["gpu-0"]
+    entry = done.applied_to(ledger).entries["gpu-0"]
     assert (entry.owner, entry.lane) == (Owner.NONE, Lane.LEGACY_TO_DRA)
     assert done.durable
 
@@ -403,12 +409,12 @@ def test_a_release_tells_who_left_and_begins_a_waiting_move() -> None:
 @pytest.mark.parametrize("admin", [False, True])
 def test_what_leaves_quarantine_goes_to_the_claim_that_the_api_server_shows(admin: bool) -> None:
     ledger = Ledger.of([Entry(LedgerDevice("gpu-0", "r", ("GPU-0",)))], NodeState(merged=True))
-    ledger = step(ledger, RecordLost(0.0), POLICY).of(ledger)
-    ledger = step(ledger, AgentStarted(0.0), POLICY).of(ledger)
+    ledger = step(ledger, RecordLost(0.0), POLICY).applied_to(ledger)
+    ledger = step(ledger, AgentStarted(0.0), POLICY).applied_to(ledger)
     allocated = (ClaimDevices(CLAIM, (DeviceUse("gpu-0", admin=admin), DeviceUse("gpu-9"))),)
     for at in (200.0, 220.0):
         seen = Observed(at, ledger.seq, {}, CheckpointRead({}), {}, allocated=allocated)
-        ledger = step(ledger, seen, POLICY).of(ledger)
+        ledger = step(ledger, seen, POLICY).applied_to(ledger)
     assert owner(ledger) is (Owner.NONE if admin else Owner.DRA_GRANTED)
     assert [held.claim for held in ledger.entries["gpu-0"].claims] == ([] if admin else [CLAIM])
 
@@ -417,11 +423,11 @@ def test_a_claim_that_only_looks_at_a_device_in_quarantine_may_have_it_as_well()
     ledger = Ledger.of([Entry(LedgerDevice("gpu-0", "r", ("GPU-0",)))], NodeState(merged=True))
     uses = (DeviceUse("gpu-0", admin=True), DeviceUse("gpu-0"))
     for event in (RecordLost(0.0), AgentStarted(0.0, (ClaimDevices(CLAIM, uses[:1]),))):
-        ledger = step(ledger, event, POLICY).of(ledger)
+        ledger = step(ledger, event, POLICY).applied_to(ledger)
     assert owner(ledger) is Owner.QUARANTINE
     for at in (200.0, 220.0):
         seen = Observed(at, ledger.seq, {}, CheckpointRead({}), {}, allocated=(ClaimDevices(CLAIM, uses),))
-        ledger = step(ledger, seen, POLICY).of(ledger)
+        ledger = step(ledger, seen, POLICY).applied_to(ledger)
     assert owner(ledger) is Owner.DRA_GRANTED
     assert [held.admin for held in ledger.entries["gpu-0"].claims] == [True, False]
 
@@ -429,21 +435,21 @@ def test_a_claim_that_only_looks_at_a_device_in_quarantine_may_have_it_as_well()
 def test_nothing_leaves_quarantine_before_the_node_s_claims_are_known() -> None:
     """Evidence may come first: the merge waits for a disk that is full."""
     ledger = Ledger.of([Entry(LedgerDevice("gpu-0", "r", ("GPU-0",)))], NodeState(merged=True))
-    ledger = step(ledger, RecordLost(0.0), POLICY).of(ledger)
+    ledger = step(ledger, RecordLost(0.0), POLICY).applied_to(ledger)
     for at in (200.0, 220.0):
         seen = Observed(at, ledger.seq, {}, CheckpointRead({}), {}, allocated=())
-        ledger = step(ledger, seen, POLICY).of(ledger)
+        ledger = step(ledger, seen, POLICY).applied_to(ledger)
     assert owner(ledger) is Owner.QUARANTINE
 
 
 def test_a_claim_known_by_its_uid_alone_gets_its_name_when_somebody_tells() -> None:
     ledger = Ledger.of([Entry(LedgerDevice("gpu-0", "r", ("GPU-0",)))])
     found = ClaimDevices(ClaimRef(CLAIM.uid), (DeviceUse("gpu-0"),))
-    ledger = step(ledger, AgentStarted(0.0, (found,)), POLICY).of(ledger)
-    ledger = step(ledger, ClaimDeallocated(CLAIM.uid, 0.0), POLICY).of(ledger)  # nobody knows better
+    ledger = step(ledger, AgentStarted(0.0, (found,)), POLICY).applied_to(ledger)
+    ledger = step(ledger, ClaimDeallocated(CLAIM.uid, 0.0), POLICY).applied_to(ledger)  # nobody knows better
     assert owner(ledger) is Owner.DRA_PREPARED
-    ledger = step(ledger, Prepare(CLAIM, (DeviceUse("gpu-0"),), 1.0), POLICY).of(ledger)
+    ledger = step(ledger, Prepare(CLAIM, (DeviceUse("gpu-0"),), 1.0), POLICY).applied_to(ledger)
     (held,) = ledger.entries["gpu-0"].claims
     assert (held.claim, held.api_allocated) == (CLAIM, True)
-    ledger = step(ledger, AgentStarted(2.0, (found,)), POLICY).of(ledger)
+    ledger = step(ledger, AgentStarted(2.0, (found,)), POLICY).applied_to(ledger)
     assert ledger.entries["gpu-0"].claims[0].claim == CLAIM

@@ -8,23 +8,18 @@ import pytest
 from msgspec.structs import replace
 
 from drabridge.inventory.model import Presence
-from drabridge.ledger import (
+from drabridge.ledger.effects import RefusalCode
+from drabridge.ledger.events import (
     Allocate,
     CheckpointRead,
     DeviceUse,
     Discovered,
-    Entry,
     Forgotten,
     KubeletStarted,
-    Lane,
-    Ledger,
-    LedgerDevice,
-    NodeState,
     Observed,
-    Owner,
     Prepare,
-    RefusalCode,
 )
+from drabridge.ledger.model import Entry, Lane, Ledger, LedgerDevice, NodeState, Owner
 from drabridge.ledger.store import Store
 from tests.ledger.test_store import load
 from tests.support.ledger_node import CLAIM, NOON, OTHER, PODS, Node, allocate, allocated, device, prepare

@@ -1,7 +1,7 @@
 """Rules that no world of the search can tell from their absence, each pinned by the shortest history that does.
 
-In those worlds every witness that is asked says the truth about that moment, and two of them agree before anything
-ends. So what guards against a witness that is behind, or that was never asked, is a second guard there. Real witnesses
+In those worlds every evidence that is asked says the truth about that moment, and two of them agree before anything
+ends. So what guards against a evidence that is behind, or that was never asked, is a second guard there. Real witnesses
 are behind: each rule is here with what it is for, and a ledger without it is seen to act differently.
 """
 
@@ -31,7 +31,7 @@ from drabridge.ledger.model import (
 from drabridge.ledger.ownership import settle
 from drabridge.ledger.table import DeviceSignal
 from drabridge.ledger.transaction import Outcome, Transaction
-from drabridge.ledger.transitions.common import ignore
+from drabridge.ledger.transitions.no_change import ignore
 from tests.ledger.search.mutants import other_rows
 from tests.ledger.search.states import Stepper
 from tests.support.ledger_node import CLAIM
@@ -58,7 +58,7 @@ def _after(step: Stepper, *events: Happening, lane: Lane = Lane.LEGACY, merged: 
     """The ledger of one device after a history."""
     ledger = Ledger.of([Entry(LedgerDevice("d", "r", ("d",)), lane=lane)], NodeState("boot", merged=merged))
     for one in events:
-        ledger = step(ledger, one(ledger) if callable(one) else one, POLICY).of(ledger)
+        ledger = step(ledger, one(ledger) if callable(one) else one, POLICY).applied_to(ledger)
     return ledger
 
 
@@ -85,10 +85,10 @@ def _weighed(
     def mutated(ledger: Ledger, event: ev.Event, policy: LedgerPolicy) -> Step:
         real = release_rule.weigh
 
-        def weigh(hold: Hold, witness: release_rule.DeviceEvidence, **how: object) -> Hold | release_rule.HoldEnded:
+        def weigh(hold: Hold, evidence: release_rule.DeviceEvidence, **how: object) -> Hold | release_rule.HoldEnded:
             if settled:
                 how["suspended_until"] = 0.0
-            return real(hold, change(witness), **how)  # type: ignore[arg-type]
+            return real(hold, change(evidence), **how)  # type: ignore[arg-type]
 
         with pytest.MonkeyPatch.context() as patching:
             patching.setattr(release_rule, "weigh", weigh)
@@ -128,11 +128,11 @@ def _straight(ledger: Ledger, event: ev.Event, policy: LedgerPolicy) -> Step:
     return replace(done, changes=tuple(moved))
 
 
-def _free(draft: Transaction, entry: Entry, what: object) -> Outcome:
-    return settle(draft, entry, None, (), "mutant")
+def _free(tx: Transaction, entry: Entry, what: object) -> Outcome:
+    return settle(tx, entry, None, (), "mutant")
 
 
-_AS_IT_IS = _weighed(lambda witness: witness, settled=True)
+_AS_IT_IS = _weighed(lambda evidence: evidence, settled=True)
 _CONFIRMED = HELD, _look(50.0, shown=True)
 _TWICE = _look(110.0), _look(121.0)
 PINNED = (
@@ -200,7 +200,7 @@ PINNED = (
     ),
     Pinned(
         "a checkpoint holds, fresh or not: the API server does not know of a restarted init container",
-        _weighed(lambda witness: replace(witness, checkpointed=witness.checkpointed and ())),
+        _weighed(lambda evidence: replace(evidence, checkpointed=evidence.checkpointed and ())),
         (
             *_CONFIRMED,
             *(

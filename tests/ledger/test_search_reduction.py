@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from drabridge.ledger.model import Lane, Owner
 from drabridge.ledger.table import DeviceSignal
-from drabridge.ledger.transitions.common import ignore
+from drabridge.ledger.transitions.no_change import ignore
 from tests.ledger.search import plain
 from tests.ledger.search.explore import Explorer, Visited
 from tests.ledger.search.mutants import SMALL, other_rows

@@ -12,31 +12,23 @@ from pathlib import Path
 
 import pytest
 
-from drabridge.ledger import (
+from drabridge.ledger.effects import Decision, Effect, RefusalCode
+from drabridge.ledger.events import (
     AgentStarted,
     Allocate,
     CheckpointRead,
     ClaimDevices,
-    ClaimRef,
-    Decision,
     DeviceUse,
     Discovered,
-    Effect,
     KubeletStarted,
-    Lane,
-    Ledger,
-    LedgerDevice,
-    LedgerPolicy,
     NodeBooted,
     Observed,
-    Owner,
-    PodRef,
     Prepare,
-    RefusalCode,
     Unprepare,
 )
+from drabridge.ledger.model import ClaimRef, Lane, Ledger, LedgerDevice, LedgerPolicy, Owner, PodRef
 from drabridge.ledger.service import LedgerService
-from drabridge.ledger.store import Loaded, Store, recorded
+from drabridge.ledger.store import Loaded, Store, read_if_possible
 from tests.support.waiting import PATIENCE
 
 DEVICES = tuple(LedgerDevice(f"gpu-{n}", "r", (f"GPU-{n}",)) for n in range(4))
@@ -168,17 +160,17 @@ async def test_an_agent_starts_on_a_disk_that_is_full_and_grants_when_it_no_long
 async def test_a_disk_that_is_well_again_is_found_without_a_request(ledger_service: LedgerService, disk: Disk) -> None:
     heard: list[bool] = []
     ledger_service.subscribe(lambda ledger, effects: heard.append(ledger_service.health.ok))
-    ledger_service.retry()
+    ledger_service.retry_write()
     assert heard == []  # nothing to try
     disk.error = OSError(28, "No space left on device")
     assert not (await ledger_service.apply(allocate(0))).accepted
     assert heard == [False]
-    ledger_service.retry()
+    ledger_service.retry_write()
     await until(lambda: disk.syncs >= 2)
     await ledger_service.apply(allocate(0))
     assert heard == [False], "an old story"
     disk.error = None
-    ledger_service.retry()
+    ledger_service.retry_write()
     await until(lambda: ledger_service.health.ok)
     assert heard == [False, True]
     assert owner(ledger_service, "gpu-0") is Owner.NONE
@@ -191,7 +183,7 @@ async def test_a_try_does_not_queue_behind_a_disk_that_hangs(ledger_service: Led
     disk.gate.clear()
     began = time.monotonic()
     for _ in range(50):
-        ledger_service.retry()
+        ledger_service.retry_write()
     assert time.monotonic() - began < 30
     disk.gate.set()
     await until(lambda: ledger_service.health.ok)
@@ -202,7 +194,7 @@ async def test_what_happened_while_a_write_failed_is_not_forgotten(ledger_servic
     disk.gate.clear()
     disk.error = OSError(5, "Input/output error")
     grant = ledger_service.submit(allocate(0))
-    told = asyncio.ensure_future(ledger_service.insist(KubeletStarted(50.0, "7:8:9")))
+    told = asyncio.ensure_future(ledger_service.apply_until_accepted(KubeletStarted(50.0, "7:8:9")))
     await asyncio.sleep(0)
     disk.gate.set()
     assert not (await grant).accepted
@@ -237,7 +229,7 @@ async def test_evidence_costs_no_fsync_and_is_written_with_the_next_commit(
     await ledger_service.apply(Observed(50.0, ledger_service.ledger.seq, pods, CheckpointRead({}), {}))
     assert disk.syncs == before
     await ledger_service.apply(allocate(1))
-    there = recorded(tmp_path, node="n")
+    there = read_if_possible(tmp_path, node="n")
     assert there
     hold = there.entries["gpu-0"].hold
     assert hold

@@ -13,40 +13,42 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from drabridge.errors import HostError
-from drabridge.ledger import (
+from drabridge.ledger.apply_event import step
+from drabridge.ledger.events import (
     AgentStarted,
     Allocate,
     CheckpointRead,
     ClaimAllocated,
     ClaimDeallocated,
     ClaimDevices,
-    ClaimPhase,
-    ClaimRef,
-    ClaimShare,
     DeviceUse,
     Discovered,
     Event,
     KubeletStarted,
-    Lane,
-    Ledger,
-    LedgerDevice,
-    LedgerPolicy,
     ManualRelease,
     NoClaimListed,
     NodeBooted,
     Observed,
-    Owner,
-    PodRef,
     Prepare,
     RecordLost,
     SetLane,
     Unprepare,
     WithdrawnFromKubelet,
     WithdrawnFromSlices,
-    invariants,
-    step,
+)
+from drabridge.ledger.model import (
+    ClaimPhase,
+    ClaimRef,
+    ClaimShare,
+    Lane,
+    Ledger,
+    LedgerDevice,
+    LedgerPolicy,
+    Owner,
+    PodRef,
 )
 from drabridge.ledger.store import Loaded, Store
+from tests.ledger.search import invariants
 
 POLICY = LedgerPolicy()
 FACTS = (
@@ -105,7 +107,7 @@ class Machine(RuleBasedStateMachine):
     def happen(self, event: Event) -> bool:
         """What the ledger_service does: step, write, and only then believe it."""
         done = step(self.ledger, event, POLICY)
-        after = done.of(self.ledger)
+        after = done.applied_to(self.ledger)
         assert not invariants.check_step(self.ledger, event, after, POLICY)
         if not done.decision.accepted:
             assert not done.changes, "a refused event changed something"
@@ -264,8 +266,8 @@ class Machine(RuleBasedStateMachine):
         self.store = Store(self.directory, node="n", fsync=self.fsync)
         loaded = self.store.load()
         assert loaded.doubtful
-        ledger = step(loaded.ledger, RecordLost(self.clock, reason=loaded.message), POLICY).of(loaded.ledger)
-        ledger = step(ledger, Discovered(FACTS, self.clock), POLICY).of(ledger)
+        ledger = step(loaded.ledger, RecordLost(self.clock, reason=loaded.message), POLICY).applied_to(loaded.ledger)
+        ledger = step(ledger, Discovered(FACTS, self.clock), POLICY).applied_to(ledger)
         for name in held:
             assert ledger.entries[name].owner is not Owner.NONE
         self.take_over(ledger)

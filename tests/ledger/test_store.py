@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from drabridge.ledger import (
-    Allocate,
+from drabridge.ledger.apply_event import step
+from drabridge.ledger.events import Allocate, DeviceUse, Prepare, SetLane
+from drabridge.ledger.model import (
     ClaimRef,
     ClaimShare,
-    DeviceUse,
     Entry,
     Lane,
     Ledger,
@@ -24,9 +24,6 @@ from drabridge.ledger import (
     LedgerPolicy,
     NodeState,
     Owner,
-    Prepare,
-    SetLane,
-    step,
 )
 from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import FILE, Loaded, LoadResult, Store
@@ -45,7 +42,7 @@ def ledger_of(count: int = 4) -> Ledger:
 def allocate(ledger: Ledger, n: int, at: float = 1.0) -> Ledger:
     done = step(ledger, Allocate({f"gpu-{n}": (f"GPU-{n}",)}, at), POLICY)
     assert done.decision.accepted
-    return done.of(ledger)
+    return done.applied_to(ledger)
 
 
 @pytest.fixture
@@ -108,7 +105,7 @@ def test_everything_comes_back(directory: Path) -> None:
     ):
         done = step(ledger, event, POLICY)
         assert done.decision.accepted, done.decision
-        ledger = done.of(ledger)
+        ledger = done.applied_to(ledger)
     store = Store(directory, node="n")
     store.rewrite(ledger)
     store.close()

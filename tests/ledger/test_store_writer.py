@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from drabridge.errors import HostError
-from drabridge.ledger import Lane, Owner, SetLane, step
+from drabridge.ledger.apply_event import step
+from drabridge.ledger.events import SetLane
 from drabridge.ledger.lock import LedgerLockedError
+from drabridge.ledger.model import Lane, Owner
 from drabridge.ledger.store import FILE, Loaded, Store
 from tests.ledger.test_store import POLICY, allocate, kept, ledger_of, load, owners
 from tests.support.waiting import HANG_SECONDS
@@ -123,7 +125,7 @@ def test_a_file_that_was_removed_while_it_was_open_is_written_anew(
     store.append(ledger, ["gpu-2"])
     assert "written anew" in caplog.text
     caplog.clear()
-    ledger = step(ledger, SetLane("gpu-1", Lane.LEGACY, 5.0), POLICY).of(ledger)
+    ledger = step(ledger, SetLane("gpu-1", Lane.LEGACY, 5.0), POLICY).applied_to(ledger)
     store.append(ledger, ["gpu-1"])
     assert not caplog.records  # once, and not with every commit from then on
     with pytest.raises(LedgerLockedError):  # the lock is the one that another agent would meet

@@ -10,42 +10,29 @@ from msgspec.structs import replace
 
 from drabridge import ledger as ledger_package
 from drabridge.inventory.model import Presence
-from drabridge.ledger import (
+from drabridge.ledger.apply_event import refusal_told
+from drabridge.ledger.codec import entry_from_json, entry_to_json
+from drabridge.ledger.effects import Notify, Readvertise, RefusalCode, Refused, Released, Side, Subject
+from drabridge.ledger.events import (
     AgentStarted,
     Allocate,
     CheckpointRead,
     ClaimAllocated,
     ClaimDeallocated,
     ClaimDevices,
-    ClaimRef,
-    ClaimShare,
     DeviceUse,
     Discovered,
-    Entry,
-    Lane,
-    Ledger,
-    LedgerDevice,
     ManualRelease,
     NoClaimListed,
     NodeBooted,
-    Notify,
     Observed,
-    Owner,
-    PodRef,
     Prepare,
-    Readvertise,
     RecordLost,
-    RefusalCode,
-    Refused,
-    Released,
     SetLane,
-    Side,
-    Subject,
     Unprepare,
     WithdrawnFromSlices,
 )
-from drabridge.ledger.apply_event import refusal_told
-from drabridge.ledger.codec import entry_from_json, entry_to_json
+from drabridge.ledger.model import ClaimRef, ClaimShare, Entry, Lane, Ledger, LedgerDevice, Owner, PodRef
 from drabridge.ledger.table import ROWS, compile_rows
 from tests.support.ledger_node import CLAIM, NOON, OTHER, POD, PODS, Node, allocate, allocated, device, prepare
 

@@ -13,17 +13,8 @@ from drabridge.config import load
 from drabridge.containers.cdi import CdiStore
 from drabridge.evidence.apiserver_pods import PodWatch, watched_pod
 from drabridge.inventory.model import Device, DeviceNode
-from drabridge.ledger import (
-    AgentStarted,
-    CheckpointRead,
-    Discovered,
-    LedgerDevice,
-    LedgerPolicy,
-    NodeBooted,
-    Observed,
-    Owner,
-    PodRef,
-)
+from drabridge.ledger.events import AgentStarted, CheckpointRead, Discovered, NodeBooted, Observed
+from drabridge.ledger.model import LedgerDevice, LedgerPolicy, Owner, PodRef
 from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import Store
 from drabridge.legacy.resource import LegacyResource

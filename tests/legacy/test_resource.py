@@ -14,18 +14,9 @@ from drabridge.config import load
 from drabridge.containers.cdi import CdiStore
 from drabridge.errors import HostError
 from drabridge.inventory.model import Device, DeviceNode
-from drabridge.ledger import (
-    AgentStarted,
-    Allocate,
-    Discovered,
-    Lane,
-    LedgerDevice,
-    LedgerPolicy,
-    NodeBooted,
-    Owner,
-    SetLane,
-    store,
-)
+from drabridge.ledger import store
+from drabridge.ledger.events import AgentStarted, Allocate, Discovered, NodeBooted, SetLane
+from drabridge.ledger.model import Lane, LedgerDevice, LedgerPolicy, Owner
 from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import Store
 from drabridge.legacy.resource import LegacyResource
@@ -152,7 +143,7 @@ async def test_a_ledger_that_cannot_be_written_is_told_to_kubelet_at_once(
         with pytest.raises(AllocationError, match="No space left on device"):
             await place.allocate("R0")
         assert place.healthy == set()
-    ledger_service.retry()  # what housekeeping does
+    ledger_service.retry_write()  # what housekeeping does
     await ledger_service.apply(NodeBooted("boot", 1.0))
     assert ledger_service.health.ok
     place.resource.refresh()

@@ -5,18 +5,16 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from drabridge.inventory.model import Device, Presence
-from drabridge.ledger import (
+from drabridge.ledger.events import (
+    CheckpointRead,
     ClaimDeallocated,
     Discovered,
-    Entry,
-    Lane,
-    LedgerDevice,
-    Owner,
+    Observed,
     SetLane,
     Unprepare,
     WithdrawnFromKubelet,
 )
-from drabridge.ledger.events import CheckpointRead, Observed
+from drabridge.ledger.model import Entry, Lane, LedgerDevice, Owner
 from drabridge.offers.device_list import ListedUnit, legacy_list
 from tests.support.ledger_node import CLAIM, NOON, POD, PODS, Node, allocate, allocated, prepare
 

@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from drabridge.ledger import (
-    Allocate,
-    ClaimAllocated,
-    ClaimRef,
-    DeviceUse,
-    Entry,
-    Event,
-    Lane,
-    Ledger,
-    LedgerDevice,
-    LedgerPolicy,
-    NodeState,
-    Owner,
-    PodRef,
-    Prepare,
-    RefusalCode,
-    Step,
-    step,
-)
+from drabridge.ledger.apply_event import step
+from drabridge.ledger.effects import RefusalCode, Step
 from drabridge.ledger.eligibility import dra_schedulable, legacy_healthy
+from drabridge.ledger.events import Allocate, ClaimAllocated, DeviceUse, Event, Prepare
+from drabridge.ledger.model import ClaimRef, Entry, Lane, Ledger, LedgerDevice, LedgerPolicy, NodeState, Owner, PodRef
 
 NOON = 1_700_000_000.0  # 2023-11-14 22:13:20 UTC
 CLAIM, OTHER = ClaimRef("uid-1", "team-a", "train"), ClaimRef("uid-2", "team-b", "serve")
@@ -38,7 +23,7 @@ class Node:
 
     def do(self, event: Event) -> Step:
         done = step(self.ledger, event, self.policy)
-        self.ledger = done.of(self.ledger)
+        self.ledger = done.applied_to(self.ledger)
         return done
 
     def yes(self, event: Event) -> Step:

@@ -43,46 +43,44 @@ def _with(claims: tuple[ClaimHold, ...], new: ClaimHold) -> tuple[ClaimHold, ...
     return (*rest, new)
 
 
-def _give(draft: Transaction, entry: Entry, demand: RequestedUse, phase: ClaimPhase) -> Entry:
-    new = ClaimHold(demand.claim, phase, draft.at, _shares(demand.use), grace=demand.grace)
-    return settle(draft, entry, entry.hold, (*entry.claims, new))
+def _give(tx: Transaction, entry: Entry, demand: RequestedUse, phase: ClaimPhase) -> Entry:
+    new = ClaimHold(demand.claim, phase, tx.at, _shares(demand.use), grace=demand.grace)
+    return settle(tx, entry, entry.hold, (*entry.claims, new))
 
 
-def grant(draft: Transaction, entry: Entry, demand: RequestedUse) -> Outcome:
+def grant(tx: Transaction, entry: Entry, demand: RequestedUse) -> Outcome:
     """A claim was allocated a device that claims may have. Hardware that is gone does not make it untrue."""
-    return overlap(draft, entry) or _give(draft, entry, demand, ClaimPhase.GRANTED)
+    return overlap(tx, entry) or _give(tx, entry, demand, ClaimPhase.GRANTED)
 
 
-def pend(draft: Transaction, entry: Entry, demand: RequestedUse) -> Outcome:
+def pend(tx: Transaction, entry: Entry, demand: RequestedUse) -> Outcome:
     """A claim was allocated a shared device: kubelet must give it up first, unless nobody waits for the lease."""
-    if not draft.policy.g2:
+    if not tx.policy.g2:
         return refusals.disabled(entry)
-    return obstacle(draft, entry) or _give(
-        draft, entry, demand, ClaimPhase.PENDING if demand.guarded else ClaimPhase.GRANTED
-    )
+    return obstacle(tx, entry) or _give(tx, entry, demand, ClaimPhase.PENDING if demand.guarded else ClaimPhase.GRANTED)
 
 
-def prepare(draft: Transaction, entry: Entry, demand: RequestedUse) -> Outcome:
+def prepare(tx: Transaction, entry: Entry, demand: RequestedUse) -> Outcome:
     """Kubelet prepares a claim before the watch showed its allocation; the API server was asked."""
-    return obstacle(draft, entry) or _give(draft, entry, demand, ClaimPhase.PREPARED)
+    return obstacle(tx, entry) or _give(tx, entry, demand, ClaimPhase.PREPARED)
 
 
-def regrant(draft: Transaction, entry: Entry, demand: RequestedUse) -> Outcome:
+def regrant(tx: Transaction, entry: Entry, demand: RequestedUse) -> Outcome:
     """The API server shows an allocation of a device that claims hold: known, shared, or a second holder."""
-    return _join(draft, entry, demand, ClaimPhase.GRANTED)
+    return _join(tx, entry, demand, ClaimPhase.GRANTED)
 
 
-def reprepare(draft: Transaction, entry: Entry, demand: RequestedUse) -> Outcome:
+def reprepare(tx: Transaction, entry: Entry, demand: RequestedUse) -> Outcome:
     """Kubelet prepares a claim on a device that claims hold: this one, a share of it, or a second holder."""
     held = entry.claim(demand.claim.uid)
     if held and held.phase in (ClaimPhase.PENDING, ClaimPhase.WITHDRAWN):
         return refusals.pending(entry)
     if entry.device.presence is not Presence.PRESENT and not (held and held.phase is ClaimPhase.PREPARED):
         return refusals.not_present(entry)
-    return _join(draft, entry, demand, ClaimPhase.PREPARED)
+    return _join(tx, entry, demand, ClaimPhase.PREPARED)
 
 
-def _join(draft: Transaction, entry: Entry, demand: RequestedUse, phase: ClaimPhase) -> Outcome:
+def _join(tx: Transaction, entry: Entry, demand: RequestedUse, phase: ClaimPhase) -> Outcome:
     """Add ``demand`` to the claims that hold the device, or refuse it. Repeating it changes nothing."""
     use = demand.use
     known = entry.claim(demand.claim.uid)
@@ -94,11 +92,11 @@ def _join(draft: Transaction, entry: Entry, demand: RequestedUse, phase: ClaimPh
         known is None or known.phase is not ClaimPhase.PREPARED or bool(known.lingers)
     )
     if (known is None or stronger) and other is not None and not shared:
-        return refusals.exclusive(entry, other, draft.at)
+        return refusals.exclusive(entry, other, tx.at)
     if new_share and use.share and (over := _overcommitted(entry, use.share)):
         return over
     if known is None:
-        return _give(draft, entry, demand, phase)
+        return _give(tx, entry, demand, phase)
     shares = joined(known.shares, use.share)
     if not (stronger or shares != known.shares or not known.api_allocated):
         return entry
@@ -106,13 +104,13 @@ def _join(draft: Transaction, entry: Entry, demand: RequestedUse, phase: ClaimPh
         known,
         claim=known.claim if known.claim.name else demand.claim,
         phase=phase if stronger else known.phase,
-        since=draft.at if stronger else known.since,
+        since=tx.at if stronger else known.since,
         shares=shares,
         api_allocated=True,
         grace=max(known.grace, demand.grace),
         lingers=0.0 if stronger else known.lingers,
     )
-    return settle(draft, entry, entry.hold, _with(entry.claims, changed))
+    return settle(tx, entry, entry.hold, _with(entry.claims, changed))
 
 
 def _overcommitted(entry: Entry, share: ClaimShare) -> Refusal | None:
@@ -133,51 +131,51 @@ def _overcommitted(entry: Entry, share: ClaimShare) -> Refusal | None:
     return None
 
 
-def note_allocated(draft: Transaction, entry: Entry, demand: RequestedUse) -> Outcome:
+def note_allocated(tx: Transaction, entry: Entry, demand: RequestedUse) -> Outcome:
     """An allocation of a device in CONFLICT or QUARANTINE: noted for a claim that is recorded, refused for another."""
     known = entry.claim(demand.claim.uid)
     if known is None:
-        return refusals.held(entry, draft.at)
+        return refusals.held(entry, tx.at)
     if known.api_allocated:
         return entry
-    return replace(entry, claims=_with(entry.claims, replace(known, api_allocated=True)), seq=draft.seq)
+    return replace(entry, claims=_with(entry.claims, replace(known, api_allocated=True)), seq=tx.seq)
 
 
-def admit_admin(draft: Transaction, entry: Entry, demand: RequestedUse) -> Outcome:
+def admit_admin(tx: Transaction, entry: Entry, demand: RequestedUse) -> Outcome:
     """Admin access holds nothing and hinders nobody; it is recorded so that Unprepare finds it."""
     if any(held.admin and held.claim.uid == demand.claim.uid for held in entry.claims):
         return entry
-    new = ClaimHold(demand.claim, ClaimPhase.PREPARED, draft.at, _shares(demand.use), admin=True)
-    return replace(entry, claims=(*entry.claims, new), seq=draft.seq)
+    new = ClaimHold(demand.claim, ClaimPhase.PREPARED, tx.at, _shares(demand.use), admin=True)
+    return replace(entry, claims=(*entry.claims, new), seq=tx.seq)
 
 
-def found_prepared(draft: Transaction, entry: Entry, demand: RequestedUse) -> Outcome:
+def found_prepared(tx: Transaction, entry: Entry, demand: RequestedUse) -> Outcome:
     """A CDI file says that a claim may be in use: so it holds the device, whatever the ledger thought."""
     if demand.use.admin:
-        return admit_admin(draft, entry, demand)
+        return admit_admin(tx, entry, demand)
     known = entry.claim(demand.claim.uid)
     shares = joined(known.shares if known else (), demand.use.share)
     if known and known.phase is ClaimPhase.PREPARED:
         if shares == known.shares or not known.shares:  # who is known to have all of it has no share
             return entry
-        return replace(entry, claims=_with(entry.claims, replace(known, shares=shares)), seq=draft.seq)
+        return replace(entry, claims=_with(entry.claims, replace(known, shares=shares)), seq=tx.seq)
     claim = known.claim if known and known.claim.name else demand.claim  # a CDI file does not know the names
-    new = ClaimHold(claim, ClaimPhase.PREPARED, draft.at, shares, grace=known.grace if known else 0.0)
+    new = ClaimHold(claim, ClaimPhase.PREPARED, tx.at, shares, grace=known.grace if known else 0.0)
     hold = None if entry.owner is Owner.QUARANTINE and entry.hold and not entry.hold.confirmed else entry.hold
-    return settle(draft, entry, hold, _with(entry.claims, new))
+    return settle(tx, entry, hold, _with(entry.claims, new))
 
 
-def reclaim(draft: Transaction, entry: Entry, claims: tuple[ClaimHold, ...], because: str) -> Entry:
+def reclaim(tx: Transaction, entry: Entry, claims: tuple[ClaimHold, ...], because: str) -> Entry:
     """The entry with other claims; QUARANTINE stays what it is."""
     if entry.owner is Owner.QUARANTINE:
-        return replace(entry, claims=claims, seq=draft.seq)
-    return settle(draft, entry, entry.hold, claims, because)
+        return replace(entry, claims=claims, seq=tx.seq)
+    return settle(tx, entry, entry.hold, claims, because)
 
 
-def deallocate(draft: Transaction, entry: Entry, uid: str) -> Outcome:
+def deallocate(tx: Transaction, entry: Entry, uid: str) -> Outcome:
     """The API server has taken the device from the claim. What kubelet has prepared stays until it unprepares."""
     return _each(
-        draft,
+        tx,
         entry,
         uid,
         lambda held: replace(held, api_allocated=False) if held.phase is ClaimPhase.PREPARED else None,
@@ -185,7 +183,7 @@ def deallocate(draft: Transaction, entry: Entry, uid: str) -> Outcome:
     )
 
 
-def unprepare(draft: Transaction, entry: Entry, event: Unprepare) -> Outcome:
+def unprepare(tx: Transaction, entry: Entry, event: Unprepare) -> Outcome:
     """No container uses the claim here. The device is free only if the API server has taken it back as well; it was
     held since it was prepared. Processes that linger keep it, and a wait that has begun is never cut short.
     """
@@ -195,52 +193,52 @@ def unprepare(draft: Transaction, entry: Entry, event: Unprepare) -> Outcome:
             return held
         if held.admin:
             return None
-        lingers = 0.0 if event.ended else max(event.lingers, held.lingers_until - draft.at)
+        lingers = 0.0 if event.ended else max(event.lingers, held.lingers_until - tx.at)
         if lingers > 0.0:
-            return replace(held, since=draft.at, lingers=lingers)
+            return replace(held, since=tx.at, lingers=lingers)
         if not held.api_allocated:
             return None
         return replace(held, phase=ClaimPhase.GRANTED, grace=0.0, lingers=0.0)
 
-    return _each(draft, entry, event.uid, back, "no container uses the claim and it is deallocated")
+    return _each(tx, entry, event.uid, back, "no container uses the claim and it is deallocated")
 
 
-def _each(draft: Transaction, entry: Entry, uid: str, change: Any, because: str) -> Entry:
+def _each(tx: Transaction, entry: Entry, uid: str, change: Any, because: str) -> Entry:
     """Apply ``change`` to what the claim ``uid`` has of the device (its hold, its admin access, or both)."""
     now = [held if held.claim.uid != uid else change(held) for held in entry.claims]
     left = tuple(held for held in now if held is not None)
-    return entry if left == entry.claims else reclaim(draft, entry, left, because)
+    return entry if left == entry.claims else reclaim(tx, entry, left, because)
 
 
 # --- the lease of level G2 --------------------------------------------------------------------------------------------
 
 
-def lease_withdrawn(draft: Transaction, entry: Entry, since_seq: int) -> Outcome:
+def lease_withdrawn(tx: Transaction, entry: Entry, since_seq: int) -> Outcome:
     """Kubelet has given up a shared device that a claim waits for."""
     if since_seq < entry.seq:
         return refusals.stale(entry.name, "kubelet's answer is older than the claim")
-    return _rephase(draft, entry, {ClaimPhase.PENDING: ClaimPhase.WITHDRAWN})
+    return _rephase(tx, entry, {ClaimPhase.PENDING: ClaimPhase.WITHDRAWN})
 
 
-def lease_grant(draft: Transaction, entry: Entry, uid: str) -> Outcome:
+def lease_grant(tx: Transaction, entry: Entry, uid: str) -> Outcome:
     """The claim's lease is confirmed, if kubelet has given the device up."""
     held = entry.claim(uid)
     if held is None or held.phase is ClaimPhase.PENDING:
         return refusals.stale(entry.name, "kubelet has not given the device up yet")
-    return _rephase(draft, entry, {ClaimPhase.WITHDRAWN: ClaimPhase.GRANTED}, uid)
+    return _rephase(tx, entry, {ClaimPhase.WITHDRAWN: ClaimPhase.GRANTED}, uid)
 
 
-def _rephase(draft: Transaction, entry: Entry, phases: dict[ClaimPhase, ClaimPhase], uid: str = "") -> Entry:
+def _rephase(tx: Transaction, entry: Entry, phases: dict[ClaimPhase, ClaimPhase], uid: str = "") -> Entry:
     claims = tuple(
-        replace(held, phase=phases[held.phase], since=draft.at)
+        replace(held, phase=phases[held.phase], since=tx.at)
         if held.phase in phases and uid in ("", held.claim.uid)
         else held
         for held in entry.claims
     )
-    return entry if claims == entry.claims else settle(draft, entry, entry.hold, claims)
+    return entry if claims == entry.claims else settle(tx, entry, entry.hold, claims)
 
 
-def lease_deny(draft: Transaction, entry: Entry, uid: str) -> Outcome:
+def lease_deny(tx: Transaction, entry: Entry, uid: str) -> Outcome:
     """The claim loses its lease."""
     claims = tuple(held for held in entry.claims if held.claim.uid != uid or held.admin)
-    return entry if claims == entry.claims else settle(draft, entry, entry.hold, claims, "the lease was denied")
+    return entry if claims == entry.claims else settle(tx, entry, entry.hold, claims, "the lease was denied")

@@ -20,67 +20,67 @@ from drabridge.ledger.ownership import begin, left_kubelet
 from drabridge.ledger.transaction import Outcome, Transaction
 
 
-def move_free(draft: Transaction, entry: Entry, event: SetLane) -> Outcome:
+def move_free(tx: Transaction, entry: Entry, event: SetLane) -> Outcome:
     """Move a free device: revoke, acknowledge, grant. Of one that moves there already, ``event`` may say what it waits
     for.
     """
-    if event.lane is Lane.SHARED and not draft.policy.g2:
+    if event.lane is Lane.SHARED and not tx.policy.g2:
         return refusals.disabled(entry)
     source = entry.move.source if entry.lane in MOVING and entry.move else entry.lane
     if entry.move and entry.lane in MOVING and event.lane is entry.move.target:
         said = event.reason or entry.move.reason
         return entry if said == entry.move.reason else replace(entry, move=replace(entry.move, reason=said))
-    lane, move = begin(draft, source, event.lane, draft.at)
-    return entry if (lane, move) == (entry.lane, entry.move) else _moved(draft, entry, lane, move)
+    lane, move = begin(tx, source, event.lane, tx.at)
+    return entry if (lane, move) == (entry.lane, entry.move) else _moved(tx, entry, lane, move)
 
 
-def move_later(draft: Transaction, entry: Entry, event: SetLane) -> Outcome:
+def move_later(tx: Transaction, entry: Entry, event: SetLane) -> Outcome:
     """Move a held device when it is let go."""
-    if event.lane is Lane.SHARED and not draft.policy.g2:
+    if event.lane is Lane.SHARED and not tx.policy.g2:
         return refusals.disabled(entry)
     if event.lane is (entry.move.target if entry.move else entry.lane):
         return entry
     move = None
     if event.lane is not entry.lane:
-        move = Move(entry.lane, event.lane, MoveStep.WAITING, draft.at, draft.at, event.reason or "the device is held")
-    return replace(entry, move=move, seq=draft.seq)
+        move = Move(entry.lane, event.lane, MoveStep.WAITING, tx.at, tx.at, event.reason or "the device is held")
+    return replace(entry, move=move, seq=tx.seq)
 
 
-def _moved(draft: Transaction, entry: Entry, lane: Lane, move: Move | None) -> Entry:
-    return left_kubelet(draft, entry, replace(entry, lane=lane, move=move, since=draft.at, seq=draft.seq))
+def _moved(tx: Transaction, entry: Entry, lane: Lane, move: Move | None) -> Entry:
+    return left_kubelet(tx, entry, replace(entry, lane=lane, move=move, since=tx.at, seq=tx.seq))
 
 
-def acknowledge(draft: Transaction, entry: Entry, since_seq: int) -> Outcome:
+def acknowledge(tx: Transaction, entry: Entry, since_seq: int) -> Outcome:
     """Kubelet no longer offers a device that is being revoked: claims may have it."""
     if since_seq < entry.seq:
         return refusals.stale(entry.name, "kubelet's answer is older than the move")
-    return _arrive(draft, entry)
+    return _arrive(tx, entry)
 
 
-def _arrive(draft: Transaction, entry: Entry) -> Entry:
+def _arrive(tx: Transaction, entry: Entry) -> Entry:
     assert entry.move is not None
     move = entry.move
-    draft.effects.append(LaneMoved(entry.name, move.source, move.target, draft.at - move.since))
-    return _moved(draft, entry, move.target, None)
+    tx.effects.append(LaneMoved(entry.name, move.source, move.target, tx.at - move.since))
+    return _moved(tx, entry, move.target, None)
 
 
-def quiesce(draft: Transaction, entry: Entry, since_seq: int) -> Outcome:
+def quiesce(tx: Transaction, entry: Entry, since_seq: int) -> Outcome:
     """The slices no longer show the device; schedulers that remember it get time to act."""
     if since_seq < entry.seq:
         return refusals.stale(entry.name, "the API server's answer is older than the move")
     if entry.move is None or entry.move.step is MoveStep.QUIESCING:
         return entry
     reason = "waits for schedulers that remember it, then for the API server's list of claims"
-    move = replace(entry.move, step=MoveStep.QUIESCING, step_since=draft.at, reason=reason)
-    return replace(entry, move=move, seq=draft.seq)
+    move = replace(entry.move, step=MoveStep.QUIESCING, step_since=tx.at, reason=reason)
+    return replace(entry, move=move, seq=tx.seq)
 
 
-def clear(draft: Transaction, entry: Entry, event: NoClaimListed) -> Outcome:
+def clear(tx: Transaction, entry: Entry, event: NoClaimListed) -> Outcome:
     """No claim has the device after the quiet time: pods may have it."""
     assert entry.move is not None
     if event.since_seq < entry.seq or entry.move.step is not MoveStep.QUIESCING:
         return refusals.stale(entry.name, "the claims were listed before the slice was withdrawn")
-    left = entry.move.step_since + draft.policy.quiesce_seconds - draft.at
+    left = entry.move.step_since + tx.policy.quiesce_seconds - tx.at
     if left > 0:
         return refusals.stale(entry.name, f"schedulers may still remember the device, for {left:.0f} s")
-    return _arrive(draft, entry)
+    return _arrive(tx, entry)

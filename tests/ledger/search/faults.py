@@ -107,7 +107,7 @@ class Faults:
         )
         if self.config.restart_as_free:
             return fresh
-        return step(fresh, ev.RecordLost(NOW, reason="lost"), self.config.policy).of(fresh)
+        return step(fresh, ev.RecordLost(NOW, reason="lost"), self.config.policy).applied_to(fresh)
 
     def unplug(self, state: State) -> Outcomes:
         for bit, name in enumerate(DEVICES):

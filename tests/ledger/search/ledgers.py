@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from drabridge.ledger import eligibility, invariants
+from drabridge.ledger import eligibility
 from drabridge.ledger import events as ev
 from drabridge.ledger.apply_event import step
 from drabridge.ledger.model import (
     Ledger,
     NodeState,
 )
+from tests.ledger.search import invariants
 from tests.ledger.search.forget import crashed, normal
 from tests.ledger.search.states import (
     DEVICES,
@@ -69,7 +70,7 @@ class Ledgers:
             self.steps += 1
             before, happened = self.ledgers[number], event()
             done = self.config.step(before, happened, self.config.policy)
-            after = done.of(before)
+            after = done.applied_to(before)
             checked = self.config.step is step  # a mutant is to be caught by its consequences
             if checked and (violations := invariants.check_step(before, happened, after, self.config.policy)):
                 raise Broken(violations)

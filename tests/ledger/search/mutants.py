@@ -61,32 +61,32 @@ def _heard(change: Callable[[ev.Observed, Ledger], ev.Observed]) -> Stepper:
     return mutated
 
 
-def _steal(draft: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
-    return settle(draft, entry, Hold(units, draft.at), ())
+def _steal(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
+    return settle(tx, entry, Hold(units, tx.at), ())
 
 
-def _forget_claim(draft: Transaction, entry: Entry, uid: str) -> Outcome:
+def _forget_claim(tx: Transaction, entry: Entry, uid: str) -> Outcome:
     left = tuple(held for held in entry.claims if held.claim.uid != uid)
-    return entry if left == entry.claims else settle(draft, entry, entry.hold, left, "deallocated")
+    return entry if left == entry.claims else settle(tx, entry, entry.hold, left, "deallocated")
 
 
-def _second_claim(draft: Transaction, entry: Entry, demand: RequestedUse) -> Outcome:
+def _second_claim(tx: Transaction, entry: Entry, demand: RequestedUse) -> Outcome:
     rest = tuple(held for held in entry.claims if held.claim.uid != demand.claim.uid)
-    return settle(draft, entry, entry.hold, (*rest, ClaimHold(demand.claim, ClaimPhase.PREPARED, draft.at)))
+    return settle(tx, entry, entry.hold, (*rest, ClaimHold(demand.claim, ClaimPhase.PREPARED, tx.at)))
 
 
-def _free(draft: Transaction, entry: Entry, what: Any) -> Outcome:
-    return settle(draft, entry, None, (), "mutant") if entry.hold or entry.claims else entry
+def _free(tx: Transaction, entry: Entry, what: Any) -> Outcome:
+    return settle(tx, entry, None, (), "mutant") if entry.hold or entry.claims else entry
 
 
-def _jump(draft: Transaction, entry: Entry, event: ev.SetLane) -> Outcome:
-    return entry if entry.lane is event.lane else replace(entry, lane=event.lane, move=None, seq=draft.seq)
+def _jump(tx: Transaction, entry: Entry, event: ev.SetLane) -> Outcome:
+    return entry if entry.lane is event.lane else replace(entry, lane=event.lane, move=None, seq=tx.seq)
 
 
-def _arrive_early(draft: Transaction, entry: Entry, since_seq: int) -> Outcome:
+def _arrive_early(tx: Transaction, entry: Entry, since_seq: int) -> Outcome:
     if entry.lane is not Lane.DRA_TO_LEGACY:
         return entry
-    return replace(entry, lane=Lane.LEGACY, move=None, seq=draft.seq)
+    return replace(entry, lane=Lane.LEGACY, move=None, seq=tx.seq)
 
 
 def _some_of_it(ledger: Ledger, event: ev.Event, policy: LedgerPolicy) -> Step:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from drabridge.ledger import eligibility, invariants
+from drabridge.ledger import eligibility
 from drabridge.ledger import events as ev
 from drabridge.ledger.apply_event import step
 from drabridge.ledger.effects import Step
@@ -19,6 +19,7 @@ from drabridge.ledger.model import (
     LedgerPolicy,
     PodRef,
 )
+from tests.ledger.search import invariants
 
 NOW = 1.0  # the time of every event; what happened "long ago" happened at 0
 POLICY = LedgerPolicy(
@@ -121,7 +122,7 @@ class Config(Struct, frozen=True):
     kinds: frozenset[str] = frozenset({"crash", "kubelet", "force", "reboot", "lost"})
     whole_claims: bool = True  # a claim may want both devices
     late_evidence: bool = True  # evidence may be applied long after it was gathered
-    checkpoint: bool = True  # kubelet's checkpoint can be read; otherwise the API server is the second witness
+    checkpoint: bool = True  # kubelet's checkpoint can be read; otherwise the API server is the second evidence
     files_lost: bool = False  # the CDI files of claims may be lost with the record
     claims_shown: bool = False  # kubelet shows claims with their containers (1.34 and later)
     probe: bool = False  # open file descriptors are looked at, so force-deleted pods may live for any time

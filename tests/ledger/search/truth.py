@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from drabridge.ledger import invariants
-from drabridge.ledger.invariants import Truth
 from drabridge.ledger.model import Ledger
+from tests.ledger.search import invariants
+from tests.ledger.search.invariants import Truth
 from tests.ledger.search.ledgers import Ledgers
 from tests.ledger.search.rules import Outcomes, Stage, stage
 from tests.ledger.search.states import DEVICES, UIDS, USING, Broken, Claim, K, P, Pod, State, bits

@@ -19,17 +19,17 @@ from drabridge.ledger.transitions.claims import reclaim
 from drabridge.ledger.transitions.pods import recount
 
 
-def quarantine(draft: Transaction, entry: Entry, reason: str) -> Outcome:
+def quarantine(tx: Transaction, entry: Entry, reason: str) -> Outcome:
     """The record is lost: what looked free may be held by anybody."""
-    lane, move = lane_when_held(draft, entry, Owner.QUARANTINE)
+    lane, move = lane_when_held(tx, entry, Owner.QUARANTINE)
     return replace(
         entry,
         owner=Owner.QUARANTINE,
         lane=lane,
         move=move,
-        hold=Hold(allocated_at=draft.at),
-        since=draft.at,
-        seq=draft.seq,
+        hold=Hold(allocated_at=tx.at),
+        since=tx.at,
+        seq=tx.seq,
         released_because="",
     )
 
@@ -39,7 +39,7 @@ _NOBODY_SEEN = frozenset(  # kubelet was asked and shows nobody: only what would
 )
 
 
-def resolve(draft: Transaction, entry: Entry, event: ManualRelease) -> Outcome:
+def resolve(tx: Transaction, entry: Entry, event: ManualRelease) -> Outcome:
     """The operator ends holds that nobody has, as far as kubelet and the API server can say."""
     hold, claims = entry.hold, entry.claims
     staying = []
@@ -55,18 +55,16 @@ def resolve(draft: Transaction, entry: Entry, event: ManualRelease) -> Outcome:
         ended = {held.claim.uid for held in entry.holders} - {held.claim.uid for held in used}
         claims = tuple(held for held in claims if held.claim.uid not in ended)
     sides = 2 if entry.owner is Owner.CONFLICT else 1  # a conflict is over when one side is
-    return staying[0] if len(staying) >= sides else settle(draft, entry, hold, claims, "the operator resolved it")
+    return staying[0] if len(staying) >= sides else settle(tx, entry, hold, claims, "the operator resolved it")
 
 
-def reboot(draft: Transaction, entry: Entry, what: None) -> Outcome:
+def reboot(tx: Transaction, entry: Entry, what: None) -> Outcome:
     """No container of the last boot runs: nothing is prepared. Legacy holds stay, for kubelet's checkpoint does too."""
     claims = tuple(
-        replace(held, phase=ClaimPhase.GRANTED, since=draft.at, lingers=0.0)
-        if held.phase is ClaimPhase.PREPARED
-        else held
+        replace(held, phase=ClaimPhase.GRANTED, since=tx.at, lingers=0.0) if held.phase is ClaimPhase.PREPARED else held
         for held in entry.claims
         if not (held.phase is ClaimPhase.PREPARED and (held.admin or not held.api_allocated))
     )
     if claims != entry.claims:
-        entry = reclaim(draft, entry, claims, "the node was rebooted and the claim is deallocated")
-    return recount(draft, entry, what)
+        entry = reclaim(tx, entry, claims, "the node was rebooted and the claim is deallocated")
+    return recount(tx, entry, what)
