@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from drabridge.agent.runtime import Runtime
-from drabridge.containers.cdi import CdiStore, Family
+from drabridge.containers.cdi_store import CdiStore, Family
 from drabridge.dra.lifecycle import ClaimSide, names_in
 from drabridge.errors import ConfigError, HostError, RefusedError
 from drabridge.inventory.model import Presence
@@ -73,10 +73,10 @@ class Drain:
                 )
             await self._wishes.drain(clean=True)
             runtime = self._runtime
-            await runtime.cdi.worker.promptly(lambda: runtime.files.sweep(runtime.ledger_service.ledger))
+            await runtime.cdi.thread.promptly(lambda: runtime.files.sweep(runtime.ledger_service.ledger))
             legacy = self._runtime.cdi.prefix(Family.LEGACY)
             claims = [path for path in before if not Path(path).name.startswith(legacy)]
-            await runtime.cdi.worker.promptly(lambda: _remove(runtime.cdi, claims))
+            await runtime.cdi.thread.promptly(lambda: _remove(runtime.cdi, claims))
             document["files"] = await self._files()
             document["removed"] = sorted(set(before) - set(document["files"]))
         return document
@@ -147,7 +147,7 @@ class Drain:
 
     async def _files(self) -> list[str]:
         """In the thread that writes them: a disk that hangs would keep others of the loop's, and the agent's end."""
-        return await self._runtime.cdi.worker.promptly(lambda: files_of(self._runtime.cdi))
+        return await self._runtime.cdi.thread.promptly(lambda: files_of(self._runtime.cdi))
 
 
 def _remove(cdi: CdiStore, paths: Sequence[str]) -> None:

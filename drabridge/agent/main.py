@@ -29,7 +29,7 @@ from drabridge.coexistence.withheld import Guard
 from drabridge.config.advice import advice
 from drabridge.config.loader import load
 from drabridge.config.schema import Config
-from drabridge.containers.cdi import CdiStore
+from drabridge.containers.cdi_store import CdiStore
 from drabridge.dra.lifecycle import ClaimSide, connect, with_pool_in_use
 from drabridge.evidence.kubelet import KubeletEvidence
 from drabridge.evidence.loop import EvidenceLoop

@@ -59,7 +59,7 @@ class Housekeeping:
         """Kubelet and runtimes resolve CDI names for as long as pods live: what is missing is written again."""
         runtime = self._runtime
         failed = runtime.cdi.error
-        if failed and not await runtime.cdi.worker.promptly(runtime.cdi.probe):
+        if failed and not await runtime.cdi.thread.promptly(runtime.cdi.probe):
             if runtime.cdi_error and not self._said:
                 log.error("CDI files cannot be written: no device is offered that needs one", extra={"reason": failed})
             self._said = True
@@ -68,7 +68,7 @@ class Housekeeping:
             log.info("CDI files can be written again", extra={"directory": str(runtime.cdi.directory)})
             self._claims.wake()
         self._said = False
-        gone = await runtime.cdi.worker.promptly(runtime.cdi.missing)
+        gone = await runtime.cdi.thread.promptly(runtime.cdi.missing)
         if gone:
             log.warning("CDI files were removed by somebody else; they are written again", extra={"files": gone})
         if (failed or gone) and runtime.ledger_service.ledger.node.merged:  # the merge does it, too

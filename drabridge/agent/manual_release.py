@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from drabridge.agent.runtime import Runtime
-from drabridge.containers.cdi import Family
+from drabridge.containers.cdi_store import Family
 from drabridge.dra.lifecycle import ClaimSide
 from drabridge.errors import ClusterError, ConfigError, RefusedError
 from drabridge.ledger.events import ManualRelease

@@ -9,7 +9,7 @@ from msgspec import Struct, field
 
 from drabridge.coexistence.withheld import Guard
 from drabridge.config.schema import Config
-from drabridge.containers.cdi import CdiStore
+from drabridge.containers.cdi_store import CdiStore
 from drabridge.evidence.kubelet import KubeletEvidence
 from drabridge.evidence.loop import EvidenceLoop
 from drabridge.evidence.other_sources import OtherEvidence

@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from deviceplugin import kubelet_process
 from drabridge.agent.runtime import Runtime
-from drabridge.containers.cdi import CdiStore, Family, Named
+from drabridge.containers.cdi_spec import ClaimDeviceName
+from drabridge.containers.cdi_store import CdiStore, Family
 from drabridge.dra.lifecycle import names_in, recorded
 from drabridge.errors import HostError
 from drabridge.evidence import checkpoint as checkpoint_file
@@ -143,12 +144,12 @@ async def _doubt(runtime: Runtime, listed: KubeletList | None, checkpoint: Check
     return True
 
 
-def _claimed(cdi: CdiStore) -> dict[str, tuple[Named, ...]]:
+def _claimed(cdi: CdiStore) -> dict[str, tuple[ClaimDeviceName, ...]]:
     """What CDI files say of claims. A directory that cannot be read is no reason to serve nobody: the ledger and the
     records know more, and where they know nothing it counts as lost.
     """
     try:
-        return cdi.claimed()
+        return cdi.claims()
     except HostError as error:
         log.error("what CDI files say of claims is not known", extra={"reason": str(error)})
         return {}

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from drabridge.containers.cdi import CdiStore, Family, Spec
+from drabridge.containers.cdi_spec import CdiSpec
+from drabridge.containers.cdi_store import CdiStore, Family
 from drabridge.dra.locks import Locks
 from drabridge.dra.metadata import MetadataFiles
 from drabridge.dra.planning import DevicePlan, NotReadyError, Planner, cdi_devices, metadata_facts
@@ -55,7 +56,7 @@ class Upkeep:
         """
         records = await self._files.promptly(self._swept)
         completed = [record for record in records if record.state is State.COMPLETED]
-        specs: list[Spec] = []
+        specs: list[CdiSpec] = []
         keep: set[str] = set()
         whole: list[tuple[ClaimRecord, Sequence[DevicePlan]]] = []
         for record in (record for record in records if record.boot_id == self._boot_id):
@@ -66,8 +67,8 @@ class Upkeep:
                 whole.append((record, plans))
         known = {record.claim.uid for record in records}
         keep |= await self._files.promptly(lambda: self._records.strangers(records))
-        keep |= (await self._cdi.worker.promptly(self._cdi.claimed)).keys() - known
-        await self._cdi.worker.promptly(lambda: self._cdi.regenerate(Family.CLAIM, specs, keep=keep))
+        keep |= (await self._cdi.thread.promptly(self._cdi.claims)).keys() - known
+        await self._cdi.thread.promptly(lambda: self._cdi.regenerate(Family.CLAIM, specs, keep=keep))
         if (metadata := self._metadata) is not None:  # after the devices: a container can do without
             for record, found in whole:
                 await self._tell_containers(record, found, missing=True)
@@ -104,12 +105,12 @@ class Upkeep:
             if plans is not None and await self._written(record, plans, []) and len(plans) == len(record.devices):
                 await self._tell_containers(record, plans, missing=missing)
 
-    async def _written(self, record: ClaimRecord, plans: Sequence[DevicePlan], specs: list[Spec]) -> bool:
+    async def _written(self, record: ClaimRecord, plans: Sequence[DevicePlan], specs: list[CdiSpec]) -> bool:
         """Write the claim's CDI file, and add what it says to ``specs``. False: the file stays as it is."""
         try:
             with reading(f"claim {record.claim}"):
                 spec = self._cdi.claim_spec(record.claim.uid, cdi_devices(plans))
-                await self._cdi.worker.promptly(lambda: self._cdi.write(spec))
+                await self._cdi.thread.promptly(lambda: self._cdi.write(spec))
         except DrabridgeError as error:
             self._unreadable.tell(str(record.claim), error)
             return False

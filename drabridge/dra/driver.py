@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from drabridge.config.schema import Config
-from drabridge.containers.cdi import CdiStore
+from drabridge.containers.cdi_store import CdiStore
 from drabridge.dra.claim_files import Upkeep
 from drabridge.dra.claim_status import StatusWriter
 from drabridge.dra.deallocation import Releases

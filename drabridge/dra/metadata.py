@@ -17,7 +17,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from drabridge.containers.cdi import CdiDevice, CdiStore, Edits, Spec
+from drabridge.containers.cdi_spec import CdiDevice, CdiSpec, ContainerEdits
+from drabridge.containers.cdi_store import CdiStore
 from drabridge.dra.allocation import pod_claim_name_of
 from drabridge.errors import HostError
 from drabridge.inventory.model import Mount
@@ -134,11 +135,11 @@ class MetadataFiles:
             raise HostError(f"{request!r} cannot be the name of a directory")
         return self._directory(claim) / request / "metadata.json"
 
-    def _spec(self, uid: str, request: str, path: Path, pod_claim_name: str | None, claim_name: str) -> Spec:
+    def _spec(self, uid: str, request: str, path: Path, pod_claim_name: str | None, claim_name: str) -> CdiSpec:
         kind, name = ("resourceclaimtemplates", pod_claim_name) if pod_claim_name else ("resourceclaims", claim_name)
         inside = f"{CONTAINER_ROOT}/{kind}/{name}/{request}/{self._driver}-metadata.json"
-        device = CdiDevice(f"{uid}_{request}", Edits(mounts=(Mount(str(path), inside),)))
-        return Spec(f"{self._driver}_metadata_{uid}_{request}.json", f"{self._driver}/metadata", (device,))
+        device = CdiDevice(f"{uid}_{request}", ContainerEdits(mounts=(Mount(str(path), inside),)))
+        return CdiSpec(f"{self._driver}_metadata_{uid}_{request}.json", f"{self._driver}/metadata", (device,))
 
     def _document(
         self, claim: ClaimRef, pod_claim_name: str, devices: Sequence[DeviceFacts], generation: int

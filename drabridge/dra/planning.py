@@ -12,7 +12,7 @@ from drabridge.config.claims import ClaimConfig, Profile
 from drabridge.config.container import Hook
 from drabridge.config.schema import Config
 from drabridge.config.template import Lookup, Template
-from drabridge.containers.cdi import CdiDevice, CdiStore, Edits
+from drabridge.containers.cdi_spec import CdiDevice, ContainerEdits, claim_device_name
 from drabridge.dra.allocation import AllocationResult, ClaimAllocation
 from drabridge.dra.device_hooks import decode_hook, encode_hook
 from drabridge.dra.metadata import DeviceFacts
@@ -87,7 +87,7 @@ class Planner(Struct, frozen=True):
         planned = self._planned(uid, result, device, Choice(profile, prepared.env))
         hook = decode_hook(prepared.unprepare)
         cdi = planned.cdi
-        before = CdiStore.claim_device_name(uid, result.base_request, device.name, result.share_id)
+        before = claim_device_name(uid, result.base_request, device.name, result.share_id)
         if any(id_.endswith(f"={before}") for id_ in prepared.cdi_ids):  # admin access had no name of its own then
             cdi = replace(cdi, name=before)
         return replace(planned, choice=Choice(prepared.profile, prepared.env), cdi=cdi, unprepare=hook)
@@ -112,7 +112,7 @@ class Planner(Struct, frozen=True):
 
     def _planned(self, uid: str, result: AllocationResult, device: Device, choice: Choice) -> DevicePlan:
         profile = self._rules(device).profiles.get(choice.profile)
-        edits = Edits.of(device)
+        edits = ContainerEdits.of(device)
         prepare = unprepare = None
         if profile is not None:
             try:
@@ -127,15 +127,15 @@ class Planner(Struct, frozen=True):
             if not result.admin:
                 prepare = profile.prepare
                 unprepare = profile.unprepare
-        edits |= Edits(env=choice.env)
-        name = CdiStore.claim_device_name(uid, result.base_request, device.name, result.share_id, admin=result.admin)
+        edits |= ContainerEdits(env=choice.env)
+        name = claim_device_name(uid, result.base_request, device.name, result.share_id, admin=result.admin)
         return DevicePlan(result, device, choice, CdiDevice(name, edits), prepare, unprepare)
 
 
 _GONE = "Plug it in or repair it; delete the pod if another device will do"
 
 
-def _with_profile(edits: Edits, profile: Profile, name: str, lookup: Lookup) -> Edits:
+def _with_profile(edits: ContainerEdits, profile: Profile, name: str, lookup: Lookup) -> ContainerEdits:
     nodes = edits.nodes
     if profile.permissions is not None:
         nodes = tuple(replace(node, permissions=profile.permissions) for node in nodes)
@@ -154,7 +154,7 @@ def _with_profile(edits: Edits, profile: Profile, name: str, lookup: Lookup) -> 
             inside = _filled(mount.container_path, mount.container_path.render_path(lookup), name)
         mounts.append(Mount(host, inside, mount.read_only))
     env = {key: text(template) for key, template in profile.env.items()}
-    return replace(edits, nodes=nodes) | Edits(env=env, mounts=tuple(mounts))
+    return replace(edits, nodes=nodes) | ContainerEdits(env=env, mounts=tuple(mounts))
 
 
 def _filled(template: Template, value: str | None, profile: str) -> str:

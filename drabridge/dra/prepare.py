@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from drabridge.containers.cdi import CdiStore, Family
+from drabridge.containers.cdi_store import CdiStore, Family
 from drabridge.dra.allocation import ClaimAllocation, allocation_of, is_allocated
 from drabridge.dra.device_hooks import HookRunner, decode_hook
 from drabridge.dra.facts import ClaimHandled, ClaimOutcome, Observer
@@ -226,7 +226,7 @@ class Preparer:
         snapshot = self._inventory()
         now = [self.planner.again(claim.uid, plan.record(spec.names), snapshot) for plan in plans]
         written = self._cdi.claim_spec(claim.uid, cdi_devices(now))
-        await self._cdi.worker.promptly(lambda: self._cdi.write(written))
+        await self._cdi.thread.promptly(lambda: self._cdi.write(written))
         extra = await self._write_metadata(claim, pod_claim_name, now)
         devices = []
         for plan in plans:
@@ -406,7 +406,7 @@ class Preparer:
         await self._remove_files(record.claim)
 
     async def _remove_files(self, claim: ClaimRef) -> None:
-        await self._cdi.worker.promptly(lambda: self._cdi.remove(Family.CLAIM, claim.uid))
+        await self._cdi.thread.promptly(lambda: self._cdi.remove(Family.CLAIM, claim.uid))
         if (metadata := self._metadata) is not None:
             try:
                 await self._files.promptly(lambda: metadata.remove(claim))

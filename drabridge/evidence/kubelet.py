@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from drabridge.containers.cdi import CdiStore
+from drabridge.containers.cdi_spec import claim_uid_of, is_admin_only
 from drabridge.evidence import checkpoint as checkpoint_file
 from drabridge.inventory.model import device_id_of
 from drabridge.ledger import events
@@ -215,11 +215,11 @@ def claims_of(snapshot: NodeSnapshot, driver: str) -> tuple[events.ClaimDevices,
         for container in pod.containers:
             for claim in container.claims:
                 ours = [device for device in claim.devices if device.driver == driver]
-                uids = (CdiStore.claim_uid(name) for device in ours for name in device.cdi_ids)
+                uids = (claim_uid_of(name) for device in ours for name in device.cdi_ids)
                 ref = ClaimRef(next(filter(None, uids), ""), claim.namespace, claim.name)
                 for device in ours:
                     share = ClaimShare(device.share_id) if device.share_id else None
-                    admin = CdiStore.only_admin(device.cdi_ids)
+                    admin = is_admin_only(device.cdi_ids)
                     found.setdefault(ref, {})[events.DeviceUse(device.device, share, admin)] = None
     return tuple(events.ClaimDevices(ref, tuple(uses)) for ref, uses in found.items())
 

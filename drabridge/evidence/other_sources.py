@@ -120,10 +120,10 @@ class OtherEvidence:
     async def _probe(self, chosen: Mapping[str, Device]) -> Opened:
         """Where no answer comes any of them may be open; nobody asks a second time beside that."""
         if self._hanging is None or self._hanging.over():
-            self._hanging, job = None, self._prober.begin(lambda: opened(chosen))
+            self._hanging, job = None, self._prober.submit(lambda: opened(chosen))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PROBE_SECONDS):
-                    await self._prober.reached()
+                    await self._prober.wait_all()
             if job.over():
                 return job.result()
             self._hanging = job

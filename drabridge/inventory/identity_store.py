@@ -64,7 +64,7 @@ class IdentityStore:
         """Remember what devices are called, and by which configuration: soon. Nothing is written if nothing changed."""
         if (given, named_by) != self._saved:
             kept = dict(given), dict(named_by)
-            self._files.soon(FILE_NAME, lambda: self._write(*kept))
+            self._files.submit_latest(FILE_NAME, lambda: self._write(*kept))
 
     def _write(self, given: Mapping[Key, str], named_by: Mapping[str, Config]) -> None:
         """In the worker's thread. Where it fails, it is tried again with the next news of devices."""

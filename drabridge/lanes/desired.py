@@ -235,7 +235,7 @@ class Wishes:
         else:
             self.annotation_error = ""
             if overrides != self._saved:
-                self._files.soon(self._seen_path.name, lambda: self._remember(overrides))
+                self._files.submit_latest(self._seen_path.name, lambda: self._remember(overrides))
             if overrides != self._annotation:
                 self._annotation = overrides
                 self._changed()

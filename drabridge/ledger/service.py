@@ -171,7 +171,7 @@ class LedgerService:
                 return
         write: Job[None] | None = None
         if self._lazy and self.health.ok:
-            write = self._worker.begin(lambda: self._store.append(self.ledger, self._lazy))
+            write = self._worker.submit(lambda: self._store.append(self.ledger, self._lazy))
             while not write.over() and monotonic() < deadline:
                 await asyncio.sleep(PATIENCE_SECONDS)
             if not write.over():
@@ -198,7 +198,7 @@ class LedgerService:
         if not any(one.done.durable for one in waiting):
             return _Batch(waiting, after, names, None, began)
         try:
-            writing = self._worker.begin(lambda: self._store.append(after, names, removed))
+            writing = self._worker.submit(lambda: self._store.append(after, names, removed))
         except RuntimeError as error:  # closed: a task that outlived the agent's end is refused like everybody else
             writing = Job.failed(HostError(f"the ledger is closed: {error}"))
         return _Batch(waiting, after, set(), writing, began)
@@ -234,7 +234,7 @@ class LedgerService:
 
     async def _wait(self) -> None:
         """Until the worker is done. A disk that does not answer is said, once; whoever asks for it meanwhile waits."""
-        done = asyncio.create_task(self._worker.reached())
+        done = asyncio.create_task(self._worker.wait_all())
         await asyncio.wait([done], timeout=HANGS_SECONDS)
         if not done.done():
             self._unwell(f"the ledger's disk is silent for {HANGS_SECONDS:g} s; nothing is granted until it answers")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 
-from drabridge.containers.cdi import CdiStore, Family
+from drabridge.containers.cdi_store import CdiStore, Family
 from drabridge.errors import HostError
 from drabridge.inventory.model import Device, Presence
 from drabridge.ledger.model import Entry, Ledger, Owner
@@ -29,15 +29,15 @@ class LegacyCdiFiles:
 
     def restore_soon(self, ledger: Ledger, devices: Mapping[str, Device]) -> None:
         """As :meth:`restore`, in the thread of the directory."""
-        self._cdi.worker.soon("restore CDI files", lambda: self.restore(ledger, devices))
+        self._cdi.thread.submit_latest("restore CDI files", lambda: self.restore(ledger, devices))
 
     def follow_soon(self, ledger: Ledger, devices: Mapping[str, Device]) -> None:
         """As :meth:`follow`, in the thread of the directory."""
-        self._cdi.worker.soon("follow devices", lambda: self.follow(ledger, devices))
+        self._cdi.thread.submit_latest("follow devices", lambda: self.follow(ledger, devices))
 
     def sweep_soon(self, ledger: Ledger) -> None:
         """As :meth:`sweep`, in the thread of the directory: an Allocate after this writes its file after that."""
-        self._cdi.worker.soon("sweep CDI files", lambda: self.sweep(ledger))
+        self._cdi.thread.submit_latest("sweep CDI files", lambda: self.sweep(ledger))
 
     def restore(self, ledger: Ledger, devices: Mapping[str, Device]) -> None:
         """At start: write the files of held devices that are here (/var/run is empty after a boot), remove others'."""
@@ -45,7 +45,7 @@ class LegacyCdiFiles:
         doubtful = {
             device.name
             for device in _held(ledger, devices)
-            if device.presence is Presence.FAULTY and self._cdi.says(self._cdi.legacy_spec(device))
+            if device.presence is Presence.FAULTY and self._cdi.has(self._cdi.legacy_spec(device))
         }
         self._seen = dict(devices)
         try:
@@ -81,7 +81,7 @@ class LegacyCdiFiles:
             case Presence.GONE:
                 self._cdi.remove(Family.LEGACY, device.name)
             case Presence.FAULTY:  # by a health rule it is what it was; without a node its file is about a former one
-                if not self._cdi.says(self._cdi.legacy_spec(device)):
+                if not self._cdi.has(self._cdi.legacy_spec(device)):
                     self._cdi.remove(Family.LEGACY, device.name)
 
 

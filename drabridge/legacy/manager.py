@@ -11,7 +11,7 @@ from pathlib import Path
 
 from deviceplugin import ListedHealth, Observer, PluginServer, ServerState, Timeouts, Watcher
 from drabridge.config.schema import Config
-from drabridge.containers.cdi import CdiStore
+from drabridge.containers.cdi_store import CdiStore
 from drabridge.inventory.model import Device
 from drabridge.legacy.resource import LedgerAccess, LegacyResource
 from drabridge.system.supervise import forever

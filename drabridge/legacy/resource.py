@@ -12,7 +12,7 @@ import deviceplugin
 from deviceplugin import AllocationError, Broadcast, ContainerAllocation, DeviceList, DeviceSpec, ListedHealth
 from deviceplugin.preference import ReplicaPolicy, Unit, prefer
 from drabridge.config.schema import Inject, Resource
-from drabridge.containers.cdi import CdiStore
+from drabridge.containers.cdi_store import CdiStore
 from drabridge.containers.hooks import run_hook
 from drabridge.errors import HostError
 from drabridge.inventory.model import Device, Presence
@@ -244,7 +244,7 @@ class LegacyResource:
             devices = [self._current(name) for name in sorted(units)]
             if self._inject == "cdi":
                 specs = [self._cdi.legacy_spec(device) for device in devices]
-                writing = self._cdi.worker.begin(lambda: [self._cdi.write(spec) for spec in specs])
+                writing = self._cdi.thread.submit(lambda: [self._cdi.write(spec) for spec in specs])
                 return self._by_name(writing, units) if writing.over(PATIENCE_SECONDS) else self._later(writing, units)
         except HostError as error:
             raise self._unavailable(error, units) from error
@@ -265,7 +265,7 @@ class LegacyResource:
     async def _later(
         self, writing: Job[list[tuple[str, ...]]], units: Mapping[str, Sequence[str]]
     ) -> ContainerAllocation:
-        await self._cdi.worker.reached()
+        await self._cdi.thread.wait_all()
         return self._by_name(writing, units)
 
     def _by_name(self, written: Job[list[tuple[str, ...]]], units: Mapping[str, Sequence[str]]) -> ContainerAllocation:

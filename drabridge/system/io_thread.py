@@ -82,7 +82,7 @@ class IoThread:
         self._newest: dict[str, tuple[object, Callable[[], object]]] = {}
         self._soon = threading.Lock()  # of the line above, for a moment
 
-    def begin(self, call: Callable[[], T]) -> Job[T]:
+    def submit(self, call: Callable[[], T]) -> Job[T]:
         """Hand a call over. Raises RuntimeError when the worker was stopped."""
         if self._stopped:
             raise RuntimeError(f"the worker {self._thread.name} was stopped")
@@ -92,7 +92,7 @@ class IoThread:
         self._jobs.put(job.run)
         return job
 
-    async def reached(self) -> None:
+    async def wait_all(self) -> None:
         """Until everything that was handed over so far is over. Raises RuntimeError when the worker was stopped."""
         loop = asyncio.get_running_loop()
         here: asyncio.Future[None] = loop.create_future()
@@ -105,26 +105,26 @@ class IoThread:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(arrive)
 
-        self.begin(tell)
+        self.submit(tell)
         await here
 
     async def run(self, call: Callable[[], T]) -> T:
         """The call's result. Cancelling the caller does not stop the call; its timeouts do."""
-        job = self.begin(call)
-        await self.reached()
+        job = self.submit(call)
+        await self.wait_all()
         return job.result()
 
     async def promptly(self, call: Callable[[], T]) -> T:
         """As :meth:`run`. While calls are quick the loop waits for them on the spot: its turns would take longer."""
-        job = self.begin(call)
+        job = self.submit(call)
         if self._quick and job.over(PATIENCE_SECONDS):
             return job.result()
         self._quick, began = False, time.monotonic()
-        await self.reached()
+        await self.wait_all()
         self._quick = time.monotonic() - began < PATIENCE_SECONDS
         return job.result()
 
-    def soon(self, key: str, call: Callable[[], object]) -> None:
+    def submit_latest(self, key: str, call: Callable[[], object]) -> None:
         """Hand over a call that nobody waits for. Of several for one key that have not begun, the last one is made.
 
         What it raises is logged. Nothing happens when the worker was stopped.
@@ -144,14 +144,14 @@ class IoThread:
                 log.exception("a file could not be kept", extra={"file": key})
 
         with contextlib.suppress(RuntimeError):
-            self.begin(run)
+            self.submit(run)
 
     async def finish(self, seconds: float) -> None:
         """Take no more calls; wait for those that were handed over, for so long at most: a disk may hang."""
         if self._thread.ident is not None and not self._stopped:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    await self.reached()
+                    await self.wait_all()
         self.stop()
 
     def stop(self) -> None:

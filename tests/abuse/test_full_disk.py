@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from drabridge.containers.cdi import CdiDevice, CdiStore, Edits, Family
+from drabridge.containers.cdi_spec import CdiDevice, ContainerEdits
+from drabridge.containers.cdi_store import CdiStore, Family
 from drabridge.errors import HostError
 from drabridge.inventory.model import DeviceNode
 from drabridge.sim.kubelet.kubelet import SimKubelet
@@ -68,7 +69,7 @@ def fill(place: Path) -> Path:
 
 def test_where_nothing_can_be_written_a_file_that_is_not_there_is_removed(tmp_path: Path) -> None:
     store = CdiStore(tmp_path / "cdi", "v.example.com")
-    edits = Edits((DeviceNode("/dev/null", "/dev/null"),))
+    edits = ContainerEdits((DeviceNode("/dev/null", "/dev/null"),))
     store.write(store.claim_spec("there", [CdiDevice("x", edits)]))
     with read_only(store.directory):
         assert not store.remove(Family.CLAIM, "not-there")

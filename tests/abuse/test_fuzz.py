@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from drabridge.config.loader import load
 from drabridge.config.schema import Config
-from drabridge.containers.cdi import CdiStore, Family
+from drabridge.containers.cdi_store import CdiStore, Family
 from drabridge.errors import ConfigError
 from drabridge.evidence.kubelet import KubeletEvidence, pods_of
 from drabridge.inventory.build import Builder

@@ -11,7 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from drabridge.agent.manual_release import _forget, _has_ended
-from drabridge.containers.cdi import CdiDevice, CdiStore, Edits
+from drabridge.containers.cdi_spec import CdiDevice, ContainerEdits, claim_device_name
+from drabridge.containers.cdi_store import CdiStore
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
 from drabridge.errors import RefusedError
 from drabridge.ledger.model import ClaimHold, ClaimPhase, ClaimRef, Entry, Ledger, LedgerDevice, Owner, PodRef
@@ -34,8 +35,8 @@ def test_a_claim_is_forgotten_with_its_last_device(
 ) -> None:
     cdi, records = CdiStore(tmp_path / "cdi", "gpu.example.com"), RecordStore(tmp_path / "claims")
     for claim in (CLAIM, WATCHER):
-        name = CdiStore.claim_device_name(claim.uid, "r", "gpu-0")
-        cdi.write(cdi.claim_spec(claim.uid, [CdiDevice(name, Edits(env={"A": "1"}))]))
+        name = claim_device_name(claim.uid, "r", "gpu-0")
+        cdi.write(cdi.claim_spec(claim.uid, [CdiDevice(name, ContainerEdits(env={"A": "1"}))]))
         records.save(ClaimRecord(claim, State.COMPLETED, "boot", (PreparedDevice("r", "node-a", "gpu-0"),)))
     ledger = Ledger.of([entry("gpu-0", HOLD, ADMIN), entry("gpu-1", *elsewhere)])
     # All that is asked of an agent:
@@ -43,7 +44,7 @@ def test_a_claim_is_forgotten_with_its_last_device(
         paths=SimpleNamespace(state=tmp_path), cdi=cdi, ledger_service=SimpleNamespace(ledger=ledger)
     )
     _forget(runtime, "gpu-0", [CLAIM.uid])  # type: ignore[arg-type]
-    assert sorted(cdi.claimed()) == left
+    assert sorted(cdi.claims()) == left
     assert [record.claim.uid for record in records.all()] == left
     assert [len(record.devices) for record in records.all()] == [0, 1][-len(left) :]
 

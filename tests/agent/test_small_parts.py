@@ -32,7 +32,7 @@ class Remembered(IdentityStore):
 
     def save(self, given: Mapping[Key, str], named_by: Mapping[str, Config]) -> None:
         super().save(given, named_by)
-        assert self._files.begin(lambda: None).over(PATIENCE)
+        assert self._files.submit(lambda: None).over(PATIENCE)
 
 
 def test_names_survive_a_restart_and_are_written_only_when_they_change(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from drabridge.agent.startup_merge import _findings, _in_use
-from drabridge.containers.cdi import CdiDevice, CdiStore, Edits
+from drabridge.containers.cdi_spec import CdiDevice, ContainerEdits, claim_device_name
+from drabridge.containers.cdi_store import CdiStore
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
 from drabridge.evidence.kubelet import KubeletList
 from drabridge.ledger import startup_events
@@ -49,8 +50,8 @@ def _quarantined(listed: KubeletList, claims: tuple[ClaimDevices, ...]) -> tuple
 
 
 def write_file(runtime: Any) -> None:
-    name = CdiStore.claim_device_name(CLAIM.uid, "r", "gpu-1")
-    runtime.cdi.write(runtime.cdi.claim_spec(CLAIM.uid, [CdiDevice(name, Edits(env={"A": "1"}))]))
+    name = claim_device_name(CLAIM.uid, "r", "gpu-1")
+    runtime.cdi.write(runtime.cdi.claim_spec(CLAIM.uid, [CdiDevice(name, ContainerEdits(env={"A": "1"}))]))
 
 
 def write_record(runtime: Any, boot: str) -> None:

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from drabridge.containers.cdi import CdiDevice, CdiStore, Edits, Family, Spec
+from drabridge.containers.cdi_spec import (
+    CdiDevice,
+    CdiSpec,
+    ContainerEdits,
+    claim_device_name,
+    claim_uid_of,
+    is_admin_only,
+)
+from drabridge.containers.cdi_store import CdiStore, Family
 from drabridge.errors import HostError
 from drabridge.inventory.model import Device, DeviceNode, Mount
 
@@ -24,14 +32,14 @@ def store(tmp_path: Path) -> CdiStore:
     return CdiStore(tmp_path / "cdi", "drabridge.example.com")
 
 
-def read(store: CdiStore, spec: Spec) -> dict[str, object]:
+def read(store: CdiStore, spec: CdiSpec) -> dict[str, object]:
     document = json.loads((store.directory / spec.file_name).read_bytes())
     assert isinstance(document, dict)
     return document
 
 
 def test_a_legacy_device_has_one_file_and_one_name(store: CdiStore) -> None:
-    spec = store.legacy_spec(DEVICE, ["SN1"])
+    spec = store.legacy_spec(DEVICE)
 
     assert store.write(spec) == ("drabridge.example.com/device=legacy-radio-a",) == spec.names
     assert read(store, spec) == {
@@ -63,28 +71,27 @@ def test_a_legacy_device_has_one_file_and_one_name(store: CdiStore) -> None:
 def test_every_replica_of_a_device_gets_the_same_name(store: CdiStore) -> None:
     shared = Device("kvm", "kvm", "example.com/kvm", nodes=(NODE,), replicas=3)
 
-    assert store.legacy_spec(shared, shared.units).names == ("drabridge.example.com/device=legacy-kvm",)
-    with pytest.raises(ValueError, match="not units of the device kvm"):
-        store.legacy_spec(shared, ["other::1"])
+    assert len(shared.units) == 3
+    assert store.legacy_spec(shared).names == ("drabridge.example.com/device=legacy-kvm",)
 
 
 @pytest.mark.parametrize(
     ("device", "version"),
     [
-        (CdiDevice("a", Edits((NODE,))), "0.3.0"),
-        (CdiDevice("0a", Edits((NODE,))), "0.5.0"),
-        (CdiDevice("a", Edits((RENAMED,))), "0.5.0"),
-        (CdiDevice("a", Edits((DeviceNode("/dev/x", ""),))), "0.3.0"),
-        (CdiDevice("0a", Edits()), "0.3.0"),
+        (CdiDevice("a", ContainerEdits((NODE,))), "0.3.0"),
+        (CdiDevice("0a", ContainerEdits((NODE,))), "0.5.0"),
+        (CdiDevice("a", ContainerEdits((RENAMED,))), "0.5.0"),
+        (CdiDevice("a", ContainerEdits((DeviceNode("/dev/x", ""),))), "0.3.0"),
+        (CdiDevice("0a", ContainerEdits()), "0.3.0"),
     ],
     ids=["plain", "digit-name", "renamed-node", "no-alias", "not-written"],
 )
 def test_the_version_is_the_lowest_that_covers_the_file(device: CdiDevice, version: str) -> None:
-    assert Spec("f.json", "v/c", (CdiDevice("plain", Edits((NODE,))), device)).version == version
+    assert CdiSpec("f.json", "v/c", (CdiDevice("plain", ContainerEdits((NODE,))), device)).version == version
 
 
 def test_a_renamed_node_names_both_paths(store: CdiStore) -> None:
-    spec = store.claim_spec(UID, [CdiDevice("a", Edits((RENAMED,)))])
+    spec = store.claim_spec(UID, [CdiDevice("a", ContainerEdits((RENAMED,)))])
     store.write(spec)
 
     devices = read(store, spec)["devices"]
@@ -95,20 +102,20 @@ def test_a_renamed_node_names_both_paths(store: CdiStore) -> None:
 
 
 def test_names_of_claims_begin_with_a_letter_and_hold_everything_that_makes_them_one(store: CdiStore) -> None:
-    name = store.claim_device_name(UID, "gpu", "radio-a", "share-1")
+    name = claim_device_name(UID, "gpu", "radio-a", "share-1")
 
     assert name == f"claim-{UID}-gpu-radio-a-share-1"
-    assert store.claim_spec(UID, [CdiDevice(name, Edits((NODE,)))]).version == "0.3.0"
-    assert store.claim_device_name(UID, "look", "radio-a", admin=True) == f"admin-{UID}-look-radio-a"
+    assert store.claim_spec(UID, [CdiDevice(name, ContainerEdits((NODE,)))]).version == "0.3.0"
+    assert claim_device_name(UID, "look", "radio-a", admin=True) == f"admin-{UID}-look-radio-a"
 
 
 def test_nothing_to_inject_means_no_file_and_no_name(store: CdiStore) -> None:
-    spec = store.claim_spec(UID, [CdiDevice("a", Edits((NODE,)))])
+    spec = store.claim_spec(UID, [CdiDevice("a", ContainerEdits((NODE,)))])
     store.write(spec)
 
-    assert store.write(store.claim_spec(UID, [CdiDevice("a", Edits())])) == ()
+    assert store.write(store.claim_spec(UID, [CdiDevice("a", ContainerEdits())])) == ()
     assert list(store.directory.iterdir()) == []
-    half = store.claim_spec(UID, [CdiDevice("a", Edits()), CdiDevice("b", Edits(env={"X": "1"}))])
+    half = store.claim_spec(UID, [CdiDevice("a", ContainerEdits()), CdiDevice("b", ContainerEdits(env={"X": "1"}))])
     assert store.write(half) == ("drabridge.example.com/device=b",)
     assert half.qualified("a") is None
     assert half.qualified("b") == "drabridge.example.com/device=b"
@@ -128,7 +135,7 @@ def test_an_identical_file_is_left_alone_and_a_damaged_one_is_rewritten(store: C
 
 
 def test_regeneration_after_a_reboot_restores_ours_and_leaves_others(store: CdiStore, tmp_path: Path) -> None:
-    claim = store.claim_spec(UID, [CdiDevice("c", Edits((NODE,)))])
+    claim = store.claim_spec(UID, [CdiDevice("c", ContainerEdits((NODE,)))])
     store.write(claim)
     old = store.legacy_spec(Device("old", "old", "r", nodes=(NODE,)))
     store.write(old)
@@ -155,7 +162,7 @@ def test_regeneration_after_a_reboot_restores_ours_and_leaves_others(store: CdiS
 
 def test_removal_is_idempotent(store: CdiStore) -> None:
     assert store.remove(Family.CLAIM, UID) is False
-    store.write(store.claim_spec(UID, [CdiDevice("a", Edits((NODE,)))]))
+    store.write(store.claim_spec(UID, [CdiDevice("a", ContainerEdits((NODE,)))]))
     assert store.remove(Family.CLAIM, UID) is True
     assert store.remove(Family.CLAIM, UID) is False
 
@@ -169,11 +176,11 @@ def test_a_key_that_is_no_file_name_is_refused(store: CdiStore, key: str) -> Non
 @pytest.mark.parametrize(
     "device",
     [
-        CdiDevice("bad name", Edits((NODE,))),
-        CdiDevice("a", Edits((DeviceNode("dev/x", "/dev/x"),))),
-        CdiDevice("a", Edits(mounts=(Mount("relative", "/x"),))),
-        CdiDevice("a", Edits(env={"A=B": "1"})),
-        CdiDevice("a", Edits(env={"A": "1\0"})),
+        CdiDevice("bad name", ContainerEdits((NODE,))),
+        CdiDevice("a", ContainerEdits((DeviceNode("dev/x", "/dev/x"),))),
+        CdiDevice("a", ContainerEdits(mounts=(Mount("relative", "/x"),))),
+        CdiDevice("a", ContainerEdits(env={"A=B": "1"})),
+        CdiDevice("a", ContainerEdits(env={"A": "1\0"})),
     ],
 )
 def test_what_no_runtime_would_accept_is_refused_before_it_is_written(store: CdiStore, device: CdiDevice) -> None:
@@ -184,7 +191,9 @@ def test_what_no_runtime_would_accept_is_refused_before_it_is_written(store: Cdi
 
 def test_two_devices_of_one_name_are_refused(store: CdiStore) -> None:
     with pytest.raises(HostError, match="twice"):
-        store.write(store.claim_spec(UID, [CdiDevice("a", Edits((NODE,))), CdiDevice("a", Edits((RENAMED,)))]))
+        store.write(
+            store.claim_spec(UID, [CdiDevice("a", ContainerEdits((NODE,))), CdiDevice("a", ContainerEdits((RENAMED,)))])
+        )
 
 
 def test_a_directory_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
@@ -214,9 +223,11 @@ def test_a_kind_that_is_none_is_refused(tmp_path: Path, vendor: str, device_clas
 
 
 def test_edits_join_and_the_later_wins() -> None:
-    joined = Edits((NODE,), {"A": "1", "B": "1"}) | Edits((RENAMED,), {"B": "2"}, (Mount("/a", "/b"),))
+    joined = ContainerEdits((NODE,), {"A": "1", "B": "1"}) | ContainerEdits(
+        (RENAMED,), {"B": "2"}, (Mount("/a", "/b"),)
+    )
 
-    assert joined == Edits((NODE, RENAMED), {"A": "1", "B": "2"}, (Mount("/a", "/b"),))
+    assert joined == ContainerEdits((NODE, RENAMED), {"A": "1", "B": "2"}, (Mount("/a", "/b"),))
 
 
 def test_a_failure_lasts_until_a_probe_succeeds(tmp_path: Path) -> None:
@@ -236,7 +247,7 @@ def test_a_failure_lasts_until_a_probe_succeeds(tmp_path: Path) -> None:
 def test_files_that_somebody_else_removed_are_missed_once(store: CdiStore) -> None:
     spec = store.legacy_spec(DEVICE)
     store.write(spec)
-    store.write(store.claim_spec(UID, [CdiDevice("claim-x", Edits((NODE,)))]))
+    store.write(store.claim_spec(UID, [CdiDevice("claim-x", ContainerEdits((NODE,)))]))
     assert store.missing() == ()
     store.remove(Family.CLAIM, UID)
     assert store.missing() == ()
@@ -256,25 +267,25 @@ def test_a_directory_that_cannot_be_listed_is_a_failure(store: CdiStore) -> None
 
 def test_a_claims_file_tells_its_uid_and_its_devices_without_any_record(store: CdiStore, tmp_path: Path) -> None:
     names = [
-        store.claim_device_name(UID, "r", "gpu-0"),
-        store.claim_device_name(UID, "r", "gpu-1", "share"),
-        store.claim_device_name(UID, "look", "gpu-1", admin=True),
+        claim_device_name(UID, "r", "gpu-0"),
+        claim_device_name(UID, "r", "gpu-1", "share"),
+        claim_device_name(UID, "look", "gpu-1", admin=True),
     ]
-    qualified = store.write(store.claim_spec(UID, [CdiDevice(name, Edits((NODE,))) for name in names]))
+    qualified = store.write(store.claim_spec(UID, [CdiDevice(name, ContainerEdits((NODE,))) for name in names]))
     torn = store.file_name(Family.CLAIM, "torn")
     (store.directory / torn).write_text('{"cdiVersion": "0.3')
     list_ = store.file_name(Family.CLAIM, "list")
     (store.directory / list_).write_text(json.dumps({"kind": store.kind, "devices": ["no", {"name": 1}]}))
     store.write(store.legacy_spec(DEVICE))
 
-    assert store.claimed() == {
+    assert store.claims() == {
         UID: (("r-gpu-0", False), ("r-gpu-1-share", False), ("look-gpu-1", True)),
         "torn": (),
         "list": (),
     }
-    assert [store.claim_uid(name) for name in qualified] == [UID] * 3
-    assert store.only_admin([*qualified[2:], "somebody.else/metadata=x"])
-    assert not store.only_admin(qualified[1:])
-    assert not store.only_admin([])
-    assert store.claim_uid(store.legacy_spec(DEVICE).names[0]) == ""
-    assert CdiStore(tmp_path / "none", "v.example.com").claimed() == {}
+    assert [claim_uid_of(name) for name in qualified] == [UID] * 3
+    assert is_admin_only([*qualified[2:], "somebody.else/metadata=x"])
+    assert not is_admin_only(qualified[1:])
+    assert not is_admin_only([])
+    assert claim_uid_of(store.legacy_spec(DEVICE).names[0]) == ""
+    assert CdiStore(tmp_path / "none", "v.example.com").claims() == {}

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from drabridge.containers.cdi import CdiStore
+from drabridge.containers.cdi_store import CdiStore
 from drabridge.dra.device_hooks import HookRunner
 from drabridge.dra.metadata import MetadataFiles
 from drabridge.dra.prepare import Preparer

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from drabridge.containers.cdi import CdiStore
+from drabridge.containers.cdi_store import CdiStore
 from drabridge.inventory.inventory import Inventory
 from drabridge.ledger.model import Owner
 from tests.support.dra_node import DRIVER, DraNode, a_node

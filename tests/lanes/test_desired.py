@@ -36,7 +36,7 @@ class Kept(Wishes):
 
     def annotate(self, text: str | None) -> None:
         super().annotate(text)
-        assert self._files.begin(lambda: None).over(PATIENCE)
+        assert self._files.submit(lambda: None).over(PATIENCE)
 
 
 class Place:

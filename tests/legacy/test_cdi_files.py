@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from drabridge.containers.cdi import CdiStore
+from drabridge.containers.cdi_store import CdiStore
 from drabridge.inventory.model import Device, DeviceNode, Presence
 from drabridge.ledger.model import Entry, Hold, Ledger, LedgerDevice, Owner
 from drabridge.legacy.cdi_files import LegacyCdiFiles

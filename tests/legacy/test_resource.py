@@ -11,7 +11,7 @@ import pytest
 
 from deviceplugin import AllocationError, ContainerAllocation, ListedHealth
 from drabridge.config import load
-from drabridge.containers.cdi import CdiStore
+from drabridge.containers.cdi_store import CdiStore
 from drabridge.errors import HostError
 from drabridge.inventory.model import Device, DeviceNode
 from drabridge.ledger import store

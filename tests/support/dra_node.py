@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from drabridge.config.loader import load
 from drabridge.config.schema import Config
-from drabridge.containers.cdi import CdiStore
+from drabridge.containers.cdi_store import CdiStore
 from drabridge.dra.driver import DraDriver, DraPaths
 from drabridge.dra.facts import ClaimHandled, Fact
 from drabridge.inventory.model import Device, DeviceNode, Presence, Snapshot

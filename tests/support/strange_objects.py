@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from drabridge.config.loader import load
-from drabridge.containers.cdi import CdiDevice, CdiStore, Edits, Family
+from drabridge.containers.cdi_spec import CdiDevice, ContainerEdits, claim_device_name
+from drabridge.containers.cdi_store import CdiStore, Family
 from drabridge.dra import publisher
 from drabridge.dra.allocation import allocation_here, allocation_of
 from drabridge.dra.metadata import DeviceFacts, MetadataFiles
@@ -293,15 +294,15 @@ class Readers:
     def read_cdi(self, strange: Strange) -> None:
         """Files beside ours in the CDI directory, with our names even: ours are written, and told of."""
         cdi = CdiStore(self._root / "cdi", DRIVER)
-        devices = [CdiDevice(cdi.claim_device_name(UID, "gpu", "gpu-0"), Edits.of(gpu(0)))]
+        devices = [CdiDevice(claim_device_name(UID, "gpu", "gpu-0"), ContainerEdits.of(gpu(0)))]
         spec = cdi.claim_spec(UID, devices)
         cdi.write(spec)
         sound = json.loads((cdi.directory / spec.file_name).read_bytes())
         for name in (f"{DRIVER}-device-claim-odd.json", f"{DRIVER}-device-claim-{'x' * 200}.json", "vendor.json"):
             (cdi.directory / name).write_bytes(strange.file(sound))
-        assert cdi.claimed()[UID]
+        assert cdi.claims()[UID]
         cdi.regenerate(Family.CLAIM, [spec], keep={strange.text(), "odd"})
-        assert cdi.says(spec)
+        assert cdi.has(spec)
         assert (cdi.directory / "vendor.json").exists()
 
     def read_metadata(self, strange: Strange) -> None:

@@ -17,8 +17,8 @@ async def test_calls_run_in_order_in_one_thread_that_is_not_the_loops() -> None:
     worker = IoThread("test")
     seen: list[tuple[int, str]] = []
     for number in range(5):
-        worker.begin(lambda number=number: seen.append((number, threading.current_thread().name)))  # type: ignore[misc]
-    await worker.reached()
+        worker.submit(lambda number=number: seen.append((number, threading.current_thread().name)))  # type: ignore[misc]
+    await worker.wait_all()
     assert seen == [(number, "test") for number in range(5)]
     worker.stop()
 
@@ -33,7 +33,7 @@ async def test_results_and_errors_come_back() -> None:
 
 async def test_it_can_be_waited_for_on_the_spot_and_not_for_longer_than_one_likes() -> None:
     worker, gate = IoThread("test"), threading.Event()
-    job = worker.begin(lambda: gate.wait(60))
+    job = worker.submit(lambda: gate.wait(60))
     started = time.monotonic()
     assert not job.over(0.02)
     assert time.monotonic() - started < 30
@@ -52,7 +52,7 @@ async def test_whatever_ends_a_call_it_is_not_taken_for_done_and_the_next_one_ru
     def fail() -> None:
         raise error
 
-    job = worker.begin(fail)
+    job = worker.submit(fail)
     assert job.over(60)
     assert job.error is error
     assert await worker.run(lambda: "next") == "next"
@@ -72,19 +72,19 @@ async def test_a_caller_who_is_cancelled_stops_nothing() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     gate.set()
-    await worker.reached()
+    await worker.wait_all()
     assert done.is_set()
     worker.stop()
 
 
 async def test_one_that_was_stopped_finishes_what_it_has_and_takes_no_more() -> None:
     worker, gate = IoThread("test"), threading.Event()
-    job = worker.begin(lambda: gate.wait(60))
+    job = worker.submit(lambda: gate.wait(60))
     worker.stop()
     with pytest.raises(RuntimeError, match="test was stopped"):
-        worker.begin(lambda: None)
+        worker.submit(lambda: None)
     with pytest.raises(RuntimeError, match="test was stopped"):
-        await worker.reached()
+        await worker.wait_all()
     gate.set()
     assert job.over(60)
 
@@ -99,7 +99,7 @@ def test_a_job_can_be_over_before_it_began() -> None:
 def test_a_call_that_hangs_does_not_keep_the_process_from_ending() -> None:
     program = (
         "import threading, time; from drabridge.system.io_thread import IoThread; "
-        "worker = IoThread('hangs'); job = worker.begin(lambda: threading.Event().wait(60)); "
+        "worker = IoThread('hangs'); job = worker.submit(lambda: threading.Event().wait(60)); "
         "worker.stop(); print(job.over(0.05))"
     )
     started = time.monotonic()

@@ -1,0 +1,197 @@
+"""Build CDI spec files: what a container gets with a device, the names it goes by, the file's bytes. No I/O.
+
+A container runtime looks a device up by its qualified name (``vendor/class=name``) when it creates a container. Kubelet
+repeats the name for the pod's whole life, over restarts and reboots. So a name must never change its meaning.
+
+What runtimes demand (containerd 2.1, podman 4.3, cri-o; CDI specification, "Released versions"):
+
+- A file is refused whole if its version is lower than one of its fields or names needs, or newer than the runtime.
+- A device or a file with empty edits is "unresolvable" to some runtimes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Struct, field
+
+from drabridge.errors import HostError
+from drabridge.inventory.model import Device, DeviceNode, Mount
+
+# CDI specification, SPEC.md section "Released versions": what each version brought of what is used here.
+BASE_VERSION = "0.3.0"  # nodes, env, mounts, hooks
+RENAMED_NODE_VERSION = "0.5.0"  # deviceNodes[].hostPath
+DIGIT_NAME_VERSION = "0.5.0"  # device names that begin with a digit
+
+VENDOR = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+CLASS = re.compile(r"[A-Za-z]([A-Za-z0-9_-]*[A-Za-z0-9])?")  # a dot would need 0.6.0
+DEVICE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+
+CLAIM = "claim"
+ADMIN = "admin"  # instead of CLAIM, in the name of a device that a claim has with admin access
+_OF_CLAIM = re.compile(  # a UID of the API server
+    rf"=(?P<access>{CLAIM}|{ADMIN})-(?P<uid>[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})-"
+)
+_MOUNT_OPTIONS = {True: ("ro", "nosuid", "nodev", "bind"), False: ("rw", "nosuid", "nodev", "bind")}
+_NO_ENV: Mapping[str, str] = MappingProxyType({})
+
+
+class ContainerEdits(Struct, frozen=True):
+    """What a container gets with a device; ``nodes`` as they are right now."""
+
+    nodes: tuple[DeviceNode, ...] = ()
+    env: Mapping[str, str] = field(default_factory=lambda: _NO_ENV)
+    mounts: tuple[Mount, ...] = ()
+
+    @classmethod
+    def of(cls, device: Device) -> ContainerEdits:
+        """Return the edits that the inventory found for a device."""
+        return cls(device.nodes, device.env, device.mounts)
+
+    def __bool__(self) -> bool:
+        return bool(self.nodes or self.env or self.mounts)
+
+    def __or__(self, other: ContainerEdits) -> ContainerEdits:
+        """Return both; where the two set one variable or one container path, ``other`` wins."""
+        nodes = {node.container_path: node for node in (*self.nodes, *other.nodes)}
+        mounts = {mount.container_path: mount for mount in (*self.mounts, *other.mounts)}
+        return ContainerEdits(tuple(nodes.values()), {**self.env, **other.env}, tuple(mounts.values()))
+
+
+class CdiDevice(Struct, frozen=True):
+    """One entry of a spec file. ``name`` is the part after the equals sign."""
+
+    name: str
+    edits: ContainerEdits
+
+
+class CdiSpec(Struct, frozen=True):
+    """One spec file: ``file_name`` in the CDI directory, ``kind`` is ``vendor/class``."""
+
+    file_name: str
+    kind: str
+    devices: tuple[CdiDevice, ...] = field(default=())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Qualified names for kubelet, in order. A device without edits has none: there is nothing to inject."""
+        return tuple(f"{self.kind}={device.name}" for device in self.devices if device.edits)
+
+    def qualified(self, name: str) -> str | None:
+        """Return the qualified name of this file's device ``name``; None when it has nothing to inject."""
+        return next((f"{self.kind}={d.name}" for d in self.devices if d.name == name and d.edits), None)
+
+    @property
+    def version(self) -> str:
+        """The lowest cdiVersion that covers everything in the file, names included."""
+        needed = [BASE_VERSION]
+        for device in self.devices:
+            if device.edits and device.name[:1].isdigit():
+                needed.append(DIGIT_NAME_VERSION)
+            if any(node.container_path not in ("", node.path) for node in device.edits.nodes):
+                needed.append(RENAMED_NODE_VERSION)
+        return max(needed)  # all are 0.x.0 with one digit: text order is version order
+
+    def encode(self) -> bytes:
+        """Return the file's content, empty when there is nothing to inject. The same spec gives the same bytes.
+
+        Raises HostError for a name, a path or a variable that no runtime would accept.
+        """
+        entries = [_entry(device) for device in self.devices if device.edits]
+        if not entries:
+            return b""
+        names = [entry["name"] for entry in entries]
+        if len(set(names)) != len(names):
+            raise HostError(f"CDI file {self.file_name} would hold one device name twice: {sorted(names)}")
+        document = {"cdiVersion": self.version, "kind": self.kind, "devices": entries}
+        try:
+            return msgspec.json.encode(document) + b"\n"
+        except UnicodeEncodeError as error:
+            raise HostError(f"CDI file {self.file_name} would hold text that is not UTF-8: {error.object!r}") from error
+
+
+class ClaimDeviceName(NamedTuple):
+    """What a claim's file says of one device: ``<request>-<device>[-<share>]``, and whether the access is admin."""
+
+    text: str
+    admin: bool = False
+
+
+def claim_device_name(uid: str, request: str, device: str, share_id: str = "", *, admin: bool = False) -> str:
+    """Return the CDI name of a claim's device: no other claim, request or share has it (runtimes cache specs by name).
+
+    It begins with a letter whatever the claim's UID begins with, so version 0.3.0 is enough. It tells of admin access,
+    because kubelet and the file may be all that is left to know it by.
+    """
+    return "-".join(part for part in (ADMIN if admin else CLAIM, uid, request, device, share_id) if part)
+
+
+def claim_device_names(uid: str, names: Iterable[str]) -> tuple[ClaimDeviceName, ...]:
+    """Take the CDI names of a claim's file apart; names of anything else are left out."""
+    prefixes = {claim_device_name(uid, "", "", admin=admin) + "-": admin for admin in (False, True)}
+    return tuple(
+        ClaimDeviceName(name.removeprefix(prefix), admin)
+        for name in names
+        for prefix, admin in prefixes.items()
+        if name.startswith(prefix)
+    )
+
+
+def claim_uid_of(qualified: str) -> str:
+    """Return the UID of the claim that a qualified name of ours was made for; "" for a name of anything else."""
+    found = _OF_CLAIM.search(qualified)
+    return found["uid"] if found else ""
+
+
+def is_admin_only(qualified: Iterable[str]) -> bool:
+    """Tell whether the names by which a container has a device of a claim all tell of admin access."""
+    found = [match["access"] for match in map(_OF_CLAIM.search, qualified) if match]
+    return set(found) == {ADMIN}
+
+
+def _entry(device: CdiDevice) -> dict[str, Any]:
+    if not DEVICE_NAME.fullmatch(device.name):
+        raise HostError(f"{device.name!r} is not a CDI device name: letters, digits and any of '_-.:' inside")
+    edits: dict[str, Any] = {}
+    if device.edits.nodes:
+        edits["deviceNodes"] = [_node(node) for node in device.edits.nodes]
+    if device.edits.env:
+        edits["env"] = [_variable(device, name, value) for name, value in sorted(device.edits.env.items())]
+    if device.edits.mounts:
+        edits["mounts"] = [_mount(mount) for mount in device.edits.mounts]
+    return {"name": device.name, "containerEdits": edits}
+
+
+def _node(node: DeviceNode) -> dict[str, Any]:
+    """Numbers are written when known: a path that another device took over then gives nothing away."""
+    inside = node.container_path or node.path
+    entry: dict[str, Any] = {"path": _absolute(inside)}
+    if inside != node.path:
+        entry["hostPath"] = _absolute(node.path)
+    if node.major:
+        entry |= {"type": node.kind, "major": node.major, "minor": node.minor}
+    return entry | {"permissions": node.permissions}
+
+
+def _mount(mount: Mount) -> dict[str, Any]:
+    return {
+        "hostPath": _absolute(mount.host_path),
+        "containerPath": _absolute(mount.container_path),
+        "options": list(_MOUNT_OPTIONS[mount.read_only]),
+    }
+
+
+def _variable(device: CdiDevice, name: str, value: str) -> str:
+    if not name or "=" in name or "\0" in name + value:
+        raise HostError(f"device {device.name}: {name!r} cannot be an environment variable with the value {value!r}")
+    return f"{name}={value}"
+
+
+def _absolute(path: str) -> str:
+    if not path.startswith("/") or "\0" in path:
+        raise HostError(f"{path!r} cannot be in a CDI file: an absolute path was expected")
+    return path
