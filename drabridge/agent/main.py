@@ -171,9 +171,9 @@ class Agent:
         metrics = Metrics(lambda: self._pages.samples())
         sinks = Sinks(metrics, lambda device: runtime.resource_of(device), self._now)
         self._identities = IdentityStore(paths.state, self._files)
-        given, named_by = self._identities.load(config)
-        ready = self._standby and self._standby.inventory_for(config, given, named_by, held, sinks.inventory)
-        inventory = ready or Inventory(config, held=held, given=given, named_by=named_by, on_fact=sinks.inventory)
+        known = self._identities.load(config)
+        ready = self._standby and self._standby.inventory_for(config, known, held, sinks.inventory)
+        inventory = ready or Inventory(config, held=held, known=known, on_fact=sinks.inventory)
         cdi = CdiStore(paths.cdi, config.driver)
         client = Client(paths.podresources_socket, observe=sinks.asked)
         legacy = LegacyManager(
@@ -367,7 +367,7 @@ class Agent:
         snapshot = await self._guard.without(snapshot, self._runtime.ledger_service.head)
         first = self._transfers.first_lanes(snapshot)
         self._behind = not await discover(self._runtime, snapshot, first, rebooted=self._rebooted)
-        self._identities.save(*self._runtime.inventory.remembered())
+        self._identities.save(self._runtime.inventory.identities())
         for collision in snapshot.collisions:
             log.error("devices with one identity are not offered", extra={"collision": str(collision)})
 
@@ -386,7 +386,7 @@ class Agent:
             elif isinstance(effect, Readvertise):
                 self._runtime.legacy.repeat({self._runtime.resource_of(device) for device in effect.devices})
                 self._runtime.evidence.hurry()
-        self._runtime.inventory.let_go(effect.device for effect in effects if isinstance(effect, Released))
+        self._runtime.inventory.released(effect.device for effect in effects if isinstance(effect, Released))
         if self._refresh is None:
             self._refresh = asyncio.get_running_loop().call_later(REFRESH_SECONDS, self._follow_ledger)
 

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from drabridge.dra.lifecycle import ClaimSide, connect
 from drabridge.dra.sockets import is_dead
 from drabridge.errors import HostError
 from drabridge.inventory.facts import Fact, Reconciled, SourceChanged
-from drabridge.inventory.identity import Key
+from drabridge.inventory.identity import KnownIdentities
 from drabridge.inventory.identity_store import IdentityStore
 from drabridge.inventory.inventory import Inventory
 from drabridge.kube.api import Cluster
@@ -76,10 +76,8 @@ class Standby:
         self._held: Callable[[str], bool] = lambda name: name in held and held[name].owner is not Owner.NONE
         self._on_fact: Callable[[Fact], None] = lambda fact: None
         self._facts: dict[type[Fact], Fact] = {}  # the newest of each kind that tells a state
-        given, named_by = IdentityStore(paths.state).load(config)
-        self._inventory = Inventory(
-            config, held=lambda name: self._held(name), given=given, named_by=named_by, on_fact=self._told
-        )
+        known = IdentityStore(paths.state).load(config)
+        self._inventory = Inventory(config, held=lambda name: self._held(name), known=known, on_fact=self._told)
         self._looking: asyncio.Task[None] | None = None
         self.watcher = Watcher()  # of kubelet's directory: its threads take longer to start than a registration
         self._watching: Subscription | None = None
@@ -175,8 +173,7 @@ class Standby:
     def inventory_for(
         self,
         config: Config,
-        given: Mapping[Key, str],
-        named_by: Mapping[str, Config],
+        known: KnownIdentities,
         held: Callable[[str], bool],
         on_fact: Callable[[Fact], None],
     ) -> Inventory | None:
@@ -184,7 +181,7 @@ class Standby:
         what devices are called changed meanwhile, or is asked of another configuration.
         """
         inventory = self._inventory
-        if config is not self._config or not inventory.current.complete or inventory.remembered() != (given, named_by):
+        if config is not self._config or not inventory.current.complete or inventory.identities() != known:
             return None
         self._held, self._on_fact = held, on_fact
         for fact in self._facts.values():

@@ -13,7 +13,7 @@ from drabridge.errors import HostError
 from drabridge.inventory.match import explain
 from drabridge.inventory.udev import Udev
 from drabridge.inventory.udev_device import UdevDevice
-from drabridge.inventory.udev_scope import wanted
+from drabridge.inventory.udev_scope import scope_of
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _records(arguments: argparse.Namespace, config: Config) -> Iterator[UdevDevice]:
-    udev = Udev(wanted(config))
+    udev = Udev(scope_of(config))
     if not arguments.device:
         yield from udev.enumerate().values()
     for name in arguments.device:

@@ -11,7 +11,7 @@ from drabridge.errors import HostError
 from drabridge.inventory.dump import dump
 from drabridge.inventory.match import matches
 from drabridge.inventory.udev import Udev
-from drabridge.inventory.udev_scope import wanted
+from drabridge.inventory.udev_scope import scope_of
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         chosen = [record for record in records if record is not None]
     else:
         config = configuration(arguments)
-        udev = Udev(wanted(config))
+        udev = Udev(scope_of(config))
         everything = udev.enumerate().values()
         chosen = [record for record in everything if any(matches(record, r.match) for r in config.resources)]
     text = dump(udev, chosen, anonymous=not arguments.keep_serials)

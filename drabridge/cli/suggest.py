@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
             hint="Give a node under /dev or a path under /sys/devices; NVIDIA's /dev/nvidia* are none of udev's: "
             "see the example nvidia-gpu.yaml",
         )
-    udev.wanted = UdevScope(attributes=frozenset(udev.attribute_names(record.syspath)) | SUGGESTED)
+    udev.scope = UdevScope(attributes=frozenset(udev.attribute_names(record.syspath)) | SUGGESTED)
     if not arguments.entry:
         print(HEAD, end="")
     print(suggest(udev.read(record.syspath) or record), end="")

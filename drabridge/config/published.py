@@ -1,15 +1,15 @@
-"""What is published about a device: attributes, capacity, health rules."""
+"""Attributes and capacity of a device, as ResourceSlices publish them and claims select on them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
 from drabridge.config import names
-from drabridge.config.base import FieldText, Many, Model, PathKey, PatternsText, exactly_one_of
+from drabridge.config.base import FieldText, Many, Model, exactly_one_of
 from drabridge.config.problem import Problem, refuse_if_any, unmet
 
 INT64 = 2**63
@@ -175,28 +175,4 @@ class Capacity(Model):
             refuse_if_any([Problem("either from: or value:", "give exactly one of them")])
         if self.value is not None and self.unit != "B":
             refuse_if_any([Problem("no unit beside a constant", "write it into the value: 40Gi", ("unit",))])
-        return self
-
-
-class HealthRule(Model):
-    """A condition for a present device to be healthy. Give exactly one key."""
-
-    model_config = exactly_one_of("nodeExists", "driverBound", "attr", "file")
-
-    node_exists: bool | None = None
-    """Whether every node that is not optional must exist and be a device node."""
-    driver_bound: PatternsText | None = None
-    """Kernel drivers of which one must be bound."""
-    attrs: Mapping[str, PatternsText] = Field(default={}, alias="attr")
-    """sysfs attributes that must have these values."""
-    files: Mapping[PathKey, PatternsText] = Field(default={}, alias="file")
-    """Files on the host, by absolute path with fields, whose first line must match."""
-
-    @model_validator(mode="after")
-    def _check(self) -> HealthRule:
-        given = [self.node_exists is not None, self.driver_bound is not None, bool(self.attrs), bool(self.files)]
-        if sum(given) != 1:
-            refuse_if_any(
-                [Problem("exactly one of nodeExists, driverBound, attr, file", "one list item per condition")]
-            )
         return self

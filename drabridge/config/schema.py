@@ -22,10 +22,11 @@ from drabridge.config.base import (
 )
 from drabridge.config.claims import ClaimConfig, DeviceClass, Partition, Sharing
 from drabridge.config.container import Group, MountRule, NodeRule, PreStart, duplicate_targets
+from drabridge.config.health_rules import HealthRule
 from drabridge.config.lanes import Lanes
 from drabridge.config.matcher import Match
 from drabridge.config.problem import Problem, refuse_if_any
-from drabridge.config.published import Attribute, Capacity, HealthRule
+from drabridge.config.published import Attribute, Capacity
 from drabridge.config.template import parse as parse_template
 
 API_VERSION = "drabridge/v1alpha1"

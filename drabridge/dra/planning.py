@@ -19,7 +19,8 @@ from drabridge.dra.metadata import DeviceFacts
 from drabridge.dra.params import Choice, resolve
 from drabridge.dra.records import PreparedDevice
 from drabridge.errors import ConfigError, HostError, PeerError
-from drabridge.inventory.model import Device, Mount, Presence, Snapshot
+from drabridge.inventory.container_edits import render_mount
+from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.offers.attributes import describe
 
 LookupOf = Callable[[Device], Lookup]
@@ -141,29 +142,28 @@ def _with_profile(edits: ContainerEdits, profile: Profile, name: str, lookup: Lo
         nodes = tuple(replace(node, permissions=profile.permissions) for node in nodes)
 
     def text(template: Template) -> str:
-        return _filled(template, template.render(lookup), name)
+        value = template.render(lookup)
+        if value is None:
+            raise _unfilled(template, name)
+        return value
 
     mounts = []
-    for mount in profile.mounts:
-        host = mount.host_path.render_path(lookup)
-        if mount.optional and (host is None or not Path(host).exists()):
-            continue
-        host = _filled(mount.host_path, host, name)
-        inside = host
-        if mount.container_path is not None:
-            inside = _filled(mount.container_path, mount.container_path.render_path(lookup), name)
-        mounts.append(Mount(host, inside, mount.read_only))
+    for rule in profile.mounts:
+        mount = render_mount(rule, lookup)
+        if isinstance(mount, Template):
+            if not (rule.optional and mount is rule.host_path):
+                raise _unfilled(mount, name)
+        elif not rule.optional or Path(mount.host_path).exists():
+            mounts.append(mount)
     env = {key: text(template) for key, template in profile.env.items()}
     return replace(edits, nodes=nodes) | ContainerEdits(env=env, mounts=tuple(mounts))
 
 
-def _filled(template: Template, value: str | None, profile: str) -> str:
-    if value is None:
-        raise ConfigError(
-            f"profile {profile}: {template} has no value for this device",
-            hint="Correct the profile in the node's configuration",
-        )
-    return value
+def _unfilled(template: Template, profile: str) -> ConfigError:
+    return ConfigError(
+        f"profile {profile}: {template} has no value for this device",
+        hint="Correct the profile in the node's configuration",
+    )
 
 
 def cdi_devices(plans: Iterable[DevicePlan]) -> list[CdiDevice]:

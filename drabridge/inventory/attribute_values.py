@@ -1,6 +1,6 @@
-"""Text from hardware as typed attributes and amounts, within the limits of the resource.k8s.io API. Pure.
+"""Attributes and capacity of one device: text from hardware, read as the types of the resource.k8s.io API. Pure.
 
-Whatever cannot be read as its type is left out: a wrong value would make the API refuse the whole slice.
+A value that cannot be read as its type is left out: a wrong one would make the API refuse the whole slice.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from types import MappingProxyType
 from drabridge.config import names
 from drabridge.config.problem import Problems
 from drabridge.config.published import INT64, UNITS, parse_quantity
+from drabridge.config.schema import Resource
+from drabridge.config.template import Lookup
 from drabridge.inventory.model import Attribute, Semver
 
 _VERSION = re.compile(r"[vV]?(\d+(?:\.\d+)*)(.*)", re.DOTALL | re.ASCII)
@@ -24,14 +26,36 @@ _BOOLEANS = MappingProxyType(
 )
 
 
+def attributes_of(resource: Resource, values: Lookup) -> dict[str, Attribute]:
+    """The attributes that the configuration gives one device, by name."""
+    found: dict[str, Attribute] = {}
+    for name, spec in resource.attributes.items():
+        text = values(spec.source) if spec.source is not None else None
+        if spec.value is not None and spec.kind != "version":
+            found[name] = spec.value
+        elif (value := attribute(text or str(spec.value or ""), spec.kind)) is not None:
+            found[name] = value
+    return found
+
+
+def capacity_of(resource: Resource, values: Lookup) -> dict[str, int]:
+    """The capacities that the configuration gives one device, by name, in base units."""
+    found = {}
+    for name, spec in resource.capacity.items():
+        text = str(spec.value) if spec.source is None else values(spec.source)
+        if text and (value := amount(text, spec.unit)) is not None:
+            found[name] = value
+    return found
+
+
 def as_string(text: str) -> str | None:
-    """At most 64 bytes (the API server counts bytes), cut at a character. Empty is nothing."""
+    """The text, cut at a character to at most 64 bytes (the API server counts bytes); None when it is empty."""
     cut = text.encode()[: names.ATTRIBUTE_VALUE_MAX].decode(errors="ignore")
     return cut or None
 
 
 def as_int(text: str) -> int | None:
-    """Decimal, or hexadecimal with 0x (sysfs writes both); within 64 bits."""
+    """A decimal number, or a hexadecimal one with 0x (sysfs writes both), within 64 bits; else None."""
     if _HEX_NUMBER.fullmatch(text):
         value = int(text, 16)
     elif _NUMBER.fullmatch(text):
@@ -42,16 +66,16 @@ def as_int(text: str) -> int | None:
 
 
 def as_bool(text: str) -> bool | None:
-    """The words that sysfs, udev and module parameters use."""
+    """A truth value in the words that sysfs, udev and module parameters use; else None."""
     return _BOOLEANS.get(text.lower())
 
 
 def as_semver(text: str) -> Semver | None:
-    """A vendor's version as semantic version 2.0.0.
+    """A vendor's version as semantic version 2.0.0; None when it is none.
 
     ``580.95`` -> ``580.95.0`` (missing parts are 0), ``535.054.03`` -> ``535.54.3`` (no leading zeros),
     ``v1.2`` -> ``1.2.0``, ``1.2.3.4`` -> ``1.2.3+4`` (further parts become build metadata, which does not order),
-    ``1.2.3-rc1`` stays. Anything else is nothing.
+    ``1.2.3-rc1`` stays.
     """
     if names.is_semver(text):
         return Semver(text)
@@ -71,12 +95,12 @@ _CONVERT: Mapping[str, Callable[[str], Attribute | None]] = MappingProxyType(
 
 
 def attribute(text: str, kind: str) -> Attribute | None:
-    """``text`` as an attribute of that type (``string``, ``int``, ``bool``, ``version``); None when it is none."""
+    """``text`` as an attribute of the type ``kind`` (``string``, ``int``, ``bool``, ``version``); else None."""
     return _CONVERT[kind](text.strip())
 
 
 def amount(text: str, unit: str) -> int | None:
-    """A whole number of ``unit`` in base units (bytes, or plain counts); Kubernetes quantities (``40Gi``) as well."""
+    """A whole number of ``unit``, or a Kubernetes quantity (``40Gi``), in base units (bytes or counts); else None."""
     text = text.strip()
     try:
         value = int(text) * UNITS[unit] if text.isascii() and text.isdecimal() else parse_quantity(text)

@@ -1,4 +1,4 @@
-"""What uevents mean for the list of devices: order, pace, and the checks still owed. Pure: time is passed in."""
+"""Decide what uevents mean: their order, their pace, and what to look at again. Pure: time is passed in."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ BURST = 8
 INTERVAL_SECONDS = 0.02
 """In a longer burst, one round each interval: kubelet rewrites a checkpoint file for every list that it gets."""
 
-SHARE = 4
-"""A round that took long is followed by a pause of so many times as long: a flood may not fill the loop."""
+PAUSE_FACTOR = 4
+"""A round that took long is followed by a pause that is so many times as long: a flood must not fill the loop."""
 
 
 class Pacer(Struct):
-    """Immediate leading edge, then coalescing: a bucket of ``BURST`` tokens, refilled one each interval."""
+    """Limit how often rounds run: a bucket of ``BURST`` tokens, refilled with one token per interval."""
 
     tokens: float = BURST
     last: float = float("-inf")
@@ -28,18 +28,19 @@ class Pacer(Struct):
         return max(0.0, 1 - self._tokens(now)) * self.interval_seconds
 
     def spend(self, now: float, seconds: float = 0.0) -> None:
-        """A round began ``now`` and took ``seconds``."""
+        """Take a token for a round that began at ``now`` and took ``seconds``."""
         self.tokens = max(0.0, self._tokens(now) - 1)
         self.last = now
-        self.interval_seconds = max(INTERVAL_SECONDS, SHARE * seconds)
+        self.interval_seconds = max(INTERVAL_SECONDS, PAUSE_FACTOR * seconds)
 
     def _tokens(self, now: float) -> float:
         return min(float(BURST), self.tokens + max(0.0, now - self.last) / self.interval_seconds)
 
 
 class Uevent(Struct, frozen=True):
-    """One uevent. It only says where to look; ``remove`` alone is believed as it stands (the kernel sends it before the
-    directory is gone).
+    """One uevent. It only says where to look; ``remove`` alone is believed as it stands.
+
+    The kernel sends ``remove`` before the device's directory is gone.
     """
 
     seqnum: int
@@ -50,7 +51,7 @@ class Uevent(Struct, frozen=True):
 
 
 class PendingRecheck(Struct, frozen=True):
-    """Look at ``syspath`` at ``when``. ``seqnum`` is the kernel event that udevd has not answered yet, else 0."""
+    """Look at ``syspath`` at ``when``. ``seqnum``: the kernel event that udevd has not answered yet, else 0."""
 
     when: float
     syspath: str
@@ -58,33 +59,33 @@ class PendingRecheck(Struct, frozen=True):
 
 
 class RecheckQueue(Struct):
-    """Syspaths that have to be looked at (again) later, because an event may be early, missing or wrong."""
+    """Devices to look at later, because an event may be early, missing or wrong."""
 
-    debts: set[PendingRecheck] = field(default_factory=set)
+    pending: set[PendingRecheck] = field(default_factory=set)
 
     def add(self, syspath: str, when: float, seqnum: int = 0) -> None:
         """Look at ``syspath`` at ``when``."""
-        self.debts.add(PendingRecheck(when, syspath, seqnum))
+        self.pending.add(PendingRecheck(when, syspath, seqnum))
 
     def answered(self, syspath: str, seqnum: int) -> None:
-        """udevd has reported this event, or a later one of the same device: nothing is owed for it."""
-        self.debts -= {debt for debt in self.debts if debt.syspath == syspath and 0 < debt.seqnum <= seqnum}
+        """Drop what waits for udevd's answer: it has reported this event, or a later one of the same device."""
+        self.pending -= {one for one in self.pending if one.syspath == syspath and 0 < one.seqnum <= seqnum}
 
-    def take(self, now: float) -> set[PendingRecheck]:
-        """What is due; it is owed no longer."""
-        due = {debt for debt in self.debts if debt.when <= now}
-        self.debts -= due
+    def take_due(self, now: float) -> set[PendingRecheck]:
+        """Remove and return what is due."""
+        due = {one for one in self.pending if one.when <= now}
+        self.pending -= due
         return due
 
-    def next(self) -> float | None:
-        """When the next one is due."""
-        return min((debt.when for debt in self.debts), default=None)
+    def next_due(self) -> float | None:
+        """When the next one is due; None when nothing waits."""
+        return min((one.when for one in self.pending), default=None)
 
 
 def latest_per_device(events: Iterable[Uevent]) -> Mapping[str, Uevent]:
-    """The newest event of every device, in the order of SEQNUM: what came before it no longer matters.
+    """The newest event of every device, by syspath, in the order of SEQNUM; older ones no longer matter.
 
-    The two groups number alike (udevd forwards the kernel's number), so a queue filled from both sorts correctly.
+    Both groups have the same numbers (udevd forwards the kernel's), so a queue filled from both is sorted correctly.
     """
     newest: dict[str, Uevent] = {}
     for event in sorted(events, key=lambda event: event.seqnum):

@@ -1,4 +1,4 @@
-"""What the inventory tells about its own work: frozen facts for whoever listens (metrics, logs)."""
+"""What the inventory reports about its own work: frozen facts for metrics and logs (``telemetry``)."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class Reconciled(Struct, frozen=True):
 
 
 class MonitorRestarted(Struct, frozen=True):
-    """An event socket failed (events were lost) and was replaced; everything was enumerated again."""
+    """An event socket failed and was replaced. Events were lost, so everything was enumerated again."""
 
     why: str
 
 
 class SourceChanged(Struct, frozen=True):
-    """Events come from somewhere else now."""
+    """Events come from another source now."""
 
     source: EventSource
 
 
 class ReconcileFailed(Struct, frozen=True):
-    """Looking at the devices failed as a whole; the last list stays and the next attempt follows."""
+    """Looking at the devices failed as a whole. The last list stays, and the next attempt follows."""
 
     why: str
 

@@ -21,8 +21,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 
-from msgspec import Struct
+from msgspec import Struct, field
 
+from drabridge.config.schema import Config
 from drabridge.inventory.model import Collision
 
 ID_MAX = 63
@@ -88,6 +89,13 @@ class DeviceIdentity(Struct, frozen=True):
 
     id: str
     name: str
+
+
+class KnownIdentities(Struct, frozen=True):
+    """The ids of devices that are here, or gone and not forgotten, and which configuration gave each id."""
+
+    ids: Mapping[Key, str] = field(default_factory=dict)
+    named_by: Mapping[str, Config] = field(default_factory=dict)  # device id -> configuration
 
 
 class Candidate(Struct, frozen=True):

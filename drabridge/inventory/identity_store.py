@@ -1,20 +1,21 @@
-"""Names that devices were given, remembered over restarts: a held device keeps its name when a twin appears, and when
-the configuration that the agent starts with calls it otherwise.
+"""Keep the identities of devices over restarts, in ``identities.json``.
+
+A held device so keeps its name when a twin appears, and when the agent starts with a configuration that names it
+otherwise.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from drabridge.config.loader import load
 from drabridge.config.messages import ConfigErrors
 from drabridge.config.schema import Config
-from drabridge.inventory.identity import Key
-from drabridge.inventory.udev_scope import distinct
+from drabridge.inventory.identity import KnownIdentities
+from drabridge.inventory.udev_scope import distinct_configs
 from drabridge.system.files import write_atomically
 from drabridge.system.io_thread import IoThread
 
@@ -26,26 +27,24 @@ FILE_NAME = "identities.json"
 class IdentityStore:
     """``identities.json``: ``{"version": 1, "given": [[resource, syspath, id], ...], "namedBy": [...]}``.
 
-    ``namedBy`` has one ``{"ids": [...], "configuration": {...}}`` for each configuration that named what is there: that
-    of now, and those of before whose devices somebody holds yet.
+    ``namedBy`` has one ``{"ids": [...], "configuration": {...}}`` for each configuration that named what is there: the
+    present one, and the earlier ones whose devices somebody still holds.
 
-    It is a preference, not a record of ownership: if it is lost, names are derived anew, and they are the same unless
-    twins or a changed configuration are involved. So whatever is wrong with the file is logged and it is replaced.
+    The file is a preference, not a record of ownership: if it is lost, names are derived anew, and they are the same
+    unless twins or a changed configuration are involved. So a file that cannot be read is logged and replaced.
     """
 
     def __init__(self, directory: Path, files: IoThread | None = None) -> None:
-        """``files``: whose thread writes."""
+        """``files``: the thread that writes."""
         self._path = directory / FILE_NAME
         self._files = files or IoThread("identities")
-        self._saved: tuple[Mapping[Key, str], Mapping[str, Config]] | None = None
+        self._saved: KnownIdentities | None = None
 
-    def load(self, config: Config) -> tuple[Mapping[Key, str], Mapping[str, Config]]:
-        """The ids by (resource, syspath), and by id the configurations that gave them where that is known; ``config``
-        is the one in use.
-        """
+    def load(self, config: Config) -> KnownIdentities:
+        """Read what was saved last; nothing where that cannot be read. ``config`` is the one in use."""
         try:
             data = json.loads(self._path.read_text())
-            given = {(str(resource), str(syspath)): str(device_id) for resource, syspath, device_id in data["given"]}
+            ids = {(str(resource), str(syspath)): str(device_id) for resource, syspath, device_id in data["given"]}
             named_by = {
                 str(device_id): former
                 for row in data.get("namedBy", ())
@@ -53,47 +52,47 @@ class IdentityStore:
                 for device_id in row["ids"]
             }
         except FileNotFoundError:
-            return {}, {}
+            return KnownIdentities()
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            log.warning("remembered names are lost", extra={"file": str(self._path), "reason": str(error)})
-            return {}, {}
-        self._saved = given, named_by
-        return given, named_by
+            log.warning("device names unreadable", extra={"file": str(self._path), "reason": str(error)})
+            return KnownIdentities()
+        self._saved = KnownIdentities(ids, named_by)
+        return self._saved
 
-    def save(self, given: Mapping[Key, str], named_by: Mapping[str, Config]) -> None:
-        """Remember what devices are called, and by which configuration: soon. Nothing is written if nothing changed."""
-        if (given, named_by) != self._saved:
-            kept = dict(given), dict(named_by)
-            self._files.submit_latest(FILE_NAME, lambda: self._write(*kept))
+    def save(self, known: KnownIdentities) -> None:
+        """Write the identities soon, in the worker's thread. Nothing is written if nothing changed."""
+        if known != self._saved:
+            copy = KnownIdentities(dict(known.ids), dict(known.named_by))
+            self._files.submit_latest(FILE_NAME, lambda: self._write(copy))
 
-    def _write(self, given: Mapping[Key, str], named_by: Mapping[str, Config]) -> None:
-        """In the worker's thread. Where it fails, it is tried again with the next news of devices."""
-        rows = sorted([*key, device_id] for key, device_id in given.items())
+    def _write(self, known: KnownIdentities) -> None:
+        """In the worker's thread. After a failure the next change of devices tries again."""
+        rows = sorted([*key, device_id] for key, device_id in known.ids.items())
         configs = [
-            {"configuration": _plain(config), "ids": sorted(i for i, other in named_by.items() if other is config)}
-            for config in distinct(named_by.values())
+            {"configuration": _plain(config), "ids": sorted(i for i, by in known.named_by.items() if by is config)}
+            for config in distinct_configs(known.named_by.values())
         ]
         try:
             text = json.dumps({"version": 1, "given": rows, "namedBy": configs}, indent=1)
             write_atomically(self._path, text.encode())
         except OSError as error:
-            log.warning("names could not be remembered", extra={"file": str(self._path), "reason": str(error)})
+            log.warning("device names not saved", extra={"file": str(self._path), "reason": str(error)})
             return
-        self._saved = given, named_by
+        self._saved = known
 
 
 def _plain(config: Config) -> dict[str, Any]:
-    """What the names follow from, as the file has it."""
+    """The part of a configuration that names follow from, as the file has it."""
     chosen = {"api_version", "kind", "resources"}
     return config.model_dump(mode="json", by_alias=True, exclude_unset=True, include=chosen)
 
 
 def _parsed(plain: object, current: Config) -> Config | None:
-    """The configuration of :func:`_plain`; the one in use where it is that. None: another version's, not understood."""
+    """The configuration that :func:`_plain` wrote; ``current`` where it is the same; None where it cannot be read."""
     if plain == _plain(current):
         return current
     try:
         return load(json.dumps(plain))
     except ConfigErrors as error:
-        log.warning("the configuration that named held devices is not understood", extra={"reason": str(error)})
+        log.warning("former configuration unreadable", extra={"reason": str(error)})
         return None

@@ -60,7 +60,7 @@ def parse_information(text: str) -> dict[str, str]:
     return found
 
 
-def without_uuid(gpu: Mapping[str, str]) -> str:
+def uuid_hint(gpu: Mapping[str, str]) -> str:
     """What to do about a GPU, by its fields, whose UUID is not known yet; empty for any other device."""
     if not gpu or "uuid" in gpu:
         return ""

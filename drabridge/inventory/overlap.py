@@ -18,9 +18,9 @@ from msgspec.structs import replace
 
 from drabridge.config.matcher import any_of
 from drabridge.config.schema import Config, Resource
+from drabridge.inventory.container_edits import VFIO
 from drabridge.inventory.match import holds
 from drabridge.inventory.model import Device
-from drabridge.inventory.nodes import VFIO
 from drabridge.inventory.udev_device import UdevDevice
 
 

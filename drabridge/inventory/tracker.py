@@ -29,7 +29,7 @@ class DeviceTracker:
         self._gone_since: dict[str, float] = {}
         self.current = Snapshot(version=0, complete=False)
 
-    def given(self) -> dict[Key, str]:
+    def known_ids(self) -> dict[Key, str]:
         """The identities that are taken: of devices that are here, or gone and not forgotten. Of two in one place the
         held one is: its holder may have it yet.
         """

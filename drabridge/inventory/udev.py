@@ -84,25 +84,25 @@ class Monitor:
 
 
 class Udev:
-    """Reads devices. ``wanted`` may be replaced between two calls."""
+    """Reads devices. ``scope`` may be replaced between two calls."""
 
-    def __init__(self, wanted: UdevScope | None = None) -> None:
+    def __init__(self, scope: UdevScope | None = None) -> None:
         try:
             self._context: Any = pyudev.Context()
         except (ImportError, OSError) as error:
             raise HostError(
                 f"libudev cannot be used: {error}", hint="Install libudev1 (it comes with udev)."
             ) from error
-        self.wanted = wanted or UdevScope()
+        self.scope = scope or UdevScope()
 
     def monitor(self, group: str) -> Monitor:
         """A started monitor of ``group`` (``udev`` or ``kernel``), filtered by the wanted subsystems."""
-        return Monitor(self._context, group, self.wanted.subsystems)
+        return Monitor(self._context, group, self.scope.subsystems)
 
     def enumerate(self) -> dict[str, UdevDevice]:
         """Every device of the wanted subsystems, by syspath, in the order of syspaths."""
         devices = self._context.list_devices()
-        for subsystem in sorted(self.wanted.subsystems):
+        for subsystem in sorted(self.scope.subsystems):
             devices.match_subsystem(subsystem)
         shared: dict[str, UdevDevice | None] = {}
         records = (self._copy(device, shared) for device in devices)
@@ -161,7 +161,7 @@ class Udev:
                 tags=tuple(sorted(self._list(device, "tags"))),
                 properties=MappingProxyType(self._list(device, "properties")),
                 attributes=MappingProxyType(self._attributes(device)),
-                links=MappingProxyType(_links(syspath, BASE_LINKS | self.wanted.links)),
+                links=MappingProxyType(_links(syspath, BASE_LINKS | self.scope.links)),
                 initialized=bool(device.is_initialized),
                 above=self._copy(parent, shared) if parent is not None else None,
             )
@@ -182,7 +182,7 @@ class Udev:
 
     def _attributes(self, device: Any) -> dict[str, str]:
         found = {}
-        for name in BASE_ATTRIBUTES | self.wanted.attributes:
+        for name in BASE_ATTRIBUTES | self.scope.attributes:
             with contextlib.suppress(OSError):
                 if (value := device.attributes.get(name)) is not None:
                     found[name] = clean(value)

@@ -20,17 +20,17 @@ class UdevCache:
     def __init__(self, udev: Udev) -> None:
         self._udev = udev
         self._first_seen: dict[str, float] = {}
-        self.records: dict[str, UdevDevice] = {}
-        self.settled: set[str] = set()  # syspaths that udevd has reported
+        self.devices: dict[str, UdevDevice] = {}
+        self.reported_by_udevd: set[str] = set()  # syspaths that udevd has reported
 
     def enumerate(self) -> set[str]:
         """Look at everything; the syspaths that changed, came or went."""
         found = self._udev.enumerate()
-        gone = self.records.keys() - found.keys()
+        gone = self.devices.keys() - found.keys()
         for syspath in gone:
             self._forget(syspath)
         changed = {syspath for syspath, record in found.items() if self._accept(record)}
-        self.records = {syspath: self.records[syspath] for syspath in found}
+        self.devices = {syspath: self.devices[syspath] for syspath in found}
         return changed | gone
 
     def check(self, syspaths: Iterable[str]) -> set[str]:
@@ -39,10 +39,10 @@ class UdevCache:
         shared: dict[str, UdevDevice | None] = {}
         for syspath in dict.fromkeys(path for top in sorted(syspaths) for path in (top, *self._below(top))):
             record = self._udev.read(syspath, shared)
-            if record is not None and self._is_wanted(record):
+            if record is not None and self._in_scope(record):
                 if self._accept(record):
                     touched.add(syspath)
-            elif syspath in self.records:
+            elif syspath in self.devices:
                 self._forget(syspath)
                 touched.add(syspath)
         return touched
@@ -54,27 +54,27 @@ class UdevCache:
             self._forget(path)
         return gone
 
-    def note_new(self, now: float) -> None:
+    def note_first_seen(self, now: float) -> None:
         """Remember since when the new records are here."""
-        for syspath in self.records.keys() - self._first_seen.keys():
+        for syspath in self.devices.keys() - self._first_seen.keys():
             self._first_seen[syspath] = now
 
     def finished(self, record: UdevDevice, now: float) -> bool:
         """Whether udevd has said all that it will say about a device."""
-        if record.initialized or record.syspath in self.settled:
+        if record.initialized or record.syspath in self.reported_by_udevd:
             return True
         return now - self._first_seen[record.syspath] >= UNFINISHED_SECONDS
 
     def _below(self, syspath: str) -> list[str]:
         prefix = syspath + "/"
-        return sorted(path for path in self.records if path.startswith(prefix))
+        return sorted(path for path in self.devices if path.startswith(prefix))
 
-    def _is_wanted(self, record: UdevDevice) -> bool:
-        return not self._udev.wanted.subsystems or record.subsystem in self._udev.wanted.subsystems
+    def _in_scope(self, record: UdevDevice) -> bool:
+        return not self._udev.scope.subsystems or record.subsystem in self._udev.scope.subsystems
 
     def _accept(self, record: UdevDevice) -> bool:
         """Keep a record unless it says what we know already: then the old object stays, and all that was made of it."""
-        old = self.records.get(record.syspath)
+        old = self.devices.get(record.syspath)
         if old is not None and old.initialized and not record.initialized:
             # udevd's database is gone (it restarted on an empty /run); what it said of this hardware is still true
             record = replace(
@@ -86,10 +86,10 @@ class UdevCache:
             )
         if record == old:
             return False
-        self.records[record.syspath] = record
+        self.devices[record.syspath] = record
         return True
 
     def _forget(self, syspath: str) -> None:
-        self.records.pop(syspath, None)
+        self.devices.pop(syspath, None)
         self._first_seen.pop(syspath, None)
-        self.settled.discard(syspath)
+        self.reported_by_udevd.discard(syspath)

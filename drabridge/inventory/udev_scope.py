@@ -12,7 +12,7 @@ from drabridge.config.matcher import any_of
 from drabridge.config.pattern import Glob
 from drabridge.config.predicate import All, Ancestor, Any, Exists, Not, Predicate, Source, Test
 from drabridge.config.schema import Config, Resource
-from drabridge.config.template import Field, parse
+from drabridge.config.template import Field
 
 _MAGIC = re.compile(r"[*?\[\\]")
 
@@ -25,12 +25,12 @@ class UdevScope(Struct, frozen=True):
     links: frozenset[str] = frozenset()
 
 
-def distinct(configs: Iterable[Config]) -> list[Config]:
+def distinct_configs(configs: Iterable[Config]) -> list[Config]:
     """Each configuration once, whichever are equal."""
     return list({id(config): config for config in configs}.values())
 
 
-def together(parts: Iterable[UdevScope]) -> UdevScope:
+def union(parts: Iterable[UdevScope]) -> UdevScope:
     """Everything that any of them wants."""
     every = list(parts)
     subsystems = [part.subsystems for part in every]
@@ -41,7 +41,7 @@ def together(parts: Iterable[UdevScope]) -> UdevScope:
     )
 
 
-def wanted(config: Config) -> UdevScope:
+def scope_of(config: Config) -> UdevScope:
     """Everything that matching, identity, nodes and attributes of this configuration may read."""
     subsystems: set[str] | None = set()
     for predicate in (part for resource in config.resources for part in enumerated(resource)):
@@ -54,7 +54,7 @@ def wanted(config: Config) -> UdevScope:
         attributes=frozenset(
             [leaf.key for leaf in leaves if leaf.source is Source.ATTR]
             + [item.key for item in fields if item.source == "attr"]
-            + [name for resource in config.resources for rule in resource.health for name in rule.attrs]
+            + [name for resource in config.resources for rule in resource.health for name in rule.sysfs_attributes()]
         ),
         links=frozenset(
             [leaf.key for leaf in leaves if leaf.source is Source.LINK]
@@ -114,7 +114,7 @@ def fields_of(resource: Resource) -> Iterator[Field]:
         *(item for node in resource.nodes for item in (node.path, node.alias)),
         *(item for giver in givers for mount in giver.mounts for item in (mount.host_path, mount.container_path)),
         *(template for giver in givers for template in giver.env.values()),
-        *(parse(path) for rule in resource.health for path in rule.files),
+        *(template for rule in resource.health for template, _ in rule.file_templates()),
     ]
     for template in templates:
         if template is not None:

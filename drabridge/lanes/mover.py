@@ -145,7 +145,7 @@ class Transfers:
         """What is away is matched by nothing: it is chosen for the lane that it has."""
         entries = self._runtime.ledger_service.ledger.entries
         for device in devices:
-            record = self._runtime.inventory.record(device.name)
+            record = self._runtime.inventory.udev_device(device.name)
             if record is not None:
                 chosen_now = matches(record, selection.match)
             else:

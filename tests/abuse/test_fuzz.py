@@ -21,7 +21,7 @@ from drabridge.config.schema import Config
 from drabridge.containers.cdi_store import CdiStore, Family
 from drabridge.errors import ConfigError
 from drabridge.evidence.kubelet import KubeletEvidence, pods_of
-from drabridge.inventory.build import Builder
+from drabridge.inventory.builder import DeviceBuilder
 from drabridge.inventory.identity_store import FILE_NAME, IdentityStore
 from drabridge.inventory.model import Snapshot
 from drabridge.inventory.nvidia import NOTHING
@@ -96,8 +96,8 @@ def test_udev_values_through_the_whole_build(found: list[UdevDevice]) -> None:
     """From records to everything that is made of them: lists, CDI files, status, the page, metrics."""
     configuration = config(RESOURCE)
     host = MemoryHost({item.devnode: item.devnum for item in found if item.devnum})
-    built = Builder(configuration, host).build(
-        {item.syspath: item for item in found}, NOTHING, given={}, held=lambda name: False
+    built = DeviceBuilder(configuration, host).build(
+        {item.syspath: item for item in found}, NOTHING, known_ids={}, held=lambda name: False
     )
     assert len(built.devices) + sum(len(collision.syspaths) for collision in built.collisions) >= len(found)
     names = [device.name for device in built.devices]
@@ -156,8 +156,8 @@ def test_any_matcher_is_refused_or_works(matcher: object, found: list[UdevDevice
         configuration: Config = load(text)
     except ConfigError:
         return
-    builder = Builder(configuration, MemoryHost())
-    builder.build({item.syspath: item for item in found}, NOTHING, given={}, held=lambda name: False)
+    builder = DeviceBuilder(configuration, MemoryHost())
+    builder.build({item.syspath: item for item in found}, NOTHING, known_ids={}, held=lambda name: False)
 
 
 # --- kubelet's answers -----------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ FILES = st.one_of(
 def test_files_of_ours_and_of_others_that_say_anything(data: bytes) -> None:
     with short_directory() as root:
         (root / FILE_NAME).write_bytes(data)
-        assert isinstance(IdentityStore(root).load(SMALL)[0], dict)
+        assert isinstance(IdentityStore(root).load(SMALL).ids, dict)
         for name in ("other.json", "drabridge-card.json"):
             (root / name).write_bytes(data)
         store = CdiStore(root, "mem.example.com")

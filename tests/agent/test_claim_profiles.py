@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 
-from drabridge.inventory.udev_scope import wanted
+from drabridge.inventory.udev_scope import scope_of
 from tests.agent.test_both_apis import bridge, claim_pod
 from tests.support.agent_process import DRIVER, RESOURCE, until
 from tests.support.hardware import config, record, watching
@@ -61,7 +61,7 @@ async def test_what_only_a_profile_reads_is_read() -> None:
         "id": ["{sysname}"],
         "claimConfig": {"profiles": {"p": profile}},
     }
-    found = wanted(config(resource))
+    found = scope_of(config(resource))
     assert found.attributes == {"serial"}
     assert found.links == {"physfn"}
 
@@ -84,7 +84,7 @@ async def test_the_inventory_answers_for_devices_that_are_here_and_for_no_others
 
 def test_a_parents_attribute_is_the_nearest_ones() -> None:
     from drabridge.config.template import parse
-    from drabridge.inventory.nodes import MatchedDevice
+    from drabridge.inventory.template_values import MatchedDevice
     from tests.support.hardware import MemoryHost
 
     hub = record("/sys/devices/usb1", attributes={"serial": "far"})

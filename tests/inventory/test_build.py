@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from drabridge.inventory.build import Builder, BuildResult
+from drabridge.inventory.builder import BuildResult, DeviceBuilder
 from drabridge.inventory.model import Device, DeviceNode, Mount, Presence, Semver
 from drabridge.inventory.nvidia import NOTHING
 from drabridge.inventory.udev_device import UdevDevice
@@ -45,8 +45,8 @@ RESOURCE: dict[str, Any] = {
 
 
 def build(records: list[UdevDevice], host: MemoryHost, **more: Any) -> BuildResult:
-    builder = Builder(config(RESOURCE | more), host)
-    return builder.build({item.syspath: item for item in records}, NOTHING, given={}, held=lambda name: False)
+    builder = DeviceBuilder(config(RESOURCE | more), host)
+    return builder.build({item.syspath: item for item in records}, NOTHING, known_ids={}, held=lambda name: False)
 
 
 def one(records: list[UdevDevice], host: MemoryHost, **more: Any) -> Device:
@@ -224,7 +224,7 @@ def test_replicas_are_ids_of_one_device() -> None:
 def test_hardware_that_two_resources_match_belongs_to_the_first() -> None:
     host = MemoryHost(HOST)
     both = config(RESOURCE, RESOURCE | {"name": "example.com/again", "id": ["{sysname}"]})
-    built = Builder(both, host).build({CARD_PATH: card()}, NOTHING, given={}, held=lambda name: False)
+    built = DeviceBuilder(both, host).build({CARD_PATH: card()}, NOTHING, known_ids={}, held=lambda name: False)
     assert [device.resource for device in built.devices] == ["example.com/card"]
 
 
@@ -232,11 +232,11 @@ def test_a_device_that_udevd_has_not_finished_waits_if_its_rules_read_the_databa
     unfinished = card(initialized=False)
 
     def waiting(*identities: str) -> tuple[str, ...]:
-        builder = Builder(config(RESOURCE | {"id": list(identities)}), MemoryHost(HOST))
+        builder = DeviceBuilder(config(RESOURCE | {"id": list(identities)}), MemoryHost(HOST))
         return builder.build(
             {CARD_PATH: unfinished},
             NOTHING,
-            given={},
+            known_ids={},
             held=lambda name: False,
             ready=lambda record: record.initialized,
         ).waiting
@@ -248,25 +248,25 @@ def test_a_device_that_udevd_has_not_finished_waits_if_its_rules_read_the_databa
 
 def test_unchanged_devices_are_not_looked_at_again_between_full_looks() -> None:
     host = MemoryHost(HOST)
-    builder = Builder(config(RESOURCE), host)
+    builder = DeviceBuilder(config(RESOURCE), host)
     world = {CARD_PATH: card()}
-    first = builder.build(world, NOTHING, given={}, held=lambda name: False, fresh=True)
+    first = builder.build(world, NOTHING, known_ids={}, held=lambda name: False, fresh=True)
     host.asked.clear()
-    second = builder.build(world, NOTHING, given={}, held=lambda name: False, fresh=False)
+    second = builder.build(world, NOTHING, known_ids={}, held=lambda name: False, fresh=False)
     assert second.devices[0] is first.devices[0]
     assert host.asked == []
-    builder.build(world, NOTHING, given={}, held=lambda name: False, fresh=True)
+    builder.build(world, NOTHING, known_ids={}, held=lambda name: False, fresh=True)
     assert host.asked == ["/dev/bus/usb/001/004"]
     changed = {CARD_PATH: card(attributes={"serial": "A1", "speed": "5000"})}
-    builder.build(changed, NOTHING, given={}, held=lambda name: False, fresh=False)
+    builder.build(changed, NOTHING, known_ids={}, held=lambda name: False, fresh=False)
     assert host.asked == ["/dev/bus/usb/001/004"] * 2, "another record is another device to look at"
 
 
 def test_a_faulty_device_is_always_looked_at_again() -> None:
     host = MemoryHost()
-    builder = Builder(config(RESOURCE | {"nodes": [{"from": "devnode"}]}), host)
+    builder = DeviceBuilder(config(RESOURCE | {"nodes": [{"from": "devnode"}]}), host)
     world = {CARD_PATH: card()}
-    assert builder.build(world, NOTHING, given={}, held=lambda name: False).devices[0].presence is Presence.FAULTY
+    assert builder.build(world, NOTHING, known_ids={}, held=lambda name: False).devices[0].presence is Presence.FAULTY
     host.nodes = HOST
-    again = builder.build(world, NOTHING, given={}, held=lambda name: False, fresh=False)
+    again = builder.build(world, NOTHING, known_ids={}, held=lambda name: False, fresh=False)
     assert again.devices[0].presence is Presence.PRESENT

@@ -14,7 +14,7 @@ import pytest
 from drabridge.inventory import event_source, nvidia
 from drabridge.inventory.event_source import EventKind
 from drabridge.inventory.host import RealHost
-from drabridge.inventory.udev_scope import UdevScope, needs_nvidia, wanted
+from drabridge.inventory.udev_scope import UdevScope, needs_nvidia, scope_of
 from tests.support import machines
 from tests.support.hardware import config
 
@@ -228,7 +228,7 @@ def test_files_are_read_but_never_waited_for(tmp_path: Path) -> None:
 )
 def test_subsystems_that_must_be_enumerated(matchers: list[dict[str, Any]], subsystems: set[str]) -> None:
     """An empty set is everything: slower, never wrong."""
-    assert wanted(config({"name": "x.com/a", "match": matchers})).subsystems == subsystems
+    assert scope_of(config({"name": "x.com/a", "match": matchers})).subsystems == subsystems
 
 
 def test_every_attribute_and_link_that_is_named_is_read() -> None:
@@ -246,7 +246,7 @@ def test_every_attribute_and_link_that_is_named_is_read() -> None:
         "health": [{"attr": {"a9": "1"}}, {"file": {"/x/{attr:a10}": "1"}}],
         "group": {"match": [{"subsystem": "tty", "attr": {"a11": "x"}}]},
     }
-    found = wanted(config(resource))
+    found = scope_of(config(resource))
     assert found == UdevScope(
         frozenset({"usb", "tty"}), frozenset(f"a{n}" for n in range(1, 12)), frozenset({"l1", "l2"})
     )
@@ -256,4 +256,4 @@ def test_every_attribute_and_link_that_is_named_is_read() -> None:
 
 def test_companions_of_any_kind_make_everything_wanted() -> None:
     resource = {"name": "x.com/a", "match": [{"subsystem": "usb"}], "group": {"with": "children"}}
-    assert wanted(config(resource)).subsystems == frozenset()
+    assert scope_of(config(resource)).subsystems == frozenset()

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from drabridge.config.schema import Config
-from drabridge.inventory.build import Builder
+from drabridge.inventory.builder import DeviceBuilder
 from drabridge.inventory.identity import Key
 from drabridge.inventory.model import Device
 from drabridge.inventory.nvidia import NOTHING
@@ -75,14 +75,14 @@ class Bench:
         self.held: set[str] = set()
         self.given: dict[Key, str] = {}
         self.unready = ""
-        self.builder = Builder(first, MemoryHost(NODES))
+        self.builder = DeviceBuilder(first, MemoryHost(NODES))
         self.look()
 
     def look(self, fresh: bool = True) -> dict[str, Device]:
         built = self.builder.build(
             self.records,
             NOTHING,
-            given=self.given,
+            known_ids=self.given,
             held=self.held.__contains__,
             ready=lambda seen: seen.syspath != self.unready,
             fresh=fresh,
@@ -94,7 +94,7 @@ class Bench:
         self.held = {self.look()[device_id].name}
 
     def change(self, new: Config) -> None:
-        self.builder = Builder(new, MemoryHost(NODES), self.builder.named_by)
+        self.builder = DeviceBuilder(new, MemoryHost(NODES), self.builder.named_by)
 
 
 def same(devices: dict[str, Device], one: str, other: str) -> bool:

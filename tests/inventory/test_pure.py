@@ -185,18 +185,18 @@ def test_an_endless_burst_is_bounded_and_leaves_the_loop_free(round_seconds: flo
 
 
 def test_udevd_answers_for_an_event_or_the_check_stays_owed() -> None:
-    owed = RecheckQueue()
-    owed.add("/a", 1.0, seqnum=5)
-    owed.add("/b", 1.0, seqnum=6)
-    owed.add("/a", 2.0)
-    owed.answered("/a", 4)  # an older event
-    owed.answered("/b", 6)
-    assert owed.next() == 1.0
-    assert {debt.syspath for debt in owed.take(1.5)} == {"/a"}
-    assert owed.next() == 2.0
-    owed.answered("/a", 9)  # says nothing about a check that no event caused
-    assert {debt.syspath for debt in owed.take(3)} == {"/a"}
-    assert owed.next() is None
+    rechecks = RecheckQueue()
+    rechecks.add("/a", 1.0, seqnum=5)
+    rechecks.add("/b", 1.0, seqnum=6)
+    rechecks.add("/a", 2.0)
+    rechecks.answered("/a", 4)  # an older event
+    rechecks.answered("/b", 6)
+    assert rechecks.next_due() == 1.0
+    assert {recheck.syspath for recheck in rechecks.take_due(1.5)} == {"/a"}
+    assert rechecks.next_due() == 2.0
+    rechecks.answered("/a", 9)  # says nothing about a check that no event caused
+    assert {recheck.syspath for recheck in rechecks.take_due(3)} == {"/a"}
+    assert rechecks.next_due() is None
 
 
 # --- presence over time ---------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def test_what_is_held_stays_listed_until_it_is_freed() -> None:
     assert states(tracker.update([], [], ["x/a"], 1)) == {"a": "gone"}
     assert tracker.update([], [], ["x/a"], 10_000) is None
     assert tracker.next_expiry(10_000) is None, "a held device may not make the loop spin"
-    assert tracker.given() == {("x/a", "/sys/a"): "a"}
+    assert tracker.known_ids() == {("x/a", "/sys/a"): "a"}
     held.clear()
     assert states(tracker.update([], [], ["x/a"], 10_001)) == {}
 

@@ -10,14 +10,14 @@ from msgspec.structs import replace
 
 from drabridge.config.predicate import Predicate
 from drabridge.config.schema import Config
-from drabridge.inventory import build, match
-from drabridge.inventory.build import Builder, BuildResult
+from drabridge.inventory import builder, match
+from drabridge.inventory.builder import BuildResult, DeviceBuilder
 from drabridge.inventory.identity import Key
 from drabridge.inventory.model import Device, Presence
 from drabridge.inventory.nvidia import NOTHING
 from drabridge.inventory.tracker import DeviceTracker
 from drabridge.inventory.udev_device import UdevDevice
-from drabridge.inventory.udev_scope import UdevScope, together, wanted
+from drabridge.inventory.udev_scope import UdevScope, scope_of, union
 from tests.support.hardware import MemoryHost, config, record, watching
 
 STICK = "/sys/devices/pci0000:00/0000:00:14.0/1-4"
@@ -44,7 +44,7 @@ class Bench:
     def __init__(self, first: Config = OLD, serial: str = "A1") -> None:
         self.held: set[str] = set()
         self.given: dict[Key, str] = {}
-        self.builder = Builder(first, MemoryHost())
+        self.builder = DeviceBuilder(first, MemoryHost())
         self.look(serial)
 
     def look(self, serial: str) -> BuildResult:
@@ -65,7 +65,7 @@ class Bench:
         built = self.builder.build(
             {stick.syspath: stick for stick in sticks},
             NOTHING,
-            given=self.given,
+            known_ids=self.given,
             held=self.held.__contains__,
             ready=lambda stick: stick.initialized,
         )
@@ -79,7 +79,7 @@ class Bench:
         return built
 
     def change(self, new: Config) -> None:
-        self.builder = Builder(new, MemoryHost(), self.builder.named_by)
+        self.builder = DeviceBuilder(new, MemoryHost(), self.builder.named_by)
 
 
 def called(built: BuildResult) -> list[tuple[str, str]]:
@@ -108,12 +108,12 @@ def test_a_held_device_is_what_it_was_until_it_is_let_go() -> None:
         bench.change(new)
         for _ in range(2):
             assert bench.look("A1").devices == (before,), what
-        assert bench.builder.kept == {"a1"}
+        assert bench.builder.former_names == {"a1"}
         bench.change(new)
         assert bench.look("A1").devices == (before,), "changed again"
         bench.held = set()
         assert called(bench.look("A1")) == ([after[what]] if after[what] else []), what
-        assert not bench.builder.kept
+        assert not bench.builder.former_names
         assert OLD not in bench.builder.named_by.values()
 
 
@@ -136,7 +136,7 @@ def test_a_name_that_a_held_device_keeps_is_given_to_no_other() -> None:
     bench.held = {"a1"}
     bench.change(config(BY_SERIAL | {"name": "example.com/other"}))
     sticks = {path: record(path, "usb", attributes={"serial": "A1"}) for path in (STICK, STICK.replace("1-4", "1-5"))}
-    built = bench.builder.build(sticks, NOTHING, given=bench.given, held=bench.held.__contains__)
+    built = bench.builder.build(sticks, NOTHING, known_ids=bench.given, held=bench.held.__contains__)
     assert called(built)[0] == ("stick", "A1")
     assert len({device.name for device in built.devices}) == len(built.devices)
 
@@ -171,11 +171,11 @@ def test_a_quiet_round_looks_at_no_record_again_while_a_held_device_is_away(monk
         looked.append(seen.syspath)
         return match.holds(rule, seen)
 
-    monkeypatch.setattr(build, "holds", holds)
+    monkeypatch.setattr(builder, "holds", holds)
     rounds = []
     for _ in range(2):
         looked.clear()
-        bench.builder.build(records, NOTHING, given=bench.given, held=bench.held.__contains__, fresh=False)
+        bench.builder.build(records, NOTHING, known_ids=bench.given, held=bench.held.__contains__, fresh=False)
         rounds.append(sorted(looked))
     assert rounds == [sorted([*records, *records]), []], "by both configurations, then by none"
 
@@ -253,12 +253,12 @@ def test_of_two_names_in_one_place_the_held_one_is_remembered() -> None:
         "held": Presence.GONE,
         "new": Presence.PRESENT,
     }
-    assert tracker.given() == {("r/x", STICK): "held"}
+    assert tracker.known_ids() == {("r/x", STICK): "held"}
 
 
 def test_what_two_configurations_look_at_is_everything_that_either_does() -> None:
     other = config(BY_SERIAL | {"match": [{"subsystem": "net"}], "id": ["{attr:address}"]})
-    assert together([wanted(OLD), wanted(other)]) == UdevScope(
+    assert union([scope_of(OLD), scope_of(other)]) == UdevScope(
         frozenset({"usb", "net"}), frozenset({"serial", "address"}), frozenset()
     )
-    assert not together([wanted(OLD), UdevScope()]).subsystems, "none are all"
+    assert not union([scope_of(OLD), UdevScope()]).subsystems, "none are all"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from drabridge.config.schema import Config
-from drabridge.inventory.build import Builder, BuildResult
+from drabridge.inventory.builder import BuildResult, DeviceBuilder
 from drabridge.inventory.identity import Key
 from drabridge.inventory.nvidia import NOTHING
 from drabridge.inventory.udev_device import UdevDevice
@@ -86,13 +86,13 @@ class Bench:
         self.held: set[str] = set()
         self.given: dict[Key, str] = {}
         self.records = {one.syspath: one for one in (HUB, CARD, BETWEEN, part)}
-        self.builder = Builder(first, MemoryHost())
+        self.builder = DeviceBuilder(first, MemoryHost())
 
     def look(self, unready: str = "") -> BuildResult:
         built = self.builder.build(
             self.records,
             NOTHING,
-            given=self.given,
+            known_ids=self.given,
             held=self.held.__contains__,
             ready=lambda seen: seen.syspath != unready,
         )
@@ -100,7 +100,7 @@ class Bench:
         return built
 
     def change(self, new: Config) -> None:
-        self.builder = Builder(new, MemoryHost(), self.builder.named_by)
+        self.builder = DeviceBuilder(new, MemoryHost(), self.builder.named_by)
 
 
 def related(built: BuildResult, part: UdevDevice) -> tuple[str, str]:

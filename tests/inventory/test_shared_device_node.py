@@ -10,7 +10,7 @@ import pytest
 
 from drabridge.config.loader import load
 from drabridge.config.schema import Config
-from drabridge.inventory.build import Builder
+from drabridge.inventory.builder import DeviceBuilder
 from drabridge.inventory.model import Device, Presence
 from drabridge.inventory.nvidia import NOTHING
 from drabridge.inventory.tracker import DeviceTracker
@@ -55,7 +55,7 @@ class Machine:
         """Another process: what is known of before is in the ledger, as it is on disk."""
         entries = [entry_from_json(entry_to_json(entry)) for entry in self.ledger.entries.values()]
         self.ledger = Ledger.of(entries, self.ledger.node, self.ledger.seq)
-        self.builder = Builder(self.config, self.host)
+        self.builder = DeviceBuilder(self.config, self.host)
         self.tracker = DeviceTracker(self.held)
 
     def held(self, name: str) -> bool:
@@ -72,7 +72,7 @@ class Machine:
         """What is there now, as the ledger hears of it: only where the list differs from the last one."""
         self.now += 1
         records = {each.syspath: each for each in here}
-        built = self.builder.build(records, NOTHING, given=self.tracker.given(), held=self.held)
+        built = self.builder.build(records, NOTHING, known_ids=self.tracker.known_ids(), held=self.held)
         names = [resource.name for resource in self.config.resources]
         if snapshot := self.tracker.update(built.devices, built.collisions, names, self.now):
             self.do(Discovered(tuple(map(LedgerDevice.of, snapshot.devices)), self.now, lanes or {}))

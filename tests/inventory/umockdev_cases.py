@@ -20,6 +20,8 @@ import pytest
 from drabridge.errors import HostError
 from drabridge.inventory.dump import dump
 from drabridge.inventory.facts import EventSeen
+from drabridge.inventory.identity import KnownIdentities
+from drabridge.inventory.inventory import HostPaths
 from drabridge.inventory.model import Presence, Semver
 from drabridge.inventory.udev import Udev
 from drabridge.inventory.udev_scope import UdevScope
@@ -28,8 +30,9 @@ from tests.support.hardware import config
 from tests.support.hardware import watching as watching_here
 from tests.support.waiting import PATIENCE
 
+NO_DATABASE = Path("/nonexistent")
 # Nothing in a test bed is ever entered into a database of udevd; the machine below may have one all the same.
-watching = functools.partial(watching_here, database=Path("/nonexistent"))
+watching = functools.partial(watching_here, paths=HostPaths(udev_database=NO_DATABASE))
 
 CASES: dict[str, Callable[[], Awaitable[None]]] = {}
 
@@ -82,7 +85,7 @@ class Testbed:
 async def eight_gpus_on_two_sockets() -> None:
     Testbed(machines.eight_gpus())
     proc = machines.nvidia_proc(Path(tempfile.mkdtemp(prefix="dra")))
-    async with watching(config(machines.GPU_RESOURCE), proc=proc) as watched:
+    async with watching(config(machines.GPU_RESOURCE), paths=HostPaths(proc, NO_DATABASE)) as watched:
         devices = {device.id: device for device in watched.inventory.current.devices}
         assert set(devices) == {machines.GPU_UUID.format(index) for index in range(8)}
         for index in range(8):
@@ -111,7 +114,7 @@ async def a_driver_that_loads_late_heals() -> None:
         machines.gpu_node("nvidiactl", 255),
     )
     proc = Path(tempfile.mkdtemp(prefix="dra"))
-    async with watching(config(machines.GPU_RESOURCE), proc=proc) as watched:
+    async with watching(config(machines.GPU_RESOURCE), paths=HostPaths(proc, NO_DATABASE)) as watched:
         assert watched.states() == {}
         assert watched.inventory.current.complete, "no device is a normal state"
         machines.nvidia_proc(proc, 1)
@@ -127,7 +130,7 @@ async def a_driver_that_loads_late_heals() -> None:
 async def facts_that_come_later_heal_by_the_timer() -> None:
     Testbed(machines.gpu(0), machines.gpu_node("nvidia0", 0), machines.gpu_node("nvidiactl", 255))
     proc = Path(tempfile.mkdtemp(prefix="dra"))
-    async with watching(config(machines.GPU_RESOURCE, resyncSeconds=5), proc=proc) as watched:
+    async with watching(config(machines.GPU_RESOURCE, resyncSeconds=5), paths=HostPaths(proc, NO_DATABASE)) as watched:
         assert not watched.inventory.current.devices
         (collision,) = watched.inventory.current.collisions
         assert "has no identity" in str(collision)
@@ -143,7 +146,7 @@ async def a_gpu_that_nobody_has_opened_says_what_to_do() -> None:
     (information,) = proc.glob("driver/nvidia/gpus/*/information")
     text = information.read_text()
     information.write_text(text.replace(machines.GPU_UUID.format(0), "GPU-????????-????-????-????-????????????"))
-    async with watching(config(machines.GPU_RESOURCE, resyncSeconds=5), proc=proc) as watched:
+    async with watching(config(machines.GPU_RESOURCE, resyncSeconds=5), paths=HostPaths(proc, NO_DATABASE)) as watched:
         (collision,) = watched.inventory.current.collisions
         assert "has no identity. The driver knows a GPU's UUID once something has opened the GPU" in str(collision)
         information.write_text(text)
@@ -155,7 +158,7 @@ async def a_gpu_that_nobody_has_opened_says_what_to_do() -> None:
 async def an_excluded_gpu_is_faulty() -> None:
     Testbed(machines.eight_gpus())
     proc = machines.nvidia_proc(Path(tempfile.mkdtemp(prefix="dra")), excluded=[3])
-    async with watching(config(machines.GPU_RESOURCE), proc=proc) as watched:
+    async with watching(config(machines.GPU_RESOURCE), paths=HostPaths(proc, NO_DATABASE)) as watched:
         faulty = [device for device in watched.inventory.current.devices if device.presence is Presence.FAULTY]
         assert [device.pci_bus_id for device in faulty] == [machines.gpu_address(3)]
         assert "excludes" in faulty[0].reason
@@ -202,8 +205,8 @@ async def a_held_stick_keeps_its_name_when_its_twin_comes() -> None:
             f"/sys{machines.stick_path(2)}",
         }
     # Or the agent remembered.
-    memory = {(first.resource, first.syspath): first.id}
-    async with watching(config(machines.STICK_RESOURCE), held=lambda name: name == first.name, given=memory) as watched:
+    memory = KnownIdentities({(first.resource, first.syspath): first.id})
+    async with watching(config(machines.STICK_RESOURCE), held=lambda name: name == first.name, known=memory) as watched:
         assert watched.states()[first.name] == "present"
         assert not watched.inventory.current.collisions
 
@@ -237,9 +240,9 @@ async def a_held_stick_in_another_port_is_not_offered_beside_its_twin() -> None:
         bed.add(machines.stick(3))
         await watched.until(lambda s: bool(s.collisions))
         assert watched.states() == dict.fromkeys(twin, "present") | dict.fromkeys(held, "gone")
-        let_go = set(held)
+        released = set(held)
         held.clear()
-        watched.inventory.let_go(let_go)
+        watched.inventory.released(released)
         await watched.until(lambda s: not s.collisions)
         assert list(watched.states().values()).count("present") == 2
 

@@ -27,7 +27,7 @@ from drabridge.errors import DrabridgeError
 from drabridge.evidence import checkpoint
 from drabridge.evidence.apiserver_pods import watched_pod
 from drabridge.evidence.kubelet import claim_users_of, claims_of, pods_of, users_of
-from drabridge.inventory.build import Builder
+from drabridge.inventory.builder import DeviceBuilder
 from drabridge.inventory.model import Snapshot
 from drabridge.inventory.nvidia import NOTHING
 from drabridge.inventory.udev_device import clean
@@ -368,8 +368,8 @@ class Readers:
             attributes={"serial": strange_text, "idVendor": strange_text},
         )
         sound = record("/sys/devices/sound", attributes={"serial": "sound"})
-        built = Builder(self._hardware, MemoryHost()).build(
-            {one.syspath: one for one in (odd, sound)}, NOTHING, given={}, held=lambda name: False
+        built = DeviceBuilder(self._hardware, MemoryHost()).build(
+            {one.syspath: one for one in (odd, sound)}, NOTHING, known_ids={}, held=lambda name: False
         )
         assert any("sound" in device.id for device in built.devices)
 

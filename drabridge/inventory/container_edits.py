@@ -1,0 +1,156 @@
+"""Device nodes, mounts and environment that one device brings into a container, and what is missing of them.
+
+A key of the configuration that reaches the container goes this way: its rule in ``config/container.py``, its value for
+one device here, its record in ``inventory/model.py``, its place in the CDI file in ``containers/cdi.py``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+
+from msgspec import Struct
+
+from drabridge.config.container import MountRule, NodeRule
+from drabridge.config.template import Lookup, Template
+from drabridge.inventory.host import Host
+from drabridge.inventory.model import COMPANION, DeviceNode, Mount
+from drabridge.inventory.template_values import MatchedDevice
+
+VFIO = "/dev/vfio/"
+
+
+class ResolvedNodes(Struct, frozen=True):
+    """The nodes that are there, and one sentence for each node that should be there and is not."""
+
+    found: tuple[DeviceNode, ...]
+    missing: tuple[str, ...]
+    places: frozenset[str] = frozenset()  # see :func:`places_of`; not of a path that all devices of the resource share
+
+
+class _ExpectedNode(Struct, frozen=True):
+    """Where a node should be. ``number`` is what the kernel says it must be, as far as it says."""
+
+    path: str
+    number: tuple[int, int] | None
+    alias: str | None
+
+
+def resolve_nodes(rules: Iterable[NodeRule], device: MatchedDevice, host: Host) -> ResolvedNodes:
+    """Find the device's nodes with stat(2); nothing is opened. A path appears once in the container."""
+    found: dict[str, DeviceNode] = {}
+    missing = []
+    places: set[str] = set()
+    for rule in rules:
+        same_for_all = rule.path is not None and not rule.path.fields
+        for expected in _expected_nodes(rule, device, host):
+            if isinstance(expected, str):
+                problem = expected
+            else:
+                try:
+                    node = _node(rule, expected, host)
+                    found.setdefault(node.container_path, node)
+                    if not same_for_all:
+                        places.update(places_of(node, companion=rule.source == "group"))
+                    continue
+                except OSError as error:
+                    problem = str(error)
+            if not rule.optional:
+                missing.append(problem)
+    return ResolvedNodes(tuple(found.values()), tuple(missing), frozenset(places))
+
+
+def places_of(node: DeviceNode, *, companion: bool = False) -> tuple[str, ...]:
+    """The places of hardware that a node gives access to: ``c188:0``, or ``+c188:0`` of a companion.
+
+    A number is used again as soon as its device is unplugged, while a container may still have the node. Who opens the
+    node of an IOMMU group has every device in it (Documentation/driver-api/vfio.rst), so ``/dev/vfio/12`` is a place.
+    """
+    number = f"{COMPANION if companion else ''}{node.kind}{node.major}:{node.minor}"
+    return (number, node.path) if node.path.startswith(VFIO) else (number,)
+
+
+def resolve_mounts(
+    rules: Iterable[MountRule], device: MatchedDevice, host: Host
+) -> tuple[tuple[Mount, ...], tuple[str, ...]]:
+    """The mounts whose host path exists, and one sentence for each other one that is not optional."""
+    values = device.lookup(host)
+    found, missing = [], []
+    for rule in rules:
+        mount = render_mount(rule, values)
+        if isinstance(mount, Mount) and host.exists(mount.host_path):
+            found.append(mount)
+        elif not rule.optional:
+            missing.append(
+                f"{mount.host_path} cannot be mounted: it does not exist"
+                if isinstance(mount, Mount)
+                else f"{mount} cannot be filled in: {_why_empty(mount, values)}"
+            )
+    return tuple(found), tuple(missing)
+
+
+def render_mount(rule: MountRule, values: Lookup) -> Mount | Template:
+    """The mount of one device, or the template that has no value for it."""
+    host_path = rule.host_path.render_path(values)
+    if host_path is None:
+        return rule.host_path
+    if rule.container_path is None:
+        return Mount(host_path, host_path, rule.read_only)
+    container_path = rule.container_path.render_path(values)
+    return rule.container_path if container_path is None else Mount(host_path, container_path, rule.read_only)
+
+
+def render_env(templates: Mapping[str, Template], values: Lookup) -> dict[str, str]:
+    """The environment variables of one device; those without a value are left out."""
+    rendered = {name: template.render(values) for name, template in templates.items()}
+    return {name: value for name, value in rendered.items() if value is not None}
+
+
+def _node(rule: NodeRule, expected: _ExpectedNode, host: Host) -> DeviceNode:
+    actual = host.node(expected.path)
+    if expected.number is not None and expected.number != (actual.major, actual.minor):
+        raise OSError(
+            f"{expected.path} has the number {actual.major}:{actual.minor}, "
+            f"but the kernel says {expected.number[0]}:{expected.number[1]}"
+        )
+    return DeviceNode(
+        path=actual.path,
+        container_path=expected.alias or expected.path,
+        permissions=rule.permissions,
+        kind=actual.kind,
+        major=actual.major,
+        minor=actual.minor,
+    )
+
+
+def _expected_nodes(rule: NodeRule, device: MatchedDevice, host: Host) -> Iterator[_ExpectedNode | str]:
+    """Every node that a rule stands for, or a sentence why there is none."""
+    values = device.lookup(host)
+    nodes: list[tuple[str, tuple[int, int] | None]]
+    if rule.path is not None:
+        path = rule.path.render_path(values)
+        if path is None:
+            yield f"{rule.path} cannot be filled in: {_why_empty(rule.path, values)}"
+            return
+        nodes = [(path, None)]
+    elif rule.source == "devnode":
+        if not device.udev.devnode:
+            yield "it has no device node"
+            return
+        nodes = [(device.udev.devnode, device.udev.devnum)]
+    else:
+        nodes = [(companion.devnode, companion.devnum) for companion in device.companions if companion.devnode]
+        if not nodes:
+            yield "no companion with a device node was found"
+    for path, number in nodes:
+        if rule.alias is None:
+            yield _ExpectedNode(path, number, None)
+        elif alias := rule.alias.render_path(device.lookup(host, devname=os.path.basename(path))):
+            yield _ExpectedNode(path, number, alias)
+        else:
+            yield f"the alias {rule.alias} cannot be filled in"
+
+
+def _why_empty(template: Template, values: Lookup) -> str:
+    empty = [f"{{{field}}}" for field in template.fields if not values(field)]
+    return f"{', '.join(empty)} has no value" if empty else "a value would leave the directory"

@@ -1,0 +1,56 @@
+"""Decide whether a present device is healthy: all rules of ``health:``, and what must be there without a rule.
+
+To add a rule: its key and what it reads in ``config/health_rules.py``, its check in ``_broken`` here.
+
+A device with a failure is FAULTY (``builder.py``). What follows is decided elsewhere: kubelet sees it Unhealthy
+(``offers/device_list.py``), it has a taint in its ResourceSlice (``offers/pool.py``), and the pods of its claim show
+the reason (``offers/reported_health.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from drabridge.config.health_rules import HealthRule
+from drabridge.config.pattern import is_hex_id
+from drabridge.inventory.host import Host
+from drabridge.inventory.template_values import MatchedDevice, bound_driver
+
+SHOWN_MAX = 64  # characters of a value in a reason
+
+
+def failures(
+    rules: Sequence[HealthRule],
+    device: MatchedDevice,
+    host: Host,
+    *,
+    missing_nodes: Sequence[str],
+    missing_mounts: Sequence[str],
+) -> list[str]:
+    """Why the device is not healthy, one sentence for each failure; empty when it is healthy."""
+    found = [] if any(rule.node_exists is False for rule in rules) else [*missing_nodes]
+    found += missing_mounts
+    if device.nvidia.get("excluded") == "true":
+        found.append("NVIDIA's driver excludes this GPU")
+    return found + [reason for rule in rules for reason in _broken(rule, device, host)]
+
+
+def _broken(rule: HealthRule, device: MatchedDevice, host: Host) -> Iterator[str]:
+    """Why one rule does not hold; nothing when it holds. ``nodeExists`` is checked by :func:`failures`."""
+    if rule.driver_bound is not None:
+        bound = bound_driver(device.udev)
+        if not rule.driver_bound.matches(bound):
+            yield f"the driver {bound or 'none'} is bound, expected {rule.driver_bound}"
+    for name, patterns in rule.attrs.items():
+        value = device.udev.attributes.get(name)
+        if not patterns.matches(value or "", hex_id=is_hex_id("attr", name)):
+            yield f"the attribute {name} is {_quoted(value)}, expected {patterns}"
+    for template, patterns in rule.file_templates():
+        path = template.render_path(device.lookup(host))
+        line = host.first_line(path) if path else None
+        if line is None or not patterns.matches(line):
+            yield f"{path or template} says {_quoted(line)}, expected {patterns}"
+
+
+def _quoted(value: str | None) -> str:
+    return "nothing" if value is None else f'"{value[:SHOWN_MAX]}"'
