@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drabridge.sim.cluster import ClusterTimings, SimCluster
-from tests.agent.test_both_apis import CLASS, CONFIG, claim_pod, limits_pod
+from tests.support.agent_on_cluster import BOTH_LANES, CLASS, claim_pod, limits_pod
 from tests.support.agent_process import RESOURCE, AgentProcess, short_directory
 
 SAMPLE_SECONDS = 10.0
@@ -136,7 +136,7 @@ async def measure(minutes: float, every_seconds: float = SAMPLE_SECONDS, least_p
         async with SimCluster(root, timings=ClusterTimings.fast()) as cluster:
             kubeconfig = root / "kubeconfig"
             cluster.api.kubeconfig(kubeconfig)
-            agent = AgentProcess(root / "node-a", CONFIG, arguments=("--kubeconfig", str(kubeconfig)))
+            agent = AgentProcess(root / "node-a", BOTH_LANES, arguments=("--kubeconfig", str(kubeconfig)))
             await agent.start()
             churner: asyncio.Task[None] | None = None
             try:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.agent.test_both_apis import bridge, healthy, set_lanes
-from tests.agent.test_counters_of_refusals import metric
 from tests.support import foreign_objects
-from tests.support.agent_process import until
+from tests.support.agent_on_cluster import bridge, healthy, set_lanes
+from tests.support.agent_process import metric, until
 
 
 async def test_parameters_nested_without_end_stop_no_move_between_lanes(monkeypatch: pytest.MonkeyPatch) -> None:

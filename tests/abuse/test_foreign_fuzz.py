@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from drabridge.sim.cluster import SimCluster
-from tests.agent.test_both_apis import bridge, claim_pod, limits_pod
 from tests.support import foreign_objects, strange_objects
+from tests.support.agent_on_cluster import bridge, claim_pod, limits_pod
 from tests.support.agent_process import DRIVER
 
 ROUNDS = 60  # one strange thing for each reader a round; `python -m tests.bench fuzz` has many more

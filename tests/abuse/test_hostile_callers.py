@@ -23,8 +23,8 @@ from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
 from drabridge.sim.kubelet.pods import Phase
 from drabridge.wire import dra_v1_pb2 as dra
 from drabridge.wire import pluginregistration_pb2 as registration
-from tests.agent.test_both_apis import bridge, claim_pod, limits_pod
 from tests.support.agent_checks import RECOVERY_SECONDS, alive, holding, owners, plugin_socket, unharmed
+from tests.support.agent_on_cluster import bridge, claim_pod, limits_pod
 from tests.support.agent_process import AgentProcess, pod
 from tests.support.hostile_callers import call, connect, frozen_stream
 

@@ -17,10 +17,10 @@ import pytest
 
 from drabridge.sim.kubelet.faults import ListFault
 from drabridge.sim.kubelet.pods import Phase
-from tests.sim.kubelet.test_process import Kubelet, child
 from tests.support.agent_checks import RECOVERY_SECONDS, alive, holding, owners, said_in_one_line, unharmed
 from tests.support.agent_process import CONFIG, DRIVER, RESOURCE, AgentProcess, node, pod, short_directory, until
 from tests.support.hostile_callers import connect
+from tests.support.kubelet_process import Kubelet, child
 from tests.support.waiting import PATIENCE
 
 

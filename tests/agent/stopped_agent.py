@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from drabridge.sim.cluster import SimCluster
-from tests.agent.test_both_apis import bridge, claim_pod
+from tests.support.agent_on_cluster import bridge, claim_pod
 from tests.support.agent_process import AgentProcess, until
 
 IDS = ("full", "null", "random", "zero")

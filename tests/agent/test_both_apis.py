@@ -3,115 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import signal
-from collections.abc import AsyncIterator
-from dataclasses import replace
-from typing import Any
 
-from drabridge.sim.cluster import ClusterTimings, SimCluster
-from drabridge.sim.kubelet.runtime import LockingRuntime
-from drabridge.sim.kubelet.timings import Timings
-from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, lists_read, short_directory, until
-
-CONFIG = f"""\
-apiVersion: drabridge/v1alpha1
-kind: AgentConfig
-driver: {DRIVER}
-safety: {{minHoldSeconds: 0.5, unconfirmedSeconds: 2, absentSeconds: 0.3, settleSeconds: 1, quiesceSeconds: 0.5}}
-resources:
-- name: {RESOURCE}
-  match: [{{subsystem: mem, sysname: [zero, "null", full, random]}}]
-  id: ["{{sysname}}"]
-  lanes: {{legacy: 2, dra: 2}}
-"""
-CLASS = f"""\
-apiVersion: resource.k8s.io/v1
-kind: DeviceClass
-metadata: {{name: mem}}
-spec: {{selectors: [{{cel: {{expression: "device.driver == '{DRIVER}'"}}}}]}}
-"""
-
-
-def claim_pod(name: str, count: int = 1) -> str:
-    return f"""\
-apiVersion: resource.k8s.io/v1
-kind: ResourceClaim
-metadata: {{name: {name}, namespace: default}}
-spec: {{devices: {{requests: [{{name: r, exactly: {{deviceClassName: mem, count: {count}}}}}]}}}}
----
-apiVersion: v1
-kind: Pod
-metadata: {{name: {name}, namespace: default}}
-spec:
-  resourceClaims: [{{name: c, resourceClaimName: {name}}}]
-  containers: [{{name: main, image: x, resources: {{claims: [{{name: c}}]}}}}]
-  terminationGracePeriodSeconds: 1
-"""
-
-
-def limits_pod(name: str, count: int = 1) -> str:
-    return f"""\
-apiVersion: v1
-kind: Pod
-metadata: {{name: {name}, namespace: default}}
-spec:
-  containers: [{{name: main, image: x, resources: {{limits: {{"{RESOURCE}": {count}}}}}}}]
-  terminationGracePeriodSeconds: 1
-"""
-
-
-@contextlib.asynccontextmanager
-async def bridge(
-    config: str = CONFIG, kubelet_version: str = "1.36", **kubelet: Any
-) -> AsyncIterator[tuple[AgentProcess, SimCluster, LockingRuntime]]:
-    """Cluster and agent, ready. Every container takes an exclusive lock on its devices for its life.
-
-    ``kubelet``: changes to its fast timings.
-    """
-    with short_directory() as root:
-        locks = root / "locks"
-        locks.mkdir()
-        runtime = LockingRuntime(locks)
-        timings = replace(ClusterTimings.fast(), kubelet=Timings.fast(**kubelet))
-        options: dict[str, Any] = {"timings": timings, "kubelet_version": kubelet_version}
-        async with SimCluster(root, runtime=lambda _: runtime, **options) as cluster:
-            kubeconfig = root / "kubeconfig"
-            cluster.api.kubeconfig(kubeconfig)
-            agent = AgentProcess(root / "node-a", config, arguments=("--kubeconfig", str(kubeconfig)))
-            await agent.start()
-            try:
-                await agent.ready()
-                await lists_read(cluster.kubelets["node-a"])
-                await cluster.apply(CLASS)
-                yield agent, cluster, runtime
-                assert runtime.conflicts == []
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    await agent.stop(signal.SIGKILL)
-
-
-def devices_in_slices(cluster: SimCluster) -> set[str]:
-    """Names of devices that a scheduler could take: published and not tainted."""
-    return {
-        device["name"]
-        for one in cluster.api.objects.peek("resourceslices")
-        for device in one["spec"].get("devices") or ()
-        if not device.get("taints")
-    }
-
-
-def healthy(cluster: SimCluster) -> set[str]:
-    view = cluster.kubelets["node-a"].resources.get(RESOURCE)
-    return set(view.healthy) if view else set()
-
-
-async def set_lanes(agent: AgentProcess, **lanes: Any) -> dict[str, Any]:
-    code, body = await agent.ask("/lanes", json.dumps({"resource": RESOURCE, **lanes}).encode())
-    answer: dict[str, Any] = json.loads(body)
-    assert code == 200, answer
-    return answer
+from drabridge.sim.cluster import SimCluster
+from tests.support.agent_on_cluster import (
+    BOTH_LANES,
+    all_free,
+    bridge,
+    claim_pod,
+    devices_in_slices,
+    healthy,
+    limits_pod,
+    set_lanes,
+)
+from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, until
 
 
 async def test_each_device_is_offered_on_one_side_only() -> None:
@@ -189,14 +95,14 @@ async def test_the_annotation_of_the_node_wins_and_a_bad_one_is_not_followed() -
 
 
 async def test_a_reload_turns_claims_on_and_changes_what_a_driver_cannot() -> None:
-    legacy_only = CONFIG.replace("{legacy: 2, dra: 2}", '{legacy: "*", dra: 0}')
+    legacy_only = BOTH_LANES.replace("{legacy: 2, dra: 2}", '{legacy: "*", dra: 0}')
     async with bridge(legacy_only) as (agent, cluster, _):
         assert len(healthy(cluster)) == 4
         assert not cluster.api.objects.peek("resourceslices")
-        agent.config.write_text(CONFIG)
+        agent.config.write_text(BOTH_LANES)
         await until(lambda: len(devices_in_slices(cluster)) == 2, 20, agent.text)
         await until(lambda: len(healthy(cluster)) == 2)
-        agent.config.write_text(CONFIG.replace("resources:", "dra: {pool: another}\nresources:"))
+        agent.config.write_text(BOTH_LANES.replace("resources:", "dra: {pool: another}\nresources:"))
         await until(lambda: _pools(cluster) == {"another"}, 20, lambda: f"{_pools(cluster)} {agent.text()}")
         await cluster.apply(claim_pod("c"))
         await cluster.wait_pod("c")
@@ -240,10 +146,6 @@ async def test_a_finished_claim_frees_its_device() -> None:
         await cluster.delete("resourceclaims", "c")
         await until(lambda: all_free(agent), 15, agent.text)
         assert not list(agent.cdi.glob("*claim*"))
-
-
-async def all_free(agent: AgentProcess) -> bool:
-    return {row["owner"] for row in (await agent.status())["devices"]} == {"none"}
 
 
 async def test_without_an_api_server_the_legacy_side_works_and_says_so() -> None:

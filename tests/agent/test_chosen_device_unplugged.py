@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.agent import test_renamed_parts
+from tests.support.umockdev import needs_umockdev, run_under_umockdev
 
-pytestmark = test_renamed_parts.pytestmark
+pytestmark = needs_umockdev
 
 
 @pytest.mark.parametrize("lane", ["dra", "legacy"])
 def test_a_chosen_device_that_flaps_keeps_its_lane(lane: str) -> None:
-    test_renamed_parts.run("tests.agent.umockdev_chosen", lane)
+    run_under_umockdev("tests.agent.umockdev_chosen", lane)

@@ -6,7 +6,7 @@ import json
 import os
 
 from drabridge.inventory.udev_scope import scope_of
-from tests.agent.test_both_apis import bridge, claim_pod
+from tests.support.agent_on_cluster import bridge, claim_pod
 from tests.support.agent_process import DRIVER, RESOURCE, until
 from tests.support.hardware import config, record, watching
 

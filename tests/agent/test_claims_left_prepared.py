@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import uuid
@@ -15,9 +14,8 @@ from drabridge.ledger.model import ClaimRef
 from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet.faults import ListFault
 from drabridge.sim.kubelet.runtime import LockingRuntime
-from tests.agent.test_both_apis import bridge, claim_pod, devices_in_slices, healthy, limits_pod
-from tests.agent.test_half_prepared_claims import BOOT_ID
-from tests.support.agent_process import AgentProcess, until
+from tests.support.agent_on_cluster import bridge, claim_pod, devices_in_slices, healthy, limits_pod
+from tests.support.agent_process import BOOT_ID, AgentProcess, release, until
 
 
 async def test_the_operator_ends_a_claim_that_nobody_remembers() -> None:
@@ -204,8 +202,3 @@ async def _forget(agent: AgentProcess, cluster: SimCluster, runtime: LockingRunt
         await runtime.stop_container(pod, container)
     await kubelet.start()
     await agent.ready()
-
-
-async def release(agent: AgentProcess, name: str) -> tuple[int, str]:
-    code, body = await agent.ask("/release", json.dumps({"device": name}).encode())
-    return code, str(json.loads(body).get("error", ""))

@@ -7,9 +7,8 @@ import shutil
 import signal
 
 from tests.agent.stopped_agent import become, claim_files, claimed, everything, owners, stopped_while_a_claim_runs
-from tests.agent.test_both_apis import bridge, claim_pod
-from tests.agent.test_other_plugins import noted
-from tests.support.agent_process import AgentProcess, until
+from tests.support.agent_on_cluster import bridge, claim_pod
+from tests.support.agent_process import AgentProcess, noted, until
 
 
 async def test_a_claim_that_ended_since_the_older_copy_of_the_ledger_ends_again() -> None:

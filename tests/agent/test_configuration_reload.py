@@ -14,21 +14,23 @@ from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
 from drabridge.sim.kubelet.timings import Timings
-from tests.agent.test_both_apis import CONFIG as BOTH_LANES
-from tests.agent.test_both_apis import bridge, claim_pod
-from tests.agent.test_counters_of_refusals import held_by_claim, metric
 from tests.support.agent_checks import plugin_socket
-from tests.support.agent_process import CONFIG, DRIVER, RESOURCE, AgentProcess, node, pod, short_directory, until
+from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod, held_by_claim
+from tests.support.agent_process import (
+    CONFIG,
+    DRIVER,
+    RESOURCE,
+    AgentProcess,
+    metric,
+    node,
+    pod,
+    reload,
+    short_directory,
+    until,
+)
 from tests.support.hostile_callers import allocate
 
 SAFETY = "safety: {minHoldSeconds: %s, unconfirmedSeconds: 2, absentSeconds: 0.4, settleSeconds: 1}\nresources:\n"
-
-
-def reload(agent: AgentProcess, text: str) -> None:
-    """Change the file, and do not wait until the agent looks at it."""
-    agent.config.write_text(text)
-    assert agent.process is not None
-    agent.process.send_signal(signal.SIGHUP)
 
 
 async def test_other_safety_times_count_for_what_is_held_already() -> None:

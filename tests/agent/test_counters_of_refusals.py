@@ -7,39 +7,25 @@ import contextlib
 import json
 from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
-
-from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet.faults import ListFault
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
-from tests.agent.test_both_apis import bridge, claim_pod, devices_in_slices, set_lanes
 from tests.support.agent_checks import plugin_socket
-from tests.support.agent_process import CONFIG, DRIVER, RESOURCE, AgentProcess, node, pod, short_directory, until
+from tests.support.agent_on_cluster import bridge, devices_in_slices, held_by_claim, set_lanes
+from tests.support.agent_process import (
+    CONFIG,
+    DRIVER,
+    RESOURCE,
+    AgentProcess,
+    metric,
+    node,
+    pod,
+    short_directory,
+    until,
+)
 from tests.support.hostile_callers import allocate
 
 ALWAYS = 1_000_000  # until faults are healed
-
-
-async def metric(agent: AgentProcess, name: str, **labels: str) -> float:
-    """The sum of the samples with these labels; 0 where there are none."""
-    code, body = await agent.ask("/metrics")
-    assert code == 200
-    return sum(
-        sample.value
-        for family in text_string_to_metric_families(body.decode())
-        for sample in family.samples
-        if sample.name == f"drabridge_{name}" and labels.items() <= sample.labels.items()
-    )
-
-
-async def held_by_claim(agent: AgentProcess, cluster: SimCluster) -> str:
-    """The device of a running pod with a claim, ``default/c``."""
-    await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
-    await cluster.apply(claim_pod("c"))
-    await cluster.wait_pod("c")
-    (name,) = [row["name"] for row in (await agent.status())["devices"] if row["owner"] == "dra-prepared"]
-    return str(name)
 
 
 def lists(kubelet: SimKubelet) -> list[dict[str, str]]:

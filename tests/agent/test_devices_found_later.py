@@ -8,13 +8,12 @@ import json
 import pytest
 
 from drabridge.sim.cluster import SimCluster
-from tests.agent.test_both_apis import CONFIG, bridge, claim_pod, devices_in_slices, limits_pod
-from tests.agent.test_configuration_reload import reload
-from tests.support.agent_process import RESOURCE, AgentProcess, until
+from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod, devices_in_slices, limits_pod
+from tests.support.agent_process import RESOURCE, AgentProcess, reload, until
 from tests.support.kubelet_peers import Plugin, device
 
 NAMES = ("zero", "null", "random")
-OTHER = CONFIG.partition("resources:")[0] + (
+OTHER = BOTH_LANES.partition("resources:")[0] + (
     'resources: [{name: example.com/other, match: [{subsystem: mem, sysname: full}], id: ["{sysname}"]}]\n'
 )
 ADDED = f"""\

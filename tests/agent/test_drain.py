@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from drabridge.sim.cluster import SimCluster
-from tests.agent.test_both_apis import bridge, claim_pod, devices_in_slices, healthy, limits_pod
-from tests.agent.test_pods_ended_unseen import held_by
-from tests.agent.test_standby import beside
-from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, drain_command, pod, until
+from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod, devices_in_slices, healthy, limits_pod
+from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, drain_command, held_by, pod, until
 from tests.support.agent_process import node as legacy_node
+from tests.support.standby import beside
 
 Json = dict[str, Any]
 
@@ -237,9 +236,7 @@ async def test_bad_usage_is_two(words: tuple[str, ...], said: str, tmp_path: Pat
 
 
 def _with(changes: dict[str, str]) -> str:
-    from tests.agent.test_both_apis import CONFIG
-
-    text = CONFIG
+    text = BOTH_LANES
     for old, new in changes.items():
         assert old in text
         text = text.replace(old, new)

@@ -9,7 +9,7 @@ import signal
 
 from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet.pods import Phase
-from tests.agent.test_both_apis import bridge, claim_pod, devices_in_slices, limits_pod
+from tests.support.agent_on_cluster import bridge, claim_pod, devices_in_slices, limits_pod
 from tests.support.agent_process import RESOURCE, AgentProcess, node, pod, until
 
 

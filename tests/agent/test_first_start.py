@@ -21,17 +21,11 @@ from drabridge.sim.kubelet.faults import ListFault
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Container, Phase, PodSpec
 from drabridge.sim.kubelet.timings import Timings
-from tests.agent.test_both_apis import bridge, claim_pod, limits_pod
 from tests.soak.bed import MEM, bed
-from tests.support.agent_process import CONFIG, RESOURCE, AgentProcess, node, pod, short_directory, until
+from tests.support.agent_on_cluster import bridge, claim_pod, limits_pod
+from tests.support.agent_process import IDS, QUICK, RESOURCE, AgentProcess, node, pod, short_directory, until
 from tests.support.kubelet_peers import Plugin, device
 from tests.support.waiting import HANG_SECONDS
-
-QUICK = CONFIG.replace(
-    "resources:\n",
-    "safety: {minHoldSeconds: 0.4, unconfirmedSeconds: 2, absentSeconds: 0.4, settleSeconds: 1}\nresources:\n",
-)
-IDS = ("full", "null", "random", "zero")
 
 
 async def _owners(agent: AgentProcess) -> dict[str, str]:

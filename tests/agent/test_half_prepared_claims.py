@@ -14,11 +14,9 @@ from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, Stat
 from drabridge.ledger.events import AgentStarted
 from drabridge.ledger.model import ClaimRef, Lane
 from drabridge.sim.kubelet.faults import ListFault
-from tests.agent.test_both_apis import bridge, claim_pod, healthy, limits_pod
-from tests.support.agent_process import AgentProcess, until
+from tests.support.agent_on_cluster import bridge, claim_pod, healthy, limits_pod
+from tests.support.agent_process import BOOT_ID, AgentProcess, until
 from tests.support.ledger_node import CLAIM, NOON, OTHER, Node, allocated, device, prepare
-
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def _begun(agent: AgentProcess, device: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from drabridge.sim.cluster import SimCluster
-from tests.agent.test_both_apis import CONFIG, bridge, claim_pod, limits_pod, set_lanes
+from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod, limits_pod, set_lanes
 from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, lists_read, until
 from tests.support.waiting import HANG_SECONDS
 
@@ -21,7 +21,7 @@ ANNOTATION = f"{DRIVER}/lanes"
 
 
 @contextlib.asynccontextmanager
-async def on_a_disk_that_may_hang(config: str = CONFIG) -> AsyncIterator[tuple[AgentProcess, SimCluster, Path]]:
+async def on_a_disk_that_may_hang(config: str = BOTH_LANES) -> AsyncIterator[tuple[AgentProcess, SimCluster, Path]]:
     """The agent and its cluster; what is written into the file says which paths hang."""
     async with bridge(config) as (agent, cluster, _):
         await agent.stop()
@@ -89,7 +89,7 @@ async def test_an_annotation_that_cannot_be_kept_is_followed() -> None:
 async def test_names_that_cannot_be_kept_are_given() -> None:
     async with on_a_disk_that_may_hang() as (agent, cluster, hold):
         hold.write_text("/.identities.json")
-        agent.config.write_text(CONFIG.replace('"{sysname}"', '"x-{sysname}"'))
+        agent.config.write_text(BOTH_LANES.replace('"{sysname}"', '"x-{sysname}"'))
         await until(lambda: "x-zero" in agent_ids(cluster), 15, agent.text)
         await all_else_works(agent, cluster, "a")
         hold.unlink()
@@ -132,11 +132,11 @@ async def _drained(agent: AgentProcess) -> bool:
     return bool(json.loads((await agent.ask("/drain", b'{"drain": true}'))[1])["complete"])
 
 
-METADATA = CONFIG.replace(f"driver: {DRIVER}", f"driver: {DRIVER}\ndra: {{metadata: true}}")
+METADATA = BOTH_LANES.replace(f"driver: {DRIVER}", f"driver: {DRIVER}\ndra: {{metadata: true}}")
 
 
 @pytest.mark.parametrize(
-    ("config", "file"), [(CONFIG, "/claims/"), (METADATA, "/dra-device-metadata/")], ids=["record", "metadata"]
+    ("config", "file"), [(BOTH_LANES, "/claims/"), (METADATA, "/dra-device-metadata/")], ids=["record", "metadata"]
 )
 async def test_a_claim_whose_files_cannot_be_written_waits_alone(config: str, file: str) -> None:
     async with on_a_disk_that_may_hang(config) as (agent, cluster, hold):

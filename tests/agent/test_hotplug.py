@@ -8,34 +8,19 @@ import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
-from tests.support.agent_process import AgentProcess, cdi_devices, node, pod, until
+from tests.support.agent_process import AgentProcess, node, pod, until
+from tests.support.agent_with_loop_devices import DRIVER, RESOURCE, by_name, counted, device_nodes
 from tests.support.hardware import Loops, needs_loop_devices
 from tests.support.udevd import Udevd
 
 pytestmark = [pytest.mark.loopdev, pytest.mark.root, needs_loop_devices]
 
-RESOURCE, DRIVER = "example.com/loop", "loop.example.com"
 LOOP_SET_FD, LOOP_CLR_FD = 0x4C00, 0x4C01
-
-
-def by_name(loop: Loops) -> str:
-    return f"""\
-apiVersion: drabridge/v1alpha1
-kind: AgentConfig
-driver: {DRIVER}
-safety: {{minHoldSeconds: 0.5, absentSeconds: 0.3}}
-resources:
-- name: {RESOURCE}
-  match: [{{subsystem: block, sysname: "{loop.pattern}"}}]
-  id: ["{{sysname}}"]
-  nodes: [{{from: devnode, as: /dev/disk0}}]
-"""
 
 
 def by_file(loop: Loops, directory: Path) -> str:
@@ -56,17 +41,6 @@ resources:
 def healthy(kubelet: SimKubelet) -> int:
     view = kubelet.resources.get(RESOURCE)
     return len(view.healthy) if view else -1
-
-
-def counted(kubelet: SimKubelet) -> tuple[int, int]:
-    """Allocatable and capacity."""
-    status = kubelet.node_status()
-    return status["allocatable"].get(RESOURCE, -1), status["capacity"].get(RESOURCE, -1)
-
-
-def device_nodes(agent: AgentProcess) -> list[dict[str, Any]]:
-    """The nodes of all CDI files."""
-    return [node for device in cdi_devices(agent.cdi) for node in device["containerEdits"]["deviceNodes"]]
 
 
 async def life_of_a_device(agent: AgentProcess, kubelet: SimKubelet, loop: Loops) -> None:

@@ -6,28 +6,9 @@ import json
 from typing import Any
 
 from drabridge.sim.cluster import SimCluster
-from tests.agent.test_both_apis import CONFIG, bridge, claim_pod, devices_in_slices, healthy, set_lanes
-from tests.agent.test_configuration_reload import reload
-from tests.cli.test_with_agent import drabridge
-from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, until
+from tests.support.agent_on_cluster import BOTH_LANES, MONITOR, bridge, claim_pod, devices_in_slices, healthy, set_lanes
+from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, drabridge, reload, until
 
-MONITOR = """\
-apiVersion: v1
-kind: Namespace
-metadata: {name: monitoring, labels: {resource.kubernetes.io/admin-access: "true"}}
----
-apiVersion: resource.k8s.io/v1
-kind: ResourceClaim
-metadata: {name: all, namespace: monitoring}
-spec: {devices: {requests: [{name: r, exactly: {deviceClassName: mem, allocationMode: All, adminAccess: true}}]}}
----
-apiVersion: v1
-kind: Pod
-metadata: {name: monitor, namespace: monitoring}
-spec:
-  resourceClaims: [{name: c, resourceClaimName: all}]
-  containers: [{name: main, image: x, resources: {claims: [{name: c}]}}]
-"""
 # A pod that waits for another scheduler keeps its claim reserved, and kubelet does not know it.
 WAITING = """\
 apiVersion: resource.k8s.io/v1
@@ -126,7 +107,7 @@ async def annotate(cluster: SimCluster, **lanes: Any) -> None:
 
 
 async def test_floors_hold_and_what_is_not_to_be_had_is_said() -> None:
-    async with bridge(CONFIG.replace("dra: 2}", "dra: 2, minLegacy: 2}")) as (agent, cluster, _):
+    async with bridge(BOTH_LANES.replace("dra: 2}", "dra: 2, minLegacy: 2}")) as (agent, cluster, _):
 
         async def noted(text: str) -> bool:
             return any(text in note for note in (await agent.status())["notes"])
@@ -154,7 +135,7 @@ async def test_floors_hold_and_what_is_not_to_be_had_is_said() -> None:
 
 
 async def test_an_annotation_that_a_reload_allows_is_followed_though_the_node_does_not_change() -> None:
-    async with bridge(CONFIG.replace("dra: 2}", "dra: 2, minLegacy: 2}")) as (agent, cluster, _):
+    async with bridge(BOTH_LANES.replace("dra: 2}", "dra: 2, minLegacy: 2}")) as (agent, cluster, _):
         await annotate(cluster, legacy=1, dra=3)
 
         async def refused() -> bool:
@@ -162,6 +143,6 @@ async def test_an_annotation_that_a_reload_allows_is_followed_though_the_node_do
 
         await until(refused, 10, agent.text)
         assert len(devices_in_slices(cluster)) == 2
-        reload(agent, CONFIG)
+        reload(agent, BOTH_LANES)
         await until(lambda: len(devices_in_slices(cluster)) == 3, 10, agent.text)
         assert not await refused()

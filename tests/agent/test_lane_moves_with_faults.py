@@ -15,10 +15,18 @@ from drabridge.sim.apiserver.server import SimApiServer
 from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.timings import Timings
-from tests.agent.test_both_apis import CONFIG, bridge, claim_pod, devices_in_slices, healthy, limits_pod, set_lanes
+from tests.support.agent_on_cluster import (
+    BOTH_LANES,
+    bridge,
+    claim_pod,
+    devices_in_slices,
+    healthy,
+    limits_pod,
+    set_lanes,
+)
 from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, pod, short_directory, until
 
-QUIET_SECONDS = 0.5  # quiesceSeconds of CONFIG
+QUIET_SECONDS = 0.5  # quiesceSeconds of BOTH_LANES
 WRITES = ("create", "update", "patch", "delete", "deletecollection")
 ALWAYS = 1_000_000  # until faults are healed
 
@@ -111,7 +119,7 @@ async def test_a_device_stays_out_of_pods_reach_while_a_slice_that_is_not_known_
 
 
 async def test_pods_keep_what_claims_cannot_be_offered_while_the_api_server_is_away() -> None:
-    async with bridge(CONFIG.replace("legacy: 2, dra: 2", "legacy: 4, dra: 0")) as (agent, cluster, _):
+    async with bridge(BOTH_LANES.replace("legacy: 2, dra: 2", "legacy: 4, dra: 0")) as (agent, cluster, _):
         await set_lanes(agent, legacy=3, dra=1)
         await until(lambda: len(devices_in_slices(cluster)) == 1, 10, agent.text)
         cluster.api.faults.partition()
@@ -185,7 +193,9 @@ MORE = """\
 
 
 async def test_a_resource_that_kubelet_does_not_take_holds_up_no_other() -> None:
-    config = CONFIG.replace("settleSeconds", "tombstoneSeconds: 600, settleSeconds")  # how long nothing is forgotten
+    config = BOTH_LANES.replace(
+        "settleSeconds", "tombstoneSeconds: 600, settleSeconds"
+    )  # how long nothing is forgotten
     async with bridge(config) as (agent, cluster, _):
         kubelet = cluster.kubelets["node-a"]
         kubelet.faults.refuse_register = "not now"
@@ -240,7 +250,7 @@ async def allocate(cluster: SimCluster, name: str, *devices: str) -> None:
 
 
 async def test_a_claim_that_was_allocated_in_the_quiet_time_keeps_its_device() -> None:
-    async with bridge(CONFIG.replace("quiesceSeconds: 0.5", "quiesceSeconds: 2")) as (agent, cluster, _):
+    async with bridge(BOTH_LANES.replace("quiesceSeconds: 0.5", "quiesceSeconds: 2")) as (agent, cluster, _):
         await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
         taken, other = sorted(devices_in_slices(cluster))
         before = healthy(cluster)
@@ -304,7 +314,7 @@ async def test_no_slice_is_published_before_kubelet_has_read_the_list_of_devices
         async with SimApiServer() as api:
             api.objects.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"}})
             kubelet = SimKubelet(root, timings=Timings.fast())
-            agent = AgentProcess(root, CONFIG, arguments=("--kubeconfig", str(api.kubeconfig(root / "kubeconfig"))))
+            agent = AgentProcess(root, BOTH_LANES, arguments=("--kubeconfig", str(api.kubeconfig(root / "kubeconfig"))))
             kubelet.faults.hang_dial_back = True  # it takes the Register, and never comes to read
             await kubelet.start()
             await agent.start()

@@ -17,12 +17,20 @@ from drabridge.agent.runtime import Options
 from drabridge.config import load
 from drabridge.dra import lifecycle
 from drabridge.sim.cluster import SimCluster
-from tests.agent.test_both_apis import CONFIG, bridge, claim_pod, devices_in_slices, healthy, limits_pod, set_lanes
+from tests.support.agent_on_cluster import (
+    BOTH_LANES,
+    bridge,
+    claim_pod,
+    devices_in_slices,
+    healthy,
+    limits_pod,
+    set_lanes,
+)
 from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, node, until
 
 LANES = "  lanes: {legacy: 2, dra: 2}\n"
-LEFT_OUT = CONFIG.replace(LANES, "")
-WRITTEN = CONFIG.replace(LANES, '  lanes: {legacy: "*", dra: 0}\n')
+LEFT_OUT = BOTH_LANES.replace(LANES, "")
+WRITTEN = BOTH_LANES.replace(LANES, '  lanes: {legacy: "*", dra: 0}\n')
 SAID = 'msg="claims are not served"'
 OFF = LEFT_OUT.replace("resources:", "dra: {enabled: false}\nresources:")
 
@@ -111,7 +119,7 @@ async def test_by_annotation_there_and_back(config: str) -> None:
         (LEFT_OUT, False, True, True, True),
         (LEFT_OUT, False, False, False, False),
         (LEFT_OUT, False, False, True, False),  # every pod has the variable; nobody has asked for claims here
-        (CONFIG, False, False, True, True),  # somebody has: that the pod has no token is said when it is read
+        (BOTH_LANES, False, False, True, True),  # somebody has: that the pod has no token is said when it is read
         (OFF, True, True, True, False),
     ],
 )
@@ -187,7 +195,7 @@ async def test_switched_off_by_force_it_says_what_is_stranded_and_takes_it_up_ag
         await asyncio.sleep(1)
         assert agent.text().count(SAID) == 1
         assert agent.text().count("lanes cannot be followed") == 1
-        agent.config.write_text(CONFIG)
+        agent.config.write_text(BOTH_LANES)
         await agent.ready()
         await until(lambda: _in_dra(agent, 3), 20, agent.text)
         await cluster.delete("pods", "c")
@@ -198,7 +206,7 @@ async def _in_dra(agent: AgentProcess, count: int) -> bool:
 
 
 async def test_without_an_api_server_every_device_is_for_pods() -> None:
-    async with node(CONFIG, ready=False) as (agent, kubelet):
+    async with node(BOTH_LANES, ready=False) as (agent, kubelet):
         await agent.up()
         await until(lambda: RESOURCE in kubelet.resources and len(kubelet.resources[RESOURCE].healthy) == 4, 20)
         assert (await agent.status())["resources"][0]["lanes"] == {"legacy": 4}

@@ -7,10 +7,10 @@ import signal
 import pytest
 
 from drabridge.sim.cluster import SimCluster
-from tests.agent.test_both_apis import CONFIG, all_free, bridge, limits_pod
+from tests.support.agent_on_cluster import BOTH_LANES, all_free, bridge, limits_pod
 from tests.support.agent_process import AgentProcess, until
 
-LONG = CONFIG.replace("settleSeconds: 1", "settleSeconds: 3600")
+LONG = BOTH_LANES.replace("settleSeconds: 1", "settleSeconds: 3600")
 
 
 async def again(agent: AgentProcess, number: signal.Signals) -> None:

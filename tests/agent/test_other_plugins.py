@@ -12,10 +12,16 @@ from drabridge.sim.cluster import ClusterTimings, SimCluster
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
 from drabridge.sim.kubelet.timings import Timings
-from tests.agent.test_both_apis import CLASS, claim_pod, devices_in_slices, healthy, limits_pod, set_lanes
-from tests.agent.test_both_apis import CONFIG as BRIDGE
-from tests.agent.test_first_start import IDS, QUICK
-from tests.support.agent_process import RESOURCE, AgentProcess, pod, short_directory, until
+from tests.support.agent_on_cluster import (
+    BOTH_LANES,
+    CLASS,
+    claim_pod,
+    devices_in_slices,
+    healthy,
+    limits_pod,
+    set_lanes,
+)
+from tests.support.agent_process import IDS, QUICK, RESOURCE, AgentProcess, noted, pod, short_directory, until
 from tests.support.kubelet_peers import Plugin, device
 
 VENDOR = "vendor.example.com/gpu"
@@ -69,7 +75,7 @@ async def cluster_node() -> AsyncIterator[tuple[AgentProcess, SimCluster]]:
     with short_directory() as root:
         async with SimCluster(root, timings=replace(ClusterTimings.fast(), kubelet=Timings.fast())) as cluster:
             kubeconfig = str(cluster.api.kubeconfig(root / "kubeconfig"))
-            agent = AgentProcess(root / "node-a", BRIDGE, arguments=("--kubeconfig", kubeconfig))
+            agent = AgentProcess(root / "node-a", BOTH_LANES, arguments=("--kubeconfig", kubeconfig))
             await cluster.apply(CLASS)
             try:
                 yield agent, cluster
@@ -191,10 +197,6 @@ async def test_pods_by_ids_that_nobody_knows_put_every_device_in_doubt_while_the
 
 async def is_all(agent: AgentProcess, owner: str) -> bool:
     return await is_owned(agent, dict.fromkeys(IDS, owner))
-
-
-async def noted(agent: AgentProcess, text: str) -> bool:
-    return any(text in note for note in (await agent.status())["notes"])
 
 
 async def doubted_because(agent: AgentProcess, reason: str) -> bool:

@@ -12,8 +12,8 @@ import grpc
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as rpc
 from drabridge.sim.cluster import LINGER_SECONDS_ANNOTATION
-from tests.agent.test_both_apis import CONFIG, bridge, claim_pod, limits_pod, set_lanes
-from tests.support.agent_process import AgentProcess, until
+from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod, limits_pod, set_lanes
+from tests.support.agent_process import AgentProcess, held_by, until
 
 GRACE_SECONDS, LINGER_SECONDS = 8, 5  # long enough to be seen on a busy machine
 
@@ -33,7 +33,7 @@ async def evidence(agent: AgentProcess, owner: str) -> list[str]:
 
 async def test_the_devices_of_force_deleted_pods_wait_for_their_grace_period() -> None:
     """Every container takes a lock on its devices for its life: two at once would be seen."""
-    config = CONFIG.replace("lanes: {legacy: 2, dra: 2}", "lanes: {legacy: 3, dra: 1}")
+    config = BOTH_LANES.replace("lanes: {legacy: 2, dra: 2}", "lanes: {legacy: 3, dra: 1}")
     async with bridge(config, dra_reconcile_seconds=0.2) as (agent, cluster, runtime):
         await cluster.apply(lingering(limits_pod("train", 3), "train") + "---\n" + lingering(claim_pod("c"), "c"))
         for name in ("train", "c"):
@@ -55,11 +55,6 @@ async def test_the_devices_of_force_deleted_pods_wait_for_their_grace_period() -
         await until(both, 10, lambda: f"{seen} {runtime.conflicts}")
         await cluster.wait_pod("serve")
         assert not runtime.conflicts
-
-
-async def held_by(agent: AgentProcess, pod: str, count: int) -> bool:
-    rows = (await agent.status())["devices"]
-    return sum(pod in {one.get("pod") for one in row["holders"]} for row in rows) == count
 
 
 async def test_a_kubelet_without_its_checkpoint_does_not_end_what_it_never_showed() -> None:

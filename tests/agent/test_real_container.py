@@ -13,8 +13,8 @@ from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
 from drabridge.sim.kubelet.runtime import MemoryRuntime
 from drabridge.sim.kubelet.timings import Timings
-from tests.dra.test_claim_in_container import CDI_DIRECTORY, rootfs, run
 from tests.support.agent_process import AgentProcess, pod, short_directory, until
+from tests.support.containers import CDI_DIRECTORY, rootfs, run
 from tests.support.hardware import Loops, needs_loop_devices
 
 pytestmark = [

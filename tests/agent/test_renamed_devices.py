@@ -8,9 +8,8 @@ import pytest
 
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
-from tests.agent import test_both_apis as bridge_node
-from tests.agent.test_both_apis import bridge, claim_pod, devices_in_slices
-from tests.support.agent_process import CONFIG, RESOURCE, AgentProcess, node, pod, until
+from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod, devices_in_slices
+from tests.support.agent_process import CONFIG, RESOURCE, AgentProcess, change, node, pod, until
 
 ALL = {"zero", "null", "full", "random"}
 OTHER = "example.com/other"
@@ -35,18 +34,6 @@ CHANGES = {
         {"other-zero", "other-random"},
     ),
 }
-
-
-async def change(agent: AgentProcess, config: str, restart: bool) -> None:
-    """The agent has the other configuration, by a reload or by a restart."""
-    if restart:
-        await agent.stop()
-        agent.config.write_text(config)
-        await agent.start()
-        await agent.ready()
-    else:
-        agent.config.write_text(config)
-        await until(lambda: "configuration reloaded" in agent.text(), 15, agent.text)
 
 
 def files(agent: AgentProcess) -> dict[str, bytes]:
@@ -110,7 +97,7 @@ async def _seen(agent: AgentProcess) -> bool:
 @pytest.mark.parametrize("restart", [False, True], ids=["reload", "restart"])
 @pytest.mark.parametrize("what", ["name", "id"])
 async def test_claims_keep_their_devices_and_nobody_else_gets_them(what: str, restart: bool) -> None:
-    config = bridge_node.CONFIG.replace("{legacy: 2, dra: 2}", "{legacy: 0, dra: 4}")
+    config = BOTH_LANES.replace("{legacy: 2, dra: 2}", "{legacy: 0, dra: 4}")
     changed = config.replace(RESOURCE, OTHER) if what == "name" else config.replace("{sysname}", "mem-{sysname}")
     names = ALL if what == "name" else {f"mem-{name}" for name in ALL}
     async with bridge(config) as (agent, cluster, _):

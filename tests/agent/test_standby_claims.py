@@ -9,10 +9,9 @@ import signal
 import pytest
 
 from drabridge.sim.cluster import SimCluster
-from tests.agent.test_both_apis import bridge, claim_pod, devices_in_slices, limits_pod
-from tests.agent.test_standby import beside, streams_met
-from tests.agent.test_upstream_dra_cases import of_driver, told
-from tests.support.agent_process import RESOURCE, AgentProcess, lists_read, until
+from tests.support.agent_on_cluster import bridge, claim_pod, devices_in_slices, limits_pod
+from tests.support.agent_process import RESOURCE, AgentProcess, lists_read, of_driver, told, until
+from tests.support.standby import beside, streams_met
 
 
 def endpoints(agent: AgentProcess) -> tuple[list[str], list[str]]:

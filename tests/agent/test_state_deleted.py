@@ -25,12 +25,18 @@ from tests.agent.stopped_agent import (
     rows,
     stopped_while_a_claim_runs,
 )
-from tests.agent.test_both_apis import CONFIG, bridge, claim_pod, devices_in_slices, healthy, limits_pod, set_lanes
-from tests.agent.test_claims_left_prepared import release
-from tests.agent.test_configuration_reload import reload
-from tests.agent.test_lane_moves import MONITOR
+from tests.support.agent_on_cluster import (
+    BOTH_LANES,
+    MONITOR,
+    bridge,
+    claim_pod,
+    devices_in_slices,
+    healthy,
+    limits_pod,
+    set_lanes,
+)
 from tests.support.agent_process import CONFIG as LEGACY_ONLY
-from tests.support.agent_process import RESOURCE, AgentProcess, short_directory, until
+from tests.support.agent_process import RESOURCE, AgentProcess, release, reload, short_directory, until
 
 
 def _all_but_the_lock(state: Path) -> None:
@@ -71,7 +77,7 @@ async def test_a_running_claim_keeps_its_device_when_the_state_is_lost(
 
 async def test_a_running_claims_device_is_not_given_to_pods_though_the_lanes_say_so() -> None:
     async with lost_while_a_claim_runs() as (agent, cluster, used):
-        agent.config.write_text(CONFIG.replace("lanes: {legacy: 2, dra: 2}", "lanes: {legacy: 3, dra: 1}"))
+        agent.config.write_text(BOTH_LANES.replace("lanes: {legacy: 2, dra: 2}", "lanes: {legacy: 3, dra: 1}"))
         await agent.start()
         await agent.ready()
         await set_lanes(agent, legacy=4, dra=0)
@@ -113,12 +119,12 @@ async def test_a_device_that_comes_after_the_merge_is_still_the_claims() -> None
         for file in agent.control.parent.glob("ledger.jsonl*"):
             file.unlink()
         one_less = ", ".join(f'"{name}"' for name in IDS if name != used)
-        agent.config.write_text(CONFIG.replace('zero, "null", full, random', one_less))
+        agent.config.write_text(BOTH_LANES.replace('zero, "null", full, random', one_less))
         await agent.start()
         await agent.up()
         await become(agent, *["quarantine"] * 3)  # the claim may have any of them, by another name
         assert used not in await rows(agent)
-        reload(agent, CONFIG.replace("2, dra: 2}", '"*", dra: 0}'))
+        reload(agent, BOTH_LANES.replace("2, dra: 2}", '"*", dra: 0}'))
         await until(lambda: len(healthy(cluster)) == 3, 30, agent.text)
         assert (await rows(agent))[used]["owner"] == "dra-prepared"
         await cluster.apply(limits_pod("l", 3))
@@ -132,13 +138,13 @@ async def test_a_device_that_was_away_at_the_merge_is_still_the_claims_by_its_cd
     async with lost_while_a_claim_runs() as (agent, cluster, used):
         kubelet = cluster.kubelets["node-a"]
         one_less = ", ".join(f'"{name}"' for name in IDS if name != used)
-        agent.config.write_text(CONFIG.replace('zero, "null", full, random', one_less))
+        agent.config.write_text(BOTH_LANES.replace('zero, "null", full, random', one_less))
         kubelet.faults.podresources = ListFault.ERROR
         await agent.start()
         await agent.up()
         await become(agent, *["quarantine"] * 3)
         kubelet.faults.podresources = ListFault.NONE  # so says kubelet that the claim may have any, by another name
-        reload(agent, CONFIG)
+        reload(agent, BOTH_LANES)
         await become(agent, "dra-prepared", *["none"] * 3)
         assert await claimed(agent) == used
         await cluster.delete("pods", "c")
@@ -200,7 +206,7 @@ async def test_a_new_node_whose_kubelet_comes_later_is_not_in_quarantine() -> No
 
 
 async def test_the_operator_does_not_end_a_quarantine_of_what_the_api_server_shows_allocated() -> None:
-    slowly = CONFIG.replace("absentSeconds: 0.3", "absentSeconds: 600").replace("2, dra: 2}", '"*", dra: 0}')
+    slowly = BOTH_LANES.replace("absentSeconds: 0.3", "absentSeconds: 600").replace("2, dra: 2}", '"*", dra: 0}')
     async with bridge(kubelet_version="1.33") as (agent, cluster, _):  # kubelet shows nobody's claims
         await cluster.apply(claim_pod("c"))
         await cluster.wait_pod("c")

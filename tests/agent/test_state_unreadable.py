@@ -28,10 +28,9 @@ from tests.agent.stopped_agent import (
     rows,
     stopped_while_a_claim_runs,
 )
-from tests.agent.test_both_apis import CLASS, CONFIG, bridge, claim_pod, healthy, limits_pod
-from tests.agent.test_other_plugins import noted
+from tests.support.agent_on_cluster import BOTH_LANES, CLASS, bridge, claim_pod, healthy, limits_pod
 from tests.support.agent_process import CONFIG as LEGACY_ONLY
-from tests.support.agent_process import RESOURCE, AgentProcess, short_directory, until
+from tests.support.agent_process import RESOURCE, AgentProcess, noted, short_directory, until
 from tests.support.kubelet_peers import Plugin, device
 
 CHECK_DISK = b"check free space and the disk"
@@ -142,7 +141,7 @@ async def _vendors_node(pod: str) -> AsyncIterator[tuple[AgentProcess, SimCluste
             await cluster.apply(pod)
             await until(lambda: runtime.running, 10)
             await vendor.stop()
-            agent = AgentProcess(root / "node-a", CONFIG, arguments=("--kubeconfig", str(kubeconfig)))
+            agent = AgentProcess(root / "node-a", BOTH_LANES, arguments=("--kubeconfig", str(kubeconfig)))
             try:
                 yield agent, cluster
                 assert runtime.conflicts == []
@@ -186,7 +185,7 @@ async def test_a_merge_that_the_disk_refuses_is_made_when_it_is_well() -> None:
     async with lost_while_a_claim_runs() as (agent, cluster, used):
         in_the_way = agent.control.parent / "ledger.jsonl.new"  # where a snapshot is written first
         (in_the_way / "x").mkdir(parents=True)
-        agent.config.write_text(CONFIG.replace("lanes: {legacy: 2, dra: 2}", 'lanes: {legacy: "*", dra: 0}'))
+        agent.config.write_text(BOTH_LANES.replace("lanes: {legacy: 2, dra: 2}", 'lanes: {legacy: "*", dra: 0}'))
         await agent.start()
         await agent.up()
         await until(lambda: "the ledger cannot be written" in agent.text())
@@ -237,7 +236,7 @@ async def test_with_an_api_server_and_no_claims_lane_quarantine_ends_by_itself_t
         faults.podresources = ListFault.ERROR
         for file in agent.control.parent.glob("ledger.jsonl*"):
             file.write_text("garbage")
-        agent.config.write_text(CONFIG.replace("lanes: {legacy: 2, dra: 2}", 'lanes: {legacy: "*", dra: 0}'))
+        agent.config.write_text(BOTH_LANES.replace("lanes: {legacy: 2, dra: 2}", 'lanes: {legacy: "*", dra: 0}'))
         await agent.start()
         await agent.up()
         await become(agent, *["quarantine"] * 4)

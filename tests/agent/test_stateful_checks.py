@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.agent.test_stateful import Node
+from tests.agent.node_machine import Node
 from tests.soak.bed import LOOP, MEM
 from tests.soak.workload import SHAPES
 from tests.support.agent_process import until

@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.agent.test_both_apis import CLASS, CONFIG, bridge, claim_pod, limits_pod
+from tests.support.agent_on_cluster import BOTH_LANES, CLASS, bridge, claim_pod, limits_pod
 from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, until
 from tests.support.waiting import HANG_SECONDS
 
 OTHER_DRIVER, OTHER_RESOURCE = "other.example.com", "example.com/memory"
-RENAMED = CONFIG.replace(DRIVER, OTHER_DRIVER)
+RENAMED = BOTH_LANES.replace(DRIVER, OTHER_DRIVER)
 OTHER = RENAMED.replace(RESOURCE, OTHER_RESOURCE)
 ALL_FOR_PODS = ("lanes: {legacy: 2, dra: 2}", "lanes: {legacy: 4, dra: 0}")
 

@@ -19,8 +19,6 @@ from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Container, Phase, PodSpec
 from drabridge.sim.kubelet.runtime import ContainerStartError, MemoryRuntime, RunOptions
 from podresources import Client
-from tests.agent import test_hotplug
-from tests.agent.test_hotplug import counted
 from tests.support.agent_process import (
     CONFIG,
     DRIVER,
@@ -32,6 +30,9 @@ from tests.support.agent_process import (
     restart_kubelet,
     until,
 )
+from tests.support.agent_with_loop_devices import DRIVER as LOOP_DRIVER
+from tests.support.agent_with_loop_devices import RESOURCE as LOOP
+from tests.support.agent_with_loop_devices import by_name, counted
 from tests.support.hardware import Loops, needs_loop_devices
 
 Node = tuple[AgentProcess, SimKubelet]
@@ -282,7 +283,6 @@ async def test_dp13_an_agent_that_ended_registers_nothing_any_more(there: Node) 
 
 # --- 6.2 device_plugin_failures_test.go -------------------------------------------------------------------------------
 
-LOOP, LOOP_DRIVER = test_hotplug.RESOURCE, test_hotplug.DRIVER
 on_loop_devices = [pytest.mark.loopdev, pytest.mark.root, needs_loop_devices]
 
 
@@ -295,7 +295,7 @@ class TestHealth:
     async def loops(self, no_udevd: None, loop: Loops) -> AsyncIterator[Node]:
         for index in range(N):
             loop.add(index)
-        async with node(test_hotplug.by_name(loop), LOOP_DRIVER, runtime=NoImage()) as (agent, kubelet):
+        async with node(by_name(loop), LOOP_DRIVER, runtime=NoImage()) as (agent, kubelet):
             await until(lambda: counted(kubelet) == (N, N), 10, agent.text)
             yield agent, kubelet
 

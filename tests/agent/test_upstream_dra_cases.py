@@ -9,7 +9,6 @@ import contextlib
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 import pytest
 
@@ -18,24 +17,12 @@ from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet.calls import Call
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.timings import Timings
-from tests.agent.test_both_apis import CONFIG, bridge, claim_pod
-from tests.support.agent_process import DRIVER, AgentProcess, short_directory, until
+from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod
+from tests.support.agent_process import DRIVER, AgentProcess, of_driver, short_directory, told, until
 from tests.support.waiting import PATIENCE
 
-CLAIMS_ONLY = CONFIG.replace("{legacy: 2, dra: 2}", '{legacy: 0, dra: "*"}')
+CLAIMS_ONLY = BOTH_LANES.replace("{legacy: 2, dra: 2}", '{legacy: 0, dra: "*"}')
 WIPE_SECONDS = 30.0  # kubelet's own: it deletes the slices of a driver that is away for so long
-
-
-def of_driver(kubelet: SimKubelet, method: str) -> list[Call]:
-    """Kubelet's calls to the agent's registration socket."""
-    return [call for call in kubelet.calls.of(method) if call.peer.startswith(DRIVER)]
-
-
-def told(kubelet: SimKubelet) -> bool:
-    """Whether the last thing that the agent was told is that it is registered."""
-    calls = of_driver(kubelet, "NotifyRegistrationStatus")
-    request: Any = calls[-1].request if calls else None
-    return bool(calls) and not calls[-1].error and calls[-1].seconds is not None and request.plugin_registered
 
 
 @contextlib.asynccontextmanager
@@ -139,7 +126,7 @@ async def test_rolling_update_the_second_waits_takes_over_at_once_and_writes_not
         await cluster.wait_pod("p")
         before = slices(cluster)
         assert before
-        second = AgentProcess(first.root, CONFIG, arguments=first.arguments)
+        second = AgentProcess(first.root, BOTH_LANES, arguments=first.arguments)
         second.log = first.root / "second.log"
         await second.start()
         try:

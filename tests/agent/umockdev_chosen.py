@@ -9,11 +9,11 @@ import asyncio
 import os
 import sys
 
-from tests.agent.test_both_apis import bridge, devices_in_slices, healthy
 from tests.agent.umockdev_examples import node_device
-from tests.inventory.umockdev_cases import Testbed
+from tests.support.agent_on_cluster import bridge, devices_in_slices, healthy
 from tests.support.agent_process import DRIVER, RESOURCE, until
 from tests.support.machines import tree
+from tests.support.umockdev import Testbed
 
 CONFIG = f"""\
 apiVersion: drabridge/v1alpha1

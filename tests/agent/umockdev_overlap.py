@@ -11,10 +11,9 @@ import sys
 
 from drabridge.sim.kubelet.pods import Phase
 from tests.agent import umockdev_examples
-from tests.agent.test_both_apis import bridge, claim_pod, devices_in_slices
-from tests.agent.test_renamed_devices import change
-from tests.inventory.umockdev_cases import Testbed
-from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, node, pod, until
+from tests.support.agent_on_cluster import bridge, claim_pod, devices_in_slices
+from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, change, node, pod, until
+from tests.support.umockdev import Testbed
 
 HEAD = f"""\
 apiVersion: drabridge/v1alpha1

@@ -6,8 +6,8 @@ import asyncio
 import statistics
 import time
 
-from tests.agent.test_both_apis import CONFIG, bridge, devices_in_slices, healthy, set_lanes
 from tests.bench.core import Benchmark
+from tests.support.agent_on_cluster import BOTH_LANES, bridge, devices_in_slices, healthy, set_lanes
 
 ROUNDS = 7
 
@@ -17,7 +17,7 @@ async def lane_transfer_s() -> float:
     kubelet, granted, published. The median of seven.
     """
     times = []
-    async with bridge(CONFIG) as (agent, cluster, _):
+    async with bridge(BOTH_LANES) as (agent, cluster, _):
         for _ in range(ROUNDS):
             begin = time.perf_counter()
             await set_lanes(agent, legacy=1, dra=3)

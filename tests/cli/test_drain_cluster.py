@@ -10,7 +10,7 @@ import pytest
 
 from drabridge.kube.allocated_claims import in_use
 from drabridge.sim.cluster import ClusterTimings, SimCluster
-from tests.agent.test_both_apis import CLASS, claim_pod
+from tests.support.agent_on_cluster import CLASS, claim_pod
 from tests.support.agent_process import DRIVER, drain_command, short_directory
 
 Json = dict[str, Any]

@@ -4,22 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 
-from tests.support.agent_process import RESOURCE, AgentProcess, node, until
-
-
-def _command(agent: AgentProcess, *words: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", "drabridge", *words, "--socket", str(agent.control))
-
-
-async def drabridge(agent: AgentProcess, *words: str) -> tuple[int | None, str]:
-    """(exit status, what it said)"""
-    process = await asyncio.create_subprocess_exec(
-        *_command(agent, *words), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    said, _ = await process.communicate()
-    return process.returncode, said.decode()
+from tests.support.agent_process import RESOURCE, _command, drabridge, node, until
 
 
 async def test_what_cannot_be_meant_ends_with_2() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.cluster.bed import NAMESPACE, PODS, lanes
-from tests.cluster.conftest import Beds
+from tests.cluster.beds import Beds
 from tests.cluster.steps import claim_pod, legacy_pod, move, offered, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

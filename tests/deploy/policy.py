@@ -14,6 +14,7 @@ from typing import Any
 import celpy
 from cel_expr_python import cel
 
+from deploy.helm import manifests
 from drabridge.sim.apiserver.auth import User
 
 Json = dict[str, Any]
@@ -129,3 +130,6 @@ def refusals(policies: Sequence[Json], request: Request) -> list[str]:
                 spoken = validation.get("messageExpression")
                 found.append(str(evaluate(spoken, context)) if spoken else validation["message"])
     return found
+
+
+POLICIES = [obj for obj in manifests() if obj["kind"] == "ValidatingAdmissionPolicy"]

@@ -13,46 +13,9 @@ from deploy.helm import CHART, ROOT, HelmRefusedError, lint, manifests, one, tem
 from drabridge.config.loader import load
 from drabridge.config.schema import Config
 from drabridge.system.port import parse_listen
+from tests.deploy.renders import EVERYTHING, LEGACY_ONLY, NETWORK_POLICY, UDEV, VARIANTS, Json
 
-Json = dict[str, Any]
 EXAMPLES = sorted((ROOT / "deploy/examples").glob("*.yaml"))
-UDEV: Json = {"config": {"udevEvents": "udev"}}
-LEGACY_ONLY: Json = {"config": {"dra": {"enabled": False}}}
-EVERYTHING: Json = {
-    "config": {
-        "udevEvents": "udev",
-        "resources": [
-            {
-                "name": "example.com/kvm",
-                "match": [{"subsystem": "misc", "sysname": "kvm"}],
-                "lanes": {"legacy": "50%", "dra": "50%"},
-                "deviceClass": {"name": "kvm", "extendedResourceName": "example.com/kvm-by-claim"},
-            }
-        ],
-    },
-    "image": {"repository": "registry.example.com/drabridge", "digest": "sha256:" + "a" * 64},
-    "imagePullSecrets": [{"name": "pull"}],
-    "extraHostPaths": ["/opt/firmware"],
-    "http": {"onNodeAddress": True},
-    "serviceAccount": {"annotations": {"a": "b"}},
-    "podLabels": {"team": "hardware"},
-    "podAnnotations": {"note": "x"},
-    "nodeSelector": {"gpu": "yes"},
-    "affinity": {"nodeAffinity": {}},
-    "capabilities": ["SYS_PTRACE"],
-    "hostPID": True,
-    "seLinuxOptions": {"type": "spc_t"},
-    "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
-    "maxSurge": "10%",
-}
-NETWORK_POLICY: Json = {"networkPolicy": {"enabled": True, "scrapers": [{"namespaceSelector": {}}]}}
-VARIANTS = {
-    "defaults": {},
-    "udev": UDEV,
-    "legacy only": LEGACY_ONLY,
-    "everything": EVERYTHING,
-    "network policy": NETWORK_POLICY,
-}
 
 
 def pod(values: Json | None = None) -> Json:

@@ -21,8 +21,8 @@ from packaging.version import Version
 
 from deploy.helm import ROOT, manifests, one
 from drabridge.sim.cluster import ClusterTimings, SimCluster
-from tests.agent.test_both_apis import CLASS, CONFIG, claim_pod, devices_in_slices, healthy, limits_pod
 from tests.support import image
+from tests.support.agent_on_cluster import BOTH_LANES, CLASS, claim_pod, devices_in_slices, healthy, limits_pod
 from tests.support.agent_process import DRIVER, AgentProcess, short_directory, until
 from tests.support.servers import free_port
 from tests.support.waiting import PATIENCE
@@ -169,7 +169,7 @@ def reported(cluster: SimCluster, name: str) -> bool:
 async def chart_pod(cluster: SimCluster, root: Path, built: str) -> Any:
     """The chart's container on node-a, under podman; what kubelet would do for it is done here by hand."""
     values = {
-        "config": {**dict.fromkeys(("resources", "udevEvents", "driver")), **yaml.safe_load(CONFIG)},
+        "config": {**dict.fromkeys(("resources", "udevEvents", "driver")), **yaml.safe_load(BOTH_LANES)},
         "kubelet": {"rootDir": str(root / "node-a")},
         "cdiDir": str(root / "node-a/cdi"),
         "http": {"port": free_port()},

@@ -12,8 +12,7 @@ import yaml
 from deploy.generate import KUSTOMIZE
 from deploy.helm import manifests
 from tests.deploy.kubectl import KINDS, KubectlRefusedError, applied, empty_cluster, kubectl
-from tests.deploy.test_chart import VARIANTS
-from tests.deploy.test_manifests import by_identity, default_render
+from tests.deploy.renders import VARIANTS, by_identity, default_render
 
 Json = dict[str, Any]
 pytestmark = pytest.mark.kubectl

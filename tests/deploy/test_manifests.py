@@ -8,18 +8,25 @@ the policies is run in ``test_policy.py``. PodMonitor is no part of Kubernetes: 
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 import yaml
 
 from deploy.generate import KUSTOMIZE, SCHEMA, files, without_helm
 from deploy.helm import hooks, manifests, one
-from tests.deploy.test_chart import EVERYTHING, LEGACY_ONLY, NETWORK_POLICY, UDEV, VARIANTS
+from tests.deploy.renders import (
+    EVERYTHING,
+    LEGACY_ONLY,
+    NETWORK_POLICY,
+    UDEV,
+    VARIANTS,
+    Json,
+    by_identity,
+    default_render,
+)
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="the API's schemas are not installed")
 
-Json = dict[str, Any]
 POD_MONITOR_ENDPOINT = {"port", "path", "interval", "honorLabels", "relabelings"}
 """Of monitoring.coreos.com/v1 PodMetricsEndpoint; seen in the Prometheus operator's API reference."""
 
@@ -104,16 +111,6 @@ def test_generated_files_are_current() -> None:
     assert {path.name for path in on_disk} == {path.name for path in wanted}
     for path, text in wanted.items():
         assert on_disk[path] == text, f"{path.name} is not current: python -m deploy.generate"
-
-
-def by_identity(objects: list[Json]) -> dict[tuple[str, str], Json]:
-    found = {(obj["kind"], obj["metadata"]["name"]): obj for obj in objects}
-    assert len(found) == len(objects)
-    return found
-
-
-def default_render() -> list[Json]:
-    return [without_helm(obj) for obj in manifests(name="drabridge", namespace="drabridge")]
 
 
 def test_the_kustomize_base_is_the_chart_with_its_defaults() -> None:

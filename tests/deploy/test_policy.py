@@ -13,10 +13,9 @@ from deploy.helm import manifests
 from drabridge.kube.events import REASONS
 from drabridge.kube.versions import RESOURCE_GROUP, RESOURCE_VERSIONS
 from drabridge.sim.apiserver.auth import User
-from tests.deploy.policy import Request, matches, refusals
+from tests.deploy.policy import POLICIES, Request, matches, refusals
 
 Json = dict[str, Any]
-POLICIES = [obj for obj in manifests() if obj["kind"] == "ValidatingAdmissionPolicy"]
 DRIVER = "drabridge.example.com"
 AGENT = User("system:serviceaccount:drabridge:drabridge", node="node-a")
 UNBOUND = User("system:serviceaccount:drabridge:drabridge")

@@ -14,8 +14,7 @@ import pytest
 from cel_expr_python import cel
 
 from tests.deploy.celtypes import declared
-from tests.deploy.policy import GROUPS, KINDS
-from tests.deploy.test_policy import POLICIES
+from tests.deploy.policy import GROUPS, KINDS, POLICIES
 
 Json = dict[str, Any]
 VERSIONS = ("1.34", "1.36", "1.37")

@@ -24,16 +24,16 @@ from drabridge.sim.apiserver.auth import User
 from drabridge.sim.apiserver.kinds import Resource
 from drabridge.sim.apiserver.status import forbidden
 from drabridge.sim.cluster import ClusterTimings, SimCluster
-from tests.agent.test_both_apis import (
+from tests.deploy.policy import Request, refusals
+from tests.support.agent_on_cluster import (
+    BOTH_LANES,
     CLASS,
-    CONFIG,
     claim_pod,
     devices_in_slices,
     healthy,
     limits_pod,
     set_lanes,
 )
-from tests.deploy.policy import Request, refusals
 from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, short_directory, until
 
 Json = dict[str, Any]
@@ -98,7 +98,7 @@ async def agent_with_its_own_token(token_node: str = "node-a") -> AsyncIterator[
         async with SimCluster(root, timings=ClusterTimings.fast()) as cluster:
             token = cluster.api.token(token_node, drivers=frozenset({DRIVER}))
             kubeconfig = cluster.api.kubeconfig(root / "kubeconfig", token=token)
-            agent = AgentProcess(root / "node-a", CONFIG, arguments=("--kubeconfig", str(kubeconfig)))
+            agent = AgentProcess(root / "node-a", BOTH_LANES, arguments=("--kubeconfig", str(kubeconfig)))
             await cluster.apply(CLASS)
             await agent.start()
             try:

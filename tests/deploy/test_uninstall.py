@@ -11,8 +11,8 @@ import pytest
 
 from deploy.helm import hooks, manifests, one
 from drabridge.sim.cluster import ClusterTimings, SimCluster
-from tests.agent.test_both_apis import CLASS, bridge, claim_pod
-from tests.deploy.test_chart import EVERYTHING, LEGACY_ONLY
+from tests.deploy.renders import EVERYTHING, LEGACY_ONLY
+from tests.support.agent_on_cluster import CLASS, bridge, claim_pod
 from tests.support.agent_process import DRIVER, short_directory
 
 Json = dict[str, Any]

@@ -19,7 +19,15 @@ import grpc.aio
 import pytest
 from msgspec.structs import replace
 
-from deviceplugin import Broadcast, ContainerAllocation, DeviceList, Fact, ListedDevice, PluginServer, Timeouts
+from deviceplugin import (
+    Broadcast,
+    ContainerAllocation,
+    DeviceList,
+    Fact,
+    ListedDevice,
+    PluginServer,
+    Timeouts,
+)
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
 from tests.support.waiting import HANG_SECONDS, PATIENCE
@@ -267,3 +275,13 @@ class Served:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await self.kubelet.allocate(ids)
         return caught.value
+
+
+DEVICES = (ListedDevice("a"), ListedDevice("b"))
+
+
+BOTH = {"a": "Healthy", "b": "Healthy"}
+
+
+def make(directory: Path, facts: Facts | None = None, timeouts: Timeouts = QUICK) -> PluginServer:
+    return PluginServer(ListPlugin(*DEVICES), directory=directory, name="t", timeouts=timeouts, observer=facts)

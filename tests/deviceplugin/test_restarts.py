@@ -17,10 +17,12 @@ import grpc.aio
 import pytest
 from msgspec.structs import replace
 
-from deviceplugin import ListedDevice, PluginServer, Registered, RegisterFailed, RegistrationPhase, Timeouts, Watcher
+from deviceplugin import PluginServer, Registered, RegisterFailed, RegistrationPhase, Watcher
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
 from tests.deviceplugin.small_kubelet import (
+    BOTH,
+    DEVICES,
     IMPATIENT,
     QUICK,
     RESOURCE,
@@ -28,17 +30,11 @@ from tests.deviceplugin.small_kubelet import (
     ListPlugin,
     MiniKubelet,
     eventually,
+    make,
     running,
     sockets_in,
 )
 from tests.support.waiting import PATIENCE
-
-DEVICES = (ListedDevice("a"), ListedDevice("b"))
-BOTH = {"a": "Healthy", "b": "Healthy"}
-
-
-def make(directory: Path, facts: Facts | None = None, timeouts: Timeouts = QUICK) -> PluginServer:
-    return PluginServer(ListPlugin(*DEVICES), directory=directory, name="t", timeouts=timeouts, observer=facts)
 
 
 async def test_dp1_registers_by_itself_and_sends_the_list(directory: Path, kubelet: MiniKubelet) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from deviceplugin import BindFailed, RegistrationPhase
-from tests.deviceplugin.small_kubelet import QUICK, Facts, MiniKubelet, eventually, running
-from tests.deviceplugin.test_restarts import BOTH, make
+from tests.deviceplugin.small_kubelet import BOTH, QUICK, Facts, MiniKubelet, eventually, make, running
 
 
 async def test_our_socket_deleted_under_a_living_kubelet(directory: Path, kubelet: MiniKubelet) -> None:

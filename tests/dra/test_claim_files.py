@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from drabridge.dra.server import DraServers
 from drabridge.inventory.model import DeviceNode, Presence, Snapshot
-from tests.dra.test_prepare import text_of
-from tests.support.dra_node import a_node, gpu, with_profile
+from tests.support.dra_node import a_node, gpu, text_of, with_profile
 
 
 async def test_a_change_while_the_sockets_are_bound_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:

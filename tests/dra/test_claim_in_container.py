@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ import pytest
 from drabridge.containers.cdi_store import CdiStore
 from drabridge.inventory.inventory import Inventory
 from drabridge.ledger.model import Owner
+from tests.support.containers import CDI_DIRECTORY, rootfs, run
 from tests.support.dra_node import DRIVER, DraNode, a_node
 from tests.support.hardware import loop_devices, needs_loop_devices
-from tests.support.waiting import HANG_SECONDS
 
 pytestmark = [
     pytest.mark.podman,
@@ -29,7 +28,6 @@ pytestmark = [
     ),
 ]
 
-CDI_DIRECTORY = Path("/var/run/cdi")  # podman reads this one
 CONFIG = """\
 apiVersion: drabridge/v1alpha1
 kind: AgentConfig
@@ -45,38 +43,6 @@ resources:
   claimConfig: {{env: [MODE]}}
 """
 LOOK = "ls -l /dev/disk0 /dev/{name} 2>&1; cat /firmware 2>&1; echo WHICH=$WHICH MODE=$MODE; ls {metadata} 2>&1"
-
-
-def rootfs(path: Path) -> Path:
-    """A root file system with busybox alone."""
-    for name in ("bin", "dev", "proc", "sys", "etc", "tmp", "run", "var/run"):
-        (path / name).mkdir(parents=True)
-    busybox = shutil.which("busybox")
-    assert busybox
-    shutil.copy(busybox, path / "bin" / "busybox")
-    for applet in ("sh", "ls", "cat", "echo"):
-        (path / "bin" / applet).symlink_to("busybox")
-    return path
-
-
-def podman(root: Path, script: str, devices: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run a script in a container with CDI devices.
-
-    runc and small limits: without CAP_SYS_RESOURCE crun fails at setrlimit; --cgroup-manager: there is no systemd.
-    """
-    command = ["podman", "--runtime", "runc", "--cgroup-manager=cgroupfs", "run", "--rm", "--network=none"]
-    command += ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
-    command += [argument for device in devices for argument in ("--device", device)]
-    return subprocess.run(
-        [*command, "--rootfs", str(root), "/bin/sh", "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=5 * HANG_SECONDS,
-    )
-
-
-async def run(root: Path, script: str, devices: list[str]) -> subprocess.CompletedProcess[str]:
-    return await asyncio.to_thread(podman, root, script, devices)
 
 
 async def test_a_container_with_the_claim_gets_the_device_and_one_without_does_not(tmp_path: Path) -> None:

@@ -18,9 +18,8 @@ from drabridge.dra.records import RecordStore, State
 from drabridge.inventory.model import DeviceNode, Presence
 from drabridge.ledger.events import Observed
 from drabridge.ledger.model import ClaimRef, Owner, PodRef
-from tests.dra.test_prepare import text_of
 from tests.support.agent_process import until
-from tests.support.dra_node import CONFIG, a_node, gpu, with_profile
+from tests.support.dra_node import CONFIG, a_node, gpu, text_of, with_profile
 from tests.support.waiting import PATIENCE
 
 

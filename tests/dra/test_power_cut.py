@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from drabridge.dra.facts import Fact, Requested
 from drabridge.dra.records import RecordStore, State
 from drabridge.ledger.store import Store
-from tests.dra.test_records import RECORD, UID
+from tests.dra.sample_records import RECORD, UID
 from tests.support.disk import Disk
 from tests.support.dra_node import a_node
 

@@ -14,7 +14,7 @@ from drabridge.kube.api import UnreachableError
 from drabridge.ledger.effects import Notify, RefusalCode, Refused, Side, Subject
 from drabridge.ledger.model import ClaimRef, Owner
 from drabridge.wire import dra_v1_pb2, dra_v1beta1_pb2, dra_v1beta1_pb2_grpc
-from tests.support.dra_node import CONFIG, DRIVER, NODE, RESOURCE, DraNode, a_node, gpu
+from tests.support.dra_node import CONFIG, DRIVER, NODE, RESOURCE, DraNode, a_node, gpu, text_of
 
 
 async def test_a_claim_gets_exactly_its_devices_and_gives_them_back() -> None:
@@ -355,7 +355,3 @@ async def test_a_device_that_is_away_is_in_no_file_until_it_is_back() -> None:
         assert "gpu-1" not in text_of(node, claim)
         await node.set_devices(*(gpu(n) for n in range(4)))
         await node.wait_for(lambda: text_of(node, claim) == whole, "the whole file")
-
-
-def text_of(node: DraNode, claim: dra_v1_pb2.Claim) -> str:
-    return (node.root / "cdi" / f"{DRIVER}-device-claim-{claim.uid}.json").read_text()

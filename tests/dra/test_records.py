@@ -10,24 +10,10 @@ from typing import Any
 import pytest
 
 from drabridge.dra.locks import Locks
-from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
+from drabridge.dra.records import RecordStore
 from drabridge.errors import HostError
-from drabridge.ledger.model import ClaimRef, ClaimShare
-
-UID = "34553fd1-cf06-469c-b877-c1432ff67333"
-HOOK = {"command": ["/bin/true"], "timeoutSeconds": 5}
-RECORD = ClaimRecord(
-    ClaimRef(UID, "default", "cl"),
-    State.COMPLETED,
-    "boot-1",
-    (
-        PreparedDevice("gpu/large", "node-a", "gpu-0", "share-1", False, "fast", {"A": "1"}, ("x/y=z",), HOOK),
-        PreparedDevice("look", "node-a", "gpu-1", admin=True),
-        PreparedDevice("part", "node-a", "gpu-2", "share-2", consumed={"memory": 5}),
-    ),
-    123.5,
-    "mine",
-)
+from drabridge.ledger.model import ClaimShare
+from tests.dra.sample_records import RECORD, UID
 
 
 def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import contextlib
 import gc
 import os
 import socket
-from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,63 +17,11 @@ from drabridge.dra.sockets import PluginSockets, is_dead
 from drabridge.errors import HostError
 from drabridge.inventory.model import Presence
 from drabridge.ledger.model import Owner
-from drabridge.sim.apiserver.server import SimApiServer
-from drabridge.sim.kubelet.kubelet import SimKubelet
-from drabridge.sim.kubelet.pods import Container, ContainerClaim, Phase, PodClaim, PodSpec
-from drabridge.sim.kubelet.timings import Timings
+from drabridge.sim.kubelet.pods import Phase
 from drabridge.wire import health_v1_pb2, health_v1_pb2_grpc
+from tests.dra.kubelet_beside import kubelet_beside, pod, ran, registered
 from tests.support.dra_node import CONFIG, DRIVER, NODE, DraNode, a_node, short_directory, with_profile
 from tests.support.waiting import PATIENCE
-
-
-class KubeletApi:
-    """What the simulated kubelet asks of the simulated API server."""
-
-    def __init__(self, api: SimApiServer) -> None:
-        self._objects = api.objects
-
-    async def get_claim(self, namespace: str, name: str) -> Mapping[str, Any] | None:
-        return self._objects.find("resourceclaims", name, namespace)
-
-    async def delete_slices(self, node_name: str, driver: str | None) -> None:
-        for item in list(self._objects.list("resourceslices")):
-            if item["spec"].get("nodeName") == node_name and driver in (None, item["spec"]["driver"]):
-                self._objects.delete("resourceslices", item["metadata"]["name"])
-
-
-@contextlib.asynccontextmanager
-async def kubelet_beside(node: DraNode, *, version: str = "1.36", **options: Any) -> AsyncIterator[SimKubelet]:
-    timings = Timings.fast(**options)
-    kubelet = SimKubelet(node.root, node_name=NODE, api=KubeletApi(node.api), timings=timings, version=version)
-    await kubelet.start()
-    try:
-        yield kubelet
-    finally:
-        kubelet.thaw()
-        await kubelet.stop()
-
-
-def pod(node: DraNode, name: str, claim: str, *devices: str) -> PodSpec:
-    """A pod with a claim of its own, allocated and reserved for it."""
-    spec = PodSpec(
-        "default",
-        name,
-        containers=(Container("c", claims=(ContainerClaim("c"),)),),
-        resource_claims=(PodClaim("c", claim),),
-    )
-    if devices:
-        node.claims.add(claim, *devices)
-    node.claims.reserve(claim, spec.name, spec.uid)
-    return spec
-
-
-async def registered(node: DraNode) -> None:
-    await node.wait_for(lambda: node.driver.state.registration.registered, "the registration")
-
-
-async def ran(kubelet: SimKubelet, spec: PodSpec) -> None:
-    await kubelet.run_pod(spec)
-    await kubelet.wait_for(lambda: kubelet.pod_status(spec.uid).phase is Phase.RUNNING, what=f"pod {spec.name}")
 
 
 async def test_dr1_dr20_a_kubelet_restart_registers_again_and_slices_come_back() -> None:

@@ -12,7 +12,7 @@ import pytest
 from drabridge.errors import HostError
 from drabridge.sim.kubelet import dra_plugins
 from drabridge.sim.kubelet.pods import Phase
-from tests.dra.test_upstream_cases import kubelet_beside, pod, ran, registered
+from tests.dra.kubelet_beside import kubelet_beside, pod, ran, registered
 from tests.support.dra_node import DraNode, a_node
 
 ACCEPTED = "03"  # SS_CONNECTED in linux/net.h; a listening socket has 01

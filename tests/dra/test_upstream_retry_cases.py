@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from drabridge.ledger.model import Owner
-from tests.dra.test_upstream_cases import kubelet_beside, pod, ran, registered
+from tests.dra.kubelet_beside import kubelet_beside, pod, ran, registered
 from tests.support.dra_node import a_node, with_profile
 
 

@@ -19,9 +19,9 @@ from drabridge.kube.json_reader import ObjectIdentity
 from drabridge.ledger.events import CheckpointRead, Observed
 from drabridge.ledger.model import ClaimRef, Entry, HeldBecause, Hold, Ledger, LedgerDevice, Owner, PodRef
 from drabridge.sim.apiserver.server import SimApiServer
+from tests.evidence.api_pods import FPGA, GPU, container, pod
 from tests.support.agent_process import short_directory, until
 
-GPU, FPGA = "example.com/gpu", "example.com/fpga"
 LEDGER = Ledger.of(
     [Entry(LedgerDevice(f"g{n}", GPU, (f"g{n}",))) for n in range(4)] + [Entry(LedgerDevice("f0", FPGA, ("f0",)))]
 )
@@ -30,21 +30,6 @@ LEDGER = Ledger.of(
 def _seen(body: dict[str, Any]) -> WatchedPod:
     """As it is read: no field that matters is left out."""
     return PodWatch(None, "node-a", lambda: None).view(json.dumps(body).encode())  # type: ignore[arg-type]
-
-
-def container(name: str, **limits: int) -> dict[str, Any]:
-    names = {"gpu": GPU, "fpga": FPGA, "cpu": "cpu", "huge": "hugepages-2Mi"}
-    return {"name": name, "image": "x", "resources": {"limits": {names[k]: str(v) for k, v in limits.items()}}}
-
-
-def pod(name: str, *containers: dict[str, Any], init: tuple[dict[str, Any], ...] = (), **status: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}"},
-        "spec": {"nodeName": "node-a", "containers": list(containers), "initContainers": list(init)},
-        "status": {"phase": "Running", **status},
-    }
 
 
 SIDECAR = {"restartPolicy": "Always"}

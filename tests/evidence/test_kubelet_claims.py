@@ -10,7 +10,7 @@ from drabridge.evidence.other_sources import OtherEvidence
 from drabridge.ledger.events import ClaimDevices, DeviceUse, Observed
 from drabridge.ledger.model import ClaimRef, ClaimShare, Entry, Hold, Ledger, LedgerDevice, Owner, PodRef
 from podresources.model import Claim, ClaimDevice, Container, NodeSnapshot, Pod, SocketIdentity
-from tests.evidence.test_apiserver_pods import FPGA, GPU, container, pod
+from tests.evidence.api_pods import FPGA, GPU, container, pod
 
 FOUND = (ClaimDevices(ClaimRef("uid-c", "default", "c"), (DeviceUse("g0"),)),)
 POD = pod("a", container("m", gpu=1))

@@ -7,7 +7,6 @@ started by test_umockdev.py. At most ten events may wait unread (net.unix.max_dg
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import functools
 import os
 import sys
@@ -28,6 +27,7 @@ from drabridge.inventory.udev_scope import UdevScope
 from tests.support import machines
 from tests.support.hardware import config
 from tests.support.hardware import watching as watching_here
+from tests.support.umockdev import Testbed
 from tests.support.waiting import PATIENCE
 
 NO_DATABASE = Path("/nonexistent")
@@ -40,45 +40,6 @@ CASES: dict[str, Callable[[], Awaitable[None]]] = {}
 def case(function: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
     CASES[function.__name__] = function
     return function
-
-
-class Testbed:
-    """libumockdev, as far as it is needed."""
-
-    def __init__(self, *descriptions: str) -> None:
-        self._library = ctypes.CDLL("libumockdev.so.0")
-        self._library.umockdev_testbed_new.restype = ctypes.c_void_p
-        self._library.umockdev_testbed_get_root_dir.restype = ctypes.c_char_p
-        self._bed = ctypes.c_void_p(self._library.umockdev_testbed_new())
-        for description in descriptions:
-            self.add(description)
-
-    @property
-    def root(self) -> Path:
-        return Path(self._library.umockdev_testbed_get_root_dir(self._bed).decode())
-
-    def add(self, description: str) -> None:
-        """New devices; libumockdev sends ``add`` for each of them."""
-        error = ctypes.c_void_p()
-        done = self._library.umockdev_testbed_add_from_string(
-            self._bed, ctypes.c_char_p(description.encode()), ctypes.byref(error)
-        )
-        assert done, f"umockdev does not accept this:\n{description}"
-
-    def uevent(self, path: str, action: str) -> None:
-        self._library.umockdev_testbed_uevent(
-            self._bed, ctypes.c_char_p(f"/sys{path}".encode()), ctypes.c_char_p(action.encode())
-        )
-
-    def attribute(self, path: str, name: str, value: str) -> None:
-        self._library.umockdev_testbed_set_attribute(
-            self._bed, *(ctypes.c_char_p(text.encode()) for text in (f"/sys{path}", name, value))
-        )
-
-    def remove(self, path: str) -> None:
-        """Unplug: the event first (libumockdev sends none), then the device."""
-        self.uevent(path, "remove")
-        self._library.umockdev_testbed_remove_device(self._bed, ctypes.c_char_p(f"/sys{path}".encode()))
 
 
 @case

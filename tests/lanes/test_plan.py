@@ -12,7 +12,6 @@ from drabridge.lanes.plan import (
     LaneTarget,
     Urgency,
     counted_devices,
-    destination_lane,
     from_selection,
     packing_order,
     plan,
@@ -20,61 +19,12 @@ from drabridge.lanes.plan import (
 )
 from drabridge.ledger.apply_event import step
 from drabridge.ledger.events import (
-    Allocate,
     Discovered,
-    NoClaimListed,
     Observed,
     SetLane,
-    WithdrawnFromKubelet,
-    WithdrawnFromSlices,
 )
-from drabridge.ledger.model import Entry, Lane, Ledger, LedgerDevice, LedgerPolicy, NodeState, Owner, PodRef
-
-POLICY = LedgerPolicy()
-
-
-def devices(count: int, per_root: int = 1000) -> list[Device]:
-    return [
-        Device(f"gpu-{n:02}", f"GPU-{n}", "r", pcie_root=f"pci{n // per_root}", numa_nodes=(n // per_root,))
-        for n in range(count)
-    ]
-
-
-def ledger_of(found: list[Device], lanes: dict[int, Lane] | None = None, held: Collection[int] = ()) -> Ledger:
-    lanes = lanes or {}
-    ledger = Ledger.of(
-        [Entry(LedgerDevice.of(device), lane=lanes.get(n, Lane.LEGACY)) for n, device in enumerate(found)],
-        NodeState(merged=True),
-    )
-    for n in held:
-        done = step(ledger, Allocate({found[n].name: found[n].units}, 0.0), POLICY)
-        assert done.decision.accepted
-        ledger = done.applied_to(ledger)
-    return ledger
-
-
-def carry_out(ledger: Ledger, found: list[Device], wanted: LaneTarget, at: float = 1000.0) -> Ledger:
-    """Apply the plan and every acknowledgement that free devices need."""
-    for change in plan(ledger, found, wanted, at):
-        ledger = step(ledger, SetLane(change.device, change.lane, at), POLICY).applied_to(ledger)
-    return acknowledge(ledger, at)
-
-
-def acknowledge(ledger: Ledger, at: float) -> Ledger:
-    for name in ledger.entries:
-        for event in (
-            WithdrawnFromKubelet(name, ledger.seq, at),
-            WithdrawnFromSlices(name, ledger.seq, at),
-            NoClaimListed(name, ledger.seq + 1, at + 100),
-        ):
-            ledger = step(ledger, event, POLICY).applied_to(ledger)
-    return ledger
-
-
-def lanes_of(ledger: Ledger) -> str:
-    return "".join(
-        "D" if destination_lane(ledger.entries[name]) is Lane.DRA else "L" for name in sorted(ledger.entries)
-    )
+from drabridge.ledger.model import Entry, Lane, Ledger, LedgerDevice, NodeState, Owner, PodRef
+from tests.lanes.planned_ledger import POLICY, acknowledge, carry_out, devices, lanes_of, ledger_of
 
 
 def test_claims_get_the_front_and_pods_the_end() -> None:
@@ -155,8 +105,8 @@ def test_parts_go_with_their_whole_and_a_whole_with_a_held_part_moves_last() -> 
     wholes = [Device(name, name, "whole") for name in ("pf0", "pf1")]
     found = wholes + parts(2, "pf0") + parts(2, "pf1")
     ledger = ledger_of(found, held={2})  # pf0-vf0
-    for devices, number in ((wholes, 1), (found[2:], 4)):
-        ledger = carry_out(ledger, devices, LaneTarget(number).beside_wholes(ledger, devices, {}))
+    for group, number in ((wholes, 1), (found[2:], 4)):
+        ledger = carry_out(ledger, group, LaneTarget(number).beside_wholes(ledger, group, {}))
     assert lanes_of(ledger) == "LLLDDD"  # pf0 and its two, pf1 and its two
     new = parts(3, "pf1")
     first = starting_lanes(ledger, new, LaneTarget(0).beside_wholes(ledger, new, {}))

@@ -22,7 +22,7 @@ from drabridge.lanes.plan import (
 from drabridge.ledger.apply_event import step
 from drabridge.ledger.events import Discovered, SetLane
 from drabridge.ledger.model import Lane, Ledger, LedgerDevice, Owner
-from tests.lanes.test_plan import POLICY, carry_out, devices, lanes_of, ledger_of
+from tests.lanes.planned_ledger import POLICY, carry_out, devices, lanes_of, ledger_of
 
 BROKE = 100.0
 LATER = BROKE + 60.0

@@ -16,7 +16,7 @@ from drabridge.ledger.events import (
 )
 from drabridge.ledger.model import Lane, Ledger, NodeState, Owner, PodRef
 from drabridge.ledger.store import Store
-from tests.ledger.test_store import load
+from tests.ledger.saved_ledger import load
 from tests.support.ledger_node import CLAIM, NOON, POD, PODS, Node, allocate, device, prepare
 
 ELSEWHERE = {("vendor", "GPU-0"): (POD,)}

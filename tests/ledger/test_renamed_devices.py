@@ -21,7 +21,7 @@ from drabridge.ledger.events import (
 )
 from drabridge.ledger.model import Entry, Lane, Ledger, LedgerDevice, NodeState, Owner
 from drabridge.ledger.store import Store
-from tests.ledger.test_store import load
+from tests.ledger.saved_ledger import load
 from tests.support.ledger_node import CLAIM, NOON, OTHER, PODS, Node, allocate, allocated, device, prepare
 
 PLACE = "/sys/devices/virtual/gpu/0"

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from drabridge.ledger.apply_event import step
 from drabridge.ledger.events import Allocate, DeviceUse, Prepare, SetLane
@@ -21,28 +20,12 @@ from drabridge.ledger.model import (
     Lane,
     Ledger,
     LedgerDevice,
-    LedgerPolicy,
     NodeState,
     Owner,
 )
 from drabridge.ledger.service import LedgerService
-from drabridge.ledger.store import FILE, Loaded, LoadResult, Store
-
-POLICY = LedgerPolicy()
-
-
-def ledger_of(count: int = 4) -> Ledger:
-    entries = [
-        Entry(LedgerDevice(f"gpu-{n}", "r", (f"GPU-{n}",)), lane=Lane.DRA if n % 2 else Lane.LEGACY)
-        for n in range(count)
-    ]
-    return Ledger.of(entries, NodeState("boot-1", merged=True))
-
-
-def allocate(ledger: Ledger, n: int, at: float = 1.0) -> Ledger:
-    done = step(ledger, Allocate({f"gpu-{n}": (f"GPU-{n}",)}, at), POLICY)
-    assert done.decision.accepted
-    return done.applied_to(ledger)
+from drabridge.ledger.store import FILE, Loaded, Store
+from tests.ledger.saved_ledger import POLICY, allocate, kept, ledger_of, load, owners
 
 
 @pytest.fixture
@@ -61,24 +44,6 @@ def path(directory: Path) -> Path:
         store.append(ledger, [f"gpu-{n}"])
     store.close()
     return directory / FILE
-
-
-def load(directory: Path, node: str = "node-a") -> LoadResult:
-    store = Store(directory, node=node)
-    try:
-        return store.load()
-    finally:
-        store.close()
-
-
-def kept(ledger: Ledger) -> dict[str, Entry]:
-    """What is on disk of the entries: a new agent learns anew what kubelet knows."""
-    holds = {name: entry.hold and replace(entry.hold, known=False) for name, entry in ledger.entries.items()}
-    return {name: replace(entry, hold=holds[name]) for name, entry in ledger.entries.items()}
-
-
-def owners(ledger: Ledger) -> list[str]:
-    return [f"{name}:{entry.owner}" for name, entry in ledger.entries.items()]
 
 
 BOTH_HELD = ["gpu-0:legacy", "gpu-1:none", "gpu-2:legacy", "gpu-3:none"]

@@ -17,7 +17,7 @@ from drabridge.ledger.events import SetLane
 from drabridge.ledger.lock import LedgerLockedError
 from drabridge.ledger.model import Lane, Owner
 from drabridge.ledger.store import FILE, Loaded, Store
-from tests.ledger.test_store import POLICY, allocate, kept, ledger_of, load, owners
+from tests.ledger.saved_ledger import POLICY, allocate, kept, ledger_of, load, owners
 from tests.support.waiting import HANG_SECONDS
 
 

@@ -2,70 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import pytest
 
 import podresources
-from podresources import Allocatable, Client, KubeletFeatures, NodeSnapshot, SyncClient, errors
-from tests.support.waiting import PATIENCE
-
-
-class AnyClient(Protocol):
-    """What the two clients have in common, as seen from a test."""
-
-    @property
-    def features(self) -> KubeletFeatures: ...
-    async def list(self, *, timeout_seconds: float | None = None) -> NodeSnapshot: ...
-    async def allocatable(self, *, timeout_seconds: float | None = None) -> Allocatable: ...
-    async def get(self, namespace: str, pod: str, *, timeout_seconds: float | None = None) -> NodeSnapshot: ...
-    async def probe(self, *, timeout_seconds: float | None = None) -> KubeletFeatures: ...
-    async def close(self) -> None: ...
-
-
-E = TypeVar("E", bound=errors.PodResourcesError)
-
-
-async def refused(client: AnyClient, kind: type[E], seconds: float) -> E:
-    """The error of a list that has so long. It is asked again where time ran out before kubelet had said a word."""
-    for _ in range(PATIENCE):
-        with pytest.raises((kind, errors.KubeletTimeout)) as caught:
-            await client.list(timeout_seconds=seconds)
-        if isinstance(caught.value, kind):
-            return caught.value
-    raise caught.value
-
-
-class InThread:
-    """The synchronous client, called from threads so that the test's servers go on serving."""
-
-    def __init__(self, path: Path, **options: Any) -> None:
-        self._client = SyncClient(path, **options)
-
-    @property
-    def features(self) -> KubeletFeatures:
-        return self._client.features
-
-    async def list(self, *, timeout_seconds: float | None = None) -> NodeSnapshot:
-        return await asyncio.to_thread(self._client.list, timeout_seconds=timeout_seconds)
-
-    async def allocatable(self, *, timeout_seconds: float | None = None) -> Allocatable:
-        return await asyncio.to_thread(self._client.allocatable, timeout_seconds=timeout_seconds)
-
-    async def get(self, namespace: str, pod: str, *, timeout_seconds: float | None = None) -> NodeSnapshot:
-        return await asyncio.to_thread(self._client.get, namespace, pod, timeout_seconds=timeout_seconds)
-
-    async def probe(self, *, timeout_seconds: float | None = None) -> KubeletFeatures:
-        return await asyncio.to_thread(self._client.probe, timeout_seconds=timeout_seconds)
-
-    async def close(self) -> None:
-        await asyncio.to_thread(self._client.close)
-
-
-MakeClient = Callable[..., AnyClient]
+from podresources import Client
+from tests.podresources.clients import AnyClient, InThread, MakeClient
 
 
 @pytest.fixture(params=[Client, InThread], ids=["async", "sync"])

@@ -8,19 +8,17 @@ import os
 import signal
 import socket
 import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
-from urllib.request import urlopen
 
 import grpc
 import pytest
 import yaml
 
-from tests.podresources.test_client import get_answer
-from tests.podresources.test_exporter import parse, value
+from tests.podresources.command import ROOT, fetch, interrupt, run, start
+from tests.podresources.metrics_page import parse, value
 from tests.support.podresources_server import (
     Kubelet,
     capacity,
@@ -29,6 +27,7 @@ from tests.support.podresources_server import (
     container,
     device,
     fails,
+    get_answer,
     kubelet,
     listing,
     pod,
@@ -37,43 +36,11 @@ from tests.support.podresources_server import (
 from tests.support.servers import free_port
 from tests.support.waiting import HANG_SECONDS, PATIENCE
 
-ROOT = Path(__file__).resolve().parents[2]
 TRAIN = pod(
     "train-0", container("main", device("n.com/gpu", "G0", numa=(0,)), device("n.com/gpu", "G1")), namespace="ml"
 )
 INFER = pod("infer-0", container("a", claims=(claim("c", claim_device("gpu-0", "x=0")),)))
 COMMANDS = ("list", "get", "allocatable", "watch", "export", "top")
-
-
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-async def start(*arguments: str | Path) -> Process:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    command = (sys.executable, "-W", "error", "-m", "podresources", *map(str, arguments))
-    return await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE, env=environment)
-
-
-async def run(*arguments: str | Path) -> Done:
-    process = await start(*arguments)
-    try:
-        out, err = await asyncio.wait_for(process.communicate(), HANG_SECONDS)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode is not None
-    return Done(process.returncode, out.decode(), err.decode())
-
-
-async def interrupt(process: Process, number: int = signal.SIGTERM) -> Done:
-    process.send_signal(number)
-    out, err = await asyncio.wait_for(process.communicate(), HANG_SECONDS)
-    assert process.returncode is not None
-    return Done(process.returncode, out.decode(), err.decode())
 
 
 @asynccontextmanager
@@ -245,12 +212,6 @@ async def test_watch_for_people_shows_capacity_and_outages() -> None:
         server.answers["List"] = fails(grpc.StatusCode.INTERNAL, "broken")
         assert b"interrupted" in await asyncio.wait_for(process.stdout.readline(), HANG_SECONDS)
         assert (await interrupt(process)).code == 0
-
-
-def fetch(port: int) -> str:
-    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=HANG_SECONDS) as response:
-        text: bytes = response.read()
-        return text.decode()
 
 
 async def test_export_serves_prometheus_until_told_to_stop() -> None:

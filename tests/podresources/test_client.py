@@ -12,8 +12,7 @@ import pytest
 from podresources import Client, Support, SyncClient, errors
 from podresources.model import Api
 from podresources.transport import Attempt
-from podresources.wire import v1_pb2 as wire
-from tests.podresources.conftest import MakeClient, refused
+from tests.podresources.clients import MakeClient, refused
 from tests.support.podresources_server import (
     Answer,
     Kubelet,
@@ -23,6 +22,7 @@ from tests.support.podresources_server import (
     container,
     device,
     fails,
+    get_answer,
     hangs,
     kubelet,
     large_listing,
@@ -37,21 +37,6 @@ from tests.support.waiting import PATIENCE
 
 POD = pod("train-0", container("main", device("nvidia.com/gpu", "GPU-1", numa=(0,))), namespace="training")
 RATE_LIMITED = fails(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
-
-
-def get_answer(*pods: wire.PodResources) -> Answer:
-    """Get as kubelet serves it: a plain UNKNOWN error for a pod it does not have."""
-    by_name = {(found.namespace, found.name): found for found in pods}
-
-    async def answer(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
-        asked = wire.GetPodResourcesRequest.FromString(request)
-        found = by_name.get((asked.pod_namespace, asked.pod_name))
-        if found is None:
-            text = f"pod {asked.pod_name} in namespace {asked.pod_namespace} not found"
-            await context.abort(grpc.StatusCode.UNKNOWN, text)
-        return wire.GetPodResourcesResponse(pod_resources=found).SerializeToString()
-
-    return answer
 
 
 async def test_three_methods_answer(connect: MakeClient) -> None:

@@ -15,6 +15,7 @@ from podresources.exporter import Exposition
 from podresources.model import SocketIdentity
 from podresources.normalise import allocatable, snapshot
 from podresources.transport import Attempt, Rpc
+from tests.podresources.sample_vectors import DCGM, GPU0, GPU1, held, joined
 from tests.support.podresources_server import (
     capacity,
     claim,
@@ -25,7 +26,7 @@ from tests.support.podresources_server import (
     listing,
     pod,
 )
-from tests.support.promql import Vector, evaluate, named_labels, parse, selectors
+from tests.support.promql import evaluate, named_labels, parse, selectors
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy/dashboards"
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "podresources-grafana.json").read_text())
@@ -144,31 +145,6 @@ def test_the_dashboard_has_the_shape_that_grafana_imports() -> None:
 def test_variables_ask_for_labels_that_exist(entry: dict[str, Any]) -> None:
     metric, label = entry["definition"].removeprefix("label_values(").removesuffix(")").split(", ")
     assert label in EXPORTED[metric] | TARGET_LABELS
-
-
-def series(name: str, value: float, **labels: str) -> Vector:
-    return {frozenset({"__name__": name, **labels}.items()): value}
-
-
-def held(pod_name: str, device_id: str, **labels: str) -> Vector:
-    holder = {"namespace": "ml", "pod": pod_name, "container": "main", "instance": "n1"}
-    return series("podresources_device_allocation_info", 1, api="deviceplugin", device=device_id, **holder, **labels)
-
-
-GPU0, GPU1 = "GPU-5f9a3c1e-0000-4000-8000-00000000000a", "GPU-5f9a3c1e-0000-4000-8000-00000000000b"
-DCGM = series("DCGM_FI_DEV_GPU_UTIL", 80, UUID=GPU0, gpu="0", modelName="H200", pod="odd-label-of-dcgm") | series(
-    "DCGM_FI_DEV_GPU_UTIL", 15, UUID=GPU1, gpu="1", modelName="H200"
-)
-
-
-def joined(expression: str, samples: Vector) -> dict[tuple[str, str, str], float]:
-    """``(pod, device, gpu)`` to value."""
-    found = {}
-    for labels, value in evaluate(parse(expression), samples).items():
-        named = dict(labels)
-        assert named["namespace"] == "ml"
-        found[named["pod"], named["device"], named["gpu"]] = value
-    return found
 
 
 def rule(name: str) -> str:

@@ -14,7 +14,7 @@ import yaml
 
 from podresources.cli.parser import parse as parse_command
 from podresources.socket_path import DEFAULT_SOCKET
-from tests.podresources.test_cli import fetch, interrupt, run, start
+from tests.podresources.command import fetch, interrupt, run, start
 from tests.support.podresources_server import (
     Answer,
     claim,
@@ -124,7 +124,7 @@ async def test_the_daemonset_mounts_the_directory_and_its_command_serves_metrics
 
 
 def test_the_promql_joins_containers_with_dcgm() -> None:
-    from tests.podresources.test_dashboards import DCGM, GPU0, GPU1, held, joined
+    from tests.podresources.sample_vectors import DCGM, GPU0, GPU1, held, joined
 
     samples = held("solo", GPU1) | held("half-a", f"{GPU0}::0") | held("half-b", f"{GPU0}::1") | DCGM
     assert joined(snippet("promql"), samples) == {

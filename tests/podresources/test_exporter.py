@@ -7,15 +7,15 @@ from pathlib import Path
 
 import grpc
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.parser import text_string_to_metric_families
 
 from podresources import KubeletFeatures, NodeSnapshot, Support
-from podresources.exporter import Exporter, Exposition
+from podresources.exporter import Exposition
 from podresources.families import FamilyInput, families
 from podresources.known import KnownDevices
 from podresources.model import Api, DeviceKey, SocketIdentity
 from podresources.normalise import allocatable, snapshot
 from podresources.wire import v1_pb2 as wire
+from tests.podresources.metrics_page import Scraped, count, parse, value
 from tests.support.podresources_server import (
     Kubelet,
     capacity,
@@ -30,47 +30,8 @@ from tests.support.podresources_server import (
     pod,
     says,
 )
-from tests.support.waiting import PATIENCE
 
-Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 SOCKET = SocketIdentity(1, 2, 3)
-
-
-def parse(text: str) -> Series:
-    """Every sample by name and labels; empty labels left out, as Prometheus does. A repeated series is a failure."""
-    found: Series = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            key = (sample.name, frozenset((name, value) for name, value in sample.labels.items() if value))
-            assert key not in found, f"twice: {key}"
-            found[key] = sample.value
-    return found
-
-
-def value(series: Series, name: str, **labels: str) -> float | None:
-    """The one sample of that name and exactly those labels."""
-    return series.get((name, frozenset(labels.items())))
-
-
-def count(series: Series, name: str) -> int:
-    return sum(1 for found, _ in series if found == name)
-
-
-class Scraped:
-    """An exporter in a registry of its own."""
-
-    def __init__(self, path: Path, *, max_age_seconds: float = 0.0, max_series: int = 10_000) -> None:
-        self.exporter = Exporter(
-            path, max_age_seconds=max_age_seconds, max_series=max_series, timeout_seconds=0.5 * PATIENCE
-        )
-        self.registry = CollectorRegistry()
-        self.registry.register(self.exporter)
-
-    async def text(self) -> str:
-        return (await asyncio.to_thread(generate_latest, self.registry)).decode()
-
-    async def scrape(self) -> Series:
-        return parse(await self.text())
 
 
 HELD = pod("train-0", container("main", device("n.com/gpu", "G0", numa=(0,)), device("n.com/gpu", "G0", numa=(1,))))

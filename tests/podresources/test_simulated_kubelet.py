@@ -21,9 +21,9 @@ from podresources import Backoff, Client, Support, errors
 from podresources.changes import CapacityChanged, DeviceAssigned, DeviceReleased
 from podresources.model import Api, shared_claims
 from podresources.watch import Event, Interrupted, Started, watch
-from tests.podresources.conftest import MakeClient
-from tests.podresources.test_cli import run
-from tests.podresources.test_exporter import Scraped, count, value
+from tests.podresources.clients import MakeClient
+from tests.podresources.command import run
+from tests.podresources.metrics_page import Scraped, count, value
 from tests.support.kubelet_peers import GPU, Driver, FakeApi, Plugin, device, running, serving, short_dir
 from tests.support.waiting import HANG_SECONDS, PATIENCE
 

@@ -15,7 +15,7 @@ import pytest
 
 from podresources import errors
 from podresources.socket_path import identify
-from tests.podresources.conftest import MakeClient, refused
+from tests.podresources.clients import MakeClient, refused
 from tests.support.podresources_server import (
     Kubelet,
     container,

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from drabridge.status import page
-from tests.status.test_page import _poisoned
 from tests.support import status_documents
+from tests.support.status_documents import _poisoned
 
 BROWSER = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from drabridge.status import page
 from tests.support import status_documents
-
-HOSTILE = "<script>alert('x')</script>\"'><img src=//evil.example onerror=alert(1)>"
+from tests.support.status_documents import _poisoned
 
 
 class Reader(HTMLParser):
@@ -91,16 +90,6 @@ def test_a_ready_agent_with_a_device_in_doubt_does_not_look_well() -> None:
     document = status_documents.troubled()
     document["ready"], document["notReadyBecause"] = True, []
     assert "Ready, but devices are in doubt" in Reader(page.render(document)).text
-
-
-def _poisoned(value: Any) -> Any:
-    """Every text of the document is hostile; what the page switches on stays."""
-    kept = {"lane", "owner", "presence", "api", "at", "since", "startedAt", "wanted"}
-    if isinstance(value, dict):
-        return {key: item if key in kept else _poisoned(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_poisoned(item) for item in value]
-    return HOSTILE if isinstance(value, str) and value else value
 
 
 @pytest.mark.parametrize("make", [status_documents.busy, status_documents.troubled])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import re
 import signal
 import socket
 from pathlib import Path
@@ -14,26 +12,7 @@ import pytest
 from deploy.helm import manifests, one
 from drabridge.agent.endpoints import is_local_name
 from drabridge.status import page
-from tests.support.agent_process import AgentProcess, node, pod, short_directory, until
-from tests.support.waiting import HANG_SECONDS
-
-
-async def fetch(address: str, path: str = "/", host: str = "localhost:9400") -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body of a page on the agent's TCP port."""
-    name, _, port = address.rpartition(":")
-    reader, writer = await asyncio.open_connection(name, int(port))
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
-    answer = await asyncio.wait_for(reader.read(), HANG_SECONDS)
-    writer.close()
-    head, _, body = answer.partition(b"\r\n\r\n")
-    lines = head.decode().split("\r\n")
-    return int(lines[0].split()[1]), dict(line.split(": ", 1) for line in lines[1:]), body
-
-
-def address_of(agent: AgentProcess) -> str:
-    found = re.search(r"msg=pages address=(\S+)", agent.text())
-    assert found, agent.text()
-    return found[1]
+from tests.support.agent_process import AgentProcess, address_of, fetch, node, pod, short_directory, until
 
 
 def outside() -> str:
@@ -136,7 +115,7 @@ async def test_with_the_chart_s_defaults_the_page_is_for_port_forward_alone(even
 
 async def test_a_refusal_is_shown_with_its_words(tmp_path: Path) -> None:
     """The message names the holder: without it a refusal is a riddle."""
-    from tests.agent.test_both_apis import bridge, claim_pod, devices_in_slices
+    from tests.support.agent_on_cluster import bridge, claim_pod, devices_in_slices
 
     async with bridge() as (agent, cluster, _):
         await until(lambda: len(devices_in_slices(cluster)) == 2, 10)

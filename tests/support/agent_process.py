@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -15,10 +16,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
+from drabridge.sim.kubelet.calls import Call
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Container, PodSpec
 from drabridge.sim.kubelet.timings import Timings
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import HANG_SECONDS, PATIENCE
 
 # Memory devices (/dev/null and its kin) are udev devices of every Linux machine, for root and others alike.
 RESOURCE = "example.com/mem"
@@ -216,3 +220,103 @@ def cdi_devices(directory: Path) -> list[dict[str, Any]]:
 def pod(name: str, count: int = 1, resource: str = RESOURCE, **more: Any) -> PodSpec:
     """A pod with one container that asks for ``count`` devices."""
     return PodSpec("default", name, uid=f"uid-{name}", containers=(Container("main", {resource: count}),), **more)
+
+
+async def metric(agent: AgentProcess, name: str, **labels: str) -> float:
+    """The sum of the samples with these labels; 0 where there are none."""
+    code, body = await agent.ask("/metrics")
+    assert code == 200
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(body.decode())
+        for sample in family.samples
+        if sample.name == f"drabridge_{name}" and labels.items() <= sample.labels.items()
+    )
+
+
+async def held_by(agent: AgentProcess, pod: str, count: int) -> bool:
+    rows = (await agent.status())["devices"]
+    return sum(pod in {one.get("pod") for one in row["holders"]} for row in rows) == count
+
+
+def _command(agent: AgentProcess, *words: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "drabridge", *words, "--socket", str(agent.control))
+
+
+async def drabridge(agent: AgentProcess, *words: str) -> tuple[int | None, str]:
+    """(exit status, what it said)"""
+    process = await asyncio.create_subprocess_exec(
+        *_command(agent, *words), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    said, _ = await process.communicate()
+    return process.returncode, said.decode()
+
+
+def reload(agent: AgentProcess, text: str) -> None:
+    """Change the file, and do not wait until the agent looks at it."""
+    agent.config.write_text(text)
+    assert agent.process is not None
+    agent.process.send_signal(signal.SIGHUP)
+
+
+async def change(agent: AgentProcess, config: str, restart: bool) -> None:
+    """The agent has the other configuration, by a reload or by a restart."""
+    if restart:
+        await agent.stop()
+        agent.config.write_text(config)
+        await agent.start()
+        await agent.ready()
+    else:
+        agent.config.write_text(config)
+        await until(lambda: "configuration reloaded" in agent.text(), 15, agent.text)
+
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+async def noted(agent: AgentProcess, text: str) -> bool:
+    return any(text in note for note in (await agent.status())["notes"])
+
+
+async def release(agent: AgentProcess, name: str) -> tuple[int, str]:
+    code, body = await agent.ask("/release", json.dumps({"device": name}).encode())
+    return code, str(json.loads(body).get("error", ""))
+
+
+QUICK = CONFIG.replace(
+    "resources:\n",
+    "safety: {minHoldSeconds: 0.4, unconfirmedSeconds: 2, absentSeconds: 0.4, settleSeconds: 1}\nresources:\n",
+)
+
+
+IDS = ("full", "null", "random", "zero")
+
+
+def of_driver(kubelet: SimKubelet, method: str) -> list[Call]:
+    """Kubelet's calls to the agent's registration socket."""
+    return [call for call in kubelet.calls.of(method) if call.peer.startswith(DRIVER)]
+
+
+def told(kubelet: SimKubelet) -> bool:
+    """Whether the last thing that the agent was told is that it is registered."""
+    calls = of_driver(kubelet, "NotifyRegistrationStatus")
+    request: Any = calls[-1].request if calls else None
+    return bool(calls) and not calls[-1].error and calls[-1].seconds is not None and request.plugin_registered
+
+
+async def fetch(address: str, path: str = "/", host: str = "localhost:9400") -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body of a page on the agent's TCP port."""
+    name, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(name, int(port))
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+    answer = await asyncio.wait_for(reader.read(), HANG_SECONDS)
+    writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    return int(lines[0].split()[1]), dict(line.split(": ", 1) for line in lines[1:]), body
+
+
+def address_of(agent: AgentProcess) -> str:
+    found = re.search(r"msg=pages address=(\S+)", agent.text())
+    assert found, agent.text()
+    return found[1]

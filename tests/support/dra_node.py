@@ -343,3 +343,7 @@ async def a_node(
                 yield node
             finally:
                 await node.stop()
+
+
+def text_of(node: DraNode, claim: dra_v1_pb2.Claim) -> str:
+    return (node.root / "cdi" / f"{DRIVER}-device-claim-{claim.uid}.json").read_text()

@@ -11,7 +11,7 @@ import pytest
 
 from drabridge.sim.apiserver import http
 from drabridge.sim.cluster import ClusterNode
-from tests.agent.test_both_apis import bridge, healthy, limits_pod, set_lanes
+from tests.support.agent_on_cluster import bridge, healthy, limits_pod, set_lanes
 from tests.support.agent_process import DRIVER, AgentProcess, until
 from tests.support.strange_objects import Strange
 

@@ -206,3 +206,18 @@ def truncated_answer() -> bytes:
     headers = b"\x88" + b"\x0f\x10" + bytes([len(content_type)]) + content_type  # :status 200, content-type literal
     message = b"\x00" + (1000).to_bytes(4) + b"0123456789"
     return SETTINGS + _frame(1, 4, 1, headers) + _frame(0, 0, 1, message)
+
+
+def get_answer(*pods: wire.PodResources) -> Answer:
+    """Get as kubelet serves it: a plain UNKNOWN error for a pod it does not have."""
+    by_name = {(found.namespace, found.name): found for found in pods}
+
+    async def answer(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        asked = wire.GetPodResourcesRequest.FromString(request)
+        found = by_name.get((asked.pod_namespace, asked.pod_name))
+        if found is None:
+            text = f"pod {asked.pod_name} in namespace {asked.pod_namespace} not found"
+            await context.abort(grpc.StatusCode.UNKNOWN, text)
+        return wire.GetPodResourcesResponse(pod_resources=found).SerializeToString()
+
+    return answer

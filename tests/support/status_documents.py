@@ -168,3 +168,16 @@ def many(count: int) -> Document:
     ]
     entries[count - 2] = Entry(LedgerDevice.of(devices[count - 2]), Owner.QUARANTINE, Lane.LEGACY, since=NOW - 700)
     return status(devices, entries)
+
+
+HOSTILE = "<script>alert('x')</script>\"'><img src=//evil.example onerror=alert(1)>"
+
+
+def _poisoned(value: Any) -> Any:
+    """Every text of the document is hostile; what the page switches on stays."""
+    kept = {"lane", "owner", "presence", "api", "at", "since", "startedAt", "wanted"}
+    if isinstance(value, dict):
+        return {key: item if key in kept else _poisoned(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_poisoned(item) for item in value]
+    return HOSTILE if isinstance(value, str) and value else value

@@ -10,18 +10,9 @@ from deviceplugin.wire import v1beta1_pb2 as pb
 from drabridge.sim.kubelet.checkpoint import FILE_NAME
 from drabridge.sim.kubelet.pods import Container, Phase, PodSpec
 from drabridge.sim.kubelet.runtime import LockingRuntime, MemoryRuntime
+from tests.sim.kubelet.gpu_pods import NUMA, pod
 from tests.sim.kubelet.podresources_client import PodResourcesClient, shape
 from tests.support.kubelet_peers import GPU, Plugin, device, running, serving, short_dir
-
-NUMA = [device("d0", numa=[0]), device("d1", numa=[0, 1]), device("d2"), device("d3", numa=[])]
-REJECTED = "Pod was rejected: Allocate failed due to {}, which is unexpected"
-
-
-def pod(name: str, *numbers: int, init: int = 0, **options: object) -> PodSpec:
-    """Containers a, b, … asking for ``numbers`` devices each."""
-    containers = tuple(Container(chr(97 + i), {GPU: n}) for i, n in enumerate(numbers))
-    inits = (Container("init", {GPU: init}),) if init else ()
-    return PodSpec("default", name, containers=containers, init_containers=inits, **options)  # type: ignore[arg-type]
 
 
 async def test_the_observed_pod_with_an_init_container() -> None:

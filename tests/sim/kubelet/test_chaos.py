@@ -13,7 +13,7 @@ import pytest
 from drabridge.sim.kubelet.kubelet import KubeletDownError, SimKubelet
 from drabridge.sim.kubelet.runtime import LockingRuntime
 from tests.sim.kubelet.dra_pods import claim_pod, gpu, grant
-from tests.sim.kubelet.test_allocation import pod
+from tests.sim.kubelet.gpu_pods import pod
 from tests.support.kubelet_peers import GPU, Driver, FakeApi, Plugin, device, running, short_dir
 from tests.support.waiting import PATIENCE
 

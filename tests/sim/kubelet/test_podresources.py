@@ -20,8 +20,8 @@ from drabridge.sim.kubelet.pods import Container, Phase, PodSpec
 from drabridge.sim.kubelet.timings import Timings
 from podresources.wire import v1_pb2 as pb
 from podresources.wire import v1_pb2_grpc as rpc
+from tests.sim.kubelet.gpu_pods import pod
 from tests.sim.kubelet.podresources_client import PodResourcesClient, shape
-from tests.sim.kubelet.test_allocation import pod
 from tests.support.kubelet_peers import GPU, Plugin, device, running, serving, short_dir
 from tests.support.waiting import PATIENCE
 

@@ -3,83 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.sim.kubelet.podresources_client import PodResourcesClient
 from tests.support.kubelet_peers import GPU, Plugin, device, short_dir
-from tests.support.waiting import HANG_SECONDS, PATIENCE
+from tests.support.kubelet_process import child
+from tests.support.waiting import PATIENCE
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 MANIFEST = {
     "metadata": {"namespace": "default", "name": "p", "uid": "11111111-2222-3333-4444-555555555555"},
     "spec": {"containers": [{"name": "c", "resources": {"limits": {GPU: "1", "cpu": "100m"}}}]},
 }
-
-
-class Kubelet:
-    """One child process and its JSON lines."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-
-    async def read(self) -> Any:
-        assert self.process.stdout is not None
-        return json.loads(await asyncio.wait_for(self.process.stdout.readline(), HANG_SECONDS))
-
-    async def send(self, **request: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(request).encode() + b"\n")
-        await self.process.stdin.drain()
-
-    async def do(self, name: str, **arguments: Any) -> Any:
-        await self.send(id=name, do=name, **arguments)
-        answer = await self.read()
-        assert answer["id"] == name
-        assert "error" not in answer, answer
-        return answer["result"]
-
-    async def until(self, condition: Any) -> Any:
-        for _ in range(200 * PATIENCE):
-            if condition(status := await self.do("status")):
-                return status
-            await asyncio.sleep(0.02)
-        raise TimeoutError(str(status))
-
-
-@asynccontextmanager
-async def child(root: Path, *arguments: str) -> AsyncIterator[Kubelet]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "drabridge.sim.kubelet.kubelet",
-        "--root",
-        str(root),
-        "--fast",
-        *arguments,
-        cwd=REPOSITORY,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=1 << 24,
-    )
-    kubelet = Kubelet(process)
-    try:
-        assert (await kubelet.read())["ready"]
-        yield kubelet
-    finally:
-        if process.returncode is None:
-            process.send_signal(signal.SIGCONT)
-            assert process.stdin is not None
-            process.stdin.close()
-            await asyncio.wait_for(process.wait(), HANG_SECONDS)
 
 
 async def test_a_killed_kubelet_has_a_successor_that_knows_its_pods() -> None:

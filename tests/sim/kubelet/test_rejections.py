@@ -9,7 +9,7 @@ from drabridge.sim.kubelet.timings import Timings
 from tests.support.kubelet_peers import GPU, Plugin, device, running, serving, short_dir
 
 import grpc  # isort: skip
-from tests.sim.kubelet.test_allocation import NUMA, REJECTED, pod
+from tests.sim.kubelet.gpu_pods import NUMA, REJECTED, pod
 
 
 async def test_a_refused_allocate_reaches_the_person_word_for_word() -> None:

@@ -15,8 +15,8 @@ from drabridge.sim.kubelet.kubelet import KubeletDownError
 from drabridge.sim.kubelet.pods import Container, Phase, PodSpec
 from drabridge.sim.kubelet.runtime import MemoryRuntime
 from drabridge.sim.kubelet.timings import Timings
+from tests.sim.kubelet.gpu_pods import REJECTED, pod
 from tests.sim.kubelet.podresources_client import PodResourcesClient, shape
-from tests.sim.kubelet.test_allocation import REJECTED, pod
 from tests.support.kubelet_peers import GPU, Plugin, back_in_time, device, running, serving, short_dir
 from tests.support.waiting import HANG_SECONDS
 

@@ -6,7 +6,7 @@ import pytest
 
 from deviceplugin.wire import v1beta1_pb2 as pb
 from drabridge.sim.kubelet.pods import Phase
-from tests.sim.kubelet.test_allocation import pod
+from tests.sim.kubelet.gpu_pods import pod
 from tests.support.kubelet_peers import GPU, Plugin, back_in_time, device, running, serving, short_dir
 
 SINGLE = {"topology_policy": "single-numa-node", "numa_nodes": (0, 1)}

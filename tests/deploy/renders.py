@@ -1,0 +1,67 @@
+"""Values to render the chart with, and how two renders are compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deploy.generate import without_helm
+from deploy.helm import manifests
+
+Json = dict[str, Any]
+
+
+UDEV: Json = {"config": {"udevEvents": "udev"}}
+
+
+LEGACY_ONLY: Json = {"config": {"dra": {"enabled": False}}}
+
+
+EVERYTHING: Json = {
+    "config": {
+        "udevEvents": "udev",
+        "resources": [
+            {
+                "name": "example.com/kvm",
+                "match": [{"subsystem": "misc", "sysname": "kvm"}],
+                "lanes": {"legacy": "50%", "dra": "50%"},
+                "deviceClass": {"name": "kvm", "extendedResourceName": "example.com/kvm-by-claim"},
+            }
+        ],
+    },
+    "image": {"repository": "registry.example.com/drabridge", "digest": "sha256:" + "a" * 64},
+    "imagePullSecrets": [{"name": "pull"}],
+    "extraHostPaths": ["/opt/firmware"],
+    "http": {"onNodeAddress": True},
+    "serviceAccount": {"annotations": {"a": "b"}},
+    "podLabels": {"team": "hardware"},
+    "podAnnotations": {"note": "x"},
+    "nodeSelector": {"gpu": "yes"},
+    "affinity": {"nodeAffinity": {}},
+    "capabilities": ["SYS_PTRACE"],
+    "hostPID": True,
+    "seLinuxOptions": {"type": "spc_t"},
+    "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+    "maxSurge": "10%",
+}
+
+
+NETWORK_POLICY: Json = {"networkPolicy": {"enabled": True, "scrapers": [{"namespaceSelector": {}}]}}
+
+
+VARIANTS = {
+    "defaults": {},
+    "udev": UDEV,
+    "legacy only": LEGACY_ONLY,
+    "everything": EVERYTHING,
+    "network policy": NETWORK_POLICY,
+}
+
+
+def by_identity(objects: list[Json]) -> dict[tuple[str, str], Json]:
+    found = {(obj["kind"], obj["metadata"]["name"]): obj for obj in objects}
+    assert len(found) == len(objects)
+    return found
+
+
+def default_render() -> list[Json]:
+    return [without_helm(obj) for obj in manifests(name="drabridge", namespace="drabridge")]

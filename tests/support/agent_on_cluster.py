@@ -1,0 +1,147 @@
+"""Run an agent process beside a simulated cluster: configuration, pods, claims, and what both APIs offer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+from drabridge.sim.cluster import ClusterTimings, SimCluster
+from drabridge.sim.kubelet.runtime import LockingRuntime
+from drabridge.sim.kubelet.timings import Timings
+from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, lists_read, short_directory, until
+
+BOTH_LANES = f"""\
+apiVersion: drabridge/v1alpha1
+kind: AgentConfig
+driver: {DRIVER}
+safety: {{minHoldSeconds: 0.5, unconfirmedSeconds: 2, absentSeconds: 0.3, settleSeconds: 1, quiesceSeconds: 0.5}}
+resources:
+- name: {RESOURCE}
+  match: [{{subsystem: mem, sysname: [zero, "null", full, random]}}]
+  id: ["{{sysname}}"]
+  lanes: {{legacy: 2, dra: 2}}
+"""
+
+
+CLASS = f"""\
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {{name: mem}}
+spec: {{selectors: [{{cel: {{expression: "device.driver == '{DRIVER}'"}}}}]}}
+"""
+
+
+def claim_pod(name: str, count: int = 1) -> str:
+    return f"""\
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {{name: {name}, namespace: default}}
+spec: {{devices: {{requests: [{{name: r, exactly: {{deviceClassName: mem, count: {count}}}}}]}}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, namespace: default}}
+spec:
+  resourceClaims: [{{name: c, resourceClaimName: {name}}}]
+  containers: [{{name: main, image: x, resources: {{claims: [{{name: c}}]}}}}]
+  terminationGracePeriodSeconds: 1
+"""
+
+
+def limits_pod(name: str, count: int = 1) -> str:
+    return f"""\
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, namespace: default}}
+spec:
+  containers: [{{name: main, image: x, resources: {{limits: {{"{RESOURCE}": {count}}}}}}}]
+  terminationGracePeriodSeconds: 1
+"""
+
+
+@contextlib.asynccontextmanager
+async def bridge(
+    config: str = BOTH_LANES, kubelet_version: str = "1.36", **kubelet: Any
+) -> AsyncIterator[tuple[AgentProcess, SimCluster, LockingRuntime]]:
+    """Cluster and agent, ready. Every container takes an exclusive lock on its devices for its life.
+
+    ``kubelet``: changes to its fast timings.
+    """
+    with short_directory() as root:
+        locks = root / "locks"
+        locks.mkdir()
+        runtime = LockingRuntime(locks)
+        timings = replace(ClusterTimings.fast(), kubelet=Timings.fast(**kubelet))
+        options: dict[str, Any] = {"timings": timings, "kubelet_version": kubelet_version}
+        async with SimCluster(root, runtime=lambda _: runtime, **options) as cluster:
+            kubeconfig = root / "kubeconfig"
+            cluster.api.kubeconfig(kubeconfig)
+            agent = AgentProcess(root / "node-a", config, arguments=("--kubeconfig", str(kubeconfig)))
+            await agent.start()
+            try:
+                await agent.ready()
+                await lists_read(cluster.kubelets["node-a"])
+                await cluster.apply(CLASS)
+                yield agent, cluster, runtime
+                assert runtime.conflicts == []
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    await agent.stop(signal.SIGKILL)
+
+
+def devices_in_slices(cluster: SimCluster) -> set[str]:
+    """Names of devices that a scheduler could take: published and not tainted."""
+    return {
+        device["name"]
+        for one in cluster.api.objects.peek("resourceslices")
+        for device in one["spec"].get("devices") or ()
+        if not device.get("taints")
+    }
+
+
+def healthy(cluster: SimCluster) -> set[str]:
+    view = cluster.kubelets["node-a"].resources.get(RESOURCE)
+    return set(view.healthy) if view else set()
+
+
+async def set_lanes(agent: AgentProcess, **lanes: Any) -> dict[str, Any]:
+    code, body = await agent.ask("/lanes", json.dumps({"resource": RESOURCE, **lanes}).encode())
+    answer: dict[str, Any] = json.loads(body)
+    assert code == 200, answer
+    return answer
+
+
+async def all_free(agent: AgentProcess) -> bool:
+    return {row["owner"] for row in (await agent.status())["devices"]} == {"none"}
+
+
+async def held_by_claim(agent: AgentProcess, cluster: SimCluster) -> str:
+    """The device of a running pod with a claim, ``default/c``."""
+    await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
+    await cluster.apply(claim_pod("c"))
+    await cluster.wait_pod("c")
+    (name,) = [row["name"] for row in (await agent.status())["devices"] if row["owner"] == "dra-prepared"]
+    return str(name)
+
+
+MONITOR = """\
+apiVersion: v1
+kind: Namespace
+metadata: {name: monitoring, labels: {resource.kubernetes.io/admin-access: "true"}}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: all, namespace: monitoring}
+spec: {devices: {requests: [{name: r, exactly: {deviceClassName: mem, allocationMode: All, adminAccess: true}}]}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: monitor, namespace: monitoring}
+spec:
+  resourceClaims: [{name: c, resourceClaimName: all}]
+  containers: [{name: main, image: x, resources: {claims: [{name: c}]}}]
+"""
