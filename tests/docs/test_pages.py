@@ -18,6 +18,7 @@ from tests.support.agent_promql import faults
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=NAMES)
 FOLDERS = "drabridge|deviceplugin|podresources|tests|deploy|docs|proto"
+LANGUAGES = ("console", "yaml", "python", "text")  # diagrams have a test of their own
 NO_PATHS = {"drabridge/v1alpha1"}  # the configuration's apiVersion
 
 
@@ -51,7 +52,8 @@ def test_pages_of_the_site_link_only_within_it(page: Path) -> None:
 
 @each_page
 def test_paths_of_the_repository_exist(page: Path) -> None:
-    named = set(re.findall(rf"(?<![\w./<>@-])(?:{FOLDERS})/[\w./*-]*[\w*]", page.read_text())) - NO_PATHS
+    text = "\n".join([prose(page), *(block for name in LANGUAGES for block in blocks(page, name))])
+    named = set(re.findall(rf"(?<![\w./<>@-])(?:{FOLDERS})/[\w./*-]*[\w*]", text)) - NO_PATHS
     assert sorted(path for path in named if not list(ROOT.glob(path))) == []
 
 
