@@ -22,6 +22,7 @@ from drabridge.errors import ConfigError, HostError, RefusedError
 from drabridge.inventory.model import Presence
 from drabridge.lanes.desired import Wishes
 from drabridge.ledger.events import ClaimDevices
+from drabridge.ledger.lock import FILE as LOCK_FILE
 from drabridge.ledger.model import ClaimRef, Entry, Lane, Ledger, Owner, PodRef
 from drabridge.status.document import API_VERSION, evidence, stamp
 
@@ -121,7 +122,7 @@ class Drain:
                 phase = UNPREPARED if held.lingers else str(held.phase)
                 row = found.setdefault(held.claim.uid, _claim(held.claim, phase, stamp(held.lingers_until)))
                 row["devices"].append(entry.name)
-        names = await self._runtime.disk.promptly(lambda: names_in(self._runtime.paths.state / "claims"))
+        names = await self._runtime.disk.promptly(lambda: names_in(self._runtime.paths.claim_records))
         for name in sorted(names):
             uid = name.removesuffix(".json")
             if name.endswith(".json") and uid not in found:
@@ -163,7 +164,7 @@ def unneeded(ledger: Ledger, wishes: Wishes) -> bool:
 
 def clean(state: Path) -> None:
     """Remove everything in the state directory, the lock last; the directory itself may be a mount. Logs failures."""
-    lock = state / "ledger.lock"
+    lock = state / LOCK_FILE
     try:
         for path in [*(one for one in state.iterdir() if one != lock), lock]:
             if path.is_dir() and not path.is_symlink():

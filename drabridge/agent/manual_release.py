@@ -131,7 +131,7 @@ def _forget(runtime: Runtime, device: str, ended: Sequence[str]) -> None:
     """
     from drabridge.dra.records import RecordStore
 
-    records = RecordStore(runtime.paths.state / "claims")
+    records = RecordStore(runtime.paths.claim_records)
     for uid in ended:
         if not set(runtime.ledger_service.ledger.by_claim.get(uid, ())) - {device}:
             runtime.cdi.remove(Family.CLAIM, uid)

@@ -21,13 +21,11 @@ from drabridge.ledger.service import LedgerService
 from drabridge.legacy.cdi_files import LegacyCdiFiles
 from drabridge.legacy.manager import LegacyManager
 from drabridge.system.io_thread import IoThread
-from drabridge.system.paths import Paths
+from drabridge.system.paths import BOOT_ID, Paths
 from drabridge.system.supervise import WakeUp
 from drabridge.telemetry.metrics import Metrics
 from drabridge.telemetry.sinks import Sinks
 from podresources import Client
-
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # another text there: no container of before runs (random(4))
 
 
 class Options(Struct, frozen=True):

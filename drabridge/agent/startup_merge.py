@@ -99,7 +99,7 @@ async def discover(runtime: Runtime, snapshot: Snapshot, lanes: Mapping[str, Lan
 
 def _of_files(runtime: Runtime) -> str:
     """What CDI files and records of claims say against a new node; nothing if there are none, of whatever content."""
-    cdi, records = runtime.cdi, runtime.paths.state / "claims"
+    cdi, records = runtime.cdi, runtime.paths.claim_records
     try:
         left = any(cdi.keys(family) for family in Family)
     except HostError as error:
@@ -193,7 +193,7 @@ def _findings(
     state, boot_id = runtime.paths.state, runtime.options.boot_id.read_text().strip()
     prepared, before = recorded(state, boot_id, runtime.ledger_service.ledger)
     left: frozenset[str] | None
-    left = frozenset(name.partition(".json")[0] for name in names_in(state / "claims"))
+    left = frozenset(name.partition(".json")[0] for name in names_in(runtime.paths.claim_records))
     try:
         left = left.union(runtime.cdi.keys(Family.CLAIM))
     except HostError:

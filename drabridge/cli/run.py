@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 
 from drabridge.cli.hardware import add_config
+from drabridge.system.paths import BOOT_ID
 from drabridge.telemetry import logs
 
 _EPILOG = """\
@@ -65,7 +66,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--boot-id-file",
         type=Path,
-        default=Path("/proc/sys/kernel/random/boot_id"),
+        default=BOOT_ID,
         metavar="FILE",
         help="says another text after each boot; for nodes that are containers and share their host's",
     )

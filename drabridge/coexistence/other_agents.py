@@ -31,6 +31,7 @@ from msgspec import Meta, Struct
 
 from drabridge.errors import HostError
 from drabridge.inventory.model import COMPANION, Device
+from drabridge.ledger.lock import FILE as LOCK_FILE
 from drabridge.ledger.model import Entry, Ledger, Owner
 from drabridge.ledger.refusals import holder
 from drabridge.ledger.store import FILE, read_completely
@@ -261,7 +262,7 @@ class OtherAgents:
     def _by_ledger(self, driver: str) -> OtherAgent | None:
         """By its state directory; None where there is nothing about this node."""
         directory = self._plugins / driver
-        alive = _is_locked(directory / "ledger.lock")
+        alive = _is_locked(directory / LOCK_FILE)
         try:
             ledger = read_completely(directory, node=self._node)
         except HostError as error:

@@ -28,6 +28,7 @@ from drabridge.config.matcher import Match
 from drabridge.config.problem import Problem, refuse_if_any
 from drabridge.config.published import Attribute, Capacity
 from drabridge.config.template import parse as parse_template
+from drabridge.system import safety_defaults as defaults
 
 API_VERSION = "drabridge/v1alpha1"
 KIND = "AgentConfig"
@@ -94,17 +95,17 @@ class DraSettings(Model):
 class Safety(Model):
     """How long doubt lasts, in seconds. The defaults are right for production; shorter ones are for test clusters."""
 
-    min_hold_seconds: float = Field(default=30.0, ge=0, le=3600)
+    min_hold_seconds: float = Field(default=defaults.MIN_HOLD_SECONDS, ge=0, le=3600)
     """After Allocate a device stays held for this long, whatever kubelet shows."""
-    unconfirmed_seconds: float = Field(default=120.0, ge=0, le=3600)
+    unconfirmed_seconds: float = Field(default=defaults.UNCONFIRMED_SECONDS, ge=0, le=3600)
     """How long a device stays held that kubelet never showed with a pod: the pod was rejected after Allocate."""
-    absent_seconds: float = Field(default=10.0, ge=0, le=3600)
+    absent_seconds: float = Field(default=defaults.ABSENT_SECONDS, ge=0, le=3600)
     """How long a pod must be missing, in every witness, before its device is free."""
-    settle_seconds: float = Field(default=60.0, ge=0, le=3600)
+    settle_seconds: float = Field(default=defaults.SETTLE_SECONDS, ge=0, le=3600)
     """Nothing is released for this long after a start of kubelet, or of an agent that may meet another one."""
-    quiesce_seconds: float = Field(default=30.0, ge=0, le=3600)
+    quiesce_seconds: float = Field(default=defaults.QUIESCE_SECONDS, ge=0, le=3600)
     """How long a device that left the slices waits for schedulers that remember it, before pods may have it."""
-    tombstone_seconds: float = Field(default=60.0, ge=5, le=3600)
+    tombstone_seconds: float = Field(default=defaults.TOMBSTONE_SECONDS, ge=5, le=3600)
     """How long the id of a device that is gone stays listed, Unhealthy: dropping it too early crashes kubelet."""
 
 

@@ -38,12 +38,11 @@ from drabridge.offers.pool import pool_of
 from drabridge.offers.reported_health import health_of
 from drabridge.offers.slices import DesiredSlices, Feature, desired_slices
 from drabridge.system.io_thread import IoThread
+from drabridge.system.paths import BOOT_ID, claim_records
 from drabridge.system.supervise import WakeUp, forever
 
 log = logging.getLogger(__name__)
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-CLAIMS_DIRECTORY = "claims"
 STOP_GRACE_SECONDS = 1.0  # for calls in flight; what has not committed by then is rolled back
 DISCOVERY_FIRST_SECONDS, DISCOVERY_MOST_SECONDS = 0.5, 60.0
 BUSY_SECONDS = 0.5  # between looks at the files of a claim that is being worked on
@@ -58,7 +57,7 @@ class DraPaths(Struct, frozen=True):
 
     @property
     def claims(self) -> Path:
-        return self.state / CLAIMS_DIRECTORY
+        return claim_records(self.state)
 
 
 class DraState(Struct, frozen=True):

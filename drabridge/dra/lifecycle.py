@@ -20,6 +20,7 @@ from drabridge.kube.json_reader import ClaimFields, Json, PlacedClaimFields, Vie
 from drabridge.lanes.desired import Wishes
 from drabridge.ledger.events import ClaimDevices
 from drabridge.ledger.model import ClaimRef, Lane, Ledger
+from drabridge.system.paths import claim_records
 from drabridge.system.supervise import WakeUp
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def recorded(state: Path, boot_id: str, ledger: Ledger) -> tuple[tuple[ClaimDevi
     And the UIDs of those that were before the node was rebooted: no container of theirs is running. A claim that was
     only begun to be prepared holds nothing that the ledger does not know of: it was refused, or never asked for.
     """
-    directory = state / "claims"
+    directory = claim_records(state)
     if not directory.exists():  # DRA was never on here
         return (), frozenset()
     from drabridge.dra.records import RecordStore, State
@@ -92,11 +93,11 @@ def with_pool_in_use(config: Config, state: Path, node: str, ledger: Ledger) -> 
 
     A record may outlive its claim, where kubelet forgot that one.
     """
-    if not names_in(state / "claims"):  # DRA was never on here, or nobody can say; then the merge says so
+    if not names_in(claim_records(state)):  # DRA was never on here, or nobody can say; then the merge says so
         return config
     from drabridge.dra.records import RecordStore
 
-    found = RecordStore(state / "claims").all()
+    found = RecordStore(claim_records(state)).all()
     records = [record for record in found if record.claim.uid in ledger.by_claim or not ledger.node.whole]
     pools = {device.pool for record in records for device in record.devices if not device.admin}
     if not pools or (config.dra.pool or node) in pools:
@@ -144,7 +145,7 @@ class ClaimSide:
         self._settings = runtime.config.dra
         self._serving = False  # the driver runs, or waits for kubelet
         self._said = False
-        self._directory = runtime.paths.state / "claims"
+        self._directory = runtime.paths.claim_records
         self._recorded = names_in(self._directory)  # only a driver changes them
         self.driver: DraDriver | None = None
         self.error = ""  # why the driver could not serve when it was last started

@@ -15,6 +15,7 @@ from msgspec import Struct, field
 
 from drabridge.inventory.model import COMPANION, Device, Presence, device_id_of
 from drabridge.ledger.persistent_map import PersistentMap
+from drabridge.system import safety_defaults as defaults
 
 
 class Owner(StrEnum):
@@ -453,18 +454,14 @@ def share_a_node(some: tuple[str, ...], others: tuple[str, ...]) -> bool:
 
 
 class LedgerPolicy(Struct, frozen=True):
-    """The numbers behind the rules, in seconds. Each default names its reason."""
+    """The numbers behind the rules, in seconds. The reasons are in ``system.safety_defaults``."""
 
-    min_hold_seconds: float = (
-        30.0  # Allocate's reply to kubelet's own record takes milliseconds; ten polls' worth of doubt
-    )
-    unconfirmed_seconds: float = 120.0  # a pod rejected after Allocate never shows up: hold it longer, then let go
+    min_hold_seconds: float = defaults.MIN_HOLD_SECONDS
+    unconfirmed_seconds: float = defaults.UNCONFIRMED_SECONDS
     absent_lists: int = 2  # one List can miss a pod (kubelet lists active pods only)
-    absent_seconds: float = (
-        10.0  # a force-deleted pod's processes outlive its listing by about 2 s (dra-example-driver#263)
-    )
-    settle_seconds: float = 60.0  # a new kubelet lists only the pods it knows so far; it re-syncs all within a minute
-    quiesce_seconds: float = 30.0  # a scheduler may still act on a slice that was withdrawn
+    absent_seconds: float = defaults.ABSENT_SECONDS
+    settle_seconds: float = defaults.SETTLE_SECONDS
+    quiesce_seconds: float = defaults.QUIESCE_SECONDS
     grace_seconds: float = 30.0  # of a pod whose own is not known: the API server's default (core/v1/defaults.go)
-    tombstone_seconds: float = 60.0  # dropping an id that may be in an Allocate crashes kubelet 1.36.2
+    tombstone_seconds: float = defaults.TOMBSTONE_SECONDS
     g2: bool = False  # the shared lane and its lease

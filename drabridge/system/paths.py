@@ -10,6 +10,7 @@ from drabridge.errors import ConfigError
 
 KUBELET_ROOT = Path("/var/lib/kubelet")
 CDI_DIRECTORY = Path("/var/run/cdi")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # another text after each boot (random(4))
 SUN_PATH_BYTES = 107  # sizeof(sockaddr_un.sun_path) less the NUL, linux/un.h
 
 
@@ -65,3 +66,13 @@ class Paths(Struct, frozen=True):
     def control_socket(self) -> Path:
         """Where ``drabridge status`` and ``drabridge lanes`` ask; for root only."""
         return self.state / "control.sock"
+
+    @property
+    def claim_records(self) -> Path:
+        """Where the records of prepared claims are (dra/records.py)."""
+        return claim_records(self.state)
+
+
+def claim_records(state: Path) -> Path:
+    """Return where the records of prepared claims are below the agent's ``state`` directory."""
+    return state / "claims"

@@ -41,7 +41,9 @@ def test_a_claim_is_forgotten_with_its_last_device(
     ledger = Ledger.of([entry("gpu-0", HOLD, ADMIN), entry("gpu-1", *elsewhere)])
     # All that is asked of an agent:
     runtime = SimpleNamespace(
-        paths=SimpleNamespace(state=tmp_path), cdi=cdi, ledger_service=SimpleNamespace(ledger=ledger)
+        paths=SimpleNamespace(state=tmp_path, claim_records=tmp_path / "claims"),
+        cdi=cdi,
+        ledger_service=SimpleNamespace(ledger=ledger),
     )
     _forget(runtime, "gpu-0", [CLAIM.uid])  # type: ignore[arg-type]
     assert sorted(cdi.claims()) == left

@@ -30,7 +30,9 @@ def runtime(tmp_path: Path) -> Any:
     """What of an agent is asked: directories with nothing in them, and a ledger of two devices."""
     (tmp_path / "boot_id").write_text("this\n")
     return SimpleNamespace(
-        paths=SimpleNamespace(state=tmp_path, device_plugins=tmp_path / "device-plugins"),
+        paths=SimpleNamespace(
+            state=tmp_path, claim_records=tmp_path / "claims", device_plugins=tmp_path / "device-plugins"
+        ),
         options=SimpleNamespace(boot_id=tmp_path / "boot_id"),
         cdi=CdiStore(tmp_path / "cdi", DRIVER),
         ledger_service=SimpleNamespace(ledger=LEDGER),

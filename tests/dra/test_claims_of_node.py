@@ -25,7 +25,7 @@ async def asking(**options: Any) -> AsyncIterator[tuple[ClaimSide, SimApiServer]
             runtime = SimpleNamespace(  # all that is asked of it
                 config=SimpleNamespace(driver=DRIVER, dra=SimpleNamespace(pool="")),
                 options=SimpleNamespace(node_name=NODE),
-                paths=SimpleNamespace(state=root),
+                paths=SimpleNamespace(state=root, claim_records=root / "claims"),
                 cluster=cluster,
             )
             try:
