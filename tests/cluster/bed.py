@@ -64,6 +64,8 @@ class Bed(Protocol):
     """A cluster that is there, and an agent that can be put on one node of it."""
 
     api: KubernetesCluster
+    kubeconfig: Path
+    """An administrator's."""
     config: Json
     """The agent's."""
     node: str
@@ -143,6 +145,9 @@ class Bed(Protocol):
 
     async def files_left(self) -> list[str]:
         """The agent's files on the node, ledger and CDI files included, once it is gone."""
+
+    async def page(self, path: str = "/", host: str = "localhost") -> tuple[int, str]:
+        """Status and body of what the agent's port serves to who came by ``kubectl port-forward``."""
 
     async def drabridge(self, *words: str) -> tuple[int, str]:
         """Exit status and standard output of the command, where the agent runs."""

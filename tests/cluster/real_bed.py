@@ -97,6 +97,7 @@ async def _as_told(variable: str, what: str) -> None:
 class RealBed(Bed):
     def __init__(self, api: KubernetesCluster, node: str, hostname: str, config: Json = CONFIG) -> None:
         self.api = api
+        self.kubeconfig = Path(os.environ["KUBECONFIG"]).expanduser()
         self.config = config
         self.node_object = node
         self.node = hostname
@@ -328,6 +329,26 @@ class RealBed(Bed):
         await self.api.delete(PODS, name, namespace=NAMESPACE)
         return said.split()
 
+    async def page(self, path: str = "/", host: str = "localhost") -> tuple[int, str]:
+        (pod,) = await self.agent_pods()
+        return page_of(await asyncio.to_thread(self._forwarded, pod["metadata"]["name"], path, host))
+
+    def _forwarded(self, pod: str, path: str, host: str) -> bytes:
+        """The answer to a request that goes the way of ``kubectl port-forward``: API server, kubelet, pod's network."""
+        from kubernetes.stream import portforward
+
+        def ask(core: Any) -> bytes:
+            connect = core.connect_get_namespaced_pod_portforward
+            connection = portforward(connect, pod, NAMESPACE, ports=str(HTTP_PORT)).socket(HTTP_PORT)
+            connection.setblocking(True)
+            connection.settimeout(LOG_SECONDS)
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+            connection.close()
+            return answer
+
+        return bytes(self._core(ask))
+
     async def drabridge(self, *words: str) -> tuple[int, str]:
         (pod,) = await self.agent_pods()
         return await asyncio.to_thread(self._exec, pod["metadata"]["name"], ["drabridge", *words])
@@ -396,6 +417,12 @@ class RealBed(Bed):
             for state in (status.get("state", {}), status.get("lastState", {}))
             if state.get("terminated", {}).get("exitCode") == TAKEN
         ]
+
+
+def page_of(answer: bytes) -> tuple[int, str]:
+    """Status and body of an HTTP answer."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), body.decode()
 
 
 def _page(address: str) -> str:

@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -41,7 +42,7 @@ from tests.cluster.bed import (
     Json,
     until,
 )
-from tests.cluster.real_bed import LABELS
+from tests.cluster.real_bed import LABELS, page_of
 from tests.cluster.workloads import LOOKING, SHARED
 from tests.support.agent_process import AgentProcess, cdi_devices, short_directory
 from tests.support.waiting import PATIENCE
@@ -113,8 +114,8 @@ class SimBed(Bed):
         self.decides_order = True
         self.runs_programs = False
         self.kubelet_directory: Path | None = root / NODE
-        kubeconfig = cluster.api.kubeconfig(root / "kubeconfig")
-        self.api = KubernetesCluster.from_kubeconfig(kubeconfig)
+        self.kubeconfig = cluster.api.kubeconfig(root / "kubeconfig")
+        self.api = KubernetesCluster.from_kubeconfig(self.kubeconfig)
         token = cluster.api.token(NODE, drivers=frozenset({DRIVER}))
         self._boot_id = root / "boot_id"
         self._boot_id.write_text(str(uuid.uuid4()))
@@ -240,6 +241,15 @@ class SimBed(Bed):
         found = [*(root / "plugins" / DRIVER).rglob("*"), *self.agent.cdi.glob("*")]
         found += (root / "plugins_registry").iterdir()
         return [str(path.relative_to(root)) for path in found if not path.is_dir()]
+
+    async def page(self, path: str = "/", host: str = "localhost") -> tuple[int, str]:
+        found = re.findall(r"address=127\.0\.0\.1:(\d+)", self.agent.text())
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(found[-1]))
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        try:
+            return page_of(await asyncio.wait_for(reader.read(), self.patience))
+        finally:
+            writer.close()
 
     async def drabridge(self, *words: str) -> tuple[int, str]:
         return await self._command(*words, "--socket", str(self.agent.control))
