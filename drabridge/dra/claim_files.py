@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from drabridge.containers.cdi_spec import CdiSpec
 from drabridge.containers.cdi_store import CdiStore, Family
-from drabridge.dra.locks import Locks
+from drabridge.dra.concurrency import KeyedLocks
 from drabridge.dra.metadata import MetadataFiles
 from drabridge.dra.planning import DevicePlan, NotReadyError, Planner, cdi_devices, metadata_facts
 from drabridge.dra.ports import Inventory
@@ -30,7 +30,7 @@ class Upkeep:
         planner: Planner,
         inventory: Inventory,
         records: RecordStore,
-        locks: Locks,
+        locks: KeyedLocks,
         cdi: CdiStore,
         metadata: MetadataFiles | None,
         boot_id: str,
@@ -88,7 +88,7 @@ class Upkeep:
         """
         all_free = True
         for uid in [record.claim.uid for record in await self._files.promptly(self._records.all)]:
-            lock = self._locks.hold(uid)
+            lock = self._locks.lock(uid)
             if lock.locked():
                 all_free = False
             else:

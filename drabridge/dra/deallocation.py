@@ -24,7 +24,7 @@ FIRST_SECONDS = 0.5  # the resourceclaim controller deallocates within a second 
 MOST_SECONDS = 60.0  # a claim that stays allocated waits for a pod; there is no hurry
 
 
-class Releases:
+class DeallocationPoller:
     """Asks about idle claims, each with its own back-off."""
 
     def __init__(self, ledger_service: LedgerService, ask: Callable[[ClaimRef], Awaitable[bool]]) -> None:

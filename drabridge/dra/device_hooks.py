@@ -7,7 +7,7 @@ from typing import Any
 
 from drabridge.config.container import Hook
 from drabridge.containers.hooks import run_hook
-from drabridge.dra.locks import Locks
+from drabridge.dra.concurrency import KeyedLocks
 from drabridge.inventory.model import Device
 from drabridge.ledger.model import ClaimRef
 
@@ -16,7 +16,7 @@ class HookRunner:
     """Runs commands, one at a time for each device."""
 
     def __init__(self) -> None:
-        self._locks = Locks()
+        self._locks = KeyedLocks()
 
     async def run(self, hook: Hook, device: Device, claim: ClaimRef, phase: str) -> None:
         """Run to the end. ``phase`` is ``prepare`` or ``unprepare``. Raises HostError with the command's output."""
@@ -25,7 +25,7 @@ class HookRunner:
             "DRABRIDGE_CLAIM_UID": claim.uid,
             "DRABRIDGE_CLAIM": f"{claim.namespace}/{claim.name}",
         }
-        async with self._locks.hold(device.name):
+        async with self._locks.lock(device.name):
             await run_hook(hook, device, device.name, more)
 
 

@@ -14,10 +14,10 @@ from drabridge.config.schema import Config
 from drabridge.containers.cdi_store import CdiStore
 from drabridge.dra.claim_files import Upkeep
 from drabridge.dra.claim_status import StatusWriter
-from drabridge.dra.deallocation import Releases
+from drabridge.dra.concurrency import KeyedLocks
+from drabridge.dra.deallocation import DeallocationPoller
 from drabridge.dra.facts import ClaimHandled, ClaimOutcome, Fact, Observer
 from drabridge.dra.health_stream import HealthBoard
-from drabridge.dra.locks import Locks
 from drabridge.dra.metadata import MetadataFiles
 from drabridge.dra.planning import LookupOf, Planner, device_lookup
 from drabridge.dra.ports import ClaimPods, InUse, Inventory, no_pods, nobody
@@ -122,7 +122,7 @@ class DraDriver:
         boot_id = paths.boot_id.read_text().strip()
         claims = resource_claims(NEWEST_RESOURCE_VERSION)
         self.records = records = RecordStore(paths.claims)
-        locks = Locks()
+        locks = KeyedLocks()
         metadata = MetadataFiles(sockets.service.parent, cdi, config.driver) if config.dra.metadata else None
         planner = Planner(config, self.pool, lookup)
         self._preparer = Preparer(
@@ -156,7 +156,7 @@ class DraDriver:
         self._registration = RegistrationService(config.driver, sockets.service, observer)
         self._server = DraServers(sockets, self._preparer, self._health, self._registration, observer)
         self._status = StatusWriter(cluster, claims, config.driver, records, files)
-        self._releases = Releases(ledger_service, self.release_if_deallocated)
+        self._releases = DeallocationPoller(ledger_service, self.release_if_deallocated)
         self._publisher: Publisher | None = None
         self._seen: Snapshot | None = None  # what _look() looked at last
         self._offered: dict[str, Device] = {}

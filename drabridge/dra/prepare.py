@@ -20,14 +20,13 @@ from msgspec.structs import replace
 
 from drabridge.containers.cdi_store import CdiStore, Family
 from drabridge.dra.allocation import ClaimAllocation, allocation_of, is_allocated
+from drabridge.dra.concurrency import KeyedLocks, join, to_the_end
 from drabridge.dra.device_hooks import HookRunner, decode_hook
 from drabridge.dra.facts import ClaimHandled, ClaimOutcome, Observer
-from drabridge.dra.locks import Locks
 from drabridge.dra.metadata import MetadataFiles
 from drabridge.dra.planning import DevicePlan, NotReadyError, Planner, cdi_devices, metadata_facts
 from drabridge.dra.ports import ClaimPods, InUse, Inventory, no_pods, nobody
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
-from drabridge.dra.single_flight import join, to_the_end
 from drabridge.errors import ConfigError, DrabridgeError, HostError, PeerError, RefusedError
 from drabridge.inventory.model import Presence
 from drabridge.kube.api import Cluster, Kind, NotFoundError, UnreachableError, backoff
@@ -73,7 +72,7 @@ class Preparer:
         cluster: Cluster,
         claims: Kind,
         records: RecordStore,
-        locks: Locks,
+        locks: KeyedLocks,
         cdi: CdiStore,
         metadata: MetadataFiles | None,
         boot_id: str,
@@ -137,7 +136,7 @@ class Preparer:
     async def _prepare_within_budget(self, claim: ClaimRef, started: float) -> tuple[tuple[PreparedDevice, ...], bool]:
         reason: DrabridgeError = HostError(f"preparing took longer than {self._budget_seconds:g} s")
         try:
-            async with asyncio.timeout(self._budget_seconds), self._locks.hold(claim.uid):
+            async with asyncio.timeout(self._budget_seconds), self._locks.lock(claim.uid):
                 for delay in backoff(RETRY_FIRST_SECONDS, RETRY_MOST_SECONDS):
                     try:
                         return await self._attempt(claim)
@@ -325,7 +324,7 @@ class Preparer:
             if late is not None:  # kubelet gave up waiting for it and would never know what it did
                 late.cancel()
                 await asyncio.wait([late])
-            async with asyncio.timeout(self._budget_seconds), self._locks.hold(claim.uid):
+            async with asyncio.timeout(self._budget_seconds), self._locks.lock(claim.uid):
                 await self._unprepare_locked(claim)
             outcome = ClaimOutcome.OK
         except TimeoutError:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import grpc
 
+from drabridge.dra.concurrency import to_the_end
 from drabridge.dra.facts import Observer
 from drabridge.dra.health_stream import HealthBoard, HealthServicer
 from drabridge.dra.registration import RegistrationService
 from drabridge.dra.service import Claims, ClaimServicer
-from drabridge.dra.single_flight import to_the_end
 from drabridge.dra.sockets import PluginSockets, identity
 from drabridge.errors import HostError
 from drabridge.kube.versions import KUBELET_SERVICES, ServiceName

@@ -20,10 +20,10 @@ from typing import Any, NoReturn
 
 import grpc
 
+from drabridge.dra.concurrency import to_the_end
 from drabridge.dra.facts import Fact, RegistrationChanged
 from drabridge.dra.registration import RegistrationService
 from drabridge.dra.server import listen
-from drabridge.dra.single_flight import to_the_end
 from drabridge.dra.sockets import PluginSockets, is_dead
 from drabridge.errors import HostError
 

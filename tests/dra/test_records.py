@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from drabridge.dra.locks import Locks
+from drabridge.dra.concurrency import KeyedLocks
 from drabridge.dra.records import RecordStore
 from drabridge.errors import HostError
 from drabridge.ledger.model import ClaimShare
@@ -111,11 +111,11 @@ def test_the_ledger_is_told_of_shares_and_admin_access() -> None:
 
 
 async def test_a_claim_has_one_worker_and_does_not_wait_for_others() -> None:
-    locks = Locks()
-    async with locks.hold(UID):
-        async with locks.hold("another-claim"):
+    locks = KeyedLocks()
+    async with locks.lock(UID):
+        async with locks.lock("another-claim"):
             pass
-        second = asyncio.create_task(locks.hold(UID).acquire())
+        second = asyncio.create_task(locks.lock(UID).acquire())
         await asyncio.sleep(0)
         assert not second.done()
     assert await second

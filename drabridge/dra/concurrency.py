@@ -1,6 +1,7 @@
-"""One task for each key: whoever asks again meanwhile joins it, and nobody who gives up cuts it short.
+"""Run one piece of work at a time for each claim or device, and to its end whoever gives up waiting.
 
-grpc.aio cancels a handler when the client's deadline passes; work with side effects must not stop wherever it was.
+grpc.aio cancels a handler when the client's deadline passes; work with side effects must not stop half-way. One process
+is enough to think of: without the ledger's lock, no claims are served.
 """
 
 from __future__ import annotations
@@ -8,14 +9,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from drabridge.errors import PeerError
 
 T = TypeVar("T")
 
 
+class KeyedLocks:
+    """A lock for each key, for as long as somebody holds it or waits for it."""
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def lock(self, key: str) -> asyncio.Lock:
+        """Return the key's lock, for ``async with``."""
+        return self._locks.get(key) or self._locks.setdefault(key, asyncio.Lock())
+
+
 async def join(tasks: dict[str, asyncio.Task[T]], key: str, work: Callable[[], Awaitable[T]]) -> T:
-    """Wait for the key's task, begun now or by an earlier call; the task outlives the caller."""
+    """Wait for the key's task in ``tasks``; start it if there is none. The task outlives the caller."""
     task = tasks.get(key)
     if task is None:
         task = asyncio.ensure_future(_run(work))
@@ -30,7 +43,7 @@ async def join(tasks: dict[str, asyncio.Task[T]], key: str, work: Callable[[], A
 
 
 async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
-    """Wait for work that must be over before anybody else goes on, however often that is cancelled; then it is."""
+    """Wait for ``work`` to end, however often the caller is cancelled meanwhile; cancel the caller only then."""
     task, cancelled = asyncio.ensure_future(work), False
     while not task.done():
         try:
@@ -50,4 +63,4 @@ def _forget(tasks: dict[str, asyncio.Task[T]], key: str, task: asyncio.Task[T]) 
     if tasks.get(key) is task:
         del tasks[key]
     if not task.cancelled():
-        task.exception()  # retrieved: the caller may be gone
+        task.exception()  # marked as retrieved: the caller may be gone
