@@ -1,8 +1,8 @@
-"""``ResourceClaim.status.devices``: what this driver says about the devices of a claim, by server-side apply.
+"""Write ``ResourceClaim.status.devices``: what this driver says about the devices of a claim, by server-side apply.
 
-A service to people who look at claims; kubelet and scheduler do not need it. So it runs beside the answers to kubelet,
-and a failure is a fact, not an error. Only our own entries are in the applied object: the server keeps everybody
-else's, and since 1.36 refuses writes to them.
+It is for people who look at claims; kubelet and scheduler do not need it. So it runs beside the answers to kubelet, and
+a failure is logged, not an error. Only our own entries are in the applied object: the server keeps everybody else's,
+and since 1.36 refuses writes to them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from drabridge.dra.records import ClaimRecord, RecordStore, State
+from drabridge.dra.claim_objects import ClaimObjects
+from drabridge.dra.records import ClaimRecord, ClaimRecords, State
 from drabridge.errors import ClusterError, DrabridgeError
 from drabridge.inventory.model import Presence, Snapshot
-from drabridge.kube.api import Cluster, InvalidError, Kind, NotFoundError, backoff
+from drabridge.kube.api import InvalidError, NotFoundError, backoff
 from drabridge.kube.json_reader import Json
 from drabridge.offers.reported_health import health_of
-from drabridge.system.io_thread import IoThread
 from drabridge.system.untrusted import reading
 
 log = logging.getLogger(__name__)
@@ -31,14 +31,9 @@ READY = "Ready"
 class StatusWriter:
     """Writes the status of claims one after the other; a claim that is asked for twice is written once."""
 
-    def __init__(
-        self, cluster: Cluster, claims: Kind, driver: str, records: RecordStore, files: IoThread | None = None
-    ) -> None:
-        """``files``: whose thread waits for the records' disk."""
-        self.claims = claims
-        self._files = files or IoThread("status")
-        self._other: set[str] = set()  # devices in another state than they were: their claims are due
-        self._cluster = cluster
+    def __init__(self, claims: ClaimObjects, records: ClaimRecords, driver: str) -> None:
+        self._claims = claims
+        self._changed: set[str] = set()  # devices in another state than they were: their claims are due
         self._driver = driver
         self._records = records
         self._pending: dict[str, None] = {}
@@ -46,32 +41,32 @@ class StatusWriter:
         self._snapshot = Snapshot(0)
 
     def claim_prepared(self, uid: str) -> None:
-        """This claim's status is due."""
+        """The claim was prepared: its status is due."""
         self._pending[uid] = None
         self._wake.set()
 
     def inventory_changed(self, snapshot: Snapshot) -> None:
-        """Every prepared claim whose devices are in another state now is due."""
+        """Take a snapshot: the status of each prepared claim with a device in another state is due."""
         before = {health.name: health for health in health_of(self._snapshot.devices)}
         first, self._snapshot = not self._snapshot.version, snapshot
         changed = {health.name for health in health_of(snapshot.devices) if before.get(health.name) != health}
         if not first and changed:
-            self._other |= changed
+            self._changed |= changed
             self._wake.set()
 
-    async def _of_devices(self) -> None:
-        changed, self._other = self._other, set()
-        for record in await self._files.promptly(self._records.all):
+    async def _add_claims_of_changed_devices(self) -> None:
+        changed, self._changed = self._changed, set()
+        for record in await self._records.all():
             if record.state is State.COMPLETED and any(device.device in changed for device in record.devices):
                 self._pending[record.claim.uid] = None
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Write what is due, until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
-            if self._other:
-                await self._of_devices()
+            if self._changed:
+                await self._add_claims_of_changed_devices()
             while self._pending:
                 uid = next(iter(self._pending))
                 del self._pending[uid]
@@ -81,7 +76,7 @@ class StatusWriter:
         delays = backoff(0.5, 10.0)
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                record = await self._files.promptly(lambda: self._records.load(uid))
+                record = await self._records.load(uid)
                 if record is not None and record.state is State.COMPLETED:
                     with reading(f"claim {record.claim}"):
                         await self._apply(record)
@@ -90,13 +85,13 @@ class StatusWriter:
                 return
             except DrabridgeError as error:
                 if attempt == ATTEMPTS or isinstance(error, InvalidError) or not isinstance(error, ClusterError):
-                    log.warning("claim status not written", extra={"claim": uid, "error": str(error)})
+                    log.warning("claim status not written", extra={"claim": uid, "reason": str(error)})
                     return
             await asyncio.sleep(next(delays))
 
     async def _apply(self, record: ClaimRecord) -> None:
         claim = record.claim
-        obj = await self._cluster.get(self.claims, claim.name, namespace=claim.namespace)
+        obj = await self._claims.get(claim)
         if obj["metadata"]["uid"] != claim.uid:
             return
         before = (obj.get("status") or {}).get("devices") or ()
@@ -104,16 +99,7 @@ class StatusWriter:
         entries = self._entries(record, mine, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
         if [mine.get(_key(entry)) for entry in entries] == entries:
             return
-        body = {
-            "apiVersion": f"{self.claims.group}/{self.claims.version}",
-            "kind": "ResourceClaim",
-            # The UID makes the server refuse a claim of the same name that came after this one.
-            "metadata": {"name": claim.name, "namespace": claim.namespace, "uid": claim.uid},
-            "status": {"devices": entries},
-        }
-        await self._cluster.apply(
-            self.claims, body, manager=self._driver, namespace=claim.namespace, subresource="status"
-        )
+        await self._claims.apply_devices(claim, entries, manager=self._driver)
 
     def _entries(self, record: ClaimRecord, mine: Mapping[Any, Json], now: str) -> list[Json]:
         known = self._snapshot.by_name()

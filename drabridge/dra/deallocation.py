@@ -1,4 +1,4 @@
-"""Learns that a claim which no container uses has been deallocated, so that its devices become free.
+"""Learn that a claim which no container uses has been deallocated, so that its devices become free.
 
 A claim's devices are free when kubelet has unprepared it *and* the API server has taken the allocation back, which
 happens a moment later and is announced to nobody on the node. Watching all claims of a cluster from every node would
@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 
-from drabridge.errors import DrabridgeError
-from drabridge.kube.api import backoff
-from drabridge.ledger.model import ClaimPhase, ClaimRef, Ledger
+from drabridge.dra.allocation import allocation_of, is_allocated
+from drabridge.dra.claim_objects import ClaimObjects
+from drabridge.dra.ports import DraPorts
+from drabridge.errors import DrabridgeError, PeerError
+from drabridge.kube.api import NotFoundError, backoff
+from drabridge.ledger import events
+from drabridge.ledger.model import ClaimHold, ClaimPhase, ClaimRef, Ledger
 from drabridge.ledger.service import LedgerService
 from drabridge.system.supervise import WakeUp
 from drabridge.system.untrusted import reading
@@ -24,22 +28,26 @@ FIRST_SECONDS = 0.5  # the resourceclaim controller deallocates within a second 
 MOST_SECONDS = 60.0  # a claim that stays allocated waits for a pod; there is no hurry
 
 
-class DeallocationPoller:
-    """Asks about idle claims, each with its own back-off."""
+class Deallocations:
+    """Asks the API server about idle claims, each with its own back-off, and tells the ledger what it let go of."""
 
-    def __init__(self, ledger_service: LedgerService, ask: Callable[[ClaimRef], Awaitable[bool]]) -> None:
-        """``ask`` returns whether the claim turned out to be deallocated; it tells the ledger itself."""
+    def __init__(
+        self, ledger_service: LedgerService, claims: ClaimObjects, ports: DraPorts, *, driver: str, pool: str
+    ) -> None:
         self._ledger_service = ledger_service
-        self._ask = ask
+        self._claims = claims
+        self._ports = ports
+        self._driver = driver
+        self._pool = pool
         self._due: dict[ClaimRef, tuple[float, Iterator[float]]] = {}
         self._wake = WakeUp()
 
     def wake(self) -> None:
-        """The ledger changed."""
+        """The ledger changed: there may be other idle claims."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Ask about each idle claim when it is due, until cancelled."""
         while True:
             now = time.monotonic()
             idle = idle_claims(self._ledger_service.ledger)
@@ -53,20 +61,67 @@ class DeallocationPoller:
                     break
                 try:
                     with reading(f"claim {claim}"):
-                        await self._ask(claim)
+                        await self.release_if_deallocated(claim)
                 except DrabridgeError as error:
-                    log.warning("cannot ask about a claim", extra={"claim": claim.uid, "error": str(error)})
+                    log.warning("claim's allocation not known", extra={"claim": claim.uid, "reason": str(error)})
                 self._due[claim] = (time.monotonic() + next(delays), delays)
             pause = min((at for at, _ in self._due.values()), default=now + MOST_SECONDS) - time.monotonic()
             await self._wake.wait(max(pause, 0.01))
 
+    async def release_if_deallocated(self, claim: ClaimRef) -> bool:
+        """Ask the API server about a claim; tell the ledger what it let go of. What is prepared stays held.
+
+        Returns whether any device here is no longer allocated to it: none is, or it was allocated anew. The claim keeps
+        what it has when the answer makes no sense, and while processes of its pods may go on: kubelet may have heard
+        earlier than we that they are gone. Raises ClusterError when the server cannot be asked; so it is when the
+        server lacks this version of claims: its 404 then says nothing about the claim.
+        """
+        ledger = self._ledger_service.ledger
+        prepared = any(held.phase is ClaimPhase.PREPARED for held in _holds(ledger, claim))
+        if not prepared and lingers(ledger, self._ports, claim):  # of what is prepared the ledger itself takes care
+            return False
+        try:
+            obj = await self._claims.get(claim)
+        except NotFoundError:
+            obj = None
+        kept: frozenset[str] = frozenset()
+        try:
+            with reading(f"claim {claim}"):
+                allocated = is_allocated(claim, obj)
+            results = allocation_of(claim, obj, self._driver).results if obj and allocated else ()
+        except PeerError as error:
+            log.error("claim not readable; it keeps its devices", extra={"claim": claim.uid, "reason": str(error)})
+            return False
+        if allocated:
+            kept = frozenset(r.device for r in results if r.pool == self._pool and not r.admin)
+            if kept.issuperset(self._ledger_service.ledger.by_claim.get(claim.uid, ())):
+                return False
+        await self._ledger_service.apply(events.ClaimDeallocated(claim.uid, self._ports.clock(), kept))
+        return True
+
 
 def idle_claims(ledger: Ledger) -> frozenset[ClaimRef]:
-    """Claims with devices here that are not prepared: all of theirs, or those of an allocation before the present one.
-    And those that only linger.
+    """Return the claims to ask about: some device of theirs is not prepared, or its hold lingers.
 
     Without a name a claim cannot be asked about.
     """
     holds = (held for entry in ledger.entries.values() for held in entry.claims)
     idle = (held for held in holds if held.phase is not ClaimPhase.PREPARED or held.lingers)
     return frozenset(held.claim for held in idle if held.claim.name)
+
+
+def lingers(ledger: Ledger, ports: DraPorts, claim: ClaimRef) -> float:
+    """Return for how many seconds processes of an unprepared claim's pods may go on; 0: none does.
+
+    Kubelet unprepares the claims of force-deleted pods while their containers have their grace period, so what is
+    unprepared is not free yet where nobody saw the pod end (kubernetes#141471).
+    """
+    pods = ports.pods()
+    if pods is None:
+        return 0.0
+    return pods.lingers(claim, max((held.grace for held in _holds(ledger, claim)), default=0.0))
+
+
+def _holds(ledger: Ledger, claim: ClaimRef) -> list[ClaimHold]:
+    held = (ledger.entries[name].claim(claim.uid) for name in ledger.by_claim.get(claim.uid, ()))
+    return [one for one in held if one is not None]

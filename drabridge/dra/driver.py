@@ -9,28 +9,29 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from drabridge.config.schema import Config
 from drabridge.containers.cdi_store import CdiStore
-from drabridge.dra.claim_files import Upkeep
+from drabridge.dra.claim_files import ClaimFiles, ClaimFilesUpkeep
+from drabridge.dra.claim_objects import ClaimObjects
 from drabridge.dra.claim_status import StatusWriter
-from drabridge.dra.concurrency import KeyedLocks
-from drabridge.dra.deallocation import DeallocationPoller
+from drabridge.dra.deallocation import Deallocations
 from drabridge.dra.facts import ClaimHandled, ClaimOutcome, Fact, Observer
 from drabridge.dra.health_stream import HealthBoard
 from drabridge.dra.metadata import MetadataFiles
 from drabridge.dra.planning import LookupOf, Planner, device_lookup
-from drabridge.dra.ports import ClaimPods, InUse, Inventory, no_pods, nobody
+from drabridge.dra.ports import ClaimPods, DraPorts, InUse, _no_pods, _none_open
 from drabridge.dra.prepare import Preparer
 from drabridge.dra.publisher import Publisher, PublisherState
-from drabridge.dra.records import RecordStore
+from drabridge.dra.records import ClaimRecords, RecordStore
 from drabridge.dra.registration import RegistrationService, RegistrationState
 from drabridge.dra.server import DraServers
 from drabridge.dra.sockets import PluginSockets
 from drabridge.errors import ClusterError, DrabridgeError
 from drabridge.inventory.model import Device, Snapshot
-from drabridge.kube.api import Cluster, UnreachableError, backoff, resource_claims, resource_versions
-from drabridge.kube.versions import NEWEST_RESOURCE_VERSION, choose_version
+from drabridge.kube.api import Cluster, UnreachableError, backoff, resource_versions
+from drabridge.kube.versions import choose_version
 from drabridge.kube.watch import STEADY_SECONDS
 from drabridge.ledger.model import DRA_OWNERS, ClaimRef, LedgerPolicy
 from drabridge.ledger.service import LedgerService
@@ -82,7 +83,7 @@ class DraDriver:
         self,
         *,
         config: Config,
-        inventory: Inventory,
+        inventory: Callable[[], Snapshot],
         ledger_service: LedgerService,
         cluster: Cluster,
         cdi: CdiStore,
@@ -92,8 +93,8 @@ class DraDriver:
         policy: Callable[[], LedgerPolicy] = LedgerPolicy,
         lookup: LookupOf = device_lookup,
         on_synced: Callable[[], None] = lambda: None,
-        in_use: InUse = nobody,
-        pods: Callable[[], ClaimPods | None] = no_pods,
+        in_use: InUse = _none_open,
+        pods: Callable[[], ClaimPods | None] = _no_pods,
         unwell: Callable[[], str] = str,
         clock: Callable[[], float] = time.time,
         files: IoThread | None = None,
@@ -103,60 +104,43 @@ class DraDriver:
         is whose thread waits for disks. Raises HostError when a socket's path would be too long.
         """
         self._config = config
-        self._inventory = inventory
+        self._ports = DraPorts(
+            inventory=inventory,
+            observer=observer,
+            in_use=in_use,
+            pods=pods,
+            unwell=unwell,
+            on_synced=on_synced,
+            clock=clock,
+        )
         self._ledger_service = ledger_service
         self._cluster = cluster
         self._node = node_name
         self.pool = config.dra.pool or node_name
         self.synced_seq = -1  # the API server has the slices that follow from the ledger as it was then
         self._desired_seq = -1
-        self._on_synced = on_synced
-        self._observer = observer
         self._policy = policy
-        self._unwell = unwell
-        self._clock = clock
         self._serving = False
         self._version = ""
         self._error = ""
+        disk = files or IoThread("claims")
         sockets = PluginSockets.of(paths.kubelet, config.driver)
-        boot_id = paths.boot_id.read_text().strip()
-        claims = resource_claims(NEWEST_RESOURCE_VERSION)
-        self.records = records = RecordStore(paths.claims)
-        locks = KeyedLocks()
+        self.records = RecordStore(paths.claims)
+        records = ClaimRecords(self.records, disk, paths.boot_id.read_text().strip())
         metadata = MetadataFiles(sockets.service.parent, cdi, config.driver) if config.dra.metadata else None
-        planner = Planner(config, self.pool, lookup)
+        claim_files = ClaimFiles(cdi, metadata, disk)
+        ports = replace(self._ports, observer=self._observe)
+        self._planner = Planner(config, self.pool, lookup)
+        self._claims = ClaimObjects(cluster)
+        self._deallocations = Deallocations(ledger_service, self._claims, ports, driver=config.driver, pool=self.pool)
         self._preparer = Preparer(
-            planner=planner,
-            inventory=inventory,
-            ledger_service=ledger_service,
-            cluster=cluster,
-            claims=claims,
-            records=records,
-            locks=locks,
-            cdi=cdi,
-            metadata=metadata,
-            boot_id=boot_id,
-            observer=self._observe,
-            in_use=in_use,
-            pods=pods,
-            clock=clock,
-            files=files,
+            self._planner, records, claim_files, ledger_service, self._claims, self._deallocations, ports
         )
-        self._upkeep = Upkeep(
-            planner=planner,
-            inventory=inventory,
-            records=records,
-            locks=locks,
-            cdi=cdi,
-            metadata=metadata,
-            boot_id=boot_id,
-            files=files,
-        )
+        self._upkeep = ClaimFilesUpkeep(self._planner, records, claim_files, ports)
         self._health = HealthBoard(self.pool)
         self._registration = RegistrationService(config.driver, sockets.service, observer)
         self._server = DraServers(sockets, self._preparer, self._health, self._registration, observer)
-        self._status = StatusWriter(cluster, claims, config.driver, records, files)
-        self._releases = DeallocationPoller(ledger_service, self.release_if_deallocated)
+        self._status = StatusWriter(self._claims, records, config.driver)
         self._publisher: Publisher | None = None
         self._seen: Snapshot | None = None  # what _look() looked at last
         self._offered: dict[str, Device] = {}
@@ -174,7 +158,7 @@ class DraDriver:
     def publish(self) -> None:
         """The inventory, the ledger or the configuration changed: look again. Cheap, never blocks."""
         self._changed.set()
-        self._releases.wake()
+        self._deallocations.wake()
 
     def repeat_health(self) -> None:
         """Another stream of this driver has ended: kubelet is to hear it all again."""
@@ -188,20 +172,13 @@ class DraDriver:
     def reconfigure(self, config: Config) -> None:
         """Take over a configuration whose driver, pool and metadata setting are the same as before."""
         self._config = config
-        planner = Planner(config, self.pool, self._preparer.planner.lookup)
-        self._preparer.planner = self._upkeep.planner = planner
+        self._planner.config = config
         self._seen = None
         self.publish()
 
     async def release_if_deallocated(self, claim: ClaimRef) -> bool:
-        """Ask the API server about a claim; tell the ledger what it let go of. What is prepared stays held.
-
-        Raises ClusterError when it cannot be asked; so it is while nobody knows which versions the server has: what it
-        answers about another one, 404, is also what it says of a claim that is gone.
-        """
-        if not self._version:
-            raise UnreachableError(self._error or "the API server has not answered yet")
-        return await self._preparer.release_if_deallocated(claim)
+        """Ask the API server about a claim: see :meth:`Deallocations.release_if_deallocated`."""
+        return await self._deallocations.release_if_deallocated(claim)
 
     async def withdrawn(self, names: Collection[str]) -> frozenset[str]:
         """Those of these devices that the API server shows in no slice, asked now. Raises ClusterError."""
@@ -216,9 +193,9 @@ class DraDriver:
         sockets cannot be bound.
         """
         try:
-            while not self._inventory().complete:
+            while not self._ports.inventory().complete:
                 await self._changed.wait()
-            restored = self._inventory().version  # what comes while the sockets are bound is a change
+            restored = self._ports.inventory().version  # what comes while the sockets are bound is a change
             try:
                 await self._upkeep.restore()
             except DrabridgeError as error:  # unprepare must work all the same
@@ -232,7 +209,7 @@ class DraDriver:
                 parts = {
                     "follow": self._follow,
                     "files": lambda: self._keep_files(restored),
-                    "releases": self._releases.run,
+                    "releases": self._deallocations.run,
                     "slices": self._publish_slices,
                 }
                 if self._config.dra.claim_status:
@@ -260,7 +237,7 @@ class DraDriver:
         """The files of prepared claims, after every change of the inventory since ``version``."""
         while True:
             await self._looked.wait(BUSY_SECONDS if self._renew else None)
-            snapshot = self._inventory()
+            snapshot = self._ports.inventory()
             if snapshot.version != version or self._renew:
                 version, renew, self._renew = snapshot.version, self._renew, False
                 try:
@@ -270,7 +247,7 @@ class DraDriver:
 
     def _look(self) -> None:
         """Health and status follow the inventory; the ledger matters to them only for devices outside of our list."""
-        snapshot, ledger = self._inventory(), self._ledger_service.ledger
+        snapshot, ledger = self._ports.inventory(), self._ledger_service.ledger
         if snapshot is not self._seen:
             self._seen = snapshot
             resources = {resource.name for resource in self._config.resources if resource.lanes.uses_dra}
@@ -295,8 +272,7 @@ class DraDriver:
         while True:
             self._version = await self._discover()
             steady_at = loop.time() + STEADY_SECONDS
-            claims = resource_claims(self._version)
-            self._preparer.claims = self._status.claims = claims
+            self._claims.version = self._version
             self._publisher = Publisher(
                 cluster=self._cluster,
                 version=self._version,
@@ -304,7 +280,7 @@ class DraDriver:
                 node=self._node,
                 pool=self.pool,
                 desired=self._desired,
-                observer=self._observer,
+                observer=self._ports.observer,
                 on_synced=self._synced,
             )
             await self._publisher.run()
@@ -333,22 +309,22 @@ class DraDriver:
 
     def _synced(self) -> None:
         self.synced_seq = self._desired_seq
-        self._on_synced()
+        self._ports.on_synced()
 
     def _desired(self, features: frozenset[Feature]) -> DesiredSlices | None:
-        snapshot = self._inventory()
+        snapshot = self._ports.inventory()
         if not snapshot.complete or not self._server.listening:  # nobody may be sent to a driver that cannot serve
             return None
         self._desired_seq = self._ledger_service.ledger.seq
-        unwell = bool(self.records.error or self._unwell())
+        unwell = bool(self.records.error or self._ports.unwell())
         known = snapshot, self._ledger_service.ledger, self._policy(), self._config
-        return desired_slices(pool_of(*known, self._node, self._clock(), unwell=unwell), features)
+        return desired_slices(pool_of(*known, self._node, self._ports.clock(), unwell=unwell), features)
 
     def _observe(self, fact: Fact) -> None:
         if isinstance(fact, ClaimHandled) and fact.outcome is ClaimOutcome.OK:
             if fact.method == "prepare" and self._config.dra.claim_status:
                 self._status.claim_prepared(fact.claim.uid)
-            self._releases.wake()
+            self._deallocations.wake()
         elif isinstance(fact, ClaimHandled) and fact.outcome is ClaimOutcome.FAILED:
             self.publish()  # perhaps because of a disk, and then others would fail as well
-        self._observer(fact)
+        self._ports.observer(fact)

@@ -1,8 +1,8 @@
-"""What preparing an allocation would do, worked out in full before anything is done."""
+"""Plan what preparing a claim takes, in full, before anything is done."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -14,7 +14,7 @@ from drabridge.config.schema import Config
 from drabridge.config.template import Lookup, Template
 from drabridge.containers.cdi_spec import CdiDevice, ContainerEdits, claim_device_name
 from drabridge.dra.allocation import AllocationResult, ClaimAllocation
-from drabridge.dra.device_hooks import decode_hook, encode_hook
+from drabridge.dra.device_hooks import encode_hook
 from drabridge.dra.metadata import DeviceFacts
 from drabridge.dra.params import Choice, resolve
 from drabridge.dra.records import PreparedDevice
@@ -32,66 +32,41 @@ class NotReadyError(HostError):
 
 
 class DevicePlan(Struct, frozen=True):
-    """One allocation result with everything that preparing it takes."""
+    """What preparing one device of a claim takes."""
 
-    result: AllocationResult
-    device: Device
-    choice: Choice
+    prepared: PreparedDevice  # what is recorded: the choice of the claim, without CDI ids
+    device: Device  # as it is in the inventory
     cdi: CdiDevice
-    prepare: Hook | None = None
-    unprepare: Hook | None = None
-
-    def record(self, cdi_ids: Sequence[str] = ()) -> PreparedDevice:
-        """What is remembered about it."""
-        return PreparedDevice(
-            self.result.request,
-            self.result.pool,
-            self.result.device,
-            self.result.share_id,
-            self.result.admin,
-            self.choice.profile,
-            self.choice.env,
-            tuple(cdi_ids),
-            encode_hook(self.unprepare),
-            self.result.consumed,
-        )
+    hook: Hook | None = None  # to be run before the container gets the device
 
 
-class Planner(Struct, frozen=True):
-    """``lookup`` gives the value of template fields for a device."""
+class Planner:
+    """Plans the devices of claims. ``config`` may be replaced by a later one with the same driver and pool."""
 
-    config: Config
-    pool: str
-    lookup: LookupOf
+    def __init__(self, config: Config, pool: str, lookup: LookupOf) -> None:
+        """``lookup`` gives the value of template fields for a device."""
+        self.config = config
+        self.pool = pool
+        self._lookup = lookup
 
     def plan(self, allocation: ClaimAllocation, snapshot: Snapshot) -> tuple[DevicePlan, ...]:
-        """Raises NotReadyError, PeerError or ConfigError; nothing has been done then."""
+        """Plan a claim. Raises NotReadyError, PeerError or ConfigError; nothing has been done then."""
         devices = [self._device(result, snapshot) for result in allocation.results]
         rules = {device.name: self._rules(device) for device in devices}
         choices = resolve(
             allocation.config, allocation.results, lambda result: rules[result.device], self.config.driver
         )
         return tuple(
-            self._planned(allocation.claim.uid, result, device, choice)
+            self._planned(allocation.claim.uid, self._prepared(result, choice, rules[device.name]), device)
             for result, device, choice in zip(allocation.results, devices, choices, strict=True)
         )
 
     def again(self, uid: str, prepared: PreparedDevice, snapshot: Snapshot) -> DevicePlan:
-        """A device that was prepared before, as it is now: its nodes may have other numbers."""
-        result = AllocationResult(
-            prepared.request, prepared.pool, prepared.device, prepared.share_id, prepared.admin, prepared.consumed
-        )
+        """Plan a recorded device as it is now: its nodes may have other numbers. Raises NotReadyError, ConfigError."""
         device = snapshot.by_name().get(prepared.device)
         if device is None:
             raise NotReadyError(f"device {prepared.device}, which this claim was given, is gone", hint=_GONE)
-        profile = prepared.profile if prepared.profile in self._rules(device).profiles else ""
-        planned = self._planned(uid, result, device, Choice(profile, prepared.env))
-        hook = decode_hook(prepared.unprepare)
-        cdi = planned.cdi
-        before = claim_device_name(uid, result.base_request, device.name, result.share_id)
-        if any(id_.endswith(f"={before}") for id_ in prepared.cdi_ids):  # admin access had no name of its own then
-            cdi = replace(cdi, name=before)
-        return replace(planned, choice=Choice(prepared.profile, prepared.env), cdi=cdi, unprepare=hook)
+        return self._planned(uid, prepared, device)
 
     def _device(self, result: AllocationResult, snapshot: Snapshot) -> Device:
         if result.pool != self.pool:
@@ -111,26 +86,37 @@ class Planner(Struct, frozen=True):
         except KeyError:
             return _NO_RULES
 
-    def _planned(self, uid: str, result: AllocationResult, device: Device, choice: Choice) -> DevicePlan:
-        profile = self._rules(device).profiles.get(choice.profile)
+    def _prepared(self, result: AllocationResult, choice: Choice, rules: ClaimConfig) -> PreparedDevice:
+        profile = rules.profiles.get(choice.profile)
+        return PreparedDevice(
+            result.request,
+            result.pool,
+            result.device,
+            result.share_id,
+            result.admin,
+            choice.profile,
+            choice.env,
+            unprepare=None if profile is None or result.admin else encode_hook(profile.unprepare),
+            consumed=result.consumed,
+        )
+
+    def _planned(self, uid: str, prepared: PreparedDevice, device: Device) -> DevicePlan:
+        profile = self._rules(device).profiles.get(prepared.profile)  # it may be gone from the file
         edits = ContainerEdits.of(device)
-        prepare = unprepare = None
         if profile is not None:
             try:
-                edits = _with_profile(edits, profile, choice.profile, self.lookup(device))
+                edits = _with_profile(edits, profile, prepared.profile, self._lookup(device))
             except ConfigError as error:
                 if device.presence is Presence.PRESENT:
                     raise
                 raise NotReadyError(
                     f"device {device.name} is {device.presence}: {error.message}", hint=_GONE
                 ) from error
-            # Admin access looks at a device that somebody else may be using: it must not reset it.
-            if not result.admin:
-                prepare = profile.prepare
-                unprepare = profile.unprepare
-        edits |= ContainerEdits(env=choice.env)
-        name = claim_device_name(uid, result.base_request, device.name, result.share_id, admin=result.admin)
-        return DevicePlan(result, device, choice, CdiDevice(name, edits), prepare, unprepare)
+        edits |= ContainerEdits(env=prepared.env)
+        name = claim_device_name(uid, prepared.base_request, device.name, prepared.share_id, admin=prepared.admin)
+        # Admin access looks at a device that somebody else may be using: it must not reset it.
+        hook = None if profile is None or prepared.admin else profile.prepare
+        return DevicePlan(prepared, device, CdiDevice(name, edits), hook)
 
 
 _GONE = "Plug it in or repair it; delete the pod if another device will do"
@@ -179,7 +165,8 @@ def cdi_devices(plans: Iterable[DevicePlan]) -> list[CdiDevice]:
 def metadata_facts(plans: Iterable[DevicePlan]) -> list[DeviceFacts]:
     """What a container is told about its devices."""
     return [
-        DeviceFacts(plan.result.request, plan.result.pool, plan.device.name, describe(plan.device)[0]) for plan in plans
+        DeviceFacts(plan.prepared.request, plan.prepared.pool, plan.device.name, describe(plan.device)[0])
+        for plan in plans
     ]
 
 

@@ -1,34 +1,53 @@
-"""What the DRA side needs from the rest of the agent."""
+"""Name what the DRA side asks of the rest of the agent, and tells it."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
+from msgspec import Struct
+
+from drabridge.dra.facts import Fact, Observer
 from drabridge.inventory.model import Snapshot
 from drabridge.ledger.model import ClaimRef
 
-Inventory = Callable[[], Snapshot]  # the current snapshot
-
 InUse = Callable[[set[str]], Awaitable[Mapping[str, str]]]
-"""Device names -> those of them that a process has open, with that process in words. Only what is to be probed."""
+"""Device names -> those that a process has open, each with that process in words. Only probed devices appear."""
 
 
 class ClaimPods(Protocol):
     """What is known of the pods with a claim."""
 
     def grace(self, claim: ClaimRef) -> float:
-        """Seconds that they have to end when they are deleted."""
+        """Return the seconds that they have to end when they are deleted."""
 
     def lingers(self, claim: ClaimRef, grace: float) -> float:
-        """Seconds for which their processes may go on though kubelet has unprepared the claim; 0: none does."""
+        """Return for how many seconds their processes may go on after kubelet unprepared the claim; 0: none does.
+
+        ``grace``: the seconds that they had to end; 0: not known.
+        """
 
 
-def no_pods() -> ClaimPods | None:
-    """Where nobody follows pods."""
+def _no_fact(fact: Fact) -> None:
+    pass
+
+
+async def _none_open(devices: set[str]) -> Mapping[str, str]:
+    return {}
+
+
+def _no_pods() -> ClaimPods | None:
     return None
 
 
-async def nobody(devices: set[str]) -> Mapping[str, str]:
-    """Where nothing is probed."""
-    return {}
+class DraPorts(Struct, frozen=True, kw_only=True):
+    """The rest of the agent, one function for each thing that is asked or told."""
+
+    inventory: Callable[[], Snapshot]  # the current snapshot
+    observer: Observer = _no_fact
+    in_use: InUse = _none_open
+    pods: Callable[[], ClaimPods | None] = _no_pods  # None: nobody follows pods
+    unwell: Callable[[], str] = str  # why no claim could be granted now; "" if one could
+    on_synced: Callable[[], None] = lambda: None  # the API server has the slices that it should have
+    clock: Callable[[], float] = time.time

@@ -8,6 +8,7 @@ made other drivers refuse their own files after an upgrade.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -20,11 +21,14 @@ from types import MappingProxyType
 from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
+from drabridge.dra.concurrency import KeyedLocks
 from drabridge.errors import HostError
 from drabridge.ledger.events import DeviceUse
 from drabridge.ledger.model import ClaimRef, ClaimShare
 from drabridge.system.files import TEMPORARY_SUFFIX, Care, sync_directory, write_atomically
+from drabridge.system.io_thread import IoThread
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +59,10 @@ class PreparedDevice(Struct, frozen=True):
     cdi_ids: tuple[str, ...] = ()
     unprepare: Mapping[str, Any] | None = None  # the hook as it was configured then: {command, timeoutSeconds}
     consumed: Mapping[str, int] = field(default_factory=lambda: _NO_CAPACITY)  # of a share; base units
+
+    def with_ids(self, cdi_ids: tuple[str, ...]) -> PreparedDevice:
+        """Return the device with these CDI ids."""
+        return replace(self, cdi_ids=cdi_ids)
 
     @property
     def base_request(self) -> str:
@@ -202,7 +210,7 @@ class RecordStore:
                     found.append(self.load(path.stem))
                 except HostError as error:
                     if path.stem not in self._unreadable:
-                        log.error("a claim's record is left out", extra={"error": str(error)})
+                        log.error("claim record left out", extra={"reason": str(error)})
                     self._unreadable.add(path.stem)
         return tuple(record for record in found if record is not None)
 
@@ -225,7 +233,49 @@ class RecordStore:
         except OSError as rename_error:
             raise HostError(f"{path} is damaged and cannot be moved aside: {rename_error.strerror}") from rename_error
         why = f"the record {path.name} of a prepared claim is damaged ({error})"
-        log.error("claim record quarantined", extra={"error": why, "path": str(aside)})
+        log.error("claim record quarantined", extra={"reason": why, "path": str(aside)})
+
+
+class ClaimRecords:
+    """The records as the loop uses them: one worker at a time on each claim, and a thread waits for the disk."""
+
+    def __init__(self, store: RecordStore, disk: IoThread, boot_id: str) -> None:
+        self._store = store
+        self._disk = disk
+        self._locks = KeyedLocks()
+        self.boot_id = boot_id
+
+    def lock(self, uid: str) -> asyncio.Lock:
+        """Return the lock of whoever works on this claim, for ``async with``."""
+        return self._locks.lock(uid)
+
+    def of_this_boot(self, record: ClaimRecord) -> bool:
+        """Whether the side effects of the record were made since the node was booted."""
+        return record.boot_id == self.boot_id
+
+    async def load(self, uid: str) -> ClaimRecord | None:
+        return await self._disk.promptly(lambda: self._store.load(uid))
+
+    async def save(self, record: ClaimRecord) -> None:
+        await self._disk.promptly(lambda: self._store.save(record))
+
+    async def delete(self, uid: str) -> None:
+        await self._disk.promptly(lambda: self._store.delete(uid))
+
+    async def all(self) -> tuple[ClaimRecord, ...]:
+        return await self._disk.promptly(self._store.all)
+
+    async def all_after_crash(self) -> tuple[ClaimRecord, ...]:
+        """At start: remove what a crash left half written, and return every record."""
+
+        def sweep_and_read() -> tuple[ClaimRecord, ...]:
+            self._store.sweep()
+            return self._store.all()
+
+        return await self._disk.promptly(sweep_and_read)
+
+    async def strangers(self, records: Iterable[ClaimRecord]) -> frozenset[str]:
+        return await self._disk.promptly(lambda: self._store.strangers(records))
 
 
 def _encode(device: PreparedDevice) -> dict[str, Any]:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from drabridge.dra.claim_objects import ClaimObjects
 from drabridge.dra.claim_status import StatusWriter
-from drabridge.dra.records import RecordStore
+from drabridge.dra.records import ClaimRecords, RecordStore
 from drabridge.inventory.model import Presence, Snapshot
-from drabridge.kube.api import resource_claims
+from drabridge.system.io_thread import IoThread
 from tests.support.agent_process import until
 from tests.support.dra_node import DRIVER, DraNode, a_node, gpu
 
@@ -53,7 +54,7 @@ async def test_a_record_that_cannot_be_read_ends_neither_the_writer_nor_the_driv
         record.mkdir()
 
         await node.change(gpu_1=(Presence.FAULTY, "too hot"))
-        await node.wait_for(lambda: "a claim's record is left out" in caplog.text, "the warning")
+        await node.wait_for(lambda: "claim record left out" in caplog.text, "the warning")
 
         record.rmdir()
         record.write_bytes(text)
@@ -65,8 +66,8 @@ async def test_a_record_that_cannot_be_read_ends_neither_the_writer_nor_the_driv
 async def test_a_writer_that_meets_a_damaged_record_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Between the claim's preparation and its status; found by a test that damaged one just then."""
     caplog.set_level(logging.WARNING)
-    records = RecordStore(tmp_path)
-    writer = StatusWriter(None, resource_claims("v1"), DRIVER, records)  # type: ignore[arg-type]
+    records = ClaimRecords(RecordStore(tmp_path), IoThread("records"), "boot")
+    writer = StatusWriter(ClaimObjects(None), records, DRIVER)  # type: ignore[arg-type]
     task = asyncio.create_task(writer.run())
     for uid, damage in (("a", tmp_path.joinpath("a.json").mkdir), ("b", lambda: (tmp_path / "b.json").write_text("{"))):
         damage()

@@ -181,19 +181,16 @@ async def test_admin_access_holds_nothing_and_sees_a_held_device() -> None:
         assert node.owner("gpu-1") is Owner.DRA_PREPARED
 
 
-async def test_admin_access_that_an_earlier_agent_prepared_keeps_the_name_that_kubelet_has() -> None:
+async def test_admin_access_keeps_over_a_restart_the_name_that_kubelet_has() -> None:
     async with a_node() as node:
         claim = node.claims.add("admin", {"device": "gpu-1", "adminAccess": True})
         (prepared,) = await node.prepared(claim)
         assert prepared.cdi_device_ids[0] == f"{DRIVER}/device=admin-{claim.uid}-gpu-gpu-1"
-        await node.stop()
-        (record,) = (node.state / "claims").glob("*.json")
-        record.write_text(record.read_text().replace("=admin-", "=claim-"))
-        await node.start()
+        await node.restart()
         (again,) = await node.prepared(claim)
-        assert again.cdi_device_ids[0] == f"{DRIVER}/device=claim-{claim.uid}-gpu-gpu-1"
+        assert again.cdi_device_ids == prepared.cdi_device_ids
         spec = json.loads((node.root / "cdi" / f"{DRIVER}-device-claim-{claim.uid}.json").read_text())
-        assert [d["name"] for d in spec["devices"]] == [f"claim-{claim.uid}-gpu-gpu-1"]
+        assert [d["name"] for d in spec["devices"]] == [f"admin-{claim.uid}-gpu-gpu-1"]
 
 
 def shared_device() -> Device:

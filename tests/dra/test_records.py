@@ -68,7 +68,7 @@ def test_a_damaged_record_is_put_aside_once_and_never_believed(
     assert store.load(UID) is None
     (told,) = (vars(record) for record in caplog.records if record.msg == "claim record quarantined")
     assert Path(told["path"]).read_text() == change(text)
-    assert f"{UID}.json of a prepared claim is damaged" in told["error"]
+    assert f"{UID}.json of a prepared claim is damaged" in told["reason"]
 
 
 def test_a_record_that_cannot_be_read_hides_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -77,7 +77,7 @@ def test_a_record_that_cannot_be_read_hides_no_other(tmp_path: Path, caplog: pyt
     store.path("0000").mkdir()  # as good as EIO, which nobody can order
     for _ in range(2):
         assert store.all() == (RECORD,)
-    assert [record.getMessage() for record in caplog.records] == ["a claim's record is left out"]
+    assert [record.getMessage() for record in caplog.records] == ["claim record left out"]
     assert store.strangers(store.all()) == {"0000"}
 
 

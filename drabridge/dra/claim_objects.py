@@ -1,0 +1,34 @@
+"""Read and write ResourceClaims at the API server, in the version that it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from drabridge.kube.api import Cluster, resource_claims
+from drabridge.kube.json_reader import Json
+from drabridge.kube.versions import NEWEST_RESOURCE_VERSION
+from drabridge.ledger.model import ClaimRef
+
+
+class ClaimObjects:
+    """The claims of the cluster, one at a time. ``version`` is the newest until the server has said what it serves."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.version = NEWEST_RESOURCE_VERSION
+
+    async def get(self, claim: ClaimRef) -> Json:
+        """Return the object of this name, whatever its UID. Raises NotFoundError or another ClusterError."""
+        return await self._cluster.get(resource_claims(self.version), claim.name, namespace=claim.namespace)
+
+    async def apply_devices(self, claim: ClaimRef, entries: Sequence[Json], *, manager: str) -> None:
+        """Apply ``status.devices`` as ``manager``, whose other entries go. Raises ClusterError."""
+        kind = resource_claims(self.version)
+        body = {
+            "apiVersion": f"{kind.group}/{kind.version}",
+            "kind": "ResourceClaim",
+            # The UID makes the server refuse a claim of the same name that came after this one.
+            "metadata": {"name": claim.name, "namespace": claim.namespace, "uid": claim.uid},
+            "status": {"devices": list(entries)},
+        }
+        await self._cluster.apply(kind, body, manager=manager, namespace=claim.namespace, subresource="status")
