@@ -105,7 +105,8 @@ PAGES: dict[str, Callable[[], str]] = {
 
 def generated(name: str) -> str:
     """The text that the page of this name has to have."""
-    return f"{NOTE}\n\n{PAGES[name]()}"
+    title, _, text = PAGES[name]().partition("\n\n")
+    return f"{title}\n\n{NOTE}\n\n{text}"
 
 
 if __name__ == "__main__":

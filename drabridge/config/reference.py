@@ -14,7 +14,7 @@ _HEAD = "| Key | Type | Default | Meaning |\n|---|---|---|---|\n"
 
 
 def reference() -> str:
-    """Markdown for the README: every key with its type, default and meaning, then the fields of templates."""
+    """Return every key with its type, default and meaning, then the fields of templates, as Markdown."""
     schema = annotated_schema()
     sections = [_section(model.__name__, schema) for model in all_models(Config)]
     return "\n\n".join([*sections, _fields()]) + "\n"

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 EVENTS = Kind("", "v1", "events")
 QUEUE = 64  # a storm of refusals is one incident, not a thousand Events
 REPEAT_SECONDS = 300.0  # the same Event again within this time says nothing new
-# Every Event that the agent writes: reason -> (about, what it tells). The README's table is made of this.
+# Every Event that the agent writes: reason -> (about, what it tells). `docs/reference/events.md` is made of it.
 REASONS: dict[str, tuple[str, str]] = {
     "AllocateRefused": ("Node", "A pod's device was refused because somebody else holds it; names the holder."),
     "DeviceRefused": ("ResourceClaim", "The claim's device was refused because somebody else holds it."),
@@ -43,7 +43,7 @@ NODE_NAMESPACE = "default"  # where kubelet writes the Events of its Node
 
 
 def reference() -> str:
-    """The README's table of Events."""
+    """Return the table of Events for ``docs/reference/events.md``, as Markdown."""
     rows = ["| reason | on | what it tells |", "|---|---|---|"]
     rows += [f"| `{reason}` | {about} | {text} |" for reason, (about, text) in REASONS.items()]
     return "\n".join(rows)

@@ -1,7 +1,7 @@
 """Every Prometheus metric of the agent: one table, counters fed by facts, gauges read from the state at scrape time.
 
 Names follow the Kubernetes instrumentation guidelines: base units, ``namespace``/``pod``/``container`` labels, label
-values bounded by what the node has. The README's table is generated from ``TABLE``.
+values bounded by what the node has. ``docs/reference/metrics.md`` is generated from ``TABLE``.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class Metrics(Collector):
 
 
 def reference() -> str:
-    """The README's table of metrics."""
+    """Return the table of metrics for ``docs/reference/metrics.md``, as Markdown."""
     rows = ["| metric | type | labels | what it says |", "|---|---|---|---|"]
     for definition in TABLE.values():
         labels = ", ".join(f"`{label}`" for label in definition.labels)

@@ -1,4 +1,4 @@
-"""The README's way from limits to claims, and back: it begins with an agent that serves no claims at all.
+"""The way of docs/migration.md from limits to claims, and back: it begins with an agent that serves no claims at all.
 
 Whatever asks for claims starts the DRA side of a running agent; whatever is left of them starts it after a restart; and
 where it cannot start, nothing is given to claims, and what they have is said to be stranded.

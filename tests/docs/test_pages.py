@@ -127,3 +127,22 @@ def test_the_documents_have_what_these_tests_look_at() -> None:
         )
         >= 4
     )
+
+
+def test_pre_commit_runs_what_make_lint_runs() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    entries = {hook["entry"].removeprefix(".venv/bin/").removesuffix(" --force-exclude") for hook in hooks}
+    recipe = (ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0]
+    assert entries == set(re.findall(r"\$\(BIN\)/([a-z -]*[a-z])", recipe.replace(" --check", "").replace(" .", "")))
+
+
+def test_issue_templates_are_forms() -> None:
+    templates = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
+    assert len(templates) == 3
+    for path in templates:
+        form = yaml.safe_load(path.read_text())
+        assert {"name", "description", "body"} == form.keys()
+        assert all(item["type"] == "markdown" or item["attributes"]["label"] for item in form["body"])
+        assert sorted(re.findall(r"docs/[\w/.-]+md", path.read_text())) == sorted(
+            name for name in re.findall(r"docs/[\w/.-]+md", path.read_text()) if (ROOT / name).exists()
+        )
