@@ -188,7 +188,7 @@ class Pages:
             notes.append(f"claims: no ResourceSlices: {why}")
         if (state := self._claims.state) is not None:
             notes += state.publisher.notes
-        if runtime.inventory.status.amiss:
+        if runtime.inventory.status.unexpected:
             notes.append(f"device events: {runtime.inventory.status}")
         return document(
             node=runtime.options.node_name,

@@ -1,1 +1,1 @@
-"""What exists on this node: udev's devices, matched, named and placed, as immutable snapshots."""
+"""The devices that exist on this node: found by udev, matched, named and placed, as immutable snapshots."""

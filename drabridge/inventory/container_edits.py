@@ -1,7 +1,7 @@
 """Device nodes, mounts and environment that one device brings into a container, and what is missing of them.
 
 A key of the configuration that reaches the container goes this way: its rule in ``config/container.py``, its value for
-one device here, its record in ``inventory/model.py``, its place in the CDI file in ``containers/cdi.py``.
+one device here, its field in ``inventory/model.py``, its place in the CDI file in ``containers/cdi_spec.py``.
 """
 
 from __future__ import annotations

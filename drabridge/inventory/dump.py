@@ -1,4 +1,4 @@
-"""Devices and their ancestors as a umockdev description, for ``drabridge record``: a bug report to be plugged in.
+"""Write devices and their ancestors as a umockdev description, for ``drabridge record`` and bug reports.
 
 The format is that of ``umockdev-record(1)``: ``P:`` path, ``N:`` node, ``S:`` link to it, ``E:`` property, ``A:``
 attribute, ``H:`` binary attribute, ``L:`` symbolic link; a blank line ends a device. ``umockdev-run --device`` loads
@@ -24,53 +24,53 @@ SECRET_PROPERTIES = frozenset({
     "ID_WWN", "ID_WWN_WITH_EXTENSION", "ID_NET_NAME_MAC", "ID_FS_UUID", "ID_PART_ENTRY_UUID", "ID_PART_TABLE_UUID",
 })  # fmt: skip
 SECRET_MIN_CHARS = 4
-"""Shorter values are counters and flags; replacing them everywhere would destroy the description."""
+"""Shorter values are counters and flags. To replace them everywhere would destroy the description."""
 
-# Left out: reading them is slow or does something, or umockdev makes them itself out of other lines.
+# Left out: reading them is slow or has an effect, or umockdev makes them itself from other lines.
 _SKIPPED = frozenset({"uevent", "vpd", "rom", "config", "remove", "rescan", "reset", "descriptors_raw", "subsystem"})
 _SKIPPED_PREFIXES = ("power/", "resource", "trace/", "msi_irqs/")
 _LINKS = ("driver", "physfn", "iommu_group", "module")
 
 
-def dump(udev: Udev, records: Iterable[UdevDevice], *, anonymous: bool = True) -> str:
+def dump(udev: Udev, devices: Iterable[UdevDevice], *, anonymous: bool = True) -> str:
     """The devices and all their ancestors, ancestors first.
 
-    ``anonymous`` replaces serial numbers, UUIDs and hardware addresses everywhere in the text, in order of appearance:
-    equal ones stay equal, which is what bugs about twins are made of.
+    ``anonymous`` replaces serial numbers, UUIDs and hardware addresses everywhere in the text. Equal ones stay equal:
+    bugs about twins need that.
     """
-    everything = {node.syspath: node for record in records for node in record.lineage() if node.subsystem}
+    everything = {node.syspath: node for device in devices for node in device.lineage() if node.subsystem}
     ordered = [everything[syspath] for syspath in sorted(everything)]
-    attributes = {record.syspath: dict(_attributes(udev, record)) for record in ordered}
-    text = "\n".join("".join(f"{line}\n" for line in _lines(record, attributes[record.syspath])) for record in ordered)
+    attributes = {device.syspath: dict(_attributes(udev, device)) for device in ordered}
+    text = "\n".join("".join(f"{line}\n" for line in _lines(device, attributes[device.syspath])) for device in ordered)
     if anonymous:
         for number, secret in enumerate(_secrets(ordered, attributes), start=1):
             text = text.replace(secret, f"ANON{number:04}")
     return text
 
 
-def _attributes(udev: Udev, record: UdevDevice) -> Iterator[tuple[str, bytes]]:
-    for name in udev.attribute_names(record.syspath):
+def _attributes(udev: Udev, device: UdevDevice) -> Iterator[tuple[str, bytes]]:
+    for name in udev.attribute_names(device.syspath):
         if name in _SKIPPED or name.startswith(_SKIPPED_PREFIXES) or name in _LINKS:
             continue
-        value = udev.attribute(record.syspath, name)
+        value = udev.attribute(device.syspath, name)
         if value is not None and len(value) <= ATTRIBUTE_LIMIT_BYTES:
             yield name, value
 
 
-def _lines(record: UdevDevice, attributes: dict[str, bytes]) -> Iterator[str]:
-    yield f"P: {record.devpath}"
-    if record.devnode:
-        yield f"N: {record.devnode.removeprefix('/dev/')}"
-        for link in record.devlinks:
+def _lines(device: UdevDevice, attributes: dict[str, bytes]) -> Iterator[str]:
+    yield f"P: {device.devpath}"
+    if device.devnode:
+        yield f"N: {device.devnode.removeprefix('/dev/')}"
+        for link in device.devlinks:
             yield f"S: {link.removeprefix('/dev/')}"
-    for name, text in sorted(record.properties.items()):
+    for name, text in sorted(device.properties.items()):
         if name != "DEVPATH":
             yield f"E: {name}={text}"
     for name, value in sorted(attributes.items()):
         yield _attribute(name, value)
     for name in _LINKS:
         try:
-            yield f"L: {name}={os.readlink(os.path.join(record.syspath, name))}"
+            yield f"L: {name}={os.readlink(os.path.join(device.syspath, name))}"
         except OSError:
             continue
 
@@ -86,13 +86,13 @@ def _attribute(name: str, value: bytes) -> str:
     return f"A: {name}={escaped}"
 
 
-def _secrets(records: Iterable[UdevDevice], attributes: dict[str, dict[str, bytes]]) -> list[str]:
+def _secrets(devices: Iterable[UdevDevice], attributes: dict[str, dict[str, bytes]]) -> list[str]:
     """Values to hide, longest first where one contains another (ID_SERIAL ends in ID_SERIAL_SHORT)."""
     found: dict[str, None] = {}
-    for record in records:
-        for name, value in attributes[record.syspath].items():
+    for device in devices:
+        for name, value in attributes[device.syspath].items():
             if name in SECRET_ATTRIBUTES:
                 found[value.decode(errors="ignore").strip()] = None
-        for name in SECRET_PROPERTIES & record.properties.keys():
-            found[record.properties[name]] = None
+        for name in SECRET_PROPERTIES & device.properties.keys():
+            found[device.properties[name]] = None
     return sorted((text for text in found if len(text) >= SECRET_MIN_CHARS), key=len, reverse=True)

@@ -1,9 +1,9 @@
-"""Which of the two uevent groups reaches this process: udevd's (after its rules ran) or only the kernel's.
+"""Detect which uevents reach this process: udevd's (sent after its rules ran) or only the kernel's.
 
-libudev does not say. Without ``/run/udev/control`` it silently subscribes to nothing, and in a network namespace of
-its own a process hears the kernel but never udevd, which multicasts in the host's. So the sockets are looked at:
-``/proc/net/netlink`` shows the groups that a socket really joined, ``/proc/net/unix`` shows only this network
-namespace's sockets, hence a listening ``/run/udev/control`` there proves that udevd is alive *and* on this side.
+libudev does not say. Without ``/run/udev/control`` it silently subscribes to nothing. In a network namespace of its own
+a process hears the kernel but never udevd, which multicasts in the host's namespace. So the sockets are looked at.
+``/proc/net/netlink`` shows the groups that a socket really joined. ``/proc/net/unix`` shows the sockets of this network
+namespace only, so a listening ``/run/udev/control`` there proves that udevd is alive and in the same namespace.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class EventKind(StrEnum):
 
 
 class EventSource(Struct, frozen=True):
-    """The group that is used, and why in one sentence."""
+    """The group of events that is used, and why, in one sentence."""
 
     kind: EventKind
     why: str
-    amiss: bool = False  # it is not what was asked for
+    unexpected: bool = False  # it is not what the configuration asks for
 
     def __str__(self) -> str:
         return f"{self.kind} events: {self.why}"
@@ -66,7 +66,7 @@ def udevd_listens(proc: Path = Path("/proc")) -> bool:
 
 
 def udev_group_works(fd: int, proc: Path = Path("/proc")) -> EventSource:
-    """Judge a started monitor of the udev group: ``UDEV`` when its events will come, ``KERNEL`` when not, and why."""
+    """Whether a started monitor of the udev group gets events: kind ``UDEV`` when it does, else ``KERNEL``, and why."""
     with socket.socket(fileno=os.dup(fd)) as view:
         if view.family != socket.AF_NETLINK:
             return EventSource(EventKind.UDEV, "the event socket is emulated (a umockdev test bed)")

@@ -1,4 +1,4 @@
-"""The little of the host's file system that the inventory looks at besides udev, behind a seam for tests."""
+"""Read the few host files that the inventory needs besides udev. A Protocol, so that tests have a host in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NodeStat(Struct, frozen=True):
 
 
 class Host(Protocol):
-    """What is asked of the host. No method opens a device."""
+    """The questions about the host. No method opens a device."""
 
     def node(self, path: str) -> NodeStat:
         """The device node at ``path``; raises OSError with a text for people when there is none that can be used."""
@@ -38,13 +38,13 @@ class Host(Protocol):
 
 
 class RealHost:
-    """The host itself. In a container, /dev and /sys are the host's by mount."""
+    """The real host. In a container, /dev and /sys are the host's by mount."""
 
     def node(self, path: str) -> NodeStat:
         real = path
         try:
             found = os.lstat(path)
-            if stat.S_ISLNK(found.st_mode):  # runc and crun look at the node itself, so a link has to be followed here
+            if stat.S_ISLNK(found.st_mode):  # runc and crun do not follow a link, so it is followed here
                 real, found = os.path.realpath(path), os.stat(path)
         except OSError as error:
             raise OSError(f"{path}: {(error.strerror or str(error)).lower()}") from error
@@ -63,7 +63,7 @@ class RealHost:
 
     def first_line(self, path: str) -> str | None:
         try:
-            if not stat.S_ISREG(os.stat(path).st_mode):  # a FIFO or a device would block or do something
+            if not stat.S_ISREG(os.stat(path).st_mode):  # reading a FIFO or a device would block, or act on it
                 return None
             with open(path, "rb") as file:
                 return clean(file.readline(VALUE_LIMIT_CHARS))

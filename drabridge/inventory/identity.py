@@ -1,16 +1,16 @@
-"""Who is who: from the values that the configuration names as identity to one id and one name per device. Pure.
+"""Assign one id and one name to each device, from the values of its identity templates. Pure.
 
-A device has candidates, best first (its serial number, then its USB path). It takes the first one that is not empty
-and that no other device of its resource has as well: of two sticks with the same serial *both* fall through to the
-path, in whatever order they are seen. Where nothing unique is left, the devices collide: none of them is offered, and
-the collision names all of them.
+A device has several values, best first (its serial number, then its USB path). It takes the first value that is not
+empty and that no other device of its resource has as well. Of two sticks with the same serial *both* take the path, in
+whatever order they are seen. Where no unique value is left, the devices collide: none of them is offered, and the
+collision names all of them.
 
-The rule that keeps a held device its name. An identity once given to a device (resource and syspath) stays with it
-until the device goes and nobody remembers it any more, as long as it is still one of its candidates. A twin that is
-plugged in later therefore falls through, or collides alone; it never renames, or takes away, what somebody may hold.
-Where a shared candidate is the name of a held device and none here is known to be it (nothing is remembered after a
-restart; or it was unplugged, and what is plugged in elsewhere may be the same), all newcomers that share it are
-withheld until the holder lets go: the pod may still have the number that a device gets which comes back.
+A held device keeps its name. An id once assigned to a device (resource and syspath) stays until the device is gone and
+forgotten, as long as it is still one of its values. So a twin that is plugged in later takes another value, or collides
+alone; it never renames, or takes away, what somebody may hold. A shared value may be the name of a held device, and no
+device here is known to be that one: nothing is remembered after a restart, or it was unplugged and the same stick may
+be in another port now. Then all newcomers with that value are withheld until the holder releases: the pod may still
+have the number that a returning device gets.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NAME_MAX = 63
 DIGEST_CHARS = 8
 
 CACHED = 8192
-"""Ids and names that are not worked out again: a node with thousands of devices does it at every event."""
+"""Ids and names that are computed once only: a node with thousands of devices needs them at every event."""
 
 _PLAIN_ID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:+@=-]*[A-Za-z0-9])?")
 _NOT_ID = re.compile(r"[^A-Za-z0-9._:+@=-]+|:{2,}")
@@ -48,10 +48,10 @@ Key = tuple[str, str]  # (resource, syspath)
 
 @lru_cache(CACHED)
 def id_of(value: str) -> str:
-    """A value as a device id: itself when it is short and harmless, else its readable part and a digest.
+    """A value as a device id: the value itself when it is short and safe, else its readable part and a digest.
 
-    Blanks, commas (NVIDIA_VISIBLE_DEVICES is a comma-separated list), ``::`` (the replica separator) and anything that
-    is not ASCII are not harmless. Empty stays empty.
+    Not safe are blanks, commas (NVIDIA_VISIBLE_DEVICES is a comma-separated list), ``::`` (the replica separator) and
+    anything that is not ASCII. Empty stays empty.
     """
     if not value or (len(value) <= ID_MAX and _PLAIN_ID.fullmatch(value) and "::" not in value):
         return value
@@ -61,11 +61,11 @@ def id_of(value: str) -> str:
 
 @lru_cache(CACHED)
 def name_of(device_id: str) -> str:
-    """The DNS label that goes with an id, at most 63 characters, beginning with a letter.
+    """The device name of an id: a DNS label of at most 63 characters that begins with a letter.
 
-    A PCI address ``0000:3b:00.0`` becomes ``pci-0000-3b-00-0``. Two ids that differ only in case share a name (and then
-    collide, visibly); every other conversion that loses something adds a digest of the id. The letter is for CDI: a
-    device name that begins with a digit needs cdiVersion 0.5.0 (containerd rejects the whole file otherwise).
+    A PCI address ``0000:3b:00.0`` becomes ``pci-0000-3b-00-0``. Two ids that differ only in case have one name, so they
+    collide, visibly; every other lossy conversion adds a digest of the id. The letter is for CDI: a device name that
+    begins with a digit needs cdiVersion 0.5.0 (containerd rejects the whole file otherwise).
     """
     lowered = device_id.lower() if device_id.isascii() else device_id
     if len(lowered) <= NAME_MAX and _LABEL.fullmatch(lowered):
@@ -85,7 +85,7 @@ def _with_digest(readable: str, whole: str, joint: str, limit: int, fallback: st
 
 
 class DeviceIdentity(Struct, frozen=True):
-    """What a device is called: by kubelet (``id``) and everywhere else (``name``)."""
+    """The names of a device: ``id`` for kubelet, ``name`` everywhere else."""
 
     id: str
     name: str
@@ -99,9 +99,9 @@ class KnownIdentities(Struct, frozen=True):
 
 
 class Candidate(Struct, frozen=True):
-    """A device that wants an identity. ``values`` are what its templates gave, best first; "" where that is nothing.
+    """A device that needs an identity. ``values``: what its templates gave, best first; "" where that is nothing.
 
-    ``hint`` says what to do if that is all.
+    ``hint`` says what to do if all are empty.
     """
 
     resource: str
@@ -116,23 +116,27 @@ class Candidate(Struct, frozen=True):
 
 def assign(
     candidates: Iterable[Candidate],
-    given: Mapping[Key, str] | None = None,
+    known_ids: Mapping[Key, str] | None = None,
     held: Callable[[str], bool] = lambda name: False,
 ) -> tuple[dict[Key, DeviceIdentity], tuple[Collision, ...]]:
-    """Identities of all devices of the node, and the collisions; the order of ``candidates`` does not matter.
+    """Assign identities to all devices of the node; return them and the collisions. The order does not matter.
 
-    ``given`` holds the ids of devices that are known: present, or gone and not yet forgotten. ``held`` says whether
-    somebody holds the device of that name.
+    ``known_ids``: the ids of devices that are present, or gone and not yet forgotten. ``held`` says whether somebody
+    holds the device of that name.
     """
-    given = given or {}
+    known_ids = known_ids or {}
     everyone = sorted(set(candidates), key=lambda candidate: candidate.key)
     ids = {candidate.key: tuple(map(id_of, candidate.values)) for candidate in everyone}
-    kept = {key: DeviceIdentity(given[key], name_of(given[key])) for key, own in ids.items() if given.get(key) in own}
+    kept = {
+        key: DeviceIdentity(known_ids[key], name_of(known_ids[key]))
+        for key, own in ids.items()
+        if known_ids.get(key) in own
+    }
     return _Assignment(everyone, ids, kept, held).result()
 
 
 class _Assignment:
-    """One run of :func:`assign`: ``kept`` are the devices that keep what they have; the rest are newcomers."""
+    """One run of :func:`assign`. ``kept``: the devices that keep their identity; the others are newcomers."""
 
     def __init__(
         self,
@@ -152,28 +156,29 @@ class _Assignment:
                 self.sharers[key[0], level, name_of(value) if value else ""].add(key)
 
     def result(self) -> tuple[dict[Key, DeviceIdentity], tuple[Collision, ...]]:
-        wishes: dict[str, list[tuple[Key, str]]] = defaultdict(list)
+        chosen: dict[str, list[tuple[Key, str]]] = defaultdict(list)  # name -> who chose it, with the value
         nameless = []
         for candidate in self.newcomers:
-            if wish := self._wish(candidate.key):
-                wishes[name_of(wish)].append((candidate.key, wish))
+            if value := self._choose(candidate.key):
+                chosen[name_of(value)].append((candidate.key, value))
             else:
                 hint = candidate.hint or "No identity template gives it a value"
                 nameless.append(Collision("", candidate.resource, (candidate.syspath,), hint))
         identities = dict(self.kept)
         collisions = []
-        for name, claims in wishes.items():
-            rivals = {key for key, _ in claims} | {rival for claim in claims for rival in self._twins(*claim)}
+        for name, choices in chosen.items():
+            key, value = choices[0]
+            sharing = {key for key, _ in choices} | {twin for choice in choices for twin in self._twins(*choice)}
             if name in self.owner:
-                rivals.add(self.owner[name])
-            if len(rivals) > 1:
-                collisions.append(self._collision(claims[0][1], rivals))
+                sharing.add(self.owner[name])
+            if len(sharing) > 1:
+                collisions.append(self._collision(value, sharing))
             else:
-                identities[claims[0][0]] = DeviceIdentity(claims[0][1], name)
+                identities[key] = DeviceIdentity(value, name)
         return identities, tuple(sorted([*collisions, *nameless], key=lambda c: (c.resource, c.identity, c.syspaths)))
 
-    def _wish(self, key: Key) -> str:
-        """The first candidate that can be this device's alone; else the first it has at all, which then collides."""
+    def _choose(self, key: Key) -> str:
+        """The first value that no other device has; else the first value at all, which then collides."""
         first = ""
         for level, value in enumerate(self.ids[key]):
             if not value:
@@ -186,21 +191,21 @@ class _Assignment:
         return first
 
     def _uncertain(self, name: str) -> bool:
-        """Somebody holds this name, and none that is known to have it is here: it may be any of those that come."""
+        """Whether the name is held and no device here is known to have it: any newcomer may be that device."""
         return name not in self.owner and self.held(name)
 
     def _twins(self, key: Key, value: str) -> set[Key]:
-        """The devices that have the same value in the same place, whatever they are called; itself is among them."""
+        """The devices with the same value at the same level, whatever their names; the device itself is one of them."""
         name = name_of(value)
         levels = (level for level, own in enumerate(self.ids[key]) if own == value)
         return set().union(*(self.sharers[key[0], level, name] for level in levels))
 
-    def _collision(self, value: str, rivals: set[Key]) -> Collision:
-        resources = sorted({resource for resource, _ in rivals})
+    def _collision(self, value: str, sharing: set[Key]) -> Collision:
+        resources = sorted({resource for resource, _ in sharing})
         if self._uncertain(name_of(value)):
-            hint = "It is held, and nobody can tell by which of them: unplug one, or wait until the holder ends"
+            hint = "It is held, and it is not known which of them is held: unplug one, or wait until the holder ends"
         elif len(resources) > 1:
             hint = "Make the match rules of these resources exclude each other"
         else:
             hint = "Add an identity that differs, for example {property:ID_PATH}, after the present one"
-        return Collision(value, ", ".join(resources), tuple(sorted({syspath for _, syspath in rivals})), hint)
+        return Collision(value, ", ".join(resources), tuple(sorted({syspath for _, syspath in sharing})), hint)

@@ -1,4 +1,4 @@
-"""Whether a udev device satisfies match rules, with the reason for every part of the answer. Pure."""
+"""Evaluate match rules on a udev device, and explain every part of the answer. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from drabridge.config.pattern import WHITESPACE, is_hex_id
 from drabridge.config.predicate import All, Ancestor, Any, Exists, Not, Predicate, Source, Test
 
 SHOWN_MAX = 80  # characters of a value in an explanation
-ANCESTORS_MAX = 64  # real trees are at most about 20 deep; a view that loops must not hang us
+ANCESTORS_MAX = 64  # real trees are at most about 20 deep; a loop among parents must end
 
 
 class UdevView(Protocol):
@@ -80,12 +80,12 @@ class Explanation(Struct, frozen=True):
 
 
 def matches(view: UdevView, matchers: Sequence[Matcher]) -> bool:
-    """Whether one of the matchers holds for the device: the same answer as ``explain(...).ok``, without the reasons."""
+    """Whether one of the matchers holds for the device: the answer of ``explain(...).ok`` without the reasons."""
     return any(holds(matcher.predicate(), view) for matcher in matchers)
 
 
 def explain(view: UdevView, matchers: Sequence[Matcher]) -> Explanation:
-    """Why the device is matched, or not: every part of every matcher is evaluated."""
+    """Explain why the device is matched or not. Every part of every matcher is evaluated."""
     parts = tuple(explain_predicate(matcher.predicate(), view) for matcher in matchers)
     return Explanation(any(part.ok for part in parts), "any", parts=parts)
 
@@ -108,7 +108,7 @@ def holds(predicate: Predicate, view: UdevView) -> bool:
 
 
 def explain_predicate(predicate: Predicate, view: UdevView) -> Explanation:
-    """Evaluate a predicate and say why."""
+    """Evaluate a predicate and say why it holds or not."""
     match predicate:
         case Test(source, patterns, key):
             values = _values(source, key, view)
@@ -156,7 +156,7 @@ def _test(test: Test, view: UdevView) -> bool:
     hex_id = is_hex_id(test.source, test.key)
     if any(test.patterns.matches(value, hex_id=hex_id) for value in values):
         return True
-    # sysfs ends its values with a newline, some with padding; as udev does it, that counts only if a pattern has it too
+    # sysfs values end with a newline, some with padding; as in udev, it counts only if a pattern has it too
     if test.source is not Source.ATTR:
         return False
     return any(test.patterns.matches(value.rstrip(WHITESPACE), hex_id=hex_id) for value in values)
@@ -182,7 +182,7 @@ _KEYED = {
 
 
 def _values(source: Source, key: str, view: UdevView) -> tuple[str, ...]:
-    """What the device has: nothing, one value, or several. An empty attribute is a value, an empty name is not."""
+    """The values that the device has. An empty attribute is a value, an empty name is not."""
     if source in _KEYED:
         value = _KEYED[source](view, key)
         return () if value is None else (value,)
@@ -197,7 +197,7 @@ def _shown(values: tuple[str, ...]) -> str:
 
 
 def _quoted(value: str) -> str:
-    """One printable line of bounded length, whatever the hardware says."""
+    """Any value of hardware, as one printable line of bounded length."""
     text = value[: SHOWN_MAX + 1].rstrip("\n")
     if not text.isprintable():
         text = text.encode("unicode_escape", "backslashreplace").decode("ascii")

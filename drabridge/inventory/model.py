@@ -1,4 +1,4 @@
-"""What exists: immutable records of devices, an ordered versioned snapshot of them, and the difference of two."""
+"""Devices as immutable values, an ordered and versioned snapshot of them, and the difference of two sets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec import Struct, field
 
 REPLICA_SEPARATOR = "::"  # as NVIDIA's plugin writes it: a checkpoint made by one is read by the other
 
-COMPANION = "+"  # before the place of a companion's node: two devices may have one companion
+COMPANION = "+"  # before the place of a companion's node: two devices may have the same companion
 
 _EMPTY: Mapping[str, str] = MappingProxyType({})
 
@@ -20,8 +20,8 @@ class Presence(StrEnum):
     """Whether the hardware can be used now."""
 
     PRESENT = "present"
-    FAULTY = "faulty"  # there, but its node is missing, unreadable, or a health rule says no
-    GONE = "gone"  # unplugged, or called otherwise, or no longer matched; kept while somebody may hold it
+    FAULTY = "faulty"  # there, but a node is missing or a health rule fails (health_rules.py)
+    GONE = "gone"  # unplugged, named otherwise, or no longer matched; kept while somebody may hold it
 
 
 class Semver(Struct, frozen=True):
@@ -34,7 +34,7 @@ Attribute = str | bool | int | Semver
 
 
 class DeviceNode(Struct, frozen=True):
-    """A node under /dev as it is right now. ``container_path`` is the alias inside the container."""
+    """A node under /dev as it is right now. ``container_path``: where the container has it."""
 
     path: str
     container_path: str
@@ -56,8 +56,8 @@ class Device(Struct, frozen=True):
     """One device of the node, copied out of udev at once.
 
     ``name`` is a DNS label, unique on the node and stable over reboots and replugging: the ledger's key, the device's
-    name in a ResourceSlice, the base of its CDI names. ``id`` is what kubelet's device manager and its checkpoint call
-    it (a GPU's UUID, for example); unique on the node as well. ``capacity`` values are plain numbers in base units.
+    name in a ResourceSlice, the base of its CDI names. ``id`` is its name in kubelet's device manager and checkpoint (a
+    GPU's UUID, for example); it is unique on the node as well. ``capacity`` values are plain numbers in base units.
     """
 
     name: str
@@ -71,13 +71,13 @@ class Device(Struct, frozen=True):
     pci_bus_id: str = ""  # "0000:3b:00.0", lower case
     pcie_root: str = ""  # "pci0000:3a"
     root: str = ""  # name of the whole device that this is a part of; "" for a whole device
-    also_at: tuple[str, ...] = ()  # syspaths of what else it hands out or overlaps with, and its nodes: "c188:0"
+    also_at: tuple[str, ...] = ()  # other places of this hardware (overlap.py): syspaths, and nodes such as "c188:0"
     attributes: Mapping[str, Attribute] = field(default_factory=lambda: MappingProxyType({}))
     capacity: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     replicas: int = 1
     presence: Presence = Presence.PRESENT
     reason: str = ""  # why it is not PRESENT, for people
-    former: bool = False  # held under a name of an earlier configuration, and offered to nobody anew under it
+    former: bool = False  # held under a name that an earlier configuration gave; offered to nobody under that name
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -96,8 +96,8 @@ def device_id_of(unit: str) -> str:
 class Collision(Struct, frozen=True):
     """Devices that resolve to one name or id: none of them is offered until the operator decides.
 
-    One that has held the name since before the others came keeps it; it is named here all the same. A single syspath
-    with an empty ``identity`` is a device that no identity template has a value for.
+    A device that had the name before the others came keeps it; it is listed here all the same. A single syspath with an
+    empty ``identity`` is a device for which no identity template has a value.
     """
 
     identity: str
@@ -128,7 +128,7 @@ class Snapshot(Struct, frozen=True):
 
 
 class Diff(Struct, frozen=True):
-    """What changed between two snapshots, by device name; ``changed`` holds the new records."""
+    """What changed between two sets of devices, by device name; ``changed`` holds the new values."""
 
     added: tuple[Device, ...] = ()
     removed: tuple[Device, ...] = ()

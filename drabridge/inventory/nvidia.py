@@ -1,13 +1,13 @@
-"""What NVIDIA's driver says about its GPUs: the part that udev cannot know.
+"""Read what NVIDIA's driver says about its GPUs: the part that udev cannot know.
 
-``/dev/nvidiaN`` are not udev devices; udev sees the PCI function only. Minor number, UUID and model stand in
+``/dev/nvidiaN`` are not udev devices; udev sees the PCI function only. Minor number, UUID and model are in
 ``/proc/driver/nvidia/gpus/<address>/information``, which any process can read without touching the hardware.
-NVML adds architecture, brand and memory when the optional ``nvidia-ml-py`` is installed; it is asked when the inventory
-is built, never inside an RPC, and its absence or failure only leaves those fields empty.
+NVML adds architecture, brand and memory when the optional ``nvidia-ml-py`` is installed. It is asked when the inventory
+is built, never inside an RPC. Its absence or failure only leaves those fields empty.
 
-The files appear when the driver is loaded and a UUID may still read ``GPU-????????-...`` until the GPU was initialised:
-fields stay empty until then, and the next event or enumeration finds them. MIG instances are not devices here: a GPU
-in MIG mode is offered whole or, by the match rules, not at all.
+The files appear when the driver is loaded. A UUID may read ``GPU-????????-...`` until the GPU was initialised: fields
+stay empty until then, and the next event or enumeration finds them. MIG instances are not devices here: a GPU in MIG
+mode is offered whole or, by the match rules, not at all.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def parse_information(text: str) -> dict[str, str]:
 
 
 def uuid_hint(gpu: Mapping[str, str]) -> str:
-    """What to do about a GPU, by its fields, whose UUID is not known yet; empty for any other device."""
+    """What to do about a GPU whose UUID is not known yet; empty for any other device. ``gpu``: its fields."""
     if not gpu or "uuid" in gpu:
         return ""
     return (
@@ -77,7 +77,7 @@ def parse_version(text: str) -> str:
 
 
 def read(proc: Path = PROC, *, nvml: bool = True) -> NvidiaFacts:
-    """Everything that the driver says now; an empty answer without the driver."""
+    """Everything that the driver says now; ``NOTHING`` without the driver."""
     try:
         folders = sorted((proc / "gpus").iterdir())
     except OSError:

@@ -1,12 +1,12 @@
-"""Devices that are the same hardware in other places of the tree. Pure.
+"""Find devices that are the same hardware in other places of the tree. Pure.
 
-A device hands out its companions' nodes: where a companion is a device as well, only one of the two may have a holder.
-A changed configuration may know held hardware by its child, its parent or its companion: until it is let go, what lies
-in one line with it is taken for the same hardware, unless the configuration that named it had both side by side.
+A device hands out its companions' nodes. Where a companion is a device as well, only one of the two may have a holder.
+A changed configuration may know held hardware by its child, its parent or its companion. Until it is released, what is
+above or below it counts as the same hardware, unless the configuration that named it has both side by side.
 
 Who has a node has what is behind it. So devices with one node are one place as well: functions of one IOMMU group, and
-what is given the number of a device that was unplugged while a container has its node. Not those that have a companion
-in common, or a path that is the same for every device: the operator hands these out with each of them.
+a device with the number of one that was unplugged while a container still has its node. Devices are not one place
+because they share a companion, or a path that is the same for every device: the operator hands these out with each.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ from drabridge.inventory.model import Device
 from drabridge.inventory.udev_device import UdevDevice
 
 
-def handed_out(resource: Resource, record: UdevDevice, companions: Iterable[UdevDevice]) -> tuple[UdevDevice, ...]:
-    """The device, then the companions whose nodes go with it. Nodes by path do not count: many share those."""
+def handed_out(resource: Resource, device: UdevDevice, companions: Iterable[UdevDevice]) -> tuple[UdevDevice, ...]:
+    """The device, then the companions whose nodes it brings. Nodes by path do not count: many devices share those."""
     if not any(node.source == "group" for node in resource.nodes):
-        return (record,)
-    return (record, *(companion for companion in companions if companion.devnode))
+        return (device,)
+    return (device, *(companion for companion in companions if companion.devnode))
 
 
 def separate(parts: Collection[str], devices: list[Device]) -> list[Device]:
-    """The devices, where those of ``parts`` that hand out a node of their whole may have holders side by side: the
-    configuration says that they are parts, and the driver keeps them apart. Nothing does in an IOMMU group.
+    """The devices, with the places removed that a part of ``parts`` has in common with its whole.
+
+    Parts that hand out a node of their whole may have holders side by side: the configuration says that they are parts,
+    and the driver keeps them apart. Nothing keeps devices of one IOMMU group apart.
     """
     if not parts:
         return devices
@@ -47,9 +49,9 @@ def separate(parts: Collection[str], devices: list[Device]) -> list[Device]:
     return separated
 
 
-def resource_of(config: Config, record: UdevDevice) -> Resource | None:
-    """What the configuration takes a record for; None when it does not name it."""
-    return next((resource for resource in config.resources if holds(any_of(resource.match), record)), None)
+def resource_of(config: Config, device: UdevDevice) -> Resource | None:
+    """The resource that the configuration takes a udev device for; None when it matches none."""
+    return next((resource for resource in config.resources if holds(any_of(resource.match), device)), None)
 
 
 class FormerDevices:
@@ -63,7 +65,7 @@ class FormerDevices:
         return bool(self._at)
 
     def add(self, config: Config, parts: Sequence[UdevDevice]) -> None:
-        """A device that ``config`` named; it is the first of ``parts``, which it hands out."""
+        """Add a device that ``config`` named. ``parts``: the device, then what else it hands out."""
         syspath = parts[0].syspath
         for part in parts:
             self._at[part.syspath][syspath] = config
@@ -71,7 +73,7 @@ class FormerDevices:
                 self._from[node.syspath][syspath] = config
 
     def same_as(self, parts: Sequence[UdevDevice]) -> set[str]:
-        """The syspaths of those that are the same hardware as a device that this configuration names."""
+        """The syspaths of those that are the same hardware as a device with these ``parts``."""
         found: dict[str, Config] = {}
         for part in parts:
             found |= self._from.get(part.syspath, {})

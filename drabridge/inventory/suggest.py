@@ -1,4 +1,4 @@
-"""A resource entry for a device that somebody points at: minimal, stable over replugging, ready to paste."""
+"""Write a resource entry for one device: minimal, stable over replugging, ready to paste."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _ID_FIELDS = ("property:ID_SERIAL_SHORT", "attr:serial", "property:ID_PATH")
 def suggest(view: UdevView) -> str:
     """YAML of one item of ``resources:`` that matches this device, with comments on what to widen.
 
-    What identifies hardware comes first: USB vendor, product and serial of the device or the ancestor it hangs on,
-    else the ids of its PCI function, else the kernel's name. The text loads, and matches ``view``.
+    It matches by what identifies the hardware: USB vendor, product and serial of the device or of an ancestor, else the
+    ids of its PCI function, else the kernel's name. The text loads, and matches ``view``.
     """
     usb = _nearest(view, lambda node: node.subsystem == "usb" and node.devtype == "usb_device")
     pci = _nearest(view, lambda node: node.subsystem == "pci")
@@ -96,7 +96,7 @@ def _nodes(view: UdevView) -> Iterator[str]:
 
 
 def _literal(value: str) -> str:
-    """A quoted pattern that matches this very value; signs that no pattern can hold become ``?``."""
+    """A quoted pattern that matches exactly this value; signs that no pattern can have become ``?``."""
     cut = len(value) > _LITERAL_MAX
     out = ""
     for char in value[:_LITERAL_MAX]:
@@ -112,13 +112,13 @@ def _quoted(text: str) -> str:
 
 
 def _numberless(sysname: str) -> str:
-    """``ttyUSB0`` -> ``"ttyUSB*"``: the number is given anew at every plugging."""
+    """``ttyUSB0`` -> ``"ttyUSB*"``: the number is a new one at every plugging."""
     stem = sysname.rstrip("0123456789")
     return _literal(sysname) if stem == sysname or not stem else _literal(stem)[:-1].removesuffix("*") + '*"'
 
 
 def _can_be_matched(value: str | None, name: str) -> TypeGuard[str]:
-    """Whether a rule with this value makes sense: it is there, and an id looks like one."""
+    """Whether a rule with this value can match: it is not empty, and an id has the width of one."""
     if value is None or not value.rstrip(WHITESPACE):
         return False
     try:

@@ -1,4 +1,4 @@
-"""Where a device sits: NUMA node, PCI address, PCIe root, IOMMU group. Pure."""
+"""Tell where a device sits: NUMA node, PCI address, PCIe root, IOMMU group. Pure."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _PCI_ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 
 
-def numa_nodes(record: UdevDevice) -> tuple[int, ...]:
-    """The NUMA node of the nearest ancestor that knows one, the device itself first; empty when nobody does.
+def numa_nodes(device: UdevDevice) -> tuple[int, ...]:
+    """The NUMA node of the device or of its nearest ancestor that has one; empty when none has.
 
-    Firmware writes -1 for "unknown". A node id of -1 sent to kubelet makes pods unplaceable, so it never leaves here.
+    Firmware writes -1 for "unknown". A NUMA node of -1 sent to kubelet makes pods unplaceable, so it never leaves here.
     """
-    for node in record.lineage():
+    for node in device.lineage():
         text = node.attributes.get("numa_node", "")
         if text.isascii() and text.isdecimal() and int(text) < NUMA_NODES:
             return (int(text),)
     return ()
 
 
-def pci_function(record: UdevDevice) -> UdevDevice | None:
+def pci_function(device: UdevDevice) -> UdevDevice | None:
     """The device itself when it is a PCI function, else the nearest ancestor that is one."""
-    return next((node for node in record.lineage() if node.subsystem == "pci" and is_pci_address(node.sysname)), None)
+    return next((node for node in device.lineage() if node.subsystem == "pci" and is_pci_address(node.sysname)), None)
 
 
 def is_pci_address(text: str) -> bool:
@@ -36,26 +36,26 @@ def is_pci_address(text: str) -> bool:
     return _PCI_ADDRESS.fullmatch(text) is not None
 
 
-def pci_bus_id(record: UdevDevice) -> str:
-    """``0000:3b:00.0``, the value of the standard attribute pciBusID; empty for what hangs on no PCI bus."""
-    function = pci_function(record)
+def pci_bus_id(device: UdevDevice) -> str:
+    """``0000:3b:00.0``, the value of the standard attribute pciBusID; empty for a device on no PCI bus."""
+    function = pci_function(device)
     return function.sysname if function else ""
 
 
-def pcie_root(record: UdevDevice) -> str:
-    """``pci0000:3a``, the value of the standard attribute pcieRoot; empty for what hangs on no PCI bus.
+def pcie_root(device: UdevDevice) -> str:
+    """``pci0000:3a``, the value of the standard attribute pcieRoot; empty for a device on no PCI bus.
 
     It is the first component below /sys/devices, or on machines whose host bridge is a platform device (arm64) the
     first that has this form.
     """
-    if pci_function(record) is None:
+    if pci_function(device) is None:
         return ""
-    return next((part for part in PurePosixPath(record.syspath).parts if _PCI_ROOT.fullmatch(part)), "")
+    return next((part for part in PurePosixPath(device.syspath).parts if _PCI_ROOT.fullmatch(part)), "")
 
 
-def iommu_group(record: UdevDevice) -> str:
+def iommu_group(device: UdevDevice) -> str:
     """The number of the IOMMU group, as in /dev/vfio/<number>; empty without an IOMMU."""
-    for node in record.lineage():
+    for node in device.lineage():
         if target := node.links.get("iommu_group"):
             return PurePosixPath(target).name
     return ""

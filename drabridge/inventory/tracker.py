@@ -1,4 +1,4 @@
-"""The list of devices over time: what has gone stays for a while, and as long as somebody may hold it. Pure."""
+"""Keep the list of devices over time: a gone device stays for a while, and as long as it may be held. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from drabridge.inventory.identity import Key
 from drabridge.inventory.model import Collision, Device, Presence, Snapshot
 
 TOMBSTONE_SECONDS = 60.0
-"""How long a device that went stays listed as GONE although nobody holds it.
+"""How long a device stays listed as GONE after it went, although nobody holds it.
 
 Kubelet 1.36.2 dereferences its record of every id in a finished Allocate: an id that leaves the list while its Allocate
 is in flight makes it crash. A minute outlives any Allocate, and the poll that would show a pod that just got it.
 """
-
 
 _GONE = "it is unplugged, or no rule matches it any more"
 
@@ -30,8 +29,9 @@ class DeviceTracker:
         self.current = Snapshot(version=0, complete=False)
 
     def known_ids(self) -> dict[Key, str]:
-        """The identities that are taken: of devices that are here, or gone and not forgotten. Of two in one place the
-        held one is: its holder may have it yet.
+        """The ids of devices that are here, or gone and not forgotten, by place.
+
+        Of two devices in one place the held one counts: its holder may still have it.
         """
         found: dict[Key, Device] = {}
         for device in self.current.devices:
@@ -43,7 +43,7 @@ class DeviceTracker:
     def update(
         self, devices: Iterable[Device], collisions: Iterable[Collision], resources: Sequence[str], now: float
     ) -> Snapshot | None:
-        """Take over what exists now; the new snapshot when anything differs from the last one, else None.
+        """Take the devices that exist now; return the new snapshot when it differs from the last one, else None.
 
         ``resources`` are the names of the configuration, in its order, which is the snapshot's order.
         """
@@ -70,7 +70,7 @@ class DeviceTracker:
         return self._publish(tuple(everything), collisions)
 
     def next_expiry(self, now: float) -> float | None:
-        """When the next tombstone ends. What stays because it is held is not waited for: ask again when it is freed."""
+        """When the next gone device may be forgotten. A held one does not count: ask again when it is released."""
         ends = [since + self._tombstone_seconds for since in self._gone_since.values()]
         return min((end for end in ends if end > now), default=None)
 

@@ -1,8 +1,8 @@
-"""The border to libudev: the only module that imports pyudev.
+"""Read devices and events from libudev. The only module that imports pyudev.
 
-Everything here belongs to one thread (libudev's contexts and monitors are not thread-safe): the event loop's.
-Nothing lazy leaves this module. A ``pyudev.Device`` reads sysfs when it is asked, so after an unplug it lies or raises;
-what the agent needs is copied into a :class:`~drabridge.inventory.udev_device.UdevDevice` at once.
+Everything here belongs to the event loop's thread: libudev's contexts and monitors are not thread-safe. Nothing lazy
+leaves this module. A ``pyudev.Device`` reads sysfs when it is asked, so after an unplug its answers are wrong, or it
+raises. What the agent needs is copied into a :class:`~drabridge.inventory.udev_device.UdevDevice` at once.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from drabridge.inventory.udev_device import UdevDevice, clean
 from drabridge.inventory.udev_scope import UdevScope
 
 BASE_ATTRIBUTES = frozenset({"numa_node"})
-"""Attributes that every record carries, whatever the configuration asks for: topology needs them."""
+"""Attributes that every device has here, whatever the configuration asks for: topology needs them."""
 
 BASE_LINKS = frozenset({"physfn", "iommu_group"})
-"""Links that every record carries: SR-IOV's parent and the IOMMU group."""
+"""Links that every device has here: SR-IOV's parent and the IOMMU group."""
 
 DRAIN_LIMIT = 1024
-"""Events taken in one go, so that a flood cannot keep the loop from its other work (1024 events: about 30 ms)."""
+"""Events taken at once, so that a flood cannot keep the loop from its other work (1024 events: about 30 ms)."""
 
 RECEIVE_BUFFER_BYTES = 16 << 20
-"""Asked for when libudev left less: 5000 unread events fit into 4 MiB (measured)."""
+"""Asked for when the socket has less: 5000 unread events fit into 4 MiB (measured)."""
 
 
 class Monitor:
-    """A netlink socket in one of the two uevent groups, started."""
+    """A started netlink socket in one of the two uevent groups (``udev``, ``kernel``)."""
 
     def __init__(self, context: pyudev.Context, group: str, subsystems: Iterable[str]) -> None:
         try:
@@ -52,14 +52,14 @@ class Monitor:
         with socket.socket(fileno=os.dup(self.fileno())) as view:
             if view.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= RECEIVE_BUFFER_BYTES:
                 return
-        with contextlib.suppress(OSError):  # EPERM without CAP_NET_ADMIN: the default has to do, resync heals the rest
+        with contextlib.suppress(OSError):  # EPERM without CAP_NET_ADMIN: the default must do; resync finds the rest
             self._monitor.set_receive_buffer_size(RECEIVE_BUFFER_BYTES)
 
     def fileno(self) -> int:
         return int(self._monitor.fileno())
 
     def drain(self) -> list[Uevent]:
-        """All events that wait, at most ``DRAIN_LIMIT``.
+        """Take all events that wait, at most ``DRAIN_LIMIT``.
 
         Raises ``OSError`` when events were lost. It must then be closed and replaced: pyudev checks POLLERR before it
         reads, so the pending ENOBUFS is never consumed and every later poll fails as well (pyudev issue 194).
@@ -79,12 +79,12 @@ class Monitor:
         return events
 
     def close(self) -> None:
-        """Close the socket. The caller has taken it off its loop before."""
+        """Close the socket. The caller has removed it from its loop before."""
         self._monitor = None  # pyudev has no close(): the last reference closes
 
 
 class Udev:
-    """Reads devices. ``scope`` may be replaced between two calls."""
+    """Read devices within ``scope``, which may be replaced between two calls."""
 
     def __init__(self, scope: UdevScope | None = None) -> None:
         try:
@@ -96,22 +96,22 @@ class Udev:
         self.scope = scope or UdevScope()
 
     def monitor(self, group: str) -> Monitor:
-        """A started monitor of ``group`` (``udev`` or ``kernel``), filtered by the wanted subsystems."""
+        """A started monitor of ``group`` (``udev`` or ``kernel``), filtered by the scope's subsystems."""
         return Monitor(self._context, group, self.scope.subsystems)
 
     def enumerate(self) -> dict[str, UdevDevice]:
-        """Every device of the wanted subsystems, by syspath, in the order of syspaths."""
+        """Every device of the scope's subsystems, by syspath, in the order of syspaths."""
         devices = self._context.list_devices()
         for subsystem in sorted(self.scope.subsystems):
             devices.match_subsystem(subsystem)
         shared: dict[str, UdevDevice | None] = {}
-        records = (self._copy(device, shared) for device in devices)
-        return {record.syspath: record for record in sorted(filter(None, records), key=lambda record: record.syspath)}
+        copies = (self._copy(device, shared) for device in devices)
+        return {copy.syspath: copy for copy in sorted(filter(None, copies), key=lambda copy: copy.syspath)}
 
     def read(self, syspath: str, shared: dict[str, UdevDevice | None] | None = None) -> UdevDevice | None:
-        """The device at ``syspath`` now, with its ancestors; ``None`` when it is not there (any more).
+        """The device at ``syspath`` now, with its ancestors; None when it is not there.
 
-        ``shared`` keeps what was read already in the same pass, so that siblings read their parents once.
+        ``shared`` keeps what was read in the same pass, so that the parent of siblings is read once.
         """
         try:
             device = pyudev.Devices.from_sys_path(self._context, syspath)
@@ -120,7 +120,7 @@ class Udev:
         return self._copy(device, {} if shared is None else shared)
 
     def find(self, devnode: str) -> UdevDevice | None:
-        """The device behind a node under /dev."""
+        """The device of a node under /dev; None when there is none."""
         try:
             device = pyudev.Devices.from_device_file(self._context, devnode)
         except (pyudev.DeviceNotFoundError, OSError, ValueError):
@@ -128,7 +128,7 @@ class Udev:
         return self._copy(device, {})
 
     def attribute_names(self, syspath: str) -> tuple[str, ...]:
-        """The names of all sysfs attributes of a device: for ``suggest`` and ``record``, never on the hot path."""
+        """The names of all sysfs attributes of a device. Slow: for ``drabridge suggest`` and ``record`` only."""
         try:
             device = pyudev.Devices.from_sys_path(self._context, syspath)
             return tuple(sorted(device.attributes.available_attributes))
@@ -136,7 +136,7 @@ class Udev:
             return ()
 
     def attribute(self, syspath: str, name: str) -> bytes | None:
-        """The raw value of one attribute; ``None`` when it cannot be read."""
+        """The raw value of one attribute; None when it cannot be read."""
         try:
             value = pyudev.Devices.from_sys_path(self._context, syspath).attributes.get(name)
         except (pyudev.DeviceNotFoundError, OSError):
@@ -149,7 +149,7 @@ class Udev:
             if syspath in shared:
                 return shared[syspath]
             parent = device.parent
-            record = UdevDevice(
+            copy = UdevDevice(
                 syspath=syspath,
                 sysname=clean(device.sys_name),
                 subsystem=clean(device.subsystem),
@@ -167,11 +167,11 @@ class Udev:
             )
         except (OSError, UnicodeDecodeError):  # unplugged between two reads, or a name that is no text
             return None
-        shared[syspath] = record
-        return record
+        shared[syspath] = copy
+        return copy
 
     def _list(self, device: Any, kind: str) -> dict[str, str]:
-        """One of libudev's lists, raw: pyudev's own properties decode strictly and raise on one bad byte."""
+        """One of libudev's lists, cleaned. pyudev's own properties decode strictly and raise on one bad byte."""
         library = self._context._libudev
         entry = getattr(library, f"udev_device_get_{kind}_list_entry")(device)
         found = {}

@@ -1,4 +1,4 @@
-"""The records of all wanted devices, kept up to date: enumerated, looked at again, forgotten."""
+"""Keep the udev devices of the scope up to date: enumerate, look again, forget."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from drabridge.inventory.udev import Udev
 from drabridge.inventory.udev_device import UdevDevice
 
 UNFINISHED_SECONDS = 2.0
-"""How long a device without an entry in udevd's database is waited for. Some never get one: those without number,
-link, tag and property (systemd device_should_have_db)."""
+"""How long a device without an entry in udevd's database is waited for. A device without number, link, tag and property
+never gets one (systemd device_should_have_db)."""
 
 
 class UdevCache:
-    """What udev shows, by syspath. A record that did not change stays the same object."""
+    """The devices that udev shows, by syspath. A device that did not change stays the same object."""
 
     def __init__(self, udev: Udev) -> None:
         self._udev = udev
@@ -24,23 +24,23 @@ class UdevCache:
         self.reported_by_udevd: set[str] = set()  # syspaths that udevd has reported
 
     def enumerate(self) -> set[str]:
-        """Look at everything; the syspaths that changed, came or went."""
+        """Look at everything; return the syspaths that changed, came or went."""
         found = self._udev.enumerate()
         gone = self.devices.keys() - found.keys()
         for syspath in gone:
             self._forget(syspath)
-        changed = {syspath for syspath, record in found.items() if self._accept(record)}
+        changed = {syspath for syspath, device in found.items() if self._accept(device)}
         self.devices = {syspath: self.devices[syspath] for syspath in found}
         return changed | gone
 
     def check(self, syspaths: Iterable[str]) -> set[str]:
-        """Look at these devices, and at the known ones below them, whose ancestors they are."""
+        """Look at these devices and at the known ones below them; return the syspaths that changed."""
         touched = set()
         shared: dict[str, UdevDevice | None] = {}
         for syspath in dict.fromkeys(path for top in sorted(syspaths) for path in (top, *self._below(top))):
-            record = self._udev.read(syspath, shared)
-            if record is not None and self._in_scope(record):
-                if self._accept(record):
+            device = self._udev.read(syspath, shared)
+            if device is not None and self._in_scope(device):
+                if self._accept(device):
                     touched.add(syspath)
             elif syspath in self.devices:
                 self._forget(syspath)
@@ -48,45 +48,45 @@ class UdevCache:
         return touched
 
     def remove(self, syspath: str, *, alone: bool) -> set[str]:
-        """Believe that a device is gone, with all below it unless ``alone``; the syspaths that are forgotten."""
+        """Forget a device, and all below it unless ``alone``; return the forgotten syspaths."""
         gone = {syspath} if alone else {syspath, *self._below(syspath)}
         for path in gone:
             self._forget(path)
         return gone
 
     def note_first_seen(self, now: float) -> None:
-        """Remember since when the new records are here."""
+        """Note the time for the devices that are new."""
         for syspath in self.devices.keys() - self._first_seen.keys():
             self._first_seen[syspath] = now
 
-    def finished(self, record: UdevDevice, now: float) -> bool:
-        """Whether udevd has said all that it will say about a device."""
-        if record.initialized or record.syspath in self.reported_by_udevd:
+    def finished(self, device: UdevDevice, now: float) -> bool:
+        """Whether udevd has finished with a device, or has had ``UNFINISHED_SECONDS`` to do so."""
+        if device.initialized or device.syspath in self.reported_by_udevd:
             return True
-        return now - self._first_seen[record.syspath] >= UNFINISHED_SECONDS
+        return now - self._first_seen[device.syspath] >= UNFINISHED_SECONDS
 
     def _below(self, syspath: str) -> list[str]:
         prefix = syspath + "/"
         return sorted(path for path in self.devices if path.startswith(prefix))
 
-    def _in_scope(self, record: UdevDevice) -> bool:
-        return not self._udev.scope.subsystems or record.subsystem in self._udev.scope.subsystems
+    def _in_scope(self, device: UdevDevice) -> bool:
+        return not self._udev.scope.subsystems or device.subsystem in self._udev.scope.subsystems
 
-    def _accept(self, record: UdevDevice) -> bool:
-        """Keep a record unless it says what we know already: then the old object stays, and all that was made of it."""
-        old = self.devices.get(record.syspath)
-        if old is not None and old.initialized and not record.initialized:
+    def _accept(self, device: UdevDevice) -> bool:
+        """Keep a device; return whether it is new or changed. An unchanged one stays the old object."""
+        old = self.devices.get(device.syspath)
+        if old is not None and old.initialized and not device.initialized:
             # udevd's database is gone (it restarted on an empty /run); what it said of this hardware is still true
-            record = replace(
-                record,
-                properties={**old.properties, **record.properties},
+            device = replace(
+                device,
+                properties={**old.properties, **device.properties},
                 devlinks=old.devlinks,
                 tags=old.tags,
                 initialized=True,
             )
-        if record == old:
+        if device == old:
             return False
-        self.devices[record.syspath] = record
+        self.devices[device.syspath] = device
         return True
 
     def _forget(self, syspath: str) -> None:

@@ -1,4 +1,4 @@
-"""One udev device, copied out at once: what the rest of the inventory reads instead of sysfs."""
+"""A udev device, copied out at once: the rest of the inventory reads this instead of sysfs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
 def clean(value: bytes | str | None) -> str:
-    """Any value that udev or sysfs may hold, as one printable line: the same bytes always give the same text.
+    """Make one printable line of any value of udev or sysfs: the same bytes always give the same text.
 
-    Bytes that are not UTF-8 and control characters (newline included) become ``\\xNN``; surrounding blanks and the
-    trailing newline of a sysfs file go. A value beyond ``VALUE_LIMIT_CHARS`` is cut and ends in a digest of the whole,
-    so that two different giants stay different.
+    Bytes that are not UTF-8 and control characters (newline included) become ``\\xNN``. Surrounding blanks and the
+    trailing newline of a sysfs file are removed. A value beyond ``VALUE_LIMIT_CHARS`` is cut and ends in a digest of
+    the whole, so that two different long values stay different.
     """
     if value is None:
         return ""
@@ -40,8 +40,8 @@ def clean(value: bytes | str | None) -> str:
 class UdevDevice(Struct, frozen=True):
     """A udev device as it was when it was read. Absent strings are ``""``, as in ``udevadm info``.
 
-    ``attributes`` holds the sysfs attributes that somebody asked for (reading all of them is slow, and some reads have
-    side effects); ``links`` the asked-for symbolic links below the device's directory, resolved to absolute paths.
+    ``attributes``: the sysfs attributes of the ``UdevScope``; reading all is slow, and
+    some reads have side effects. ``links``: the scope's symbolic links, resolved to absolute paths.
     """
 
     syspath: str
@@ -67,11 +67,11 @@ class UdevDevice(Struct, frozen=True):
             node = node.above
 
     def lineage(self) -> Iterator[UdevDevice]:
-        """The device, then its ancestors."""
+        """The device, then its ancestors, nearest first."""
         yield self
         yield from self.ancestors()
 
-    # The rest is what match rules ask (match.UdevView).
+    # What follows is for match rules (match.UdevView).
 
     @property
     def devpath(self) -> str:
@@ -83,7 +83,7 @@ class UdevDevice(Struct, frozen=True):
         return self.attributes.get(name)
 
     def link(self, name: str) -> str | None:
-        """Last part of a symbolic link's target; None when there is none."""
+        """The last part of a symbolic link's target; None when there is none."""
         target = self.links.get(name)
         return None if target is None else os.path.basename(target)
 

@@ -1,4 +1,4 @@
-"""What a configuration makes the inventory look at: subsystems, attributes, links. Pure."""
+"""Tell what a configuration reads from udev: subsystems, attributes, links. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAGIC = re.compile(r"[*?\[\\]")
 
 
 class UdevScope(Struct, frozen=True):
-    """What to look at. No subsystems means all of them, which costs tens of milliseconds per enumeration."""
+    """What to read from udev. No subsystems means all of them: tens of milliseconds per enumeration."""
 
     subsystems: frozenset[str] = frozenset()
     attributes: frozenset[str] = frozenset()
@@ -26,12 +26,12 @@ class UdevScope(Struct, frozen=True):
 
 
 def distinct_configs(configs: Iterable[Config]) -> list[Config]:
-    """Each configuration once, whichever are equal."""
+    """Each configuration object once; equal ones that are not the same object stay."""
     return list({id(config): config for config in configs}.values())
 
 
 def union(parts: Iterable[UdevScope]) -> UdevScope:
-    """Everything that any of them wants."""
+    """Everything that is in any of the scopes."""
     every = list(parts)
     subsystems = [part.subsystems for part in every]
     return UdevScope(
@@ -42,32 +42,30 @@ def union(parts: Iterable[UdevScope]) -> UdevScope:
 
 
 def scope_of(config: Config) -> UdevScope:
-    """Everything that matching, identity, nodes and attributes of this configuration may read."""
-    subsystems: set[str] | None = set()
-    for predicate in (part for resource in config.resources for part in enumerated(resource)):
-        found = subsystems_of(predicate)
-        subsystems = None if found is None or subsystems is None else subsystems | found
-    leaves = [leaf for resource in config.resources for part in enumerated(resource) for leaf in leaves_of(part)]
-    fields = [item for resource in config.resources for item in fields_of(resource)]
+    """What matching, identity, nodes, attributes and health of this configuration may read."""
+    rules = [rule for resource in config.resources for rule in enumerated(resource)]
+    tests = [test for rule in rules for test in tests_of(rule)]
+    fields = [field for resource in config.resources for field in fields_of(resource)]
+    subsystems = [subsystems_of(rule) for rule in rules]
     return UdevScope(
-        subsystems=frozenset(subsystems or ()),
+        subsystems=frozenset() if None in subsystems else frozenset().union(*filter(None, subsystems)),
         attributes=frozenset(
-            [leaf.key for leaf in leaves if leaf.source is Source.ATTR]
-            + [item.key for item in fields if item.source == "attr"]
+            [test.key for test in tests if test.source is Source.ATTR]
+            + [field.key for field in fields if field.source == "attr"]
             + [name for resource in config.resources for rule in resource.health for name in rule.sysfs_attributes()]
         ),
         links=frozenset(
-            [leaf.key for leaf in leaves if leaf.source is Source.LINK]
-            + [item.key for item in fields if item.source == "link"]
-            + [item for resource in config.resources if (item := partition_link(resource))]
+            [test.key for test in tests if test.source is Source.LINK]
+            + [field.key for field in fields if field.source == "link"]
+            + [link for resource in config.resources if (link := partition_link(resource))]
         ),
     )
 
 
 def enumerated(resource: Resource) -> Iterator[Predicate]:
-    """The predicates whose devices must be among the records: the devices themselves and their companions."""
+    """The predicates of all devices that must be enumerated: the resource's devices and their companions."""
     yield any_of(resource.match)
-    if resource.group is not None and resource.group.scope != "parent":  # ancestors come with every record
+    if resource.group is not None and resource.group.scope != "parent":  # ancestors are read with every device
         yield any_of(resource.group.match)
 
 
@@ -94,20 +92,20 @@ def subsystems_of(predicate: Predicate) -> set[str] | None:
             return None
 
 
-def leaves_of(predicate: Predicate) -> Iterator[Test | Exists]:
-    """All tests in a predicate, however deep."""
+def tests_of(predicate: Predicate) -> Iterator[Test | Exists]:
+    """All tests in a predicate, at any depth."""
     match predicate:
         case All(parts=parts) | Any(parts=parts):
             for part in parts:
-                yield from leaves_of(part)
+                yield from tests_of(part)
         case Not(part=part) | Ancestor(part=part):
-            yield from leaves_of(part)
+            yield from tests_of(part)
         case Test() | Exists():
             yield predicate
 
 
 def fields_of(resource: Resource) -> Iterator[Field]:
-    """All fields in all templates of a resource, those of its claims' profiles included."""
+    """All fields in all templates of a resource, the profiles of its claims included."""
     givers: list[Resource | Profile] = [resource, *resource.claim_config.profiles.values()]
     templates = [
         *resource.id,
@@ -133,17 +131,17 @@ _FROM_UDEVD = frozenset({Source.DEVLINK, Source.TAG})
 def needs_database(resource: Resource) -> bool:
     """Whether this resource reads what only udevd knows: ID_* properties, links under /dev, tags.
 
-    Such a device must not be named before udevd has finished with it: without ID_SERIAL_SHORT it would fall through
-    to another identity, and change it a moment later.
+    Such a device must not be named before udevd has finished with it: without ID_SERIAL_SHORT it would take the next
+    identity, and change it a moment later.
     """
-    leaves: Iterable[Test | Exists] = (leaf for part in enumerated(resource) for leaf in leaves_of(part))
-    if any(leaf.source in _FROM_UDEVD for leaf in leaves):
+    tests = [test for rule in enumerated(resource) for test in tests_of(rule)]
+    if any(test.source in _FROM_UDEVD for test in tests):
         return True
-    keys = [leaf.key for part in enumerated(resource) for leaf in leaves_of(part) if leaf.source is Source.PROPERTY]
-    keys += [item.key for item in fields_of(resource) if item.source == "property"]
+    keys = [test.key for test in tests if test.source is Source.PROPERTY]
+    keys += [field.key for field in fields_of(resource) if field.source == "property"]
     return any(key not in _KERNEL_PROPERTIES for key in keys)
 
 
 def needs_nvidia(config: Config) -> bool:
-    """Whether any template asks for what NVIDIA's driver says."""
-    return any(item.source.startswith("nvidia.") for resource in config.resources for item in fields_of(resource))
+    """Whether any template reads what NVIDIA's driver says."""
+    return any(field.source.startswith("nvidia.") for resource in config.resources for field in fields_of(resource))

@@ -58,7 +58,7 @@ async def test_without_udevd_the_kernel_s_events_are_used(no_udevd: None, loop: 
     async with watching(loops(loop.pattern)) as watched:
         assert watched.inventory.status.kind is EventKind.KERNEL
         assert "no /run/udev/control" in watched.inventory.status.why
-        assert not watched.inventory.status.amiss
+        assert not watched.inventory.status.unexpected
         assert watched.inventory.current.complete
         assert watched.inventory.current.devices == ()
         await comes_and_goes(watched, loop, 0)
@@ -355,7 +355,7 @@ async def test_without_any_event_socket_the_timer_finds_devices(
     monkeypatch.setattr(Udev, "monitor", refuse)
     async with watching(loops(loop.pattern, resyncSeconds=5)) as watched:
         assert watched.inventory.status.kind is EventKind.NONE
-        assert watched.inventory.status.amiss
+        assert watched.inventory.status.unexpected
         assert "every 5 s by timer" in watched.inventory.status.why
         name = loop.add(0)
         await watched.until(lambda s: _state(s, name) is Presence.PRESENT, timeout=8)

@@ -171,7 +171,7 @@ def test_a_device_without_any_value_is_accused_alone() -> None:
 def test_a_twin_that_comes_later_falls_through_and_the_first_keeps_its_serial() -> None:
     first, twin = stick("/p1", "s", "port-1"), stick("/p2", "s", "port-2")
     memory = {first.key: "s"}
-    assert names(first, twin, given=memory) == {"/p1": "s", "/p2": "port-2"}
+    assert names(first, twin, known_ids=memory) == {"/p1": "s", "/p2": "port-2"}
 
 
 def test_a_twin_with_nothing_else_collides_alone() -> None:
@@ -193,18 +193,18 @@ def test_after_a_restart_a_held_name_that_twins_share_is_withheld() -> None:
 def test_a_held_device_returns_to_its_name_in_another_port() -> None:
     """The old port is remembered, the device is the only one with the serial: it is the same device."""
     moved = stick("/p2", "s", "port-2")
-    assert names(moved, given={("x/stick", "/p1"): "s"}, held=lambda name: name == "s") == {"/p2": "s"}
+    assert names(moved, known_ids={("x/stick", "/p1"): "s"}, held=lambda name: name == "s") == {"/p2": "s"}
 
 
 def test_a_held_device_returns_to_its_port_next_to_its_twin() -> None:
     memory = {("x/stick", "/p1"): "s", ("x/stick", "/p2"): "port-2"}
     back = [stick("/p1", "s", "port-1"), stick("/p2", "s", "port-2")]
-    assert names(*back, given=memory, held=lambda name: name == "s") == {"/p1": "s", "/p2": "port-2"}
+    assert names(*back, known_ids=memory, held=lambda name: name == "s") == {"/p1": "s", "/p2": "port-2"}
 
 
 def test_an_identity_that_is_no_candidate_any_more_is_given_up() -> None:
     """Another stick in the same port is another device."""
-    assert names(stick("/p1", "new"), given={("x/stick", "/p1"): "old"}) == {"/p1": "new"}
+    assert names(stick("/p1", "new"), known_ids={("x/stick", "/p1"): "old"}) == {"/p1": "new"}
 
 
 def test_what_may_be_a_held_device_that_is_away_is_withheld_until_the_holder_lets_go() -> None:
@@ -216,9 +216,9 @@ def test_what_may_be_a_held_device_that_is_away_is_withheld_until_the_holder_let
         assert list(identities) == [key for key in memory if key != away]
         assert set(collision.syspaths) == {other.syspath for other in others}
         assert "held" in collision.hint
-        free = names(*others, given=memory)
+        free = names(*others, known_ids=memory)
         assert free == {other.syspath: other.values[1] for other in others}
-        back = names(stick("/p1", "s", "port-1"), *others, given=memory, held=lambda name: name == "s")
+        back = names(stick("/p1", "s", "port-1"), *others, known_ids=memory, held=lambda name: name == "s")
         assert back == {"/p1": "s"} | free
 
 
