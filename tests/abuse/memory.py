@@ -19,7 +19,8 @@ from pathlib import Path
 
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from tests.support.agent_on_cluster import BOTH_LANES, CLASS, claim_pod, limits_pod
-from tests.support.agent_process import RESOURCE, AgentProcess, short_directory
+from tests.support.agent_process import RESOURCE, AgentProcess
+from tests.support.waiting import short_directory
 
 SAMPLE_SECONDS = 10.0
 PAUSE_SECONDS = 0.1  # between two pods of one churner: a rate that leaves the cores to others

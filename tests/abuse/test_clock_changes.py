@@ -19,17 +19,8 @@ from drabridge.sim.kubelet.pods import Phase
 from drabridge.sim.kubelet.timings import Timings
 from drabridge.system.clock import NEVER_SET, SteadyClock
 from tests.support.agent_checks import owners
-from tests.support.agent_process import (
-    CONFIG,
-    RESOURCE,
-    AgentProcess,
-    lists_read,
-    pod,
-    restart_kubelet,
-    short_directory,
-    until,
-)
-from tests.support.waiting import PATIENCE
+from tests.support.agent_process import CONFIG, RESOURCE, AgentProcess, lists_read, pod, restart_kubelet
+from tests.support.waiting import PATIENCE, short_directory, until
 
 DAY = 86_400.0
 SHORT_WAITS = "safety: {minHoldSeconds: 0.5, unconfirmedSeconds: 2, absentSeconds: 0.3, settleSeconds: 3}\n"

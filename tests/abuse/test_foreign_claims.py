@@ -6,7 +6,8 @@ import pytest
 
 from tests.support import foreign_objects
 from tests.support.agent_on_cluster import bridge, healthy, set_lanes
-from tests.support.agent_process import metric, until
+from tests.support.agent_process import metric
+from tests.support.waiting import until
 
 
 async def test_parameters_nested_without_end_stop_no_move_between_lanes(monkeypatch: pytest.MonkeyPatch) -> None:

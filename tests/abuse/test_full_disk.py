@@ -21,8 +21,8 @@ from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
 from drabridge.sim.kubelet.timings import Timings
 from tests.support.agent_checks import alive, holding, owners, said_in_one_line, unharmed
-from tests.support.agent_process import RESOURCE, AgentProcess, lists_read, pod, short_directory, until
-from tests.support.waiting import HANG_SECONDS
+from tests.support.agent_process import RESOURCE, AgentProcess, lists_read, pod
+from tests.support.waiting import HANG_SECONDS, short_directory, until
 
 
 def _may_mount() -> str:

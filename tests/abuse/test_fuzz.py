@@ -36,10 +36,9 @@ from podresources.errors import PodResourcesError
 from podresources.model import SocketIdentity
 from podresources.normalise import snapshot
 from podresources.wire import v1_pb2 as wire
-from tests.support.agent_process import short_directory
 from tests.support.hardware import MemoryHost, config, record
 from tests.support.podresources_server import kubelet, says
-from tests.support.waiting import HANG_SECONDS
+from tests.support.waiting import HANG_SECONDS, short_directory
 
 SOCKET = SocketIdentity(1, 2, 3)
 SMALL = config({"name": "r.example/x", "match": [{"subsystem": "mem"}]})

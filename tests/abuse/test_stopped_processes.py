@@ -18,10 +18,10 @@ import pytest
 from drabridge.sim.kubelet.faults import ListFault
 from drabridge.sim.kubelet.pods import Phase
 from tests.support.agent_checks import RECOVERY_SECONDS, alive, holding, owners, said_in_one_line, unharmed
-from tests.support.agent_process import CONFIG, DRIVER, RESOURCE, AgentProcess, node, pod, short_directory, until
+from tests.support.agent_process import CONFIG, DRIVER, RESOURCE, AgentProcess, node, pod
 from tests.support.hostile_callers import connect
 from tests.support.kubelet_process import Kubelet, child
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, short_directory, until
 
 
 @contextlib.contextmanager
@@ -129,7 +129,7 @@ def manifest(name: str) -> dict[str, Any]:
 
 async def test_kubelet_is_stopped_and_continued() -> None:
     async with two_processes() as (agent, kubelet):
-        await kubelet.until(lambda status: status["published"]["allocatable"].get(RESOURCE) == 4)
+        await kubelet.status_with(lambda status: status["published"]["allocatable"].get(RESOURCE) == 4)
         assert (await kubelet.do("run_pod", pod=manifest("a")))["phase"] == "Running"
         held = await owners(agent)
         assert len(held) == 1
@@ -162,7 +162,7 @@ async def test_a_kubelet_that_is_stopped_while_it_registers_us() -> None:
                 await until(lambda: _not_ready(agent), 10)
                 kubelet.process.send_signal(signal.SIGCONT)
                 await agent.ready()
-                await kubelet.until(lambda status: status["published"]["allocatable"].get(RESOURCE) == 4)
+                await kubelet.status_with(lambda status: status["published"]["allocatable"].get(RESOURCE) == 4)
                 assert (await kubelet.do("run_pod", pod=manifest("a")))["phase"] == "Running"
             finally:
                 kubelet.process.send_signal(signal.SIGCONT)

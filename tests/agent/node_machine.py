@@ -24,8 +24,7 @@ from tests.soak.bed import LOOP, Bed, bed
 from tests.soak.judge import OPENS
 from tests.soak.run import leaks
 from tests.soak.workload import SHAPES, Shape, documents
-from tests.support.agent_process import until
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, until
 
 LOOPS = 2
 

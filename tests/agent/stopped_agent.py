@@ -10,7 +10,8 @@ from typing import Any
 
 from drabridge.sim.cluster import SimCluster
 from tests.support.agent_on_cluster import bridge, claim_pod
-from tests.support.agent_process import AgentProcess, until
+from tests.support.agent_process import AgentProcess
+from tests.support.waiting import until
 
 IDS = ("full", "null", "random", "zero")
 

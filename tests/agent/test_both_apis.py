@@ -17,7 +17,8 @@ from tests.support.agent_on_cluster import (
     limits_pod,
     set_lanes,
 )
-from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, until
+from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess
+from tests.support.waiting import until
 
 
 async def test_each_device_is_offered_on_one_side_only() -> None:

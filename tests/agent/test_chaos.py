@@ -16,10 +16,11 @@ import pytest
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
 from drabridge.sim.kubelet.runtime import MemoryRuntime
-from tests.support.agent_process import AgentProcess, node, pod, until
+from tests.support.agent_process import AgentProcess, node, pod
 from tests.support.agent_with_loop_devices import DRIVER, RESOURCE, by_name, counted, device_nodes
 from tests.support.hardware import Loops, needs_loop_devices
 from tests.support.udevd import Udevd
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.loopdev, pytest.mark.udevd, pytest.mark.root, needs_loop_devices]
 

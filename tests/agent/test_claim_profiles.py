@@ -7,8 +7,9 @@ import os
 
 from drabridge.inventory.udev_scope import scope_of
 from tests.support.agent_on_cluster import bridge, claim_pod
-from tests.support.agent_process import DRIVER, RESOURCE, until
+from tests.support.agent_process import DRIVER, RESOURCE
 from tests.support.hardware import config, record, watching
+from tests.support.waiting import until
 
 CONFIG = f"""\
 apiVersion: drabridge/v1alpha1

@@ -15,7 +15,8 @@ from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet.faults import ListFault
 from drabridge.sim.kubelet.runtime import LockingRuntime
 from tests.support.agent_on_cluster import bridge, claim_pod, devices_in_slices, healthy, limits_pod
-from tests.support.agent_process import BOOT_ID, AgentProcess, release, until
+from tests.support.agent_process import BOOT_ID, AgentProcess, release
+from tests.support.waiting import until
 
 
 async def test_the_operator_ends_a_claim_that_nobody_remembers() -> None:

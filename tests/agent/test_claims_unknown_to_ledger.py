@@ -8,7 +8,8 @@ import signal
 
 from tests.agent.stopped_agent import become, claim_files, claimed, everything, owners, stopped_while_a_claim_runs
 from tests.support.agent_on_cluster import bridge, claim_pod
-from tests.support.agent_process import AgentProcess, noted, until
+from tests.support.agent_process import AgentProcess, noted
+from tests.support.waiting import until
 
 
 async def test_a_claim_that_ended_since_the_older_copy_of_the_ledger_ends_again() -> None:

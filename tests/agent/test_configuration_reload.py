@@ -16,19 +16,9 @@ from drabridge.sim.kubelet.pods import Phase
 from drabridge.sim.kubelet.timings import Timings
 from tests.support.agent_checks import plugin_socket
 from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod, held_by_claim
-from tests.support.agent_process import (
-    CONFIG,
-    DRIVER,
-    RESOURCE,
-    AgentProcess,
-    metric,
-    node,
-    pod,
-    reload,
-    short_directory,
-    until,
-)
+from tests.support.agent_process import CONFIG, DRIVER, RESOURCE, AgentProcess, metric, node, pod, reload
 from tests.support.hostile_callers import allocate
+from tests.support.waiting import short_directory, until
 
 SAFETY = "safety: {minHoldSeconds: %s, unconfirmedSeconds: 2, absentSeconds: 0.4, settleSeconds: 1}\nresources:\n"
 

@@ -12,18 +12,9 @@ from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
 from tests.support.agent_checks import plugin_socket
 from tests.support.agent_on_cluster import bridge, devices_in_slices, held_by_claim, set_lanes
-from tests.support.agent_process import (
-    CONFIG,
-    DRIVER,
-    RESOURCE,
-    AgentProcess,
-    metric,
-    node,
-    pod,
-    short_directory,
-    until,
-)
+from tests.support.agent_process import CONFIG, DRIVER, RESOURCE, AgentProcess, metric, node, pod
 from tests.support.hostile_callers import allocate
+from tests.support.waiting import short_directory, until
 
 ALWAYS = 1_000_000  # until faults are healed
 

@@ -9,8 +9,9 @@ import pytest
 
 from drabridge.sim.cluster import SimCluster
 from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod, devices_in_slices, limits_pod
-from tests.support.agent_process import RESOURCE, AgentProcess, reload, until
+from tests.support.agent_process import RESOURCE, AgentProcess, reload
 from tests.support.kubelet_peers import Plugin, device
+from tests.support.waiting import until
 
 NAMES = ("zero", "null", "random")
 OTHER = BOTH_LANES.partition("resources:")[0] + (

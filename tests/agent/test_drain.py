@@ -10,9 +10,10 @@ import pytest
 
 from drabridge.sim.cluster import SimCluster
 from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod, devices_in_slices, healthy, limits_pod
-from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, drain_command, held_by, pod, until
+from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, drain_command, held_by, pod
 from tests.support.agent_process import node as legacy_node
 from tests.support.standby import beside
+from tests.support.waiting import until
 
 Json = dict[str, Any]
 

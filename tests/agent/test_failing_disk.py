@@ -10,7 +10,8 @@ import signal
 from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet.pods import Phase
 from tests.support.agent_on_cluster import bridge, claim_pod, devices_in_slices, limits_pod
-from tests.support.agent_process import RESOURCE, AgentProcess, node, pod, until
+from tests.support.agent_process import RESOURCE, AgentProcess, node, pod
+from tests.support.waiting import until
 
 
 def limit_files(agent: AgentProcess, soft: int) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from drabridge.sim.kubelet.pods import Container, Phase, PodSpec
-from tests.support.agent_process import CONFIG, RESOURCE, node, pod, restart_kubelet, until
+from tests.support.agent_process import CONFIG, RESOURCE, node, pod, restart_kubelet
+from tests.support.waiting import until
 
 
 def config(count: int) -> str:

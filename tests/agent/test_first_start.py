@@ -23,9 +23,9 @@ from drabridge.sim.kubelet.pods import Container, Phase, PodSpec
 from drabridge.sim.kubelet.timings import Timings
 from tests.soak.bed import MEM, bed
 from tests.support.agent_on_cluster import bridge, claim_pod, limits_pod
-from tests.support.agent_process import IDS, QUICK, RESOURCE, AgentProcess, node, pod, short_directory, until
+from tests.support.agent_process import IDS, QUICK, RESOURCE, AgentProcess, node, pod
 from tests.support.kubelet_peers import Plugin, device
-from tests.support.waiting import HANG_SECONDS
+from tests.support.waiting import HANG_SECONDS, short_directory, until
 
 
 async def _owners(agent: AgentProcess) -> dict[str, str]:

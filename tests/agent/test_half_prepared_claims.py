@@ -15,8 +15,9 @@ from drabridge.ledger.events import AgentStarted
 from drabridge.ledger.model import ClaimRef, Lane
 from drabridge.sim.kubelet.faults import ListFault
 from tests.support.agent_on_cluster import bridge, claim_pod, healthy, limits_pod
-from tests.support.agent_process import BOOT_ID, AgentProcess, until
+from tests.support.agent_process import BOOT_ID, AgentProcess
 from tests.support.ledger_node import CLAIM, NOON, OTHER, Node, allocated, device, prepare
+from tests.support.waiting import until
 
 
 def _begun(agent: AgentProcess, device: str) -> str:

@@ -14,8 +14,8 @@ import pytest
 
 from drabridge.sim.cluster import SimCluster
 from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod, limits_pod, set_lanes
-from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, lists_read, until
-from tests.support.waiting import HANG_SECONDS
+from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, lists_read
+from tests.support.waiting import HANG_SECONDS, until
 
 ANNOTATION = f"{DRIVER}/lanes"
 

@@ -20,8 +20,8 @@ from drabridge.legacy.manager import QUIET_SECONDS
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
 from drabridge.sim.kubelet.timings import Timings
-from tests.support.agent_process import DRIVER, AgentProcess, node, pod, short_directory, until
-from tests.support.waiting import HANG_SECONDS
+from tests.support.agent_process import DRIVER, AgentProcess, node, pod
+from tests.support.waiting import HANG_SECONDS, short_directory, until
 
 RESOURCE = "example.com/zero"
 

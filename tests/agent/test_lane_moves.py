@@ -7,7 +7,8 @@ from typing import Any
 
 from drabridge.sim.cluster import SimCluster
 from tests.support.agent_on_cluster import BOTH_LANES, MONITOR, bridge, claim_pod, devices_in_slices, healthy, set_lanes
-from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, drabridge, reload, until
+from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, drabridge, reload
+from tests.support.waiting import until
 
 # A pod that waits for another scheduler keeps its claim reserved, and kubelet does not know it.
 WAITING = """\

@@ -24,7 +24,8 @@ from tests.support.agent_on_cluster import (
     limits_pod,
     set_lanes,
 )
-from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, pod, short_directory, until
+from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, pod
+from tests.support.waiting import short_directory, until
 
 QUIET_SECONDS = 0.5  # quiesceSeconds of BOTH_LANES
 WRITES = ("create", "update", "patch", "delete", "deletecollection")

@@ -15,17 +15,8 @@ import pytest
 
 from drabridge.sim.kubelet.pods import Container, Phase, PodSpec
 from drabridge.sim.kubelet.runtime import MemoryRuntime
-from tests.support.agent_process import (
-    CONFIG,
-    RESOURCE,
-    AgentProcess,
-    node,
-    pod,
-    restart_kubelet,
-    short_directory,
-    until,
-)
-from tests.support.waiting import HANG_SECONDS, PATIENCE
+from tests.support.agent_process import CONFIG, RESOURCE, AgentProcess, node, pod, restart_kubelet
+from tests.support.waiting import HANG_SECONDS, PATIENCE, short_directory, until
 
 
 async def test_registers_lists_and_answers_with_cdi() -> None:

@@ -26,7 +26,8 @@ from tests.support.agent_on_cluster import (
     limits_pod,
     set_lanes,
 )
-from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, node, until
+from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, node
+from tests.support.waiting import until
 
 LANES = "  lanes: {legacy: 2, dra: 2}\n"
 LEFT_OUT = BOTH_LANES.replace(LANES, "")

@@ -8,7 +8,8 @@ import pytest
 
 from drabridge.sim.cluster import SimCluster
 from tests.support.agent_on_cluster import BOTH_LANES, all_free, bridge, limits_pod
-from tests.support.agent_process import AgentProcess, until
+from tests.support.agent_process import AgentProcess
+from tests.support.waiting import until
 
 LONG = BOTH_LANES.replace("settleSeconds: 1", "settleSeconds: 3600")
 

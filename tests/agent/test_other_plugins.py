@@ -21,8 +21,9 @@ from tests.support.agent_on_cluster import (
     limits_pod,
     set_lanes,
 )
-from tests.support.agent_process import IDS, QUICK, RESOURCE, AgentProcess, noted, pod, short_directory, until
+from tests.support.agent_process import IDS, QUICK, RESOURCE, AgentProcess, noted, pod
 from tests.support.kubelet_peers import Plugin, device
+from tests.support.waiting import short_directory, until
 
 VENDOR = "vendor.example.com/gpu"
 

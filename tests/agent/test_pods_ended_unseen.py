@@ -13,7 +13,8 @@ from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as rpc
 from drabridge.sim.cluster import LINGER_SECONDS_ANNOTATION
 from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod, limits_pod, set_lanes
-from tests.support.agent_process import AgentProcess, held_by, until
+from tests.support.agent_process import AgentProcess, held_by
+from tests.support.waiting import until
 
 GRACE_SECONDS, LINGER_SECONDS = 8, 5  # long enough to be seen on a busy machine
 

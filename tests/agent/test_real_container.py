@@ -13,9 +13,10 @@ from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
 from drabridge.sim.kubelet.runtime import MemoryRuntime
 from drabridge.sim.kubelet.timings import Timings
-from tests.support.agent_process import AgentProcess, pod, short_directory, until
+from tests.support.agent_process import AgentProcess, pod
 from tests.support.containers import CDI_DIRECTORY, rootfs, run
 from tests.support.hardware import Loops, needs_loop_devices
+from tests.support.waiting import short_directory, until
 
 pytestmark = [
     pytest.mark.podman,

@@ -9,7 +9,8 @@ import pytest
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
 from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod, devices_in_slices
-from tests.support.agent_process import CONFIG, RESOURCE, AgentProcess, change, node, pod, until
+from tests.support.agent_process import CONFIG, RESOURCE, AgentProcess, change, node, pod
+from tests.support.waiting import until
 
 ALL = {"zero", "null", "full", "random"}
 OTHER = "example.com/other"

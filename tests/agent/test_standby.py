@@ -15,9 +15,10 @@ import pytest
 from drabridge.cli import main
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
-from tests.support.agent_process import CONFIG, AgentProcess, address_of, fetch, lists_read, node, pod, until
+from tests.support.agent_process import CONFIG, AgentProcess, address_of, fetch, lists_read, node, pod
 from tests.support.servers import free_port
 from tests.support.standby import asked, beside, standby_socket, streams_met
+from tests.support.waiting import until
 
 
 async def took_over(agent: AgentProcess, kubelet: SimKubelet, registrations: int) -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from drabridge.sim.cluster import SimCluster
 from tests.support.agent_on_cluster import bridge, claim_pod, devices_in_slices, limits_pod
-from tests.support.agent_process import RESOURCE, AgentProcess, lists_read, of_driver, told, until
+from tests.support.agent_process import RESOURCE, AgentProcess, lists_read, of_driver, told
 from tests.support.standby import beside, streams_met
+from tests.support.waiting import until
 
 
 def endpoints(agent: AgentProcess) -> tuple[list[str], list[str]]:

@@ -36,7 +36,8 @@ from tests.support.agent_on_cluster import (
     set_lanes,
 )
 from tests.support.agent_process import CONFIG as LEGACY_ONLY
-from tests.support.agent_process import RESOURCE, AgentProcess, release, reload, short_directory, until
+from tests.support.agent_process import RESOURCE, AgentProcess, release, reload
+from tests.support.waiting import short_directory, until
 
 
 def _all_but_the_lock(state: Path) -> None:

@@ -30,8 +30,9 @@ from tests.agent.stopped_agent import (
 )
 from tests.support.agent_on_cluster import BOTH_LANES, CLASS, bridge, claim_pod, healthy, limits_pod
 from tests.support.agent_process import CONFIG as LEGACY_ONLY
-from tests.support.agent_process import RESOURCE, AgentProcess, noted, short_directory, until
+from tests.support.agent_process import RESOURCE, AgentProcess, noted
 from tests.support.kubelet_peers import Plugin, device
+from tests.support.waiting import short_directory, until
 
 CHECK_DISK = b"check free space and the disk"
 

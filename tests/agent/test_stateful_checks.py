@@ -12,8 +12,8 @@ import pytest
 from tests.agent.node_machine import Node
 from tests.soak.bed import LOOP, MEM
 from tests.soak.workload import SHAPES
-from tests.support.agent_process import until
 from tests.support.hardware import needs_loop_devices
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.long
 

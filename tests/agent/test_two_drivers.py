@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.support.agent_on_cluster import BOTH_LANES, CLASS, bridge, claim_pod, limits_pod
-from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, until
-from tests.support.waiting import HANG_SECONDS
+from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess
+from tests.support.waiting import HANG_SECONDS, until
 
 OTHER_DRIVER, OTHER_RESOURCE = "other.example.com", "example.com/memory"
 RENAMED = BOTH_LANES.replace(DRIVER, OTHER_DRIVER)

@@ -19,21 +19,12 @@ from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Container, Phase, PodSpec
 from drabridge.sim.kubelet.runtime import ContainerStartError, MemoryRuntime, RunOptions
 from podresources import Client
-from tests.support.agent_process import (
-    CONFIG,
-    DRIVER,
-    RESOURCE,
-    AgentProcess,
-    cdi_devices,
-    node,
-    pod,
-    restart_kubelet,
-    until,
-)
+from tests.support.agent_process import CONFIG, DRIVER, RESOURCE, AgentProcess, cdi_devices, node, pod, restart_kubelet
 from tests.support.agent_with_loop_devices import DRIVER as LOOP_DRIVER
 from tests.support.agent_with_loop_devices import RESOURCE as LOOP
 from tests.support.agent_with_loop_devices import by_name, counted
 from tests.support.hardware import Loops, needs_loop_devices
+from tests.support.waiting import until
 
 Node = tuple[AgentProcess, SimKubelet]
 N = 4  # devices

@@ -18,8 +18,8 @@ from drabridge.sim.kubelet.calls import Call
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.timings import Timings
 from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod
-from tests.support.agent_process import DRIVER, AgentProcess, of_driver, short_directory, told, until
-from tests.support.waiting import PATIENCE
+from tests.support.agent_process import DRIVER, AgentProcess, of_driver, told
+from tests.support.waiting import PATIENCE, short_directory, until
 
 CLAIMS_ONLY = BOTH_LANES.replace("{legacy: 2, dra: 2}", '{legacy: 0, dra: "*"}')
 WIPE_SECONDS = 30.0  # kubelet's own: it deletes the slices of a driver that is away for so long

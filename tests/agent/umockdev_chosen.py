@@ -11,9 +11,10 @@ import sys
 
 from tests.agent.umockdev_examples import node_device
 from tests.support.agent_on_cluster import bridge, devices_in_slices, healthy
-from tests.support.agent_process import DRIVER, RESOURCE, until
+from tests.support.agent_process import DRIVER, RESOURCE
 from tests.support.machines import tree
 from tests.support.umockdev import Testbed
+from tests.support.waiting import until
 
 CONFIG = f"""\
 apiVersion: drabridge/v1alpha1

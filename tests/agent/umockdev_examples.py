@@ -16,9 +16,10 @@ from pathlib import Path
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
 from tests.support import machines
-from tests.support.agent_process import AgentProcess, node, pod, until
+from tests.support.agent_process import AgentProcess, node, pod
 from tests.support.machines import device, tree
 from tests.support.umockdev import Testbed
+from tests.support.waiting import until
 
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 

@@ -12,8 +12,9 @@ import sys
 from drabridge.sim.kubelet.pods import Phase
 from tests.agent import umockdev_examples
 from tests.support.agent_on_cluster import bridge, claim_pod, devices_in_slices
-from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, change, node, pod, until
+from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, change, node, pod
 from tests.support.umockdev import Testbed
+from tests.support.waiting import until
 
 HEAD = f"""\
 apiVersion: drabridge/v1alpha1

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from drabridge.sim.kubelet.pods import Phase
 from tests.agent import umockdev_examples
 from tests.support import machines
-from tests.support.agent_process import DRIVER, AgentProcess, node, pod, until
+from tests.support.agent_process import DRIVER, AgentProcess, node, pod
 from tests.support.umockdev import Testbed
+from tests.support.waiting import until
 
 MACHINES: dict[str, Callable[[], str]] = {
     "parent": umockdev_examples.fpga,

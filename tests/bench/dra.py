@@ -25,9 +25,10 @@ from drabridge.sim.kubelet.timings import Timings
 from drabridge.wire import dra_v1_pb2
 from tests.bench.core import Benchmark
 from tests.bench.legacy import rss_mib
-from tests.support.agent_process import AgentProcess, until
-from tests.support.dra_node import DRIVER, NODE, DraNode, a_node, add_node, gpu, short_directory
+from tests.support.agent_process import AgentProcess
+from tests.support.dra_node import DRIVER, NODE, DraNode, a_node, add_node, gpu
 from tests.support.hardware import loop_devices
+from tests.support.waiting import short_directory, until
 
 PREPARES = 200
 DEVICES = 1000
@@ -124,10 +125,10 @@ def slices_1000_plan_ms() -> float:
 async def slices_unchanged_writes() -> float:
     """Writes of slices after a restart with the same 1,000 devices, and after a hundred wake-ups."""
     async with a_node(devices=tuple(map(_gpu, range(DEVICES)))) as node:
-        await node.wait_for(lambda: node.driver.state.publisher.published, "slices", 30)
+        await until(lambda: node.driver.state.publisher.published, 30, "slices")
         before = node.writes()
         await node.restart()
-        await node.wait_for(lambda: node.driver.state.publisher.published, "the look after a restart", 30)
+        await until(lambda: node.driver.state.publisher.published, 30, "the look after a restart")
         for _ in range(100):
             node.driver.publish()
             await asyncio.sleep(0.002)

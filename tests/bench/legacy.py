@@ -24,7 +24,8 @@ from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.timings import Timings
 from tests.bench.core import Benchmark
-from tests.support.agent_process import AgentProcess, until
+from tests.support.agent_process import AgentProcess
+from tests.support.waiting import until
 
 # About 64 virtual consoles: enough devices to hand each one out once, on every Linux machine.
 RESOURCE = "bench.example.com/tty"

@@ -23,7 +23,7 @@ import podresources
 from drabridge.errors import ClusterError
 from drabridge.kube.api import Kind
 from podresources.socket_path import DEFAULT_SOCKET
-from tests.cluster.bed import CLASS, CONFIG, NAMESPACE, PODS, RESOURCE, TEMPLATES, Json, until
+from tests.cluster.bed import CLASS, CONFIG, NAMESPACE, PODS, RESOURCE, TEMPLATES, Json, wait_for
 from tests.cluster.real_bed import RealBed, kind_of, real
 from tests.cluster.workloads import pod, template
 
@@ -121,7 +121,7 @@ class Load:
         async def none_left() -> bool:
             return not self._began
 
-        await until(self._bed, "the last pods to end", none_left, END_SECONDS)
+        await wait_for(self._bed, "the last pods to end", none_left, END_SECONDS)
 
 
 async def roll(bed: RealBed, max_surge: int, turn: int) -> float:
@@ -136,7 +136,7 @@ async def roll(bed: RealBed, max_surge: int, turn: int) -> float:
         pods = await bed.agent_pods()
         return not old & {one["metadata"]["uid"] for one in pods} and await bed.ready()
 
-    await until(bed, "the rollout", replaced)
+    await wait_for(bed, "the rollout", replaced)
     return time.monotonic() - began
 
 
@@ -164,8 +164,8 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     async with real({**CONFIG, "resources": [CONSOLES]}) as bed:
         bed.objects = strategy(bed.objects, options.max_surge, 0)
         await bed.install()
-        await until(bed, "the agent to be ready", bed.ready)
-        await until(bed, "the node to offer devices", lambda: _offers(bed))
+        await wait_for(bed, "the agent to be ready", bed.ready)
+        await wait_for(bed, "the node to offer devices", lambda: _offers(bed))
         load = Load(bed, options.pods_per_second)
         watching = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.bench.rollouts", "--watch", str(options.pod_resources)),

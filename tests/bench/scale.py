@@ -27,14 +27,15 @@ from drabridge.kube.node_annotation import NodeWatch
 from drabridge.kube.versions import RESOURCE_GROUP, choose_version
 from drabridge.offers.slices import Offer, Pool, desired_slices
 from drabridge.sim.apiserver.server import SimApiServer
-from tests.support.dra_node import DRIVER, DraNode, add_node, gpu, short_directory
+from tests.support.dra_node import DRIVER, DraNode, add_node, gpu
+from tests.support.waiting import short_directory, until
 
 CLUSTER_NODES = 5000
 ROLLING_AT_ONCE = 20  # restarts at a time; a DaemonSet's maxUnavailable of 10 % at the default 200 nodes
 PODS_PER_NODE = 10
 POD_BYTES = 4000  # what a pod with its status and managed fields has; most of it does not matter to the agent
 WATCHES = 3  # slices, the Node, its pods; a phase is over only when each node has begun that many
-WAIT_SECONDS = 120.0
+WAIT_SECONDS = 60.0
 
 
 class ApiPart:
@@ -132,14 +133,6 @@ async def measured(name: str, api: SimApiServer, per: int, work: Callable[[], Aw
     return Phase(name, time.monotonic() - began, per, Count.of(api) - before, verbs)
 
 
-async def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {WAIT_SECONDS:g} s for {what}")
-        await asyncio.sleep(0.02)
-
-
 def populate(api: SimApiServer, nodes: Iterable[str]) -> None:
     """Nodes, each with some pods that have nothing to do with devices."""
     for node in nodes:
@@ -160,10 +153,12 @@ async def cluster_phases(nodes: int, devices: int, seconds: float) -> list[Phase
             slices = -(-devices // 64)
 
             async def settled() -> None:
-                await until(lambda: all(part.published for part in parts), "every node to publish")
-                await until(lambda: len(api.objects.peek("resourceslices")) == nodes * slices, "every slice")
+                await until(lambda: all(part.published for part in parts), WAIT_SECONDS, "every node to publish")
+                await until(
+                    lambda: len(api.objects.peek("resourceslices")) == nodes * slices, WAIT_SECONDS, "every slice"
+                )
                 begun = WATCHES * nodes * generations
-                await until(lambda: sum(r.verb == "watch" for r in api.requests) >= begun, "every watch")
+                await until(lambda: sum(r.verb == "watch" for r in api.requests) >= begun, WAIT_SECONDS, "every watch")
 
             generations = 1
 
@@ -208,16 +203,16 @@ async def claim_phase(claims: int) -> Phase:
             add_node(api)
             node = DraNode(root, api)
             await node.start()
-            await node.wait_for(lambda: node.driver.state.publisher.published, "slices")
+            await until(lambda: node.driver.state.publisher.published, why="slices")
 
             async def work() -> None:
                 for index in range(claims):
                     claim = node.claims.add(f"cl{index}", "gpu-0")
                     await node.prepared(claim)
-                    await node.wait_for(partial(has_status, node, f"cl{index}"), "status")
+                    await until(partial(has_status, node, f"cl{index}"), why="status")
                     await node.unprepare(claim)
                     node.claims.delete(f"cl{index}")
-                    await node.wait_for(lambda: not node.ledger_service.ledger.by_claim, "the release")
+                    await until(lambda: not node.ledger_service.ledger.by_claim, why="the release")
 
             try:
                 return await measured("claim", api, claims, work)

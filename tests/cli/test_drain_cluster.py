@@ -11,7 +11,8 @@ import pytest
 from drabridge.kube.allocated_claims import in_use
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from tests.support.agent_on_cluster import CLASS, claim_pod
-from tests.support.agent_process import DRIVER, drain_command, short_directory
+from tests.support.agent_process import DRIVER, drain_command
+from tests.support.waiting import short_directory
 
 Json = dict[str, Any]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 
-from tests.support.agent_process import RESOURCE, _command, drabridge, node, until
+from tests.support.agent_process import RESOURCE, _command, drabridge, node
+from tests.support.waiting import until
 
 
 async def test_what_cannot_be_meant_ends_with_2() -> None:

@@ -223,7 +223,7 @@ async def failed(bed: Bed, what: str) -> ScenarioError:
     return ScenarioError(f"{what}\n{await story(bed)}")
 
 
-async def until(bed: Bed, what: str, condition: Callable[[], Awaitable[Any]], seconds: float = 0.0) -> Any:
+async def wait_for(bed: Bed, what: str, condition: Callable[[], Awaitable[Any]], seconds: float = 0.0) -> Any:
     """The condition's first true value. Fails with ``what`` after so many seconds, or after the bed's patience.
 
     An API server that is away is as good as a condition that is not true.
@@ -266,13 +266,13 @@ async def lanes(bed: Bed, resource: str = RESOURCE) -> tuple[int, int]:
 
 async def at_the_beginning(bed: Bed) -> None:
     """Wait for a ready agent that offers what the configuration says."""
-    await until(bed, "the agent to be ready", bed.ready)
+    await wait_for(bed, "the agent to be ready", bed.ready)
     for resource, wanted in expected_lanes(bed.config).items():
 
         async def offers(resource: str = resource, wanted: tuple[int, int] = wanted) -> bool:
             return await lanes(bed, resource) == wanted
 
-        await until(bed, f"{resource} to have {wanted} devices in the legacy lane and the other", offers)
+        await wait_for(bed, f"{resource} to have {wanted} devices in the legacy lane and the other", offers)
 
 
 async def clear(bed: Bed, *, seconds: float = 0.0) -> None:
@@ -286,7 +286,7 @@ async def clear(bed: Bed, *, seconds: float = 0.0) -> None:
         await _delete_all(bed, PODS, [one for one in pods if not one["metadata"].get("deletionTimestamp")])
         return not pods
 
-    await until(bed, "the pods to be gone", gone, seconds)
+    await wait_for(bed, "the pods to be gone", gone, seconds)
     await _delete_all(bed, TEMPLATES, (await bed.api.list(TEMPLATES, namespace=NAMESPACE)).items)
 
     async def no_claims() -> bool:
@@ -294,7 +294,7 @@ async def clear(bed: Bed, *, seconds: float = 0.0) -> None:
         await _delete_all(bed, CLAIMS, [one for one in claims if not one["metadata"].get("deletionTimestamp")])
         return not claims
 
-    await until(bed, "the claims to be gone", no_claims, seconds)
+    await wait_for(bed, "the claims to be gone", no_claims, seconds)
 
 
 async def apply_node(bed: Bed, annotations: dict[str, str]) -> None:

@@ -36,7 +36,7 @@ from tests.cluster.bed import (
     Json,
     apply_node,
     clear,
-    until,
+    wait_for,
 )
 from tests.cluster.workloads import HAS, READY, TAKEN
 
@@ -149,7 +149,7 @@ class RealBed(Bed):
         old = [one["metadata"]["uid"] for one in await self.agent_pods()]
         for pod in await self.agent_pods():
             await self.force_delete(pod["metadata"]["name"])
-        await until(self, "the DaemonSet to replace the killed pod", lambda: self._others(old))
+        await wait_for(self, "the DaemonSet to replace the killed pod", lambda: self._others(old))
 
     async def _others(self, old: list[str]) -> bool:
         now = {one["metadata"]["uid"] for one in await self.agent_pods()}
@@ -166,7 +166,7 @@ class RealBed(Bed):
         async def replaced() -> bool:
             return await self._others(old) and await self.ready()
 
-        await until(self, "the rollout", replaced)
+        await wait_for(self, "the rollout", replaced)
 
     async def restart_kubelet(self) -> None:
         if os.environ.get("DRABRIDGE_TEST_KUBELET_RESTART"):
@@ -261,7 +261,7 @@ class RealBed(Bed):
         async def gone() -> bool:
             return not await self.agent_pods()
 
-        await until(self, "the agent's pod to be gone", gone)
+        await wait_for(self, "the agent's pod to be gone", gone)
 
     async def restore(self) -> None:
         """The cluster as it was: no workloads, then no agent, no annotation, no namespace.
@@ -281,7 +281,7 @@ class RealBed(Bed):
                 return True
             return False
 
-        await until(self, f"the namespace {NAMESPACE} to be gone", gone)
+        await wait_for(self, f"the namespace {NAMESPACE} to be gone", gone)
 
     async def _without_workloads(self) -> None:
         if await self.workload_pods() and not await self.agent_pods():
@@ -324,7 +324,7 @@ class RealBed(Bed):
             found = await self.api.get(PODS, name, namespace=NAMESPACE)
             return bool(found["status"].get("phase") == "Succeeded")
 
-        await until(self, "a look at the node's files", done)
+        await wait_for(self, "a look at the node's files", done)
         said = await asyncio.to_thread(self._log, name, previous=False)
         await self.api.delete(PODS, name, namespace=NAMESPACE)
         return said.split()
@@ -387,7 +387,7 @@ class RealBed(Bed):
             return {"Complete", "Failed"}.intersection(found)  # it says beforehand that it will be one of them
 
         try:
-            types = await until(self, "the Job of the uninstall", ended)
+            types = await wait_for(self, "the Job of the uninstall", ended)
             pods = await self._pods_of(job)
             said = await asyncio.to_thread(self._log, pods[0]["metadata"]["name"], previous=False)
         finally:
@@ -401,7 +401,7 @@ class RealBed(Bed):
                 await self.api.delete(PODS, pod["metadata"]["name"], namespace=NAMESPACE)
             return not pods
 
-        await until(self, "the Job's pod to be gone", gone)
+        await wait_for(self, "the Job's pod to be gone", gone)
         return "Complete" in types, said
 
     async def _pods_of(self, job: str) -> list[Json]:

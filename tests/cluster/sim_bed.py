@@ -40,12 +40,12 @@ from tests.cluster.bed import (
     SLICES,
     Bed,
     Json,
-    until,
+    wait_for,
 )
 from tests.cluster.real_bed import LABELS, page_of
 from tests.cluster.workloads import LOOKING, SHARED
-from tests.support.agent_process import AgentProcess, cdi_devices, short_directory
-from tests.support.waiting import PATIENCE
+from tests.support.agent_process import AgentProcess, cdi_devices
+from tests.support.waiting import PATIENCE, short_directory
 
 NODE = "node-a"
 
@@ -190,7 +190,7 @@ class SimBed(Bed):
         self._boot_id.write_text(str(uuid.uuid4()))
         if agent_first:
             await self.agent.start()
-            await until(self, "the agent to know its devices", self._knows_devices)
+            await wait_for(self, "the agent to know its devices", self._knows_devices)
             async with _pods_come_after_the_list(kubelet):
                 await kubelet.reboot()
         else:

@@ -22,7 +22,7 @@ from tests.cluster.bed import (
     apply_node,
     failed,
     lanes,
-    until,
+    wait_for,
 )
 
 
@@ -30,7 +30,7 @@ async def offered(bed: Bed, *, legacy: int, dra: int) -> None:
     async def there() -> bool:
         return await lanes(bed) == (legacy, dra)
 
-    await until(bed, f"{legacy} devices in the legacy lane and {dra} in the other", there)
+    await wait_for(bed, f"{legacy} devices in the legacy lane and {dra} in the other", there)
 
 
 async def move(bed: Bed, **wish: Any) -> None:
@@ -53,7 +53,7 @@ async def running(bed: Bed, *names: str) -> None:
                 raise await failed(bed, f"pod {name} is {found} instead of Running")
             return found == "Running"
 
-        await until(bed, f"pod {name} to run", runs)
+        await wait_for(bed, f"pod {name} to run", runs)
 
 
 async def deleted(bed: Bed, *names: str) -> None:
@@ -64,7 +64,7 @@ async def deleted(bed: Bed, *names: str) -> None:
         async def gone(name: str = name) -> bool:
             return await phase(bed, name) == "gone"
 
-        await until(bed, f"pod {name} to be gone", gone)
+        await wait_for(bed, f"pod {name} to be gone", gone)
 
 
 async def force_deleted(bed: Bed, *names: str) -> None:
@@ -75,7 +75,7 @@ async def force_deleted(bed: Bed, *names: str) -> None:
         async def gone(name: str = name) -> bool:
             return await phase(bed, name) == "gone"
 
-        await until(bed, f"pod {name} to be forgotten", gone)
+        await wait_for(bed, f"pod {name} to be forgotten", gone)
 
 
 async def legacy_pod(bed: Bed, name: str, **more: Any) -> None:
@@ -109,7 +109,7 @@ async def event(bed: Bed, name: str, reason: str, words: str = "") -> Json:
         about = [one for one in events if one["involvedObject"]["name"] == name]
         return next((one for one in about if one["reason"] == reason and words in one["message"]), None)
 
-    found: Json = await until(bed, f"an event {reason} of {name} with {words!r}", there)
+    found: Json = await wait_for(bed, f"an event {reason} of {name} with {words!r}", there)
     return found
 
 
@@ -126,4 +126,4 @@ async def finished(bed: Bed, name: str, completions: int) -> None:
             raise await failed(bed, f"Job {name} has failed")
         return bool(status.get("succeeded", 0) == completions)
 
-    await until(bed, f"Job {name} to finish", done)
+    await wait_for(bed, f"Job {name} to finish", done)

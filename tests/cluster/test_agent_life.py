@@ -24,7 +24,7 @@ from tests.cluster.bed import (
     Bed,
     Json,
     lanes,
-    until,
+    wait_for,
 )
 from tests.cluster.sim_bed import simulated
 from tests.cluster.steps import (
@@ -53,7 +53,7 @@ async def test_from_installation_to_the_first_device(record_property: Any) -> No
         async def first() -> bool:
             return (await lanes(bed))[0] > 0
 
-        await until(bed, "a device to be allocatable", first)
+        await wait_for(bed, "a device to be allocatable", first)
         seconds = time.monotonic() - began
         record_property("first_allocatable_seconds", round(seconds, 2))
         print(f"from installation to the first allocatable device: {seconds:.2f} s on the simulated cluster")
@@ -115,7 +115,7 @@ async def test_lanes_move_under_load(bed: Bed) -> None:
             for legacy, dra in ((1, 3), (3, 1), (2, 2)):
                 await move(bed, legacy=legacy, dra=dra)
                 await offered(bed, legacy=legacy, dra=dra)
-            await until(bed, "two pods of each kind to have run", two_of_each)
+            await wait_for(bed, "two pods of each kind to have run", two_of_each)
         finally:
             stop.set()
     await offered(bed, legacy=2, dra=2)
@@ -126,7 +126,7 @@ async def test_a_killed_agent_comes_back_to_the_same_holders(bed: Bed) -> None:
     await claim_pod(bed, "c1")
     await running(bed, "l1", "c1")
     await bed.kill_agent()
-    await until(bed, "the agent to be ready again", bed.ready)
+    await wait_for(bed, "the agent to be ready again", bed.ready)
     await legacy_pod(bed, "l2")
     await claim_pod(bed, "c2")
     await running(bed, "l1", "c1", "l2", "c2")  # four pods, four devices, four locks
@@ -153,7 +153,7 @@ async def after_reboot(bed: Bed, name: str) -> str:
                 return found
         return ""
 
-    return str(await until(bed, f"pod {name} to be started again or refused", known, bed.reboot_patience))
+    return str(await wait_for(bed, f"pod {name} to be started again or refused", known, bed.reboot_patience))
 
 
 async def published(bed: Bed) -> list[Json]:
@@ -196,12 +196,12 @@ async def test_a_node_reboot_leaves_every_device_with_its_pod(bed: Bed, agent_fi
         assert kept == agent_first
     if kept:
         await offered(bed, legacy=1, dra=DEVICES - 1)
-        await until(bed, "the slices to be as they were", lambda: includes(bed, slices, len(slices)))
+        await wait_for(bed, "the slices to be as they were", lambda: includes(bed, slices, len(slices)))
     else:
         refused = (await bed.api.get(PODS, "l1", namespace=NAMESPACE))["status"]
         assert refused["reason"] == "UnexpectedAdmissionError", refused
         await offered(bed, legacy=0, dra=DEVICES)
-        await until(bed, "what was there to be as it was", lambda: includes(bed, slices, DEVICES))
+        await wait_for(bed, "what was there to be as it was", lambda: includes(bed, slices, DEVICES))
     for name in ("l1", "c1") if kept else ("c1",):
         assert set(await bed.devices(name)) == set(before[name]), name
 
@@ -247,7 +247,7 @@ async def test_nothing_is_left_after_uninstalling(bed: Bed) -> None:
         return not await bed.left_behind()
 
     try:
-        await until(bed, "everything to be gone", clean)
+        await wait_for(bed, "everything to be gone", clean)
     except AssertionError:
         assert await bed.left_behind() == []
 

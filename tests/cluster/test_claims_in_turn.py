@@ -8,7 +8,7 @@ import os
 import pytest
 
 from tests.cluster import workloads as w
-from tests.cluster.bed import EVENTS, NAMESPACE, PODS, TEMPLATES, Bed, failed, until
+from tests.cluster.bed import EVENTS, NAMESPACE, PODS, TEMPLATES, Bed, failed, wait_for
 from tests.cluster.steps import deleted, phase
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -36,7 +36,7 @@ async def test_claims_in_turn_are_refused_to_nobody(bed: Bed) -> None:
                     raise await failed(bed, f"pod {name} has failed")
                 return found == "Succeeded"
 
-            await until(bed, f"pod {name} to end", ended)
+            await wait_for(bed, f"pod {name} to end", ended)
             await deleted(bed, name)
 
     async with asyncio.TaskGroup() as group:

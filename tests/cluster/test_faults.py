@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cluster import workloads as w
-from tests.cluster.bed import NAMESPACE, PODS, Bed, ScenarioError, at_the_beginning, failed, until
+from tests.cluster.bed import NAMESPACE, PODS, Bed, ScenarioError, at_the_beginning, failed, wait_for
 from tests.cluster.steps import claim_pod, deleted, force_deleted, legacy_pod, move, phase, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -52,7 +52,7 @@ async def runs_at_last(bed: Bed, name: str) -> None:
     deadline = time.monotonic() + bed.patience
     while time.monotonic() < deadline:
         with contextlib.suppress(ScenarioError):
-            await until(bed, f"pod {name} to run", lambda: has_phase(bed, name, "Running"), TRY_SECONDS)
+            await wait_for(bed, f"pod {name} to run", lambda: has_phase(bed, name, "Running"), TRY_SECONDS)
             return
         await deleted(bed, name)
         await bed.api.create(PODS, w.pod(name, spec), namespace=NAMESPACE)

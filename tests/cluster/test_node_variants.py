@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import workloads as w
-from tests.cluster.bed import RESOURCE, Bed, at_the_beginning, clear, until
+from tests.cluster.bed import RESOURCE, Bed, at_the_beginning, clear, wait_for
 from tests.cluster.sim_bed import simulated
 from tests.cluster.steps import claim_pod, deleted, legacy_pod, move, offered, phase, running, template_pod
 
@@ -94,7 +94,7 @@ async def test_a_static_pod_with_limits(bed: Bed, tmp_path: Path) -> None:
         async def there() -> bool:
             return await phase(bed, name) == "Running"
 
-        await until(bed, "the static pod to run", there)
+        await wait_for(bed, "the static pod to run", there)
         await legacy_pod(bed, "l1")
         await running(bed, "l1")
         assert len({*await bed.devices(name), *await bed.devices("l1")}) == 2
@@ -103,6 +103,6 @@ async def test_a_static_pod_with_limits(bed: Bed, tmp_path: Path) -> None:
         async def gone() -> bool:
             return await phase(bed, name) == "gone"
 
-        await until(bed, "the static pod to be gone", gone)
+        await wait_for(bed, "the static pod to be gone", gone)
         await legacy_pod(bed, "l2")
         await running(bed, "l1", "l2")

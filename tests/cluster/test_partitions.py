@@ -23,7 +23,7 @@ from tests.cluster.bed import (
     Json,
     apply_node,
     lanes,
-    until,
+    wait_for,
 )
 from tests.cluster.disks import disk
 from tests.cluster.steps import allocated, claim_pod, deleted, event, legacy_pod, phase, pod_with, running
@@ -93,7 +93,7 @@ async def offered(bed: Bed, wholes: tuple[int, int], parts: tuple[int, int]) -> 
     async def there() -> bool:
         return (await lanes(bed, RESOURCE), await lanes(bed, PARTS)) == (wholes, parts)
 
-    await until(bed, f"{wholes} disks and {parts} partitions in the legacy lane and the other", there)
+    await wait_for(bed, f"{wholes} disks and {parts} partitions in the legacy lane and the other", there)
 
 
 async def taints(bed: Bed, device: str) -> list[str]:
@@ -197,7 +197,7 @@ async def test_no_claim_gets_a_part_of_what_a_pod_with_limits_has(bed: Bed) -> N
     await offered(bed, (1, 1), (0, PARTS_OF_ONE))
     for name in ("a", "b", "c"):
         await pod_with(bed, name, A_PART)
-    await until(bed, "two of the three to run", lambda: number_running(bed, ("a", "b", "c"), TOGETHER))
+    await wait_for(bed, "two of the three to run", lambda: number_running(bed, ("a", "b", "c"), TOGETHER))
     assert all(device.startswith(others) for device in await held(bed, ("a", "b", "c")))
     await running(bed, "whole")
     await deleted(bed, "whole")
@@ -212,7 +212,7 @@ async def test_no_pod_with_limits_gets_a_disk_of_which_a_claim_has_a_part(bed: B
     await moved(bed, wholes={"legacy": 2, "dra": 0}, parts={"legacy": 2 * PARTS_OF_ONE, "dra": 0})
     for name in ("one", "two"):
         await legacy_pod(bed, name, then=LOCK_PARTS)
-    await until(bed, "one of the two to run", lambda: number_running(bed, ("one", "two"), 1))
+    await wait_for(bed, "one of the two to run", lambda: number_running(bed, ("one", "two"), 1))
     assert ours not in await held(bed, ("one", "two"))
     await running(bed, "part")
     await without_claim(bed, "part")
@@ -230,7 +230,7 @@ async def test_a_disk_changes_lanes_with_its_parts_whatever_has_one_of_them(bed:
     await running(bed, "stays")
     assert all(device.startswith(LIMITED) for device in await bed.devices("a-disk-of-parts"))
     assert (await bed.devices("stays"))[0].startswith(CLAIMED), "where claims would begin"
-    await until(bed, "the agent to have seen the pods", lambda: seen(bed))
+    await wait_for(bed, "the agent to have seen the pods", lambda: seen(bed))
     await deleted(bed, "a-disk-of-parts")
     await offered(bed, (1, 0), (2 * PARTS_OF_ONE, 0))
     await moved(bed, wholes={"legacy": 1, "dra": 1}, parts={"legacy": PARTS_OF_ONE, "dra": PARTS_OF_ONE})

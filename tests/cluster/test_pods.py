@@ -8,7 +8,7 @@ import pytest
 
 from drabridge.kube.api import Kind
 from tests.cluster import workloads as w
-from tests.cluster.bed import CLAIMS, MANAGER, NAMESPACE, PODS, RESOURCE, TEMPLATES, Bed, Json, failed, until
+from tests.cluster.bed import CLAIMS, MANAGER, NAMESPACE, PODS, RESOURCE, TEMPLATES, Bed, Json, failed, wait_for
 from tests.cluster.real_bed import DEPLOYMENTS, STATEFUL_SETS
 from tests.cluster.steps import claim_pod, deleted, legacy_pod, offered, running
 
@@ -100,7 +100,7 @@ async def rolled_out(bed: Bed, kind: Kind, name: str, replicas: int) -> None:
         numbers = [status.get(key, 0) for key in ("replicas", "updatedReplicas", "readyReplicas")]
         return numbers == [replicas] * 3
 
-    await until(bed, f"the roll-out of {name}", done)
+    await wait_for(bed, f"the roll-out of {name}", done)
 
 
 @pytest.mark.parametrize("lane", ["limits", "claims"])

@@ -15,7 +15,7 @@ import yaml
 from drabridge.kube.api import NotFoundError
 from drabridge.kube.client import KubernetesCluster
 from tests.cluster import workloads as w
-from tests.cluster.bed import JOBS, LANES, NAMESPACE, NAMESPACES, NODES, Json, ScenarioError, until
+from tests.cluster.bed import JOBS, LANES, NAMESPACE, NAMESPACES, NODES, Json, ScenarioError, wait_for
 from tests.cluster.real_bed import WANTED, RealBed, chart, kind_of
 from tests.cluster.sim_bed import simulated
 from tests.cluster.steps import claim_pod, legacy_pod, move, running
@@ -47,7 +47,7 @@ async def test_a_real_cluster_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(name, "registry.example.com/x:1")
     async with simulated() as bed:
         await bed.install()
-        await until(bed, "the agent to be ready", bed.ready)
+        await wait_for(bed, "the agent to be ready", bed.ready)
         await move(bed, legacy=1, dra=3)
         await legacy_pod(bed, "l1")
         await claim_pod(bed, "c1")
@@ -117,7 +117,7 @@ def test_an_image_without_flock_is_not_taken_for_a_double_hold(tmp_path: Path) -
 async def test_a_failed_scenario_shows_all_that_is_known() -> None:
     async with simulated() as bed:
         await bed.install()
-        await until(bed, "the agent to be ready", bed.ready)
+        await wait_for(bed, "the agent to be ready", bed.ready)
         await claim_pod(bed, "c1")
         await claim_pod(bed, "c2")
         await claim_pod(bed, "c3")  # one more than there are devices for claims
@@ -127,7 +127,7 @@ async def test_a_failed_scenario_shows_all_that_is_known() -> None:
             return False
 
         with pytest.raises(ScenarioError) as raised:
-            await until(bed, "what never comes", never, 0.1)
+            await wait_for(bed, "what never comes", never, 0.1)
         text = str(raised.value)
         assert text.startswith("waited 0 s for what never comes\n")
         for words in ('"reason": "Unschedulable"', "Pod c3 FailedScheduling", '"driver": "cluster-test', '"resources"'):

@@ -30,7 +30,7 @@ from tests.cluster.bed import (
     Json,
     until,
 )
-from tests.cluster.conftest import Beds
+from tests.cluster.beds import Beds
 from tests.cluster.real_bed import real
 from tests.cluster.sim_bed import simulated
 from tests.cluster.steps import claim_pod, event, legacy_pod, phase, pod_with, running, template_pod

@@ -15,7 +15,7 @@ import pytest
 
 from tests.cluster import bed as b
 from tests.cluster import workloads as w
-from tests.cluster.bed import DRIVER, NAMESPACE, NODES, PODS, RESOURCE, Bed, Json, at_the_beginning, lanes, until
+from tests.cluster.bed import DRIVER, NAMESPACE, NODES, PODS, RESOURCE, Bed, Json, at_the_beginning, lanes, wait_for
 from tests.cluster.steps import claim_pod, deleted, legacy_pod, offered, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -80,7 +80,7 @@ async def allocatable(bed: Bed, resource: str, number: int) -> None:
         node = await bed.api.get(NODES, bed.node_object)
         return bool(node["status"]["allocatable"].get(resource, "0") == str(number))
 
-    await until(bed, f"{number} of {resource} to be allocatable", there)
+    await wait_for(bed, f"{number} of {resource} to be allocatable", there)
 
 
 async def test_a_pod_of_a_plugin_with_our_ids_keeps_its_device(bed: Bed) -> None:
@@ -117,9 +117,9 @@ async def test_a_plugin_that_comes_back_is_named_and_breaks_nothing(bed: Bed) ->
         async def named() -> bool:
             return "another plugin on this node registered it, too" in await bed.not_ready()
 
-        await until(bed, "the agent to name the other plugin", named)
+        await wait_for(bed, "the agent to name the other plugin", named)
         await running(bed, "l1", "c1")
-    await until(bed, "the agent to have the resource again", bed.ready)
+    await wait_for(bed, "the agent to have the resource again", bed.ready)
     await offered(bed, legacy=2, dra=2)
     await legacy_pod(bed, "l2")
     await claim_pod(bed, "c2")
@@ -147,7 +147,7 @@ async def test_a_pod_of_a_plugin_with_ids_of_its_own_puts_all_in_doubt_until_it_
     async def in_doubt() -> bool:
         return await lanes(bed, GO_RESOURCE) == (0, 0) and "quarantine" in await bed.agent_story()
 
-    await until(bed, "the devices to be in doubt", in_doubt)
+    await wait_for(bed, "the devices to be in doubt", in_doubt)
     await running(bed, "before")
     await deleted(bed, "before")
     await at_the_beginning(bed)

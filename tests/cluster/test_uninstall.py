@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.bed import DRIVER, NAMESPACE, Bed, failed, until
+from tests.cluster.bed import DRIVER, NAMESPACE, Bed, failed, wait_for
 from tests.cluster.steps import claim_pod, deleted, legacy_pod, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -50,7 +50,7 @@ async def test_an_uninstall_is_refused_while_a_claim_is_prepared_and_leaves_noth
         code, document = await drained(bed)
         return code == 0 and document["pods"] == []
 
-    await until(bed, "the device of the pod with limits to be let go", nobody)
+    await wait_for(bed, "the device of the pod with limits to be let go", nobody)
     code, document = await drained(bed, "--clean")
     assert (code, document["files"]) == (0, [])
     await bed.uninstall()
@@ -58,4 +58,4 @@ async def test_an_uninstall_is_refused_while_a_claim_is_prepared_and_leaves_noth
     async def gone() -> bool:
         return not [*await bed.left_behind(), *await bed.files_left()]
 
-    await until(bed, "everything to be gone, the ledger and CDI files as well", gone)
+    await wait_for(bed, "everything to be gone, the ledger and CDI files as well", gone)

@@ -16,8 +16,7 @@ from drabridge.ledger.model import ClaimHold, ClaimPhase, ClaimRef, Entry, Hold,
 from drabridge.ledger.store import Store
 from drabridge.system.io_thread import IoThread
 from drabridge.system.paths import Paths
-from tests.support.agent_process import short_directory
-from tests.support.waiting import HANG_SECONDS
+from tests.support.waiting import HANG_SECONDS, short_directory
 
 NODE = "node-a"
 CARD = Device("card", "C1", "example.com/card", "/sys/devices/pci0/0000:01:00.0")

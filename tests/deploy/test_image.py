@@ -23,9 +23,9 @@ from deploy.helm import ROOT, manifests, one
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from tests.support import image
 from tests.support.agent_on_cluster import BOTH_LANES, CLASS, claim_pod, devices_in_slices, healthy, limits_pod
-from tests.support.agent_process import DRIVER, AgentProcess, short_directory, until
+from tests.support.agent_process import DRIVER, AgentProcess
 from tests.support.servers import free_port
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, short_directory, until
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 MIB = 1024 * 1024

@@ -34,7 +34,8 @@ from tests.support.agent_on_cluster import (
     limits_pod,
     set_lanes,
 )
-from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, short_directory, until
+from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess
+from tests.support.waiting import short_directory, until
 
 Json = dict[str, Any]
 Rule = tuple[str, str, str]  # API group, resource, verb

@@ -13,7 +13,8 @@ from deploy.helm import hooks, manifests, one
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from tests.deploy.renders import EVERYTHING, LEGACY_ONLY
 from tests.support.agent_on_cluster import CLASS, bridge, claim_pod
-from tests.support.agent_process import DRIVER, short_directory
+from tests.support.agent_process import DRIVER
+from tests.support.waiting import short_directory
 
 Json = dict[str, Any]
 VALUES: Json = {"config": {"driver": DRIVER}}

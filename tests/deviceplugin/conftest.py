@@ -7,16 +7,8 @@ from typing import Any
 import pytest
 
 from deviceplugin import PluginServer, Timeouts
-from tests.deviceplugin.small_kubelet import (
-    QUICK,
-    Facts,
-    ListPlugin,
-    MiniKubelet,
-    Served,
-    eventually,
-    running,
-    short_directory,
-)
+from tests.deviceplugin.small_kubelet import QUICK, Facts, ListPlugin, MiniKubelet, Served, running
+from tests.support.waiting import short_directory, until
 
 
 @pytest.fixture
@@ -47,7 +39,7 @@ async def serve(directory: Path, kubelet: MiniKubelet) -> AsyncIterator[Any]:
         context = running(server)
         await context.__aenter__()
         stack.append(context)
-        await eventually(lambda: plugin.resource in kubelet.clients and kubelet.client(plugin.resource).lists)
+        await until(lambda: plugin.resource in kubelet.clients and kubelet.client(plugin.resource).lists)
         return Served(plugin, server, kubelet, facts)
 
     yield start

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import stat
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +28,7 @@ from deviceplugin import (
 )
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
-from tests.support.waiting import HANG_SECONDS, PATIENCE
+from tests.support.waiting import HANG_SECONDS, PATIENCE, until
 
 QUICK = Timeouts(
     register_seconds=3.0 * PATIENCE,
@@ -52,26 +50,6 @@ IMPATIENT = replace(QUICK, stream_seconds=0.3, allocate_seconds=0.3)
 RESOURCE = "example.com/radio"
 
 F = TypeVar("F", bound=Fact)
-
-
-@contextlib.contextmanager
-def short_directory() -> Iterator[Path]:
-    """A new directory with a path short enough for unix sockets; removed afterwards."""
-    path = Path(tempfile.mkdtemp(prefix="dp", dir="/tmp"))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-async def eventually(condition: Callable[[], object], seconds: float = 5.0, what: str = "") -> None:
-    """Wait until ``condition()`` is true; fails the test after ``seconds``."""
-    seconds *= PATIENCE
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds} s: {what or condition}")
-        await asyncio.sleep(0.005)
 
 
 class Facts:
@@ -269,7 +247,7 @@ class Served:
         return self.kubelet.client().stub
 
     async def believes(self, health: dict[str, str]) -> None:
-        await eventually(lambda: self.kubelet.health() == health)
+        await until(lambda: self.kubelet.health() == health)
 
     async def refused(self, *ids: str) -> grpc.aio.AioRpcError:
         with pytest.raises(grpc.aio.AioRpcError) as caught:

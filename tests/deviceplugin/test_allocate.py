@@ -22,8 +22,8 @@ from deviceplugin import (
     require_healthy,
 )
 from deviceplugin.wire import v1beta1_pb2 as pb
-from tests.deviceplugin.small_kubelet import IMPATIENT, AllocatingPlugin, ListPlugin, eventually
-from tests.support.waiting import PATIENCE
+from tests.deviceplugin.small_kubelet import IMPATIENT, AllocatingPlugin, ListPlugin
+from tests.support.waiting import PATIENCE, until
 
 UNHEALTHY = ListedHealth.UNHEALTHY
 
@@ -137,7 +137,7 @@ async def test_a_hung_allocator_is_given_up(serve: Any) -> None:
     assert time.monotonic() - started < IMPATIENT.allocate_seconds * PATIENCE
     assert served.server.inflight_ids == {"a"}
     release.set()
-    await eventually(lambda: not served.server.inflight_ids)
+    await until(lambda: not served.server.inflight_ids)
     assert "a" in served.server.recent_ids
 
 
@@ -157,8 +157,8 @@ async def test_a_kubelet_that_goes_away_does_not_cut_an_allocation(serve: Any) -
     await asyncio.sleep(0.05)
     assert served.server.inflight_ids == {"a"}
     release.set()
-    await eventually(lambda: plugin.allocated == [("a",)])
-    await eventually(lambda: not served.server.inflight_ids)
+    await until(lambda: plugin.allocated == [("a",)])
+    await until(lambda: not served.server.inflight_ids)
 
 
 def test_require_healthy_before_any_list() -> None:

@@ -29,18 +29,17 @@ from tests.deviceplugin.small_kubelet import (
     Facts,
     ListPlugin,
     MiniKubelet,
-    eventually,
     make,
     running,
     sockets_in,
 )
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, until
 
 
 async def test_dp1_registers_by_itself_and_sends_the_list(directory: Path, kubelet: MiniKubelet) -> None:
     server = make(directory)
     async with running(server):
-        await eventually(lambda: kubelet.health() == BOTH)
+        await until(lambda: kubelet.health() == BOTH)
         await server.wait_sent(1)
         state = server.state
         assert (state.phase, state.registered, state.error, state.streams) == (RegistrationPhase.ACTIVE, True, "", 1)
@@ -50,17 +49,17 @@ async def test_dp1_registers_by_itself_and_sends_the_list(directory: Path, kubel
         request = kubelet.requests[0]
         assert (request.version, request.endpoint, request.resource_name) == ("v1beta1", state.socket.name, RESOURCE)
     assert sockets_in(directory) == []
-    await eventually(lambda: RESOURCE not in kubelet.clients)
+    await until(lambda: RESOURCE not in kubelet.clients)
     assert not server.state.registered
 
 
 async def test_dp5_dp9_kubelet_restarts(directory: Path, kubelet: MiniKubelet) -> None:
     server = make(directory)
     async with running(server):
-        await eventually(lambda: kubelet.health() == BOTH)
+        await until(lambda: kubelet.health() == BOTH)
         for round_ in range(2, 6):
             await kubelet.restart()
-            await eventually(lambda: kubelet.health() == BOTH)
+            await until(lambda: kubelet.health() == BOTH)
             await asyncio.sleep(0.3)  # a late event, or a second registration, would come now
             assert len(kubelet.requests) == round_
         assert kubelet.most_streams == 1
@@ -74,12 +73,12 @@ async def test_restart_is_seen_when_the_inode_number_is_used_again(directory: Pa
     server = make(directory)
     same = 0
     async with running(server):
-        await eventually(lambda: kubelet.health() == BOTH)
+        await until(lambda: kubelet.health() == BOTH)
         for _ in range(10):
             inode = kubelet.socket.stat().st_ino
             await kubelet.restart()
             same += kubelet.socket.stat().st_ino == inode
-            await eventually(lambda: kubelet.health() == BOTH)
+            await until(lambda: kubelet.health() == BOTH)
     await kubelet.stop()
     if not same:
         pytest.skip("this file system never used an inode number again")
@@ -92,14 +91,14 @@ async def test_reregistration_does_not_wait_for_the_poll(directory: Path, kubele
     server = make(directory)
     taken = []
     async with running(server):
-        await eventually(lambda: kubelet.health() == BOTH)
+        await until(lambda: kubelet.health() == BOTH)
         for _ in range(20):
             await kubelet.stop()
             await asyncio.sleep(0.02)
             seen = len(kubelet.registered_at)
             started = time.monotonic()
             await kubelet.start()
-            await eventually(lambda: kubelet.health() == BOTH)
+            await until(lambda: kubelet.health() == BOTH)
             taken.append(kubelet.registered_at[seen] - started)
     assert max(taken) < QUICK.poll_seconds / 2, [round(seconds, 4) for seconds in taken]
 
@@ -107,10 +106,10 @@ async def test_reregistration_does_not_wait_for_the_poll(directory: Path, kubele
 async def test_two_quick_restarts_end_registered_once(directory: Path, kubelet: MiniKubelet) -> None:
     server = make(directory)
     async with running(server):
-        await eventually(lambda: kubelet.health() == BOTH)
+        await until(lambda: kubelet.health() == BOTH)
         await kubelet.restart()
         await kubelet.restart()
-        await eventually(lambda: kubelet.health() == BOTH)
+        await until(lambda: kubelet.health() == BOTH)
         await asyncio.sleep(0.5)
         assert kubelet.health() == BOTH
         assert kubelet.most_streams == 1
@@ -120,10 +119,10 @@ async def test_kubelet_absent_at_start(directory: Path) -> None:
     server = make(directory)
     kubelet = MiniKubelet(directory)
     async with running(server):
-        await eventually(lambda: server.state.phase is RegistrationPhase.SERVING)
+        await until(lambda: server.state.phase is RegistrationPhase.SERVING)
         assert "kubelet.sock does not exist" in server.state.error
         await kubelet.start()
-        await eventually(lambda: kubelet.health() == BOTH)
+        await until(lambda: kubelet.health() == BOTH)
         assert kubelet.most_streams == 1
     await kubelet.stop()
 
@@ -136,14 +135,14 @@ async def test_a_dead_kubelets_socket_file(directory: Path) -> None:
     server = make(directory, facts)
     kubelet = MiniKubelet(directory)
     async with running(server):
-        await eventually(lambda: server.state.phase is RegistrationPhase.REFUSED)
+        await until(lambda: server.state.phase is RegistrationPhase.REFUSED)
         assert "Connection refused" in server.state.error
         started = time.monotonic()
         await asyncio.sleep(0.5)
         attempts = len(facts.of(RegisterFailed))
         assert attempts <= 1 + (time.monotonic() - started) / QUICK.refused_seconds * 1.5
         await kubelet.start()
-        await eventually(lambda: kubelet.health() == BOTH)
+        await until(lambda: kubelet.health() == BOTH)
     await kubelet.stop()
 
 
@@ -151,10 +150,10 @@ async def test_kubelet_socket_that_listens_a_little_later(directory: Path) -> No
     """CREATE is seen at bind(), the socket accepts from listen()."""
     server = make(directory)
     async with running(server):
-        await eventually(lambda: server.state.phase is RegistrationPhase.SERVING)
+        await until(lambda: server.state.phase is RegistrationPhase.SERVING)
         with socket.socket(socket.AF_UNIX) as kubelet:
             kubelet.bind(str(directory / "kubelet.sock"))
-            await eventually(lambda: server.state.phase is RegistrationPhase.REFUSED)
+            await until(lambda: server.state.phase is RegistrationPhase.REFUSED)
             kubelet.listen()
             kubelet.setblocking(False)
             started = time.monotonic()
@@ -168,7 +167,7 @@ async def test_a_refused_registration_is_tried_again_with_back_off(directory: Pa
     kubelet.refuse = 'the ResourceName "radio" is invalid'
     server = make(directory, facts)
     async with running(server):
-        await eventually(lambda: len(kubelet.requests) >= 3)
+        await until(lambda: len(kubelet.requests) >= 3)
         assert server.state.phase in (RegistrationPhase.BACKOFF, RegistrationPhase.REGISTERING)
         assert 'the ResourceName "radio" is invalid' in server.state.error
         assert facts.of(RegisterFailed)[0].code == "UNKNOWN"
@@ -176,7 +175,7 @@ async def test_a_refused_registration_is_tried_again_with_back_off(directory: Pa
         assert second - first >= QUICK.backoff_first_seconds
         assert third - second >= 1.5 * QUICK.backoff_first_seconds
         kubelet.refuse = ""
-        await eventually(lambda: kubelet.health() == BOTH)
+        await until(lambda: kubelet.health() == BOTH)
         assert server.state.error == ""
 
 
@@ -184,20 +183,20 @@ async def test_df5_no_stream_after_register(directory: Path, kubelet: MiniKubele
     kubelet.ignore = True
     server = make(directory, timeouts=IMPATIENT)
     async with running(server):
-        await eventually(lambda: server.state.phase is RegistrationPhase.WAIT_STREAM)
+        await until(lambda: server.state.phase is RegistrationPhase.WAIT_STREAM)
         assert not server.state.registered
-        await eventually(lambda: server.state.phase is RegistrationPhase.BACKOFF)
+        await until(lambda: server.state.phase is RegistrationPhase.BACKOFF)
         assert "read no list within 0.3 s" in server.state.error
-        await eventually(lambda: len(kubelet.requests) >= 2)
+        await until(lambda: len(kubelet.requests) >= 2)
         kubelet.ignore = False
-        await eventually(lambda: kubelet.health() == BOTH)
+        await until(lambda: kubelet.health() == BOTH)
 
 
 async def test_df6_stream_lost_after_the_list(directory: Path, kubelet: MiniKubelet) -> None:
     kubelet.lose = 3
     server = make(directory)
     async with running(server):
-        await eventually(lambda: len(kubelet.requests) == 4 and kubelet.health() == BOTH)
+        await until(lambda: len(kubelet.requests) == 4 and kubelet.health() == BOTH)
         gaps = [b - a for a, b in zip(kubelet.registered_at, kubelet.registered_at[1:], strict=False)]
         assert min(gaps) >= QUICK.backoff_first_seconds
         assert kubelet.most_streams == 1
@@ -208,7 +207,7 @@ async def test_a_strangers_stream_is_ended_before_registering(directory: Path) -
     server = make(directory)
     kubelet = MiniKubelet(directory)
     async with running(server):
-        await eventually(lambda: server.state.phase is RegistrationPhase.SERVING)
+        await until(lambda: server.state.phase is RegistrationPhase.SERVING)
         async with grpc.aio.insecure_channel(f"unix:{server.state.socket}") as channel:
             stub: pb_grpc.DevicePluginAsyncStub = pb_grpc.DevicePluginStub(channel)
             call = stub.ListAndWatch(pb.Empty())
@@ -218,7 +217,7 @@ async def test_a_strangers_stream_is_ended_before_registering(directory: Path) -
             assert not server.state.registered
             assert server.sent_version == 0
             await kubelet.start(wipe=False)
-            await eventually(lambda: kubelet.health() == BOTH)
+            await until(lambda: kubelet.health() == BOTH)
             assert await asyncio.wait_for(call.read(), 1 * PATIENCE) is grpc.aio.EOF
             assert server.state.streams == 1
     await kubelet.stop()
@@ -227,7 +226,7 @@ async def test_a_strangers_stream_is_ended_before_registering(directory: Path) -
 async def test_df7_stopping_ends_the_stream_and_leaves_nothing(directory: Path, kubelet: MiniKubelet) -> None:
     server = make(directory)
     task = asyncio.create_task(server.run())
-    await eventually(lambda: kubelet.health() == BOTH)
+    await until(lambda: kubelet.health() == BOTH)
     started = time.monotonic()
     await server.stop(grace_seconds=60.0)
     assert time.monotonic() - started < 30, "the stream used up the grace"
@@ -238,7 +237,7 @@ async def test_df7_stopping_ends_the_stream_and_leaves_nothing(directory: Path, 
 
 async def test_cancelling_cleans_up(directory: Path, kubelet: MiniKubelet) -> None:
     task = asyncio.create_task(make(directory).run())
-    await eventually(lambda: kubelet.health() == BOTH)
+    await until(lambda: kubelet.health() == BOTH)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -280,7 +279,7 @@ async def test_dp8_a_new_instance_after_a_kill(directory: Path, kubelet: MiniKub
         alive.listen()
         server = make(directory)
         async with running(server):
-            await eventually(lambda: kubelet.health() == BOTH)
+            await until(lambda: kubelet.health() == BOTH)
             assert server.state.socket is not None
             assert {e.name for e in os.scandir(directory)} == {
                 "kubelet.sock",
@@ -296,10 +295,10 @@ async def test_dp8_a_new_instance_after_a_kill(directory: Path, kubelet: MiniKub
 async def test_a_touched_kubelet_socket_keeps_the_stream(directory: Path, kubelet: MiniKubelet) -> None:
     server = make(directory, timeouts=replace(QUICK, poll_seconds=0.05))  # inotify is not asked about attributes
     async with running(server):
-        await eventually(lambda: kubelet.health() == BOTH)
+        await until(lambda: kubelet.health() == BOTH)
         kubelet.socket.chmod(0o700)  # another ctime, the same kubelet
-        await eventually(lambda: server.state.phase is RegistrationPhase.SETTLING)
-        await eventually(lambda: server.state.phase is RegistrationPhase.ACTIVE)
+        await until(lambda: server.state.phase is RegistrationPhase.SETTLING)
+        await until(lambda: server.state.phase is RegistrationPhase.ACTIVE)
         assert len(kubelet.requests) == 1
 
 
@@ -316,9 +315,9 @@ async def test_many_resources_share_a_watcher(directory: Path, kubelet: MiniKube
         for i in range(5)
     ]
     tasks = [asyncio.create_task(server.run()) for server in servers]
-    await eventually(lambda: len(kubelet.clients) == 5)
+    await until(lambda: len(kubelet.clients) == 5)
     await kubelet.restart()
-    await eventually(lambda: len(kubelet.clients) == 5)
+    await until(lambda: len(kubelet.clients) == 5)
     await asyncio.gather(*(server.stop() for server in servers))
     await asyncio.gather(*tasks)
     assert sockets_in(directory) == []
@@ -330,11 +329,11 @@ async def test_no_list_no_registration(directory: Path, kubelet: MiniKubelet) ->
     plugin.list = type(plugin.list)()
     server = PluginServer(plugin, directory=directory, name="t", timeouts=QUICK)
     async with running(server):
-        await eventually(lambda: "no list" in server.state.error)
+        await until(lambda: "no list" in server.state.error)
         await asyncio.sleep(0.2)
         assert kubelet.requests == []
         plugin.list.publish(DEVICES)
-        await eventually(lambda: kubelet.health() == BOTH)
+        await until(lambda: kubelet.health() == BOTH)
 
 
 async def test_an_observer_that_fails_harms_nothing(directory: Path, kubelet: MiniKubelet) -> None:
@@ -344,13 +343,13 @@ async def test_an_observer_that_fails_harms_nothing(directory: Path, kubelet: Mi
 
     server = make(directory, Broken())
     async with running(server):
-        await eventually(lambda: kubelet.health() == BOTH)
+        await until(lambda: kubelet.health() == BOTH)
 
 
 async def test_facts_tell_the_story(directory: Path, kubelet: MiniKubelet) -> None:
     facts = Facts()
     async with running(make(directory, facts)):
-        await eventually(lambda: kubelet.health() == BOTH)
+        await until(lambda: kubelet.health() == BOTH)
     names = [type(fact).__name__ for fact in facts.seen if type(fact).__name__ != "PhaseChanged"]
     assert sorted(names) == sorted(["KubeletSeen", "Bound", "Registered", "StreamOpened", "ListSent", "StreamEnded"])
     assert facts.of(Registered)[0].resource == RESOURCE

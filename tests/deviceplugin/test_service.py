@@ -24,13 +24,8 @@ from deviceplugin import (
 from deviceplugin.broadcast import Versioned
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
-from tests.deviceplugin.small_kubelet import (
-    RESOURCE,
-    AllocatingPlugin,
-    ListPlugin,
-    eventually,
-)
-from tests.support.waiting import PATIENCE
+from tests.deviceplugin.small_kubelet import RESOURCE, AllocatingPlugin, ListPlugin
+from tests.support.waiting import PATIENCE, until
 
 HEALTHY, UNHEALTHY = ListedHealth.HEALTHY, ListedHealth.UNHEALTHY
 
@@ -76,7 +71,7 @@ async def test_unchanged_lists_are_not_sent_but_on_demand(serve: Any) -> None:
     assert len(served.kubelet.client().lists) == 1
     version = served.plugin.list.resend()
     await asyncio.wait_for(served.server.wait_sent(version), 1 * PATIENCE)
-    await eventually(lambda: len(served.kubelet.client().lists) == 2)
+    await until(lambda: len(served.kubelet.client().lists) == 2)
 
 
 async def test_every_stream_sees_the_present_and_the_newest(serve: Any) -> None:
@@ -88,11 +83,11 @@ async def test_every_stream_sees_the_present_and_the_newest(serve: Any) -> None:
     served.plugin.list.publish((ListedDevice("a", UNHEALTHY),))
     for call in strangers:
         assert (await call.read()).devices[0].health == "Unhealthy"
-    await eventually(lambda: served.kubelet.health() == {"a": "Unhealthy"})
+    await until(lambda: served.kubelet.health() == {"a": "Unhealthy"})
     assert served.server.state.streams == 4
     for call in strangers:
         call.cancel()
-    await eventually(lambda: served.server.state.streams == 1)
+    await until(lambda: served.server.state.streams == 1)
     assert served.server.state.registered
     assert len(served.kubelet.requests) == 1
 
@@ -181,7 +176,7 @@ def test_streams_share_one_message_per_version() -> None:
 async def test_a_list_too_large_for_kubelet_keeps_the_stream(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
     served = await serve(ListPlugin(ListedDevice("a")))
     served.plugin.list.publish(tuple(ListedDevice("x" * 200 + str(i)) for i in range(25000)))
-    await eventually(lambda: "kubelet takes" in caplog.text)
+    await until(lambda: "kubelet takes" in caplog.text)
     assert served.kubelet.health() == {"a": "Healthy"}
     assert served.server.state.registered
     assert served.server.sent_version == 1

@@ -22,7 +22,7 @@ from deviceplugin.sockets import (
     probe,
     slug,
 )
-from tests.deviceplugin.small_kubelet import short_directory
+from tests.support.waiting import short_directory
 
 
 @pytest.mark.parametrize(

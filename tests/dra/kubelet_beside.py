@@ -11,6 +11,7 @@ from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Container, ContainerClaim, Phase, PodClaim, PodSpec
 from drabridge.sim.kubelet.timings import Timings
 from tests.support.dra_node import NODE, DraNode
+from tests.support.waiting import until
 
 
 class KubeletApi:
@@ -55,7 +56,7 @@ def pod(node: DraNode, name: str, claim: str, *devices: str) -> PodSpec:
 
 
 async def registered(node: DraNode) -> None:
-    await node.wait_for(lambda: node.driver.state.registration.registered, "the registration")
+    await until(lambda: node.driver.state.registration.registered, why="the registration")
 
 
 async def ran(kubelet: SimKubelet, spec: PodSpec) -> None:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from drabridge.dra.server import DraServers
 from drabridge.inventory.model import DeviceNode, Presence, Snapshot
 from tests.support.dra_node import a_node, gpu, text_of, with_profile
+from tests.support.waiting import until
 
 
 async def test_a_change_while_the_sockets_are_bound_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,7 +29,7 @@ async def test_a_change_while_the_sockets_are_bound_is_not_missed(monkeypatch: p
 
         monkeypatch.setattr(DraServers, "start", busy)
         await node.start()
-        await node.wait_for(lambda: "/dev/zero" in text_of(node, claim), "the new node")
+        await until(lambda: "/dev/zero" in text_of(node, claim), why="the new node")
 
 
 async def test_a_claim_whose_hook_takes_long_holds_up_no_other(tmp_path: Path) -> None:
@@ -42,13 +43,13 @@ async def test_a_claim_whose_hook_takes_long_holds_up_no_other(tmp_path: Path) -
             await node.prepared(claim)
         (busy, first), *others = sorted(claims.items(), key=lambda item: item[1].uid)
         ending = asyncio.ensure_future(node.unprepare(first))
-        await node.wait_for(lambda: first.uid in node.driver._preparer._unpreparing, "the hook")
+        await until(lambda: first.uid in node.driver._preparer._unpreparing, why="the hook")
         moved = [gpu(n, nodes=(DeviceNode("/dev/zero", f"/dev/gpu{n}", "rw", "c", 1, 5),)) for n in range(3)]
         await node.set_devices(*moved)
-        await node.wait_for(lambda: all("/dev/zero" in text_of(node, claim) for _, claim in others), "the new nodes")
+        await until(lambda: all("/dev/zero" in text_of(node, claim) for _, claim in others), why="the new nodes")
         await node.set_devices(*moved[:2], replace(moved[2], presence=Presence.FAULTY))
-        await node.wait_for(lambda: not all(h.healthy for h, _ in node.driver._health._devices), "the news")
+        await until(lambda: not all(h.healthy for h, _ in node.driver._health._devices), why="the news")
         assert not ending.done()
         gate.unlink()
         assert "failed for" in (await ending)[first.uid]
-        await node.wait_for(lambda: "/dev/zero" in text_of(node, first), f"the new node of gpu-{busy}")
+        await until(lambda: "/dev/zero" in text_of(node, first), why=f"the new node of gpu-{busy}")

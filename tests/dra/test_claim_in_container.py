@@ -16,6 +16,7 @@ from drabridge.ledger.model import Owner
 from tests.support.containers import CDI_DIRECTORY, rootfs, run
 from tests.support.dra_node import DRIVER, DraNode, a_node
 from tests.support.hardware import loop_devices, needs_loop_devices
+from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.podman,
@@ -59,7 +60,7 @@ async def test_a_container_with_the_claim_gets_the_device_and_one_without_does_n
             changed: Any = asyncio.Event()
             following = asyncio.create_task(inventory.run(lambda _: changed.set()))
             try:
-                await node.wait_for(lambda: name in inventory.current.by_name(), "the loop device")
+                await until(lambda: name in inventory.current.by_name(), why="the loop device")
                 node.snapshot = inventory.current
                 await node.start()
                 await uses_it(node, root, name, LOOK.format(name=name, metadata=metadata))
@@ -72,7 +73,7 @@ async def test_a_container_with_the_claim_gets_the_device_and_one_without_does_n
 
 
 async def uses_it(node: DraNode, root: Path, name: str, look: str) -> None:
-    await node.wait_for(lambda: node.published() == [name], "the slice")
+    await until(lambda: node.published() == [name], why="the slice")
     parameters = {"apiVersion": "drabridge/v1alpha1", "kind": "DeviceConfig", "env": {"MODE": "fast"}}
     config = {"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": parameters}}
     claim = node.claims.add("cl", name, config=(config,))
@@ -99,4 +100,4 @@ async def uses_it(node: DraNode, root: Path, name: str, look: str) -> None:
     assert gone.returncode != 0
     assert "unresolvable CDI devices" in gone.stderr
     node.claims.delete("cl")
-    await node.wait_for(lambda: node.owner(name) is Owner.NONE, "the release")
+    await until(lambda: node.owner(name) is Owner.NONE, why="the release")

@@ -15,6 +15,7 @@ from drabridge.inventory.model import Presence, Snapshot
 from drabridge.system.io_thread import IoThread
 from tests.support.agent_process import until
 from tests.support.dra_node import DRIVER, DraNode, a_node, gpu
+from tests.support.waiting import until
 
 
 def conditions(node: DraNode, name: str) -> list[tuple[str, str]]:
@@ -29,13 +30,13 @@ async def test_a_damaged_record_is_told_of_and_other_claims_get_their_status() -
         first, second = node.claims.add("first", "gpu-1"), node.claims.add("second", "gpu-2")
         await node.prepared(first)
         await node.prepared(second)
-        await node.wait_for(lambda: conditions(node, "second") == [("gpu-2", "True")], "the status")
+        await until(lambda: conditions(node, "second") == [("gpu-2", "True")], why="the status")
         record = node.state / "claims" / f"{first.uid}.json"
         record.write_text('{"version": 1, "state": "Prep')
 
         await node.change(gpu_1=(Presence.FAULTY, "too hot"), gpu_2=(Presence.FAULTY, "too hot"))
 
-        await node.wait_for(lambda: conditions(node, "second") == [("gpu-2", "False")], "the new status")
+        await until(lambda: conditions(node, "second") == [("gpu-2", "False")], why="the new status")
         aside = record.parent.glob(f"{record.name}.corrupt-*")
         assert [path.read_text() for path in aside] == ['{"version": 1, "state": "Prep']
         assert await node.unprepare(first, second) == {first.uid: "", second.uid: ""}
@@ -47,7 +48,7 @@ async def test_a_record_that_cannot_be_read_ends_neither_the_writer_nor_the_driv
     async with a_node() as node:
         claim = node.claims.add("cl", "gpu-1")
         await node.prepared(claim)
-        await node.wait_for(lambda: conditions(node, "cl") == [("gpu-1", "True")], "the status")
+        await until(lambda: conditions(node, "cl") == [("gpu-1", "True")], why="the status")
         record = node.state / "claims" / f"{claim.uid}.json"
         text = record.read_bytes()
         record.unlink()
@@ -59,7 +60,7 @@ async def test_a_record_that_cannot_be_read_ends_neither_the_writer_nor_the_driv
         record.rmdir()
         record.write_bytes(text)
         await node.change(gpu_1=(Presence.PRESENT, ""))
-        await node.wait_for(lambda: conditions(node, "cl") == [("gpu-1", "True")], "the status")
+        await until(lambda: conditions(node, "cl") == [("gpu-1", "True")], why="the status")
         assert await node.unprepare(claim) == {claim.uid: ""}
 
 
@@ -91,7 +92,7 @@ async def test_a_defect_in_one_part_leaves_kubelet_its_sockets(
     monkeypatch.setattr(StatusWriter, "_write", broken)
     async with a_node() as node:
         await node.prepared(node.claims.add("first", "gpu-1"))
-        await node.wait_for(lambda: "a task failed and is started again" in caplog.text, "the defect")
+        await until(lambda: "a task failed and is started again" in caplog.text, why="the defect")
         second = node.claims.add("second", "gpu-2")
         await node.prepared(second)
         assert await node.unprepare(second) == {second.uid: ""}

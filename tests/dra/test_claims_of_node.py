@@ -12,7 +12,8 @@ from drabridge.kube.client import KubernetesCluster
 from drabridge.ledger.events import ClaimDevices, DeviceUse
 from drabridge.ledger.model import ClaimRef
 from drabridge.sim.apiserver.server import SimApiServer
-from tests.support.dra_node import DRIVER, NODE, Claims, add_node, short_directory
+from tests.support.dra_node import DRIVER, NODE, Claims, add_node
+from tests.support.waiting import short_directory
 
 
 @contextlib.asynccontextmanager

@@ -19,8 +19,8 @@ from drabridge.ledger.model import Owner
 from drabridge.sim.apiserver.server import SimApiServer
 from drabridge.wire import dra_v1_pb2, dra_v1_pb2_grpc
 from tests.dra.crash_child import CONFIG, EXIT_STATUS, FEW, MANY
-from tests.support.dra_node import DRIVER, Claims, DraNode, add_node, short_directory
-from tests.support.waiting import PATIENCE
+from tests.support.dra_node import DRIVER, Claims, DraNode, add_node
+from tests.support.waiting import PATIENCE, short_directory, until
 
 
 @contextlib.asynccontextmanager
@@ -144,11 +144,11 @@ async def test_death_in_the_middle_of_publishing_is_made_good(at: int) -> None:
                 assert await process.wait() == EXIT_STATUS
                 assert len(list(api.objects.list("resourceslices"))) == at - 1
             else:
-                await DraNode.wait_for(lambda: len(api.objects.list("resourceslices")) == 3, "slices", 10)
+                await until(lambda: len(api.objects.list("resourceslices")) == 3, 10, "slices")
         node = DraNode(root, api, CONFIG, MANY)
         await node.start()
         try:
-            await node.wait_for(lambda: node.driver.state.publisher.published, "slices")
+            await until(lambda: node.driver.state.publisher.published, why="slices")
             assert node.published() == [device.name for device in MANY]
             assert {s["spec"]["pool"]["resourceSliceCount"] for s in node.slices()} == {3}
         finally:

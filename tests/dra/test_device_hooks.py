@@ -18,9 +18,8 @@ from drabridge.dra.records import RecordStore, State
 from drabridge.inventory.model import DeviceNode, Presence
 from drabridge.ledger.events import Observed
 from drabridge.ledger.model import ClaimRef, Owner, PodRef
-from tests.support.agent_process import until
 from tests.support.dra_node import CONFIG, a_node, gpu, text_of, with_profile
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, until
 
 
 def script(text: str, seconds: int = 60) -> str:
@@ -90,7 +89,7 @@ async def test_a_claim_gets_its_device_as_the_hook_left_it(log: Path) -> None:
     async with a_node(with_profile(f"prepare: {hook}")) as node:
         claim = node.claims.add("cl", "gpu-1")
         preparing = asyncio.ensure_future(node.prepared(claim))
-        await node.wait_for(log.read_text, "the hook")
+        await until(log.read_text, why="the hook")
         await node.set_devices(gpu(0), gpu(1, nodes=(DeviceNode("/dev/zero", "/dev/gpu1", "rw", "c", 1, 5),)))
         await asyncio.sleep(0.1)  # the files of claims follow the inventory
         log.write_text("")
@@ -105,11 +104,11 @@ async def test_a_device_is_nobody_elses_before_its_cleaning_has_ended(log: Path)
         node.driver._preparer._budget_seconds = 2
         claim = node.claims.add("cl", "gpu-1")
         preparing = asyncio.ensure_future(node.prepare(claim))
-        await node.wait_for(log.read_text, "the roll-back")
+        await until(log.read_text, why="the roll-back")
         node.driver._preparer._budget_seconds = 60
         node.claims.delete("cl")
         unpreparing = asyncio.ensure_future(node.unprepare(claim))
-        await node.wait_for(lambda: node.owner("gpu-1") is Owner.NONE, "the release")
+        await until(lambda: node.owner("gpu-1") is Owner.NONE, why="the release")
         words = log.read_text().split()
         assert words.count("begin") == words.count("end")
         await asyncio.gather(preparing, unpreparing)

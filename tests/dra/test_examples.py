@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from drabridge.inventory.model import Attribute, Device, Semver
 from drabridge.sim.cluster import ClusterTimings, SimCluster
-from tests.support.dra_node import CONFIG, DRIVER, NODE, DraNode, gpu, short_directory
+from tests.support.dra_node import CONFIG, DRIVER, NODE, DraNode, gpu
+from tests.support.waiting import short_directory, until
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "dra"
 OURS = "drabridge.example.com"
@@ -50,7 +51,7 @@ async def cluster() -> AsyncIterator[tuple[SimCluster, DraNode]]:
             node = DraNode(root / NODE, sim.api, config, devices)
             await node.start()
             try:
-                await node.wait_for(lambda: node.driver.state.ready, "the driver")
+                await until(lambda: node.driver.state.ready, why="the driver")
                 await sim.apply((EXAMPLES / "deviceclass.yaml").read_text())
                 yield sim, node
             finally:
@@ -79,8 +80,8 @@ async def emptied(sim: SimCluster, node: DraNode, *pods: str, namespace: str = "
     """Delete the pods: nothing stays behind on the node."""
     for pod in pods:
         await sim.delete("pods", pod, namespace)
-    await node.wait_for(lambda: node.records() == [] and node.cdi_files() == [], "unprepare")
-    await node.wait_for(lambda: held(node) == [], "every release", 10.0)
+    await until(lambda: node.records() == [] and node.cdi_files() == [], why="unprepare")
+    await until(lambda: held(node) == [], 10.0, "every release")
 
 
 # example -> the devices that its pods hold together
@@ -114,10 +115,10 @@ def test_every_example_is_run() -> None:
 async def test_a_job_has_devices_of_its_own_and_a_common_one() -> None:
     async with cluster() as (sim, node):
         await run(sim, "job")
-        await node.wait_for(lambda: len(held(node)) == 3, "three devices")
+        await until(lambda: len(held(node)) == 3, why="three devices")
         common = next(name for name in held(node) if node.holders(name) == ["common"])
         assert common in ("gpu-0", "gpu-1", "gpu-2")
-        await node.wait_for(lambda: held(node) == [], "the end of the job", 15.0)
+        await until(lambda: held(node) == [], 15.0, "the end of the job")
 
 
 async def test_admin_access_sees_what_others_hold() -> None:
@@ -127,7 +128,7 @@ async def test_admin_access_sees_what_others_hold() -> None:
         assert held(node) == ["gpu-0"]
         assert len(node.records()) == 2
         await sim.delete("pods", "monitor", "monitoring")
-        await node.wait_for(lambda: len(node.records()) == 1, "the monitor's unprepare")
+        await until(lambda: len(node.records()) == 1, why="the monitor's unprepare")
         assert held(node) == ["gpu-0"]
 
 

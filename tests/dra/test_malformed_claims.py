@@ -14,6 +14,7 @@ from drabridge.ledger.model import Owner
 from drabridge.wire import dra_v1_pb2
 from tests.support.dra_node import DRIVER, DraNode, a_node, gpu
 from tests.support.foreign_objects import splice
+from tests.support.waiting import until
 
 LONGEST = "a" * 253  # a claim's name (a DNS subdomain); with its namespace longer than a file's name may be
 POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
@@ -37,7 +38,7 @@ async def let_go(node: DraNode, claim: dra_v1_pb2.Claim, device: str) -> None:
     assert (await node.unprepare(claim))[claim.uid] == ""
     node.claims.deallocate(claim.name)
     node.claims.delete(claim.name)
-    await node.wait_for(lambda: node.owner(device) == Owner.NONE, "release")
+    await until(lambda: node.owner(device) == Owner.NONE, why="release")
 
 
 @pytest.mark.parametrize("before", [(), ("honest",)], ids=["the first claim", "not the first claim"])
@@ -80,7 +81,7 @@ async def test_a_claim_whose_files_cannot_be_written_leaves_no_other_with_old_de
         assert numbers(node, victim) == [(1, 5)]
         back = replace(moved, nodes=(DeviceNode("/dev/full", "/dev/gpu1", "rw", "c", 1, 7),))
         await node.set_devices(gpu(0), back, gpu(2), gpu(3))
-        await node.wait_for(lambda: numbers(node, victim) == [(1, 7)], "the next number")
+        await until(lambda: numbers(node, victim) == [(1, 7)], why="the next number")
 
 
 def damage(node: DraNode, claim: dra_v1_pb2.Claim) -> None:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from drabridge.inventory.model import Presence
 from tests.support.dra_node import CONFIG, DRIVER, NODE, DraNode, a_node, gpu
+from tests.support.waiting import until
 
 ROOT = "/var/run/kubernetes.io/dra-device-attributes"
 
@@ -70,7 +71,7 @@ async def test_a_change_is_written_in_place_because_containers_hold_the_inode() 
         better = replace(gpu(0), attributes={"firmware": "2"})
         await node.set_devices(better, gpu(1), gpu(2), gpu(3))
 
-        await node.wait_for(lambda: read(path)["metadata"]["generation"] == 2, "the change")
+        await until(lambda: read(path)["metadata"]["generation"] == 2, why="the change")
 
         with inside:
             assert json.loads(inside.read())["metadata"]["generation"] == 2
@@ -119,7 +120,7 @@ async def test_the_status_of_a_claim_follows_its_devices_and_leaves_other_driver
         obj["status"]["devices"] = [theirs]
         node.api.objects.update(obj, namespace="default", subresource="status")
         await node.prepared(claim)
-        await node.wait_for(lambda: len(ready(node)) == 2, "the status")
+        await until(lambda: len(ready(node)) == 2, why="the status")
 
         entries = {entry["driver"]: entry for entry in ready(node)}
         assert entries["other.example.com"] == theirs
@@ -131,7 +132,7 @@ async def test_the_status_of_a_claim_follows_its_devices_and_leaves_other_driver
             (now,) = next(e for e in ready(node) if e["driver"] == DRIVER)["conditions"]
             return now["status"], now["message"]
 
-        await node.wait_for(lambda: condition_now() == ("False", "ECC errors"), "the fault")
+        await until(lambda: condition_now() == ("False", "ECC errors"), why="the fault")
         patches = [r for r in node.api.requests if r.subresource == "status"]
         assert {r.query["fieldManager"] for r in patches} == {DRIVER}
         (ours,) = (m for m in node.claims.get("cl")["metadata"]["managedFields"] if m["manager"] == DRIVER)
@@ -144,7 +145,7 @@ async def test_a_status_that_is_refused_is_said_and_the_claim_works(caplog: pyte
         node.api.faults.fail(20, 422, verb="patch", resource="resourceclaims")
         claim = node.claims.add("cl", "gpu-0")
         assert await node.prepared(claim)
-        await node.wait_for(lambda: "claim status not written" in caplog.text, "the warning")
+        await until(lambda: "claim status not written" in caplog.text, why="the warning")
 
 
 async def test_both_can_be_switched_off() -> None:

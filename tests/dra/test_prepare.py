@@ -15,6 +15,7 @@ from drabridge.ledger.effects import Notify, RefusalCode, Refused, Side, Subject
 from drabridge.ledger.model import ClaimRef, Owner
 from drabridge.wire import dra_v1_pb2, dra_v1beta1_pb2, dra_v1beta1_pb2_grpc
 from tests.support.dra_node import CONFIG, DRIVER, NODE, RESOURCE, DraNode, a_node, gpu, text_of
+from tests.support.waiting import until
 
 
 async def test_a_claim_gets_exactly_its_devices_and_gives_them_back() -> None:
@@ -38,13 +39,13 @@ async def test_a_claim_gets_exactly_its_devices_and_gives_them_back() -> None:
         assert node.records() == []
         assert node.owner("gpu-1") is Owner.DRA_GRANTED  # until the API server has taken it back
         node.claims.deallocate("cl1")
-        await node.wait_for(lambda: node.owner("gpu-1") is Owner.NONE, "the release")
+        await until(lambda: node.owner("gpu-1") is Owner.NONE, why="the release")
 
 
 async def test_no_claim_is_asked_about_before_it_is_known_which_versions_the_server_has() -> None:
     """A server says 404 of a claim in a version that it lacks, as it does of one that is gone."""
     async with a_node(versions=("v1beta1",)) as node:
-        await node.wait_for(lambda: node.driver.state.api_version, "the version")
+        await until(lambda: node.driver.state.api_version, why="the version")
         claim = node.claims.add("cl1", "gpu-1")
         await node.prepared(claim)
         await node.unprepare(claim)
@@ -53,7 +54,7 @@ async def test_no_claim_is_asked_about_before_it_is_known_which_versions_the_ser
         await node.start()
         with pytest.raises(UnreachableError):
             await node.driver.release_if_deallocated(ClaimRef(claim.uid, "default", "cl1"))
-        await node.wait_for(lambda: node.driver.state.api_version, "the version")
+        await until(lambda: node.driver.state.api_version, why="the version")
         assert not await node.driver.release_if_deallocated(ClaimRef(claim.uid, "default", "cl1"))
         assert node.owner("gpu-1") is Owner.DRA_GRANTED
 
@@ -152,7 +153,7 @@ async def test_a_claim_that_is_still_prepared_keeps_its_device_though_the_api_fr
 
         assert "held by claim default/first" in error
         assert "'drabridge lanes release gpu-1'" in error
-        await node.wait_for(lambda: node.tainted() == ["gpu-1"], "the scheduler to be told that it is not free")
+        await until(lambda: node.tainted() == ["gpu-1"], why="the scheduler to be told that it is not free")
 
 
 async def test_results_of_other_drivers_are_skipped_and_alternatives_name_their_request() -> None:
@@ -330,7 +331,7 @@ async def test_a_device_whose_node_was_renumbered_keeps_its_name_and_gets_its_ne
         (before,) = await node.prepared(claim)
         moved = replace(gpu(1), nodes=(DeviceNode("/dev/zero", "/dev/gpu1", "rw", "c", 1, 5),))
         await node.set_devices(gpu(0), moved, gpu(2), gpu(3))
-        await node.wait_for(lambda: edits(node, claim)["deviceNodes"][0]["minor"] == 5, "the new node")
+        await until(lambda: edits(node, claim)["deviceNodes"][0]["minor"] == 5, why="the new node")
         assert (await node.prepared(claim))[0] == before
 
 
@@ -342,7 +343,7 @@ async def test_a_device_that_is_away_is_in_no_file_until_it_is_back() -> None:
         whole = (node.root / "cdi" / f"{DRIVER}-device-claim-{claim.uid}.json").read_text()
         assert "gpu-1" in whole
         await node.change(gpu_1=(Presence.GONE, "unplugged"))
-        await node.wait_for(lambda: "gpu-1" not in text_of(node, claim), "the file without it")
+        await until(lambda: "gpu-1" not in text_of(node, claim), why="the file without it")
         assert "gpu-2" in text_of(node, claim)
         assert await node.prepared(claim) == before  # kubelet gets what it got, and the runtime an error that heals
         assert "gpu-1" not in text_of(node, claim)
@@ -351,4 +352,4 @@ async def test_a_device_that_is_away_is_in_no_file_until_it_is_back() -> None:
         await node.start()  # that never saw it
         assert "gpu-1" not in text_of(node, claim)
         await node.set_devices(*(gpu(n) for n in range(4)))
-        await node.wait_for(lambda: text_of(node, claim) == whole, "the whole file")
+        await until(lambda: text_of(node, claim) == whole, why="the whole file")

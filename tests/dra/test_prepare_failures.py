@@ -11,6 +11,7 @@ import pytest
 from drabridge.ledger.model import Owner
 from drabridge.wire import dra_v1_pb2
 from tests.support.dra_node import DraNode, a_node
+from tests.support.waiting import until
 
 
 async def _under_way(node: DraNode) -> tuple[dra_v1_pb2.Claim, asyncio.Future[dict[str, Any]]]:
@@ -18,7 +19,7 @@ async def _under_way(node: DraNode) -> tuple[dra_v1_pb2.Claim, asyncio.Future[di
     claim = node.claims.add("cl", "gpu-1")
     node.api.faults.fail(50, 503, verb="get", resource="resourceclaims")
     late = asyncio.ensure_future(node.prepare(claim))
-    await node.wait_for(lambda: claim.uid in node.driver._preparer._preparing, "the prepare")
+    await until(lambda: claim.uid in node.driver._preparer._preparing, why="the prepare")
     return claim, late
 
 
@@ -53,7 +54,7 @@ async def test_unprepare_works_when_the_claim_is_deleted_and_when_its_record_is_
 
         assert await node.unprepare(first, second) == {first.uid: "", second.uid: ""}
 
-        await node.wait_for(lambda: node.owner("gpu-1") is Owner.NONE, "the release")
+        await until(lambda: node.owner("gpu-1") is Owner.NONE, why="the release")
         assert node.cdi_files() == []
         (aside,) = node.records()
         assert aside.startswith(f"{second.uid}.json.corrupt-")
@@ -80,7 +81,7 @@ async def test_a_client_that_gives_up_does_not_cut_the_work_short() -> None:
             await late
         await node.unprepare(node.claims.add("other", "gpu-2"))  # on the same connection: it has heard of the end
         node.api.faults.heal()
-        await node.wait_for(lambda: node.handled("prepare"), "the end of the work")
+        await until(lambda: node.handled("prepare"), why="the end of the work")
         assert node.handled("prepare")[0].outcome == "ok"
         assert await node.prepared(claim)
         assert node.handled("prepare")[1].outcome == "replayed"

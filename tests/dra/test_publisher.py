@@ -18,21 +18,19 @@ from drabridge.ledger.events import AgentStarted, SetLane
 from drabridge.ledger.model import ClaimRef, Lane, Owner
 from drabridge.sim.apiserver.store import Change
 from tests.support.dra_node import CONFIG, DRIVER, NODE, DraNode, a_node, add_node, gpu
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, until
 
 ALL = [f"gpu-{n}" for n in range(4)]
 
 
 async def published(node: DraNode, names: list[str] = ALL) -> None:
-    await node.wait_for(
-        lambda: node.published() == names and node.driver.state.publisher.published, f"slices with {names}"
-    )
+    await until(lambda: node.published() == names and node.driver.state.publisher.published, why=f"slices with {names}")
 
 
 async def test_the_inventory_is_published_once_and_then_there_is_silence() -> None:
     async with a_node() as node:
         await published(node)
-        await node.wait_for(lambda: any(r.verb == "watch" for r in node.api.requests), "the watch")
+        await until(lambda: any(r.verb == "watch" for r in node.api.requests), why="the watch")
         (slice_,) = node.slices()
         assert slice_["spec"]["pool"] == {"name": NODE, "generation": 1, "resourceSliceCount": 1}
         assert slice_["spec"]["nodeName"] == NODE
@@ -107,11 +105,11 @@ async def test_a_faulty_device_is_tainted_and_cleared_when_it_is_well() -> None:
         def taints() -> object:
             return node.slices()[0]["spec"]["devices"][1].get("taints")
 
-        await node.wait_for(taints, "the taint")
+        await until(taints, why="the taint")
         (taint,) = node.slices()[0]["spec"]["devices"][1]["taints"]
         assert (taint["key"], taint["effect"]) == (f"{DRIVER}/faulty", "NoSchedule")
         await node.change(gpu_1=(Presence.PRESENT, ""))
-        await node.wait_for(lambda: not taints(), "the end of the taint")
+        await until(lambda: not taints(), why="the end of the taint")
         assert node.published() == ALL
 
 
@@ -121,7 +119,7 @@ async def test_where_the_server_drops_taints_the_device_is_removed() -> None:
         await node.change(gpu_1=(Presence.FAULTY, "its node is missing"))
         await published(node, ["gpu-0", "gpu-2", "gpu-3"])
         gates = ("DRADeviceTaints",)
-        await node.wait_for(lambda: node.driver.state.publisher.missing_gates == gates, "the gate's name")
+        await until(lambda: node.driver.state.publisher.missing_gates == gates, why="the gate's name")
         writes = node.writes()
         await asyncio.sleep(0.3)
         assert node.writes() == writes  # no hot loop
@@ -162,14 +160,14 @@ async def test_a_control_plane_that_changes_its_versions_is_spoken_to_in_those(
             await node.driver.release_if_deallocated(ClaimRef(held.uid, "default", "held"))
         assert node.owner("gpu-0") is Owner.DRA_GRANTED
         node.api.faults.drop_watches()
-        await node.wait_for(lambda: not node.driver.state.publisher.published, "the watch that is refused")
+        await until(lambda: not node.driver.state.publisher.published, why="the watch that is refused")
         await node.prepared(node.claims.add("new", "gpu-1"))
         await node.set_devices(*map(gpu, range(3)))
         await published(node, ALL[:3])
         assert node.driver.state.api_version == after[0]
         assert not await node.driver.release_if_deallocated(ClaimRef(held.uid, "default", "held"))
         node.claims.deallocate("held")
-        await node.wait_for(lambda: node.owner("gpu-0") is Owner.NONE, "the release")
+        await until(lambda: node.owner("gpu-0") is Owner.NONE, why="the release")
 
 
 async def test_a_version_that_was_spoken_for_long_makes_the_next_search_quick_again(
@@ -189,7 +187,7 @@ async def test_a_version_that_was_spoken_for_long_makes_the_next_search_quick_ag
             await published(node)
             node.api.versions = versions
             node.api.faults.drop_watches()
-            await node.wait_for(lambda: not node.driver.state.publisher.published, "the watch that is refused")
+            await until(lambda: not node.driver.state.publisher.published, why="the watch that is refused")
         await published(node)
     assert set(drawn) == {0}
 
@@ -198,10 +196,10 @@ async def test_a_recreated_node_owns_the_slices_again() -> None:
     async with a_node() as node:
         await published(node)
         node.api.objects.delete("nodes", NODE)
-        await node.wait_for(lambda: node.slices() == [], "garbage collection")
+        await until(lambda: node.slices() == [], why="garbage collection")
         uid = add_node(node.api)
-        await node.wait_for(
-            lambda: [s["metadata"]["ownerReferences"][0]["uid"] for s in node.slices()] == [uid], "new owners", 8.0
+        await until(
+            lambda: [s["metadata"]["ownerReferences"][0]["uid"] for s in node.slices()] == [uid], 8.0, "new owners"
         )
 
 
@@ -213,7 +211,7 @@ async def test_an_api_server_that_fails_is_retried_and_one_that_is_away_is_waite
         assert any(isinstance(fact, PublishFailed) for fact in node.facts)
         node.api.faults.partition()
         await node.set_devices(gpu(0))
-        await node.wait_for(lambda: "no answer" in node.driver.state.publisher.error, "an error")
+        await until(lambda: "no answer" in node.driver.state.publisher.error, why="an error")
         assert not node.driver.state.publisher.published
         node.api.faults.heal()
         await published(node, ["gpu-0"])
@@ -235,7 +233,7 @@ async def test_nobody_claims_that_slices_are_published_while_that_is_not_known(m
     async with a_node() as node:
         await published(node)
         node.api.faults.partition()
-        await node.wait_for(lambda: not node.driver.state.publisher.published, "the lost watch")
+        await until(lambda: not node.driver.state.publisher.published, why="the lost watch")
         synced, facts = node.driver.synced_seq, len(node.facts)
         await node.ledger_service.apply(AgentStarted(time.time()))
         for _ in range(50):
@@ -257,10 +255,10 @@ async def test_a_write_that_may_have_been_done_is_looked_for_before_anything_is_
         node.api.faults.watch_lag_seconds = 120
         node.api.faults.fail(1, 504, verb="update", resource="resourceslices", after_commit=True)
         await node.ledger_service.apply(SetLane("gpu-0", Lane.DRA, time.time()))
-        await node.wait_for(lambda: node.published() == ALL, "the write without an answer")
+        await until(lambda: node.published() == ALL, why="the write without an answer")
         await node.ledger_service.apply(SetLane("gpu-0", Lane.LEGACY, time.time()))
         seq = node.ledger_service.ledger.seq
-        await node.wait_for(lambda: node.driver.synced_seq >= seq, "word of the API server")
+        await until(lambda: node.driver.synced_seq >= seq, why="word of the API server")
         assert node.published() == ALL[1:]
 
 
@@ -269,7 +267,7 @@ async def test_a_slice_that_is_taken_away_before_its_write_is_answered_comes_bac
     async with a_node(start=False) as node:
         node.api.faults.answer_lag_seconds = 0.5
         starting = asyncio.ensure_future(node.start())
-        await node.wait_for(node.published, "the write")
+        await until(node.published, why="the write")
         (slice_,) = node.slices()
         node.api.objects.delete("resourceslices", slice_["metadata"]["name"])
         await starting
@@ -281,7 +279,7 @@ async def test_a_slice_that_is_edited_before_its_write_is_answered_is_restored()
         await published(node)
         node.api.faults.answer_lag_seconds = 0.5
         await node.set_devices(*map(gpu, range(2)))
-        await node.wait_for(lambda: node.published() == ALL[:2], "the write")
+        await until(lambda: node.published() == ALL[:2], why="the write")
         (slice_,) = node.slices()
         slice_["spec"]["devices"][0]["name"] = "strange"
         node.api.objects.update(slice_)
@@ -307,10 +305,10 @@ async def test_where_watches_are_refused_slices_are_kept_by_lists() -> None:
     async with a_node(start=False) as node:
         node.api.faults.fail(1_000_000, 403, verb="watch")
         await node.start()
-        await node.wait_for(lambda: node.published() == ALL, "the slices")
+        await until(lambda: node.published() == ALL, why="the slices")
         await node.set_devices(gpu(0))
-        await node.wait_for(lambda: node.published() == ["gpu-0"], "the next list")
-        await node.wait_for(lambda: not node.driver.state.publisher.published, "the watch that is refused again")
+        await until(lambda: node.published() == ["gpu-0"], why="the next list")
+        await until(lambda: not node.driver.state.publisher.published, why="the watch that is refused again")
         assert "forbidden" in node.driver.state.publisher.error
 
 
@@ -331,7 +329,7 @@ async def test_many_devices_fill_slices_of_64() -> None:
 
 async def test_a_cluster_without_dra_is_said_and_the_sockets_serve_all_the_same() -> None:
     async with a_node(CONFIG, versions=()) as node:
-        await node.wait_for(lambda: node.driver.state.error, "the reason")
+        await until(lambda: node.driver.state.error, why="the reason")
         assert "does not serve" in node.driver.state.error or "no version" in node.driver.state.error
         assert node.driver.state.serving
         assert not node.driver.state.ready
@@ -392,15 +390,15 @@ async def test_a_server_that_keeps_taints_is_asked_once_and_not_at_all_after_a_r
         assert dry_runs(node) == 0
         for _ in range(2):
             await node.change(gpu_1=(Presence.FAULTY, "its node is missing"))
-            await node.wait_for(lambda: node.slices()[0]["spec"]["devices"][1].get("taints"), "the taint")
+            await until(lambda: node.slices()[0]["spec"]["devices"][1].get("taints"), why="the taint")
             await node.change(gpu_1=(Presence.PRESENT, ""))
-            await node.wait_for(lambda: not node.slices()[0]["spec"]["devices"][1].get("taints"), "its end")
+            await until(lambda: not node.slices()[0]["spec"]["devices"][1].get("taints"), why="its end")
         assert dry_runs(node) == 1
         await node.change(gpu_1=(Presence.FAULTY, "its node is missing"))
-        await node.wait_for(lambda: node.slices()[0]["spec"]["devices"][1].get("taints"), "the taint")
+        await until(lambda: node.slices()[0]["spec"]["devices"][1].get("taints"), why="the taint")
         await node.restart()
         await node.change(gpu_2=(Presence.FAULTY, "so is this one's"))
-        await node.wait_for(lambda: node.slices()[0]["spec"]["devices"][2].get("taints"), "the taint")
+        await until(lambda: node.slices()[0]["spec"]["devices"][2].get("taints"), why="the taint")
         assert dry_runs(node) == 1  # the server shows that it keeps them
 
 

@@ -10,6 +10,7 @@ import pytest
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
 from drabridge.ledger.model import ClaimRef, Owner
 from tests.support.dra_node import DRIVER, NODE, DraNode, a_node
+from tests.support.waiting import until
 
 
 async def _used(node: DraNode, name: str, *devices: str) -> Any:
@@ -31,7 +32,7 @@ async def test_a_claim_that_is_allocated_anew_gives_up_what_it_had() -> None:
         claim = await _used(node, "cl1", "gpu-1", "gpu-2")
         _anew(node, "cl1", "gpu-2", "gpu-3")
         assert [device.device_name for device in await node.prepared(claim)] == ["gpu-2", "gpu-3"]
-        await node.wait_for(lambda: node.owner("gpu-1") is Owner.NONE, "the release")
+        await until(lambda: node.owner("gpu-1") is Owner.NONE, why="the release")
         assert [node.owner(name) for name in ("gpu-2", "gpu-3")] == [Owner.DRA_PREPARED] * 2
 
 
@@ -89,7 +90,7 @@ async def test_a_device_of_the_same_name_on_another_node_is_another_device() -> 
     async with a_node() as node:
         await _used(node, "cl1", "gpu-1")
         _anew(node, "cl1", {"device": "gpu-1", "pool": "node-b"})
-        await node.wait_for(lambda: node.owner("gpu-1") is Owner.NONE, "the release")
+        await until(lambda: node.owner("gpu-1") is Owner.NONE, why="the release")
 
 
 @pytest.mark.parametrize("results", [[{"driver": DRIVER, "pool": NODE}], "gpu-2", [7]])
@@ -115,7 +116,7 @@ async def test_what_is_prepared_stays_though_the_claim_has_other_devices_now() -
         other = node.claims.add("cl2", "gpu-1")
         assert "held by claim default/cl1" in await node.refused(other)
         await node.unprepare(claim)
-        await node.wait_for(lambda: node.owner("gpu-1") is Owner.NONE, "the release")
+        await until(lambda: node.owner("gpu-1") is Owner.NONE, why="the release")
         await node.prepared(other)
 
 
@@ -134,4 +135,4 @@ async def test_after_a_reboot_a_claim_holds_its_device_though_the_api_server_can
         assert "held by claim default/cl1" in await node.refused(other)
         assert node.owner("gpu-1") is Owner.DRA_PREPARED
         await node.unprepare(claim)
-        await node.wait_for(lambda: node.owner("gpu-1") is Owner.NONE, "the release")
+        await until(lambda: node.owner("gpu-1") is Owner.NONE, why="the release")

@@ -16,8 +16,8 @@ import pytest
 from drabridge.dra import standby_relay
 from drabridge.dra.sockets import PluginSockets
 from drabridge.wire import dra_v1_pb2, dra_v1_pb2_grpc
-from tests.support.agent_process import DRIVER, short_directory, until
-from tests.support.waiting import HANG_SECONDS
+from tests.support.agent_process import DRIVER
+from tests.support.waiting import HANG_SECONDS, short_directory, until
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -20,18 +20,18 @@ from drabridge.ledger.model import Owner
 from drabridge.sim.kubelet.pods import Phase
 from drabridge.wire import health_v1_pb2, health_v1_pb2_grpc
 from tests.dra.kubelet_beside import kubelet_beside, pod, ran, registered
-from tests.support.dra_node import CONFIG, DRIVER, NODE, DraNode, a_node, short_directory, with_profile
-from tests.support.waiting import PATIENCE
+from tests.support.dra_node import CONFIG, DRIVER, NODE, DraNode, a_node, with_profile
+from tests.support.waiting import PATIENCE, short_directory, until
 
 
 async def test_dr1_dr20_a_kubelet_restart_registers_again_and_slices_come_back() -> None:
     async with a_node() as node, kubelet_beside(node) as kubelet:
         await registered(node)
-        await node.wait_for(node.published, "slices")
+        await until(node.published, why="slices")
         asked = node.driver.state.registration.asked
         await kubelet.restart()
-        await node.wait_for(lambda: node.driver.state.registration.asked > asked, "GetInfo again")
-        await node.wait_for(lambda: node.published() and node.driver.state.ready, "slices after the wipe")
+        await until(lambda: node.driver.state.registration.asked > asked, why="GetInfo again")
+        await until(lambda: node.published() and node.driver.state.ready, why="slices after the wipe")
 
 
 async def test_dr2_a_driver_that_was_killed_registers_again_over_its_dead_sockets() -> None:
@@ -56,11 +56,11 @@ async def test_dr4_a_refused_registration_is_shown_and_mended_by_kubelet_alone()
         await registered(node)
         kubelet.faults.notify_error = "kubelet says no"
         await kubelet.restart()
-        await node.wait_for(lambda: not node.driver.state.registration.registered, "the refusal")
+        await until(lambda: not node.driver.state.registration.registered, why="the refusal")
         assert node.driver.state.registration.error == "kubelet says no"
         assert not node.driver.state.ready
         asked = node.driver.state.registration.asked
-        await node.wait_for(lambda: node.driver.state.registration.asked > asked, "another GetInfo")
+        await until(lambda: node.driver.state.registration.asked > asked, why="another GetInfo")
         assert not node.driver.state.registration.registered
         kubelet.faults.notify_error = ""
         await registered(node)
@@ -75,7 +75,7 @@ async def test_a_pod_is_prepared_and_unprepared() -> None:
         await ran(kubelet, spec)
         assert node.owner("gpu-0") is Owner.DRA_PREPARED
         await kubelet.delete_pod(spec.uid)
-        await node.wait_for(lambda: node.handled("unprepare"), "unprepare")
+        await until(lambda: node.handled("unprepare"), why="unprepare")
         assert node.records() == []
 
 
@@ -101,10 +101,10 @@ async def test_dr13_a_pod_that_is_deleted_during_a_slow_prepare_leaves_nothing()
         await kubelet.run_pod(spec)
         await kubelet.delete_pod(spec.uid)
         node.claims.delete("cl")
-        await node.wait_for(lambda: node.handled("unprepare"), "unprepare")
+        await until(lambda: node.handled("unprepare"), why="unprepare")
         await asyncio.sleep(1.0)  # longer than the prepare would have taken
-        await node.wait_for(lambda: not node.records() and not node.cdi_files(), "the end of it")
-        await node.wait_for(lambda: node.owner("gpu-0") is Owner.NONE, "the release")
+        await until(lambda: not node.records() and not node.cdi_files(), why="the end of it")
+        await until(lambda: node.owner("gpu-0") is Owner.NONE, why="the release")
 
 
 async def test_dr18_two_drivers_prepare_their_parts_of_one_claim() -> None:
@@ -120,14 +120,14 @@ async def test_dr18_two_drivers_prepare_their_parts_of_one_claim() -> None:
             node.claims.add("cl", "gpu-0", {"device": "gpu-0", "driver": other})
             spec = pod(node, "p", "cl")
             await kubelet.run_pod(spec)
-            await second.wait_for(lambda: any(f.outcome == "refused" for f in second.handled("prepare")), "a refusal")
+            await until(lambda: any(f.outcome == "refused" for f in second.handled("prepare")), why="a refusal")
             await second.unprepare(holder)
             node.claims.delete("holder")
             await kubelet.wait_for(lambda: kubelet.pod_status(spec.uid).phase is Phase.RUNNING, what="the pod")
             assert node.owner("gpu-0") is Owner.DRA_PREPARED
             assert second.owner("gpu-0") is Owner.DRA_PREPARED
             await kubelet.delete_pod(spec.uid)
-            await node.wait_for(lambda: node.records() == second.records() == [], "both unprepares")
+            await until(lambda: node.records() == second.records() == [], why="both unprepares")
         finally:
             await second.stop()
 
@@ -157,14 +157,14 @@ async def test_dr8_dr11_unprepare_is_retried_until_it_succeeds_though_the_claim_
         spec = pod(node, "p", "cl", "gpu-0")
         await ran(kubelet, spec)
         deleting = asyncio.ensure_future(kubelet.delete_pod(spec.uid))
-        await node.wait_for(lambda: len(node.handled("unprepare")) > 1, "two tries")
+        await until(lambda: len(node.handled("unprepare")) > 1, why="two tries")
         assert "failed for gpu-0 with status 3: stuck" in node.handled("unprepare")[0].error
         assert node.owner("gpu-0") is Owner.DRA_PREPARED  # not clean, so not free
         node.claims.delete("cl")
         broken.unlink()
         await deleting
-        await node.wait_for(lambda: node.records() == [] and node.cdi_files() == [], "unprepare")
-        await node.wait_for(lambda: node.owner("gpu-0") is Owner.NONE, "the release")
+        await until(lambda: node.records() == [] and node.cdi_files() == [], why="unprepare")
+        await until(lambda: node.owner("gpu-0") is Owner.NONE, why="the release")
 
 
 async def test_dr9_dr19_kubelet_and_driver_restarts_around_a_running_pod() -> None:
@@ -180,7 +180,7 @@ async def test_dr9_dr19_kubelet_and_driver_restarts_around_a_running_pod() -> No
         assert node.cdi_files() == files
         assert kubelet.pod_status(spec.uid).phase is Phase.RUNNING
         await kubelet.delete_pod(spec.uid)
-        await node.wait_for(lambda: node.records() == [], "unprepare")
+        await until(lambda: node.records() == [], why="unprepare")
 
 
 async def test_dr15_dr16_a_lost_service_socket_is_bound_again() -> None:
@@ -195,13 +195,13 @@ async def test_dr15_dr16_a_lost_service_socket_is_bound_again() -> None:
         assert sockets.service.exists()
         await registered(node)
         await kubelet.delete_pod(spec.uid)
-        await node.wait_for(lambda: node.records() == [], "unprepare")
+        await until(lambda: node.records() == [], why="unprepare")
 
 
 async def test_dr21_a_short_stop_leaves_the_same_slices() -> None:
     async with a_node() as node, kubelet_beside(node, slice_wipe_seconds=600.0):
         await registered(node)
-        await node.wait_for(node.published, "slices")
+        await until(node.published, why="slices")
         before = node.slices()
         await node.restart()
         await registered(node)
@@ -211,12 +211,12 @@ async def test_dr21_a_short_stop_leaves_the_same_slices() -> None:
 async def test_dr15_dr21_a_long_stop_has_the_slices_wiped_and_published_again() -> None:
     async with a_node() as node, kubelet_beside(node):
         await registered(node)
-        await node.wait_for(node.published, "slices")
+        await until(node.published, why="slices")
         await node.stop()
-        await node.wait_for(lambda: not node.slices(), "the wipe")
+        await until(lambda: not node.slices(), why="the wipe")
         await node.start()
         await registered(node)
-        await node.wait_for(node.published, "slices again")
+        await until(node.published, why="slices again")
 
 
 async def test_dr23_dr24_health_reaches_the_pod_and_comes_back_after_a_restart() -> None:

@@ -14,6 +14,7 @@ from drabridge.sim.kubelet import dra_plugins
 from drabridge.sim.kubelet.pods import Phase
 from tests.dra.kubelet_beside import kubelet_beside, pod, ran, registered
 from tests.support.dra_node import DraNode, a_node
+from tests.support.waiting import until
 
 ACCEPTED = "03"  # SS_CONNECTED in linux/net.h; a listening socket has 01
 
@@ -26,7 +27,7 @@ def accepted(path: Path) -> set[str]:
 
 
 async def ends(node: DraNode, claims: int) -> None:
-    await node.wait_for(lambda: len(node.handled("unprepare")) >= claims, "unprepare")
+    await until(lambda: len(node.handled("unprepare")) >= claims, why="unprepare")
     assert node.records() == []
 
 
@@ -34,17 +35,17 @@ async def test_dr14_dr22_a_driver_that_cannot_listen_has_no_slices_and_serves_on
     """The registration goes on; the service's socket is lost, and something is in its place."""
     async with a_node() as node, kubelet_beside(node) as kubelet:
         await registered(node)
-        await node.wait_for(node.published, "slices")
+        await until(node.published, why="slices")
         server = node.driver._server
         service = server.sockets.service
         service.unlink()
         service.mkdir()
         await server.check()
         writes = node.writes()
-        await node.wait_for(lambda: not node.slices(), "kubelet's wipe")
+        await until(lambda: not node.slices(), why="kubelet's wipe")
         await kubelet.restart()
         asked = node.driver.state.registration.asked
-        await node.wait_for(lambda: node.driver.state.registration.asked > asked, "the next kubelet's GetInfo")
+        await until(lambda: node.driver.state.registration.asked > asked, why="the next kubelet's GetInfo")
         await registered(node)
         for _ in range(12):  # longer than a wipe is waited for before it is undone
             node.driver.publish()
@@ -60,7 +61,7 @@ async def test_dr14_dr22_a_driver_that_cannot_listen_has_no_slices_and_serves_on
 
         await kubelet.wait_for(lambda: kubelet.pod_status(spec.uid).phase is Phase.RUNNING, what="the pod")
         node.driver.publish()
-        await node.wait_for(node.published, "slices again")
+        await until(node.published, why="slices again")
 
 
 async def test_dr22_a_driver_that_can_never_listen_does_not_register() -> None:
@@ -77,7 +78,7 @@ async def test_dr17_all_calls_and_the_health_stream_come_over_one_connection() -
     async with a_node() as node, kubelet_beside(node) as kubelet:
         await registered(node)
         service = node.driver._server.sockets.service
-        await node.wait_for(lambda: accepted(service), "kubelet's connection")
+        await until(lambda: accepted(service), why="kubelet's connection")
         seen = accepted(service)
         for index in range(8):
             spec = pod(node, f"p{index}", f"cl{index}", "gpu-0", "gpu-1")

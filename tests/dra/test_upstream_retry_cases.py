@@ -8,6 +8,7 @@ from pathlib import Path
 from drabridge.ledger.model import Owner
 from tests.dra.kubelet_beside import kubelet_beside, pod, ran, registered
 from tests.support.dra_node import a_node, with_profile
+from tests.support.waiting import until
 
 
 def stuck_while(path: Path) -> str:
@@ -23,13 +24,13 @@ async def test_dr10_unprepare_fails_kubelet_restarts_and_it_succeeds(tmp_path: P
         spec = pod(node, "p", "cl", "gpu-0")
         await ran(kubelet, spec)
         deleting = asyncio.ensure_future(kubelet.delete_pod(spec.uid))
-        await node.wait_for(lambda: node.handled("unprepare"), "a try")
+        await until(lambda: node.handled("unprepare"), why="a try")
         await kubelet.restart()
         tried = len(node.handled("unprepare"))
-        await node.wait_for(lambda: len(node.handled("unprepare")) > tried, "a try of the new kubelet")
+        await until(lambda: len(node.handled("unprepare")) > tried, why="a try of the new kubelet")
         assert node.owner("gpu-0") is Owner.DRA_PREPARED
         broken.unlink()
-        await node.wait_for(lambda: node.records() == [] and node.cdi_files() == [], "unprepare")
+        await until(lambda: node.records() == [] and node.cdi_files() == [], why="unprepare")
         await asyncio.gather(deleting, return_exceptions=True)
 
 
@@ -41,14 +42,14 @@ async def test_dr12_a_pod_is_force_deleted_while_unprepare_fails_over_a_kubelet_
         spec = pod(node, "p", "cl", "gpu-0")
         await ran(kubelet, spec)
         await kubelet.delete_pod(spec.uid, force=True)
-        await node.wait_for(lambda: node.handled("unprepare"), "a try")
+        await until(lambda: node.handled("unprepare"), why="a try")
         node.claims.delete("cl")
         tries = len(node.handled("unprepare"))
         await kubelet.restart()
-        await node.wait_for(lambda: len(node.handled("unprepare")) > tries, "a try of the next kubelet")
+        await until(lambda: len(node.handled("unprepare")) > tries, why="a try of the next kubelet")
         assert node.owner("gpu-0") is Owner.DRA_PREPARED  # not clean, so not free
         assert len(node.records()) == 1
         broken.unlink()
-        await node.wait_for(lambda: node.records() == [] and node.cdi_files() == [], "unprepare")
-        await node.wait_for(lambda: node.owner("gpu-0") is Owner.NONE, "the release")
+        await until(lambda: node.records() == [] and node.cdi_files() == [], why="unprepare")
+        await until(lambda: node.owner("gpu-0") is Owner.NONE, why="the release")
         assert len(node.handled("prepare")) == 1

@@ -20,7 +20,7 @@ from drabridge.ledger.events import CheckpointRead, Observed
 from drabridge.ledger.model import ClaimRef, Entry, HeldBecause, Hold, Ledger, LedgerDevice, Owner, PodRef
 from drabridge.sim.apiserver.server import SimApiServer
 from tests.evidence.api_pods import FPGA, GPU, container, pod
-from tests.support.agent_process import short_directory, until
+from tests.support.waiting import short_directory, until
 
 LEDGER = Ledger.of(
     [Entry(LedgerDevice(f"g{n}", GPU, (f"g{n}",))) for n in range(4)] + [Entry(LedgerDevice("f0", FPGA, ("f0",)))]

@@ -22,9 +22,9 @@ from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Container, Phase, PodSpec
 from podresources import Client
 from tests.soak.judge import OPENS, Judge
-from tests.support.agent_process import CONFIG, RESOURCE, AgentProcess, node, pod, until
+from tests.support.agent_process import CONFIG, RESOURCE, AgentProcess, node, pod
 from tests.support.hardware import loop_devices, needs_loop_devices
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, until
 
 SAFETY = (
     "safety: {minHoldSeconds: 0.4, unconfirmedSeconds: 2, absentSeconds: 0.4, settleSeconds: 1, quiesceSeconds: 0.5}\n"

@@ -18,9 +18,8 @@ from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Container, PodSpec
 from drabridge.sim.kubelet.timings import Timings
 from podresources import Client
-from tests.support.agent_process import short_directory
 from tests.support.kubelet_peers import GPU, Plugin, device
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, short_directory
 
 OTHER = "other.example.com/port"
 

@@ -12,7 +12,7 @@ from drabridge.evidence.loop import ABSENT_SECONDS, HELD_SECONDS, IDLE_SECONDS, 
 from drabridge.ledger.effects import ACCEPTED, Decision
 from drabridge.ledger.events import Event, Observed
 from drabridge.ledger.model import Entry, Hold, Ledger, LedgerDevice, LedgerPolicy, Owner
-from tests.support.agent_process import until
+from tests.support.waiting import until
 
 
 class Node:

@@ -21,8 +21,7 @@ from drabridge.evidence.other_sources import OtherEvidence
 from drabridge.inventory.model import Device, DeviceNode
 from drabridge.ledger.events import Observed
 from drabridge.ledger.model import ClaimHold, ClaimPhase, ClaimRef, Entry, Hold, Ledger, LedgerDevice, Owner, PodRef
-from tests.support.agent_process import until
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, until
 
 
 def device(name: str, path: str) -> Device:

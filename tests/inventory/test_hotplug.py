@@ -38,20 +38,20 @@ def _state(snapshot: Snapshot, name: str) -> Presence | None:
 async def comes_and_goes(watched: Watched, loop: Loops, index: int) -> None:
     """One device through its whole life."""
     name = loop.add(index)
-    snapshot = await watched.until(lambda s: _state(s, name) is Presence.PRESENT)
+    snapshot = await watched.snapshot_with(lambda s: _state(s, name) is Presence.PRESENT)
     device = snapshot.by_name()[name]
     assert [(node.path, node.kind, node.major, node.minor) for node in device.nodes] == [
         (f"/dev/{name}", "b", 7, loop.number(index))
     ]
     assert watched.inventory.resolve_nodes(device) == device.nodes
     loop.remove(index)
-    await watched.until(lambda s: _state(s, name) is Presence.GONE)
+    await watched.snapshot_with(lambda s: _state(s, name) is Presence.GONE)
     with pytest.raises(HostError, match="unplugged"):
         watched.inventory.resolve_nodes(device)
     loop.add(index)
-    await watched.until(lambda s: _state(s, name) is Presence.PRESENT)
+    await watched.snapshot_with(lambda s: _state(s, name) is Presence.PRESENT)
     loop.remove(index)
-    await watched.until(lambda s: _state(s, name) is Presence.GONE)
+    await watched.snapshot_with(lambda s: _state(s, name) is Presence.GONE)
 
 
 async def test_without_udevd_the_kernel_s_events_are_used(no_udevd: None, loop: Loops) -> None:
@@ -99,10 +99,10 @@ async def test_what_only_udevd_knows_is_waited_for(udevd: Udevd, loop: Loops, mo
         async with watching(config(resource, udevEvents=events)) as watched:
             assert watched.inventory.status.kind is kind
             loop.add(0)
-            await watched.until(lambda s: bool(s.devices))
+            await watched.snapshot_with(lambda s: bool(s.devices))
             assert [name for s in watched.snapshots for name in s.by_name()] == ["serial-of-0"], events
             loop.remove(0)
-            await watched.until(lambda s: _state(s, "serial-of-0") is Presence.GONE)
+            await watched.snapshot_with(lambda s: _state(s, "serial-of-0") is Presence.GONE)
 
 
 @pytest.mark.udevd
@@ -113,7 +113,7 @@ async def test_an_udevd_that_dies_makes_nobody_deaf_and_a_new_one_is_found(udevd
         udevd.kill()
         start = time.monotonic()
         name = loop.add(1)
-        await watched.until(lambda s: _state(s, name) is Presence.PRESENT, timeout=4)
+        await watched.snapshot_with(lambda s: _state(s, name) is Presence.PRESENT, timeout=4)
         assert time.monotonic() - start < 60, "by the kernel's event, not by the timer"
         await until_kind(watched, EventKind.KERNEL)
         assert "nobody listens" in watched.inventory.status.why
@@ -133,9 +133,9 @@ async def test_an_udevd_that_hangs_makes_nobody_deaf(udevd: Udevd, loop: Loops) 
     async with watching(loops(loop.pattern)) as watched:
         udevd.send(signal.SIGSTOP)
         name = loop.add(0)
-        await watched.until(lambda s: _state(s, name) is Presence.PRESENT, timeout=4)
+        await watched.snapshot_with(lambda s: _state(s, name) is Presence.PRESENT, timeout=4)
         loop.remove(0)
-        await watched.until(lambda s: _state(s, name) is Presence.GONE, timeout=4)
+        await watched.snapshot_with(lambda s: _state(s, name) is Presence.GONE, timeout=4)
         udevd.send(signal.SIGCONT)
         await asyncio.sleep(0.5)  # udevd reports what is long over, in order: nothing may come of it
         assert watched.states() == {name: "gone"}
@@ -152,7 +152,7 @@ async def test_in_a_network_namespace_of_its_own_the_kernel_is_used(udevd: Udevd
         "async def main():\n"
         "    async with watching(loops(sys.argv[1])) as watched:\n"
         "        print(watched.inventory.status, flush=True)\n"
-        "        await watched.until(lambda s: bool(s.devices))\n"
+        "        await watched.snapshot_with(lambda s: bool(s.devices))\n"
         "        print(watched.states(), flush=True)\n"
         "asyncio.run(main())\n"
     )
@@ -213,17 +213,17 @@ async def test_lost_events_cost_one_enumeration_and_nothing_else(no_udevd: None,
         noise = loop.add(0)  # from here to the next await nothing is read
         flood(noise, 500)
         late = loop.add(1)  # this event is lost
-        await watched.until(lambda s: _state(s, late) is Presence.PRESENT, timeout=3)
+        await watched.snapshot_with(lambda s: _state(s, late) is Presence.PRESENT, timeout=3)
         assert [fact.why.split(":")[0] for fact in watched.told(MonitorRestarted)] == ["kernel events were lost"]
         loop.remove(1)
-        await watched.until(lambda s: _state(s, late) is Presence.GONE, timeout=3)
+        await watched.snapshot_with(lambda s: _state(s, late) is Presence.GONE, timeout=3)
         assert len(watched.told(MonitorRestarted)) == 1
 
 
 async def test_a_burst_is_coalesced_and_every_device_is_found(no_udevd: None, loop: Loops) -> None:
     async with watching(loops(loop.pattern)) as watched:
         names = await asyncio.to_thread(lambda: {loop.add(index) for index in range(40)})
-        await watched.until(lambda s: {d.name for d in s.devices} == names)
+        await watched.snapshot_with(lambda s: {d.name for d in s.devices} == names)
         await asyncio.sleep(0.5)
         start, before = time.monotonic(), len(watched.told(Reconciled))
         for _ in range(400):  # one event a millisecond, each read at once
@@ -246,7 +246,7 @@ async def test_a_node_that_vanishes_without_an_event_is_found_by_the_timer(no_ud
         Path(f"/dev/{name}").unlink()
         with pytest.raises(HostError, match="no such file"):
             watched.inventory.resolve_nodes(device)
-        snapshot = await watched.until(lambda s: s.devices[0].presence is Presence.FAULTY, timeout=8)
+        snapshot = await watched.snapshot_with(lambda s: s.devices[0].presence is Presence.FAULTY, timeout=8)
         assert snapshot.devices[0].reason == f"/dev/{name}: no such file or directory"
 
 
@@ -256,7 +256,7 @@ async def test_a_node_that_appears_without_an_event_heals_its_device_soon(no_ude
     async with watching(config(needs_node(name), resyncSeconds=3600)) as watched:
         assert watched.states() == {name: "faulty"}
         os.mknod(f"/dev/{name}", 0o060600, os.makedev(7, loop.number(0)))
-        await watched.until(lambda s: s.devices[0].presence is Presence.PRESENT, timeout=8)
+        await watched.snapshot_with(lambda s: s.devices[0].presence is Presence.PRESENT, timeout=8)
     Path(f"/dev/{name}").unlink()  # the kernel removes only the nodes that it made itself
 
 
@@ -264,8 +264,8 @@ async def test_a_synthetic_remove_does_not_lose_the_device(no_udevd: None, loop:
     name = loop.add(0)
     async with watching(loops(loop.pattern)) as watched:
         Path(f"/sys/block/{name}/uevent").write_text("remove")
-        await watched.until(lambda s: _state(s, name) is Presence.GONE)
-        await watched.until(lambda s: _state(s, name) is Presence.PRESENT)
+        await watched.snapshot_with(lambda s: _state(s, name) is Presence.GONE)
+        await watched.snapshot_with(lambda s: _state(s, name) is Presence.PRESENT)
 
 
 async def test_another_configuration_takes_over_at_once(no_udevd: None, loop: Loops) -> None:
@@ -273,15 +273,15 @@ async def test_another_configuration_takes_over_at_once(no_udevd: None, loop: Lo
     async with watching(loops(first), held=lambda name: name == first, tombstone_seconds=0.2) as watched:
         assert watched.states() == {first: "present"}
         watched.inventory.reconfigure(loops(second))
-        await watched.until(lambda s: _state(s, second) is Presence.PRESENT)
+        await watched.snapshot_with(lambda s: _state(s, second) is Presence.PRESENT)
         await asyncio.sleep(0.5)
         assert watched.states() == {first: "present", second: "present"}, "what is held does not leave with its rule"
         other = {"name": "example.com/net", "match": [{"subsystem": "net", "sysname": "lo"}], "id": ["{sysname}"]}
         watched.inventory.reconfigure(config(other))
-        await watched.until(lambda s: _state(s, "lo") is Presence.PRESENT)
+        await watched.snapshot_with(lambda s: _state(s, "lo") is Presence.PRESENT)
         watched.inventory.reconfigure(loops(loop.pattern))
         third = loop.add(2)
-        await watched.until(lambda s: _state(s, third) is Presence.PRESENT)
+        await watched.snapshot_with(lambda s: _state(s, third) is Presence.PRESENT)
 
 
 # --- cost -----------------------------------------------------------------------------------------------------------
@@ -294,11 +294,11 @@ async def test_latency_and_idle_cost(no_udevd: None, loop: Loops) -> None:
         for _ in range(30):
             loop.add(0)
             start = time.perf_counter()
-            await watched.until(lambda s: _state(s, loop.name(0)) is Presence.PRESENT)
+            await watched.snapshot_with(lambda s: _state(s, loop.name(0)) is Presence.PRESENT)
             whole.append(time.perf_counter() - start)
             await asyncio.sleep(0.02)
             loop.remove(0)
-            await watched.until(lambda s: _state(s, loop.name(0)) is Presence.GONE)
+            await watched.snapshot_with(lambda s: _state(s, loop.name(0)) is Presence.GONE)
             await asyncio.sleep(0.25)
         inside = [fact.seconds for fact in watched.told(Reconciled) if not fact.full]
         for what, seconds in (("event to snapshot", whole), ("of that inside one round", inside)):
@@ -358,7 +358,7 @@ async def test_without_any_event_socket_the_timer_finds_devices(
         assert watched.inventory.status.unexpected
         assert "every 5 s by timer" in watched.inventory.status.why
         name = loop.add(0)
-        await watched.until(lambda s: _state(s, name) is Presence.PRESENT, timeout=8)
+        await watched.snapshot_with(lambda s: _state(s, name) is Presence.PRESENT, timeout=8)
 
 
 @pytest.mark.udevd
@@ -375,7 +375,7 @@ async def test_a_lost_database_renames_nothing(udevd: Udevd, loop: Loops) -> Non
         "id": ["{property:ID_SERIAL_SHORT}", "{sysname}"],
     }
     async with watching(config(resource)) as watched:
-        await watched.until(lambda s: _state(s, "serial-of-0") is Presence.PRESENT)
+        await watched.snapshot_with(lambda s: _state(s, "serial-of-0") is Presence.PRESENT)
         udevd.kill()
         shutil.rmtree(RUN_UDEV)
         watched.inventory.refresh()

@@ -239,7 +239,7 @@ async def test_who_is_given_a_device_after_a_reload_and_before_the_list_that_fol
         watched.inventory.reconfigure(config(memory | {"id": ["mem-{sysname}"]}))
         assert watched.inventory.resolve_nodes(zero)
         held.add("zero")
-        await watched.until(lambda snapshot: "mem-null" in snapshot.by_name())
+        await watched.snapshot_with(lambda snapshot: "mem-null" in snapshot.by_name())
         here = {device.name for device in watched.inventory.current.devices if device.presence is Presence.PRESENT}
         assert here == {"zero", "mem-null"}
 

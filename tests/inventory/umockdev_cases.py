@@ -83,7 +83,7 @@ async def a_driver_that_loads_late_heals() -> None:
         driver.symlink_to("../../../../bus/pci/drivers/nvidia")
         (bed.root / "sys/bus/pci/drivers/nvidia").mkdir(parents=True, exist_ok=True)
         bed.uevent(machines.gpu_path(0), "bind")
-        await watched.until(lambda snapshot: len(snapshot.devices) == 1)
+        await watched.snapshot_with(lambda snapshot: len(snapshot.devices) == 1)
         assert watched.states() == {machines.GPU_UUID.format(0).lower(): "present"}
 
 
@@ -96,7 +96,7 @@ async def facts_that_come_later_heal_by_the_timer() -> None:
         (collision,) = watched.inventory.current.collisions
         assert "has no identity" in str(collision)
         machines.nvidia_proc(proc, 1)
-        snapshot = await watched.until(lambda snapshot: bool(snapshot.devices), timeout=8)
+        snapshot = await watched.snapshot_with(lambda snapshot: bool(snapshot.devices), timeout=8)
         assert not snapshot.collisions
 
 
@@ -111,7 +111,7 @@ async def a_gpu_that_nobody_has_opened_says_what_to_do() -> None:
         (collision,) = watched.inventory.current.collisions
         assert "has no identity. The driver knows a GPU's UUID once something has opened the GPU" in str(collision)
         information.write_text(text)
-        snapshot = await watched.until(lambda snapshot: bool(snapshot.devices), timeout=8)
+        snapshot = await watched.snapshot_with(lambda snapshot: bool(snapshot.devices), timeout=8)
         assert not snapshot.collisions
 
 
@@ -135,11 +135,11 @@ async def identical_sticks_go_by_their_ports() -> None:
         assert all(name.startswith("pci-0000-00-14-0-usb-0-") for name in names)
 
         bed.remove(machines.stick_path(2))
-        await watched.until(lambda s: "gone" in {str(d.presence) for d in s.devices})
+        await watched.snapshot_with(lambda s: "gone" in {str(d.presence) for d in s.devices})
         assert watched.states()[before["pci-0000:00:14.0-usb-0:1"].name] == "present", "the other keeps its name"
 
         bed.add(machines.stick(2, number=9))  # the same stick again, under another number
-        snapshot = await watched.until(lambda s: {str(d.presence) for d in s.devices} == {"present"})
+        snapshot = await watched.snapshot_with(lambda s: {str(d.presence) for d in s.devices} == {"present"})
         assert {device.name for device in snapshot.devices} == names
         again = next(device for device in snapshot.devices if device.id.endswith(":2"))
         (node,) = again.nodes
@@ -154,7 +154,7 @@ async def a_held_stick_keeps_its_name_when_its_twin_comes() -> None:
         (first,) = watched.inventory.current.devices
         assert first.id == "00000001"
         bed.add(machines.stick(2))
-        snapshot = await watched.until(lambda s: len(s.devices) == 2)
+        snapshot = await watched.snapshot_with(lambda s: len(s.devices) == 2)
         assert {device.id for device in snapshot.devices} == {"00000001", "pci-0000:00:14.0-usb-0:2"}
         assert snapshot.by_name()[first.name].syspath == first.syspath
     # The agent starts again: nothing is remembered, and the name is held by one of them.
@@ -179,14 +179,14 @@ async def an_unplugged_stick_stays_listed_while_it_is_held() -> None:
     async with watching(config(machines.STICK_RESOURCE), held=held.__contains__, tombstone_seconds=0.3) as watched:
         (stick,) = watched.inventory.current.devices
         bed.remove(machines.stick_path(1))
-        await watched.until(lambda s: s.devices[0].presence is Presence.GONE)
+        await watched.snapshot_with(lambda s: s.devices[0].presence is Presence.GONE)
         await asyncio.sleep(0.8)
         assert watched.states() == {"abc": "gone"}
         with pytest.raises(HostError, match="abc is unplugged"):
             watched.inventory.resolve_nodes(stick)
         held.clear()
         watched.inventory.refresh()
-        await watched.until(lambda s: not s.devices)
+        await watched.snapshot_with(lambda s: not s.devices)
 
 
 @case
@@ -195,16 +195,16 @@ async def a_held_stick_in_another_port_is_not_offered_beside_its_twin() -> None:
     held = {"d-00000001-ae5ce162"}
     async with watching(config(machines.STICK_RESOURCE), held=held.__contains__) as watched:
         bed.add(machines.stick(2))
-        twin = (await watched.until(lambda s: len(s.devices) == 2)).by_name().keys() - held
+        twin = (await watched.snapshot_with(lambda s: len(s.devices) == 2)).by_name().keys() - held
         bed.remove(machines.stick_path(1))
-        await watched.until(lambda s: any(device.presence is Presence.GONE for device in s.devices))
+        await watched.snapshot_with(lambda s: any(device.presence is Presence.GONE for device in s.devices))
         bed.add(machines.stick(3))
-        await watched.until(lambda s: bool(s.collisions))
+        await watched.snapshot_with(lambda s: bool(s.collisions))
         assert watched.states() == dict.fromkeys(twin, "present") | dict.fromkeys(held, "gone")
         released = set(held)
         held.clear()
         watched.inventory.released(released)
-        await watched.until(lambda s: not s.collisions)
+        await watched.snapshot_with(lambda s: not s.collisions)
         assert list(watched.states().values()).count("present") == 2
 
 
@@ -224,12 +224,12 @@ async def what_hangs_on_a_device_shares_its_fate() -> None:
         assert watched.states() == {"abc": "present", "stick-1-1": "present"}
         bed.attribute(machines.stick_path(1), "serial", "def")
         bed.uevent(machines.stick_path(1), "change")
-        await watched.until(lambda s: {d.name for d in s.devices if d.presence is Presence.PRESENT} >= {"def"})
+        await watched.snapshot_with(lambda s: {d.name for d in s.devices if d.presence is Presence.PRESENT} >= {"def"})
         assert watched.states() == {"abc": "gone", "def": "present", "stick-1-1": "present"}
         bed.uevent(
             machines.stick_path(1), "remove"
         )  # and the directory is still there for a moment, as with the kernel
-        await watched.until(lambda s: {d.presence for d in s.devices} == {Presence.GONE}, timeout=0.09)
+        await watched.snapshot_with(lambda s: {d.presence for d in s.devices} == {Presence.GONE}, timeout=0.09)
 
 
 @case
@@ -261,9 +261,9 @@ async def virtual_functions_know_their_card() -> None:
         assert first.numa_nodes == (1,)
 
         bed.remove(machines.vf_path(1))
-        await watched.until(lambda s: s.devices[1].presence is Presence.GONE)
+        await watched.snapshot_with(lambda s: s.devices[1].presence is Presence.GONE)
         bed.add(machines.vf(1))
-        await watched.until(lambda s: s.devices[1].presence is Presence.PRESENT)
+        await watched.snapshot_with(lambda s: s.devices[1].presence is Presence.PRESENT)
 
 
 @case
@@ -290,11 +290,11 @@ async def attributes_and_health_follow_change_events() -> None:
     async with watching(config(resource)) as watched:
         bed.attribute(machines.vf_path(0), "vendor", "0xffff")  # what a card that fell off the bus answers
         bed.uevent(machines.vf_path(0), "change")
-        snapshot = await watched.until(lambda s: s.devices[0].presence is Presence.FAULTY)
+        snapshot = await watched.snapshot_with(lambda s: s.devices[0].presence is Presence.FAULTY)
         assert snapshot.devices[0].reason == 'the attribute vendor is "0xffff", expected "0x15b3"'
         bed.attribute(machines.vf_path(0), "vendor", "0x15b3")
         bed.uevent(machines.vf_path(0), "change")
-        await watched.until(lambda s: s.devices[0].presence is Presence.PRESENT)
+        await watched.snapshot_with(lambda s: s.devices[0].presence is Presence.PRESENT)
 
 
 @case

@@ -34,9 +34,8 @@ from drabridge.kube.api import (
 from drabridge.kube.client import KubernetesCluster
 from drabridge.kube.json_reader import AmbiguousObject, Json, ObjectIdentity, View, decode
 from drabridge.sim.apiserver.server import SimApiServer
-from tests.support.agent_process import until
 from tests.support.servers import QuietHandler, served
-from tests.support.waiting import HANG_SECONDS, PATIENCE
+from tests.support.waiting import HANG_SECONDS, PATIENCE, until
 
 SLICES = resource_slices("v1")
 

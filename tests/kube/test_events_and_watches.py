@@ -21,7 +21,7 @@ from drabridge.ledger.effects import Notify, Subject
 from drabridge.ledger.events import Observed
 from drabridge.ledger.model import Ledger
 from drabridge.sim.apiserver.server import SimApiServer
-from tests.support.agent_process import until
+from tests.support.waiting import until
 
 NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"}}
 

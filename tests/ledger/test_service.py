@@ -7,7 +7,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -29,7 +29,7 @@ from drabridge.ledger.events import (
 from drabridge.ledger.model import ClaimRef, Lane, Ledger, LedgerDevice, LedgerPolicy, Owner, PodRef
 from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import Loaded, Store, read_if_possible
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, until
 
 DEVICES = tuple(LedgerDevice(f"gpu-{n}", "r", (f"GPU-{n}",)) for n in range(4))
 LANES = {"gpu-2": Lane.DRA, "gpu-3": Lane.DRA}
@@ -86,12 +86,6 @@ def prepare(n: int, uid: str = "u") -> Prepare:
 
 def owner(ledger_service: LedgerService, name: str) -> Owner:
     return ledger_service.ledger.entries[name].owner
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10 * PATIENCE):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def test_the_answer_waits_for_the_disk(ledger_service: LedgerService, disk: Disk) -> None:

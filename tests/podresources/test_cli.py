@@ -327,7 +327,7 @@ async def test_top_refreshes_in_place_on_a_terminal() -> None:
         os.set_blocking(ours, False)
         seen = b""
 
-        async def until(text: bytes) -> None:
+        async def shows(text: bytes) -> None:
             nonlocal seen
             for _ in range(500 * PATIENCE):
                 try:
@@ -338,13 +338,13 @@ async def test_top_refreshes_in_place_on_a_terminal() -> None:
                     return
             raise AssertionError(f"{text!r} is not in {seen!r}")
 
-        await until(b"n.com/gpu 2/4 held")
+        await shows(b"n.com/gpu 2/4 held")
         server.answers["List"] = says(listing(INFER))
-        await until(b"n.com/gpu 0/4 held")
+        await shows(b"n.com/gpu 0/4 held")
         server.answers["List"] = fails(grpc.StatusCode.INTERNAL, "broken")
-        await until(b"broken")
+        await shows(b"broken")
         process.terminate()
-        await until(b"\x1b[?1049l")
+        await shows(b"\x1b[?1049l")
         assert await asyncio.wait_for(process.wait(), HANG_SECONDS) == 0
         os.close(ours)
     assert b"\x1b[?1049h" in seen

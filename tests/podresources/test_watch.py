@@ -16,9 +16,8 @@ from podresources import Backoff, Client, errors
 from podresources.changes import CapacityChanged, DeviceAssigned, DeviceReleased
 from podresources.watch import Event, Interrupted, Resumed, Started, pause, watch
 from podresources.wire import v1_pb2 as wire
-from tests.support.agent_process import until
 from tests.support.podresources_server import Kubelet, capacity, container, device, fails, kubelet, listing, pod, says
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, until
 
 FAST = 0.02
 

@@ -23,8 +23,9 @@ from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.timings import Timings
 from drabridge.sim.scheduler.scheduler import SchedulerTimings
 from tests.soak.judge import Judge
-from tests.support.agent_process import AgentProcess, lists_read, short_directory
+from tests.support.agent_process import AgentProcess, lists_read
 from tests.support.hardware import Loops
+from tests.support.waiting import short_directory
 
 SCALE = 20
 RECORD_SECONDS = 0.005  # between the answer to Allocate and kubelet's record of it

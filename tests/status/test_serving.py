@@ -12,7 +12,8 @@ import pytest
 from deploy.helm import manifests, one
 from drabridge.agent.endpoints import is_local_name
 from drabridge.status import page
-from tests.support.agent_process import AgentProcess, address_of, fetch, node, pod, short_directory, until
+from tests.support.agent_process import AgentProcess, address_of, fetch, node, pod
+from tests.support.waiting import short_directory, until
 
 
 def outside() -> str:

@@ -12,7 +12,8 @@ from typing import Any
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from drabridge.sim.kubelet.runtime import LockingRuntime
 from drabridge.sim.kubelet.timings import Timings
-from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, lists_read, short_directory, until
+from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, lists_read
+from tests.support.waiting import short_directory, until
 
 BOTH_LANES = f"""\
 apiVersion: drabridge/v1alpha1

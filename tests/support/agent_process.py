@@ -7,12 +7,9 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import sys
-import tempfile
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,7 @@ from drabridge.sim.kubelet.calls import Call
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Container, PodSpec
 from drabridge.sim.kubelet.timings import Timings
-from tests.support.waiting import HANG_SECONDS, PATIENCE
+from tests.support.waiting import HANG_SECONDS, PATIENCE, short_directory, until
 
 # Memory devices (/dev/null and its kin) are udev devices of every Linux machine, for root and others alike.
 RESOURCE = "example.com/mem"
@@ -137,31 +134,6 @@ async def drain_command(*words: str, output: str = "json") -> tuple[int, str, st
     out, err = await process.communicate()
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
-
-
-async def until(
-    condition: Callable[[], Any], seconds: float = 5.0, why: Callable[[], object] = lambda: "it never came true"
-) -> None:
-    """Wait for a condition, plain or async; fails with ``why()``."""
-    deadline = time.monotonic() + seconds * PATIENCE
-    while True:
-        result = condition()
-        if asyncio.iscoroutine(result):
-            result = await result
-        if result:
-            return
-        assert time.monotonic() < deadline, why()
-        await asyncio.sleep(0.02)
-
-
-@contextlib.contextmanager
-def short_directory() -> Iterator[Path]:
-    """Unix socket paths must stay below 108 bytes."""
-    path = Path(tempfile.mkdtemp(prefix="dra", dir="/tmp"))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.asynccontextmanager

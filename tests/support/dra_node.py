@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from drabridge.ledger.store import Store
 from drabridge.sim.apiserver.server import SimApiServer
 from drabridge.sim.apiserver.status import ApiError
 from drabridge.wire import dra_v1_pb2, dra_v1_pb2_grpc
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import short_directory, until
 
 DRIVER = "dra.example.com"
 NODE = "node-a"
@@ -179,7 +178,7 @@ class DraNode:
         self._channel = grpc.aio.insecure_channel(f"unix://{service}", [("grpc.default_authority", "localhost")])
         self.stub = dra_v1_pb2_grpc.DRAPluginStub(self._channel)
         task = self._task = asyncio.create_task(self.driver.run())
-        await self.wait_for(lambda: self.driver.state.serving or task.done(), "the sockets")
+        await until(lambda: self.driver.state.serving or task.done(), why="the sockets")
         if task.done():
             self._failed = self.driver  # said here
             task.result()
@@ -302,30 +301,11 @@ class DraNode:
         """Writes of slices that the API server has seen, dry runs aside."""
         return sum(r.is_write and r.resource == "resourceslices" and "dryRun" not in r.query for r in self.api.requests)
 
-    @staticmethod
-    async def wait_for(condition: Callable[[], object], what: str, timeout: float = 5.0) -> None:
-        timeout *= PATIENCE
-        deadline = time.monotonic() + timeout
-        while not condition():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"waited {timeout} s for {what}")
-            await asyncio.sleep(0.005)
-
 
 def add_node(api: SimApiServer, name: str = NODE) -> str:
     """The Node object; returns its UID."""
     node = api.objects.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
     return str(node["metadata"]["uid"])
-
-
-@contextlib.contextmanager
-def short_directory() -> Any:
-    """Below /tmp: a socket's path has 107 bytes."""
-    root = Path(tempfile.mkdtemp(prefix="dra", dir="/tmp"))
-    try:
-        yield root
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
 
 
 @contextlib.asynccontextmanager

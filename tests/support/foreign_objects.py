@@ -12,8 +12,9 @@ import pytest
 from drabridge.sim.apiserver import http
 from drabridge.sim.cluster import ClusterNode
 from tests.support.agent_on_cluster import bridge, healthy, limits_pod, set_lanes
-from tests.support.agent_process import DRIVER, AgentProcess, until
+from tests.support.agent_process import DRIVER, AgentProcess
 from tests.support.strange_objects import Strange
+from tests.support.waiting import until
 
 FAT_POD = b",".join([b'{"name":"A"}'] * 85_000)  # variables of a container: 1.1 MB, below etcd's 1.5
 MANY_LIMITS = b",".join(b'"a.b/%d":"1"' % n for n in range(36_000))  # and as many requests, by default: 1.1 MB as well

@@ -85,7 +85,7 @@ class Watched:
         self.snapshots.append(snapshot)
         self._changed.set()
 
-    async def until(self, condition: Callable[[Snapshot], bool], timeout: float = 10.0) -> Snapshot:
+    async def snapshot_with(self, condition: Callable[[Snapshot], bool], timeout: float = 10.0) -> Snapshot:
         """The first current snapshot that fulfils ``condition``."""
         timeout *= PATIENCE
         try:
@@ -115,7 +115,7 @@ async def watching(configuration: Config, **more: Any) -> AsyncIterator[Watched]
     watched = Watched(inventory, facts)
     task = asyncio.create_task(inventory.run(watched.take))
     try:
-        await watched.until(lambda snapshot: snapshot.complete)
+        await watched.snapshot_with(lambda snapshot: snapshot.complete)
         yield watched
         assert not task.done() or task.result() is None
     finally:

@@ -6,12 +6,12 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support.waiting import HANG_SECONDS, PATIENCE
+from tests.support.waiting import HANG_SECONDS, until
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -38,12 +38,17 @@ class Kubelet:
         assert "error" not in answer, answer
         return answer["result"]
 
-    async def until(self, condition: Any) -> Any:
-        for _ in range(200 * PATIENCE):
-            if condition(status := await self.do("status")):
-                return status
-            await asyncio.sleep(0.02)
-        raise TimeoutError(str(status))
+    async def status_with(self, condition: Callable[[Any], object]) -> Any:
+        """The first status that fulfils a condition."""
+        status: Any = None
+
+        async def fulfilled() -> object:
+            nonlocal status
+            status = await self.do("status")
+            return condition(status)
+
+        await until(fulfilled, why=lambda: status)
+        return status
 
 
 @asynccontextmanager

@@ -10,7 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from drabridge.sim.kubelet.kubelet import SimKubelet
-from tests.support.agent_process import RESOURCE, AgentProcess, until
+from tests.support.agent_process import RESOURCE, AgentProcess
+from tests.support.waiting import until
 
 WAITS = "standby: waiting for another agent to end"
 

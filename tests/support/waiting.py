@@ -7,7 +7,48 @@ helper that waits multiplies its limit. What is measured is in tests/bench.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import inspect
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
 PATIENCE = 12
 
 HANG_SECONDS = 5.0 * PATIENCE
 """What ends a test that hangs, where nothing else says how long it may take."""
+
+
+async def until(
+    condition: Callable[[], Any], seconds: float = 5.0, why: str | Callable[[], object] = "it never came true"
+) -> Any:
+    """Wait for a condition, plain or async, and return its value; fail with ``why`` after ``seconds`` times PATIENCE.
+
+    A plain condition is looked at every 5 ms, an async one, which asks another process, every 20 ms.
+    """
+    deadline = time.monotonic() + seconds * PATIENCE
+    while True:
+        result = condition()
+        pause = 0.005
+        if inspect.isawaitable(result):
+            result = await result
+            pause = 0.02
+        if result:
+            return result
+        waited = f"waited {seconds * PATIENCE:g} s"
+        assert time.monotonic() < deadline, f"{waited} for {why}" if isinstance(why, str) else f"{waited}: {why()}"
+        await asyncio.sleep(pause)
+
+
+@contextlib.contextmanager
+def short_directory() -> Iterator[Path]:
+    """A new directory whose path is short: those of unix sockets stay below 108 bytes. It is removed afterwards."""
+    path = Path(tempfile.mkdtemp(prefix="dra", dir="/tmp"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)

@@ -14,9 +14,8 @@ import pytest
 import yaml
 
 from drabridge.sim.apiserver.server import SimApiServer
-from tests.support.agent_process import until
 from tests.support.api_client import MERGE, SLICES, Client, claim_body, slice_body
-from tests.support.waiting import HANG_SECONDS, PATIENCE
+from tests.support.waiting import HANG_SECONDS, PATIENCE, until
 
 NODES, PODS, CONFIGMAPS = "/api/v1/nodes", "/api/v1/namespaces/default/pods", "/api/v1/namespaces/default/configmaps"
 

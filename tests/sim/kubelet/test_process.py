@@ -26,7 +26,7 @@ async def test_a_killed_kubelet_has_a_successor_that_knows_its_pods() -> None:
             async with child(root) as first:
                 await plugin.serve()
                 await plugin.register()
-                await first.until(lambda s: s["resources"].get(GPU, {}).get("healthy") == ["d0", "d1"])
+                await first.status_with(lambda s: s["resources"].get(GPU, {}).get("healthy") == ["d0", "d1"])
                 assert (await first.do("run_pod", pod=MANIFEST))["phase"] == "Running"
                 held = (await first.do("status"))["resources"][GPU]["allocated"]
                 first.process.kill()
@@ -41,7 +41,7 @@ async def test_a_killed_kubelet_has_a_successor_that_knows_its_pods() -> None:
                 await plugin.stop()
                 await plugin.serve()
                 await plugin.register()
-                status = await second.until(lambda s: s["resources"].get(GPU, {}).get("healthy") == ["d0", "d1"])
+                status = await second.status_with(lambda s: s["resources"].get(GPU, {}).get("healthy") == ["d0", "d1"])
                 assert status["resources"][GPU]["allocated"] == held
                 assert [p["phase"] for p in status["pods"].values()] == ["Running"]
                 assert second.process.returncode is None

@@ -12,7 +12,7 @@ import pytest
 from drabridge.sim.apiserver.status import ApiError
 from drabridge.sim.scheduler import events
 from tests.sim.scheduler.world import World, device
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -25,17 +25,18 @@ async def world() -> World:
 
 @contextlib.asynccontextmanager
 async def looping(world: World) -> AsyncIterator[Callable[[Callable[[], object]], Any]]:
-    """The scheduler as a task; gives a function that waits for a condition."""
+    """The scheduler as a task; gives a function that waits for what it does."""
 
-    async def until(condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(3 * PATIENCE):
-            while not condition():
-                assert not task.done(), task.exception()
-                await asyncio.sleep(0.005)
+    async def scheduled(condition: Callable[[], object]) -> None:
+        def holds() -> object:
+            assert not task.done(), task.exception()
+            return condition()
+
+        await until(holds, 3)
 
     task = asyncio.create_task(world.scheduler.run())
     try:
-        yield until
+        yield scheduled
     finally:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -106,21 +107,21 @@ async def test_refused_claim_of_a_template_says_so_in_the_pods_events(world: Wor
 
 
 async def test_pod_waits_for_a_template_that_comes_later(world: World) -> None:
-    async with looping(world) as until:
+    async with looping(world) as scheduled:
         world.pod("p", template="late")
-        await until(lambda: "late" in world.why("p"))
+        await scheduled(lambda: "late" in world.why("p"))
         world.template("late", {"name": "r", "exactly": {"deviceClassName": "gpu"}})
-        await until(lambda: world.node_of("p"))
+        await scheduled(lambda: world.node_of("p"))
 
 
 async def test_loop_comes_to_rest(world: World) -> None:
     """No write may cause another for ever: when nothing changes, the revision stands still."""
-    async with looping(world) as until:
+    async with looping(world) as scheduled:
         world.claim("c", count=3)
         world.claim("d")
         world.pod("stuck", "c")
         world.pod("runs", "d")
-        await until(lambda: world.node_of("runs") and world.why("stuck"))
+        await scheduled(lambda: world.node_of("runs") and world.why("stuck"))
         await asyncio.sleep(1)
         revision = world.objects.store.revision
         await asyncio.sleep(0.2)
@@ -128,14 +129,14 @@ async def test_loop_comes_to_rest(world: World) -> None:
 
 
 async def test_freed_devices_go_to_who_waits(world: World) -> None:
-    async with looping(world) as until:
+    async with looping(world) as scheduled:
         for name in ("a", "b"):
             world.claim(name, count=2)
             world.pod(name, name)
-        await until(lambda: world.node_of("a"))
+        await scheduled(lambda: world.node_of("a"))
         assert world.node_of("b") == ""
         world.objects.delete("pods", "a", "default", grace_seconds=0)
-        await until(lambda: world.node_of("b"))
+        await scheduled(lambda: world.node_of("b"))
         assert world.devices("a") == []
 
 
@@ -161,12 +162,12 @@ async def test_toleration_for_some_seconds_delays_the_eviction() -> None:
     taint = {"key": "k.example.com/x", "effect": "NoExecute"}
     world.slice(device("d0", taints=[taint]))
     world.claim("c", tolerations=[{"operator": "Exists", "tolerationSeconds": 4}])
-    async with looping(world) as until:
+    async with looping(world) as scheduled:
         world.pod("p", "c", terminationGracePeriodSeconds=0)
-        await until(lambda: world.node_of("p"))
+        await scheduled(lambda: world.node_of("p"))
         await asyncio.sleep(0.3)
         assert world.objects.find("pods", "p", "default") is not None
-        await until(lambda: world.objects.find("pods", "p", "default") is None)
+        await scheduled(lambda: world.objects.find("pods", "p", "default") is None)
         assert [one["reason"] for one in world.objects.list("events")].count("DeviceTaintManagerEviction") == 1
 
 

@@ -26,8 +26,7 @@ from drabridge.kube.api import ConflictError, Kind, NotFoundError
 from drabridge.kube.client import KubernetesCluster
 from drabridge.system.paths import Paths
 from tests.cluster.bed import DRIVER as TESTS_DRIVER
-from tests.cluster.bed import MANAGER, NAMESPACE, NODES, PODS, apply_node
-from tests.cluster.bed import until as wait
+from tests.cluster.bed import MANAGER, NAMESPACE, NODES, PODS, apply_node, wait_for
 from tests.cluster.real_bed import DAEMON_SETS, RealBed
 from tests.soak.real.container import DEVICES, JOURNAL, MUTEX, Json
 from tests.soak.real.judge import KubeletRecord
@@ -262,7 +261,7 @@ async def real_node(environ: Mapping[str, str], log: Log) -> AsyncIterator[RealN
         await made.restore()  # what a run that was killed has left
         try:
             await made.install()
-            await wait(made, "the agent to be ready", made.ready)
+            await wait_for(made, "the agent to be ready", made.ready)
             yield made
         except BaseException:
             with contextlib.suppress(AssertionError, DrabridgeError):
