@@ -28,7 +28,7 @@ from tests.cluster.bed import (
     TEMPLATES,
     Bed,
     Json,
-    until,
+    wait_for,
 )
 from tests.cluster.beds import Beds
 from tests.cluster.real_bed import real
@@ -99,7 +99,7 @@ async def claim(bed: Bed, name: str) -> Json:
         one: Json = await bed.api.get(CLAIMS, name, namespace=NAMESPACE)
         return one if one["status"].get("devices") else None
 
-    found: Json = await until(bed, f"the driver's report in claim {name}", reported)
+    found: Json = await wait_for(bed, f"the driver's report in claim {name}", reported)
     metadata = {key: value for key, value in found["metadata"].items() if key not in GONE}
     if owners := metadata.pop("ownerReferences", []):
         metadata["name"] = "<generated>"
@@ -137,7 +137,7 @@ async def unschedulable(bed: Bed) -> None:
         async def told(name: str = name) -> bool:
             return bool((await pod(bed, name))["scheduled"])
 
-        await until(bed, f"the scheduler to say that {name} waits", told)
+        await wait_for(bed, f"the scheduler to say that {name} waits", told)
 
 
 async def rejected(bed: Bed) -> None:
@@ -149,12 +149,12 @@ async def rejected(bed: Bed) -> None:
     async def failed() -> bool:
         return await phase(bed, "rejected") == "Failed"
 
-    await until(bed, "kubelet to reject the pod", failed)
+    await wait_for(bed, "kubelet to reject the pod", failed)
 
     async def told() -> bool:
         return bool(await warnings(bed, "rejected"))
 
-    await until(bed, "kubelet's event about the pod", told)
+    await wait_for(bed, "kubelet's event about the pod", told)
 
 
 async def warnings(bed: Bed, name: str) -> list[tuple[str, str, str]]:

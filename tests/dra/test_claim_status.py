@@ -13,7 +13,6 @@ from drabridge.dra.claim_status import StatusWriter
 from drabridge.dra.records import ClaimRecords, RecordStore
 from drabridge.inventory.model import Presence, Snapshot
 from drabridge.system.io_thread import IoThread
-from tests.support.agent_process import until
 from tests.support.dra_node import DRIVER, DraNode, a_node, gpu
 from tests.support.waiting import until
 
@@ -55,7 +54,7 @@ async def test_a_record_that_cannot_be_read_ends_neither_the_writer_nor_the_driv
         record.mkdir()
 
         await node.change(gpu_1=(Presence.FAULTY, "too hot"))
-        await node.wait_for(lambda: "claim record left out" in caplog.text, "the warning")
+        await until(lambda: "claim record left out" in caplog.text, why="the warning")
 
         record.rmdir()
         record.write_bytes(text)
