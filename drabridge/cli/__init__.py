@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from drabridge import __version__
-from drabridge.cli.output import complaint
+from drabridge.cli.output import error_text
 from drabridge.errors import ConfigError, DrabridgeError
 
 OK, FAILED, USAGE = 0, 1, 2  # exit codes: fine; the thing asked failed; bad usage or configuration
@@ -87,10 +87,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = module.run(arguments)
         sys.stdout.flush()
     except ConfigError as error:
-        print(complaint(error), file=sys.stderr)
+        print(error_text(error), file=sys.stderr)
         return USAGE
     except DrabridgeError as error:
-        print(complaint(error), file=sys.stderr)
+        print(error_text(error), file=sys.stderr)
         return FAILED
     except BrokenPipeError:  # `drabridge devices | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

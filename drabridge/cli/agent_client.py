@@ -1,4 +1,4 @@
-"""Asking the running agent over its unix socket."""
+"""Ask the running agent over its control socket, a unix socket for root."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from drabridge.errors import ConfigError, HostError
+from drabridge.system.paths import KUBELET_ROOT
 
-PLUGINS = Path("/var/lib/kubelet/plugins")
-SECONDS = 10.0
+PLUGINS = KUBELET_ROOT / "plugins"
+ASK_SECONDS = 10.0
 
 
 def add_socket(parser: argparse.ArgumentParser) -> None:
-    """The option that every such command has."""
+    """Add the option ``--socket``, which every such command has."""
     parser.add_argument(
         "--socket", type=Path, metavar="FILE", help=f"the agent's control.sock; default: the only one below {PLUGINS}"
     )
@@ -35,7 +36,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 def find_socket(given: Path | None) -> Path:
-    """The socket to ask. Raises HostError when it is not clear which."""
+    """Return the socket to ask: the given one, or the only one of this node. Raises HostError for none or several."""
     if given is not None:
         return given
     try:
@@ -53,8 +54,11 @@ def find_socket(given: Path | None) -> Path:
     )
 
 
-def ask(path: Path, page: str, body: Any = None, *, seconds: float = SECONDS) -> Any:
-    """The JSON behind a page of the agent. Raises HostError with what to do, ConfigError for what cannot be meant."""
+def ask(path: Path, page: str, body: Any = None, *, seconds: float = ASK_SECONDS) -> Any:
+    """Ask one path of the agent (POST if there is a ``body``) and return its JSON.
+
+    Raises HostError if the agent does not answer or cannot do it, ConfigError if it says that the request is wrong.
+    """
     connection = _Connection(path, seconds)
     try:
         if body is None:

@@ -1,4 +1,4 @@
-"""``drabridge check-config``"""
+"""``drabridge check-config``: report every error of a configuration, or convert one of another format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import asdict
 
-from drabridge.cli.output import OUTPUTS, show
+from drabridge.cli.output import add_output, show
 from drabridge.config.advice import advice
 from drabridge.config.loader import load
 from drabridge.config.messages import ConfigErrors, Fault
@@ -18,10 +18,10 @@ FORMATS = ("drabridge", "generic-device-plugin")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="what to check")
     parser.add_argument("--from", dest="source", choices=FORMATS, default="drabridge", help="convert FILE from this")
     parser.add_argument("--json-schema", action="store_true", help="print the schema of the configuration, and no more")
-    parser.add_argument("-o", "--output", choices=OUTPUTS, default="table")
+    add_output(parser)
     parser.epilog = (
         "examples:\n"
         "  drabridge check-config config.yaml\n"
@@ -64,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _convert(files: list[Path]) -> int:
+    """Print each file's configuration in our format. Raises ConfigErrors for what cannot be converted."""
     from drabridge.config.import_generic_device_plugin import convert
 
     for path in files:

@@ -1,4 +1,4 @@
-"""``drabridge devices``"""
+"""``drabridge devices``: list the devices that the configuration makes of this machine."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import argparse
 import sys
 from typing import Any
 
-from drabridge.cli.hardware import add_config, chosen, configuration, look
-from drabridge.cli.output import OUTPUTS, show
+from drabridge.cli.hardware import add_config, enumerate_once, resources_named
+from drabridge.cli.output import add_output, show
+from drabridge.config.loader import load
 from drabridge.inventory.model import Device, Semver
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     parser.add_argument("--resource", metavar="NAME", help="only devices of this resource")
-    parser.add_argument("-o", "--output", choices=OUTPUTS, default="table")
+    add_output(parser)
     parser.epilog = (
         "Needs no running agent and no cluster: it looks at this machine.\n\n"
         "examples:\n"
@@ -24,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def row(device: Device) -> dict[str, Any]:
-    """A device as every output shows it."""
+    """Return a device as every output shows it."""
     return {
         "name": device.name,
         "id": device.id,
@@ -44,9 +45,9 @@ def row(device: Device) -> dict[str, Any]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    config = configuration(arguments)
-    resources = [resource.name for resource in chosen(config, arguments.resource)]
-    snapshot, inventory = look(config)
+    config = load(arguments.config)
+    resources = [resource.name for resource in resources_named(config, arguments.resource)]
+    snapshot, inventory = enumerate_once(config)
     rows = [row(device) for device in snapshot.devices if device.resource in resources]
     names = ", ".join(resources)
     show(

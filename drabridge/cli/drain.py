@@ -1,4 +1,4 @@
-"""``drabridge drain``"""
+"""``drabridge drain``: end what claims get from a node, or say which claims a whole cluster still has."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from drabridge.cli.agent_client import add_socket, ask, find_socket
-from drabridge.cli.hardware import add_config, configuration
-from drabridge.cli.output import OUTPUTS, cell, encoded, sentences, table, terminal_width
+from drabridge.cli.hardware import add_config
+from drabridge.cli.output import add_output, as_json_or_yaml, cell, table, terminal_width, wrapped
+from drabridge.config.loader import load
 from drabridge.config.names import DRIVER_MAX, is_dns_subdomain
 from drabridge.errors import ConfigError
 
@@ -49,7 +50,7 @@ exit status: 0 no claim holds a device, 1 one does or nobody can say,
 def configure(parser: argparse.ArgumentParser) -> None:
     add_socket(parser)
     add_config(parser)
-    parser.add_argument("-o", "--output", choices=OUTPUTS, default="table")
+    add_output(parser)
     parser.add_argument(
         "--wait",
         type=_seconds,
@@ -115,34 +116,34 @@ def _progress(document: Row) -> str:
 
 def _show(document: Row, output: str, screen: Any) -> None:
     if output in ("json", "yaml"):
-        print(encoded(document, output))
+        print(as_json_or_yaml(document, output))
     else:
         print("\n".join(screen(document, terminal_width(output))))
 
 
 def _undone(document: Row, width: int | None) -> Iterator[str]:
-    yield from sentences([f"{document['node']}: no longer drained; lanes are as they were wanted before"], width, "")
+    yield from wrapped([f"{document['node']}: no longer drained; lanes are as they were wanted before"], width, "")
 
 
 def _screen(document: Row, width: int | None) -> Iterator[str]:
     done = "drained: no claim has a device" if document["complete"] else "NOT DRAINED"
-    yield from sentences([f"{document['node']}  {document['driver']}  {done}"], width, "")
-    yield from sentences([_progress(document)], width, "  ")
+    yield from wrapped([f"{document['node']}  {document['driver']}  {done}"], width, "")
+    yield from wrapped([_progress(document)], width, "  ")
     if document["claims"]:
         yield ""
         yield table([{**row, "claim": _name(row)} for row in document["claims"]], _COLUMNS, width)
-    yield from sentences(document["because"], width, "  ! ")
+    yield from wrapped(document["because"], width, "  ! ")
     if any(row["phase"] != "unprepared" for row in document["claims"]):
         advice = "only this driver ends these claims: delete their pods first, or they stay Terminating without it"
-        yield from sentences([advice], width, "  - ")
+        yield from wrapped([advice], width, "  - ")
     if document["pods"]:
         names = ", ".join(f"{_pod(one)} ({one['device']})" for one in document["pods"])
         keep = "they run on, and need their CDI files until they end" if document["files"] else "they run on"
-        yield from sentences([f"pods with limits: {names}: {keep}"], width, "  - ")
+        yield from wrapped([f"pods with limits: {names}: {keep}"], width, "  - ")
     if document.get("removed"):
-        yield from sentences([f"removed: {', '.join(document['removed'])}"], width, "  - ")
+        yield from wrapped([f"removed: {', '.join(document['removed'])}"], width, "  - ")
     if document["files"]:
-        yield from sentences([f"CDI files that stay: {', '.join(document['files'])}"], width, "  - ")
+        yield from wrapped([f"CDI files that stay: {', '.join(document['files'])}"], width, "  - ")
 
 
 def _pod(row: Row) -> str:
@@ -160,7 +161,7 @@ def _cluster(arguments: argparse.Namespace) -> int:
     from drabridge.kube.allocated_claims import usage
     from drabridge.kube.client import KubernetesCluster
 
-    driver = arguments.driver or configuration(arguments).driver
+    driver = arguments.driver or load(arguments.config).driver
     if not is_dns_subdomain(driver, DRIVER_MAX):  # nobody would have a claim with it, and an uninstall would go on
         raise ConfigError(f"--driver: found {driver!r}, expected a domain name", hint="For example gpu.example.com")
     kubeconfig = arguments.kubeconfig
@@ -195,7 +196,7 @@ def _cluster_screen(document: Row, width: int | None) -> Iterator[str]:
     driver, claims = document["driver"], document["claims"]
     if claims:
         count = f"{len(claims)} claim{'s have' if len(claims) > 1 else ' has'} devices of {driver}"
-        yield from sentences([f"NOT DRAINED: {count}"], width, "")
+        yield from wrapped([f"NOT DRAINED: {count}"], width, "")
         yield ""
         yield table([{**row, "claim": _name(row), "node": row["nodes"]} for row in claims], _CLUSTER_COLUMNS, width)
         yield ""
@@ -203,11 +204,11 @@ def _cluster_screen(document: Row, width: int | None) -> Iterator[str]:
             f"Only {driver} can end these claims. Without it their pods stay Terminating for ever, and so do their "
             "namespaces. Delete the pods, wait until their claims are released, then uninstall"
         )
-        yield from sentences([advice], width, "  ! ")
+        yield from wrapped([advice], width, "  ! ")
     else:
-        yield from sentences([f"drained: no claim has a device of {driver}"], width, "")
+        yield from wrapped([f"drained: no claim has a device of {driver}"], width, "")
     if document["offered"]:
         names = ", ".join(f"{node} ({count})" for node, count in document["offered"].items())
-        yield from sentences(
+        yield from wrapped(
             [f"devices that a claim may get at any moment: {names}. drabridge drain on a node ends that"], width, "  - "
         )

@@ -1,4 +1,4 @@
-"""What commands without an agent need: the configuration, one look at this machine."""
+"""Read the configuration and this machine's devices, for commands that need no running agent."""
 
 from __future__ import annotations
 
@@ -6,29 +6,24 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from drabridge.config.loader import load
 from drabridge.config.schema import Config, Resource
 from drabridge.errors import ConfigError, HostError
 from drabridge.inventory.inventory import Inventory
 from drabridge.inventory.model import Snapshot
 
 DEFAULT_CONFIG = Path("/etc/drabridge/config.yaml")
-LOOK_SECONDS = 20.0
+ENUMERATE_SECONDS = 20.0
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
-    """The option that every such command has."""
+    """Add the option ``--config``, which every such command has."""
     parser.add_argument(
         "--config", "-c", type=Path, default=DEFAULT_CONFIG, metavar="FILE", help=f"default: {DEFAULT_CONFIG}"
     )
 
 
-def configuration(arguments: argparse.Namespace) -> Config:
-    return load(arguments.config)
-
-
-def chosen(config: Config, name: str | None) -> tuple[Resource, ...]:
-    """The resources of ``--resource``: all without it. Raises ConfigError for a name that there is not."""
+def resources_named(config: Config, name: str | None) -> tuple[Resource, ...]:
+    """Return the resource of this name, or all without a name. Raises ConfigError for an unknown name."""
     found = tuple(resource for resource in config.resources if name in (None, resource.name))
     if not found and name is not None:
         known = ", ".join(resource.name for resource in config.resources) or "none"
@@ -36,8 +31,11 @@ def chosen(config: Config, name: str | None) -> tuple[Resource, ...]:
     return found
 
 
-def look(config: Config) -> tuple[Snapshot, Inventory]:
-    """Enumerate once, as the agent does at its start."""
+def enumerate_once(config: Config) -> tuple[Snapshot, Inventory]:
+    """Enumerate this machine's devices as the agent does at its start; returns them and the inventory that did it.
+
+    Raises HostError if udev does not answer within ENUMERATE_SECONDS.
+    """
 
     async def first() -> tuple[Snapshot, Inventory]:
         inventory = Inventory(config)
@@ -45,10 +43,10 @@ def look(config: Config) -> tuple[Snapshot, Inventory]:
         task = asyncio.create_task(inventory.run(lambda snapshot: complete.set() if snapshot.complete else None))
         task.add_done_callback(lambda _: complete.set())
         try:
-            async with asyncio.timeout(LOOK_SECONDS):
+            async with asyncio.timeout(ENUMERATE_SECONDS):
                 await complete.wait()
         except TimeoutError:
-            raise HostError(f"udev did not list this machine's devices within {LOOK_SECONDS:g} s") from None
+            raise HostError(f"udev did not list this machine's devices within {ENUMERATE_SECONDS:g} s") from None
         finally:
             task.cancel()
             outcome = (await asyncio.gather(task, return_exceptions=True))[0]

@@ -1,4 +1,4 @@
-"""``drabridge lanes``"""
+"""``drabridge lanes``: show, set or reset the share of each API, or release a device by hand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from drabridge.cli.agent_client import add_socket, ask, find_socket
-from drabridge.cli.output import OUTPUTS, sentences, show, terminal_width
+from drabridge.cli.output import add_output, show, terminal_width, wrapped
 from drabridge.cli.status import moves, of_resource, remarks
 from drabridge.errors import ConfigError
 from drabridge.status.wording import seconds_of
@@ -14,7 +14,7 @@ from drabridge.status.wording import seconds_of
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_socket(parser)
-    parser.add_argument("-o", "--output", choices=OUTPUTS, default="table")
+    add_output(parser)
     parser.add_argument("action", nargs="?", choices=("show", "set", "reset", "release"), default="show")
     parser.add_argument("resource", nargs="?", metavar="RESOURCE", help="for release: a device")
     parser.add_argument("shares", nargs="*", metavar="LANE=SHARE", help="legacy=6, dra=2, dra=50%%, legacy='*'")
@@ -40,10 +40,10 @@ def run(arguments: argparse.Namespace) -> int:
         answer = ask(path, "/release", {"device": arguments.resource})
         show([answer], arguments.output, columns=("device", "was", "owner", "lane"))
         if arguments.output in ("table", "wide") and answer["because"]:
-            print(*sentences([answer["because"]], terminal_width(arguments.output), "  - "), sep="\n")
+            print(*wrapped([answer["because"]], terminal_width(arguments.output), "  - "), sep="\n")
         return 0
     if arguments.action != "show":
-        answer = ask(path, "/lanes", _wish(arguments))
+        answer = ask(path, "/lanes", _request(arguments))
         show([answer], arguments.output, columns=("resource", "legacy", "dra", "source"))
         return 0
     document = ask(path, "/status")
@@ -67,21 +67,22 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _wish(arguments: argparse.Namespace) -> dict[str, Any]:
+def _request(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what the agent is asked for ``set`` or ``reset``. Raises ConfigError for arguments that mean nothing."""
     if arguments.resource is None:
         raise ConfigError(f"drabridge lanes {arguments.action} needs a RESOURCE", hint="drabridge lanes lists them")
     if arguments.action == "reset":
         if arguments.shares:
             raise ConfigError("drabridge lanes reset takes no shares", hint="drabridge lanes set does")
         return {"resource": arguments.resource, "reset": True}
-    wish: dict[str, Any] = {"resource": arguments.resource}
+    request: dict[str, Any] = {"resource": arguments.resource}
     for share in arguments.shares:
         lane, equals, value = share.partition("=")
         if not equals or lane not in ("legacy", "dra"):
             raise ConfigError(f"{share!r} is not LANE=SHARE", hint="For example legacy=6 or dra=50%")
-        if lane in wish:
+        if lane in request:
             raise ConfigError(f"{lane} was given twice")
-        wish[lane] = int(value) if value.isdecimal() else value
-    if len(wish) == 1:
+        request[lane] = int(value) if value.isdecimal() else value
+    if len(request) == 1:
         raise ConfigError("no share was given", hint="For example: drabridge lanes set nvidia.com/gpu legacy=2 dra=6")
-    return wish
+    return request

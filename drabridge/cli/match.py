@@ -1,4 +1,4 @@
-"""``drabridge match``"""
+"""``drabridge match``: say which udev devices match a configuration's rules, and why."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
-from drabridge.cli.hardware import add_config, chosen, configuration
-from drabridge.cli.output import OUTPUTS, show
+from drabridge.cli.hardware import add_config, resources_named
+from drabridge.cli.output import add_output, show
+from drabridge.config.loader import load
 from drabridge.config.schema import Config
 from drabridge.errors import HostError
 from drabridge.inventory.match import explain
@@ -22,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--explain", action="store_true", help="say for every rule why it holds or not")
     parser.add_argument("--all", action="store_true", help="also devices that do not match")
     parser.add_argument("device", nargs="*", metavar="DEVICE", help="only these: /dev/... or /sys/devices/...")
-    parser.add_argument("-o", "--output", choices=OUTPUTS, default="table")
+    add_output(parser)
     parser.epilog = (
         "examples:\n"
         "  drabridge match -c radios.yaml                           # what matches\n"
@@ -42,8 +43,8 @@ def _records(arguments: argparse.Namespace, config: Config) -> Iterator[UdevDevi
 
 
 def run(arguments: argparse.Namespace) -> int:
-    config = configuration(arguments)
-    resources = chosen(config, arguments.resource)
+    config = load(arguments.config)
+    resources = resources_named(config, arguments.resource)
     rows: list[dict[str, Any]] = []
     shown = bool(arguments.device) or arguments.all
     for record in _records(arguments, config):

@@ -1,7 +1,8 @@
-"""How commands print: tables that fit the terminal, the same wide, JSON, YAML."""
+"""Print what commands show: tables that fit the terminal, wide tables, JSON or YAML."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import sys
@@ -14,8 +15,13 @@ from podresources.table import render
 OUTPUTS = ("table", "wide", "json", "yaml")
 
 
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Add the option ``--output``, which every command that shows something has."""
+    parser.add_argument("-o", "--output", choices=OUTPUTS, default=OUTPUTS[0], help="how to print; default: table")
+
+
 def cell(value: Any) -> str:
-    """One value as a person reads it: lists joined, nothing as a dash, no control characters."""
+    """Return one value as a person reads it: lists joined, nothing as a dash, no control characters."""
     if value is None or value == "" or value == [] or value == ():
         text = "-"
     elif isinstance(value, bool):
@@ -28,18 +34,18 @@ def cell(value: Any) -> str:
 
 
 def terminal_width(output: str) -> int | None:
-    """What lines must fit into; None where they may be as long as they like."""
+    """Return how many characters a line may have; None where it may have any number (a pipe, wide output)."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() and output == "table" else None
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], width: int | None = None) -> str:
-    """Render rows under upper-case headings. ``width``: cut the longest columns until a line fits; None: never cut."""
+    """Render rows under upper-case headings. ``width``: the longest columns are cut until a line fits; None: never."""
     header = [column.upper().replace("_", " ") for column in columns]
     return render(header, [[cell(row.get(column)) for column in columns] for row in rows], width, drop_empty=False)
 
 
-def sentences(texts: Iterable[str], width: int | None, first: str) -> list[str]:
-    """Each after ``first``, wrapped between words: a path or a name stays whole, to be copied."""
+def wrapped(texts: Iterable[str], width: int | None, first: str) -> list[str]:
+    """Put ``first`` before each text and wrap between words: a path or a name stays whole, so that it can be copied."""
     if width is None:
         return [first + cell(text) for text in texts]
     wrapper = textwrap.TextWrapper(
@@ -48,8 +54,8 @@ def sentences(texts: Iterable[str], width: int | None, first: str) -> list[str]:
     return [line for text in texts for line in wrapper.wrap(cell(text))]
 
 
-def encoded(document: Any, output: str) -> str:
-    """A document as JSON or YAML."""
+def as_json_or_yaml(document: Any, output: str) -> str:
+    """Return a document as text in the format ``output``: ``json``, else YAML."""
     if output == "json":
         return json.dumps(document, indent=2)
     import yaml
@@ -57,10 +63,10 @@ def encoded(document: Any, output: str) -> str:
     return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True)).rstrip()
 
 
-def complaint(error: Exception) -> str:
-    """What a command says of its failure, wrapped where a person reads it; each line of several is one fault."""
+def error_text(error: Exception) -> str:
+    """Return what a command says of its failure, wrapped on a terminal. Each line of the error is one fault."""
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
-    return "\n".join(sentences((line for line in f"drabridge: {error}".splitlines() if line), width, ""))
+    return "\n".join(wrapped((line for line in f"drabridge: {error}".splitlines() if line), width, ""))
 
 
 def show(
@@ -71,10 +77,10 @@ def show(
     wide: Sequence[str] = (),
     empty: str = "nothing to show",
 ) -> None:
-    """Print rows in one of ``OUTPUTS``. JSON and YAML carry every key of a row, tables the named columns."""
+    """Print rows in one of ``OUTPUTS``. JSON and YAML have every key of a row, tables the named columns."""
     rows = list(rows)
     if output in ("json", "yaml"):
-        print(encoded(json.loads(json.dumps(rows, default=str)), output))
+        print(as_json_or_yaml(json.loads(json.dumps(rows, default=str)), output))
     elif not rows:
         print(empty, file=sys.stderr)
     else:

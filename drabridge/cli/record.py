@@ -1,4 +1,4 @@
-"""``drabridge record``"""
+"""``drabridge record``: write an umockdev dump of devices, for a bug report."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from drabridge.cli.hardware import add_config, configuration
+from drabridge.cli.hardware import add_config
+from drabridge.config.loader import load
 from drabridge.errors import HostError
 from drabridge.inventory.dump import dump
 from drabridge.inventory.match import matches
@@ -37,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise HostError(f"udev knows no device {', '.join(missing)}")
         chosen = [record for record in records if record is not None]
     else:
-        config = configuration(arguments)
+        config = load(arguments.config)
         udev = Udev(scope_of(config))
         everything = udev.enumerate().values()
         chosen = [record for record in everything if any(matches(record, r.match) for r in config.resources)]

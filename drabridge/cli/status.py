@@ -1,4 +1,4 @@
-"""``drabridge status``: what an on-call person needs at three in the morning, on one screen."""
+"""``drabridge status``: show on one screen who holds which device, and what is wrong."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from drabridge.cli.agent_client import add_socket, ask, find_socket
-from drabridge.cli.output import complaint, encoded, sentences, table, terminal_width
+from drabridge.cli.output import add_output, as_json_or_yaml, error_text, table, terminal_width, wrapped
 from drabridge.errors import ConfigError, DrabridgeError
 from drabridge.status.wording import (
     HOLDERS_MAX,
@@ -34,8 +34,16 @@ WIDE = ("resource", "id", "presence", "numa", "pci", "nodes")
 def configure(parser: argparse.ArgumentParser) -> None:
     add_socket(parser)
     parser.add_argument("--resource", metavar="NAME", help="only this resource")
-    parser.add_argument("--watch", "-w", nargs="?", type=float, const=2.0, metavar="SECONDS", help="again and again")
-    parser.add_argument("-o", "--output", choices=("table", "wide", "json", "yaml"), default="table")
+    parser.add_argument(
+        "--watch",
+        "-w",
+        nargs="?",
+        type=float,
+        const=2.0,
+        metavar="SECONDS",
+        help="show it again every so many seconds; default: 2",
+    )
+    add_output(parser)
     parser.epilog = (
         "Exit status 1 when the agent is not ready or a device is in doubt, so a script can ask too.\n\n"
         "examples:\n"
@@ -56,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         except DrabridgeError as error:
             if not asked:
                 raise
-            text, stream = complaint(error), sys.stderr  # an agent that restarts is what somebody watches for
+            text, stream = error_text(error), sys.stderr  # an agent that restarts is what somebody watches for
         asked = True
         if arguments.watch is None:
             print(text)
@@ -68,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def of_resource(document: Row, name: str | None) -> tuple[list[Row], list[Row]]:
-    """(resources, devices) of the one that was asked for; all without a name. Raises ConfigError for an unknown one."""
+    """Return (resources, devices) of the resource of this name, or all without a name. Raises ConfigError."""
     resources = [row for row in document["resources"] if name in (None, row["name"])]
     if not resources and name is not None:
         known = ", ".join(row["name"] for row in document["resources"]) or "none"
@@ -77,25 +85,25 @@ def of_resource(document: Row, name: str | None) -> tuple[list[Row], list[Row]]:
 
 
 def moves(devices: Sequence[Row], now: float, width: int | None) -> list[str]:
-    """What still moves, whom it waits for and why: lines without the heading's empty line; none when nothing does."""
+    """Return lines about each move: its target, whom it waits for, and why. Empty when no device moves."""
     found = [f"{row['name']} to {row['move']['to']}: {moving(row, now)}" for row in devices if row["move"]]
-    return ["", "moves", *sentences(found, width, "  ")] if found else []
+    return ["", "moves", *wrapped(found, width, "  ")] if found else []
 
 
 def remarks(document: Row, width: int | None) -> Iterator[str]:
-    """What the tables do not say: why it is not ready, what is in doubt, what is asked for and not to be had."""
-    yield from sentences(document["notReadyBecause"], width, "  ! ")
+    """Yield lines that the tables do not have: why it is not ready, what is in doubt, and the notes."""
+    yield from wrapped(document["notReadyBecause"], width, "  ! ")
     doubtful = doubts(document)
-    yield from sentences((f"{owner}: {words}" for owner, words in doubtful[:DOUBTS_MAX]), width, "  ! ")
+    yield from wrapped((f"{owner}: {words}" for owner, words in doubtful[:DOUBTS_MAX]), width, "  ! ")
     if len(doubtful) > DOUBTS_MAX:
         yield f"  ! and {len(doubtful) - DOUBTS_MAX} devices more in doubt"
-    yield from sentences(document["notes"], width, "  - ")
+    yield from wrapped(document["notes"], width, "  - ")
 
 
 def _text(document: Row, arguments: argparse.Namespace) -> str:
     of_resource(document, arguments.resource)
     if arguments.output in ("json", "yaml"):
-        return encoded(document, arguments.output)
+        return as_json_or_yaml(document, arguments.output)
     wide, width = arguments.output == "wide", terminal_width(arguments.output)
     return "\n".join(render(document, arguments.resource, wide=wide, width=width))
 
@@ -103,7 +111,7 @@ def _text(document: Row, arguments: argparse.Namespace) -> str:
 def render(
     document: Row, resource: str | None = None, *, wide: bool = False, width: int | None = None
 ) -> Iterator[str]:
-    """The screen, line by line: is it well, what is there, who has it, what was refused."""
+    """Yield the screen's lines: is it well, what is there, who has it, what was refused."""
     resources, devices = of_resource(document, resource)
     now = seconds_of(document["at"])
     well, words = verdict(document)
@@ -111,7 +119,7 @@ def render(
     head = f"{document['node']}  {document['driver']}  drabridge {document['version']}  up {up}"
     ends = words if well else words.upper()
     whole = f"{head}  {ends}"
-    yield from [whole] if width is None or len(whole) <= width else [*sentences([head], width, ""), f"  {ends}"]
+    yield from [whole] if width is None or len(whole) <= width else [*wrapped([head], width, ""), f"  {ends}"]
     yield from remarks(document, width)
     if resources:
         rows = [_resource(row) for row in resources]
@@ -128,7 +136,7 @@ def render(
             f"{age(now, seconds_of(one['at']))} ago  {one['api']}  {one['device']}  {one['reason']}  {one['message']}"
             for one in refusals
         )
-        yield from sentences(said, width, "  ")
+        yield from wrapped(said, width, "  ")
 
 
 def _resource(row: Row) -> dict[str, Any]:
@@ -148,7 +156,7 @@ def _resource(row: Row) -> dict[str, Any]:
 
 
 def _devices(rows: Sequence[Row], columns: Sequence[str], width: int | None) -> Iterator[str]:
-    """A table. Where that is too wide, holders and reasons get lines of their own: a name that is cut is no use."""
+    """Yield a table. If it is too wide, holders and reasons get lines of their own: a name that is cut is no use."""
     whole = table(rows, columns).splitlines()
     if width is None or max(map(len, whole)) <= width:
         yield from whole
@@ -158,7 +166,7 @@ def _devices(rows: Sequence[Row], columns: Sequence[str], width: int | None) -> 
     for row, line in zip(rows, lines, strict=True):
         yield line
         who = f"held by {' and '.join(row['holder'])}: " if row["holder"] else ""
-        yield from sentences([f"{who}{row['evidence']}"] if who or row["reason"] else [], width, "    ")
+        yield from wrapped([f"{who}{row['evidence']}"] if who or row["reason"] else [], width, "    ")
 
 
 def _device(row: Row, now: float, wide: bool) -> dict[str, Any]:

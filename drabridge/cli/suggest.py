@@ -1,4 +1,4 @@
-"""``drabridge suggest``"""
+"""``drabridge suggest``: print a resource entry that matches a device of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``drabridge version``"""
+"""``drabridge version``: print the versions of drabridge and of what it stands on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 
 from drabridge import __version__
-from drabridge.cli.output import OUTPUTS, show
+from drabridge.cli.output import add_output, show
 
 PACKAGES = (
     "grpcio",
@@ -23,7 +23,7 @@ PACKAGES = (
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", "--output", choices=OUTPUTS, default="table")
+    add_output(parser)
     parser.epilog = "example: drabridge version -o json"
 
 

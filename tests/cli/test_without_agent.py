@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from drabridge.cli import main
-from drabridge.cli.output import complaint
+from drabridge.cli.output import error_text
 from drabridge.config import load
 from drabridge.errors import HostError
 
@@ -141,8 +141,8 @@ def test_an_error_fits_the_terminal_and_its_names_stay_whole(monkeypatch: pytest
     path = f"/var/lib/kubelet/{'x' * 90}/control.sock"
     faults = HostError(f"{'the ledger cannot be written ' * 5}\nin {path}")
     monkeypatch.setenv("COLUMNS", "80")
-    assert len(complaint(faults).splitlines()) == 2  # a file may be as wide as it likes
+    assert len(error_text(faults).splitlines()) == 2  # a file may be as wide as it likes
     monkeypatch.setattr("sys.stderr", Terminal())
-    said = complaint(faults).splitlines()
+    said = error_text(faults).splitlines()
     assert [len(line) > 80 for line in said] == [path in line for line in said]
     assert " ".join(" ".join(said).split()) == " ".join(f"drabridge: {faults}".split())
