@@ -132,7 +132,7 @@ class Drain:
                 row = found[allocation.claim.uid] = _claim(allocation.claim, ALLOCATED)
                 row["devices"] += [use.device for use in allocation.uses]
         if found:
-            users = await self._runtime.witness.claim_users() or {}
+            users = await self._runtime.kubelet_evidence.claim_users() or {}
             for row in found.values():
                 row["pods"] = list(users.get((row["namespace"], row["name"]), ()))
         return sorted(found.values(), key=lambda row: (row["namespace"], row["name"], row["uid"]))

@@ -172,15 +172,15 @@ class Pages:
     def document(self) -> Document:
         runtime = self._runtime
         notes = [f"configuration on disk is refused: {fault}" for fault in runtime.config_error.splitlines()]
-        if runtime.witness.error:
-            notes.append(f"kubelet does not tell who holds devices: {runtime.witness.error}")
-        if runtime.others.error:
-            notes.append(f"open device nodes cannot be looked for: {runtime.others.error}")
+        if runtime.kubelet_evidence.error:
+            notes.append(f"kubelet does not tell who holds devices: {runtime.kubelet_evidence.error}")
+        if runtime.other_evidence.error:
+            notes.append(f"open device nodes cannot be looked for: {runtime.other_evidence.error}")
         if (loaded := runtime.ledger_service.loaded).message:
             notes.append(f"ledger at the last start: {loaded.message}")
             if loaded.hint and self._quarantined():
                 notes.append(loaded.hint)
-        notes += [*runtime.others.notes(), *self._wishes.notes()]
+        notes += [*runtime.other_evidence.notes(), *self._wishes.notes()]
         notes += [
             f"a standby waits to take over when this agent ends: {name}" for name in standbys(runtime.paths.state)
         ]

@@ -186,8 +186,10 @@ class Agent:
             watcher=self._standby.watcher if self._standby is not None else None,
             now=self._now,
         )
-        witness = KubeletEvidence(client, paths.device_plugins, legacy.resend, self._now, legacy.quiet, config.driver)
-        others = OtherEvidence(
+        kubelet_evidence = KubeletEvidence(
+            client, paths.device_plugins, legacy.resend, self._now, legacy.quiet, config.driver
+        )
+        other_evidence = OtherEvidence(
             lambda: ledger_service.ledger, lambda: runtime.devices, lambda: probed(inventory.configs())
         )
         runtime = Runtime(
@@ -201,9 +203,9 @@ class Agent:
             cluster=(self._standby and self._standby.cluster) or connect(self._options, config),
             legacy=legacy,
             podresources=client,
-            witness=witness,
-            evidence=EvidenceLoop(ledger_service, witness, enrich=others.enrich),
-            others=others,
+            kubelet_evidence=kubelet_evidence,
+            evidence=EvidenceLoop(ledger_service, kubelet_evidence, enrich=other_evidence.enrich),
+            other_evidence=other_evidence,
             guard=self._guard,
             metrics=metrics,
             sinks=sinks,
@@ -327,7 +329,7 @@ class Agent:
     def _join_cluster(self) -> None:
         """Follow what the API server says of this node. Also when a reload is the first to allow it."""
         cluster, node = self._runtime.cluster, self._options.node_name
-        if cluster is None or self._runtime.others.pods is not None:
+        if cluster is None or self._runtime.other_evidence.pods is not None:
             return
         self._announcer.cluster = cluster
         watches = self._standby.take_watches() if self._standby is not None else None
@@ -335,8 +337,8 @@ class Agent:
         watches.pods.slack = lambda: self._runtime.ledger_service.policy.absent_seconds
         watches.begin()
         watches.tell(self._runtime.evidence.hurry, self._wishes.annotate, self._resources)
-        self._runtime.others.pods = watches.pods
-        self._runtime.others.claims = self._claims.allocated
+        self._runtime.other_evidence.pods = watches.pods
+        self._runtime.other_evidence.claims = self._claims.allocated
         self._watches = watches.tasks
         self._tasks += self._watches
 
@@ -355,7 +357,7 @@ class Agent:
             self._tasks.remove(task)
         await asyncio.gather(*watches, return_exceptions=True)
         self._runtime.cluster = self._announcer.cluster = None
-        self._runtime.others.pods = self._runtime.others.claims = None
+        self._runtime.other_evidence.pods = self._runtime.other_evidence.claims = None
         self._wishes.forget_annotation()
 
     def _spawn(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:

@@ -77,7 +77,7 @@ class Housekeeping:
 
     async def _end_lingering(self) -> None:
         """Claims that were unprepared a grace period ago, or whose pods were seen to end after that."""
-        runtime, pods, now = self._runtime, self._runtime.others.pods, self._runtime.now()
+        runtime, pods, now = self._runtime, self._runtime.other_evidence.pods, self._runtime.now()
         holds = [
             held for entry in runtime.ledger_service.ledger.entries.values() for held in entry.claims if held.lingers
         ]

@@ -28,7 +28,7 @@ async def resolve(runtime: Runtime, claims: ClaimSide, body: bytes) -> dict[str,
     Returns the device as it is afterwards.
     """
     entry = _entry(runtime, body)
-    await runtime.evidence.look()
+    await runtime.evidence.run_once()
     before = runtime.ledger_service.ledger.entries.get(entry.name, entry)
     if before.owner is Owner.LEGACY:
         raise RefusedError(
@@ -101,15 +101,15 @@ async def _has_ended(runtime: Runtime, claims: ClaimSide, entry: Entry, held: Cl
     now = runtime.ledger_service.ledger.entries[entry.name].claim(claim.uid)
     if now is None or now.api_allocated:
         return False
-    users = await runtime.witness.users(claim, entry.name)
+    users = await runtime.kubelet_evidence.users(claim, entry.name)
     if users is None:
         raise RefusedError(
             f"{entry.name} is prepared for claim {claim}, and kubelet could not be asked who uses it: "
-            f"{runtime.witness.error}",
+            f"{runtime.kubelet_evidence.error}",
             hint="try again when it answers",
         )
     # In a conflict it may be the pod that has it open: then its hold stays until it is closed.
-    opened = await runtime.others.in_use({entry.name}) if entry.hold is None else {}
+    opened = await runtime.other_evidence.in_use({entry.name}) if entry.hold is None else {}
     if users or opened:
         who = ", ".join([*(f"pod {user}" for user in users), *opened.values()])
         raise RefusedError(f"claim {claim} is gone, but {entry.name} is still used by {who}", hint="stop it first")

@@ -62,9 +62,9 @@ class Runtime(Struct):
     files: LegacyCdiFiles
     legacy: LegacyManager
     podresources: Client
-    witness: KubeletEvidence
+    kubelet_evidence: KubeletEvidence
     evidence: EvidenceLoop
-    others: OtherEvidence
+    other_evidence: OtherEvidence
     guard: Guard
     metrics: Metrics
     sinks: Sinks

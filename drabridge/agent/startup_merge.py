@@ -53,7 +53,7 @@ async def merge(runtime: Runtime, *, rebooted: bool) -> bool:
     node = ledger_service.ledger.node
     # Where not all is on record kubelet alone may know of a claim, or that it ended: waited for while it is there.
     listed = await _listed(runtime, FIRST_LIST_SECONDS if node.whole else LIST_SECONDS)
-    checkpoint = runtime.witness.checkpoint()
+    checkpoint = runtime.kubelet_evidence.read_checkpoint()
     if not node.ever_merged and not node.lost:
         doubt = _of_files(runtime)
         if not doubt and checkpoint is None and checkpoint_file.exists(directory):
@@ -166,7 +166,7 @@ def _clear(cdi: CdiStore, claims: Iterable[ClaimDevices]) -> None:
 async def _listed(runtime: Runtime, seconds: float) -> KubeletList | None:
     try:
         async with asyncio.timeout(seconds):  # wait_for of Python 3.11 may swallow a cancellation
-            return await runtime.witness.listed()
+            return await runtime.kubelet_evidence.list_pods()
     except TimeoutError:
         return None
 

@@ -102,7 +102,7 @@ class Rivals:
         """Not twice for the same pods: the operator may have said since that they have none of the devices."""
         try:
             async with asyncio.timeout(ASK_SECONDS):
-                shown = await self._runtime.witness.shown()
+                shown = await self._runtime.kubelet_evidence.shown()
         except TimeoutError:
             return
         ledger_service = self._runtime.ledger_service

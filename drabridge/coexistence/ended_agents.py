@@ -56,22 +56,22 @@ class LeftBehind:
 
     async def _without_holder(self, driver: str, pieces: Collection[Piece]) -> set[Piece]:
         """Those that nobody is seen to have; none where anybody who could know more cannot be asked."""
-        ledger, witness = self._runtime.ledger_service.ledger, self._runtime.witness
+        ledger, kubelet = self._runtime.ledger_service.ledger, self._runtime.kubelet_evidence
         if not ledger.node.merged or self._runtime.now() < ledger.node.releases_suspended_until:
             return set()
-        if not (free := self._unclaimed(pieces, await witness.look(ledger))):
+        if not (free := self._unclaimed(pieces, await kubelet.gather(ledger))):
             return set()  # as it is for as long as its pods run: kubelet is not asked for more
-        observed = await witness.look(ledger, thoroughly=True)
+        observed = await kubelet.gather(ledger, thoroughly=True)
         if observed.checkpoint is None or not observed.checkpoint.barrier:
             return set()
-        shown, allocated = await witness.claimed_of(driver), await self._claims.of_driver(driver)
+        shown, allocated = await kubelet.devices_claimed_from(driver), await self._claims.of_driver(driver)
         if shown is None or allocated is None:
             return set()
         return {piece for piece in self._unclaimed(free, observed) if piece.name not in shown | allocated}
 
     def _unclaimed(self, pieces: Collection[Piece], observed: Observed) -> set[Piece]:
         """Those that no pod has by its limits, or may have."""
-        ledger, pods = self._runtime.ledger_service.ledger, self._runtime.others.pods
+        ledger, pods = self._runtime.ledger_service.ledger, self._runtime.other_evidence.pods
         unaccounted = None if pods is None else pods.unaccounted(ledger, observed)
         if pods is None or unaccounted is None or pods.claims_linger(ledger):
             return set()

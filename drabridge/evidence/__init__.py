@@ -1,1 +1,1 @@
-"""What kubelet, its checkpoint and the API say about who holds a device: facts for the ledger, never decisions."""
+"""What kubelet, its checkpoint, the API server and open files say about who holds a device."""

@@ -1,10 +1,11 @@
-"""What the API server knows of this node's pods: who asks for devices that kubelet does not show, and who has ended.
+"""Follow this node's pods at the API server: which ask for devices, and which have ended.
 
-A pod that is bound here, has not ended, and asks for more of a resource than kubelet shows it with, may hold any device
-of the resource: a new kubelet has not re-admitted it yet, or it was admitted a moment ago. One that is gone and was not
-seen to end (a force delete, a node that was cut off) counts as running for its grace period. Kubelet reports the end of
-a pod before it lets go of the object (pkg/kubelet/status/status_manager.go, syncPod), so what ends as usual costs no
-wait.
+A pod is *unaccounted* if it is bound here, has not ended, and asks for more of a resource than kubelet shows it with.
+It may hold any device of the resource: a new kubelet has not re-admitted it yet, or it was admitted a moment ago.
+
+A pod that is gone, but was not seen to end (a force delete, a node that was cut off), *may run yet*: it counts as
+running for its grace period. A pod that ends as usual costs no wait, because kubelet reports its end before the object
+is removed (pkg/kubelet/status/status_manager.go, syncPod).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from drabridge.ledger.model import ClaimRef, Ledger, PodRef
 
 DEFAULT_GRACE_SECONDS = 30.0  # the API server's own default (pkg/apis/core/v1/defaults.go)
 MOST_GRACE_SECONDS = 3600.0  # a pod that is deleted by force with a longer one would cost others the device for ever
-REMEMBERED = 1024  # pods that have ended: each may name claims in 20 KB; who is forgotten is waited for, no more
+REMEMBERED = 1024  # pods that have ended: each may name claims in 20 KB. To forget one costs a wait, no more
 _TERMINAL = frozenset({"Succeeded", "Failed"})
 _NOT_ENDED = "".join(f",status.phase!={phase}" for phase in sorted(_TERMINAL))
 MOST_NAMES = 64  # of resources, or claims, of one pod: 1.5 MB hold thirty thousand
@@ -36,9 +37,11 @@ _MIRROR = "kubernetes.io/config.mirror"  # kubelet pkg/kubelet/types/pod_update.
 
 
 class PodDemand(Struct, frozen=True):
-    """A pod with devices: how many of each extended resource its containers take together, and by which claims.
+    """A pod with devices.
 
-    ``uid`` is what kubelet knows it by. ``ended``: none of its containers runs or will run.
+    ``asked``: resource -> how many its containers take together. ``claims``: the names of its claims. ``uid`` is the
+    one that kubelet knows. ``grace`` is in seconds. ``ended``: none of its containers runs or will run. ``mirror``: it
+    stands for a static pod.
     """
 
     namespace: str
@@ -56,19 +59,22 @@ class PodDemand(Struct, frozen=True):
 
 
 class WatchedPod(Struct, frozen=True):
-    """All that is kept of a pod. ``uid`` is the object's: of a static pod's mirror not what kubelet knows it by."""
+    """What is kept of a pod.
+
+    ``uid`` is the object's: kubelet knows a static pod by another one than its mirror's.
+    """
 
     uid: str
     demand: PodDemand | None
 
 
 def watched_pod(pod: Json, node: str = "") -> WatchedPod:
-    """A pod that the API server shows."""
+    """Read a pod of the API server."""
     return WatchedPod(str((pod.get("metadata") or {}).get("uid") or ""), demand_of(pod, node))
 
 
 class PodWatch:
-    """Follows the pods of one node. ``ended`` is called when one of them with devices is gone or has ended."""
+    """The pods of one node. ``ended`` is called when one of them with devices is gone or has ended."""
 
     def __init__(
         self,
@@ -78,24 +84,24 @@ class PodWatch:
         ours: Callable[[], Collection[str]] = frozenset,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``ours``: the resources that matter, asked from another thread."""
+        """``ours`` returns the resources that matter; it is called in another thread. ``now`` counts seconds."""
         self._cluster = cluster
         self._node = node
         self._selector = f"spec.nodeName={node}"
         self._ours = ours
-        self._told = ended
+        self._on_end = ended
         self._now = now
         self.slack: Callable[[], float] = float  # seconds from the end of a grace period until the last process is dead
-        self._pods: dict[str, PodDemand] | None = None  # that have not ended, by the object's uid; None: not known now
-        self._before: dict[str, PodDemand] = {}  # as they were when they were known last: for their names
+        self._pods: dict[str, PodDemand] | None = None  # not ended, by the object's uid; None: the watch is lost
+        self._before: dict[str, PodDemand] = {}  # as they were before the watch was lost
         self._gone: dict[str, tuple[PodDemand, float]] = {}  # not seen to end; until when they may run
         self._ended: dict[str, PodDemand] = {}  # the oldest first
-        self._since = 0.0  # when all of them were listed; a pod that was gone before then was never known
-        self._strange: set[str] = set()  # those that could not be read: they may ask for anything
-        self.view = View(self._seen, PodFields)
+        self._listed_at = 0.0  # a pod that was gone before then was never known
+        self._unreadable: set[str] = set()  # uids; these pods may ask for anything
+        self.view = View(self._read, PodFields)
 
-    def _seen(self, pod: Json) -> WatchedPod:
-        """Who asks for more kinds of devices than a node has is remembered for those of this node alone."""
+    def _read(self, pod: Json) -> WatchedPod:
+        """Read a pod; if it asks for very many kinds of devices, keep only those of this node."""
         one = watched_pod(pod, self._node)
         if one.demand is None or len(one.demand.asked) <= MOST_NAMES:
             return one
@@ -104,28 +110,28 @@ class PodWatch:
         return WatchedPod(one.uid, replace(one.demand, asked=asked) if asked or one.demand.claims else None)
 
     async def run(self) -> None:
-        """Until cancelled."""
-        # Who has ended is not asked for; but of a pod that leaves the selection a watch shows what it was before.
+        """Follow the pods until cancelled."""
+        # Pods that have ended are not listed. But of a pod that leaves the selection, a watch shows the state before.
         await follow(self._cluster, PODS, self._selector + _NOT_ENDED, self, watched=self._selector)
 
     def unaccounted(self, ledger: Ledger, observed: events.Observed) -> dict[str, tuple[str, ...]] | None:
-        """Resource -> pods that ask for more of it than ``observed`` shows. None: nobody can say."""
-        if self._pods is None or self._strange or observed.listed is None:
+        """Return resource -> pods that ask for more of it than ``observed`` shows; None if that is not known."""
+        if self._pods is None or self._unreadable or observed.listed is None:
             return None
-        shown = _shown(ledger, observed)
+        shown = _shown_units(ledger, observed)
         found: dict[str, list[str]] = {}
-        for pod in (*self._living(), *self._nowhere(ledger)):
+        for pod in (*self._living(), *self._may_run_yet(ledger)):
             for resource, count in pod.asked.items():
                 if count > max(shown[resource, pod.uid], shown[resource, str(pod)]):
                     found.setdefault(resource, []).append(str(pod))
         return {resource: tuple(sorted(pods)) for resource, pods in found.items()}
 
     def claims_linger(self, ledger: Ledger) -> bool:
-        """Whether a pod with claims is gone that was not seen to end and may run yet."""
-        return any(pod.claims for pod in self._nowhere(ledger))
+        """Tell whether a pod with claims is gone, was not seen to end, and may run yet."""
+        return any(pod.claims for pod in self._may_run_yet(ledger))
 
     def enrich(self, observed: events.Observed) -> events.Observed:
-        """``observed`` with the names and UIDs of pods, their grace periods, and who has ended."""
+        """Return ``observed`` with the pods' names and UIDs, their grace periods, and who has ended."""
         pods = [*self._living()]
         by_uid, by_name = {pod.uid: pod for pod in pods}, {str(pod): pod for pod in pods}
 
@@ -148,46 +154,48 @@ class PodWatch:
         )
 
     def grace(self, claim: ClaimRef) -> float:
-        """Seconds that the pods with this claim have to end when they are deleted."""
+        """Return the seconds that the pods with this claim have to end when they are deleted."""
         return max((pod.grace for pod in _with(claim, self._living())), default=DEFAULT_GRACE_SECONDS)
 
     def lingers(self, claim: ClaimRef, grace: float) -> float:
-        """Seconds for which processes of pods with this claim may go on though kubelet has unprepared it; 0: none does.
+        """Return for how many seconds pods with this claim may run on though kubelet has unprepared it.
 
-        ``grace`` is what its pods have, for the case that they were gone before anybody looked; 0: not known.
+        0: none does.
+
+        ``grace`` is the pods' grace period, for the case that they were gone before they were listed; 0: not known.
         """
         now, grace = self._now(), grace + self.slack() if grace else 0.0
         gone = [until for pod, until in self._gone.values() if _with(claim, (pod,))]
         if gone:
             return max(0.0, max(gone) - now)
         if self._pods is None and _with(claim, self._living()):
-            return grace  # it may be gone, and we could not be told
+            return grace  # the pod may be gone, and the lost watch could not say so
         if _with(claim, self._living()) or self._have_ended(claim):
             return 0.0  # as usual: kubelet unprepares before it reports the end
-        return max(0.0, self._since + grace - now) if self._pods is not None else grace
+        return max(0.0, self._listed_at + grace - now) if self._pods is not None else grace
 
     def saw_the_end(self, claim: ClaimRef) -> bool:
-        """Whether every pod that is known to have had this claim was seen to end, and there was one."""
+        """Tell whether this claim had a known pod, and all of them were seen to end."""
         if self._pods is None or any(_with(claim, (pod,)) for pod, _ in self._gone.values()):
             return False
         return not _with(claim, self._living()) and self._have_ended(claim)
 
-    # clusterwatch.Follower
+    # The methods of kube.watch.Follower.
 
     def listed(self, objects: tuple[WatchedPod, ...]) -> None:
         before = self._before if self._pods is None else self._pods
-        self._pods, self._strange, self._since = {}, set(), self._now()
+        self._pods, self._unreadable, self._listed_at = {}, set(), self._now()
         for one in objects:
             self._take(one)
         gone = [pod for own, pod in before.items() if own not in self._pods and pod.uid not in self._ended]
         for pod in gone:
             self._vanished(pod)
         if gone:
-            self._told()
+            self._on_end()
 
     def changed(self, kind: str, obj: WatchedPod) -> None:
         assert self._pods is not None
-        self._strange.discard(obj.uid)
+        self._unreadable.discard(obj.uid)
         before, after = self._pods.get(obj.uid), obj.demand
         if kind == "DELETED":
             self._pods.pop(obj.uid, None)
@@ -197,27 +205,27 @@ class PodWatch:
         if before is None:
             return
         if after is not None and after.ended:
-            self._told()
+            self._on_end()
         elif kind == "DELETED" or after is None:
             self._vanished(before)
-            self._told()
+            self._on_end()
 
     def unreadable(self, kind: str, identity: ObjectIdentity) -> None:
         uid = identity.uid or str(identity)
         if kind == "DELETED":
             self.changed(kind, WatchedPod(uid, None))
         else:
-            self._strange.add(uid)
-            if uid in self._gone and self._pods is not None:  # it is not: the list went without it
+            self._unreadable.add(uid)
+            if uid in self._gone and self._pods is not None:  # it is not gone: the list only lacked it
                 self._pods[uid], _ = self._gone.pop(uid)
 
     def lost(self, error: ClusterError) -> None:
         self._before, self._pods = self._before if self._pods is None else self._pods, None
 
-    # --- who is there
+    # The pods that are there, have ended, or are gone.
 
     def _take(self, one: WatchedPod) -> None:
-        """It is there."""
+        """Note a pod that the API server has."""
         assert self._pods is not None
         pod = one.demand
         if pod is None or pod.ended:
@@ -229,7 +237,10 @@ class PodWatch:
         self._note_end(pod)
 
     def _note_end(self, pod: PodDemand | None) -> None:
-        """Or that it goes on: before kubelet 1.27 what a container is between two runs looks like its end."""
+        """Note whether a pod has ended.
+
+        It may go on: before kubelet 1.27 a container between two runs looks ended.
+        """
         if pod is None or pod.mirror:
             return
         self._ended.pop(pod.uid, None)
@@ -239,12 +250,18 @@ class PodWatch:
                 del self._ended[uid]
 
     def _vanished(self, pod: PodDemand) -> None:
-        """Not a static pod: kubelet takes its mirror away when it has ended, and anybody can make an object like it."""
+        """Note that a pod is gone and was not seen to end.
+
+        Static pods do not count: kubelet removes the mirror after the end, and anybody can make an object like it.
+        """
         if not pod.mirror:
             self._gone[pod.uid] = pod, self._now() + pod.grace + self.slack()
 
     def _living(self) -> Iterator[PodDemand]:
-        """Those that have not ended, each UID once: a mirror that says another pod's UID is nobody's."""
+        """Yield the pods that have not ended, each UID once.
+
+        A mirror that claims another pod's UID does not count.
+        """
         pods = self._before if self._pods is None else self._pods
         if not any(pod.mirror for pod in pods.values()):
             yield from pods.values()
@@ -255,11 +272,14 @@ class PodWatch:
         yield from first.values()
 
     def _have_ended(self, claim: ClaimRef) -> bool:
-        """Whether a pod with this claim has, one of those that are known to name it."""
+        """Tell whether a pod that names this claim has ended."""
         return any(claim.name in pod.claims for pod in _with(claim, self._ended.values()))
 
-    def _nowhere(self, ledger: Ledger) -> list[PodDemand]:
-        """Gone without having been seen to end, and no hold names them, which would wait for them itself."""
+    def _may_run_yet(self, ledger: Ledger) -> list[PodDemand]:
+        """List the pods that are gone and were not seen to end.
+
+        A hold that names a pod waits for it by itself.
+        """
         now = self._now()
         self._gone = {uid: (pod, until) for uid, (pod, until) in self._gone.items() if until > now}
         if not self._gone:
@@ -269,11 +289,11 @@ class PodWatch:
 
 
 def demand_of(pod: Json, node: str = "") -> PodDemand | None:
-    """What a pod takes from this node's devices; None if nothing.
+    """Read what a pod takes of this node's devices; None if nothing.
 
-    App containers and sidecars hold theirs together; plain init containers run before, one after the other, beside the
-    sidecars that began earlier, and what they had is taken over (kubelet pkg/kubelet/cm/devicemanager/manager.go,
-    devicesToReuse). What DRA serves instead (KEP-5004) is not counted.
+    App containers and sidecars hold their devices together. Plain init containers run before them, one after the other,
+    beside the sidecars that began earlier; the containers after them take their devices over (devicesToReuse in
+    pkg/kubelet/cm/devicemanager/manager.go). What DRA serves instead (KEP-5004) does not count.
     """
     status, spec, metadata = pod.get("status") or {}, pod.get("spec") or {}, pod.get("metadata") or {}
     static = (metadata.get("annotations") or {}).get(_MIRROR)
@@ -317,8 +337,10 @@ def demand_of(pod: Json, node: str = "") -> PodDemand | None:
 
 
 def _is_mirror(metadata: Json, node: str) -> bool:
-    """Whether it stands for a static pod. Anybody may write the annotation; kubelet runs no pod that has it, names the
-    node as the owner (pkg/kubelet/pod/mirror_client.go), and takes away what it does not know, whatever its finalizers.
+    """Tell whether a pod stands for a static pod.
+
+    Anybody may write the annotation. Kubelet runs no pod that has it, names the node as the owner
+    (pkg/kubelet/pod/mirror_client.go), and deletes a mirror that it does not know, whatever its finalizers.
     """
     owners = metadata.get("ownerReferences") or ()
     ours = any(owner.get("kind") == "Node" and owner.get("name") == node for owner in owners)
@@ -326,15 +348,20 @@ def _is_mirror(metadata: Json, node: str) -> bool:
 
 
 def _grace(spec: Json, metadata: Json) -> float:
-    """Of a force delete, which says 0, kubelet may learn too late, and grant what the pod itself has."""
+    """Return a pod's grace period in seconds.
+
+    A force delete says 0. Kubelet may hear of it too late, and then grants what the pod itself has.
+    """
     given = spec.get("terminationGracePeriodSeconds"), metadata.get("deletionGracePeriodSeconds")
     known = [float(seconds) for seconds in given if isinstance(seconds, int)]
     return min(max(known), MOST_GRACE_SECONDS) if known else DEFAULT_GRACE_SECONDS
 
 
 def _has_ended(pod: Json) -> bool:
-    """Whether kubelet has said that no container runs or will run. The phase alone may be the control plane's word,
-    about a node that is cut off (pod garbage collection); kubelet before 1.27 leaves it as it was at a deletion.
+    """Tell whether kubelet has said that no container runs or will run.
+
+    The phase alone is not enough. The control plane may have written it for a node that is cut off (pod garbage
+    collection), and kubelet before 1.27 leaves it as it was when the pod was deleted.
     """
     status, metadata = pod.get("status") or {}, pod.get("metadata") or {}
     kinds = ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses")
@@ -353,6 +380,7 @@ def _has_ended(pod: Json) -> bool:
 
 
 def _with(claim: ClaimRef, pods: Iterable[PodDemand]) -> list[PodDemand]:
+    """Return the pods that name ``claim``."""
     names = {claim.name, ANY_CLAIM}
     return [pod for pod in pods if pod.namespace == claim.namespace and not names.isdisjoint(pod.claims)]
 
@@ -362,15 +390,17 @@ def _named(pod: PodRef, known: PodDemand | None) -> PodRef:
 
 
 def _extended(container: Json) -> dict[str, int]:
-    """Extended resources among the limits: whole numbers, with a domain that is not Kubernetes' own."""
+    """Return the extended resources among a container's limits: a name with a domain, a whole number."""
     limits = (container.get("resources") or {}).get("limits") or {}
     return {name: int(amount) for name, amount in limits.items() if "/" in name and str(amount).isdecimal() and amount}
 
 
-def _shown(ledger: Ledger, observed: events.Observed) -> Counter[tuple[str, str]]:
-    """How many units of a resource kubelet shows with a pod, by its UID (fresh checkpoint) and by its name (List).
+def _shown_units(ledger: Ledger, observed: events.Observed) -> Counter[tuple[str, str]]:
+    """Count the units of a resource that kubelet shows with a pod.
 
-    Of the node's own resources those of known devices: by an unknown id a pod may have any of them.
+    The pod is known by its UID (of a fresh checkpoint) and by its name (of the List).
+
+    Of our own resources only units of known devices count: an unknown id may mean any of them.
     """
     ids = {entry.device.id for entry in ledger.entries.values()}
     ours = {entry.device.resource for entry in ledger.entries.values()}

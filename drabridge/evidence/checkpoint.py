@@ -1,8 +1,8 @@
-"""Kubelet's device-manager checkpoint, read as evidence.
+"""Read kubelet's device-manager checkpoint as evidence.
 
-PodResources hides plain init containers and force-deleted pods; this file does not. It is no API: kubelet writes it
-(``pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go``) on every ListAndWatch message and every Allocate, by rename,
-so a reader sees a whole file or none. Whatever cannot be understood is "unknown", which never counts as "released".
+PodResources hides plain init containers and force-deleted pods; this file does not. The file is no API. Kubelet writes
+it (``pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go``) on every ListAndWatch message and every Allocate, by
+rename: a reader sees a whole file or none. What cannot be understood is "unknown", which never counts as "released".
 """
 
 from __future__ import annotations
@@ -20,20 +20,23 @@ MAX_BYTES = 64 * 1024 * 1024  # 110 pods with 4,096 devices make about 1 MB
 
 
 class CheckpointHolder(Struct, frozen=True, order=True):
-    """A container that kubelet's device manager has on record. The pod is known by UID alone."""
+    """A container in the checkpoint. The pod is known by its UID alone."""
 
     pod_uid: str
     container: str
 
 
 class Checkpoint(Struct, frozen=True):
-    """``held[resource][unit id]`` are the containers on record."""
+    """``held[resource][unit id]``: the containers that have the unit."""
 
     held: Mapping[str, Mapping[str, tuple[CheckpointHolder, ...]]]
 
 
 def parse(text: str) -> Checkpoint | None:
-    """Understand the file's text, or answer None. A device on two NUMA nodes stands under both and counts once."""
+    """Parse the file's text; None if it is not understood.
+
+    A device on two NUMA nodes stands under both and counts once.
+    """
     try:
         data = json.loads(text)["Data"]
         if not isinstance(data["RegisteredDevices"], dict | None):  # another format
@@ -53,12 +56,18 @@ def parse(text: str) -> Checkpoint | None:
 
 
 def exists(directory: Path) -> bool:
-    """Whether kubelet has such a file. Where there is none, no device plugin has ever been registered."""
+    """Tell whether kubelet has such a file.
+
+    Where there is none, no device plugin has ever been registered.
+    """
     return os.path.lexists(directory / FILE_NAME)
 
 
 def read(directory: Path) -> Checkpoint | None:
-    """Read the checkpoint under kubelet's device-plugin directory. None: missing, unreadable or not understood."""
+    """Read the checkpoint in kubelet's device-plugin directory.
+
+    None: missing, unreadable or not understood.
+    """
     path = directory / FILE_NAME
     try:
         with path.open("rb") as file:

@@ -1,8 +1,9 @@
-"""Asking kubelet who holds what: one round of evidence for the ledger.
+"""Ask kubelet who holds what, by its List and its checkpoint: one round of evidence for the ledger.
 
-Two witnesses, because each is blind somewhere: PodResources does not list plain init containers and forgets
-force-deleted pods; the checkpoint knows both but may be stale until kubelet rewrites it, which it does on every
-ListAndWatch message. So the barrier is: List (which makes kubelet drop ended pods), send the lists again, read it.
+Each of the two is blind somewhere. PodResources does not list plain init containers, and forgets force-deleted pods.
+The checkpoint knows both, but may be stale until kubelet rewrites it, which it does on every ListAndWatch message. So
+this is the barrier behind which the checkpoint is fresh: List, which makes kubelet drop ended pods; send the device
+lists again; wait until the file is written; read it.
 """
 
 from __future__ import annotations
@@ -31,18 +32,21 @@ BARRIER_POLL_SECONDS = 0.01
 Resend = Callable[[Iterable[str], float], Awaitable[bool]]
 
 
-async def _at_once() -> None:
-    """Where nobody allocates."""
+async def _no_wait() -> None:
+    """Return at once: nobody allocates here."""
 
 
 class KubeletList(Struct, frozen=True):
-    """One List. A claim has its UID from the names in its CDI file; "" where it has none."""
+    """One List. A claim's UID is taken from the names in its CDI file; "" where there are none."""
 
     pods: events.Pods
     claims: tuple[events.ClaimDevices, ...] = ()
 
     def claimed(self) -> dict[str, tuple[ClaimRef, ...]]:
-        """Device name -> claims that containers have it by; not those that only look at it."""
+        """Return device name -> claims through which containers have it.
+
+        Claims with admin access do not count.
+        """
         found: dict[str, tuple[ClaimRef, ...]] = {}
         for one in self.claims:
             for use in (use for use in one.uses if not use.admin):
@@ -51,7 +55,7 @@ class KubeletList(Struct, frozen=True):
 
 
 class KubeletEvidence:
-    """Gathers :class:`drabridge.ledger.events.Observed`. Decides nothing."""
+    """Gathers :class:`drabridge.ledger.events.Observed`. Decides nothing. No method raises."""
 
     def __init__(
         self,
@@ -59,11 +63,12 @@ class KubeletEvidence:
         device_plugins: Path,
         resend: Resend,
         now: Callable[[], float],
-        quiet: Callable[[], Awaitable[None]] = _at_once,
+        quiet: Callable[[], Awaitable[None]] = _no_wait,
         driver: str = "",
     ) -> None:
-        """``resend`` sends the lists again; ``quiet`` waits for a moment in which no Allocate is open; ``driver``
-        is the one whose claims count.
+        """``resend`` sends the device lists again. ``quiet`` waits until no Allocate is open.
+
+        ``driver``: whose claims count.
         """
         self._driver = driver
         self._client = client
@@ -73,54 +78,68 @@ class KubeletEvidence:
         self._quiet = quiet
         self.error = ""  # why the last List failed, for people
 
-    async def look(self, ledger: Ledger, *, thoroughly: bool = False) -> events.Observed:
-        """One round. ``ledger`` is the state at its beginning. Never raises: who cannot be asked is None.
+    async def gather(self, ledger: Ledger, *, thoroughly: bool = False) -> events.Observed:
+        """Gather one round of evidence; a source that cannot be asked is None.
 
-        The barrier costs kubelet a checkpoint write for each resource, so it is used only when the List alone would
-        end a hold, or give a device to claims, and where the caller asks for it (``thoroughly``). Its time is that of
-        the first question: what was seen before a pause of whatever length must not count as seen after it, when a hold
-        is old enough to end (the exhaustive search).
+        ``ledger``: its state at the beginning.
+
+        The barrier costs kubelet a checkpoint write for each resource. So it is used only when the List alone would end
+        a hold or give a device to claims, or when the caller asks for it (``thoroughly``).
+
+        The round's time is that of its first question. What was seen before a pause of any length must not count as
+        seen after it, when a hold is old enough to end (found by the exhaustive search).
         """
         at = self._now()
-        listed = await self.listed()
+        listed = await self.list_pods()
         checkpoint = None
-        doubted = set() if listed is None else _doubted(ledger, listed.pods)
-        if doubted or thoroughly:
-            checkpoint = await self._behind_barrier(doubted)
+        doubtful = set() if listed is None else _doubtful_resources(ledger, listed.pods)
+        if doubtful or thoroughly:
+            checkpoint = await self._read_behind_barrier(doubtful)
         if listed is None:
             return events.Observed(at=at, since_seq=ledger.seq)
         claimed = listed.claimed()
         return events.Observed(at=at, since_seq=ledger.seq, listed=listed.pods, checkpoint=checkpoint, claimed=claimed)
 
-    async def listed(self) -> KubeletList | None:
-        """Kubelet's List. Not while an Allocate is open: a List makes kubelet count anew what is
-        allocated, without what is being allocated, and the next pod would be given the same (UpdateAllocatedDevices and
-        allocateContainerResources in pkg/kubelet/cm/devicemanager/manager.go; found by a soak run).
+    async def list_pods(self) -> KubeletList | None:
+        """Return kubelet's List; None if kubelet cannot be asked. Waits until no Allocate is open.
+
+        A List makes kubelet count anew what is allocated, without what is being allocated: the next pod would get the
+        same device (UpdateAllocatedDevices and allocateContainerResources in pkg/kubelet/cm/devicemanager/manager.go;
+        found by a soak run).
         """
-        snapshot = await self._list()
+        snapshot = await self._snapshot()
         return None if snapshot is None else KubeletList(pods_of(snapshot), claims_of(snapshot, self._driver))
 
     async def users(self, claim: ClaimRef, device: str) -> tuple[PodRef, ...] | None:
-        """Containers that kubelet (1.34 or later, before that it tells nobody) shows with this device through this
-        claim, or through any if its name is not known. None: it could not be asked.
+        """Return the containers that kubelet shows with ``device`` through ``claim``.
+
+        None if it cannot be asked.
+
+        Through any claim if the name of ``claim`` is not known. Kubelet before 1.34 shows no claims.
         """
-        snapshot = await self._list()
+        snapshot = await self._snapshot()
         return None if snapshot is None else users_of(snapshot, claim, self._driver, device)
 
     async def claim_users(self) -> Mapping[tuple[str, str], tuple[str, ...]] | None:
-        """(namespace, name) of claims with devices of ours -> pods that kubelet shows with them, ``namespace/name``."""
-        snapshot = await self._list()
+        """Return (namespace, name) of claims with devices of ours -> ``namespace/name`` of their pods.
+
+        None if it cannot be asked.
+        """
+        snapshot = await self._snapshot()
         return None if snapshot is None else claim_users_of(snapshot, self._driver)
 
-    async def claimed_of(self, driver: str) -> frozenset[str] | None:
-        """Devices of a driver, of another one's too, that kubelet shows with a pod by a claim. None: as above."""
-        snapshot = await self._list()
+    async def devices_claimed_from(self, driver: str) -> frozenset[str] | None:
+        """Return the devices of any ``driver`` that kubelet shows with a pod by a claim.
+
+        None if it cannot be asked.
+        """
+        snapshot = await self._snapshot()
         if snapshot is None:
             return None
         claims = (claim for pod in snapshot.pods for container in pod.containers for claim in container.claims)
         return frozenset(given.device for claim in claims for given in claim.devices if given.driver == driver)
 
-    async def _list(self) -> NodeSnapshot | None:
+    async def _snapshot(self) -> NodeSnapshot | None:
         await self._quiet()
         try:
             snapshot = await self._client.list(timeout_seconds=LIST_SECONDS)
@@ -133,7 +152,7 @@ class KubeletEvidence:
         return snapshot
 
     async def allocatable(self) -> frozenset[events.Unit] | None:
-        """The units that kubelet would still give out or has given out: healthy ones. None: it could not be asked."""
+        """Return the healthy units, given out or not; None if kubelet cannot be asked."""
         try:
             answer = await self._client.allocatable(timeout_seconds=LIST_SECONDS)
         except PodResourcesError as error:
@@ -142,29 +161,31 @@ class KubeletEvidence:
         return frozenset((entry.resource, entry.device_id) for entry in answer.devices)
 
     async def shown(self) -> frozenset[events.Unit] | None:
-        """The units that kubelet shows with a pod, in whatever way. None: it could not be asked.
+        """Return the units that kubelet shows with a pod, by its List or its checkpoint.
 
-        The file as it is may name pods that have ended, but misses none that runs: kubelet writes it before it starts
-        the container (allocateContainerResources in pkg/kubelet/cm/devicemanager/manager.go).
+        None if it cannot be asked.
+
+        The checkpoint may name pods that have ended, but misses none that runs: kubelet writes it before it starts the
+        container (allocateContainerResources in pkg/kubelet/cm/devicemanager/manager.go).
         """
-        listed = await self.listed()
+        listed = await self.list_pods()
         if listed is None:
             return None
-        checkpoint = self.checkpoint()
+        checkpoint = self.read_checkpoint()
         return frozenset((*listed.pods, *(checkpoint.pods if checkpoint is not None else ())))
 
-    def checkpoint(self) -> events.CheckpointRead | None:
-        """The file as it is, perhaps stale."""
-        found = checkpoint_file.read(self._directory)
-        return None if found is None else events.CheckpointRead(_pods_of_checkpoint(found), barrier=False)
-
-    async def _behind_barrier(self, resources: set[str]) -> events.CheckpointRead | None:
-        before = _identity(self._directory / checkpoint_file.FILE_NAME)
-        fresh = await self._resend(sorted(resources), BARRIER_SECONDS) and await self._rewritten(before)
+    def read_checkpoint(self, *, fresh: bool = False) -> events.CheckpointRead | None:
+        """Read the checkpoint as it is; None if there is none. ``fresh``: it was written behind a barrier."""
         found = checkpoint_file.read(self._directory)
         return None if found is None else events.CheckpointRead(_pods_of_checkpoint(found), barrier=fresh)
 
-    async def _rewritten(self, before: tuple[int, int] | None) -> bool:
+    async def _read_behind_barrier(self, resources: set[str]) -> events.CheckpointRead | None:
+        before = _identity(self._directory / checkpoint_file.FILE_NAME)
+        fresh = await self._resend(sorted(resources), BARRIER_SECONDS) and await self._is_rewritten(before)
+        return self.read_checkpoint(fresh=fresh)
+
+    async def _is_rewritten(self, before: tuple[int, int] | None) -> bool:
+        """Wait until kubelet has written the checkpoint; false after ``BARRIER_SECONDS``."""
         path = self._directory / checkpoint_file.FILE_NAME
         try:
             async with asyncio.timeout(BARRIER_SECONDS):
@@ -176,7 +197,7 @@ class KubeletEvidence:
 
 
 def pods_of(snapshot: NodeSnapshot) -> events.Pods:
-    """Device-plugin devices of a List. A device on two NUMA nodes counts once."""
+    """Return unit -> containers that a List shows with it. A device on two NUMA nodes counts once."""
     found: dict[events.Unit, dict[PodRef, None]] = {}
     for pod in snapshot.pods:
         for container in pod.containers:
@@ -187,7 +208,10 @@ def pods_of(snapshot: NodeSnapshot) -> events.Pods:
 
 
 def users_of(snapshot: NodeSnapshot, claim: ClaimRef, driver: str, device: str) -> tuple[PodRef, ...]:
-    """Containers of a List that have ``device`` through ``claim``; through any claim if that has no name."""
+    """Return the containers of a List that have ``device`` through ``claim``.
+
+    Through any claim if it has no name.
+    """
     return tuple(
         PodRef(pod.namespace, pod.name, container.name)
         for pod in snapshot.pods
@@ -199,7 +223,7 @@ def users_of(snapshot: NodeSnapshot, claim: ClaimRef, driver: str, device: str) 
 
 
 def claim_users_of(snapshot: NodeSnapshot, driver: str) -> Mapping[tuple[str, str], tuple[str, ...]]:
-    """Pods of a List by the claims through which they have devices of ``driver``."""
+    """Return (namespace, name) of claims with devices of ``driver`` -> the List's pods with them."""
     found: dict[tuple[str, str], dict[str, None]] = {}
     for pod in snapshot.pods:
         for claim in (claim for container in pod.containers for claim in container.claims):
@@ -209,7 +233,10 @@ def claim_users_of(snapshot: NodeSnapshot, driver: str) -> Mapping[tuple[str, st
 
 
 def claims_of(snapshot: NodeSnapshot, driver: str) -> tuple[events.ClaimDevices, ...]:
-    """Prepared claims of a List with their devices of ours. Kubelet before 1.34 shows none unless it is told to."""
+    """Return a List's prepared claims with their devices of ours.
+
+    Kubelet before 1.34 shows none by default.
+    """
     found: dict[ClaimRef, dict[events.DeviceUse, None]] = {}
     for pod in snapshot.pods:
         for container in pod.containers:
@@ -233,7 +260,7 @@ def _pods_of_checkpoint(found: checkpoint_file.Checkpoint) -> events.Pods:
 
 
 def absent(ledger: Ledger, listed: events.Pods) -> list[Entry]:
-    """Devices that a legacy pod holds on our books and that the List does not show, by whatever unit of them."""
+    """Return the devices that a legacy pod holds in the ledger and of which the List shows no unit."""
     shown = {(resource, device_id_of(unit)) for resource, unit in listed}
     return [
         entry
@@ -243,14 +270,17 @@ def absent(ledger: Ledger, listed: events.Pods) -> list[Entry]:
     ]
 
 
-def _doubted(ledger: Ledger, listed: events.Pods) -> set[str]:
-    """Resources of which the List alone does not say enough: a hold would end, or claims would get a device."""
+def _doubtful_resources(ledger: Ledger, listed: events.Pods) -> set[str]:
+    """Return the resources for which the List alone would end a hold or give a device to claims."""
     moving = [entry for entry in ledger.entries.values() if entry.lane is Lane.LEGACY_TO_DRA]
     return {entry.device.resource for entry in (*absent(ledger, listed), *moving)}
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Kubelet writes by rename: another inode, or the same one re-used at another time."""
+    """Tell one version of the file from the next.
+
+    Kubelet writes by rename, and an inode number is used again.
+    """
     try:
         found = path.stat()
     except OSError:

@@ -1,8 +1,8 @@
-"""The physical probe: which devices a process of this machine has open, whatever kubelet and the API server say.
+"""Find the devices that a process of this machine has open: the open-file probe.
 
-It needs to see the host's processes (``hostPID``) and to look at their descriptors (``SYS_PTRACE``); what it may not
-look at it does not vouch for. Whether it is of use depends on the hardware: where a daemon keeps every device open it
-would hold them for ever, so a resource's configuration asks for it.
+It needs to see the host's processes (``hostPID``) and to read their descriptors (``SYS_PTRACE``). A process that it may
+not read may have any device open. Whether the probe is of use depends on the hardware: where a daemon keeps every
+device open, the probe would hold them for ever. So a resource's configuration must ask for it.
 """
 
 from __future__ import annotations
@@ -31,19 +31,25 @@ _STATX_BYTES, _STX_MODE, _STX_RDEV = 256, 28, 128
 Number = tuple[str, int, int]  # "c" or "b", major, minor
 
 
-class Opened(Struct, frozen=True):
-    """``by``: device name -> a process that has it open, in words. ``blind``: why others may, too; "" if none does."""
+class OpenDevices(Struct, frozen=True):
+    """What the probe found.
+
+    ``by``: device name -> a process that has it open, in words. ``blind``: why others may be open too; "" if none may.
+    """
 
     by: Mapping[str, str]
     blind: str = ""
 
     def of(self, device: str) -> bool | None:
-        """Whether the device is open; None if that is not known."""
+        """Tell whether the device is open; None if that is not known."""
         return True if device in self.by else (None if self.blind else False)
 
 
-def opened(devices: Mapping[str, Device], proc: Path = PROC) -> Opened:
-    """Look at every descriptor of every process, once. Blocks for milliseconds; run it in a thread."""
+def find_open(devices: Mapping[str, Device], proc: Path = PROC) -> OpenDevices:
+    """Read every descriptor of every process, once.
+
+    Blocks for milliseconds, or for long (see ``_number``).
+    """
     names: dict[Number, str] = {
         (node.kind, node.major, node.minor): name for name, device in devices.items() for node in device.nodes
     }
@@ -55,7 +61,7 @@ def opened(devices: Mapping[str, Device], proc: Path = PROC) -> Opened:
         try:
             descriptors = os.listdir(process / "fd")
         except PermissionError:
-            blind = f"{process}/fd may not be read: the probe needs hostPID and SYS_PTRACE"
+            blind = f"the open-file probe may not read {process}/fd: it needs hostPID and SYS_PTRACE"
             continue
         except OSError:
             continue  # it has ended
@@ -63,12 +69,14 @@ def opened(devices: Mapping[str, Device], proc: Path = PROC) -> Opened:
             number = _number(process / "fd" / descriptor)
             if number in names:
                 found.setdefault(names[number], f"process {process.name} ({_command(process)})")
-    return Opened(found, blind)
+    return OpenDevices(found, blind)
 
 
 def _number(descriptor: Path) -> Number | None:
-    """From what the kernel has in memory: the file may be on the disk of a server that does not answer, and what waits
-    for that is often the very process that has the device open.
+    """Return the device number behind a descriptor; None if it is no device.
+
+    Only what the kernel has in memory is asked for. The file may be on a server that does not answer, and the process
+    that waits for it is often the very one that has the device open.
     """
     found, code = ctypes.create_string_buffer(_STATX_BYTES), errno.ENOSYS
     if _statx is not None:

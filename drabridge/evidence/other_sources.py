@@ -1,4 +1,4 @@
-"""What witnesses beside kubelet add to a round of evidence: the API server's pods, and who has a node open."""
+"""Add what kubelet does not show to a round of evidence: pods and claims of the API server, open files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from drabridge.evidence.apiserver_pods import PodWatch
 from drabridge.evidence.kubelet import absent
-from drabridge.evidence.open_files import Opened, opened
+from drabridge.evidence.open_files import OpenDevices, find_open
 from drabridge.inventory.model import Device
 from drabridge.ledger import events
 from drabridge.ledger.model import HeldBecause, Ledger, Owner
@@ -20,15 +20,19 @@ from drabridge.system.io_thread import IoThread, Job
 
 log = logging.getLogger(__name__)
 
-NAMED = 4  # pods in one sentence
-PROBE_SECONDS = 5.0  # it takes milliseconds, unless a process has a file open where nobody answers
+NAMED_PODS = 4  # in one sentence
+PROBE_SECONDS = 5.0  # it takes milliseconds, unless a process has a file open on a server that does not answer
+PROBE_HANGS = "the open-file probe has not answered; its devices stay held until it does"
 
 Claims = Callable[[], Awaitable[tuple[events.ClaimDevices, ...] | None]]
 """The claims that the API server shows allocated; None if it cannot be asked."""
 
 
 class OtherEvidence:
-    """Asked after kubelet, about what kubelet does not show. ``probed``: the resources whose nodes are looked at."""
+    """Asked after kubelet.
+
+    ``probed`` returns the resources whose device nodes the open-file probe looks for.
+    """
 
     def __init__(
         self,
@@ -39,15 +43,15 @@ class OtherEvidence:
         self._ledger = ledger
         self._devices = devices
         self._probed = probed
-        self.pods: PodWatch | None = None  # where there is an API server
-        self.claims: Claims | None = None  # and what it shows allocated here
-        self.error = ""  # why the probe cannot vouch for anything, for people
+        self.pods: PodWatch | None = None  # None: there is no API server
+        self.claims: Claims | None = None
+        self.error = ""  # why the probe does not know what is open, for people
         self._unaccounted: Mapping[str, tuple[str, ...]] = {}
         self._prober = IoThread("probe")
-        self._hanging: Job[Opened] | None = None
+        self._hanging: Job[OpenDevices] | None = None
 
     async def enrich(self, observed: events.Observed) -> events.Observed:
-        """``observed`` with what the others know. Never raises."""
+        """Return ``observed`` with what the other sources know. Never raises."""
         ledger = self._ledger()
         unaccounted = self.pods.unaccounted(ledger, observed) if self.pods is not None else None
         self._unaccounted = unaccounted or {}
@@ -60,7 +64,7 @@ class OtherEvidence:
         )
 
     def notes(self) -> list[str]:
-        """For which pods those devices wait that are held because of ``pod-unaccounted``, for people."""
+        """Name the pods because of which devices are held (``pod-unaccounted``), a line for each resource."""
         waiting = {
             resource
             for entry in self._ledger().entries.values()
@@ -69,7 +73,7 @@ class OtherEvidence:
         }
         return [
             f"{resource}: no hold ends while kubelet shows fewer devices than are asked for by "
-            f"{', '.join(pods[:NAMED])}{f' and {len(pods) - NAMED} more' if len(pods) > NAMED else ''}"
+            f"{', '.join(pods[:NAMED_PODS])}{f' and {len(pods) - NAMED_PODS} more' if len(pods) > NAMED_PODS else ''}"
             for resource, pods in self._unaccounted.items()
             if resource in waiting
         ]
@@ -77,7 +81,10 @@ class OtherEvidence:
     async def _allocated(
         self, ledger: Ledger, observed: events.Observed, unaccounted: Mapping[str, tuple[str, ...]] | None
     ) -> tuple[events.ClaimDevices, ...] | None:
-        """Asked only where nothing else keeps a device in quarantine: it is a LIST of the claims of the cluster."""
+        """Ask for the allocated claims, but only if nothing else keeps a device in quarantine.
+
+        It is a LIST of the claims of the whole cluster.
+        """
         if self.claims is None or unaccounted is None or observed.listed is None:
             return None
         if not any(
@@ -90,21 +97,21 @@ class OtherEvidence:
         return await self.claims()
 
     async def _opened(self, ledger: Ledger, observed: events.Observed) -> dict[str, bool] | None:
-        """Only devices whose hold may be about to end: looking costs a few milliseconds of the whole machine."""
+        """Probe only devices whose hold may be about to end: it costs a few milliseconds of the whole machine."""
         unseen = {entry.name for entry in absent(ledger, observed.listed or {})}
-        found = await self.look(unseen)
+        found = await self._find_open(unseen)
         if found is None:
             return None
         answers = {name: found.of(name) for name in unseen}
         return {name: answer for name, answer in answers.items() if answer is not None}
 
     async def in_use(self, names: set[str]) -> Mapping[str, str]:
-        """Those of the devices that a process is seen to have open, with that process in words."""
-        found = await self.look(names)
+        """Return those of the devices that a process has open -> that process, in words."""
+        found = await self._find_open(names)
         return found.by if found is not None else {}
 
-    async def look(self, names: set[str]) -> Opened | None:
-        """Who has these devices open, as far as their resources are to be probed. None: none of them is."""
+    async def _find_open(self, names: set[str]) -> OpenDevices | None:
+        """Probe those of the devices whose resources ask for it; None if none does."""
         probed = self._probed()
         chosen = {
             name: device for name, device in self._devices().items() if name in names and device.resource in probed
@@ -113,19 +120,23 @@ class OtherEvidence:
             return None
         found = await self._probe(chosen)
         if found.blind and found.blind != self.error:
-            log.error("the probe is blind", extra={"reason": found.blind})
+            log.error("open-file probe incomplete", extra={"reason": found.blind})
         self.error = found.blind
         return found
 
-    async def _probe(self, chosen: Mapping[str, Device]) -> Opened:
-        """Where no answer comes any of them may be open; nobody asks a second time beside that."""
+    async def _probe(self, chosen: Mapping[str, Device]) -> OpenDevices:
+        """Run the probe; without an answer in time any of the devices may be open.
+
+        Never runs two probes at once.
+        """
         if self._hanging is None or self._hanging.over():
-            self._hanging, job = None, self._prober.submit(lambda: opened(chosen))
+            self._hanging, job = None, self._prober.submit(lambda: find_open(chosen))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PROBE_SECONDS):
                     await self._prober.wait_all()
             if job.over():
                 return job.result()
             self._hanging = job
-        why = "the probe hangs at a file that some process has open, and what it is to look at stays held"
-        return Opened(dict.fromkeys(chosen, "a process, perhaps: the probe hangs"), why)
+        return OpenDevices(
+            dict.fromkeys(chosen, "a process, perhaps: the open-file probe has not answered"), PROBE_HANGS
+        )

@@ -193,7 +193,7 @@ class Transfers:
         if not heard:
             return RETRY_SECONDS
         busy = runtime.legacy.busy_ids
-        offered = await runtime.witness.allocatable()
+        offered = await runtime.kubelet_evidence.allocatable()
         if offered is None:
             return RETRY_SECONDS
         healthy = {(resource, device_id_of(unit)) for resource, unit in offered}
@@ -205,7 +205,7 @@ class Transfers:
             and (entry.device.resource, entry.device.id) not in healthy
             and entry.device.id not in open_ids
         ]
-        shown = await runtime.witness.shown() if given_up else None
+        shown = await runtime.kubelet_evidence.shown() if given_up else None
         if shown is None:
             return RETRY_SECONDS
         held = {(resource, device_id_of(unit)) for resource, unit in shown}

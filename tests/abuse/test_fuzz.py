@@ -215,7 +215,7 @@ async def test_random_bytes_from_kubelet_are_no_answer(seed: int) -> None:
             async with kubelet({"List": says(data)}) as server:
                 client = Client(server.path)
                 witness = KubeletEvidence(client, root, resend, lambda: 0.0)
-                seen = await asyncio.wait_for(witness.look(Ledger()), HANG_SECONDS)
+                seen = await asyncio.wait_for(witness.gather(Ledger()), HANG_SECONDS)
                 assert seen.listed is None, data
                 assert witness.error
                 await client.close()

@@ -77,8 +77,8 @@ async def test_a_claim_that_is_gone_is_ended_when_nobody_is_seen_with_the_device
         return opened
 
     runtime = SimpleNamespace(
-        witness=SimpleNamespace(users=shown, error="it is away"),
-        others=SimpleNamespace(in_use=in_use),
+        kubelet_evidence=SimpleNamespace(users=shown, error="it is away"),
+        other_evidence=SimpleNamespace(in_use=in_use),
         ledger_service=SimpleNamespace(ledger=ledger),
     )
     claims = SimpleNamespace(driver=SimpleNamespace(release_if_deallocated=released))

@@ -35,7 +35,7 @@ class Node:
         self.pods: set[tuple[str, str]] = set()  # units that kubelet shows with one
         self.lost: list[RecordLost] = []
         self.durable = True
-        self.witness = SimpleNamespace(shown=self._shown)
+        self.kubelet_evidence = SimpleNamespace(shown=self._shown)
         self.changed = WakeUp()
         self.legacy = self.podresources = self
         self.evidence = SimpleNamespace(hurry=lambda: None)

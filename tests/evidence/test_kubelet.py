@@ -60,7 +60,7 @@ class Peer:
         """A round for a ledger in which pods hold these devices."""
         entries = [Entry(LedgerDevice(name, GPU, (name,))) for name in ("d0", "d1")]
         entries = [replace(e, owner=Owner.LEGACY, hold=Hold((e.name,))) if e.name in held else e for e in entries]
-        return await self.witness.look(Ledger.of(entries, NodeState(merged=True), seq=7))
+        return await self.witness.gather(Ledger.of(entries, NodeState(merged=True), seq=7))
 
 
 @asynccontextmanager
@@ -128,7 +128,7 @@ async def test_the_barrier_makes_kubelet_write_what_it_has_just_dropped() -> Non
         await one.kubelet.run_pod(pod("a"))
         ((_, unit),) = (await one.look()).listed or {}
         await one.kubelet.finish_pod("uid-a")
-        stale = one.witness.checkpoint()
+        stale = one.witness.read_checkpoint()
         assert stale is not None
         assert (GPU, unit) in stale.pods  # nobody has asked kubelet yet, so nobody has told the file
         assert not stale.barrier
@@ -159,7 +159,7 @@ async def test_a_plain_init_container_is_in_the_checkpoint_alone() -> None:
 async def test_devices_on_their_way_to_claims_are_asked_about_behind_the_barrier() -> None:
     async with peer() as one:
         entry = Entry(LedgerDevice("d0", GPU, ("d0",)), lane=Lane.LEGACY_TO_DRA)
-        seen = await one.witness.look(Ledger.of([entry], NodeState(merged=True)))
+        seen = await one.witness.gather(Ledger.of([entry], NodeState(merged=True)))
         assert one.resent == [[GPU]]
         assert seen.checkpoint is not None
         assert seen.checkpoint.barrier
@@ -250,7 +250,7 @@ async def test_a_list_waits_for_a_quiet_moment() -> None:
 
         async with Client(one.kubelet.node.podresources_socket) as client:
             witness = KubeletEvidence(client, one.kubelet.node.device_plugin_dir, one._resend, time.time, quiet)
-            looking = asyncio.create_task(witness.listed())
+            looking = asyncio.create_task(witness.list_pods())
             await asyncio.sleep(0.05)
             assert order == ["asked"]
             assert not one.kubelet.calls.of("List")

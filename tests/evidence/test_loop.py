@@ -23,9 +23,9 @@ class Node:
     def __init__(self, *entries: Entry) -> None:
         self.ledger = Ledger.of(entries)
         self.looks = 0
-        self.loop = EvidenceLoop(self, self)  # type: ignore[arg-type]  # of a witness only ``look`` is used
+        self.loop = EvidenceLoop(self, self)  # type: ignore[arg-type]  # only ``gather`` is used
 
-    async def look(self, ledger: Ledger) -> Observed:
+    async def gather(self, ledger: Ledger) -> Observed:
         self.looks += 1
         return Observed(0.0, 0)
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 import pytest
 
-from drabridge.evidence.open_files import Opened, opened
+from drabridge.evidence.open_files import OpenDevices, find_open
 from drabridge.evidence.other_sources import OtherEvidence
 from drabridge.inventory.model import Device, DeviceNode
 from drabridge.ledger.events import Observed
@@ -38,7 +38,7 @@ FULL, NULL = device("full", "/dev/full"), device("null", "/dev/null")
 
 
 def test_an_open_node_is_seen_in_another_process_and_not_when_it_has_ended() -> None:
-    if opened({"full": FULL}).by:
+    if find_open({"full": FULL}).by:
         pytest.skip("some process of this machine has /dev/full open")
     code = "import sys; file = open('/dev/full'); print('open', flush=True); sys.stdin.read()"
     holder = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -46,31 +46,31 @@ def test_an_open_node_is_seen_in_another_process_and_not_when_it_has_ended() -> 
     assert holder.stdout
     try:
         assert holder.stdout.readline() == "open\n"
-        found = opened({"full": FULL})
+        found = find_open({"full": FULL})
         assert f"process {holder.pid} (" in found.by["full"]
         assert found.of("full") is True
     finally:
         holder.communicate()
-    after = opened({"full": FULL})
+    after = find_open({"full": FULL})
     assert after.of("full") is (None if after.blind else False)
 
 
 def test_the_same_number_of_another_kind_is_another_device() -> None:
     with open("/dev/null", "rb"):
         block = _device("b", "b", NULL.nodes[0].major, NULL.nodes[0].minor)
-        assert "null" in opened({"null": NULL}).by
-        assert not opened({"b": block}).by
+        assert "null" in find_open({"null": NULL}).by
+        assert not find_open({"b": block}).by
 
 
 def test_what_may_not_be_looked_at_is_not_vouched_for(tmp_path: Path) -> None:
     (tmp_path / "1" / "fd").mkdir(parents=True)
     (tmp_path / "cpuinfo").write_text("")
     (tmp_path / "2").mkdir()  # ended between two looks: no fd
-    assert opened({"full": FULL}, tmp_path).of("full") is False
+    assert find_open({"full": FULL}, tmp_path).of("full") is False
     if os.geteuid() == 0:
         pytest.skip("root may look at everything")
     (tmp_path / "1" / "fd").chmod(0)
-    found = opened({"full": FULL}, tmp_path)
+    found = find_open({"full": FULL}, tmp_path)
     assert found.of("full") is None
     assert "hostPID" in found.blind
 
@@ -83,7 +83,7 @@ def test_no_file_system_is_asked_about_what_is_open(monkeypatch: pytest.MonkeyPa
 
     with child_with_null_open(), monkeypatch.context() as patch:
         patch.setattr(os, "stat", ask)
-        found = opened({"null": NULL})
+        found = find_open({"null": NULL})
     assert "null" in found.by
 
 
@@ -93,7 +93,7 @@ def test_links_of_a_descriptor_table_are_followed(tmp_path: Path) -> None:
     (table / "0").symlink_to("/dev/full")
     (table / "1").symlink_to("/nowhere")
     (tmp_path / "7" / "comm").write_text("trainer\n")
-    assert opened({"full": FULL}, tmp_path).by == {"full": "process 7 (trainer)"}
+    assert find_open({"full": FULL}, tmp_path).by == {"full": "process 7 (trainer)"}
 
 
 @contextlib.contextmanager
@@ -132,26 +132,26 @@ async def test_a_process_that_may_not_be_looked_at_hides_no_other(
         assert "process" in (await others.in_use({"null"}))["null"]
         assert "hostPID" in others.error
         assert "process" in (await others.in_use({"null"}))["null"]
-    assert [record.message for record in caplog.records] == ["the probe is blind"]  # once, not with every round
+    assert [record.message for record in caplog.records] == ["open-file probe incomplete"]  # once, not with every round
 
 
 async def test_a_file_that_does_not_answer_holds_devices_and_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread is left to it, and to it alone."""
     answers, begun = threading.Event(), []
 
-    def hanging(devices: dict[str, Device]) -> Opened:
+    def hanging(devices: dict[str, Device]) -> OpenDevices:
         begun.append(devices)
         answers.wait()
-        return Opened({})
+        return OpenDevices({})
 
-    monkeypatch.setattr("drabridge.evidence.other_sources.opened", hanging)
+    monkeypatch.setattr("drabridge.evidence.other_sources.find_open", hanging)
     monkeypatch.setattr("drabridge.evidence.other_sources.PROBE_SECONDS", 0.1)
     others = OtherEvidence(Ledger, lambda: {"full": FULL}, lambda: frozenset({"example.com/mem"}))
     try:
         async with asyncio.timeout(5 * PATIENCE):
             for _ in range(3):
-                assert "the probe hangs" in (await others.in_use({"full"}))["full"]
-        assert "the probe hangs" in others.error
+                assert "has not answered" in (await others.in_use({"full"}))["full"]
+        assert "has not answered" in others.error
         assert len(begun) == 1
     finally:
         answers.set()
@@ -177,7 +177,7 @@ def forbidden(code: int) -> Callable[..., int]:
 def test_where_statx_cannot_be_had_stat_is_asked(statx: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drabridge.evidence.open_files._statx", statx)
     with open("/dev/full", "wb"):
-        assert opened({"full": FULL}).of("full")
+        assert find_open({"full": FULL}).of("full")
 
 
 async def test_only_resources_that_ask_for_it_and_only_what_kubelet_does_not_show() -> None:
