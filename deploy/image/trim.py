@@ -1,4 +1,4 @@
-"""Takes out of the installed packages what the agent never imports: ``python3 trim.py DIRECTORY``.
+"""``python3 trim.py DIRECTORY``: remove from installed packages what the agent never imports.
 
 Two thirds of the Kubernetes client are a second, asynchronous copy of itself with its HTTP library, and one module per
 API and per type; ``drabridge.kube.client`` speaks in dicts through its dynamic client and loads none of them. What is
@@ -24,7 +24,7 @@ SHEBANG = "#!/usr/bin/env python3\n"
 
 
 def trim(target: Path) -> None:
-    """Remove, then compile the rest. A name that is not there any more is an error: the list would be a lie."""
+    """Remove what is listed, then compile the rest. Raises SystemExit for a name that is not installed any more."""
     for name in WHOLE:
         found = [target / name, *target.glob(f"{name}-*.dist-info")]
         if not any(path.exists() for path in found):

@@ -1,5 +1,5 @@
-# Takes out of a Debian base what only a build or a person at a prompt needs: pip and its relatives, compilers' headers,
-# documentation, package lists. The list of installed packages stays, for scanners of vulnerabilities.
+# Removes from a Debian base what only a build or a person at a prompt needs: pip and its relatives, compilers' headers,
+# documentation, package indexes. The list of installed packages stays: vulnerability scanners read it.
 set -eu
 for site in /usr/lib/python3/dist-packages /usr/lib/python3.*  /usr/local/lib/python3.* /usr/local/lib/python3.*/site-packages; do
   [ -d "$site" ] || continue
