@@ -1,4 +1,7 @@
-"""The ``drabridge`` command. Each subcommand is a module of its own, imported only when it is the one asked for."""
+"""The ``drabridge`` command.
+
+Each subcommand is a module of its own, imported only when it is asked for.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser(chosen: str | None) -> Parser:
-    """Return the parser of ``drabridge``; only the chosen command's module is imported and has its options."""
+    """Return the parser of ``drabridge``, with the options of the chosen command.
+
+    No other command's module is imported.
+    """
     parser = Parser(prog="drabridge", description=__doc__, epilog=_EPILOG)
     parser.description = (
         "One node agent that offers the same devices through Kubernetes' DevicePlugin API and through DRA,\n"
@@ -76,7 +82,10 @@ def build_parser(chosen: str | None) -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status. Errors of ours become one readable line, never a traceback."""
+    """Run one command and return its exit status.
+
+    Errors of ours become one readable line, never a traceback.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8 has no "…" and no "✓"
     words = list(sys.argv[1:] if argv is None else argv)

@@ -36,7 +36,10 @@ class _Connection(http.client.HTTPConnection):
 
 
 def find_socket(given: Path | None) -> Path:
-    """Return the socket to ask: the given one, or the only one of this node. Raises HostError for none or several."""
+    """Return the socket to ask: the given one, or the only one of this node.
+
+    Raises HostError for none or several.
+    """
     if given is not None:
         return given
     try:

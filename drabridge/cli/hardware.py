@@ -32,9 +32,9 @@ def resources_named(config: Config, name: str | None) -> tuple[Resource, ...]:
 
 
 def enumerate_once(config: Config) -> tuple[Snapshot, Inventory]:
-    """Enumerate this machine's devices as the agent does at its start; returns them and the inventory that did it.
+    """Enumerate this machine's devices once; return the snapshot and its inventory.
 
-    Raises HostError if udev does not answer within ENUMERATE_SECONDS.
+    It is what the agent does at its start. Raises HostError if udev does not answer within ENUMERATE_SECONDS.
     """
 
     async def first() -> tuple[Snapshot, Inventory]:

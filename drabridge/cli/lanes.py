@@ -68,7 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _request(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what the agent is asked for ``set`` or ``reset``. Raises ConfigError for arguments that mean nothing."""
+    """Return what the agent is asked for ``set`` or ``reset``.
+
+    Raises ConfigError for arguments that mean nothing.
+    """
     if arguments.resource is None:
         raise ConfigError(f"drabridge lanes {arguments.action} needs a RESOURCE", hint="drabridge lanes lists them")
     if arguments.action == "reset":

@@ -39,13 +39,19 @@ def terminal_width(output: str) -> int | None:
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], width: int | None = None) -> str:
-    """Render rows under upper-case headings. ``width``: the longest columns are cut until a line fits; None: never."""
+    """Render rows under upper-case headings.
+
+    ``width``: the longest columns are cut until a line fits. None cuts nothing.
+    """
     header = [column.upper().replace("_", " ") for column in columns]
     return render(header, [[cell(row.get(column)) for column in columns] for row in rows], width, drop_empty=False)
 
 
 def wrapped(texts: Iterable[str], width: int | None, first: str) -> list[str]:
-    """Put ``first`` before each text and wrap between words: a path or a name stays whole, so that it can be copied."""
+    """Put ``first`` before each text and wrap it between words.
+
+    A path or a name stays whole, so that it can be copied.
+    """
     if width is None:
         return [first + cell(text) for text in texts]
     wrapper = textwrap.TextWrapper(
@@ -64,7 +70,10 @@ def as_json_or_yaml(document: Any, output: str) -> str:
 
 
 def error_text(error: Exception) -> str:
-    """Return what a command says of its failure, wrapped on a terminal. Each line of the error is one fault."""
+    """Return what a command says of its failure, wrapped on a terminal.
+
+    Each line of the error is one fault.
+    """
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
     return "\n".join(wrapped((line for line in f"drabridge: {error}".splitlines() if line), width, ""))
 

@@ -156,7 +156,10 @@ def _resource(row: Row) -> dict[str, Any]:
 
 
 def _devices(rows: Sequence[Row], columns: Sequence[str], width: int | None) -> Iterator[str]:
-    """Yield a table. If it is too wide, holders and reasons get lines of their own: a name that is cut is no use."""
+    """Yield the table of devices.
+
+    If it is too wide, holders and reasons get lines of their own: a name that is cut is no use.
+    """
     whole = table(rows, columns).splitlines()
     if width is None or max(map(len, whole)) <= width:
         yield from whole

@@ -1,3 +1,1 @@
-"""A kubelet, an API server and a scheduler in Python that copy the real ones' behaviour and quirks over real
-sockets.
-"""
+"""Simulate a kubelet, an API server and a scheduler over real sockets, with the real ones' behaviour and quirks."""

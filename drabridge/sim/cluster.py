@@ -1,4 +1,7 @@
-"""A Kubernetes cluster in one process: simulated API server, scheduler, controllers, and a kubelet per node."""
+"""Run a Kubernetes cluster in one process.
+
+API server, scheduler and controllers are simulated, and a kubelet for each node.
+"""
 
 from __future__ import annotations
 
@@ -67,9 +70,10 @@ class StoreApi:
 
 
 class ClusterNode:
-    """Joins a simulated kubelet to the simulated API server: its pods, their status, its Node object, its events.
+    """Join a simulated kubelet to the simulated API server.
 
-    Level-triggered: each pass compares what the API server has with what the kubelet has.
+    Its pods, their status, its Node object, its events. Each pass compares what the API server has
+    with what the kubelet has.
     """
 
     def __init__(self, objects: Objects, faults: Faults, kubelet: SimKubelet, timings: NodeTimings) -> None:
@@ -101,7 +105,7 @@ class ClusterNode:
     # -- the Node object
 
     def _register(self) -> None:
-        """The kubelet creates its Node when there is none, and reports the extended resources it has published."""
+        """Create the Node when there is none, and report the extended resources that kubelet has published."""
         node = self._objects.find("nodes", self._name)
         if node is None:
             labels = {"kubernetes.io/hostname": self._name, "kubernetes.io/os": "linux"}
@@ -318,8 +322,9 @@ class SimCluster:
     # -- what a user of kubectl does
 
     async def apply(self, manifest: str | Mapping[str, Any]) -> list[JSON]:
-        """``kubectl apply``: an object, a List, or YAML with several documents. Returns what the server stored.
+        """Do what ``kubectl apply`` does, and return what the server stored.
 
+        Takes an object, a List, or YAML with several documents.
         Raises ApiError with the server's words for what it refuses.
         """
         documents = list(yaml.safe_load_all(manifest)) if isinstance(manifest, str) else [manifest]
@@ -356,7 +361,10 @@ class SimCluster:
     # -- waiting
 
     async def wait(self, condition: Callable[[], object], timeout: float = 60.0, what: str = "") -> None:
-        """Poll every 5 ms. Raises TimeoutError that names ``what`` and shows the pods, or the error of a dead part."""
+        """Wait until the condition holds; poll every 5 ms.
+
+        Raises TimeoutError that names ``what`` and shows the pods, or the error of a part that died.
+        """
         deadline = time.monotonic() + timeout
         while not condition():
             for task in self._tasks:

@@ -21,7 +21,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Tell the story. Raises HostError where the simulation is not installed: the agent's image leaves it out."""
+    """Run the demo. Raises HostError where the simulation is not installed.
+
+    The agent's image leaves it out.
+    """
     if find_spec("celpy") is None or find_spec("drabridge.sim") is None:
         raise HostError("the demo's simulated cluster is not installed", hint="pip install 'drabridge[demo]'")
     from drabridge.cli.demo.hardware import choose

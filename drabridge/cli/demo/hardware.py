@@ -1,4 +1,7 @@
-"""Devices for the demo: loop devices, which root can plug in and out for real, or what every machine has."""
+"""Choose devices for the demo: loop devices, or what every machine has.
+
+Root can plug loop devices in and out for real.
+"""
 
 from __future__ import annotations
 

@@ -40,7 +40,10 @@ spec: {devices: {requests: [{name: one, exactly: {deviceClassName: disk}}]}}
 
 
 class Story:
-    """One node: a simulated cluster in this process, the agent as a process of its own, real sockets between them."""
+    """Tell what happens on one node.
+
+    The simulated cluster is in this process, the agent is a process of its own, and the sockets between them are real.
+    """
 
     def __init__(self, hardware: Hardware, tell: Narrator) -> None:
         self._hardware = hardware

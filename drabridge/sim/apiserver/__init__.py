@@ -1,1 +1,4 @@
-"""A Kubernetes API server in one process: real protocol, real socket, 1.36.2's quirks, and faults on demand."""
+"""Simulate a Kubernetes API server in one process.
+
+Protocol and socket are real, the quirks are those of 1.36.2, faults come on demand.
+"""

@@ -1,4 +1,4 @@
-"""What stands between a decoded object and the store: validation by kind, and rules about who may write it."""
+"""Check a decoded object before it is stored: validation by kind, and who may write it."""
 
 from __future__ import annotations
 

@@ -88,8 +88,9 @@ def after_update(managers: Sequence[Manager], writer: Manager, schema: Schema, o
 def apply(
     schema: Schema, live: JSON, config: JSON, writer: Manager, managers: Sequence[Manager], *, force: bool
 ) -> tuple[JSON, list[Manager]]:
-    """The merged object and its new managers. Raises ApiError 409 when others own what differs, unless ``force``.
+    """Return the merged object and its new managers.
 
+    Raises ApiError 409 when others own what differs, unless ``force``.
     Fields that this manager applied before, does not apply now, and that nobody else owns, are removed.
     """
     mine = frozenset(owned(schema, config))
@@ -111,7 +112,10 @@ def apply(
 
 
 def merge(schema: Schema, live: Any, config: Any) -> Any:
-    """``config`` laid over ``live``; lists with keys merge by key, keeping live order, new items at the end."""
+    """Lay ``config`` over ``live``.
+
+    Lists with keys merge by key: live order first, new items at the end.
+    """
     if live is None or entries(schema, live) is None or entries(schema, config) is None:
         return clone(config)
     if schema.is_list:

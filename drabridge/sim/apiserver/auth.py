@@ -13,7 +13,10 @@ NODE_NAME_EXTRA = "authentication.kubernetes.io/node-name"
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """An identity; ``node`` is set for a service account token bound to a pod on that node (1.32+ projected tokens)."""
+    """An identity.
+
+    ``node`` is set for a service account token that is bound to a pod on that node (projected tokens since 1.32).
+    """
 
     name: str
     groups: tuple[str, ...] = ()
@@ -69,8 +72,9 @@ def check_own_node(user: User, obj: JSON, old: JSON | None) -> ApiError | None:
 
 
 def check_device_status(user: User, new: JSON, old: JSON) -> ApiError | None:
-    """DRAResourceClaimGranularStatusAuthorization (1.36): each changed entry of status.devices needs its driver.
+    """Refuse changes of status.devices by anybody but the device's driver.
 
+    DRAResourceClaimGranularStatusAuthorization (1.36).
     A node-bound user additionally needs the claim to be allocated to its node alone (``associated-node``).
     """
     if not user.node and user.drivers is None:

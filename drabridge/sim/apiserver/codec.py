@@ -1,4 +1,4 @@
-"""Decoding of client objects: types checked, unknown fields found, empty ones omitted, quantities made canonical."""
+"""Decode client objects: check types, find unknown fields, omit empty ones, write quantities canonically."""
 
 from __future__ import annotations
 
@@ -86,7 +86,10 @@ class Decoder:
 
 
 def decode(schema: Schema, kind: str, version: str, body: JSON, *, strict: bool = False) -> JSON:
-    """A client's object in stored form. Raises ApiError 400 for wrong types, and for unknown fields when ``strict``."""
+    """Return a client's object in stored form.
+
+    Raises ApiError 400 for wrong types, and for unknown fields when ``strict``.
+    """
     decoder = Decoder()
     decoded: JSON = decoder.decode(schema, body)
     if decoder.mistyped:
@@ -102,7 +105,10 @@ def decode(schema: Schema, kind: str, version: str, body: JSON, *, strict: bool 
 
 
 def check_typed(schema: Schema, body: JSON, where: str) -> None:
-    """The first step of server-side apply. Raises ApiError 500, as recorded, where other writes answer 400."""
+    """Check the types of an applied configuration.
+
+    Raises ApiError 500, as recorded, where other writes answer 400.
+    """
     decoder = Decoder()
     decoder.decode(schema, body)
     problems = [f".{path}: field not declared in schema" for path in decoder.unknown]

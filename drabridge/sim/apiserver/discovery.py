@@ -32,7 +32,10 @@ REVIEWS = {
 
 
 def document(path: str, dra_versions: tuple[str, ...]) -> JSON | None:
-    """The answer for a discovery path; None when ``path`` is not one (or its group or version is not served)."""
+    """Return the answer for a discovery path.
+
+    None when ``path`` is not one, or its group or version is not served.
+    """
     match path.strip("/").split("/"):
         case ["version"]:
             return VERSION

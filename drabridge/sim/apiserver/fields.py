@@ -64,7 +64,10 @@ def tracked(path: Path) -> bool:
 
 
 def owned(schema: Schema, value: Any, path: Path = ()) -> set[Path]:
-    """Every field that an applied configuration sets; list items count themselves (``.``) beside their fields."""
+    """Return every field that an applied configuration sets.
+
+    Items of lists count themselves (``.``) beside their fields.
+    """
     children = entries(schema, value)
     if children is None or (not children and path):
         return {path} if tracked(path) else set()

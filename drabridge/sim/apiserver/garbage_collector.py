@@ -31,7 +31,10 @@ def sweep(objects: Objects) -> int:
 
 
 async def collect(objects: Objects, delay_seconds: float = DELAY_SECONDS) -> None:
-    """Sweep after each deletion, and after each creation of an object that claims an owner. Runs until cancelled."""
+    """Delete what no owner is left of, until cancelled.
+
+    It looks after each deletion, and after each creation of an object that claims an owner.
+    """
     wake = asyncio.Event()
 
     def noticed(change: Change) -> None:

@@ -1,4 +1,7 @@
-"""HTTP/1.1 over asyncio streams: just enough for an API server, with chunked answers that can be cut at will."""
+"""Speak HTTP/1.1 over asyncio streams: just enough for an API server.
+
+Answers in chunks can be cut at will.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The formats of names, with the words that the server uses to refuse one (apimachinery ``validation.go``)."""
+"""The formats of names, with the server's words for a bad one (apimachinery ``validation.go``)."""
 
 from __future__ import annotations
 

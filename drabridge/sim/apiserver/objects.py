@@ -1,4 +1,7 @@
-"""The life of objects: create, update, patch, apply, delete, each through defaults, gates, validation and ownership."""
+"""Create, update, patch, apply and delete objects.
+
+Each goes through defaults, gates, validation and ownership.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +146,10 @@ class Objects:
         return self._shown(resource, self._put(resource, new, by))
 
     def update(self, body: JSON, *, namespace: str = "", subresource: str = "", by: Writer = SIMULATOR) -> JSON:
-        """Replace an object, or its status. A stale resourceVersion is a conflict, none at all is no condition."""
+        """Replace an object, or its status.
+
+        A stale resourceVersion is a conflict; none at all is no condition.
+        """
         resource = resource_of(body)
         new = self._decode(resource, body, by)
         self._enter_namespace(resource, new.setdefault("metadata", {}), namespace)
@@ -169,7 +175,10 @@ class Objects:
         by: Writer = SIMULATOR,
         show: Callable[[JSON], JSON] = lambda obj: obj,
     ) -> JSON:
-        """Apply ``change`` to the object as ``show`` presents it (the client's version), then write the outcome."""
+        """Apply ``change`` to the object and write the outcome.
+
+        ``show`` presents it in the client's version.
+        """
         resource = BY_PLURAL[plural]
         old = self._require(resource, (namespace, name))
         body = change(show(self._shown(resource, old)))
@@ -313,7 +322,10 @@ class Objects:
         by: Writer,
         managers: Sequence[Manager] | None,
     ) -> JSON:
-        """The common end of update, patch and apply. ``managers`` is given by apply, which has worked them out."""
+        """Write the outcome of update, patch or apply.
+
+        ``managers`` is given by apply, which has worked them out.
+        """
         self._guard(resource, old, body["metadata"])
         new = sections(resource, old, body, subresource)
         new["metadata"] = kept_metadata(

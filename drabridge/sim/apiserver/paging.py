@@ -42,7 +42,10 @@ def list_page(
     match: str = "",
     stale_revisions: int = 0,
 ) -> Page:
-    """One page, consistent at one revision. Raises ApiError 410 when that is compacted, 400 for a bad token."""
+    """Return one page, consistent at one revision.
+
+    Raises ApiError 410 when that revision is compacted, 400 for a bad token.
+    """
     at, start = _position(token) if token else (_revision(store, revision, match, stale_revisions), "")
     if at < store.compacted and at < store.revision:
         raise expired(PAGE_EXPIRED if token else f"The resourceVersion for the provided list is too old: {at}")

@@ -1,4 +1,7 @@
-"""JSON merge patch (RFC 7386), strategic merge by list keys, JSON patch (RFC 6902) without ``move`` and ``copy``."""
+"""Apply patches: JSON merge patch (RFC 7386), strategic merge by list keys, JSON patch (RFC 6902).
+
+JSON patch has no ``move`` and no ``copy`` here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``resource.Quantity`` of apimachinery: parse, compare, and print in the canonical form the server stores."""
+"""``resource.Quantity`` of apimachinery: parse, compare, print in the form that the server stores."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def _ceil_away(value: Fraction) -> int:
 @total_ordering
 @dataclass(frozen=True, slots=True, eq=False)
 class Quantity:
-    """An exact number and the family of suffixes to print it with. Equality and order look at the number alone."""
+    """An exact number, and the family of suffixes to print it with.
+
+    Equality and order look at the number alone.
+    """
 
     value: Fraction
     format: Format = field(default=Format.DECIMAL_SI)

@@ -1,4 +1,4 @@
-"""Structural schemas: which fields a kind has, their types, and how lists merge (``x-kubernetes-list-type``)."""
+"""Structural schemas: a kind's fields, their types, how lists merge (``x-kubernetes-list-type``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """One node of a schema. Exactly one of ``type``, ``fields``, ``values``, ``items`` is set, unless ``open``."""
+    """One node of a schema.
+
+    Exactly one of ``type``, ``fields``, ``values``, ``items`` is set, unless ``open``.
+    """
 
     type: str = ""
     """string, int64, bool or quantity for a scalar; empty otherwise."""

@@ -26,7 +26,10 @@ def field_value(obj: JSON, path: str) -> str:
 
 
 def field_predicate(selector: str, supported: Mapping[str, str] | tuple[str, ...], what: str) -> Predicate:
-    """``a=b,c!=d``. Raises ApiError 400 for a label the kind does not index; ``what`` is ``group/version, Kind=K``."""
+    """Parse a field selector, ``a=b,c!=d``.
+
+    Raises ApiError 400 for a label that the kind does not index; ``what`` is ``group/version, Kind=K``.
+    """
     if not selector:
         return everything
     terms: list[tuple[str, str, bool]] = []

@@ -1,4 +1,4 @@
-"""What the API server answers when it refuses: ``Status`` objects and field errors, in the words of 1.36.2."""
+"""Refusals of the API server: ``Status`` objects and field errors, in the words of 1.36.2."""
 
 from __future__ import annotations
 
@@ -118,7 +118,10 @@ MODIFIED = "the object has been modified; please apply your changes to the lates
 
 
 def conflict(group: str, what: str, name: str, why: str = MODIFIED) -> ApiError:
-    """``what`` is the plural for a stale resourceVersion and the Kind for a failed precondition: 1.36.2 differs so."""
+    """Return a conflict.
+
+    ``what`` is the plural for a stale resourceVersion and the Kind for a failed precondition: 1.36.2 differs so.
+    """
     text = f'Operation cannot be fulfilled on {qualified(group, what)} "{name}": {why}'
     return ApiError(409, text, "Conflict", _details(group, what, name))
 
@@ -144,7 +147,10 @@ def expired(message: str) -> ApiError:
 
 
 def path_not_found() -> ApiError:
-    """A path nobody serves: the group or version is not there (an *object* that is missing says which one it is)."""
+    """Return the error for a path that nobody serves: its group or version is not there.
+
+    The error for a missing *object* names the object.
+    """
     return ApiError(404, "the server could not find the requested resource", "NotFound")
 
 

@@ -1,4 +1,4 @@
-"""The state behind the API: objects by key, one counter of revisions, and the recent history that watches replay."""
+"""Keep objects by key, one counter of revisions, and the recent history that watches replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Validation of ResourceSlice: the limits of ``pkg/apis/resource/validation`` in 1.36, in its own words."""
+"""Validate ResourceSlices: the limits and words of ``pkg/apis/resource/validation`` in 1.36."""
 
 from __future__ import annotations
 

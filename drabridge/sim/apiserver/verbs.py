@@ -1,4 +1,7 @@
-"""The verbs: what each does with a parsed request. No sockets here; the server sends what these return."""
+"""Carry out the verbs: what each does with a parsed request.
+
+No sockets here: the server sends what these return.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One watch: initial events, replay from history, live changes through selectors, bookmarks, and its end."""
+"""Serve one watch: first events, replay from history, live changes, bookmarks, and its end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ class WatchOptions:
 
 
 def selected(change: Change, wanted: Predicate) -> Event | None:
-    """What a watch with a selector sees: an object that enters the selection is added, one that leaves is deleted."""
+    """Return what a watch with a selector sees of a change.
+
+    An object that enters the selection is added, one that leaves it is deleted.
+    """
     before = change.previous is not None and wanted(change.previous)
     if change.type == "DELETED":
         return ("DELETED", change.object) if before else None
@@ -63,7 +66,10 @@ def bookmark(resource: Resource, revision: int, *, initial_end: bool = False) ->
 async def watch(
     store: Store, options: WatchOptions, lag_seconds: Callable[[], float] = lambda: 0.0
 ) -> AsyncGenerator[Event, None]:
-    """Events until the time limit. A revision that is no longer in the history yields one ERROR event, as recorded."""
+    """Yield events until the time limit.
+
+    A revision that is no longer in the history yields one ERROR event, as recorded.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + options.timeout_seconds
     queue: asyncio.Queue[tuple[float, Change]] = asyncio.Queue()

@@ -1,4 +1,7 @@
-"""What a write may change and what it keeps: sections, metadata, ownership times. Pure functions over JSON."""
+"""What a write may change and what it keeps: sections, metadata, ownership times.
+
+Pure functions over JSON.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ def bare(obj: JSON) -> JSON:
 
 
 def sections(resource: Resource, old: JSON, body: JSON, subresource: str) -> JSON:
-    """Which top-level parts a write may change: the status alone through /status, everything but it otherwise."""
+    """Return which top-level parts a write may change.
+
+    Through /status it is the status alone, otherwise everything but the status.
+    """
     if subresource == "status":
         return {**clone(old), "status": body.get("status", {})}
     if resource.has_status:
@@ -47,7 +53,10 @@ def sections(resource: Resource, old: JSON, body: JSON, subresource: str) -> JSO
 
 
 def kept_metadata(old: JSON, new: JSON, *, frozen: bool) -> JSON:
-    """Metadata after a write: identity is the server's; through /status of DRA kinds nothing of it changes."""
+    """Return the metadata after a write.
+
+    Identity is the server's. Through /status of DRA kinds nothing of it changes.
+    """
     mine = (
         "uid",
         "creationTimestamp",
@@ -64,7 +73,10 @@ def kept_metadata(old: JSON, new: JSON, *, frozen: bool) -> JSON:
 
 
 def applicable(resource: Resource, config: JSON, subresource: str) -> JSON:
-    """The part of an applied configuration that the endpoint owns (the rest is reset, as ``GetResetFields`` does)."""
+    """Return the part of an applied configuration that the endpoint owns.
+
+    The rest is reset, as ``GetResetFields`` does.
+    """
     if subresource == "status":
         return {"status": config.get("status", {})}
     kept = {name: value for name, value in config.items() if not (name == "status" and resource.has_status)}
@@ -88,6 +100,9 @@ def _identity(entry: JSON) -> tuple[Any, ...]:
 
 
 def counted_spec(resource: Resource, obj: JSON) -> JSON:
-    """The part of the spec whose changes count as generations: binding a pod to a node is not one (recorded)."""
+    """Return the part of the spec whose changes count as generations.
+
+    Binding a pod to a node does not count (recorded).
+    """
     spec: JSON = obj.get("spec", {})
     return {name: value for name, value in spec.items() if not (resource.plural == "pods" and name == "nodeName")}

@@ -1,4 +1,7 @@
-"""Whether a pod may run, without sockets: texts of a rejection, and the predicate on extended resources."""
+"""Decide whether a pod may run: texts of a rejection, and the predicate on extended resources.
+
+No sockets here.
+"""
 
 from __future__ import annotations
 

@@ -13,8 +13,9 @@ from google.protobuf.message import Message
 
 @dataclass(slots=True)
 class Call:
-    """One RPC. ``direction``: ``in`` or ``out``; ``peer``: resource, driver or socket; ``at``: ``time.monotonic()``.
+    """One RPC.
 
+    ``direction``: ``in`` or ``out``; ``peer``: resource, driver or socket; ``at``: ``time.monotonic()``.
     ``seconds`` is None while it runs; ``error`` holds the text that the kubelet's code would see.
     """
 
@@ -34,7 +35,10 @@ Observer = Callable[[str, Call], None]
 
 
 class CallLog:
-    """All calls since the node exists, across restarts of the kubelet; an observer sees each begin and end."""
+    """All calls since the node exists, across restarts of the kubelet.
+
+    An observer sees each begin and end.
+    """
 
     def __init__(self, observer: Observer | None = None) -> None:
         self._calls: list[Call] = []

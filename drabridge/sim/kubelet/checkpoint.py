@@ -1,5 +1,6 @@
-"""The device manager's checkpoint file, in the format observed on 1.36.2
-(``cm/devicemanager/checkpoint/checkpoint.go``).
+"""Read and write the device manager's checkpoint file, in the format observed on 1.36.2.
+
+Source: ``cm/devicemanager/checkpoint/checkpoint.go``.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The device manager's accounting, without sockets (``pkg/kubelet/cm/devicemanager/manager.go``,
-``pod_devices.go``).
+"""Account for devices as the device manager does, without sockets.
+
+Source: ``pkg/kubelet/cm/devicemanager/manager.go``, ``pod_devices.go``.
 """
 
 from __future__ import annotations
@@ -14,12 +15,18 @@ NO_TOPOLOGY = -1  # pod_devices.go, nodeWithoutTopology
 
 
 class KubeletPanicError(Exception):
-    """The point where the real process ends by a nil dereference; the text names the function and the device."""
+    """The real process would end here by a nil dereference.
+
+    The text names the function and the device.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """One device of a list. ``numa``: None without TopologyInfo, empty for a TopologyInfo that is present and empty."""
+    """One device of a list.
+
+    ``numa``: None without TopologyInfo, empty for a TopologyInfo that is present and empty.
+    """
 
     id: str
     health: str
@@ -33,8 +40,9 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What one container holds of one resource: device ids by NUMA node (-1: none), and the plugin's
-    serialised answer.
+    """What one container holds of one resource.
+
+    Device ids by NUMA node (-1: none), and the plugin's serialised answer.
     """
 
     by_numa: Mapping[int, tuple[str, ...]]
@@ -47,8 +55,9 @@ class Allocation:
 
 @dataclass(slots=True)
 class EndpointRecord:
-    """A plugin as the manager remembers it; ``client`` is None for one that is known from the checkpoint only.
+    """A plugin as the manager remembers it.
 
+    ``client`` is None for one that is known from the checkpoint only.
     ``pre_start`` is None while nobody registered since the kubelet's start (the real ``opts == nil``).
     """
 
@@ -63,7 +72,10 @@ class EndpointRecord:
 
 @dataclass(slots=True)
 class DeviceState:
-    """Devices by resource, and who holds them. Every method is a step of the real manager of the same meaning."""
+    """Devices by resource, and who holds them.
+
+    Every method is a step of the real manager, with the same meaning.
+    """
 
     all: dict[str, dict[str, DeviceInfo]] = field(default_factory=dict)
     healthy: dict[str, set[str]] = field(default_factory=dict)
@@ -91,8 +103,9 @@ class DeviceState:
         endpoint.stopped_at = now
 
     def capacity(self, now: float, grace_seconds: float) -> tuple[dict[str, int], dict[str, int], set[str]]:
-        """GetCapacity: (capacity, allocatable, removed); forgets resources whose plugin is gone for longer than the
-        grace.
+        """Return (capacity, allocatable, removed), as GetCapacity does.
+
+        Forgets resources whose plugin is gone for longer than the grace.
         """
         removed = {
             resource
@@ -139,7 +152,10 @@ class DeviceState:
         return bool(gone)
 
     def insert(self, uid: str, container: str, resource: str, ids: Iterable[str], response: bytes) -> Allocation:
-        """The end of allocateContainerResources, with its nil dereference for an id that left the list meanwhile."""
+        """Finish allocateContainerResources.
+
+        With its nil dereference for an id that left the list meanwhile.
+        """
         by_numa: dict[int, tuple[str, ...]] = {}
         for id_ in ids:
             for node in self.numa_nodes(resource, id_, "allocateContainerResources") or (NO_TOPOLOGY,):
@@ -149,7 +165,10 @@ class DeviceState:
         return allocation
 
     def numa_nodes(self, resource: str, id_: str, function: str) -> tuple[int, ...]:
-        """NUMA nodes of a device, empty without any; KubeletPanicError for an id that is not in the newest list."""
+        """Return the NUMA nodes of a device, empty without any.
+
+        Raises KubeletPanicError for an id that is not in the newest list.
+        """
         device = self.all.get(resource, {}).get(id_)
         if device is None:
             raise KubeletPanicError(

@@ -79,7 +79,10 @@ def _plugin_devices(pod: PodSpec, container: Container, state: DeviceState) -> l
 def _claim_devices(
     pod: PodSpec, container: Container, cache: dict[Key, ClaimInfo], book: HealthBook, now: float
 ) -> list[dict[str, Any]]:
-    """cm/dra/manager.go, UpdateAllocatedResourcesStatus: the first CDI id names a device, else driver/pool/device."""
+    """Return the health of a claim's devices.
+
+    cm/dra/manager.go, UpdateAllocatedResourcesStatus: the first CDI id names a device, else driver/pool/device.
+    """
     entries = []
     for claim, request, label in container_refs(pod, container):
         info = cache.get((pod.namespace, claim))

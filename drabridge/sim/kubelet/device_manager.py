@@ -24,8 +24,9 @@ class AllocationError(Exception):
 
 
 class DeviceManager:
-    """State plus RPCs. ``active_uids`` and ``already_running`` look at the node; ``sources_ready`` is set by the
-    process.
+    """The accounting plus RPCs.
+
+    ``active_uids`` and ``already_running`` look at the node; ``sources_ready`` is set by the process.
     """
 
     def __init__(
@@ -122,7 +123,10 @@ class DeviceManager:
         await self._allocate(pod, container)
 
     def admission_over(self) -> None:
-        """The pod is no longer protected by being under admission: observed, a finished pod's entries go at once."""
+        """Protect the pod's entries no longer: its admission is over.
+
+        Observed: a finished pod's entries go at once.
+        """
         self._pending_admission = ""
 
     def _admit_topology(self, pod: PodSpec, container: Container) -> frozenset[int] | None:
@@ -246,8 +250,9 @@ class DeviceManager:
         return topology.split_by_affinity(self.state, resource, available, affinity)
 
     async def _preferred(self, resource: str, available: Iterable[str], must: Iterable[str], size: int) -> set[str]:
-        """callGetPreferredAllocationIfAvailable. An error rejects the pod and leaks the ids taken so far, as
-        in 1.36.2.
+        """Ask the plugin which devices it prefers (callGetPreferredAllocationIfAvailable).
+
+        An error rejects the pod and leaks the ids taken so far, as in 1.36.2.
         """
         endpoint = self.state.endpoints.get(resource)
         if endpoint is None:
@@ -265,8 +270,9 @@ class DeviceManager:
     async def run_options(
         self, pod: PodSpec, container: Container, *, skip_claims: bool = False
     ) -> list[tuple[str, frozenset[str], pb.ContainerAllocateResponse]]:
-        """GetDeviceRunContainerOptions: PreStartContainer if required, then the cached answers, in random order.
+        """Return what a container is started with (GetDeviceRunContainerOptions).
 
+        PreStartContainer first if required, then the cached answers, in random order.
         Returns (resource, ids, answer). Raises AllocationError. A resource of which no record exists (a lost
         checkpoint)
         is allocated now.

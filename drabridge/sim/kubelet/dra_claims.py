@@ -1,4 +1,7 @@
-"""The DRA manager's memory of claims, without sockets (``pkg/kubelet/cm/dra/claiminfo.go``, ``cm/dra/state``)."""
+"""Remember claims as the DRA manager does, without sockets.
+
+Source: ``pkg/kubelet/cm/dra/claiminfo.go``, ``cm/dra/state``.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,9 @@ class PreparedDevice:
 
 @dataclass(slots=True)
 class ClaimInfo:
-    """A claim in use on this node. ``prepared`` is in memory only: a new kubelet calls the driver again for
-    new pods.
+    """A claim in use on this node.
+
+    ``prepared`` is in memory only: a new kubelet calls the driver again for new pods.
     """
 
     namespace: str
@@ -75,7 +79,10 @@ def container_refs(pod: PodSpec, container: Container) -> list[tuple[str, str, s
 def container_devices(
     cache: Mapping[Key, ClaimInfo], pod: PodSpec, container: Container
 ) -> tuple[list[str], list[tuple[str, str, str]]]:
-    """GetResources: CDI ids without repetition, and (driver, pool, device), of the requests a container names."""
+    """Return CDI ids without repetition, and (driver, pool, device), of the requests a container names.
+
+    GetResources of the real one.
+    """
     cdi: dict[str, None] = {}
     devices: dict[tuple[str, str, str], None] = {}
     for claim, request, _ in container_refs(pod, container):
@@ -91,8 +98,9 @@ def container_devices(
 def dynamic_resources(
     cache: Mapping[Key, ClaimInfo], pod: PodSpec, container: Container, *, accumulate: bool, share_ids: bool
 ) -> list[podresources.DynamicResource]:
-    """GetDynamicResources: whole claims, whatever requests the container names; nothing if one claim is unknown.
+    """Return whole claims, whatever requests the container names (GetDynamicResources).
 
+    Nothing if one claim is unknown.
     ``accumulate``: the n-th device of a driver in a claim also lists the CDI names of those before it (observed).
     """
     answer = []
@@ -118,7 +126,10 @@ def dynamic_resources(
 
 
 def encode(infos: Iterable[ClaimInfo]) -> str:
-    """The state file: JSON inside JSON with a CRC-32. Field names are the real ones, the number is a stand-in."""
+    """Return the text of the state file: JSON inside JSON with a CRC-32.
+
+    Field names are the real ones, the number is a stand-in.
+    """
     claims = [
         {
             "ClaimUID": info.uid,
@@ -147,7 +158,10 @@ def _device(device: PreparedDevice) -> dict[str, Any]:
 
 
 def decode(text: str) -> dict[Key, ClaimInfo]:
-    """Raises ValueError for a file that is no state of ours; the real kubelet does not start with such a file."""
+    """Parse the state file. Raises ValueError for a file that is no state of ours.
+
+    The real kubelet does not start with such a file.
+    """
     document = json.loads(text)
     data = document["Data"]
     if zlib.crc32(data.encode()) != document["Checksum"]:

@@ -53,7 +53,10 @@ class Prepared:
 
 
 class DraClient:
-    """One persistent connection for the DRA service and the health stream; it connects when somebody listens."""
+    """One persistent connection for the DRA service and the health stream.
+
+    It connects when somebody listens.
+    """
 
     def __init__(self, node: Node, driver: str, endpoint: Path, service: str, health: str) -> None:
         self.driver = driver
@@ -94,7 +97,10 @@ class DraClient:
             await self._channel.wait_for_state_change(state)
 
     async def watch_health(self, book: HealthBook) -> None:
-        """NodeWatchResources for ever: opened again after each end, also where the driver does not implement it."""
+        """Read NodeWatchResources for ever.
+
+        It is opened again after each end, also where the driver does not implement it.
+        """
         timings = self._node.timings
         messages, stubs = _HEALTH[self._health]
         while True:

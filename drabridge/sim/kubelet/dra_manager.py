@@ -49,8 +49,9 @@ class DraManager:
     # -- life
 
     def restore(self) -> None:
-        """Claims come back with their devices and without the prepared flag. Raises ValueError: the kubelet cannot
-        start.
+        """Read the claims back, with their devices and without the prepared flag.
+
+        Raises ValueError: the kubelet cannot start.
         """
         path = self._node.root / dra_claims.FILE_NAME
         if path.exists():
@@ -76,7 +77,10 @@ class DraManager:
     # -- prepare
 
     async def prepare(self, pod: PodSpec) -> None:
-        """PrepareResources: every claim of the pod, one call per driver. Raises PrepareError with the event's text."""
+        """Prepare every claim of the pod, one call per driver (PrepareResources).
+
+        Raises PrepareError with the event's text.
+        """
         try:
             await self._prepare(pod)
         except (PluginCallError, ClusterError) as error:
@@ -154,7 +158,10 @@ class DraManager:
     # -- unprepare
 
     async def unprepare(self, pod: PodSpec) -> bool:
-        """UnprepareResources: claims that no other pod of the node uses. False if something must be tried again."""
+        """Unprepare claims that no other pod of the node uses (UnprepareResources).
+
+        False if something must be tried again.
+        """
         mine = [info for info in self.cache.values() if pod.uid in info.pods]
         return await self._unprepare(mine, pod.uid)
 

@@ -1,4 +1,7 @@
-"""Registered DRA drivers, and the wiping of slices nobody answers for (``cm/dra/plugin/dra_plugin_manager.go``)."""
+"""Keep registered DRA drivers, and wipe slices that nobody answers for.
+
+Source: ``cm/dra/plugin/dra_plugin_manager.go``.
+"""
 
 from __future__ import annotations
 

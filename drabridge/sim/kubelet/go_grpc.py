@@ -28,14 +28,20 @@ def code_name(code: grpc.StatusCode) -> str:
 
 
 def error_text(error: grpc.aio.AioRpcError) -> str:
-    """``rpc error: code = FailedPrecondition desc = ...`` (google.golang.org/grpc/internal/status/status.go)."""
+    """Return an error as Go prints it: ``rpc error: code = FailedPrecondition desc = ...``.
+
+    Source: google.golang.org/grpc/internal/status/status.go.
+    """
     late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     text = "context deadline exceeded" if late else error.details() or ""
     return f"rpc error: code = {code_name(error.code())} desc = {text}"
 
 
 def unix_channel(path: Path) -> grpc.aio.Channel:
-    """A connection of its own to a socket: C-core would share one among channels to the same path, Go does not."""
+    """Return a connection of its own to a socket.
+
+    C-core would share one among channels to the same path, Go does not.
+    """
     return grpc.aio.insecure_channel(
         f"unix:{path}",
         options=(
@@ -49,8 +55,9 @@ def unix_channel(path: Path) -> grpc.aio.Channel:
 
 
 async def dial(path: Path, timeout: float) -> grpc.aio.Channel:
-    """A blocking dial: a connected channel, or PluginCallError ``context deadline exceeded`` after ``timeout``
-    seconds.
+    """Return a connected channel.
+
+    Raises PluginCallError ``context deadline exceeded`` after ``timeout`` seconds.
     """
     channel = unix_channel(path)
     try:

@@ -56,8 +56,9 @@ class KubeletDownError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class ResourceView:
-    """One device-plugin resource as the kubelet has it. ``streams``: ListAndWatch streams that are being read.
+    """One device-plugin resource as the kubelet has it.
 
+    ``streams``: ListAndWatch streams that are being read.
     ``registered``: a plugin's endpoint is there and has not stopped; it may still have sent no list.
     """
 
@@ -69,8 +70,9 @@ class ResourceView:
 
 
 class SimKubelet:
-    """A node with one kubelet; the kubelet may be stopped, restarted, crashed and rebooted, the node stays.
+    """A node with one kubelet.
 
+    The kubelet may be stopped, restarted, crashed and rebooted; the node stays.
     ``topology_policy``: ``none`` or ``single-numa-node``. ``version``: as ``1.36``; see
     :mod:`drabridge.sim.kubelet.versions`.
     ``seed`` decides everything that is random in a kubelet: the order of ids, which ids are taken, retry jitter.
@@ -325,8 +327,10 @@ class SimKubelet:
     async def wait_for_resource(
         self, resource: str, healthy: int | None = None, timeout: float = 60.0, *, published: bool = True
     ) -> None:
-        """Until the resource is registered, its list is read, as many devices as asked for are healthy, and the Node
-        says so: before that, pods that ask for it are refused or started without it.
+        """Wait until the resource can be used.
+
+        It is registered, its list is read, as many devices as asked for are healthy, and the Node says so. Before that,
+        pods that ask for it are refused or started without it.
         """
 
         def there() -> bool:

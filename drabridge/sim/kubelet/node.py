@@ -54,7 +54,10 @@ class NodeResources:
         self.allocatable = self.capacity | dict(allocatable)
 
     def zero(self) -> None:
-        """A kubelet with an empty device-plugin directory takes the node for a new one (kubelet_node_status.go)."""
+        """Set everything to 0.
+
+        A kubelet with an empty device-plugin directory takes the node for a new one (kubelet_node_status.go).
+        """
         self.capacity = dict.fromkeys(self.capacity, 0)
         self.allocatable = dict(self.capacity)
 

@@ -1,5 +1,6 @@
-"""The kubelet's client of one device plugin (``pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go``,
-``endpoint.go``).
+"""The kubelet's client of one device plugin.
+
+Source: ``pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go``, ``endpoint.go``.
 """
 
 from __future__ import annotations
@@ -148,8 +149,9 @@ class PluginClient:
 
 
 def _cancelled_from_outside() -> bool:
-    """grpc.aio raises CancelledError also when our own channel was closed; only a real request to cancel is
-    passed on.
+    """Whether somebody asked the task to end.
+
+    grpc.aio raises CancelledError also when our own channel was closed; only a real request to cancel is passed on.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

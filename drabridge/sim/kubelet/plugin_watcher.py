@@ -46,8 +46,9 @@ class Watched:
 
 
 class PluginWatcher:
-    """Keeps registered exactly what has a socket. ``handlers``: plugin type -> handler; ``refused``: errors to
-    report.
+    """Keep registered exactly what has a socket.
+
+    ``handlers``: plugin type -> handler; ``refused``: errors to report.
     """
 
     def __init__(self, node: Node, handlers: dict[str, PluginHandler], refused: tuple[type[Exception], ...]) -> None:

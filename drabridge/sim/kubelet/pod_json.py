@@ -1,4 +1,7 @@
-"""Pods as JSON, in both directions: what the control channel speaks and the state of a node between processes."""
+"""Read and write pods as JSON.
+
+For the control channel, and for a node's state between processes.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,9 @@ from drabridge.sim.kubelet.pods import (
 
 
 def pod_from_manifest(manifest: Mapping[str, Any]) -> PodSpec:
-    """A Kubernetes Pod object, as far as a device cares. Raises KeyError or ValueError for what cannot be read.
+    """Parse a Kubernetes Pod object, as far as a device cares.
 
+    Raises KeyError or ValueError for what cannot be read.
     ``status.resourceClaimStatuses`` resolves claims from templates; ``status.extendedResourceClaimStatus`` is taken
     too.
     """

@@ -1,4 +1,4 @@
-"""The life of one admitted pod: claims, init containers, containers, the end (``pkg/kubelet/pod_workers.go``)."""
+"""Run one admitted pod: claims, init containers, containers, the end (``pkg/kubelet/pod_workers.go``)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ class Claims(Protocol):
 
 
 class PodWorker:
-    """Runs one pod in one kubelet process. ``settled`` is set at the first outcome: running, ended, or waiting."""
+    """Run one pod in one kubelet process.
+
+    ``settled`` is set at the first outcome: running, ended, or waiting.
+    """
 
     def __init__(self, record: PodRecord, node: Node, manager: DeviceManager, claims: Claims) -> None:
         self.record = record
@@ -74,7 +77,10 @@ class PodWorker:
         return task
 
     async def restart_container(self, name: str) -> None:
-        """A container crashed: start it again from the cached answers. Nothing happens to a pod that is ending."""
+        """Start a container that crashed again, from the cached answers.
+
+        Nothing happens to a pod that is ending.
+        """
         if not self._end.is_set():
             await asyncio.wait({self._spawn(self._restart(name))})
 
@@ -161,8 +167,9 @@ class PodWorker:
             self.record.completed.add(name)
 
     async def _stop(self) -> None:
-        """Containers first, then claims, until the driver agrees; only then is the end final (kubelet.go,
-        SyncTerminatedPod).
+        """End the containers first, then the claims, until the driver agrees.
+
+        Only then is the end final (kubelet.go, SyncTerminatedPod).
         """
         await asyncio.sleep(self._linger_seconds)
         for name in [c.name for c in self.record.spec.all_containers if c.name in self.record.running]:
@@ -181,8 +188,9 @@ def merge_options(
     cdi: list[str],
     dra: list[tuple[str, str, str]],
 ) -> RunOptions:
-    """deviceRunContainerOptions (pod_devices.go): per container across resources, the first value of a key wins.
+    """Merge a container's answers of all resources; the first value of a key wins.
 
+    deviceRunContainerOptions (pod_devices.go).
     CDI names of claims come first; those of the device plugin are a set among themselves.
     """
     envs: dict[str, str] = {}

@@ -68,16 +68,18 @@ class PodResources:
         self._dynamic = dynamic
 
     def list(self) -> pb.ListPodResourcesResponse:
-        """List: active pods since 1.34, before that every known pod. Frees what finished pods held, as a side
-        effect.
+        """List active pods; before 1.34, every known pod.
+
+        As a side effect it frees what finished pods held.
         """
         self._manager.collect()
         pods = [pod for pod in self._pods() if pod.active or not self._version.lists_active_pods_only]
         return pb.ListPodResourcesResponse(pod_resources=[self._pod(pod.spec) for pod in pods])
 
     def get(self, namespace: str, name: str) -> pb.GetPodResourcesResponse:
-        """Get. Raises LookupError with the real text for a pod that is missing, finished, or when Get is
-        switched off.
+        """Get one pod.
+
+        Raises LookupError with the real text for a pod that is missing, finished, or when Get is switched off.
         """
         if not self._version.podresources_get:
             raise LookupError("PodResources API Get method disabled")

@@ -26,8 +26,9 @@ class ContainerClaim:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """``limits``: extended resource -> number. ``run_seconds``: ends by itself after so long; None runs until told.
+    """One container.
 
+    ``limits``: extended resource -> number. ``run_seconds``: ends by itself after so long; None runs until told.
     An init container with ``restart_policy="Always"`` is a sidecar: it starts in order and stays.
     """
 
@@ -44,7 +45,10 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class PodClaim:
-    """An entry of ``spec.resourceClaims`` with the claim's real name (a template's is in the pod's status)."""
+    """An entry of ``spec.resourceClaims`` with the claim's real name.
+
+    The name of a template's claim is in the pod's status.
+    """
 
     name: str
     claim_name: str
@@ -61,8 +65,9 @@ class RequestMapping:
 
 @dataclass(frozen=True, slots=True)
 class ExtendedClaim:
-    """``status.extendedResourceClaimStatus``: the claim that serves the pod's extended resources through DRA
-    (KEP-5004).
+    """``status.extendedResourceClaimStatus`` (KEP-5004).
+
+    The claim that serves the pod's extended resources through DRA.
     """
 
     claim_name: str
@@ -94,7 +99,10 @@ class PodSpec:
         raise KeyError(f"pod {self.namespace}/{self.name} has no container {name!r}")
 
     def claim_names(self) -> tuple[str, ...]:
-        """Names of every claim the kubelet prepares, also those that no container refers to; each once, in order."""
+        """Names of every claim that the kubelet prepares, each once, in order.
+
+        Also of those that no container refers to.
+        """
         names = [claim.claim_name for claim in self.resource_claims]
         if self.extended_claim is not None:
             names.append(self.extended_claim.claim_name)
@@ -109,7 +117,10 @@ class PodSpec:
 
 @dataclass(frozen=True, slots=True)
 class PodStatus:
-    """A pod's outcome so far. ``waiting``: container -> why it does not start; ``restarts``: container -> count."""
+    """A pod's outcome so far.
+
+    ``waiting``: container -> why it does not start; ``restarts``: container -> count.
+    """
 
     phase: Phase
     reason: str = ""
@@ -132,8 +143,9 @@ class Event:
 
 @dataclass(slots=True)
 class PodRecord:
-    """What the API server and the runtime know of a pod; it outlives the kubelet process. Written by the pod worker
-    only.
+    """What the API server and the runtime know of a pod.
+
+    It outlives the kubelet process. Only the pod worker writes it.
     """
 
     spec: PodSpec
@@ -149,7 +161,10 @@ class PodRecord:
 
     @property
     def active(self) -> bool:
-        """In ``filterOutInactivePods`` terms (kubelet_pods.go): not finished, or still stopping its containers."""
+        """Whether the pod is not finished, or is still stopping its containers.
+
+        ``filterOutInactivePods`` (kubelet_pods.go).
+        """
         return self.phase not in (Phase.SUCCEEDED, Phase.FAILED) or bool(self.running)
 
     def status(self) -> PodStatus:

@@ -52,7 +52,7 @@ class LeakySockets:
             raise OSError(f"cannot bind {path}")
 
     def bind_by_rename(self, server: grpc.aio.Server, path: Path) -> Path:
-        """Bind to a temporary name in the directory; call :meth:`publish` with the answer once the server has started.
+        """Bind to a temporary name in the directory and return it; the caller renames it when the server has started.
 
         ``pkg/kubelet/util/util_unix.go``, CreateListener: watchers see IN_MOVED_TO of the name, never IN_CREATE.
         """
@@ -80,8 +80,9 @@ def remove_sockets(directory: Path) -> list[str]:
 
 
 class KubeletProcess:
-    """Servers, managers and workers. ``on_panic`` is called once with the reason when the real process would
-    have died.
+    """Servers, managers and workers of one run.
+
+    ``on_panic`` is called once with the reason when the real process would have died.
     """
 
     def __init__(self, node: Node, dra: DraManager, on_panic: Callable[[str], None]) -> None:
@@ -110,7 +111,10 @@ class KubeletProcess:
     # -- start and end
 
     async def start(self) -> None:
-        """Checkpoint, wipe, kubelet.sock, then everything else: the order of cm/devicemanager/manager.go, Start."""
+        """Start in the real order: checkpoint, wipe, kubelet.sock, then everything else.
+
+        Source: cm/devicemanager/manager.go, Start.
+        """
         node = self._node
         self.manager.running_at_start = frozenset(node.running_containers())
         node.device_plugin_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -178,7 +182,10 @@ class KubeletProcess:
     # -- pods
 
     async def _pods_arrive(self) -> None:
-        """Re-admit what the API server says runs here, one by one; only then are the sources ready (kubelet.go)."""
+        """Admit again what the API server says runs here, one by one.
+
+        Only then are the sources ready (kubelet.go).
+        """
         await asyncio.sleep(self._node.timings.pod_source_seconds)
         await self._node.faults.pods_arrive.wait()
         for record in list(self._node.pods.values()):
@@ -257,7 +264,10 @@ class KubeletProcess:
         await self.outlive(self._run_pod(record), f"admit {record.spec.name}")
 
     async def _run_pod(self, record: PodRecord) -> None:
-        """A pod that is bound before the sources are ready may arrive with them; it is admitted once either way."""
+        """Admit a pod, once.
+
+        One that is bound before the sources are ready may arrive with them.
+        """
         uid = record.spec.uid
         self._node.pods[uid] = record
         await self.sources_ready.wait()

@@ -1,5 +1,6 @@
-"""The Registration service on ``kubelet.sock`` (``pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go``,
-``handler.go``).
+"""The Registration service on ``kubelet.sock``.
+
+Source: ``pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go``, ``handler.go``.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ _NAME = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
 
 
 def is_qualified_name(text: str) -> bool:
-    """``[subdomain/]name``: subdomain of at most 253 lower-case characters, name of at most 63 (apimachinery,
-    validation.go).
+    """Whether the text is ``[subdomain/]name`` (apimachinery, validation.go).
+
+    A subdomain of at most 253 lower-case characters, a name of at most 63.
     """
     prefix, slash, name = text.rpartition("/")
     if slash and (len(prefix) > 253 or not _SUBDOMAIN.fullmatch(prefix)):
@@ -41,7 +43,9 @@ def is_qualified_name(text: str) -> bool:
 
 
 def is_extended_resource_name(text: str) -> bool:
-    """Whether Register accepts it: a domain that is not kubernetes.io, and a valid quota name ``requests.<text>``
+    """Whether Register accepts the name of a resource.
+
+    It needs a domain that is not kubernetes.io, and ``requests.<text>`` has to be a valid quota name
     (``pkg/apis/core/v1/helper/helpers.go``, IsExtendedResourceName).
     """
     if "/" not in text or _NATIVE_DOMAIN in text or text.startswith(_QUOTA_PREFIX):
@@ -67,14 +71,18 @@ def check_request(request: pb.RegisterRequest) -> None:
 
 
 def endpoint_path(directory: Path, endpoint: str) -> Path:
-    """Go's ``filepath.Join(dir, endpoint)``: cleaned; a sub-path or ``../x`` leaves the directory, an absolute one does
-    not.
+    """Join as Go's ``filepath.Join(dir, endpoint)`` does.
+
+    The result is cleaned: a sub-path or ``../x`` leaves the directory, an absolute one does not.
     """
     return Path(os.path.normpath(f"{directory}/{endpoint}"))
 
 
 class Registration(rpc.RegistrationServicer):
-    """Answers Register, and keeps one client for each resource, which is where the duplicate-registration bug lives."""
+    """Answer Register, and keep one client for each resource.
+
+    The bug with duplicate registrations lives here.
+    """
 
     def __init__(
         self,
@@ -113,8 +121,9 @@ class Registration(rpc.RegistrationServicer):
         raise AssertionError("abort raises")
 
     async def connect(self, resource: str, path: Path) -> None:
-        """connectClient: dial back and ask for options before returning, ListAndWatch after. Raises PluginCallError.
+        """Dial back and ask for options before returning, ListAndWatch after (connectClient).
 
+        Raises PluginCallError.
         Up to 1.36 clients are kept by resource name: a second registration replaces the first while its stream goes on,
         and a failed second one forgets the first, whose end then goes unnoticed.
         """

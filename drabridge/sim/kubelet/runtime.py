@@ -1,4 +1,4 @@
-"""What starts containers for the simulated kubelet: a record in memory, or one that takes a lock for each device."""
+"""Start containers for the simulated kubelet: a record in memory, or a lock for each device."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ class ContainerStartError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What a container is started with. ``devices``: (host path, container path, permissions); ``mounts``: (host path,
-    container path, read-only). ``device_ids``: (resource, id) from the device plugin; ``dra_devices``: (driver, pool,
-    device)."""
+    """What a container is started with.
+
+    ``devices``: (host path, container path, permissions); ``mounts``: (host path, container path, read-only);
+    ``device_ids``: (resource, id) from the device plugin; ``dra_devices``: (driver, pool, device).
+    """
 
     cdi_devices: tuple[str, ...] = ()
     envs: dict[str, str] = field(default_factory=dict)
@@ -75,9 +77,10 @@ class Conflict:
 
 
 class LockingRuntime(MemoryRuntime):
-    """Takes an exclusive flock on one file per device for the life of the container: two holders of a device are seen.
+    """Take an exclusive flock on one file per device for the life of the container.
 
-    ``lock_names`` maps a start to names of physical devices. ``conflicts`` keeps every refused start for the judge.
+    Two holders of a device are seen. ``lock_names`` maps a start to names of physical devices. ``conflicts`` keeps
+    every refused start for the judge.
     """
 
     def __init__(self, directory: Path, lock_names: Callable[[RunOptions], Iterable[str]] = names_of_devices) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 @dataclass(slots=True)
 class Timings:
-    """Delays in seconds. Paths in the comments are below ``pkg/kubelet`` of Kubernetes 1.36.2 unless they say
-    otherwise.
+    """Delays in seconds.
 
+    Paths in the comments are below ``pkg/kubelet`` of Kubernetes 1.36.2 unless they say otherwise.
     They may be changed while the kubelet runs (``kubelet.node.timings``), for what begins after that: a test keeps a
     window open for as long as it looks, and then closes it.
     """
@@ -59,8 +59,9 @@ class Timings:
 
     @classmethod
     def fast(cls, **changes: Any) -> Timings:
-        """The same kubelet for tests: what a test would wait for is 20 to 300 times shorter, limits that peers see are
-        not.
+        """Return the timings of the same kubelet for tests.
+
+        What a test would wait for is 20 to 300 times shorter; limits that peers see are not.
         """
         quick = cls(
             endpoint_grace_seconds=1.0,

@@ -16,7 +16,10 @@ POLICIES = (NONE, SINGLE_NUMA_NODE)
 
 
 class TopologyAffinityError(Exception):
-    """The pod's reason is this class's name; the text is policy's (cm/topologymanager/topology_manager.go)."""
+    """The pod's reason is this class's name.
+
+    The text is the policy's (cm/topologymanager/topology_manager.go).
+    """
 
     def __init__(self) -> None:
         super().__init__("Resources cannot be allocated with Topology locality")
@@ -36,10 +39,11 @@ class Demand:
 def demand(
     state: DeviceState, resource: str, needed: int, *, held: Collection[str] | None, reusable: Collection[str]
 ) -> Demand:
-    """GetTopologyHints for one aligned resource. Raises KubeletPanicError for an id that is held but no longer listed.
+    """Return the hints for one aligned resource (GetTopologyHints).
 
-    A device whose only NUMA node is -1 matches no real node: such a resource is aligned, and no pod that wants it is
-    admitted (1.35 and later log the node and go on with the machine's nodes).
+    Raises KubeletPanicError for an id that is held but no longer listed. A device whose only NUMA node is -1 matches no
+    real node: such a resource is aligned, and no pod that wants it is admitted (1.35 and later log the node and go on
+    with the machine's nodes).
     """
     function = "generateDeviceTopologyHints"
     if held:

@@ -1,4 +1,4 @@
-"""Structured allocation: which devices of one node satisfy the requests of some claims; first fit with backtracking."""
+"""Allocate devices of one node to the requests of some claims: first fit with backtracking."""
 
 from __future__ import annotations
 
@@ -261,7 +261,10 @@ class _Search:
         return Pick(wanted, device, amounts)
 
     def _counters_allow(self, device: Device) -> bool:
-        """Shared counters of the pool: the sum over every device in use, this one included, stays within the set."""
+        """Whether the pool's shared counters allow the device.
+
+        The sum over every device in use, this one included, stays within the set.
+        """
         if not device.spec.get("consumesCounters"):
             return True
         pool = self._pool_of[device.driver, device.pool]
@@ -341,7 +344,10 @@ def _from_claim(claim: JSON, picks: Sequence[Pick]) -> list[JSON]:
 
 
 def _node_selector(picks: Sequence[Pick], node: str) -> JSON | None:
-    """One node when a device is local to it or binds to it, else the slices' own selectors; None without any."""
+    """Return one node when a device is local to it or binds to it, else the slices' own selectors.
+
+    None without any.
+    """
     selectors = [pick.device.node_selector for pick in picks if pick.device.node_selector is not None]
     if any(pick.device.spec.get("bindsToNode") for pick in picks) or node_term(node) in selectors:
         return node_term(node)

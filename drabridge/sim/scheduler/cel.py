@@ -1,7 +1,8 @@
-"""CEL selectors over devices: ``device.driver``, ``device.attributes``, ``device.capacity``, semver and quantities.
+"""Evaluate CEL selectors over devices.
 
-The language comes from celpy; this module adds the device and Kubernetes' extension types. Not there: ``cel.bind`` and
-optional field syntax (``.?``), which celpy does not know.
+``device.driver``, ``device.attributes``, ``device.capacity``, semver and quantities. The language comes from celpy;
+this module adds the device and Kubernetes' extension types. Not there: ``cel.bind`` and optional field syntax
+(``.?``), which celpy does not know.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ JSON = dict[str, Any]
 
 
 class SelectorError(ValueError):
-    """The expression does not compile, fails on this device, or does not give a bool: the pod cannot be scheduled."""
+    """The expression does not compile, fails on this device, or does not give a bool.
+
+    The pod cannot be scheduled.
+    """
 
 
 class _Program(Protocol):
@@ -128,7 +132,10 @@ def compiled(expression: str) -> _Program:
 
 
 def device_value(driver: str, device: JSON) -> Any:
-    """The ``device`` variable: attributes and capacities by domain, the driver's own where a name has none."""
+    """Return the ``device`` variable.
+
+    Attributes and capacities by domain, the driver's own where a name has none.
+    """
     types = _celpy().celtypes
 
     class Domains(types.MapType):  # type: ignore[misc, name-defined]
@@ -175,7 +182,10 @@ def _attribute(value: JSON) -> Any:
 
 
 def matches(expression: str, device: Any) -> bool:
-    """Evaluate on what :func:`device_value` made. Raises SelectorError, which stops the scheduling of the pod."""
+    """Evaluate on what :func:`device_value` made.
+
+    Raises SelectorError, which stops the scheduling of the pod.
+    """
     celpy = _celpy()
     try:
         answer = compiled(expression).evaluate({"device": device})

@@ -1,4 +1,4 @@
-"""ResourceClaims around pods: made from templates, reserved, given back, deleted (the resourceclaim controller)."""
+"""Make ResourceClaims from templates, reserve, release and delete them (the resourceclaim controller)."""
 
 from __future__ import annotations
 
@@ -82,7 +82,10 @@ def _reasons(error: ApiError) -> str:
 
 
 def of_pod(objects: Objects, pod: JSON) -> Sequence[JSON]:
-    """The claims that a pod names, in its order. Raises NotReady for one that is missing or on its way out."""
+    """Return the claims that a pod names, in its order.
+
+    Raises NotReady for one that is missing or being deleted.
+    """
     namespace = pod["metadata"]["namespace"]
     generated = {one["name"]: one.get("resourceClaimName") for one in pod["status"].get("resourceClaimStatuses", [])}
     found = []
@@ -125,7 +128,10 @@ def reserve(objects: Objects, claim: JSON, pod: JSON, allocation: JSON | None) -
 
 
 def unreserve(objects: Objects, claim: JSON, pod_uid: str) -> None:
-    """Take a pod's reservation back; the allocation stays until :func:`release` or the next scheduling attempt."""
+    """Take a pod's reservation back.
+
+    The allocation stays until :func:`release` or the next scheduling attempt.
+    """
     meta = claim["metadata"]
 
     def write(obj: JSON) -> None:
@@ -136,7 +142,10 @@ def unreserve(objects: Objects, claim: JSON, pod_uid: str) -> None:
 
 
 def deallocate(objects: Objects, claim: JSON) -> None:
-    """Clear the allocation of a claim nobody uses, then its finalizer: a claim being deleted is gone after that."""
+    """Clear the allocation of a claim that nobody uses, then its finalizer.
+
+    A claim that is being deleted is gone after that.
+    """
     meta = claim["metadata"]
     where = {"namespace": meta["namespace"]}
 
@@ -158,7 +167,10 @@ def _unprotect(claim: JSON) -> None:
 
 
 def release(objects: Objects) -> None:
-    """Drop reservations of pods that ended or are gone, deallocate what nobody reserves, delete generated claims."""
+    """Drop reservations of pods that ended or are gone.
+
+    Then deallocate what nobody reserves, and delete generated claims.
+    """
     pods = {pod["metadata"]["uid"]: pod for pod in objects.peek("pods")}
     for claim in objects.peek("resourceclaims"):
         meta, status = claim["metadata"], claim.get("status", {})
@@ -190,7 +202,10 @@ class Readiness(StrEnum):
 
 
 def readiness(claim: JSON) -> Readiness:
-    """One failure condition that is True fails; every binding condition of every device must be True to be ready."""
+    """Return whether a claim's devices are ready for the pod to be bound.
+
+    One failure condition that is True fails. Every binding condition of every device must be True to be ready.
+    """
     status = claim.get("status", {})
     true_ones = {
         (one["driver"], one["pool"], one["device"], one.get("shareID", "")): {

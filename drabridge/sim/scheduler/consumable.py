@@ -1,4 +1,7 @@
-"""Consumable capacity (KEP-5075): what one share of a device takes, after its request policy has rounded it."""
+"""Consumable capacity (KEP-5075): what one share of a device takes.
+
+Its request policy has rounded it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Extended resources: from a device plugin's count, or through DRA by a class's ``extendedResourceName`` (KEP-5004)."""
+"""Extended resources: from a device plugin's count, or through DRA (KEP-5004).
+
+A class serves one by its ``extendedResourceName``.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,10 @@ def total(pod_asks: Iterable[Ask], resource: str) -> int:
 
 
 def class_for(resource: str, classes: Mapping[str, JSON]) -> str | None:
-    """The class that serves a resource: newest first, then by name (``extendedDeviceClass`` cache of the scheduler)."""
+    """Return the class that serves a resource: the newest, then by name.
+
+    The scheduler's ``extendedDeviceClass`` cache.
+    """
     if resource.startswith(IMPLICIT_PREFIX):
         name = resource.removeprefix(IMPLICIT_PREFIX)
         return name if name in classes else None
@@ -69,7 +75,10 @@ def class_for(resource: str, classes: Mapping[str, JSON]) -> str | None:
 
 
 def used_on(node: str, pods: Iterable[JSON], resource: str) -> int:
-    """The scheduler's count for a node: pods served through DRA are in it as well (``NodeInfo.Requested``)."""
+    """Return the scheduler's count for a node (``NodeInfo.Requested``).
+
+    Pods that are served through DRA are in it as well.
+    """
     return sum(
         total(wanted, resource)
         for pod in pods

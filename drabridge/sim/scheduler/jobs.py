@@ -1,4 +1,7 @@
-"""Jobs, as far as the examples of the DRA pages need them: N pods from a template, counted until complete."""
+"""Run Jobs, as far as the examples of the DRA pages need them.
+
+N pods from a template, counted until complete.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Pools as the scheduler sees them on one node: newest generation, complete ones, devices in order of preference."""
+"""Gather pools as the scheduler sees them on one node.
+
+The newest generation, complete ones, devices in order of preference.
+"""
 
 from __future__ import annotations
 

@@ -293,7 +293,10 @@ class Scheduler:
         return Readiness.READY
 
     async def _await_binding(self, pod: JSON, node: str, names: Sequence[str]) -> None:
-        """PreBind: look at once, then every poll; bind, or give the claims back so that the next pass starts anew."""
+        """Wait for binding conditions (PreBind): look at once, then every poll.
+
+        Bind, or give the claims back so that the next pass starts anew.
+        """
         meta, loop = pod["metadata"], asyncio.get_running_loop()
         deadline = loop.time() + self.timings.binding_timeout_seconds
         post(self.objects, "Pod", pod, "BindingConditionsPending", "waiting for binding conditions", "Normal")
