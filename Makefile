@@ -31,7 +31,8 @@ unit: $(VENV)/.dev system  ## the tests
 
 lowest: $(VENV)/.lowest  ## the wire's, both libraries' and the core's tests again, with the oldest packages allowed
 	$(VENV)/lowest/bin/python -m pytest -q -p no:cacheprovider $(WORKERS) $(addprefix tests/,wire podresources \
-		deviceplugin config offers inventory/test_pure.py ledger/test_store.py ledger/test_store_writer.py \
+		deviceplugin config offers $(addprefix inventory/test_,udev_device.py topology.py \
+		attribute_values.py events.py tracker.py) ledger/test_store.py ledger/test_store_writer.py \
 		ledger/test_service.py ledger/test_clock_stamps.py)
 
 cluster: $(VENV)/.dev system  ## the cluster tests on the node of KUBECONFIG, else on one that ../shared/cluster/cluster starts

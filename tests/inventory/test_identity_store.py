@@ -1,24 +1,15 @@
-"""Names that are remembered, tasks that never end, the metrics table, memory that is given back."""
+"""The file of remembered names: it survives restarts, other versions and damage."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import re
 from pathlib import Path
 
 import pytest
 
 from drabridge.config.loader import load
-from drabridge.errors import ConfigError
 from drabridge.inventory.identity import KnownIdentities
 from drabridge.inventory.identity_store import FILE_NAME, IdentityStore
-from drabridge.system import supervise
-from drabridge.system.memory import settle
-from drabridge.system.paths import Paths
-from drabridge.system.port import parse_listen
-from drabridge.telemetry import metrics
-from drabridge.telemetry.metrics import TABLE, Metrics
 from tests.support.agent_process import CONFIG
 from tests.support.waiting import PATIENCE
 
@@ -82,71 +73,3 @@ def test_lost_names_are_no_reason_to_stop(tmp_path: Path, text: str) -> None:
     assert identities.load(load(CONFIG)) == KnownIdentities()
     identities.save(KnownIdentities({("r/x", "/sys/a"): "A"}, {"A": load(CONFIG)}))
     assert json.loads((tmp_path / FILE_NAME).read_text())["given"] == [["r/x", "/sys/a", "A"]]
-
-
-async def test_a_task_that_fails_or_ends_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "FIRST_SECONDS", 0.001)
-    runs: list[int] = []
-
-    async def work() -> None:
-        runs.append(1)
-        if len(runs) % 2:
-            raise ValueError("broken")
-
-    task = asyncio.create_task(supervise.forever("t", work))
-    while len(runs) < 4:
-        await asyncio.sleep(0.001)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-
-async def test_a_signal_is_not_lost_while_nobody_waits() -> None:
-    signal = supervise.WakeUp()
-    signal.set()
-    assert await signal.wait(1)
-    assert not await signal.wait(0.01)
-
-
-def test_every_metric_follows_the_guidelines() -> None:
-    for definition in TABLE.values():
-        assert re.fullmatch(r"drabridge_[a-z_]+", definition.full_name)
-        assert definition.help.endswith(".")
-        assert (definition.kind == "counter") == definition.full_name.endswith("_total")
-        assert not {"pod_name", "container_name", "pod_namespace"} & set(definition.labels)
-
-
-def test_all_gauges_are_there_even_without_samples() -> None:
-    page = Metrics(lambda: ()).exposition().decode()
-    for definition in TABLE.values():
-        assert f"# TYPE {definition.full_name} {definition.kind}" in page
-    assert metrics.reference().count("\n") == len(TABLE) + 1
-
-
-def test_memory_is_given_back_and_the_program_goes_on() -> None:
-    assert settle() > 0
-    assert sorted([3, 1, 2]) == [1, 2, 3]
-    assert settle(Path("/nonexistent")) == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"), [("127.0.0.1:1", ("127.0.0.1", 1)), (":9", ("", 9)), ("[::1]:2", ("::1", 2))]
-)
-def test_listen_addresses(text: str, expected: tuple[str, int]) -> None:
-    assert parse_listen(text) == expected
-
-
-@pytest.mark.parametrize("text", ["9400", "localhost", "a:b", "::1:3", "h:70000", "h:-1"])
-def test_bad_listen_addresses(text: str) -> None:
-    with pytest.raises(ConfigError, match="HOST:PORT"):
-        parse_listen(text)
-
-
-def test_paths_follow_kubelets_and_long_or_relative_ones_are_refused() -> None:
-    paths = Paths.of("gpu.example.com", kubelet=Path("/var/lib/k0s/kubelet"))
-    assert paths.state == Path("/var/lib/k0s/kubelet/plugins/gpu.example.com")
-    assert Paths.of("d", device_plugins=Path("/x")).kubelet_socket == Path("/x/kubelet.sock")
-    with pytest.raises(ConfigError, match="relative"):
-        Paths.of("d", cdi=Path("cdi"))
-    with pytest.raises(ConfigError, match="107"):
-        Paths.of("d", kubelet=Path("/" + "x" * 100))

@@ -1,0 +1,50 @@
+"""NUMA nodes and PCI addresses from paths and attributes."""
+
+from __future__ import annotations
+
+import pytest
+
+from drabridge.inventory import topology
+from tests.support.hardware import record
+
+ROOT = record("/sys/devices/pci0000:3a", "", attributes={"numa_node": "1"})
+
+
+BRIDGE = record("/sys/devices/pci0000:3a/0000:3a:00.0", "pci", ROOT, attributes={"numa_node": "1"})
+
+
+@pytest.mark.parametrize(
+    ("own", "nodes"), [("0", (0,)), ("-1", (1,)), ("", (1,)), ("x", (1,)), ("64", (1,)), ("²", (1,))]
+)
+def test_numa_walks_up_past_minus_one(own: str, nodes: tuple[int, ...]) -> None:
+    gpu = record("/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0", "pci", BRIDGE, attributes={"numa_node": own})
+    assert topology.numa_nodes(gpu) == nodes
+
+
+def test_no_numa_node_is_empty_and_never_minus_one() -> None:
+    assert topology.numa_nodes(record("/sys/devices/virtual/misc/kvm", "misc", attributes={"numa_node": "-1"})) == ()
+
+
+@pytest.mark.parametrize(
+    ("syspath", "subsystem", "address", "root"),
+    [
+        ("/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0", "pci", "0000:3b:00.0", "pci0000:3a"),
+        ("/sys/devices/pci10000:00/10000:01:00.0", "pci", "10000:01:00.0", "pci10000:00"),  # VMD: five digits
+        ("/sys/devices/platform/40000000.pcie/pci0001:00/0001:01:00.0", "pci", "0001:01:00.0", "pci0001:00"),
+        ("/sys/devices/pci0000:3a/0000:3a:00.0:pcie001", "pci_express", "", ""),
+        ("/sys/devices/virtual/block/loop0", "block", "", ""),
+    ],
+)
+def test_pci_address_and_root(syspath: str, subsystem: str, address: str, root: str) -> None:
+    device = record(syspath, subsystem)
+    assert topology.pci_bus_id(device) == address
+    assert topology.pcie_root(device) == root
+
+
+def test_a_device_below_a_pci_function_has_its_place() -> None:
+    function = record(
+        "/sys/devices/pci0000:3a/0000:3b:00.0", "pci", links={"iommu_group": "/sys/kernel/iommu_groups/42"}
+    )
+    tty = record("/sys/devices/pci0000:3a/0000:3b:00.0/tty/ttyS4", "tty", function)
+    assert (topology.pci_bus_id(tty), topology.pcie_root(tty)) == ("0000:3b:00.0", "pci0000:3a")
+    assert topology.iommu_group(tty) == "42"
