@@ -9,7 +9,7 @@ from drabridge.cli.agent_client import add_socket, ask, find_socket
 from drabridge.cli.output import add_output, show, terminal_width, wrapped
 from drabridge.cli.status import moves, of_resource, remarks
 from drabridge.errors import ConfigError
-from drabridge.status.wording import seconds_of
+from drabridge.status.wording import parse_time
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     show(rows, arguments.output, columns=("resource", "legacy", "dra", "moving", "wanted", "by"))
     if arguments.output in ("table", "wide"):
         width = terminal_width(arguments.output)
-        for line in [*remarks(document, width), *moves(devices, seconds_of(document["at"]), width)]:
+        for line in [*remarks(document, width), *moves(devices, parse_time(document["at"]), width)]:
             print(line)
     return 0
 

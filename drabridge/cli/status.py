@@ -17,10 +17,10 @@ from drabridge.status.wording import (
     age,
     doubts,
     evidence,
+    grouped_refusals,
     holders,
-    moving,
-    refused,
-    seconds_of,
+    move_text,
+    parse_time,
     verdict,
 )
 
@@ -86,7 +86,7 @@ def of_resource(document: Row, name: str | None) -> tuple[list[Row], list[Row]]:
 
 def moves(devices: Sequence[Row], now: float, width: int | None) -> list[str]:
     """Return lines about each move: its target, whom it waits for, and why. Empty when no device moves."""
-    found = [f"{row['name']} to {row['move']['to']}: {moving(row, now)}" for row in devices if row["move"]]
+    found = [f"{row['name']} to {row['move']['to']}: {move_text(row, now)}" for row in devices if row["move"]]
     return ["", "moves", *wrapped(found, width, "  ")] if found else []
 
 
@@ -113,9 +113,9 @@ def render(
 ) -> Iterator[str]:
     """Yield the screen's lines: is it well, what is there, who has it, what was refused."""
     resources, devices = of_resource(document, resource)
-    now = seconds_of(document["at"])
+    now = parse_time(document["at"])
     well, words = verdict(document)
-    up = age(now, seconds_of(document["startedAt"]))
+    up = age(now, parse_time(document["startedAt"]))
     head = f"{document['node']}  {document['driver']}  drabridge {document['version']}  up {up}"
     ends = words if well else words.upper()
     whole = f"{head}  {ends}"
@@ -129,11 +129,11 @@ def render(
     rows = [_device(row, now, wide) for row in devices]
     yield from _devices(rows, [*COLUMNS, *WIDE] if wide else COLUMNS, width) if rows else ["no devices"]
     yield from moves(devices, now, width)
-    if refusals := refused(document["refusals"])[:REFUSALS_MAX]:
+    if refusals := grouped_refusals(document["refusals"])[:REFUSALS_MAX]:
         yield ""
         yield "recent refusals"
         said = (
-            f"{age(now, seconds_of(one['at']))} ago  {one['api']}  {one['device']}  {one['reason']}  {one['message']}"
+            f"{age(now, parse_time(one['at']))} ago  {one['api']}  {one['device']}  {one['reason']}  {one['message']}"
             for one in refusals
         )
         yield from wrapped(said, width, "  ")
@@ -181,7 +181,7 @@ def _device(row: Row, now: float, wide: bool) -> dict[str, Any]:
         "lane": row["lane"],
         "owner": row["owner"] if row["presence"] == "present" else f"{row['owner']}, {row['presence']}",
         "holder": holders(row, None if wide else HOLDERS_MAX),
-        "since": age(now, seconds_of(row["since"])),
+        "since": age(now, parse_time(row["since"])),
         "evidence": "; ".join(filter(None, (row["reason"], because))),
         "reason": row["reason"],
         "resource": row["resource"],

@@ -1,4 +1,4 @@
-"""HTML by function calls, in which text cannot become markup."""
+"""Make HTML by function calls, so that text cannot become markup."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VOID = frozenset({"meta", "link", "br"})
 
 
 def tag(name: str, /, *children: object, **attributes: object) -> Html:
-    """An element. Children and attribute values are escaped unless :class:`Html`; None is left out.
+    """Return an element. Children and attribute values are escaped unless :class:`Html`; None is left out.
 
     ``class_`` is the attribute ``class``; other underscores become dashes.
     """
@@ -30,7 +30,7 @@ def tag(name: str, /, *children: object, **attributes: object) -> Html:
 
 
 def join(children: Iterable[object]) -> str:
-    """Children one after the other, escaped likewise."""
+    """Return children one after the other, escaped likewise."""
     return "".join(
         child if isinstance(child, Html) else html.escape(str(child)) for child in children if child is not None
     )

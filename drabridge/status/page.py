@@ -1,4 +1,4 @@
-"""The status document as one HTML page: read-only, without scripts, without anything fetched from elsewhere.
+"""Show the status document as one HTML page: read-only, without scripts, nothing fetched from elsewhere.
 
 Device names, pod names and messages come from udev, users and peers, so nothing is put into the page but through
 :func:`drabridge.status.markup.tag`, which escapes all text that is not markup already.
@@ -14,7 +14,18 @@ from pathlib import Path
 from urllib.parse import quote
 
 from drabridge.status.markup import Html, join, tag
-from drabridge.status.wording import DOUBT, Row, age, doubts, evidence, holder, moving, refused, seconds_of, verdict
+from drabridge.status.wording import (
+    DOUBT,
+    Row,
+    age,
+    doubts,
+    evidence,
+    grouped_refusals,
+    holder,
+    move_text,
+    parse_time,
+    verdict,
+)
 
 ROWS_MAX = 400  # devices shown in all; a browser lays out this many at once, and nobody reads more
 CELLS_MAX = 64  # devices drawn one by one in a bar; more of them would be thinner than their gaps
@@ -48,8 +59,11 @@ _API = {"deviceplugin": "DevicePlugin", "legacy": "DevicePlugin", "dra": "DRA"}
 
 
 def render(document: Row, *, refresh: bool = True) -> bytes:
-    """The whole page, UTF-8. ``refresh``: whether it loads itself again every REFRESH_SECONDS."""
-    now = seconds_of(document["at"])
+    """Return the whole page in UTF-8.
+
+    ``refresh``: whether it loads itself again every REFRESH_SECONDS.
+    """
+    now = parse_time(document["at"])
     shown, left_out = _fit(document["devices"])
     trouble = list(_trouble(document))
     head = tag(
@@ -88,7 +102,7 @@ def _header(document: Row, now: float) -> Html:
             "p",
             tag("span", f"drabridge {document['version']}"),
             tag("span", document["driver"]),
-            tag("span", f"up {age(now, seconds_of(document['startedAt']))}"),
+            tag("span", f"up {age(now, parse_time(document['startedAt']))}"),
             class_="crumbs",
         ),
         tag("h1", document["node"]),
@@ -97,12 +111,12 @@ def _header(document: Row, now: float) -> Html:
 
 
 def _mark(kind: str) -> Html:
-    """What says well or bad besides the colour; screen readers hear the words that follow."""
+    """Return the sign of well or bad beside the colour; screen readers hear the words that follow."""
     return tag("span", "✓" if kind == "well" else "!", class_=f"mark {kind}", aria_hidden="true")
 
 
 def _icon(kind: str) -> str:
-    """A round for well, a triangle for trouble: the browser's tab tells at a glance."""
+    """Return the tab's icon: a round for well, a triangle for trouble."""
     well = '<circle cx="8" cy="8" r="7" fill="#1e7a46"/>'
     shape = well if kind == "well" else '<path d="M8 1l7 14H1z" fill="#c62f24"/>'
     svg = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16">{shape}</svg>'
@@ -110,7 +124,7 @@ def _icon(kind: str) -> str:
 
 
 def _trouble(document: Row) -> Iterator[tuple[str, str]]:
-    """(what, in words): everything that a person must look at."""
+    """Yield (what, in words) for everything that a person must look at."""
     for reason in document["notReadyBecause"]:
         yield "Not ready", reason
     for collision in document["collisions"]:
@@ -159,7 +173,10 @@ def _resource(resource: Row, rows: Sequence[Row], now: float) -> Html:
 
 
 def _bar(resource: Row, rows: Sequence[Row]) -> Html:
-    """Lanes side by side: one cell a device, or one a group when they are many; solid is held, pale is free."""
+    """Draw the lanes side by side: solid is held, pale is free.
+
+    One cell is a device, or a group where they are many.
+    """
     order = {"legacy": 0, "legacy-to-dra": 2, "dra-to-legacy": 2, "shared": 3}
     cells: list[tuple[str, bool, int, bool]]  # lane, held, devices, in trouble
     if len(rows) == resource["devices"] <= CELLS_MAX:
@@ -180,7 +197,10 @@ def _bar(resource: Row, rows: Sequence[Row]) -> Html:
 
 
 def _groups(resource: Row) -> Iterator[tuple[str, bool, int]]:
-    """(lane, free, devices). How the held ones divide is known for the offered lanes; the rest counts as held."""
+    """Yield (lane, free, devices) of a resource.
+
+    How many are free is known for the offered lanes; the rest counts as held.
+    """
     offered = {"legacy": resource["offeredToPods"], "dra": resource["offeredToClaims"]}
     for lane, count in resource["lanes"].items():
         free = min(count, offered.get(lane, 0))
@@ -215,7 +235,10 @@ def _lane_words(lane: str) -> tuple[Html, str]:
 
 
 def _table(caption: str, columns: Sequence[str], rows: Iterable[tuple[str | None, Sequence[object]]]) -> Html:
-    """``rows``: (class, cells); the first cell is the row's header. The roles survive that a phone shows cards."""
+    """Return a table. ``rows``: (class, cells); the first cell is the row's header.
+
+    A phone shows rows as cards; the roles keep the table's meaning for screen readers.
+    """
     heads = [tag("th", column, scope="col", role="columnheader") for column in columns]
     lines = []
     for kind, cells in rows:
@@ -236,7 +259,10 @@ def _table(caption: str, columns: Sequence[str], rows: Iterable[tuple[str | None
 
 
 def _fit(rows: Sequence[Row]) -> tuple[dict[str, list[Row]], int]:
-    """Devices by resource, ROWS_MAX at most: when some must be left out, those that nothing is to be said about."""
+    """Return devices by resource, ROWS_MAX at most, and how many are left out.
+
+    Those that nothing is to be said about are left out first.
+    """
     chosen = range(len(rows))
     if len(rows) > ROWS_MAX:
         chosen = sorted(sorted(chosen, key=lambda index: _urgency(rows[index]))[:ROWS_MAX])  # type: ignore[assignment]
@@ -247,7 +273,7 @@ def _fit(rows: Sequence[Row]) -> tuple[dict[str, list[Row]], int]:
 
 
 def _urgency(row: Row) -> int:
-    """0 first."""
+    """Return how soon a person must see the device: 0 first."""
     if row["owner"] in DOUBT:
         return 0
     return 1 if row["presence"] != "present" else 2 if row["move"] else 3 if row["owner"] != "none" else 4
@@ -287,7 +313,7 @@ def _device(row: Row, now: float) -> Sequence[object]:
         _with_detail(Html(join(_lane_words(row["lane"]))), _move(row, now)),
         row["owner"] if row["owner"] != "none" else "free",
         Html("".join(held)) if held else "nobody" if row["owner"] == "none" else "an unknown holder",
-        age(now, seconds_of(row["since"])),
+        age(now, parse_time(row["since"])),
         evidence(row, now),
     )
 
@@ -303,7 +329,7 @@ def _health(row: Row) -> Html:
 
 
 def _move(row: Row, now: float) -> str:
-    return f"→ {row['move']['to']}: {moving(row, now)}" if row["move"] else ""
+    return f"→ {row['move']['to']}: {move_text(row, now)}" if row["move"] else ""
 
 
 def _holder(one: Row) -> Iterator[object]:
@@ -316,12 +342,12 @@ def _refusals(refusals: Sequence[Row], now: float) -> Html:
     title = tag("h2", "Recent refusals")
     if not refusals:
         return tag("section", title, tag("p", "None.", class_="quiet"))
-    rows = [(None, _refusal(one, now)) for one in refused(refusals)[:REFUSALS_MAX]]
+    rows = [(None, _refusal(one, now)) for one in grouped_refusals(refusals)[:REFUSALS_MAX]]
     return tag("section", title, _table("Recent refusals", ("When", "Asked by", "Device", "Reason", "Message"), rows))
 
 
 def _refusal(one: Row, now: float) -> Sequence[object]:
-    when = f"{age(now, seconds_of(one['at']))}\N{NO-BREAK SPACE}ago"
+    when = f"{age(now, parse_time(one['at']))}\N{NO-BREAK SPACE}ago"
     return when, _API.get(one["api"], one["api"]), tag("code", one["device"]), one["reason"], one["message"]
 
 
@@ -335,7 +361,7 @@ def _endpoints(endpoints: Sequence[Row], now: float) -> Html | None:
                 tag("code", one["name"]),
                 _API.get(one["api"], one["api"]),
                 tag("span", f"{'✓' if one['ready'] else '✕'} {one['phase']}", class_="well" if one["ready"] else "bad"),
-                age(now, seconds_of(one["since"])),
+                age(now, parse_time(one["since"])),
                 one["error"] or "none",
             ),
         )

@@ -1,4 +1,4 @@
-"""How the status document is said to people, on the terminal as on the page: its verdict, holders, moves, refusals."""
+"""Say the status document in words, the same on the terminal and on the page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
 def verdict(document: Row) -> tuple[bool, str]:
-    """(whether all is well, in words)."""
+    """Return (whether all is well, the same in words)."""
     if not document["ready"]:
         return False, "not ready"
     if any(row["inDoubt"] for row in document["resources"]):
@@ -26,7 +26,10 @@ def verdict(document: Row) -> tuple[bool, str]:
 
 
 def doubts(document: Row) -> list[tuple[str, str]]:
-    """(owner, in words) of every device that is offered to nobody until its doubt ends."""
+    """Return (owner, words) of every device in conflict or quarantine.
+
+    It is offered to nobody until that ends.
+    """
     found = []
     for row in document["devices"]:
         if row["owner"] in DOUBT:
@@ -36,7 +39,7 @@ def doubts(document: Row) -> list[tuple[str, str]]:
 
 
 def holder(one: Row) -> str:
-    """``ns/pod/container``, or ``claim ns/name``."""
+    """Return ``namespace/pod/container``, or ``claim namespace/name``."""
     if one["api"] == "dra":
         return f"claim {one['namespace']}/{one['claim'] or one['claimUID']}{' (admin)' if one['admin'] else ''}"
     if one["pod"]:
@@ -45,29 +48,35 @@ def holder(one: Row) -> str:
 
 
 def holders(row: Row, most: int | None = None) -> list[str]:
-    """Who holds a device. ``most``: the others are counted only."""
+    """Return who holds a device. ``most``: name so many, and count the others."""
     found = [holder(one) for one in row["holders"]] or ([] if row["owner"] == "none" else ["an unknown holder"])
     return found if most is None or len(found) <= most else [*found[:most], f"and {len(found) - most} more"]
 
 
-def moving(row: Row, now: float) -> str:
-    """How far a device's move is, whom it waits for, and why: ``waiting 4m for default/a/main; ...``. Empty: none."""
+def move_text(row: Row, now: float) -> str:
+    """Return how far a device's move is, whom it waits for, and why; empty without a move.
+
+    For example ``waiting 4m for default/a/main; ...``.
+    """
     move = row["move"]
     if move is None:
         return ""
-    since = age(now, seconds_of(move["since"]))
+    since = age(now, parse_time(move["since"]))
     who = " and ".join(holders(row, HOLDERS_MAX)) if move["step"] == "waiting" else ""
     step = f"waiting {since} for {who}" if who else f"{move['step']} for {since}"
     return f"{step}; {move['reason']}" if move["reason"] else step
 
 
 def evidence(row: Row, now: float) -> str:
-    """Why the ledger believes what it believes, with ages instead of times."""
-    return _STAMP.sub(lambda found: f"{age(now, seconds_of(found[0]))} ago", row["evidence"])
+    """Return why the ledger believes that the device is held or free, with ages instead of times."""
+    return _STAMP.sub(lambda found: f"{age(now, parse_time(found[0]))} ago", row["evidence"])
 
 
-def refused(refusals: Sequence[Row]) -> list[Row]:
-    """Newest first. Those that say the same are one, with their number: kubelet tries again every few seconds."""
+def grouped_refusals(refusals: Sequence[Row]) -> list[Row]:
+    """Return refusals, newest first; those that say the same are one, with their number.
+
+    Kubelet tries again every few seconds.
+    """
     same: dict[tuple[str, ...], list[Row]] = {}
     for one in reversed(refusals):
         same.setdefault((one["api"], one["device"], one["reason"], one["message"]), []).append(one)
@@ -77,8 +86,8 @@ def refused(refusals: Sequence[Row]) -> list[Row]:
     ]
 
 
-def seconds_of(stamp: str) -> float:
-    """The document's RFC 3339 time as wall seconds; 0.0 for none."""
+def parse_time(stamp: str) -> float:
+    """Parse the document's RFC 3339 time into wall seconds; 0.0 for none."""
     try:
         return datetime.fromisoformat(stamp).astimezone(UTC).timestamp()
     except ValueError:
@@ -86,7 +95,7 @@ def seconds_of(stamp: str) -> float:
 
 
 def age(now: float, since: float) -> str:
-    """As kubectl writes it: 45s, 12m, 5h, 3d."""
+    """Return how long ago a time was, as kubectl writes it: 45s, 12m, 5h, 3d."""
     if not since:
         return "-"
     seconds = max(0, int(now - since))

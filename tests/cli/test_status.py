@@ -12,7 +12,7 @@ from drabridge.inventory.model import Presence
 from drabridge.ledger.model import Entry, HeldBecause, Hold, Lane, LedgerDevice, Owner
 from drabridge.status import page
 from drabridge.status.document import Endpoint, RecentRefusal
-from drabridge.status.wording import holder, seconds_of
+from drabridge.status.wording import holder, parse_time
 from tests.support import status_documents
 from tests.support.status_documents import GPU, NOW, by_claim, by_pod, free, gpu, status
 
@@ -82,7 +82,7 @@ def test_a_move_says_whom_it_waits_for_as_the_page_does() -> None:
     document = status_documents.busy()
     said = "waiting 4m for search/embedder-6c9f7-x2x8q/main; 5 of 8 are wanted in the dra lane"
     assert f"  gpu-4f1c0002-91d2-5a07 to dra: {said}" in render(document)
-    assert f"  gpu-4f1c0002-91d2-5a07 to dra: {said}" in moves(document["devices"], seconds_of(document["at"]), None)
+    assert f"  gpu-4f1c0002-91d2-5a07 to dra: {said}" in moves(document["devices"], parse_time(document["at"]), None)
     assert said in page.render(document).decode()
 
 
