@@ -11,7 +11,7 @@ from drabridge.kube.node_annotation import NodeWatch
 from drabridge.system.supervise import forever
 
 
-class Watches:
+class ApiWatches:
     """The watches of the Node's annotation and of its pods. Who is told of news is set by :meth:`tell`."""
 
     def __init__(
@@ -23,14 +23,21 @@ class Watches:
         self._node = NodeWatch(cluster, node, driver, self._annotated)
         self._ended: Callable[[], None] = lambda: None
         self._annotate: Callable[[str | None], None] = lambda value: None
-        self.tasks: list[asyncio.Task[None]] = []  # of :meth:`begin`; who asks for them has to end them
+        self._tasks: list[asyncio.Task[None]] = []
         self._annotation: tuple[str | None, ...] = ()  # as it was seen last; (): not yet
 
     def begin(self) -> None:
         """Follow both, unless they are followed already."""
         work = {"node": self._node.run, "pods": self.pods.run}
-        if not self.tasks:
-            self.tasks = [asyncio.create_task(forever(name, run), name=name) for name, run in work.items()]
+        if not self._tasks:
+            self._tasks = [asyncio.create_task(forever(name, run), name=name) for name, run in work.items()]
+
+    async def end(self) -> None:
+        """Follow nothing any more."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def tell(
         self,

@@ -11,19 +11,23 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from drabridge.agent.runtime import Runtime
+from drabridge.config.schema import Config
 from drabridge.containers.cdi_store import CdiStore, Family
-from drabridge.dra.lifecycle import ClaimSide, names_in
+from drabridge.dra.claim_queries import ClaimQueries
+from drabridge.dra.lifecycle import ClaimSide
 from drabridge.errors import ConfigError, HostError, RefusedError
+from drabridge.evidence.kubelet import KubeletEvidence
 from drabridge.inventory.model import Presence
-from drabridge.lanes.desired import Wishes
+from drabridge.lanes.desired import DesiredLanes
 from drabridge.ledger.events import ClaimDevices
 from drabridge.ledger.lock import FILE as LOCK_FILE
 from drabridge.ledger.model import ClaimRef, Entry, Lane, Ledger, Owner, PodRef
+from drabridge.ledger.service import LedgerService
+from drabridge.legacy.cdi_files import LegacyCdiFiles
 from drabridge.status.document import API_VERSION, evidence, stamp
 
 log = logging.getLogger(__name__)
@@ -35,74 +39,147 @@ UNPREPARED = "unprepared"  # phase of one whose pod is gone: its processes may g
 Document = dict[str, Any]
 
 
+class DriverFiles:
+    """The CDI files of this driver. Each call runs in the thread that writes them: a disk that hangs stops no loop."""
+
+    def __init__(self, cdi: CdiStore, legacy_files: LegacyCdiFiles) -> None:
+        self._cdi = cdi
+        self._legacy_files = legacy_files
+
+    async def paths(self) -> list[str]:
+        """List them, sorted; [] where the directory cannot be read."""
+        return await self._cdi.thread.promptly(lambda: files_of(self._cdi))
+
+    async def remove(self, paths: Sequence[str], ledger: Ledger) -> None:
+        """Remove those of ``paths`` that are about claims, and of the others those that no pod needs."""
+        await self._cdi.thread.promptly(lambda: self._legacy_files.sweep(ledger))
+        legacy = self._cdi.prefix(Family.LEGACY)
+        names = [name for path in paths if not (name := Path(path).name).startswith(legacy)]
+        await self._cdi.thread.promptly(lambda: self._remove(names))
+
+    def _remove(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._cdi.remove_file(name)
+
+
+class ClaimsLeft:
+    """Lists every claim that needs this driver: by the ledger, by the records, and at last by the API server."""
+
+    def __init__(
+        self, ledger_service: LedgerService, claims: ClaimSide, queries: ClaimQueries, kubelet: KubeletEvidence
+    ) -> None:
+        self._ledger_service = ledger_service
+        self._claims = claims
+        self._queries = queries
+        self._kubelet = kubelet
+        self._listed: tuple[ClaimDevices, ...] | None = ()
+        self._list_due = 0.0
+
+    async def rows(self, *, ask_api_server: bool) -> list[Document]:
+        """One row for each claim. The API server is asked only if no other source has one."""
+        found: dict[str, Document] = {}
+        for entry in self._ledger_service.ledger.entries.values():
+            for held in entry.claims:
+                phase = UNPREPARED if held.lingers else str(held.phase)
+                row = found.setdefault(held.claim.uid, _claim(held.claim, phase, stamp(held.lingers_until)))
+                row["devices"].append(entry.name)
+        for uid in sorted(await self._claims.recorded_uids()):
+            if uid not in found:
+                found[uid] = _claim(ClaimRef(uid), "on record")
+        if not found and ask_api_server:
+            for allocation in await self.allocated() or ():
+                row = found[allocation.claim.uid] = _claim(allocation.claim, ALLOCATED)
+                row["devices"] += [use.device for use in allocation.uses]
+        if found:
+            users = await self._kubelet.claim_users() or {}
+            for row in found.values():
+                row["pods"] = list(users.get((row["namespace"], row["name"]), ()))
+        return sorted(found.values(), key=lambda row: (row["namespace"], row["name"], row["uid"]))
+
+    async def allocated(self) -> Sequence[ClaimDevices] | None:
+        """What the API server shows allocated here, asked at most every 5 s. None: it cannot be asked."""
+        if self._queries.nobody_to_ask:  # no claims are served, and what were served are on record
+            return ()
+        if time.monotonic() >= self._list_due:
+            self._listed = await self._queries.allocated()
+            self._list_due = time.monotonic() + LIST_SECONDS
+        return self._listed
+
+    def ask_anew(self) -> None:
+        """Ask the API server at the next call, whenever it was asked last."""
+        self._list_due = 0.0
+
+
 class Drain:
     """``drabridge drain``: begins, undoes, tells how far it is, and removes what nobody needs afterwards."""
 
-    def __init__(self, runtime: Runtime, claims: ClaimSide, wishes: Wishes) -> None:
-        self._runtime = runtime
-        self._claims = claims
-        self._wishes = wishes
-        self._listed: tuple[ClaimDevices, ...] | None = ()
-        self._list_due = 0.0
+    def __init__(
+        self,
+        config: Callable[[], Config],
+        node: str,
+        ledger_service: LedgerService,
+        desired: DesiredLanes,
+        claims_left: ClaimsLeft,
+        files: DriverFiles,
+    ) -> None:
+        self._config = config
+        self._node = node
+        self._ledger_service = ledger_service
+        self._desired = desired
+        self._claims_left = claims_left
+        self._files = files
 
     async def request(self, body: bytes) -> Document:
         """``{"drain": true}`` begins, ``{"drain": false}`` undoes; ``"clean": true`` removes what is no longer needed.
 
-        Raises ConfigError for what cannot be meant, HostError where it cannot be kept, RefusedError for a node that is
-        to be cleaned and still held.
+        An empty body asks how far it is. Raises ConfigError for a body that means nothing, HostError where the disk
+        fails, RefusedError for a node that is to be cleaned while devices of it are held.
         """
-        try:
-            wish = json.loads(body)
-            begin, clean = wish["drain"], wish.get("clean", False)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            begin = clean = None
-        if not isinstance(begin, bool) or not isinstance(clean, bool):
-            raise ConfigError('{"drain": true or false, "clean": true or false} was expected')
-        if not begin:
-            await self._wishes.undo_drain()
+        if not body:
             return await self.document()
-        if not self._wishes.drained:
-            await self._wishes.drain()
-            log.warning("drained by the operator: no device is for claims from now on")
-        self._list_due = 0.0  # somebody asks anew
-        before = await self._files()  # what comes later is somebody's
+        begin, clean = _parse(body)
+        if not begin:
+            await self._desired.undo_drain()
+            return await self.document()
+        if not self._desired.drained:
+            await self._desired.drain()
+            log.warning("node drained by the operator: no device is for claims from now on")
+        self._claims_left.ask_anew()
+        before = await self._files.paths()  # what comes later is needed
         document = await self.document()
         if clean:
             if not document["complete"]:
                 raise RefusedError(
                     f"nothing is removed: {'; '.join(document['because'])}", hint="Run drabridge drain until it is done"
                 )
-            await self._wishes.drain(clean=True)
-            runtime = self._runtime
-            await runtime.cdi.thread.promptly(lambda: runtime.files.sweep(runtime.ledger_service.ledger))
-            legacy = self._runtime.cdi.prefix(Family.LEGACY)
-            claims = [path for path in before if not Path(path).name.startswith(legacy)]
-            await runtime.cdi.thread.promptly(lambda: _remove(runtime.cdi, claims))
-            document["files"] = await self._files()
+            await self._desired.drain(clean=True)
+            await self._files.remove(before, self._ledger_service.ledger)
+            document["files"] = await self._files.paths()
             document["removed"] = sorted(set(before) - set(document["files"]))
         return document
 
     async def document(self) -> Document:
-        """How far it is. ``because`` says in words what is left; it is empty when the node is drained."""
-        runtime, ledger = self._runtime, self._runtime.ledger_service.ledger
-        claims = await self._claims_left(ledger)
-        moving = [_moving(entry) for entry in _astray(ledger, {one.name for one in runtime.config.resources})]
+        """Say how far it is. ``because`` lists in words what is left; it is empty when the node is drained."""
+        config, ledger = self._config(), self._ledger_service.ledger
+        astray = _astray(ledger, {one.name for one in config.resources})
+        claims = await self._claims_left.rows(ask_api_server=not astray)
+        moving = [_moving(entry) for entry in astray]
         doubt = [_doubt(entry) for entry in ledger.entries.values() if entry.owner in DOUBTFUL]
-        because = [] if self._wishes.drained else ["the node is not drained: drabridge drain"]
+        because = [] if self._desired.drained else ["the node is not drained: drabridge drain"]
         if not ledger.node.merged:
             because.append("the ledger has not been compared with what kubelet says yet")
         because += [_claim_words(claim) for claim in claims]
         because += [f"{one['device']} is in doubt ({one['owner']}): {one['evidence']}" for one in doubt]
         because += [f"{one['device']} is in lane {one['lane']}: {one['reason']}" for one in moving if not one["held"]]
-        if not because and await self._allocated() is None:
+        if not because and await self._claims_left.allocated() is None:
             because.append("the API server cannot be asked whether claims have devices of this node")
         in_legacy = sum(entry.lane is Lane.LEGACY for entry in ledger.entries.values())
         return {
             "apiVersion": API_VERSION,
             "kind": "Drain",
-            "node": runtime.options.node_name,
-            "driver": runtime.config.driver,
-            "drained": self._wishes.drained,
+            "node": self._node,
+            "driver": config.driver,
+            "drained": self._desired.drained,
             "complete": not because,
             "because": because,
             "devices": len(ledger.entries),
@@ -111,58 +188,29 @@ class Drain:
             "claims": claims,
             "doubt": doubt,
             "pods": [pod for entry in ledger.entries.values() for pod in _pods(entry)],
-            "files": await self._files(),
+            "files": await self._files.paths(),
         }
 
-    async def _claims_left(self, ledger: Ledger) -> list[Document]:
-        """Every claim that needs this driver, by the ledger, the records and, once those have none, the API server."""
-        found: dict[str, Document] = {}
-        for entry in ledger.entries.values():
-            for held in entry.claims:
-                phase = UNPREPARED if held.lingers else str(held.phase)
-                row = found.setdefault(held.claim.uid, _claim(held.claim, phase, stamp(held.lingers_until)))
-                row["devices"].append(entry.name)
-        names = await self._runtime.disk.promptly(lambda: names_in(self._runtime.paths.claim_records))
-        for name in sorted(names):
-            uid = name.removesuffix(".json")
-            if name.endswith(".json") and uid not in found:
-                found[uid] = _claim(ClaimRef(uid), "on record")
-        if not found and not _astray(ledger, {one.name for one in self._runtime.config.resources}):
-            for allocation in await self._allocated() or ():
-                row = found[allocation.claim.uid] = _claim(allocation.claim, ALLOCATED)
-                row["devices"] += [use.device for use in allocation.uses]
-        if found:
-            users = await self._runtime.kubelet_evidence.claim_users() or {}
-            for row in found.values():
-                row["pods"] = list(users.get((row["namespace"], row["name"]), ()))
-        return sorted(found.values(), key=lambda row: (row["namespace"], row["name"], row["uid"]))
 
-    async def _allocated(self) -> Sequence[ClaimDevices] | None:
-        """What the API server shows allocated here. None: it cannot be asked, and there may be something."""
-        if self._runtime.cluster is None:  # no claims are served, and what were served are on record
-            return ()
-        if time.monotonic() >= self._list_due:
-            self._listed = await self._claims.allocated()
-            self._list_due = time.monotonic() + LIST_SECONDS
-        return self._listed
-
-    async def _files(self) -> list[str]:
-        """In the thread that writes them: a disk that hangs would keep others of the loop's, and the agent's end."""
-        return await self._runtime.cdi.thread.promptly(lambda: files_of(self._runtime.cdi))
+def _parse(body: bytes) -> tuple[bool, bool]:
+    """Read ``drain`` and ``clean``. Raises ConfigError."""
+    try:
+        asked = json.loads(body)
+        begin, clean = asked["drain"], asked.get("clean", False)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        begin = clean = None
+    if not isinstance(begin, bool) or not isinstance(clean, bool):
+        raise ConfigError('{"drain": true or false, "clean": true or false} was expected')
+    return begin, clean
 
 
-def _remove(cdi: CdiStore, paths: Sequence[str]) -> None:
-    for path in paths:
-        cdi.remove_file(Path(path).name)
-
-
-def unneeded(ledger: Ledger, wishes: Wishes) -> bool:
-    """Whether what the agent keeps on disk serves nobody: the operator said so, and no device has a holder."""
+def is_state_unneeded(ledger: Ledger, desired: DesiredLanes) -> bool:
+    """Whether nobody needs what the agent keeps on disk: the operator said so, and no device has a holder."""
     held = any(entry.owner is not Owner.NONE or entry.claims for entry in ledger.entries.values())
-    return wishes.drained and wishes.clean_at_end and ledger.node.whole and not held
+    return desired.drained and desired.clean_at_end and ledger.node.whole and not held
 
 
-def clean(state: Path) -> None:
+def remove_state(state: Path) -> None:
     """Remove everything in the state directory, the lock last; the directory itself may be a mount. Logs failures."""
     lock = state / LOCK_FILE
     try:
@@ -172,9 +220,9 @@ def clean(state: Path) -> None:
             else:
                 path.unlink(missing_ok=True)
     except OSError as error:
-        log.error("the state directory could not be emptied", extra={"directory": str(state), "reason": str(error)})
+        log.error("state directory not emptied", extra={"directory": str(state), "reason": str(error)})
     else:
-        log.info("the state directory is empty: nobody holds a device", extra={"directory": str(state)})
+        log.info("state directory emptied: nobody holds a device", extra={"directory": str(state)})
 
 
 def files_of(cdi: CdiStore) -> list[str]:

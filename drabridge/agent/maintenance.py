@@ -1,113 +1,148 @@
-"""What is due by time alone: tombstones, CDI files that nothing refers to any more or that somebody removed, another
-try where a disk failed, a look for another plugin, what other agents said and are told, the heartbeat.
-"""
+"""Do what is due by time alone. All of it may be late; none of it may be wrong."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-from drabridge.agent.endpoints import Pages
-from drabridge.agent.runtime import Runtime
-from drabridge.coexistence.competing_plugins import Rivals
-from drabridge.coexistence.ended_agents import LeftBehind
-from drabridge.dra.lifecycle import ClaimSide
-from drabridge.inventory.model import Presence, device_id_of
+from drabridge.config.schema import Config
+from drabridge.containers.cdi_store import CdiStore
+from drabridge.evidence.other_sources import OtherEvidence
+from drabridge.inventory.inventory import Inventory
+from drabridge.inventory.model import Device, Presence, device_id_of
+from drabridge.kube.connection import ApiServer
 from drabridge.ledger import events
 from drabridge.ledger.eligibility import must_list
+from drabridge.ledger.service import LedgerService
+from drabridge.legacy.cdi_files import LegacyCdiFiles
+from drabridge.legacy.manager import LegacyManager
 
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 3.0  # how long a disk that works again stays unnoticed; kubelet's own retries take longer
 
+Job = Callable[[], Awaitable[None]]
 
-class Housekeeping:
-    """A slow tick. Everything here may be late; nothing here may be wrong."""
 
-    def __init__(self, runtime: Runtime, claims: ClaimSide, pages: Pages) -> None:
-        self._runtime = runtime
-        self._claims = claims
-        self._pages = pages
-        self._rivals = Rivals(runtime)
-        self._left = LeftBehind(runtime, claims)
-        self._said = False  # that CDI files cannot be written
+class Maintenance:
+    """Runs each job every ``TICK_SECONDS``. A job that waits for a disk delays no other."""
+
+    def __init__(self, jobs: Iterable[Job]) -> None:
+        self._jobs = tuple(jobs)
 
     async def run(self) -> None:
-        """What waits for a disk keeps nothing else waiting."""
+        """Until cancelled. An error of one job ends all of them."""
         async with asyncio.TaskGroup() as group:
-            for work in (
-                *(self._beat, self.tick, self._end_lingering, self._look_after_files, self._claims.try_records),
-                *(self._runtime.guard.keep, self._left.look),
-            ):
-                group.create_task(_again_and_again(work))
+            for job in self._jobs:
+                group.create_task(_repeat(job))
 
-    async def _beat(self) -> None:
-        self._runtime.beat = asyncio.get_running_loop().time()
 
-    async def tick(self) -> None:
-        runtime = self._runtime
-        runtime.ledger_service.retry_write()  # while a grant would fail nothing is offered, so nobody else tries
-        await self._pages.renew()
-        runtime.legacy.learn()  # a device may have left its lane long enough ago to leave the list as well
-        if runtime.ledger_service.ledger.node.merged:  # before, a file may be all that is known of a hold
-            runtime.files.sweep_soon(runtime.ledger_service.ledger)
-        await self._rivals.look()
-        await self._forget()
+async def _repeat(job: Job) -> None:
+    while True:
+        await job()
+        await asyncio.sleep(TICK_SECONDS)
 
-    async def _look_after_files(self) -> None:
-        """Kubelet and runtimes resolve CDI names for as long as pods live: what is missing is written again."""
-        runtime = self._runtime
-        failed = runtime.cdi.error
-        if failed and not await runtime.cdi.thread.promptly(runtime.cdi.probe):
-            if runtime.cdi_error and not self._said:
-                log.error("CDI files cannot be written: no device is offered that needs one", extra={"reason": failed})
-            self._said = True
-            return
-        if failed:
-            log.info("CDI files can be written again", extra={"directory": str(runtime.cdi.directory)})
-            self._claims.wake()
-        self._said = False
-        gone = await runtime.cdi.thread.promptly(runtime.cdi.missing)
-        if gone:
-            log.warning("CDI files were removed by somebody else; they are written again", extra={"files": gone})
-        if (failed or gone) and runtime.ledger_service.ledger.node.merged:  # the merge does it, too
-            runtime.files.restore_soon(runtime.ledger_service.ledger, runtime.devices)
-            self._claims.renew_files()
 
-    async def _end_lingering(self) -> None:
-        """Claims that were unprepared a grace period ago, or whose pods were seen to end after that."""
-        runtime, pods, now = self._runtime, self._runtime.other_evidence.pods, self._runtime.now()
-        holds = [
-            held for entry in runtime.ledger_service.ledger.entries.values() for held in entry.claims if held.lingers
-        ]
+class LedgerMaintenance:
+    """Tells the ledger what time alone brings about: claims that lingered, devices that are gone for good."""
+
+    def __init__(
+        self, ledger_service: LedgerService, inventory: Inventory, legacy: LegacyManager, others: OtherEvidence
+    ) -> None:
+        self._ledger_service = ledger_service
+        self._inventory = inventory
+        self._legacy = legacy
+        self._others = others
+
+    async def retry(self) -> None:
+        """Try a failing disk again: while a grant would fail nothing is offered, so no request tries it."""
+        self._ledger_service.retry_write()
+
+    async def end_lingering(self) -> None:
+        """End claims that were unprepared a grace period ago, or whose pods were seen to end after that."""
+        service, pods = self._ledger_service, self._others.pods
+        now = service.now()
+        holds = [held for entry in service.ledger.entries.values() for held in entry.claims if held.lingers]
         ends = {held.claim: held.lingers_until for held in holds}
         for claim, until in ends.items():
             ended = pods is not None and pods.saw_the_end(claim)
             if ended or until <= now:
-                await runtime.ledger_service.apply(events.Unprepare(claim.uid, now, ended=ended))
+                await service.apply(events.Unprepare(claim.uid, now, ended=ended))
 
-    async def _forget(self) -> None:
-        """Drop devices that are gone for good: unheld, unknown to the inventory, and quiescent at kubelet."""
-        runtime = self._runtime
-        if not runtime.inventory.current.complete:
+    async def forget_gone(self) -> None:
+        """Drop devices that are gone for good: unheld, unknown to the inventory, and no longer used by kubelet."""
+        self._legacy.learn()  # a device may have left its lane long enough ago to leave the list as well
+        if not self._inventory.current.complete:
             return
-        known = runtime.inventory.current.by_name()
-        recent = {device_id_of(unit) for unit in runtime.legacy.recent_ids}
-        now = runtime.now()
+        service, known = self._ledger_service, self._inventory.current.by_name()
+        recent = {device_id_of(unit) for unit in self._legacy.recent_ids}
+        now = service.now()
         gone = [
             entry.name
-            for entry in runtime.ledger_service.ledger.entries.values()
+            for entry in service.ledger.entries.values()
             if entry.device.presence is Presence.GONE
             and entry.name not in known
-            and not must_list(entry, now, runtime.ledger_service.policy)
+            and not must_list(entry, now, service.policy)
             and entry.device.id not in recent
         ]
         if gone:
-            await runtime.ledger_service.apply(events.Forgotten(tuple(gone), now))
+            await service.apply(events.Forgotten(tuple(gone), now))
 
 
-async def _again_and_again(work: Callable[[], Awaitable[None]]) -> None:
-    while True:
-        await work()
-        await asyncio.sleep(TICK_SECONDS)
+class CdiMaintenance:
+    """Keeps the CDI files that pods need, and removes the others.
+
+    Kubelet and runtimes resolve CDI names for as long as pods live, so a file that is missing is written again.
+    """
+
+    def __init__(
+        self,
+        config: Callable[[], Config],
+        devices: Callable[[], Mapping[str, Device]],
+        cdi: CdiStore,
+        legacy_files: LegacyCdiFiles,
+        ledger_service: LedgerService,
+        api_server: ApiServer,
+        written_again: Callable[[], None],
+    ) -> None:
+        """``written_again`` is called after files were missing, or could not be written and can be again."""
+        self._config = config
+        self._devices = devices
+        self._cdi = cdi
+        self._legacy_files = legacy_files
+        self._ledger_service = ledger_service
+        self._api_server = api_server
+        self._written_again = written_again
+        self._error_logged = False
+
+    @property
+    def error(self) -> str:
+        """Why CDI files cannot be written; empty where nothing enters a container by them."""
+        config = self._config()
+        used = {resource.inject or config.legacy.inject for resource in config.resources}
+        return self._cdi.error if self._api_server.cluster is not None or "cdi" in used else ""
+
+    async def sweep(self) -> None:
+        """Remove the files of devices that no pod can hold. Not before the merge: a file may be all that is known."""
+        if self._ledger_service.ledger.node.merged:
+            self._legacy_files.sweep_soon(self._ledger_service.ledger)
+
+    async def restore(self) -> None:
+        """Write missing files again; while the directory cannot be written, try whether it can."""
+        failed = self._cdi.error
+        if failed and not await self._cdi.thread.promptly(self._cdi.probe):
+            if self.error and not self._error_logged:
+                log.error("CDI files cannot be written: no device is offered that needs one", extra={"reason": failed})
+            self._error_logged = True
+            return
+        if failed:
+            log.info("CDI files can be written again", extra={"directory": str(self._cdi.directory)})
+        self._error_logged = False
+        gone = await self._cdi.thread.promptly(self._cdi.missing)
+        if gone:
+            log.warning("CDI files were removed by somebody else; they are written again", extra={"files": gone})
+        if failed or gone:
+            if self._ledger_service.ledger.node.merged:  # the merge does it, too
+                self._legacy_files.restore_soon(self._ledger_service.ledger, self._devices())
+            self._written_again()

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deviceplugin import Watcher
-from drabridge.agent.api_watches import Watches
-from drabridge.agent.runtime import Options
+from drabridge.agent.api_watches import ApiWatches
+from drabridge.agent.options import Options
 from drabridge.config.schema import Config
-from drabridge.dra.lifecycle import ClaimSide, connect
+from drabridge.dra.lifecycle import ClaimSide
 from drabridge.dra.sockets import is_dead
 from drabridge.errors import HostError
 from drabridge.inventory.facts import Fact, Reconciled, SourceChanged
@@ -30,6 +30,7 @@ from drabridge.inventory.identity import KnownIdentities
 from drabridge.inventory.identity_store import IdentityStore
 from drabridge.inventory.inventory import Inventory
 from drabridge.kube.api import Cluster
+from drabridge.kube.connection import connect
 from drabridge.ledger.lock import LedgerLockedError, Lock, holder
 from drabridge.ledger.model import Owner
 from drabridge.ledger.store import read_if_possible
@@ -82,7 +83,7 @@ class Standby:
         self.watcher = Watcher()  # of kubelet's directory: its threads take longer to start than a registration
         self._watching: Subscription | None = None
         self.cluster: Cluster | None = None
-        self._watches: Watches | None = None
+        self._watches: ApiWatches | None = None
         self._begun = False  # all parts are there
         self._relay: Relay | None = None
         self._relaying: asyncio.Task[None] | None = None  # kubelet's calls for claims
@@ -128,10 +129,10 @@ class Standby:
         others = (("GET", "/status"), ("POST", "/lanes"), ("POST", "/release"), ("GET", "/drain"), ("POST", "/drain"))
         self._control.routes = routes | dict.fromkeys(others, self._refuse)
         await self._open_control()
-        self.cluster = connect(self._options, self._config)
+        self.cluster = connect(self._config, self._options.kubeconfig)
         if self.cluster is not None:
             ours = frozenset(resource.name for resource in self._config.resources)
-            self._watches = Watches(self.cluster, self._options.node_name, self._config.driver, lambda: ours)
+            self._watches = ApiWatches(self.cluster, self._options.node_name, self._config.driver, lambda: ours)
             self._watches.begin()
             self._relay_claims()
 
@@ -166,7 +167,7 @@ class Standby:
         except OSError as error:  # the path is too long, or the disk is full: it is for people alone
             log.warning("a standby without a socket", extra={"path": str(path), "reason": str(error)})
             return
-        log.info("pages", extra={"address": self._port.address, "control": str(path)})
+        log.info("listening", extra={"address": self._port.address, "control": str(path)})
 
     # --- handing over -----------------------------------------------------------------------------------------------
 
@@ -188,14 +189,14 @@ class Standby:
             on_fact(fact)
         return inventory
 
-    def take_tasks(self, inventory: Inventory) -> list[asyncio.Task[None]]:
-        """Give away the task that runs the inventory, if it is the one of this standby."""
-        if inventory is not self._inventory or self._looking is None:
-            return []
+    def take_inventory_task(self, inventory: Inventory) -> asyncio.Task[None] | None:
+        """Give away the task that runs the inventory, once; None if ``inventory`` is not the one of this standby."""
+        if inventory is not self._inventory:
+            return None
         looking, self._looking = self._looking, None
-        return [looking]
+        return looking
 
-    def take_watches(self) -> Watches | None:
+    def take_watches(self) -> ApiWatches | None:
         """Give away the watches of the API server, once."""
         watches, self._watches = self._watches, None
         return watches
@@ -232,9 +233,7 @@ class Standby:
         if self._watching is not None:
             self._watching.close()
         if (watches := self.take_watches()) is not None:
-            for task in watches.tasks:
-                task.cancel()
-            await asyncio.gather(*watches.tasks, return_exceptions=True)
+            await watches.end()
         await self.step_aside()
 
     def _told(self, fact: Fact) -> None:

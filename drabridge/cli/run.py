@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _serve(arguments: argparse.Namespace) -> None:
     from drabridge.agent.main import Agent
-    from drabridge.agent.runtime import Options
+    from drabridge.agent.options import Options
 
     agent = Agent(
         Options(

@@ -1,77 +1,93 @@
-"""What an agent of another driver left when it ended, until nobody can have it any more.
+"""Free what an agent of another driver left when it ended, once nobody can have it any more.
 
-Its file names hardware that pods and claims had then. Nobody serves that any more, so nobody new can have got it: a pod
-that has it asks for the resource, a claim that has it is allocated. Once neither kubelet nor the API server shows such
-a pod or claim, for as long as processes may outlive them, it is free, and is struck out of the file. In doubt, and
-always where there is no API server, it stays held until a person removes the file.
+Its file names hardware that pods and claims had then. Nobody serves that hardware now, so no new holder can have got
+it: a pod that has it asks for the resource, a claim that has it is allocated. Once neither kubelet nor the API server
+has shown such a pod or claim for as long as processes may outlive them, it is free, and is struck out of the file. In
+doubt, and always where there is no API server, it stays held until a person removes the file.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 
-from drabridge.agent.runtime import Runtime
 from drabridge.coexistence.other_agents import Piece
-from drabridge.dra.lifecycle import ClaimSide
+from drabridge.coexistence.withheld import WithheldDevices
+from drabridge.evidence.kubelet import KubeletEvidence
+from drabridge.evidence.other_sources import OtherEvidence
 from drabridge.inventory.model import device_id_of
 from drabridge.ledger.events import Observed
+from drabridge.ledger.service import LedgerService
 
 log = logging.getLogger(__name__)
 
 
-class LeftBehind:
-    """Looks after it while something is withheld for it. ``clock`` counts seconds and never goes back."""
+class EndedAgents:
+    """Looks for holders while devices are withheld for an agent that has ended."""
 
-    def __init__(self, runtime: Runtime, claims: ClaimSide, clock: Callable[[], float] = time.monotonic) -> None:
-        self._runtime = runtime
-        self._claims = claims
+    def __init__(
+        self,
+        withheld: WithheldDevices,
+        ledger_service: LedgerService,
+        kubelet: KubeletEvidence,
+        others: OtherEvidence,
+        allocated_by: Callable[[str], Awaitable[frozenset[str] | None]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``allocated_by`` returns the names of a driver's devices here that the API server shows allocated; None if it
+        cannot be asked. ``clock`` counts seconds and never goes back.
+        """
+        self._withheld = withheld
+        self._ledger_service = ledger_service
+        self._kubelet = kubelet
+        self._others = others
+        self._allocated_by = allocated_by
         self._clock = clock
         self._due = 0.0
-        self._unseen: dict[tuple[str, Piece], float] = {}  # since when nobody is seen to have it
+        self._unseen: dict[tuple[str, Piece], float] = {}  # since when no holder is seen
 
     async def look(self) -> None:
-        """One round, if one is due. Never raises."""
-        guard, policy, at = self._runtime.guard, self._runtime.ledger_service.policy, self._clock()
-        if not guard.left:
+        """Look once, if a look is due. Never raises."""
+        withheld, policy, now = self._withheld, self._ledger_service.policy, self._clock()
+        if not withheld.left:
             self._unseen = {}
-        if not guard.left or at < self._due:
+        if not withheld.left or now < self._due:
             return
-        self._due = at + policy.absent_seconds
+        self._due = now + policy.absent_seconds
         before, self._unseen = self._unseen, {}
-        for driver, pieces in guard.left.items():
+        for driver, pieces in withheld.left.items():
             unseen = await self._without_holder(driver, pieces)
-            self._unseen |= {(driver, piece): before.get((driver, piece), at) for piece in unseen}
+            self._unseen |= {(driver, piece): before.get((driver, piece), now) for piece in unseen}
             free = {
                 piece
                 for piece in unseen
-                if at - self._unseen[driver, piece]
+                if now - self._unseen[driver, piece]
                 >= policy.absent_seconds + (policy.grace_seconds if piece.grace is None else piece.grace)
             }
             if free:
                 names = sorted(piece.name for piece in free)
                 log.warning("nobody has what an ended agent left", extra={"driver": driver, "devices": names})
-                await guard.forget(driver, free)
+                await withheld.forget(driver, free)
 
     async def _without_holder(self, driver: str, pieces: Collection[Piece]) -> set[Piece]:
-        """Those that nobody is seen to have; none where anybody who could know more cannot be asked."""
-        ledger, kubelet = self._runtime.ledger_service.ledger, self._runtime.kubelet_evidence
-        if not ledger.node.merged or self._runtime.now() < ledger.node.releases_suspended_until:
+        """Return those without a visible holder; none where a source that could know of one cannot be asked."""
+        ledger, kubelet = self._ledger_service.ledger, self._kubelet
+        if not ledger.node.merged or self._ledger_service.now() < ledger.node.releases_suspended_until:
             return set()
         if not (free := self._unclaimed(pieces, await kubelet.gather(ledger))):
             return set()  # as it is for as long as its pods run: kubelet is not asked for more
         observed = await kubelet.gather(ledger, thoroughly=True)
         if observed.checkpoint is None or not observed.checkpoint.barrier:
             return set()
-        shown, allocated = await kubelet.devices_claimed_from(driver), await self._claims.of_driver(driver)
+        shown, allocated = await kubelet.devices_claimed_from(driver), await self._allocated_by(driver)
         if shown is None or allocated is None:
             return set()
         return {piece for piece in self._unclaimed(free, observed) if piece.name not in shown | allocated}
 
     def _unclaimed(self, pieces: Collection[Piece], observed: Observed) -> set[Piece]:
-        """Those that no pod has by its limits, or may have."""
-        ledger, pods = self._runtime.ledger_service.ledger, self._runtime.other_evidence.pods
+        """Return those that no pod has by its limits, or may have."""
+        ledger, pods = self._ledger_service.ledger, self._others.pods
         unaccounted = None if pods is None else pods.unaccounted(ledger, observed)
         if pods is None or unaccounted is None or pods.claims_linger(ledger):
             return set()

@@ -20,7 +20,7 @@ GOODBYE_SECONDS = 0.5  # to say what stays held; of the 3 s in which SIGTERM is 
 AGAIN_SECONDS = 3.0  # how long what has changed at another agent stays unnoticed
 
 
-class Guard:
+class WithheldDevices:
     """Asks :class:`OtherAgents`, and shows the snapshot by its last answer. Use from one loop."""
 
     def __init__(self, agents: OtherAgents) -> None:

@@ -21,12 +21,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from drabridge.agent.runtime import Off
 from drabridge.config.lanes import REST, Lanes, Selection
 from drabridge.config.loader import read
 from drabridge.config.messages import ConfigErrors
 from drabridge.config.schema import Config, Resource
 from drabridge.errors import ConfigError, HostError
+from drabridge.kube.connection import ClaimsOff
 from drabridge.system.files import write_atomically
 from drabridge.system.io_thread import IoThread
 
@@ -41,7 +41,7 @@ DRAINED = Lanes.model_validate({"legacy": "*", "dra": 0})
 Overrides = dict[str, dict[str, Any]]
 
 
-class Wishes:
+class DesiredLanes:
     """The three places. ``changed`` is called when a wish changed.
 
     ``follows_node``: there is an API server to ask. Without one nobody could take back an annotation of earlier days.
@@ -55,7 +55,7 @@ class Wishes:
         changed: Callable[[], None],
         *,
         follows_node: bool = False,
-        off: Callable[[], Off | None] = lambda: None,
+        off: Callable[[], ClaimsOff | None] = lambda: None,
         files: IoThread | None = None,
     ) -> None:
         self._path = state / FILE_NAME

@@ -125,7 +125,7 @@ async def _post(agent: AgentProcess, body: bytes) -> tuple[int, bytes]:
 
 async def test_a_thousand_connections_to_each_socket() -> None:
     async with holding() as (agent, kubelet, held):
-        address = re.search(r"msg=pages address=(\S+):(\d+)", agent.text())
+        address = re.search(r"msg=listening address=(\S+):(\d+)", agent.text())
         assert address
         for family, target in (
             (socket.AF_UNIX, str(plugin_socket(agent))),

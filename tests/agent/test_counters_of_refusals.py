@@ -116,8 +116,8 @@ async def test_every_pod_that_shares_a_device_is_named() -> None:
 
 async def test_an_agent_whose_loop_no_longer_beats_is_not_alive() -> None:
     """Its slow tick comes once an hour, and half a second without one is too long."""
-    code = "import sys; from drabridge import housekeeping, pages; from drabridge.cli import main; "
-    code += "housekeeping.TICK_SECONDS, pages.HEARTBEAT_SECONDS = 3600.0, 0.5; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from drabridge.agent import endpoints, maintenance; from drabridge.cli import main; "
+    code += "maintenance.TICK_SECONDS, endpoints.HEARTBEAT_SECONDS = 3600.0, 0.5; sys.exit(main(sys.argv[1:]))"
     with short_directory() as root:
         agent = AgentProcess(root, command=("-c", code))
         await agent.start()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from drabridge.dra.lifecycle import recorded
+from drabridge.dra.recorded_claims import recorded_claims
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
 from drabridge.ledger.events import AgentStarted
 from drabridge.ledger.model import ClaimRef, Lane
@@ -78,8 +78,8 @@ def test_of_a_claim_that_was_allocated_anew_the_ledger_says_what_it_has(tmp_path
         (State.STARTED, "earlier", None),
     ):
         store.save(ClaimRecord(CLAIM, state, boot, devices))
-        found, before = recorded(tmp_path, "boot", node.ledger)
+        found, before = recorded_claims(tmp_path / "claims", "boot", node.ledger)
         assert [[use.device for use in one.uses] for one in found] == ([expected] if expected else [])
         assert before == (set() if expected else {CLAIM.uid})
     store.save(ClaimRecord(ClaimRef("uid-3"), State.STARTED, "boot", devices))
-    assert recorded(tmp_path, "boot", node.ledger)[0] == (), "it was refused"
+    assert recorded_claims(tmp_path / "claims", "boot", node.ledger)[0] == (), "it was refused"

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from drabridge.agent.manual_release import _forget, _has_ended
+from drabridge.agent.manual_release import OperatorRelease
 from drabridge.containers.cdi_spec import CdiDevice, ContainerEdits, claim_device_name
 from drabridge.containers.cdi_store import CdiStore
+from drabridge.dra.recorded_claims import forget_device
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
 from drabridge.errors import RefusedError
 from drabridge.ledger.model import ClaimHold, ClaimPhase, ClaimRef, Entry, Ledger, LedgerDevice, Owner, PodRef
@@ -39,13 +42,7 @@ def test_a_claim_is_forgotten_with_its_last_device(
         cdi.write(cdi.claim_spec(claim.uid, [CdiDevice(name, ContainerEdits(env={"A": "1"}))]))
         records.save(ClaimRecord(claim, State.COMPLETED, "boot", (PreparedDevice("r", "node-a", "gpu-0"),)))
     ledger = Ledger.of([entry("gpu-0", HOLD, ADMIN), entry("gpu-1", *elsewhere)])
-    # All that is asked of an agent:
-    runtime = SimpleNamespace(
-        paths=SimpleNamespace(state=tmp_path, claim_records=tmp_path / "claims"),
-        cdi=cdi,
-        ledger_service=SimpleNamespace(ledger=ledger),
-    )
-    _forget(runtime, "gpu-0", [CLAIM.uid])  # type: ignore[arg-type]
+    forget_device(tmp_path / "claims", cdi, ledger, "gpu-0", [CLAIM.uid])
     assert sorted(cdi.claims()) == left
     assert [record.claim.uid for record in records.all()] == left
     assert [len(record.devices) for record in records.all()] == [0, 1][-len(left) :]
@@ -76,12 +73,15 @@ async def test_a_claim_that_is_gone_is_ended_when_nobody_is_seen_with_the_device
     async def in_use(names: set[str]) -> dict[str, str]:
         return opened
 
-    runtime = SimpleNamespace(
-        kubelet_evidence=SimpleNamespace(users=shown, error="it is away"),
-        other_evidence=SimpleNamespace(in_use=in_use),
-        ledger_service=SimpleNamespace(ledger=ledger),
-    )
-    claims = SimpleNamespace(driver=SimpleNamespace(release_if_deallocated=released))
+    async def forget(device: str, uids: Sequence[str]) -> None:
+        raise AssertionError
+
+    nobody: Any = SimpleNamespace()
+    service: Any = SimpleNamespace(ledger=ledger)
+    kubelet: Any = SimpleNamespace(users=shown, error="it is away")
+    others: Any = SimpleNamespace(in_use=in_use)
+    claims: Any = SimpleNamespace(release_if_deallocated=released)
+    release = OperatorRelease(service, nobody, kubelet, others, claims, nobody, forget)
     with pytest.raises(RefusedError, match=re.escape(refused)) if refused else contextlib.nullcontext():
-        ended = await _has_ended(runtime, claims, ledger.entries["gpu-0"], hold)  # type: ignore[arg-type]
+        ended = await release._has_ended(ledger.entries["gpu-0"], hold)
         assert ended is not allocated

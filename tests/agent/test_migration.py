@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from drabridge.agent.runtime import Options
 from drabridge.config import load
-from drabridge.dra import lifecycle
+from drabridge.kube import connection
 from drabridge.sim.cluster import SimCluster
 from tests.support.agent_on_cluster import (
     BOTH_LANES,
@@ -133,12 +132,12 @@ def test_whom_it_talks_to(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lifecycle, "SERVICE_ACCOUNT", tmp_path if token else tmp_path / "none")
+    monkeypatch.setattr(connection, "SERVICE_ACCOUNT", tmp_path if token else tmp_path / "none")
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     if pod:
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    options = Options(tmp_path / "config.yaml", "node-a", kubeconfig=tmp_path / "kubeconfig" if kubeconfig else None)
-    assert (lifecycle.connect(options, load(config)) is not None) == connects
+    found = connection.connect(load(config), tmp_path / "kubeconfig" if kubeconfig else None)
+    assert (found is not None) == connects
 
 
 async def test_by_command_there_and_back() -> None:

@@ -154,7 +154,7 @@ async def test_on_one_network_the_port_is_the_other_one_s_until_that_ends() -> N
                 assert (await fetch(f"127.0.0.1:{port}", "/readyz"))[2] == b"ok\n"  # the first one's
                 await first.stop()
                 await took_over(second, kubelet, 3)
-                await until(lambda: f"msg=pages address=127.0.0.1:{port}" in second.text(), 10, second.text)
+                await until(lambda: f"msg=listening address=127.0.0.1:{port}" in second.text(), 10, second.text)
                 assert (await fetch(f"127.0.0.1:{port}", "/readyz"))[2] == b"ok\n"
                 assert (await fetch(f"127.0.0.1:{port}", "/"))[0] == 200
         finally:
@@ -175,7 +175,7 @@ async def test_a_port_that_cannot_be_had_for_a_moment_is_had_later() -> None:
             await until(lambda: 'msg="a task failed' in second.text(), 10, second.text)
             resource.prlimit(second.process.pid, resource.RLIMIT_NOFILE, limits)
             taken.close()
-            await until(lambda: f"msg=pages address={address}" in second.text(), 10, second.text)
+            await until(lambda: f"msg=listening address={address}" in second.text(), 10, second.text)
             assert (await fetch(address, "/healthz"))[0] == 200
 
 

@@ -10,10 +10,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from drabridge.coexistence.competing_plugins import RETRY_MOST_SECONDS, RETRY_SECONDS, SETTLED_SECONDS, Rivals
+from drabridge.coexistence.competing_plugins import (
+    RETRY_MOST_SECONDS,
+    RETRY_SECONDS,
+    SETTLED_SECONDS,
+    CompetingPlugins,
+)
 from drabridge.ledger.events import RecordLost
 from drabridge.ledger.model import Entry, Hold, Ledger, LedgerDevice
-from drabridge.system.supervise import WakeUp
 from podresources import PodResourcesError
 
 R = "example.com/radio"
@@ -29,32 +33,26 @@ class Node:
         self.offered: set[str] | None = {"a"}  # None: kubelet cannot be asked
         self.asked = 0
         self.done: list[tuple[float, str]] = []
-        self.rivals: dict[str, str] = {}
         self.devices = {one: SimpleNamespace(id=one) for one in "ab"}
         self.entries = {one: Entry(LedgerDevice(one, R, (one,))) for one in "ab"}
         self.pods: set[tuple[str, str]] = set()  # units that kubelet shows with one
         self.lost: list[RecordLost] = []
         self.durable = True
-        self.kubelet_evidence = SimpleNamespace(shown=self._shown)
-        self.changed = WakeUp()
-        self.legacy = self.podresources = self
-        self.evidence = SimpleNamespace(hurry=lambda: None)
-        runtime: Any = self
-        self._rivals = Rivals(runtime, lambda: self.at, every=every)
+        node: Any = self
+        service: Any = SimpleNamespace(apply=self._apply, now=lambda: self.at)
+        self._ledger_service = service
+        self._plugins = CompetingPlugins(node, node, node, service, lambda: node.devices, lambda: self.at, every)
 
-    async def _shown(self) -> frozenset[tuple[str, str]]:
+    @property
+    def found(self) -> dict[str, str]:
+        return self._plugins.found
+
+    async def shown(self) -> frozenset[tuple[str, str]]:
         return frozenset(self.pods)
 
     async def _apply(self, event: RecordLost) -> Any:
         self.lost.append(event)
         return SimpleNamespace(accepted=self.durable)
-
-    @property
-    def ledger_service(self) -> Any:
-        return SimpleNamespace(ledger=Ledger.of(self.entries.values()), apply=self._apply)
-
-    def now(self) -> float:
-        return self.at
 
     def healthy(self) -> dict[str, frozenset[str]]:
         return self.listed
@@ -73,7 +71,8 @@ class Node:
 
     async def look(self, times: int = 1) -> None:
         for _ in range(times):
-            await self._rivals.look()
+            self._ledger_service.ledger = Ledger.of(self.entries.values())
+            await self._plugins.look()
             self.at += LOOK_SECONDS
 
 
@@ -89,18 +88,18 @@ async def test_what_left_our_list_a_moment_ago_is_nobody_else_s(node: Node) -> N
     node.listed[R] = frozenset()
     node.offered = {"a", "b"}
     await node.look(int(SETTLED_SECONDS / LOOK_SECONDS) - 1)
-    assert not node.rivals
+    assert not node.found
     await node.look(3)
-    assert "kubelet offers a, b," in node.rivals[R]
+    assert "kubelet offers a, b," in node.found[R]
 
 
 async def test_ids_that_no_device_has_are_said_to_be_nobody_knows_whose(node: Node) -> None:
     node.offered = {"a", "b::0"}
     await node.look(2)
-    assert node.rivals[R].endswith("Remove the other plugin; pods that it served keep their devices")
+    assert node.found[R].endswith("Remove the other plugin; pods that it served keep their devices")
     node.offered = {"a", "GPU-7"}
     await node.look(2)
-    assert "Remove the other plugin and the pods that it served" in node.rivals[R]
+    assert "Remove the other plugin and the pods that it served" in node.found[R]
 
 
 async def test_pods_by_ids_that_no_device_has_put_devices_in_doubt_once(node: Node) -> None:
@@ -126,7 +125,7 @@ async def test_pods_by_ids_of_ours_put_nothing_in_doubt(node: Node) -> None:
     node.entries["b"] = replace(node.entries["b"], hold=Hold(units=("former",)))
     node.pods, node.offered = {(R, "b"), (R, "a::3"), (R, "former")}, {"a", "b", "GPU-7"}
     await node.look(4)
-    assert node.rivals
+    assert node.found
     assert not node.lost
 
 
@@ -136,10 +135,10 @@ async def test_kubelet_is_asked_seldom_until_there_is_reason_to_doubt() -> None:
     assert node.asked == 3
     node.offered = {"a", "b"}
     await node.look(3)
-    assert (node.asked, node.rivals) == (4, {})
+    assert (node.asked, node.found) == (4, {})
     await node.look()
     assert node.asked == 5
-    assert R in node.rivals
+    assert R in node.found
 
 
 async def test_one_answer_is_not_enough(node: Node) -> None:
@@ -147,7 +146,7 @@ async def test_one_answer_is_not_enough(node: Node) -> None:
     for offered in ({"a", "b"}, {"a"}, {"a", "c"}, {"a", "d"}, None):
         node.offered = offered
         await node.look()
-        assert not node.rivals
+        assert not node.found
         assert not node.done
 
 
@@ -155,7 +154,7 @@ async def test_no_question_while_kubelet_has_none_of_our_lists(node: Node) -> No
     node.listed, node.offered = {}, {"a", "b"}
     await node.look(3)
     assert node.asked == 0
-    assert not node.rivals
+    assert not node.found
 
 
 async def test_the_other_one_is_replaced_and_seen_off(node: Node) -> None:
@@ -164,9 +163,9 @@ async def test_the_other_one_is_replaced_and_seen_off(node: Node) -> None:
     assert [what for _, what in node.done] == ["register"]
     node.offered = {"a"}
     await node.look(int(SETTLED_SECONDS / LOOK_SECONDS))
-    assert node.rivals
+    assert node.found
     await node.look(2)
-    assert not node.rivals
+    assert not node.found
     assert len(node.done) == 1
 
 
@@ -182,4 +181,4 @@ async def test_who_registers_again_and_again_is_answered_less_and_less_often(nod
     assert len(node.done) > 500
     node.offered = {"a"}  # our list, but kubelet would call the other one
     await node.look(5)
-    assert node.rivals
+    assert node.found

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
-from drabridge.dra.lifecycle import ClaimSide
+from drabridge.dra.claim_queries import ClaimQueries
 from drabridge.kube.client import KubernetesCluster
 from drabridge.ledger.events import ClaimDevices, DeviceUse
 from drabridge.ledger.model import ClaimRef
@@ -17,42 +17,37 @@ from tests.support.waiting import short_directory
 
 
 @contextlib.asynccontextmanager
-async def asking(**options: Any) -> AsyncIterator[tuple[ClaimSide, SimApiServer]]:
-    """The claims' side of an agent without a driver, beside an API server."""
+async def asking(**options: Any) -> AsyncIterator[tuple[ClaimQueries, SimApiServer]]:
+    """The questions of an agent without a DRA driver, beside an API server."""
     with short_directory() as root:
         async with SimApiServer(**options) as api:
             add_node(api)
             cluster = KubernetesCluster.from_kubeconfig(api.kubeconfig(root / "kubeconfig"))
-            runtime = SimpleNamespace(  # all that is asked of it
-                config=SimpleNamespace(driver=DRIVER, dra=SimpleNamespace(pool="")),
-                options=SimpleNamespace(node_name=NODE),
-                paths=SimpleNamespace(state=root, claim_records=root / "claims"),
-                cluster=cluster,
-            )
+            connection: Any = SimpleNamespace(cluster=cluster)  # all that is asked of it
             try:
-                yield ClaimSide(runtime, None), api  # type: ignore[arg-type]
+                yield ClaimQueries(connection, DRIVER, NODE, lambda: NODE), api
             finally:
                 cluster.close()
 
 
 async def test_claims_with_devices_of_this_node_are_listed() -> None:
-    async with asking() as (side, api):
-        assert await side.allocated() == ()
+    async with asking() as (queries, api):
+        assert await queries.allocated() == ()
         claim = Claims(api).add("c", "gpu-1")
         Claims(api).add("elsewhere", {"device": "gpu-1", "pool": "node-b"})
-        assert await side.allocated() == (ClaimDevices(ClaimRef(claim.uid, "default", "c"), (DeviceUse("gpu-1"),)),)
+        assert await queries.allocated() == (ClaimDevices(ClaimRef(claim.uid, "default", "c"), (DeviceUse("gpu-1"),)),)
         api.faults.partition()
-        assert await side.allocated() is None
+        assert await queries.allocated() is None
 
 
 async def test_where_the_server_has_no_claims_nobody_has_a_device_by_one() -> None:
-    async with asking(versions=()) as (side, _):
-        assert await side.allocated() == ()
+    async with asking(versions=()) as (queries, _):
+        assert await queries.allocated() == ()
 
 
 async def test_a_claim_that_cannot_be_understood_may_have_any_device() -> None:
-    async with asking() as (side, api):
+    async with asking() as (queries, api):
         Claims(api).add("c", "gpu-1")
         for stored in api.objects.peek("resourceclaims"):  # past its validation
             del stored["status"]["allocation"]["devices"]["results"][0]["device"]
-        assert await side.allocated() is None
+        assert await queries.allocated() is None

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from drabridge.agent.runtime import Off
 from drabridge.config import Config, load
 from drabridge.errors import ConfigError, HostError
-from drabridge.lanes.desired import FILE_NAME, SEEN_FILE_NAME, Wishes
+from drabridge.kube.connection import ClaimsOff
+from drabridge.lanes.desired import FILE_NAME, SEEN_FILE_NAME, DesiredLanes
 from tests.support.waiting import PATIENCE
 
 CONFIG = load("""\
@@ -31,7 +31,7 @@ resources:
 """)
 
 
-class Kept(Wishes):
+class Kept(DesiredLanes):
     """What the Node says is on the disk when ``annotate`` returns."""
 
     def annotate(self, text: str | None) -> None:
@@ -44,7 +44,7 @@ class Place:
 
     def __init__(self, path: Path, config: Config = CONFIG, *, follows_node: bool = False) -> None:
         self.changes = 0
-        self.off: Off | None = None
+        self.off: ClaimsOff | None = None
         self.wishes = Kept(path, lambda: config, self._changed, follows_node=follows_node, off=lambda: self.off)
         self.resource = config.resource("nvidia.com/gpu")
 
@@ -300,7 +300,7 @@ def test_floors_that_were_raised_later_take_the_decision_back_and_say_so_once(
 
 def test_where_claims_are_not_served_no_device_is_set_aside_for_them(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    place.off = Off("there is no API server", "give --kubeconfig")
+    place.off = ClaimsOff("there is no API server", "give --kubeconfig")
     with pytest.raises(ConfigError, match=r"there is no API server.*--kubeconfig"):
         place.set(legacy=1)  # the rest, which is what the other lane gets, is a share too
     assert not (tmp_path / FILE_NAME).exists()
@@ -314,7 +314,7 @@ def test_what_was_set_while_claims_were_served_waits_until_they_are_again(
 ) -> None:
     Place(tmp_path).set(legacy=2, dra=6)
     place = Place(tmp_path)
-    place.off = Off("dra.enabled is false", "set dra.enabled: auto")
+    place.off = ClaimsOff("dra.enabled is false", "set dra.enabled: auto")
     assert [place.targets for _ in range(3)] == [(7, 1)] * 3
     assert caplog.text.count("lanes cannot be followed") == 1
     assert place.wishes.describe(place.resource)["source"] == "configuration"

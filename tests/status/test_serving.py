@@ -70,7 +70,7 @@ async def test_elsewhere_only_when_asked_for(flag: bool) -> None:
         await agent.start()
         try:
             await agent.up()
-            await until(lambda: "msg=pages" in agent.text(), 5, agent.text)
+            await until(lambda: "msg=listening" in agent.text(), 5, agent.text)
             address = address_of(agent).replace("0.0.0.0", outside())
             status, _, body = await fetch(address, host="node-a.example:9400")
             assert status == (200 if flag else 404)
@@ -100,7 +100,7 @@ async def test_with_the_chart_s_defaults_the_page_is_for_port_forward_alone(even
         await agent.start()
         try:
             await agent.up()
-            await until(lambda: "msg=pages" in agent.text(), 5, agent.text)
+            await until(lambda: "msg=listening" in agent.text(), 5, agent.text)
             port = address_of(agent).rpartition(":")[2]
             for host in ("localhost:9400", "127.0.0.1:9400", "[::1]:9400"):
                 status, _, body = await fetch(f"127.0.0.1:{port}", host=host)

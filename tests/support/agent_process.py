@@ -289,6 +289,6 @@ async def fetch(address: str, path: str = "/", host: str = "localhost:9400") -> 
 
 
 def address_of(agent: AgentProcess) -> str:
-    found = re.search(r"msg=pages address=(\S+)", agent.text())
+    found = re.search(r"msg=listening address=(\S+)", agent.text())
     assert found, agent.text()
     return found[1]

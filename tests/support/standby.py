@@ -24,7 +24,7 @@ async def beside(first: AgentProcess, name: str, config: str = "", *arguments: s
     agent.config.write_text(config or first.config.read_text())
     await agent.start()
     try:
-        await until(lambda: WAITS in agent.text() and "msg=pages" in agent.text(), 30, agent.text)
+        await until(lambda: WAITS in agent.text() and "msg=listening" in agent.text(), 30, agent.text)
         await until(lambda: is_ready(agent), 30, agent.text)
         yield agent
     finally:
@@ -34,7 +34,7 @@ async def beside(first: AgentProcess, name: str, config: str = "", *arguments: s
 
 def standby_socket(agent: AgentProcess) -> Path:
     """Where this process answers for as long as it is a standby, as its log says."""
-    line = next(line for line in agent.text().splitlines() if "standby-" in line and "msg=pages" in line)
+    line = next(line for line in agent.text().splitlines() if "standby-" in line and "msg=listening" in line)
     return Path(line.rpartition("control=")[2].strip('"'))
 
 

@@ -1,0 +1,258 @@
+"""Run the agent that owns the ledger: take devices into it, begin to serve after the merge, pass on what changes.
+
+What starts when: the inventory; the merge with what kubelet and the CDI directory say; the DevicePlugin side; and only
+when kubelet has taken its lists, the DRA side. Nothing is granted before the merge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from drabridge.agent.api_watches import ApiWatches
+from drabridge.agent.components import Components, Foundation, release_policy, resource_of
+from drabridge.agent.reload import ConfigFollower
+from drabridge.agent.standby import Standby
+from drabridge.config.schema import Config
+from drabridge.inventory.model import Snapshot
+from drabridge.ledger.effects import Effect, Notify, Readvertise, Released
+from drabridge.ledger.events import NodeBooted
+from drabridge.ledger.model import Ledger
+from drabridge.system.memory import settle
+from drabridge.system.supervise import WakeUp, forever
+
+log = logging.getLogger(__name__)
+
+STOP_GRACE_SECONDS = 1.5  # for calls in flight at SIGTERM; the whole stop is promised within 3 s
+REFRESH_SECONDS = 0.01  # an Allocate is answered first; several that come together make one list
+SETTLE_SECONDS = 1.0  # after the first list: registration is over by then, or waits for kubelet
+REFUSALS = frozenset({"AllocateRefused", "DeviceRefused"})  # notices with a refusal's words
+
+Work = Callable[[], Awaitable[None]]
+
+
+class ServingAgent:
+    """One agent from the moment that the ledger is its own. :meth:`run` returns after ``stop`` is set."""
+
+    def __init__(
+        self, base: Foundation, parts: Components, standby: Standby | None, stop: asyncio.Event, reload: WakeUp
+    ) -> None:
+        """``standby`` is what this agent was before; ``reload`` asks to read the configuration file again."""
+        self._parts = parts
+        self._port = base.port
+        self._standby = standby
+        self._stop = stop
+        self._snapshot_taken = base.snapshot_taken
+        self._follower = ConfigFollower(
+            base.options.config,
+            parts.current.config,
+            reload,
+            self._reconfigure,
+            self._config_refused,
+            parts.claim_demand.refusal,
+        )
+        self._rebooted = False  # since the ledger was written
+        self._boot_recorded = False  # the ledger has this boot's id
+        self._serving = False  # the ledger knows enough for it: from kubelet and the CDI files, or from before
+        self._behind = False  # the ledger could not be told of the newest snapshot: its disk is full
+        self._refresh: asyncio.TimerHandle | None = None
+        self._watches: ApiWatches | None = None
+        self._tasks: list[asyncio.Task[None]] = []  # ended first when the agent ends
+
+    async def run(self) -> None:
+        """Serve until stopped. Streams end before the ledger is let go."""
+        parts = self._parts
+        unsubscribe = parts.ledger_service.subscribe(self._ledger_changed)
+        await self._open_endpoints()
+        self._spawn("devices", self._follow_inventory)
+        self._spawn("configuration", self._follower.run)
+        self._spawn("maintenance", parts.maintenance.run)
+        looking = self._standby.take_inventory_task(parts.inventory) if self._standby is not None else None
+        if self._standby is not None:
+            await self._standby.step_aside()
+        if looking is not None:
+            self._tasks.append(looking)
+        else:
+            self._spawn("inventory", lambda: parts.inventory.run(lambda _: self._snapshot_taken.set()))
+        try:
+            await self._stop.wait()
+            log.info("stopping")
+        finally:
+            await self._end_watches()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            unsubscribe()
+            await parts.endpoints.close()
+            await parts.podresources.close()
+            # The last thing before the ledger is let go: from here until a successor has registered pods are refused.
+            await parts.legacy.close(STOP_GRACE_SECONDS)
+            log.info("stopped")
+
+    async def _open_endpoints(self) -> None:
+        """A port that is taken is an operator's error, unless it may be the one of the agent before this one."""
+        if self._standby is None:
+            await self._port.bind()
+        await self._parts.endpoints.open()
+        if not self._port.bound:
+            self._spawn("port", self._parts.endpoints.wait_for_port, lambda: self._port.bound)
+
+    def _spawn(self, name: str, work: Work, stopping: Callable[[], bool] = lambda: False) -> None:
+        self._tasks.append(asyncio.create_task(forever(name, work, stopping), name=name))
+
+    # --- devices ----------------------------------------------------------------------------------------------------
+
+    async def _follow_inventory(self) -> None:
+        try:
+            await self._take_snapshots()
+        except Exception as error:  # it is tried again; until that has gone well, this is why
+            self._parts.current.devices_error = str(error) or repr(error)
+            raise
+
+    async def _take_snapshots(self) -> None:
+        """Take every snapshot into the ledger, and from there to kubelet; after the first one, merge."""
+        parts = self._parts
+        service = parts.ledger_service
+        boot_id, node = parts.options.boot_id.read_text().strip(), service.ledger.node
+        if not self._boot_recorded:  # a lost ledger's boot id is an older copy's, which may be long past
+            self._rebooted |= not node.lost and node.boot_id not in ("", boot_id)
+        while True:
+            if not self._boot_recorded:  # again while the disk is full: a later start would see a reboot that was none
+                self._boot_recorded = (await service.apply(NodeBooted(boot_id, service.now()))).accepted
+            if (snapshot := parts.inventory.current).complete:
+                await self._take(snapshot)
+                if self._serving and service.ledger.node.merged:
+                    parts.legacy_files.follow_soon(service.ledger, parts.current.devices)
+                else:
+                    await self._merge()
+                parts.legacy.learn()
+                parts.claims.wake()
+                parts.lanes_changed.set()
+                parts.current.devices_error = ""
+            await self._snapshot_taken.wait(parts.withheld.again_seconds)
+
+    async def _take(self, snapshot: Snapshot) -> None:
+        parts = self._parts
+        snapshot = await parts.withheld.without(snapshot, parts.ledger_service.head)
+        first = parts.targets.first_lanes(snapshot)
+        parts.current.devices = snapshot.by_name()
+        config = parts.current.config
+        self._behind = not await parts.merge.discover(config, snapshot, first, rebooted=self._rebooted)
+        parts.identities.save(parts.inventory.identities())
+        for collision in snapshot.collisions:
+            log.error("devices with one identity are not offered", extra={"collision": str(collision)})
+
+    async def _merge(self) -> None:
+        """Merge and begin to serve. While the disk is full only a ledger of before is enough to serve from."""
+        parts = self._parts
+        service = parts.ledger_service
+        merged = False
+        if self._boot_recorded and not self._behind:
+            merged = await parts.merge.merge(parts.current.config, rebooted=self._rebooted)
+        if merged:
+            parts.legacy_files.restore_soon(service.ledger, parts.current.devices)
+        self._behind = not merged  # again when the disk works
+        if not self._serving and (merged or service.ledger.node.whole):
+            self._serving = True
+            await parts.legacy.configure(parts.current.config)
+            self._begin_to_serve()
+
+    def _begin_to_serve(self) -> None:
+        """Start what may run once the ledger agrees with kubelet's view."""
+        parts = self._parts
+        self._spawn("evidence", parts.evidence.run)
+        self._spawn("lanes", parts.mover.run)
+        self._spawn("claims", parts.claims.run)
+        self._spawn("events", parts.events.run)
+        self._join_cluster()
+        if self._standby is not None:
+            self._tasks.append(asyncio.create_task(self._standby.retire_relay(parts.claims), name="relay"))
+        asyncio.get_running_loop().call_later(SETTLE_SECONDS, settle)
+
+    # --- the API server ---------------------------------------------------------------------------------------------
+
+    def _join_cluster(self) -> None:
+        """Follow what the API server says of this node. Also when a reload is the first to allow it."""
+        parts, cluster = self._parts, self._parts.api_server.cluster
+        if cluster is None or self._watches is not None:
+            return
+        parts.events.cluster = cluster
+        watches = self._standby.take_watches() if self._standby is not None else None
+        watches = watches or ApiWatches(cluster, parts.options.node_name, parts.current.config.driver, self._resources)
+        watches.pods.slack = lambda: parts.ledger_service.policy.absent_seconds
+        watches.begin()
+        watches.tell(parts.evidence.hurry, parts.desired.annotate, self._resources)
+        parts.others.pods = watches.pods
+        parts.others.claims = parts.claim_queries.allocated
+        self._watches = watches
+
+    async def _leave_cluster(self) -> None:
+        """A reload says that no API server is to be talked to. What it said last counts no more."""
+        await self._end_watches()
+        self._parts.api_server.disconnect()
+        self._parts.events.cluster = None
+        self._parts.others.pods = self._parts.others.claims = None
+        self._parts.desired.forget_annotation()
+
+    async def _end_watches(self) -> None:
+        watches, self._watches = self._watches, None
+        if watches is not None:
+            await watches.end()
+
+    def _resources(self) -> frozenset[str]:
+        """Return the names under which pods may have a device that is known here. For any thread."""
+        entries = self._parts.ledger_service.ledger.entries.values()
+        return frozenset(name for entry in entries for name in (entry.device.resource, *entry.counted_as)) | {
+            resource.name for resource in self._parts.current.config.resources
+        }
+
+    # --- changes ----------------------------------------------------------------------------------------------------
+
+    def _ledger_changed(self, ledger: Ledger, effects: tuple[Effect, ...]) -> None:
+        """After every step: offers follow from the ledger, facts go to their sinks."""
+        del ledger
+        parts = self._parts
+        if parts.ledger_service.health.lost:
+            self._stop.set()  # and begin anew, as the other agent's standby
+        refused = next((e.message for e in effects if isinstance(e, Notify) and e.reason in REFUSALS), "")
+        for effect in effects:
+            parts.sinks.effect(effect, refused)
+            if isinstance(effect, Notify):
+                parts.events.tell(effect)
+            elif isinstance(effect, Readvertise):
+                parts.legacy.repeat({resource_of(parts.ledger_service, device) for device in effect.devices})
+                parts.evidence.hurry()
+        parts.inventory.released(effect.device for effect in effects if isinstance(effect, Released))
+        if self._refresh is None:
+            self._refresh = asyncio.get_running_loop().call_later(REFRESH_SECONDS, self._follow_ledger)
+
+    def _follow_ledger(self) -> None:
+        """Bring offers, moves and questions to kubelet up to date after one change of the ledger or several."""
+        parts = self._parts
+        self._refresh = None
+        if self._behind and parts.ledger_service.health.ok:
+            self._snapshot_taken.set()
+        parts.claims.wake()
+        parts.evidence.changed()
+        parts.lanes_changed.set()
+        parts.legacy.refresh()
+
+    async def _reconfigure(self, config: Config) -> None:
+        parts = self._parts
+        parts.current.config, parts.current.config_error = config, ""
+        parts.ledger_service.policy = release_policy(config)
+        parts.inventory.reconfigure(config)
+        if self._serving:  # else nothing is served yet, and it begins with the configuration of then
+            await parts.legacy.configure(config)
+            parts.legacy.learn()
+        if config.dra.enabled is False:
+            await self._leave_cluster()
+        elif parts.api_server.connect() and self._serving:
+            self._join_cluster()
+        parts.desired.reconfigured()
+        parts.claims.reconfigure(config)
+        parts.lanes_changed.set()
+
+    def _config_refused(self, faults: str) -> None:
+        self._parts.current.config_error = faults

@@ -1,0 +1,129 @@
+"""Read the state of a running agent for readiness, gauges and the status document. Changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from deviceplugin import ServerState
+from drabridge import __version__
+from drabridge.agent.standby import standbys
+from drabridge.evidence.kubelet import LIST_SECONDS
+from drabridge.ledger.model import Lane, Owner
+from drabridge.status.document import Document, Endpoint, document
+from drabridge.status.readiness import AgentState, ClaimsState, Troubles, not_ready
+
+if TYPE_CHECKING:
+    from drabridge.agent.components import Components
+
+
+def agent_state(parts: Components) -> AgentState:
+    """Read the state of this moment."""
+    current = parts.current
+    return AgentState(
+        config=current.config,
+        ledger=parts.ledger_service.ledger,
+        snapshot=parts.withheld.shown(parts.inventory.current),
+        servers=parts.legacy.states,
+        claims=_claims(parts),
+        troubles=Troubles(
+            config=current.config_error,
+            devices=current.devices_error,
+            ledger=parts.ledger_service.health.error,
+            cdi=parts.cdi_maintenance.error,
+        ),
+        competing=parts.competing.found,
+        merge_seconds=LIST_SECONDS,
+    )
+
+
+def status_document(parts: Components) -> Document:
+    """Make the document behind ``drabridge status`` and the page."""
+    state, service, options = agent_state(parts), parts.ledger_service, parts.options
+    return document(
+        node=options.node_name,
+        driver=state.config.driver,
+        version=__version__,
+        now=service.now(),
+        started_at=parts.started_at,
+        ledger=state.ledger,
+        snapshot=state.snapshot,
+        policy=service.policy,
+        endpoints=_endpoints(state, service.now()),
+        not_ready=not_ready(state),
+        refusals=tuple(parts.sinks.refusals),
+        notes=_notes(parts, state),
+        wanted={resource.name: parts.desired.describe(resource) for resource in state.config.resources},
+        published=parts.claims.published,
+    )
+
+
+def _claims(parts: Components) -> ClaimsState:
+    claims, state, off = parts.claims, parts.claims.state, parts.api_server.claims_off
+    if state is None or not state.serving:
+        waits_for = f"not served yet: {claims.error}" if claims.error else "not served yet"
+    elif not state.registration.registered:
+        waits_for = f"kubelet has not taken the plugin {state.registration.error}".rstrip()
+    else:
+        waits_for = state.publisher.error or state.error
+    return ClaimsState(
+        wanted=claims.wanted,
+        ready=state is not None and state.ready,
+        registered=state is not None and state.serving and state.registration.registered,
+        published=claims.published,
+        waits_for=waits_for,
+        records_error=claims.records_error,
+        stranded=claims.stranded,
+        off=off.why if off is not None else "",
+    )
+
+
+def _endpoints(state: AgentState, now: float) -> list[Endpoint]:
+    """List both sides' connections with kubelet. ``now``: wall-clock seconds."""
+    clocks = now - asyncio.get_running_loop().time()  # a server counts on the monotonic clock
+    found = [_endpoint(server, clocks) for server in state.servers]
+    claims, driver = state.claims, state.config.driver
+    if claims.wanted:
+        phase, error = ("ready", "") if claims.ready else ("waiting", claims.waits_for)
+        found.append(Endpoint("dra", driver, phase, claims.ready, 0, error))
+    elif claims.stranded:
+        found.append(Endpoint("dra", driver, "off", False, 0, claims.off))
+    return found
+
+
+def _endpoint(server: ServerState, clocks: float) -> Endpoint:
+    since = clocks + server.since
+    return Endpoint("deviceplugin", server.resource, str(server.phase), server.registered, since, server.error)
+
+
+def _notes(parts: Components, state: AgentState) -> list[str]:
+    """Say what a person should know besides, one sentence each."""
+    notes = [f"configuration on disk is refused: {fault}" for fault in state.troubles.config.splitlines()]
+    if parts.kubelet.error:
+        notes.append(f"kubelet does not tell who holds devices: {parts.kubelet.error}")
+    if parts.others.error:
+        notes.append(f"open device nodes cannot be looked for: {parts.others.error}")
+    if (loaded := parts.ledger_service.loaded).message:
+        notes.append(f"ledger at the last start: {loaded.message}")
+        if loaded.hint and any(entry.owner is Owner.QUARANTINE for entry in state.ledger.entries.values()):
+            notes.append(loaded.hint)
+    notes += [*parts.others.notes(), *parts.desired.notes()]
+    notes += [f"a standby waits to take over when this agent ends: {name}" for name in standbys(parts.paths.state)]
+    if why := _no_slices(parts, state):
+        notes.append(f"claims: no ResourceSlices: {why}")
+    if (dra := parts.claims.state) is not None:
+        notes += dra.publisher.notes
+    if parts.inventory.status.unexpected:
+        notes.append(f"device events: {parts.inventory.status}")
+    return notes
+
+
+def _no_slices(parts: Components, state: AgentState) -> str:
+    """Say why there are no slices though all is well; "" while there are, or while something else says it."""
+    if state.claims.stranded:
+        return ""
+    if state.claims.off:
+        return state.claims.off
+    in_dra = any(entry.lane is Lane.DRA for entry in state.ledger.entries.values())
+    behind = parts.claims.state is not None and not state.claims.published  # what there is may be of before
+    return "" if in_dra or behind else "no device is in the dra lane"

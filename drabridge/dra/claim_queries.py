@@ -1,0 +1,100 @@
+"""Ask the API server which claims of the cluster have devices."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from drabridge.errors import ClusterError
+from drabridge.kube.api import Cluster, Listing, UnreachableError, resource_claims, resource_versions
+from drabridge.kube.connection import ApiServer
+from drabridge.kube.json_reader import ClaimFields, Json, PlacedClaimFields, View
+from drabridge.ledger.events import ClaimDevices
+from drabridge.ledger.model import ClaimRef
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class ClaimQueries:
+    """LISTs of the cluster's claims, each for one question. Every call costs the API server a whole LIST."""
+
+    def __init__(
+        self,
+        api_server: ApiServer,
+        driver: str,
+        node: str,
+        pool: Callable[[], str],
+        version: Callable[[], str] = str,
+    ) -> None:
+        """``pool`` returns this node's pool; ``version`` the version of resource.k8s.io in use, "" if not known yet."""
+        self._api_server = api_server
+        self._driver = driver
+        self._node = node
+        self._pool = pool
+        self._version = version
+
+    @property
+    def nobody_to_ask(self) -> bool:
+        """Whether this agent talks to no API server at all."""
+        return self._api_server.cluster is None
+
+    async def allocated(self) -> tuple[ClaimDevices, ...] | None:
+        """Return the claims allocated with devices of this node. None: the API server cannot be asked."""
+        from drabridge.dra.allocation import allocation_here
+
+        pool = self._pool()
+        try:
+            listed = await self._list(View(lambda claim: allocation_here(claim, self._driver, pool), ClaimFields))
+            if listed.unreadable:  # no rule of the API forbids it: such a claim may have any device
+                raise UnreachableError(f"what claim {listed.unreadable[0]} is allocated cannot be read")
+        except ClusterError as error:
+            log.warning("who has devices by claims is not known", extra={"reason": str(error)})
+            return None
+        return tuple(allocation for allocation in listed.items if allocation is not None)
+
+    async def allocated_by(self, driver: str) -> frozenset[str] | None:
+        """Return the names of a driver's devices on this node that claims have; of another driver, too.
+
+        None: the API server cannot be asked.
+        """
+        from drabridge.dra.allocation import devices_on
+
+        try:
+            listed = await self._list(View(lambda claim: devices_on(claim, driver, self._node), PlacedClaimFields))
+        except ClusterError:
+            return None
+        return None if listed.unreadable else frozenset(name for names in listed.items for name in names)
+
+    async def find(self, uid: str) -> ClaimRef | None:
+        """Return the allocated claim with this UID; None where the API server shows none. Raises ClusterError."""
+        from drabridge.dra.allocation import is_allocated
+
+        def found(claim: Json) -> ClaimRef | None:
+            metadata = claim.get("metadata") or {}
+            if not is_allocated(ClaimRef(uid), claim):
+                return None
+            return ClaimRef(uid, str(metadata.get("namespace") or ""), str(metadata.get("name") or ""))
+
+        listed = await self._list(View(found, ClaimFields))
+        return next((claim for claim in listed.items if claim is not None), None)
+
+    async def _list(self, view: View[T]) -> Listing[T]:
+        """List every claim of the cluster; none where it serves no DRA. Raises ClusterError."""
+        cluster = self._api_server.cluster
+        if cluster is None:
+            raise UnreachableError("there is no API server to talk to")
+        version = self._version() or await _served_version(cluster)
+        return await cluster.list(resource_claims(version), view=view) if version else Listing((), "")
+
+
+async def _served_version(cluster: Cluster) -> str:
+    """Return the version of resource.k8s.io to speak; "" if the server has no DRA. Raises ClusterError."""
+    from drabridge.kube.versions import choose_version
+
+    served = await resource_versions(cluster)
+    version = choose_version(served)
+    if served and version is None:
+        raise UnreachableError("the API server serves no version of resource.k8s.io that is known")
+    return version or ""

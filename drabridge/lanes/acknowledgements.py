@@ -1,0 +1,185 @@
+"""Fetch the acknowledgements that a lane move waits for, and pass them to the ledger, which decides.
+
+Legacy to DRA: kubelet's word that it no longer offers the device. DRA to legacy: the API server's word that no slice
+shows it, a quiet time, and a LIST of claims in which none has it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from typing import Protocol
+
+from drabridge.errors import ClusterError
+from drabridge.evidence.kubelet import KubeletEvidence
+from drabridge.inventory.model import device_id_of
+from drabridge.kube.connection import ApiServer
+from drabridge.ledger.events import (
+    ClaimAllocated,
+    ClaimDevices,
+    NoClaimListed,
+    SetLane,
+    WithdrawnFromKubelet,
+    WithdrawnFromSlices,
+)
+from drabridge.ledger.model import Entry, Lane
+from drabridge.ledger.service import LedgerService
+
+log = logging.getLogger(__name__)
+
+DELIVERY_SECONDS = 2.0  # kubelet reads a list within milliseconds; if not, it restarts
+RETRY_SECONDS = 0.05  # between questions to kubelet while a move waits for its answer (its limiter: 100 a second)
+SHOWN_RETRY_SECONDS = 1.0  # where a pod is shown: the evidence needs a moment to make it the holder
+CLAIMS_RETRY_SECONDS = 5.0  # between LISTs of claims, which cost the API server more
+
+
+class DevicePluginLists(Protocol):
+    """The lists of devices that kubelet has, as far as a move needs to know them."""
+
+    async def delivered(self, resources: Iterable[str], timeout_seconds: float) -> bool:
+        """Wait until kubelet has taken the current list of each resource; False: it has not in time."""
+
+    @property
+    def busy_ids(self) -> frozenset[str]:
+        """Ids in an Allocate or GetPreferredAllocation that is not answered yet."""
+
+
+class PublishedSlices(Protocol):
+    """The ResourceSlices of this node, as far as a move needs to know them."""
+
+    @property
+    def published(self) -> bool:
+        """Whether the API server has our slices, as far as is known."""
+
+    @property
+    def synced_seq(self) -> int:
+        """The API server has the slices that follow from the ledger with this number; -1: none yet."""
+
+    async def withdrawn(self, names: Collection[str]) -> frozenset[str]:
+        """Return those of these devices that no slice shows, asked now. Raises ClusterError."""
+
+
+class KubeletAcknowledgements:
+    """Asks whether kubelet has given a device up that moves from the legacy lane."""
+
+    def __init__(
+        self,
+        ledger_service: LedgerService,
+        lists: DevicePluginLists,
+        kubelet: KubeletEvidence,
+        hurry_evidence: Callable[[], None],
+    ) -> None:
+        """``hurry_evidence`` asks for a round of evidence at once."""
+        self._ledger_service = ledger_service
+        self._lists = lists
+        self._kubelet = kubelet
+        self._hurry_evidence = hurry_evidence
+
+    async def fetch(self, revoked: Sequence[Entry]) -> float:
+        """Ask kubelet about revoked devices; return the seconds until the next attempt.
+
+        What would kubelet still give out? No Allocate may be open before, during or after that question. And what has
+        it given out without this agent, to pods of an earlier plugin, say? It is asked that after it has heard that the
+        devices are revoked, and no oftener than needed: a List may make kubelet count wrongly (see
+        :mod:`drabridge.evidence.kubelet`). A pod that it shows is left to the evidence, which makes it a holder.
+        """
+        since = self._ledger_service.ledger.seq
+        resources = {entry.device.resource for entry in revoked}  # one that kubelet does not serve delays no other
+        heard = {name for name in resources if await self._lists.delivered({name}, DELIVERY_SECONDS)}
+        if not heard:
+            return RETRY_SECONDS
+        busy = self._lists.busy_ids
+        offered = await self._kubelet.allocatable()
+        if offered is None:
+            return RETRY_SECONDS
+        healthy = {(resource, device_id_of(unit)) for resource, unit in offered}
+        open_ids = set(map(device_id_of, (*busy, *self._lists.busy_ids)))  # former units as well
+        given_up = [
+            entry
+            for entry in revoked
+            if entry.device.resource in heard
+            and (entry.device.resource, entry.device.id) not in healthy
+            and entry.device.id not in open_ids
+        ]
+        shown = await self._kubelet.shown() if given_up else None
+        if shown is None:
+            return RETRY_SECONDS
+        held = {(resource, device_id_of(unit)) for resource, unit in shown}
+        open_ids = set(map(device_id_of, self._lists.busy_ids))
+        pause = RETRY_SECONDS
+        for entry in given_up:
+            if (entry.device.resource, entry.device.id) in held:
+                self._hurry_evidence()
+                pause = SHOWN_RETRY_SECONDS
+            elif entry.device.id not in open_ids:
+                await self._ledger_service.apply(WithdrawnFromKubelet(entry.name, since, self._ledger_service.now()))
+        return pause
+
+
+class ApiServerAcknowledgements:
+    """Asks whether the API server has given a device up that moves to the legacy lane."""
+
+    def __init__(
+        self,
+        ledger_service: LedgerService,
+        slices: PublishedSlices,
+        api_server: ApiServer,
+        allocated: Callable[[], Awaitable[tuple[ClaimDevices, ...] | None]],
+    ) -> None:
+        """``allocated`` returns the claims with devices of this node; None if the API server cannot be asked."""
+        self._ledger_service = ledger_service
+        self._slices = slices
+        self._api_server = api_server
+        self._allocated = allocated
+        self._slices_due = 0.0  # wall-clock seconds: not before, after a LIST that failed
+        self._claims_due = (
+            0.0  # likewise, and after one that showed a claim which cannot be served: refusing it is news
+        )
+
+    async def fetch_slices(self, revoked: Sequence[Entry]) -> None:
+        """Ask which revoked devices no slice shows any more. Once for a move: the watch behind a write may lag."""
+        service = self._ledger_service
+        if service.now() < self._slices_due:
+            return
+        since = self._slices.synced_seq
+        names = {entry.name for entry in revoked if since >= entry.seq}
+        if not names:
+            return
+        try:
+            withdrawn = await self._slices.withdrawn(names)
+        except ClusterError as error:
+            self._slices_due = service.now() + CLAIMS_RETRY_SECONDS
+            log.warning("a lane move waits for the API server", extra={"reason": str(error)})
+            return
+        for name in withdrawn:
+            await service.apply(WithdrawnFromSlices(name, since, service.now()))
+
+    async def fetch_claims(self, quiescing: Sequence[Entry]) -> float:
+        """After the quiet time: ask whether a claim has one of these devices. Returns seconds until the next look."""
+        service = self._ledger_service
+        due = min(entry.move.step_since for entry in quiescing if entry.move) + service.policy.quiesce_seconds
+        if (left := max(due, self._claims_due) - service.now()) > 0:
+            return left + 0.01
+        since = service.ledger.seq
+        if self._api_server.cluster is None:
+            return CLAIMS_RETRY_SECONDS
+        if (allocated := await self._allocated()) is None:  # a claim that cannot be read may have any device
+            log.warning("a lane move waits for the API server", extra={"reason": "its claims are not known"})
+            self._claims_due = service.now() + CLAIMS_RETRY_SECONDS
+            return CLAIMS_RETRY_SECONDS
+        # Admin access holds nothing (KEP-5018): a monitoring claim on every device must not stop a move.
+        names = {entry.name for entry in quiescing}
+        taken: set[str] = set()
+        for allocation in allocated:
+            if took := names & {use.device for use in allocation.uses if not use.admin}:
+                taken |= took
+                decision = await service.apply(ClaimAllocated(allocation.claim, allocation.uses, service.now()))
+                if not decision.accepted:
+                    why = "; ".join(refused.message for refused in decision.refusals)
+                    reason = f"claim {allocation.claim} has it allocated, and cannot be served: {why}"
+                    self._claims_due = service.now() + CLAIMS_RETRY_SECONDS
+                    for name in took:
+                        await service.apply(SetLane(name, Lane.LEGACY, service.now(), reason))
+        for name in names - taken:
+            await service.apply(NoClaimListed(name, since, service.now()))
+        return CLAIMS_RETRY_SECONDS

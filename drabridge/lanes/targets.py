@@ -1,0 +1,152 @@
+"""Work out which lane each device is to be in: the desired lanes, applied to the devices that are here.
+
+The pure part, which devices change, is :mod:`drabridge.lanes.plan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from drabridge.config.lanes import Lanes, LaneShare, Selection
+from drabridge.config.schema import Config, Resource
+from drabridge.inventory.inventory import Inventory
+from drabridge.inventory.match import matches
+from drabridge.inventory.model import Device, Presence, Snapshot
+from drabridge.kube.connection import ApiServer
+from drabridge.lanes.desired import DesiredLanes
+from drabridge.lanes.plan import (
+    LaneChange,
+    LaneTarget,
+    counted_devices,
+    destination_lane,
+    from_selection,
+    plan,
+    starting_lanes,
+)
+from drabridge.ledger.model import Lane
+from drabridge.ledger.service import LedgerService
+
+
+class LanePlan(Struct, frozen=True):
+    """What is to change for one resource. ``notes``: what of the desired lanes is not to be had, in words."""
+
+    devices: Sequence[Device]
+    wanted: LaneTarget
+    changes: Sequence[LaneChange]
+    notes: list[str]
+
+
+class LaneTargets:
+    """Compares the desired lanes with the ledger. Changes no lane."""
+
+    def __init__(
+        self,
+        config: Callable[[], Config],
+        devices: Callable[[], Mapping[str, Device]],
+        inventory: Inventory,
+        ledger_service: LedgerService,
+        desired: DesiredLanes,
+        api_server: ApiServer,
+    ) -> None:
+        """``config`` and ``devices`` (by name) return what is in use now."""
+        self._config = config
+        self._devices = devices
+        self._inventory = inventory
+        self._ledger_service = ledger_service
+        self._desired = desired
+        self._api_server = api_server
+
+    def first_lanes(self, snapshot: Snapshot) -> Mapping[str, Lane]:
+        """Choose the lanes in which devices start that the ledger has never seen; by device name."""
+        ledger = self._ledger_service.ledger
+        found: dict[str, Lane] = {}
+        here = {device.syspath for device in snapshot.devices if device.presence is not Presence.GONE}
+        for resource in self.resources():
+            devices = [
+                device
+                for device in snapshot.of(resource.name)
+                if device.presence is not Presence.GONE or device.syspath not in here  # another has its place, and lane
+            ]
+            wanted, _ = self._wanted(self._desired.lanes(resource), devices)
+            found |= starting_lanes(ledger, devices, wanted.beside_wholes(ledger, devices, found))
+        return found
+
+    def resources(self) -> list[Resource]:
+        """Sort the resources so that the lane of a whole device is known before its parts follow it."""
+        return sorted(self._config().resources, key=lambda resource: resource.partition is not None)
+
+    def plan(self, resource: Resource) -> LanePlan | None:
+        """Plan the changes of one resource.
+
+        None while the inventory is not complete, or while its desired lanes are in a file that could not be read.
+        """
+        if not self._inventory.current.complete or self._desired.lost(resource):
+            return None
+        ledger, now = self._ledger_service.ledger, self._ledger_service.now()
+        known = self._devices()
+        devices = [known[name] for name in counted_devices(ledger, resource.name, now) if name in known]
+        wanted, notes = self._wanted(self._desired.lanes(resource), devices)
+        changes = plan(ledger, devices, wanted.beside_wholes(ledger, devices, {}), now)
+        return LanePlan(devices, wanted, changes, notes)
+
+    def divided(self, made: LanePlan) -> list[str]:
+        """Say, once the changes have begun, that the parts of a device would have to be in both lanes."""
+        entries = self._ledger_service.ledger.entries
+        there = sum(
+            destination_lane(entries[device.name]) is Lane.DRA for device in made.devices if device.name in entries
+        )
+        if there == made.wanted.dra or not any(device.root for device in made.devices):
+            return []
+        return [
+            f"the dra lane has {there} devices and not {made.wanted.dra}: "
+            "parts of one device stay together, and with it"
+        ]
+
+    def _wanted(self, lanes: Lanes, devices: Sequence[Device]) -> tuple[LaneTarget, list[str]]:
+        """And what of it is not to be had, in words."""
+        total = len(devices)
+        selected = {
+            lane: set(self._selected(share, lane, devices))
+            for lane, share in zip((Lane.LEGACY, Lane.DRA), lanes.resolved, strict=True)
+            if isinstance(share, Selection)
+        }
+        notes = [f"no device matches what is to be in the {lane} lane" for lane, names in selected.items() if not names]
+        wanted = LaneTarget(lanes.targets(total)[1])
+        if any(selected.values()):
+            pinned = {name: lane for lane in (Lane.DRA, Lane.LEGACY) for name in selected.get(lane, ())}
+            # A lane given by selection has exactly those devices; the other one has the rest.
+            rest = Lane.LEGACY if Lane.DRA in selected else Lane.DRA
+            wanted = from_selection(devices, pinned, rest=rest, min_legacy=lanes.min_legacy, min_dra=lanes.min_dra)
+            if left := sum(wanted.lane_of(name) is not lane for name, lane in pinned.items()):
+                notes.append(f"{left} of {len(pinned)} chosen devices: minLegacy and minDra leave no room for them")
+        numbers = zip((Lane.LEGACY, Lane.DRA), lanes.resolved, (total - wanted.dra, wanted.dra), strict=True)
+        notes += [
+            f"the {lane} lane has {'what the chosen devices leave, ' if selected else ''}{count} and not {share}"
+            for lane, share, count in numbers
+            if isinstance(share, LaneShare) and not _has_share(share, count, total)
+        ]
+        if self._api_server.claims_off is not None:  # the dra lane keeps its devices, and gets no other
+            entries = self._ledger_service.ledger.entries
+            kept = [e for d in devices if (e := entries.get(d.name)) and e.lane in (Lane.DRA, Lane.DRA_TO_LEGACY)]
+            return LaneTarget(min(wanted.dra, len(kept))), []
+        return wanted, notes if devices else []
+
+    def _selected(self, selection: Selection, lane: Lane, devices: Sequence[Device]) -> Iterator[str]:
+        """A device that is away matches nothing: it stays selected for the lane that it has."""
+        entries = self._ledger_service.ledger.entries
+        for device in devices:
+            record = self._inventory.udev_device(device.name)
+            if record is not None:
+                selected = matches(record, selection.match)
+            else:
+                selected = device.name in entries and destination_lane(entries[device.name]) is lane
+            if selected:
+                yield device.name
+
+
+def _has_share(share: LaneShare, count: int, total: int) -> bool:
+    """Whether a lane with ``count`` devices has its share; of two percentages one may be rounded away."""
+    asked = share.of(total)
+    return asked is None or abs(asked - count) <= (share.percent is not None)
