@@ -15,6 +15,7 @@ from drabridge.dra.allocation import allocation_of, is_allocated
 from drabridge.dra.claim_objects import ClaimObjects
 from drabridge.dra.ports import DraPorts
 from drabridge.errors import DrabridgeError, PeerError
+from drabridge.evidence.apiserver_pods import DEFAULT_GRACE_SECONDS
 from drabridge.kube.api import NotFoundError, backoff
 from drabridge.ledger import events
 from drabridge.ledger.model import ClaimHold, ClaimPhase, ClaimRef, Ledger
@@ -114,12 +115,17 @@ def lingers(ledger: Ledger, ports: DraPorts, claim: ClaimRef) -> float:
     """Return for how many seconds processes of an unprepared claim's pods may go on; 0: none does.
 
     Kubelet unprepares the claims of force-deleted pods while their containers have their grace period, so what is
-    unprepared is not free yet where nobody saw the pod end (kubernetes#141471).
+    unprepared is not free yet where nobody saw the pod end (kubernetes#141471). Of a prepared claim whose pods nobody
+    knew when it was prepared, or that only its record tells of, the pods have Kubernetes' default grace period.
     """
     pods = ports.pods()
     if pods is None:
         return 0.0
-    return pods.lingers(claim, max((held.grace for held in _holds(ledger, claim)), default=0.0))
+    graces = [
+        held.grace or (DEFAULT_GRACE_SECONDS if held.phase is ClaimPhase.PREPARED else 0.0)
+        for held in _holds(ledger, claim)
+    ]
+    return pods.lingers(claim, max(graces, default=0.0))
 
 
 def _holds(ledger: Ledger, claim: ClaimRef) -> list[ClaimHold]:

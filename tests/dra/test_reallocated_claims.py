@@ -136,3 +136,28 @@ async def test_after_a_reboot_a_claim_holds_its_device_though_the_api_server_can
         assert node.owner("gpu-1") is Owner.DRA_PREPARED
         await node.unprepare(claim)
         await until(lambda: node.owner("gpu-1") is Owner.NONE, why="the release")
+
+
+@pytest.mark.parametrize(("known", "lingers"), [(None, 30.0), (12.0, 12.0)], ids=["unknown", "known"])
+async def test_an_unprepared_claim_lingers_for_the_default_grace_where_its_pods_grace_is_not_known(
+    known: float | None, lingers: float
+) -> None:
+    """Its pod was deleted by force before anybody followed pods (kubernetes#141471)."""
+
+    class Pods:
+        def grace(self, claim: ClaimRef) -> float:
+            return known or 30.0
+
+        def lingers(self, claim: ClaimRef, grace: float) -> float:
+            return grace  # they may all run yet
+
+    followed = known is not None
+    async with a_node(start=False) as node:
+        await node.start(pods=lambda: Pods() if followed else None)
+        claim = node.claims.add("cl1", "gpu-1")
+        await node.prepared(claim)
+        followed = True
+        assert await node.unprepare(claim) == {claim.uid: ""}
+        (held,) = node.ledger_service.ledger.entries["gpu-1"].claims
+        assert held.lingers == lingers
+        assert "gpu-1" in await node.refused(node.claims.add("cl2", "gpu-1"))
