@@ -24,6 +24,22 @@ def test_the_table_is_the_contract() -> None:
     assert rows() == [layer for layer in layers if layer != {"__main__"}]
 
 
+def test_the_picture_is_the_contract() -> None:
+    (picture,) = (diagram for diagram in blocks(PAGE, "mermaid") if "cli -->" in diagram)
+    found: list[set[str]] = []
+    for line in picture.splitlines()[1:]:
+        if "-->" in line:
+            steps = [set(re.findall(r"\w+", step)) for step in line.split("-->")]
+            assert not found or steps[0] == found[-1]
+            found += steps if not found else steps[1:]
+    assert found == rows()
+
+
+def test_diagrams_have_no_sign_that_ends_a_message() -> None:
+    """Mermaid reads a semicolon as the end of a line, and what follows # as an entity."""
+    assert [line for diagram in blocks(PAGE, "mermaid") for line in diagram.splitlines() if set(line) & set(";#")] == []
+
+
 def test_every_package_is_in_the_table() -> None:
     packages = {path.name for path in (ROOT / "drabridge").iterdir() if (path / "__init__.py").exists()}
     assert packages | {"errors"} == set().union(*rows())

@@ -40,7 +40,7 @@ def test_it_builds_strictly(tmp_path: Path) -> None:
 def test_diagrams_are_diagrams(tmp_path: Path) -> None:
     assert build(tmp_path / "site").returncode == 0
     source = (ROOT / "docs/architecture.md").read_text().count("```mermaid")
-    assert source >= 5
+    assert source >= 7
     assert len(re.findall(r'<pre class="mermaid">', (tmp_path / "site/architecture.html").read_text())) == source
 
 
