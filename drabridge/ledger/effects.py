@@ -1,4 +1,4 @@
-"""What a step decided: the replaced entries, the answer, and the facts that somebody outside must act on."""
+"""What a step decided: the answer, the replaced entries, and the effects that somebody outside must carry out."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Refusal(Struct, frozen=True):
 
 
 class Decision(Struct, frozen=True):
-    """The answer to an event. A refused event has changed no ownership."""
+    """The answer to an event. A refused event has changed no owner."""
 
     accepted: bool
     refusals: tuple[Refusal, ...] = ()
@@ -62,14 +62,14 @@ class Side(StrEnum):
 
 
 class Readvertise(Struct, frozen=True):
-    """A device was refused that the other party believes free: send the current offers again, at once."""
+    """A side was refused devices that it believes free: send it the current offers again, at once."""
 
     devices: tuple[str, ...]
     side: Side
 
 
 class Refused(Struct, frozen=True):
-    """Count one refusal for each of ``devices``."""
+    """Count one refusal of ``device``."""
 
     side: Side
     code: RefusalCode
@@ -77,7 +77,7 @@ class Refused(Struct, frozen=True):
 
 
 class Released(Struct, frozen=True):
-    """A holder is no longer the holder. A claim's ``held_seconds`` count since it was prepared."""
+    """A holder no longer holds the device. A claim's ``held_seconds`` count from when it was prepared."""
 
     device: str
     holder: str
@@ -86,7 +86,7 @@ class Released(Struct, frozen=True):
 
 
 class LaneMoved(Struct, frozen=True):
-    """A change of lane has ended. ``seconds`` counts from when it was asked for."""
+    """A move has ended. ``seconds`` counts from when it was asked for."""
 
     device: str
     source: Lane
@@ -95,7 +95,7 @@ class LaneMoved(Struct, frozen=True):
 
 
 class LaneMoveAborted(Struct, frozen=True):
-    """A device was taken while it was being moved; it goes on waiting."""
+    """A device was taken during its move. It moves when it is released."""
 
     device: str
     target: Lane
@@ -139,7 +139,7 @@ Effect = Readvertise | Refused | Released | LaneMoved | LaneMoveAborted | DenyCl
 
 
 class Step(Struct, frozen=True):
-    """The result of one event. ``durable``: it must be on disk before anybody hears of it."""
+    """The result of one event. If ``durable``, it must be on disk before anybody hears of it."""
 
     decision: Decision
     changes: tuple[Entry, ...] = ()
@@ -149,7 +149,7 @@ class Step(Struct, frozen=True):
     durable: bool = False
 
     def __bool__(self) -> bool:
-        """Whether anything changed."""
+        """Whether the ledger changed."""
         return bool(self.changes or self.removed or self.node is not None)
 
     def applied_to(self, ledger: Ledger) -> Ledger:

@@ -1,7 +1,7 @@
-"""What can happen to the ledger. Every event carries ``at``, wall-clock seconds; the ledger itself has no clock.
+"""What can happen to the ledger. Every event carries ``at`` in wall-clock seconds; the ledger itself has no clock.
 
-``since_seq`` in an answer that somebody gathered is ``Ledger.seq`` when the gathering *began*: what it says about a
-device that changed hands after that is out of date, and is not believed.
+``since_seq`` of an answer is ``Ledger.seq`` from when the gathering of the answer *began*. A device that changed hands
+after that is newer than the answer, and the answer is not believed about it.
 """
 
 from __future__ import annotations
@@ -12,35 +12,17 @@ from msgspec import Struct, field
 
 from drabridge.ledger.model import ClaimRef, ClaimShare, Lane, LedgerDevice, PodRef
 
-Unit = tuple[str, str]  # the resource that kubelet counts it under, and kubelet's id: both, for ids alone are no names
+Unit = tuple[str, str]  # the resource that kubelet counts it under, and kubelet's id; ids alone are not unique
 Pods = Mapping[Unit, tuple[PodRef, ...]]  # the containers that kubelet shows with a unit
 
 
-class Discovered(Struct, frozen=True):
-    """The inventory's present devices. A known device that is missing here is treated as gone.
-
-    ``lanes`` says where a device starts that the ledger has never seen (the planner's choice; legacy by default). After
-    the first merge claims get it only once kubelet has confirmed that it is free, and ``prepared`` are the claims that
-    may be in use on this node: the merge could not know of those on a device that was not there.
-    """
-
-    devices: tuple[LedgerDevice, ...]
-    at: float
-    lanes: Mapping[str, Lane] = field(default_factory=dict)
-    prepared: tuple[ClaimDevices, ...] = ()
-
-
-class Forgotten(Struct, frozen=True):
-    """The inventory will not see these devices again: drop them, if nobody holds them and their ids are quiescent."""
-
-    devices: tuple[str, ...]
-    at: float
+# --- requests of kubelet and of the API server ----------------------------------------------------------------------
 
 
 class Allocate(Struct, frozen=True):
-    """Kubelet's Allocate: device name -> the units of it that kubelet chose. All or nothing."""
+    """Kubelet called Allocate. All devices are given, or none."""
 
-    units: Mapping[str, tuple[str, ...]]
+    units: Mapping[str, tuple[str, ...]]  # device name -> the units of it that kubelet chose
     at: float
     resource: str = ""  # whose server was asked; empty: the devices' own
 
@@ -54,47 +36,10 @@ class DeviceUse(Struct, frozen=True):
 
 
 class ClaimDevices(Struct, frozen=True):
-    """A claim with its devices of ours, as the API server, kubelet or a CDI file shows it."""
+    """A claim with those of its devices that are ours, as the API server, kubelet or a CDI file shows it."""
 
     claim: ClaimRef
     uses: tuple[DeviceUse, ...]
-
-
-class CheckpointRead(Struct, frozen=True):
-    """Kubelet's checkpoint file. ``barrier``: it was read after List and a re-sent ListAndWatch, so it is fresh."""
-
-    pods: Pods
-    barrier: bool = True
-
-
-class Observed(Struct, frozen=True):
-    """One round of evidence. ``None`` means that the evidence could not be asked, which is not the same as silence."""
-
-    at: float
-    since_seq: int
-    listed: Pods | None = None  # PodResources List
-    checkpoint: CheckpointRead | None = None
-    unaccounted: Mapping[str, tuple[str, ...]] | None = None
-    """From the API server: resource -> pods bound here, not terminal, that ask for more of it than kubelet shows."""
-    opened: Mapping[str, bool] | None = None  # physical probe: device name -> a process has its node open
-    claimed: Mapping[str, tuple[ClaimRef, ...]] = field(default_factory=dict)
-    """From PodResources: device name -> claims that a container has it by."""
-    allocated: tuple[ClaimDevices, ...] | None = ()
-    """LIST of claims, asked for while a device is in quarantine; None: the API server did not answer."""
-    ended: frozenset[str] = frozenset()
-    """From the API server: UIDs of pods that were seen to have ended, all of their containers included."""
-    grace: Mapping[str, float] = field(default_factory=dict)
-    """From the API server: the UIDs of pods -> seconds that they have to end when they are deleted."""
-    alone: bool = False  # no API server is followed: no claim gets a device, and kubelet's word is enough
-
-
-class KubeletStarted(Struct, frozen=True):
-    """Kubelet's socket is there, or kubelet opened ListAndWatch. Another process than the one known so far, or one of
-    which nobody can tell, does not know all of its pods yet.
-    """
-
-    at: float
-    kubelet: str = ""  # the process (deviceplugin.kubelet_process); "": not known
 
 
 class ClaimAllocated(Struct, frozen=True):
@@ -107,32 +52,32 @@ class ClaimAllocated(Struct, frozen=True):
 
 
 class ClaimDeallocated(Struct, frozen=True):
-    """The API server shows the claim without allocation, not at all (or replaced: another UID), or allocated anew:
-    ``kept`` are the devices that it has now.
+    """The claim lost its allocation: none is shown, the claim is gone (or replaced by one with another UID), or it has
+    another allocation.
     """
 
     uid: str
     at: float
-    kept: frozenset[str] = frozenset()
+    kept: frozenset[str] = frozenset()  # devices that the new allocation has as well
 
 
 class Prepare(Struct, frozen=True):
-    """NodePrepareResources for one claim that the API server, asked just now, shows allocated. All or nothing.
+    """Kubelet called NodePrepareResources for a claim. All devices are given, or none.
 
-    ``grace``: seconds that the pods of the claim have to end when they are deleted; 0: not known.
+    The API server was asked just now and shows the claim allocated.
     """
 
     claim: ClaimRef
     uses: tuple[DeviceUse, ...]
     at: float
-    grace: float = 0.0
+    grace: float = 0.0  # seconds that the claim's pods have to end when they are deleted; 0: not known
 
 
 class Unprepare(Struct, frozen=True):
-    """No container uses the claim, its CDI file is gone: NodeUnprepareResources, or a Prepare that was undone.
+    """No container uses the claim and its CDI file is gone: NodeUnprepareResources, or a Prepare that was undone.
 
-    ``lingers``: kubelet says so, and processes of a pod that is gone may go on for so many seconds. The event comes
-    again when the time is over; or earlier, with ``ended``, when the pods were seen to end all the same.
+    With ``lingers``, processes of a pod that is gone may still run for so many seconds. The event comes again when that
+    time is over, or earlier with ``ended``, once the pods were seen to end.
     """
 
     uid: str
@@ -141,8 +86,64 @@ class Unprepare(Struct, frozen=True):
     ended: bool = False
 
 
+# --- evidence -------------------------------------------------------------------------------------------------------
+
+
+class CheckpointRead(Struct, frozen=True):
+    """What kubelet's checkpoint file says."""
+
+    pods: Pods
+    barrier: bool = True  # read after List and a re-sent ListAndWatch, so it is fresh
+
+
+class Observed(Struct, frozen=True):
+    """One round of evidence. ``None`` means that this source could not be asked, which is not the same as "nobody"."""
+
+    at: float
+    since_seq: int
+    listed: Pods | None = None  # PodResources List
+    checkpoint: CheckpointRead | None = None
+    unaccounted: Mapping[str, tuple[str, ...]] | None = None
+    """From the API server: resource -> pods bound here, not terminal, that ask for more of it than kubelet shows."""
+    opened: Mapping[str, bool] | None = None  # open-file probe: device name -> a process has its node open
+    claimed: Mapping[str, tuple[ClaimRef, ...]] = field(default_factory=dict)
+    """From PodResources: device name -> claims that give it to a container."""
+    allocated: tuple[ClaimDevices, ...] | None = ()
+    """LIST of claims, asked for while a device is in quarantine; None: the API server did not answer."""
+    ended: frozenset[str] = frozenset()
+    """From the API server: UIDs of pods that were seen to have ended, all of their containers included."""
+    grace: Mapping[str, float] = field(default_factory=dict)
+    """From the API server: pod UID -> seconds that the pod has to end when it is deleted."""
+    alone: bool = False  # no API server is followed: no claim gets a device, and kubelet's word is enough
+
+
+# --- devices --------------------------------------------------------------------------------------------------------
+
+
+class Discovered(Struct, frozen=True):
+    """The inventory's present devices. A known device that is missing here counts as gone."""
+
+    devices: tuple[LedgerDevice, ...]
+    at: float
+    lanes: Mapping[str, Lane] = field(default_factory=dict)
+    """Where a device starts that the ledger has never seen; LEGACY if it is not named. After the first merge, a device
+    that starts in DRA is offered to claims only once kubelet has confirmed that no pod has it."""
+    prepared: tuple[ClaimDevices, ...] = ()
+    """Claims that may be in use on this node. The merge could not record them on a device that was not there."""
+
+
+class Forgotten(Struct, frozen=True):
+    """The inventory will not see these devices again. Each is dropped if nobody holds it and its ids are quiescent."""
+
+    devices: tuple[str, ...]
+    at: float
+
+
+# --- moves between lanes --------------------------------------------------------------------------------------------
+
+
 class SetLane(Struct, frozen=True):
-    """Move a device to a lane: LEGACY, DRA, or SHARED. A held device is moved when it is let go."""
+    """Move a device to a lane: LEGACY, DRA, or SHARED. A held device moves when it is released."""
 
     device: str
     lane: Lane
@@ -151,8 +152,9 @@ class SetLane(Struct, frozen=True):
 
 
 class WithdrawnFromKubelet(Struct, frozen=True):
-    """Kubelet's acknowledgement: GetAllocatableResources no longer has the device, and no Allocate or
-    GetPreferredAllocation of ours was open. ``since_seq``: the ledger when that question was asked."""
+    """Kubelet no longer offers the device: GetAllocatableResources lacks it, and no Allocate or GetPreferredAllocation
+    of ours was open. ``since_seq``: the ledger when that question was asked.
+    """
 
     device: str
     since_seq: int
@@ -160,7 +162,7 @@ class WithdrawnFromKubelet(Struct, frozen=True):
 
 
 class WithdrawnFromSlices(Struct, frozen=True):
-    """The API server has accepted a slice without the device (or with it tainted, read back)."""
+    """The API server accepted a slice without the device (or with the device tainted; the slice was read back)."""
 
     device: str
     since_seq: int
@@ -168,37 +170,48 @@ class WithdrawnFromSlices(Struct, frozen=True):
 
 
 class NoClaimListed(Struct, frozen=True):
-    """A LIST of claims with quorum, asked after the slice was withdrawn, shows none with the device."""
+    """A quorum LIST of claims, asked after the device left the slices, shows no claim with the device."""
 
     device: str
     since_seq: int
     at: float
 
 
+# --- starts and losses ----------------------------------------------------------------------------------------------
+
+
 class NodeBooted(Struct, frozen=True):
-    """The node's boot id. Another than the ledger's means: no container of the ledger's time is running."""
+    """The node's boot id. If it differs from the ledger's, no container of the ledger's time is running."""
 
     boot_id: str
     at: float
 
 
-class AgentStarted(Struct, frozen=True):
-    """An agent began: what it found, to be merged with the ledger. In doubt the holder stays.
+class KubeletStarted(Struct, frozen=True):
+    """Kubelet's socket is there, or kubelet opened ListAndWatch.
 
-    ``prepared`` are the claims that have records or CDI files on this node, or that kubelet shows with a container.
+    A process other than the known one, or one that cannot be identified, does not know all of its pods yet.
     """
 
     at: float
+    kubelet: str = ""  # the process (deviceplugin.kubelet_process); "": not known
+
+
+class AgentStarted(Struct, frozen=True):
+    """An agent started: merge what it found with the ledger. In doubt the holder stays."""
+
+    at: float
     prepared: tuple[ClaimDevices, ...] = ()
+    """Claims that have records or CDI files on this node, or that kubelet shows with a container."""
     listed: Pods | None = None
     checkpoint: CheckpointRead | None = None
     kubelet: str = ""  # the process that answers at kubelet's socket; "": none does
 
 
 class RecordLost(Struct, frozen=True):
-    """The durable state cannot be read: nobody knows who holds what, and it takes a merge to go on.
+    """The durable state cannot be read: nobody knows who holds what until evidence or a person says so.
 
-    With ``devices`` all else is known, and these may have holders that are not on record.
+    With ``devices`` only these may have holders that are not on record; all else is known.
     """
 
     at: float
@@ -207,9 +220,9 @@ class RecordLost(Struct, frozen=True):
 
 
 class ManualRelease(Struct, frozen=True):
-    """The operator says that nobody uses a device in CONFLICT, QUARANTINE, or left prepared.
+    """The operator says that nobody uses a device in CONFLICT, in QUARANTINE, or left prepared.
 
-    Refused while kubelet or the API server says otherwise: stop the pod first. Of a CONFLICT one side may be left.
+    Refused while kubelet or the API server says otherwise: stop the pod first. Of a CONFLICT one side may remain.
     """
 
     device: str
@@ -217,15 +230,18 @@ class ManualRelease(Struct, frozen=True):
     ended: frozenset[str] = frozenset()  # UIDs of its claims that no container uses, as far as kubelet was asked
 
 
+# --- the lease of level G2 ------------------------------------------------------------------------------------------
+
+
 class LeaseGranted(Struct, frozen=True):
-    """G2: every condition for the claim's lease is met; its binding condition may be set."""
+    """Every condition of the claim's lease is met; its binding condition may be set."""
 
     uid: str
     at: float
 
 
 class LeaseDenied(Struct, frozen=True):
-    """G2: the lease is refused (timeout, contention); the failure condition is to be set."""
+    """The lease is refused (timeout, contention); the failure condition is to be set."""
 
     uid: str
     at: float
@@ -233,20 +249,20 @@ class LeaseDenied(Struct, frozen=True):
 
 
 Event = (
-    Discovered
-    | Forgotten
-    | Allocate
-    | Observed
-    | KubeletStarted
+    Allocate
     | ClaimAllocated
     | ClaimDeallocated
     | Prepare
     | Unprepare
+    | Observed
+    | Discovered
+    | Forgotten
     | SetLane
     | WithdrawnFromKubelet
     | WithdrawnFromSlices
     | NoClaimListed
     | NodeBooted
+    | KubeletStarted
     | AgentStarted
     | RecordLost
     | ManualRelease

@@ -1,4 +1,4 @@
-"""Who holds each device, as immutable values: what the ledger remembers.
+"""What the ledger remembers, as immutable values: each device, its holders, its lane.
 
 Nothing here acts: :mod:`drabridge.ledger.table` says how these values change, :mod:`drabridge.ledger.events` says why.
 All times are wall-clock seconds since the epoch and come with the events; this package has no clock.
@@ -23,9 +23,9 @@ class Owner(StrEnum):
 
     NONE = "none"
     LEGACY = "legacy"  # a pod, through Allocate
-    DRA_PENDING = "dra-pending"  # a claim was allocated; kubelet has not yet given the device up (level G2)
-    DRA_GRANTED = "dra-granted"  # a claim was allocated, nothing uses the device yet
-    DRA_PREPARED = "dra-prepared"  # kubelet prepared it: a container may run
+    DRA_PENDING = "dra-pending"  # a claim is allocated; kubelet has not yet given the device up (level G2)
+    DRA_GRANTED = "dra-granted"  # a claim is allocated; no container uses the device yet
+    DRA_PREPARED = "dra-prepared"  # kubelet prepared the claim: a container may run
     CONFLICT = "conflict"  # kubelet shows a legacy pod on a device that a claim holds
     QUARANTINE = "quarantine"  # nobody knows: the durable state was lost
 
@@ -39,8 +39,8 @@ class Lane(StrEnum):
     LEGACY = "legacy"
     DRA = "dra"
     SHARED = "shared"  # both sides, guarded by the lease of level G2
-    LEGACY_TO_DRA = "legacy-to-dra"  # being revoked from kubelet; offered nowhere
-    DRA_TO_LEGACY = "dra-to-legacy"  # being revoked from the scheduler; offered nowhere
+    LEGACY_TO_DRA = "legacy-to-dra"  # moving: being withdrawn from kubelet; offered nowhere
+    DRA_TO_LEGACY = "dra-to-legacy"  # moving: being withdrawn from the scheduler; offered nowhere
 
 
 MOVING = frozenset({Lane.LEGACY_TO_DRA, Lane.DRA_TO_LEGACY})
@@ -49,16 +49,16 @@ MOVING = frozenset({Lane.LEGACY_TO_DRA, Lane.DRA_TO_LEGACY})
 class ClaimPhase(StrEnum):
     """How far a claim has come on this node, weakest first."""
 
-    PENDING = "pending"  # G2: waits for kubelet to give the device up
-    WITHDRAWN = "withdrawn"  # G2: kubelet has given it up, the lease is not yet confirmed
+    PENDING = "pending"  # G2: kubelet has not yet given the device up
+    WITHDRAWN = "withdrawn"  # G2: kubelet has given it up; the lease is not yet confirmed
     GRANTED = "granted"
     PREPARED = "prepared"
 
 
 class MoveStep(StrEnum):
-    """How far a change of lane has come."""
+    """How far a move has come."""
 
-    WAITING = "waiting"  # the device is held; the move begins when it is let go
+    WAITING = "waiting"  # the device is held; the move begins when it is released
     REVOKING = "revoking"  # it is no longer offered; the side that had it has not confirmed yet
     QUIESCING = "quiescing"  # the slices no longer show it; schedulers that still remember it get time to act
 
@@ -88,65 +88,65 @@ class ClaimRef(Struct, frozen=True):
 
 
 class HeldBecause(StrEnum):
-    """Why a legacy hold has not ended; the value of the ``hold_reason`` metric."""
+    """Why a legacy hold has not ended (``drabridge.ledger.release_rule``); the value of the ``hold_reason`` metric."""
 
     RUNNING = "running"  # kubelet shows a pod on it
     TOO_YOUNG = "too-young"  # Allocate was moments ago: kubelet may not have recorded the pod yet
     KUBELET_UNSETTLED = "kubelet-unsettled"  # kubelet restarted: it does not know all of its pods yet
     NO_LIST = "no-list"  # PodResources did not answer
-    NO_SECOND_WITNESS = "no-second-evidence"  # neither kubelet's checkpoint nor the API server could be asked
+    NO_SECOND_SOURCE = "no-second-witness"  # neither kubelet's checkpoint nor the API server could be asked
     IN_CHECKPOINT = "in-checkpoint"  # not listed, but kubelet's checkpoint names it: an init container
     POD_UNACCOUNTED = "pod-unaccounted"  # a pod bound here asks for the resource and kubelet shows no device for it
     STILL_OPEN = "still-open"  # a process has the device node open
-    GRACE_PERIOD = "grace-period"  # its pod is gone, nobody saw it end: its processes may use their grace period
+    GRACE_PERIOD = "grace-period"  # its pod is gone but was not seen to end: its processes may use their grace period
     ONCE_ABSENT = "once-absent"  # not seen; one look is not enough
 
 
 class Hold(Struct, frozen=True):
     """A legacy pod's hold: since when, what was seen of it, and why it has not ended."""
 
-    units: tuple[str, ...] = ()  # kubelet's ids that were handed out; empty for a holder that is only suspected
+    units: tuple[str, ...] = ()  # kubelet's ids that were handed out; empty if a holder is only suspected
     allocated_at: float = 0.0  # last Allocate
-    confirmed: bool = False  # kubelet has shown the device with a pod since then
+    confirmed: bool = False  # kubelet has shown the device with a pod since the last Allocate
     last_seen: float = 0.0
-    absences: int = 0  # consecutive looks that did not show it
-    absent_since: float = 0.0  # the first of them
+    absences: int = 0  # consecutive rounds of evidence that did not show the hold
+    absent_since: float = 0.0  # the first of these rounds
     pods: tuple[PodRef, ...] = ()
     because: HeldBecause = HeldBecause.TOO_YOUNG
-    resource: str = ""  # what kubelet counts it under, where that is not, or no longer, the device's; else empty
-    known: bool = False  # this kubelet process asked for it, or has shown it
-    retaken: bool = False  # a kubelet that had not shown it gave it out again: perhaps beside a pod that it skipped
-    unseen_since: float = 0.0  # the first look of this agent that did not show it, whatever else was in the way
+    resource: str = ""  # what kubelet counts it under, if that is not (or no longer) the device's resource; else empty
+    known: bool = False  # this kubelet process called Allocate for it, or has shown it
+    retaken: bool = False  # a kubelet that had not shown it gave it out again: perhaps beside a pod that it forgot
+    unseen_since: float = 0.0  # this agent's first round that did not show it, even if that round could not count
     grace: float | None = None  # seconds that its pods have to end when they are deleted; None: not known
 
 
 class ClaimShare(Struct, frozen=True):
-    """One share of a device that several claims may use at once, as the API server allocated it."""
+    """One claim's share of a device that several claims may use at once, as the API server allocated it."""
 
     id: str
     consumed: tuple[tuple[str, int], ...] = ()  # capacity name -> amount, base units
 
 
 class ClaimHold(Struct, frozen=True):
-    """A claim's hold of one device. Admin access is recorded but holds nothing."""
+    """A claim's hold of one device. Admin access is recorded, but holds nothing."""
 
     claim: ClaimRef
     phase: ClaimPhase
     since: float
     shares: tuple[ClaimShare, ...] = ()
     admin: bool = False
-    api_allocated: bool = True  # False once the API server was seen without the allocation
+    api_allocated: bool = True  # False once the API server no longer shows the allocation
     grace: float = 0.0  # seconds that its pods have to end when they are deleted; 0: not known
-    lingers: float = 0.0  # unprepared at ``since``, and processes of its pods may go on for so many seconds; else 0
+    lingers: float = 0.0  # unprepared at ``since``, but processes of its pods may run on for so many seconds; else 0
 
     @property
     def lingers_until(self) -> float:
-        """Until when processes may have the device although kubelet has unprepared the claim; 0: it has not."""
+        """When the last process must have ended of a claim that kubelet has unprepared; 0: it is not unprepared."""
         return self.since + self.lingers if self.lingers else 0.0
 
 
 class Move(Struct, frozen=True):
-    """A change of lane that has not ended. ``source`` is where the device goes back to if it is taken meanwhile."""
+    """A move that has not ended. The device goes back to ``source`` if it is taken meanwhile."""
 
     source: Lane
     target: Lane
@@ -162,44 +162,42 @@ class LedgerDevice(Struct, frozen=True):
     name: str
     resource: str = ""
     units: tuple[str, ...] = ()  # the ids that kubelet counts
-    root: str = ""  # the whole device that this is a part of; "" for a whole one
+    root: str = ""  # the whole device that this is a part of; "" for a whole device
     presence: Presence = Presence.PRESENT
     shareable: bool = False  # several claims may hold it (allowMultipleAllocations)
-    capacity: tuple[tuple[str, int], ...] = ()  # defence against over-commitment of a shareable device
-    syspath: str = ""  # where the hardware is, or was last: two names for one place never both have a holder
+    capacity: tuple[tuple[str, int], ...] = ()  # of a shareable device: a second check against over-commitment
+    syspath: str = ""  # where the hardware is, or was last: of two names for one place at most one has a holder
     also_at: tuple[str, ...] = ()
-    """Other places of its hardware: what is there has no holder beside its own. Syspaths, and nodes that it hands out:
-    ``c188:0``, ``/dev/vfio/12``, and ``+c188:1`` of a companion, which two devices may both have."""
+    """Other places of its hardware, where no other device may have a holder beside it. Either syspaths, or device nodes
+    that it hands out: ``c188:0``, ``/dev/vfio/12``, and ``+c188:1`` for a companion's, which two devices may share."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Those of its places that are nodes."""
-        return tuple(filter(is_node, self.also_at))
+        """The device nodes among its places."""
+        return tuple(filter(_is_node, self.also_at))
 
     def same_place(self, other: LedgerDevice) -> bool:
-        """Whether both are names for what is, or was, at one syspath, one has the other's place as well, or both hand
-        out one node.
-        """
-        return self.same_syspath(other) or share_a_node(self.also_at, other.also_at)
+        """Whether both have hardware in common: :meth:`same_syspath`, or a device node that both hand out."""
+        return self.same_syspath(other) or _share_a_node(self.also_at, other.also_at)
 
     def same_syspath(self, other: LedgerDevice) -> bool:
-        """Whether both are names for what is, or was, at one syspath, or one has the other's place as well."""
+        """Whether both name what is, or was, at one syspath, or one is also at the other's syspath."""
         if not (self.syspath and other.syspath):
             return False
         return self.syspath in (other.syspath, *other.also_at) or other.syspath in self.also_at
 
     def related(self, other: LedgerDevice) -> bool:
-        """Whether one is a part of the other, or in its place; not, that they hand out one node and no more."""
+        """Whether one is a part of the other, or in its place. A common device node alone does not count."""
         return self.root == other.name or other.root == self.name or self.same_syspath(other)
 
     @property
     def id(self) -> str:
-        """What all of its units begin with, however many replicas it has, had, or another agent gave it."""
+        """The prefix of all of its units' ids, whatever the number of its replicas."""
         return device_id_of(self.units[0]) if self.units else ""
 
     @classmethod
     def of(cls, device: Device, *, shareable: bool = False) -> LedgerDevice:
-        """The facts of an inventory record; ``shareable`` is the operator's choice, not the hardware's."""
+        """What the ledger needs of an inventory device; ``shareable`` is the operator's choice, not the hardware's."""
         return cls(
             device.name,
             device.resource,
@@ -216,7 +214,7 @@ class LedgerDevice(Struct, frozen=True):
 class Entry(Struct, frozen=True):
     """One device: what it is, who holds it, where it may be offered.
 
-    ``owner`` follows from ``hold`` and ``claims`` (see ``drabridge.ledger.ownership``) except for QUARANTINE.
+    ``owner`` follows from ``hold`` and ``claims`` (see ``drabridge.ledger.ownership``), except for QUARANTINE.
     """
 
     device: LedgerDevice
@@ -226,11 +224,11 @@ class Entry(Struct, frozen=True):
     claims: tuple[ClaimHold, ...] = ()
     move: Move | None = None
     since: float = 0.0  # last change of owner, lane or presence
-    seq: int = 0  # the ledger's sequence number of that change: evidence gathered before it says nothing
-    released_because: str = ""  # why the last holder is no longer the holder
+    seq: int = 0  # the ledger's sequence number at the last change: evidence gathered before it is not believed
+    released_because: str = ""  # why the last holder no longer holds it
     presence_since: float = 0.0  # last change of presence
-    legacy_until: float = 0.0  # when kubelet last had business with it; now, if ``with_kubelet``
-    was_at: tuple[str, ...] = ()  # nodes that it handed out before, which its holder may have yet
+    legacy_until: float = 0.0  # when kubelet stopped dealing with it; without meaning while ``with_kubelet``
+    was_at: tuple[str, ...] = ()  # device nodes that it handed out before, which its holder may still have
 
     @property
     def name(self) -> str:
@@ -242,35 +240,33 @@ class Entry(Struct, frozen=True):
         return self.move is not None
 
     @property
-    def drain(self) -> bool:
-        """Whether it is busy and leaves its lane when it is let go. The mark is the waiting move, so it cannot differ
-        from it: a move that is withdrawn or begins takes the mark with it.
-        """
+    def leaves_when_released(self) -> bool:
+        """Whether the device is held and moves when it is released."""
         return self.move is not None and self.move.step is MoveStep.WAITING
 
     @property
     def with_kubelet(self) -> bool:
-        """Whether kubelet has, may have, or is to have business with the device."""
+        """Whether kubelet deals with the device, may deal with it, or is about to."""
         return self.lane is not Lane.DRA or self.hold is not None or self.owner is Owner.QUARANTINE
 
     @property
     def holders(self) -> tuple[ClaimHold, ...]:
-        """The claims that really hold the device: those without admin access."""
+        """The claims that hold the device: all but those with admin access."""
         return tuple(claim for claim in self.claims if not claim.admin)
 
     @property
     def counted_elsewhere(self) -> bool:
-        """Whether kubelet counts the pod's hold under another resource: under this one it would give it out again."""
+        """Whether kubelet counts the pod's hold under another resource, and so would give the device out again."""
         return self.hold is not None and self.hold.resource not in ("", self.device.resource)
 
     @property
     def counted_as(self) -> tuple[str, ...]:
         """The resources under which kubelet may show a pod on it."""
         own = self.device.resource
-        return (own, self.hold.resource) if self.hold is not None and self.hold.resource not in ("", own) else (own,)
+        return (own, self.hold.resource) if self.hold is not None and self.counted_elsewhere else (own,)
 
     def claim(self, uid: str) -> ClaimHold | None:
-        """What the claim ``uid`` holds of this device."""
+        """The hold of the claim ``uid`` on this device; None if it has none, or admin access alone."""
         return next((held for held in self.holders if held.claim.uid == uid), None)
 
 
@@ -278,40 +274,38 @@ class NodeState(NamedTuple):
     """What the ledger remembers about the node as a whole."""
 
     boot_id: str = ""
-    merged: bool = False  # this process has merged the ledger with kubelet's view: before that nothing is granted
-    kubelet: str = ""  # the process that is known (deviceplugin.kubelet_process); "": whoever comes is another one
+    merged: bool = False  # this agent process has merged the ledger with kubelet's view; before, nothing is granted
+    kubelet: str = ""  # the known kubelet process (deviceplugin.kubelet_process); "": the next one counts as another
     kubelet_seq: int = 0  # evidence gathered before this sequence number came from an earlier kubelet
     releases_suspended_until: float = 0.0
-    suspended_because: str = ""  # who began, for people
+    suspended_because: str = ""  # which program started, for people
     denied: frozenset[str] = frozenset()  # claim UIDs whose lease was denied (G2)
     lost: str = ""  # why the record was lost; until the merge, a device without an entry is quarantined, not free
 
     @property
     def whole(self) -> bool:
-        """Whether the ledger knows all of its node: it was compared with kubelet's view, and not lost since."""
+        """Whether the ledger knows every holder: it was merged with kubelet's view, and not lost since."""
         return self.ever_merged and not self.lost
 
     @property
     def ever_merged(self) -> bool:
-        """Whether an agent has ever compared this ledger with kubelet's view: before that, "free" is not known."""
+        """Whether any agent ever merged this ledger with kubelet's view; before, "free" is not known."""
         return self.releases_suspended_until > 0.0  # every merge sets it
 
 
 class Ledger(Struct, frozen=True):
-    """All entries at one moment. The indexes are derived; build ledgers with :meth:`of` and :meth:`replace`."""
+    """All entries at one moment. Build ledgers with :meth:`of` and :meth:`replace`, which keep the indexes right."""
 
     entries: PersistentMap[Entry] = field(default_factory=PersistentMap)
     node: NodeState = field(default_factory=NodeState)
     seq: int = 0
     by_root: PersistentMap[tuple[str, ...]] = field(default_factory=PersistentMap)  # whole device -> its parts
     by_claim: PersistentMap[tuple[str, ...]] = field(default_factory=PersistentMap)  # claim UID -> devices
-    by_place: PersistentMap[tuple[str, ...]] = field(
-        default_factory=PersistentMap
-    )  # syspath -> devices that are there, also or only
+    by_place: PersistentMap[tuple[str, ...]] = field(default_factory=PersistentMap)  # syspath or node -> devices there
 
     @classmethod
     def of(cls, entries: Iterable[Entry], node: NodeState | None = None, seq: int = 0) -> Ledger:
-        """A ledger from entries alone."""
+        """Build a ledger from entries."""
         return cls(node=node or NodeState()).replace(entries, seq=seq)
 
     def replace(
@@ -321,7 +315,7 @@ class Ledger(Struct, frozen=True):
         node: NodeState | None = None,
         seq: int | None = None,
     ) -> Ledger:
-        """This ledger with some entries replaced or removed, as a new value; ``seq`` is one more unless given."""
+        """Return this ledger with some entries replaced or removed; ``seq`` is one more unless it is given."""
         entries, by_root, by_claim, by_place = self.entries, self.by_root, self.by_claim, self.by_place
         for entry in changes:
             name = entry.device.name
@@ -342,31 +336,34 @@ class Ledger(Struct, frozen=True):
         return Ledger(entries, node, self.seq + 1 if seq is None else seq, by_root, by_claim, by_place)
 
     def relatives(self, device: LedgerDevice) -> tuple[Entry, ...]:
-        """Those that overlap with it in hardware: the whole of a part, the parts of a whole, what had their places,
-        what has the other's place as well as its own, and whose holder may have one of its nodes.
+        """The entries whose hardware overlaps with the device's.
+
+        They are the whole of a part, the parts of a whole, other names for the same place, devices that are also at
+        one of its places, and devices whose holder may still have one of its nodes.
         """
         if not device.root and device.name not in self.by_root and self._alone(device):
-            return ()  # as most are: nothing is to be put together
+            return ()  # as most devices; this is asked of every device for every list
         return (*self._family(device), *self._beside(device))
 
     def _alone(self, device: LedgerDevice) -> bool:
-        """Whether nothing else is where it is. Asked of every device for every list."""
+        """Whether no other device is at any of its places."""
         if device.syspath:
             own = (device.name,)
             if self.by_place.get(device.syspath, own) != own:
                 return False
             for place in device.also_at:
-                if self.by_place.get(filed_as(place), own) != own:
+                if self.by_place.get(_place_key(place), own) != own:
                     return False
         return True
 
     def _family(self, device: LedgerDevice) -> tuple[Entry, ...]:
+        """Its whole or its parts, and other names for its own, its whole's and its parts' syspaths."""
         others = self._others_in_place(device)
         if device.root:
             whole = self.entries.get(device.root)
             return (whole, *self._others_in_place(whole.device), *others) if whole else others
         parts = self.by_root.get(device.name, ())
-        if others:  # the parts of what the place was called before are parts of it
+        if others:  # parts of a former name of the place are parts of the device
             parts = (*parts, *(name for other in others for name in self.by_root.get(other.name, ())))
         if not parts:
             return others
@@ -374,6 +371,7 @@ class Ledger(Struct, frozen=True):
         return (*here, *(other for part in here for other in self._others_in_place(part.device)), *others)
 
     def _others_in_place(self, device: LedgerDevice) -> tuple[Entry, ...]:
+        """Other names for the device's own syspath."""
         names = self.by_place.get(device.syspath) if device.syspath else None
         if names is None or names == (device.name,):
             return ()
@@ -381,16 +379,17 @@ class Ledger(Struct, frozen=True):
         return tuple(other for other in here if other.device.syspath == device.syspath)
 
     def _beside(self, device: LedgerDevice) -> tuple[Entry, ...]:
+        """Devices with another syspath that share one of the device's places, or that did and may share it still."""
         names: Iterable[str] = self.by_place.get(device.syspath, ())
         if device.also_at:
-            more = (self.by_place.get(filed_as(place), ()) for place in device.also_at)
+            more = (self.by_place.get(_place_key(place), ()) for place in device.also_at)
             names = dict.fromkeys(chain(names, *more))
         others = (self.entries[name] for name in names if name != device.name)
         return tuple(
             other
             for other in others
             if other.device.syspath != device.syspath
-            and (other.device.same_place(device) or share_a_node(other.was_at, device.also_at))
+            and (other.device.same_place(device) or _share_a_node(other.was_at, device.also_at))
         )
 
 
@@ -411,14 +410,14 @@ def _places(entry: Entry | None) -> tuple[str, ...]:
         return ()
     if not entry.device.also_at and not entry.was_at:
         return (entry.device.syspath,)
-    others = map(filed_as, (*entry.device.also_at, *entry.was_at))
+    others = map(_place_key, (*entry.device.also_at, *entry.was_at))
     return tuple(dict.fromkeys((entry.device.syspath, *others)))
 
 
 def _refile(
     index: PersistentMap[tuple[str, ...]], name: str, old: tuple[str, ...], new: tuple[str, ...]
 ) -> PersistentMap[tuple[str, ...]]:
-    """``index`` with ``name`` filed under the keys ``new`` instead of ``old``."""
+    """Return ``index`` with ``name`` under the keys ``new`` instead of ``old``."""
     if old == new:
         return index
     for key in old:
@@ -431,30 +430,33 @@ def _refile(
     return index
 
 
-def filed_as(place: str) -> str:
-    """The key of a place in an index: a node is one place, whoever's own it is."""
+def _place_key(place: str) -> str:
+    """The key of a place in ``by_place``: a device node is one place, a companion's or not."""
     return place[1:] if place[:1] == COMPANION else place
 
 
-def is_node(place: str) -> bool:
-    """Whether a place is a node, and no syspath."""
+def _is_node(place: str) -> bool:
+    """Whether a place is a device node; else it is a syspath."""
     return place.startswith("/dev/") or (place[:1] in ("c", "b", COMPANION) and place[-1:].isdecimal())
 
 
-def share_a_node(some: tuple[str, ...], others: tuple[str, ...]) -> bool:
-    """Whether a node that is the device's own on one side is there on the other, its own or a companion's."""
+def _share_a_node(some: tuple[str, ...], others: tuple[str, ...]) -> bool:
+    """Whether a node that is the device's own on one side is also on the other side, there its own or a companion's."""
     if not some or not others:
         return False
     return any(
         place in there or f"{COMPANION}{place}" in there
         for here, there in ((some, others), (others, some))
         for place in here
-        if is_node(place) and place[:1] != COMPANION
+        if _is_node(place) and place[:1] != COMPANION
     )
 
 
 class LedgerPolicy(Struct, frozen=True):
-    """The numbers behind the rules, in seconds. The reasons are in ``system.safety_defaults``."""
+    """The numbers behind the rules, in seconds; the agent sets them from the section ``safety`` of its configuration.
+
+    Both take their defaults from ``drabridge.system.safety_defaults``, where each has its reason.
+    """
 
     min_hold_seconds: float = defaults.MIN_HOLD_SECONDS
     unconfirmed_seconds: float = defaults.UNCONFIRMED_SECONDS
@@ -462,6 +464,6 @@ class LedgerPolicy(Struct, frozen=True):
     absent_seconds: float = defaults.ABSENT_SECONDS
     settle_seconds: float = defaults.SETTLE_SECONDS
     quiesce_seconds: float = defaults.QUIESCE_SECONDS
-    grace_seconds: float = 30.0  # of a pod whose own is not known: the API server's default (core/v1/defaults.go)
+    grace_seconds: float = 30.0  # of a pod whose own value is not known: the API server's default (core/v1/defaults.go)
     tombstone_seconds: float = defaults.TOMBSTONE_SECONDS
     g2: bool = False  # the shared lane and its lease

@@ -137,7 +137,7 @@ def weigh(
     by_kubelet = by_checkpoint and (hold.known or evidence.alone or evidence.opened is False)
     enough = by_everybody if strict else by_kubelet or by_api
     if not enough:
-        return _held(hold, HeldBecause.NO_SECOND_WITNESS)
+        return _held(hold, HeldBecause.NO_SECOND_SOURCE)
     if at - hold.allocated_at < (policy.min_hold_seconds if hold.confirmed else policy.unconfirmed_seconds):
         return _held(hold, HeldBecause.TOO_YOUNG)
     since = hold.absent_since if hold.absences else at

@@ -131,7 +131,7 @@ def _device(ledger: Ledger, entry: Entry, device: Device | None, policy: LedgerP
         "holders": _holders(entry),
         "since": stamp(entry.since),
         "evidence": evidence(entry),
-        "drain": entry.drain,
+        "drain": entry.leaves_when_released,
         "move": None
         if entry.move is None
         else {

@@ -55,10 +55,10 @@ def test_a_held_one_that_works_is_marked_and_overtaken_by_a_free_one_once_it_wor
     found = faulty(devices(2), {0})
     ledger = carry_out(seen(ledger_of(devices(2), held={1}), found, BROKE), found, LaneTarget(1))
     assert lanes_of(ledger) == "LD"
-    assert ledger.entries["gpu-01"].drain
+    assert ledger.entries["gpu-01"].leaves_when_released
     ledger = carry_out(seen(ledger, devices(2), LATER), devices(2), LaneTarget(1))
     assert lanes_of(ledger) == "DL"
-    assert not ledger.entries["gpu-01"].drain
+    assert not ledger.entries["gpu-01"].leaves_when_released
 
 
 def test_at_first_each_lane_gets_what_works() -> None:

@@ -118,7 +118,7 @@ def test_a_busy_device_that_is_to_leave_is_marked_until_it_moves_or_may_stay(lan
     node = Node(device(0, lane), device(1, lane))
 
     def marked() -> list[str]:
-        return [entry.name for entry in node.ledger.entries.values() if entry.drain]
+        return [entry.name for entry in node.ledger.entries.values() if entry.leaves_when_released]
 
     node.yes(SetLane("gpu-1", other, NOON))  # nobody has it: it moves
     node.yes(allocate(0) if lane is Lane.LEGACY else allocated(0))

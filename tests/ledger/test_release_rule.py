@@ -71,8 +71,8 @@ def test_two_looks_ten_seconds_apart_release() -> None:
         (replace(NOBODY, checkpointed=(POD,), barrier=False), HeldBecause.IN_CHECKPOINT),
         (replace(NOBODY, opened=True), HeldBecause.STILL_OPEN),
         (replace(NOBODY, unaccounted=("team-a/other",)), HeldBecause.POD_UNACCOUNTED),
-        (replace(NOBODY, checkpointed=None, unaccounted=None), HeldBecause.NO_SECOND_WITNESS),
-        (replace(NOBODY, barrier=False, unaccounted=None), HeldBecause.NO_SECOND_WITNESS),
+        (replace(NOBODY, checkpointed=None, unaccounted=None), HeldBecause.NO_SECOND_SOURCE),
+        (replace(NOBODY, barrier=False, unaccounted=None), HeldBecause.NO_SECOND_SOURCE),
     ],
 )
 def test_one_witness_is_enough_to_hold_and_begins_the_count_again(
@@ -179,7 +179,7 @@ def test_quarantine_ends_for_no_claim_either() -> None:
     assert (shown.because, shown.absences) == (HeldBecause.RUNNING, 0)
     unasked = judge(once, replace(NOBODY, allocated=None), strict=True)
     assert isinstance(unasked, Hold)
-    assert unasked.because is HeldBecause.NO_SECOND_WITNESS
+    assert unasked.because is HeldBecause.NO_SECOND_SOURCE
     assert isinstance(
         judge(once, replace(NOBODY, claimed=(CLAIM,), allocated=None)), HoldEnded
     )  # a pod's hold is its own
