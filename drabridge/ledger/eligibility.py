@@ -10,10 +10,10 @@ _DRA_LANES = frozenset({Lane.DRA, Lane.SHARED})
 
 
 def legacy_healthy(ledger: Ledger, entry: Entry, policy: LedgerPolicy) -> bool:
-    """Healthy in ListAndWatch: present, and held by a legacy pod or free for one.
+    """Whether ListAndWatch shows the device Healthy: it is present, and held by a legacy pod or free for one.
 
-    A device that a legacy pod holds stays Healthy whatever its lane: kubelet fails the pod otherwise when it restarts.
-    Not under another resource than the pod's, where kubelet takes it for free.
+    What a legacy pod holds stays Healthy in every lane: a kubelet that restarts fails the pod otherwise. But not if
+    kubelet counts the pod under another resource: under this one it takes the device for free.
     """
     if entry.device.presence is not Presence.PRESENT:
         return False
@@ -23,30 +23,31 @@ def legacy_healthy(ledger: Ledger, entry: Entry, policy: LedgerPolicy) -> bool:
 
 
 def dra_schedulable(ledger: Ledger, entry: Entry, policy: LedgerPolicy) -> bool:
-    """In a ResourceSlice without taint: present, and held by claims or free for one.
+    """Whether a ResourceSlice shows the device without taint: it is present, and held by claims or free for one.
 
-    Not while it waits to leave the lane: the next claim takes a device before the last one has let go, for ever where
-    claims queue, and one that several may hold is never without. Nor while the scheduler takes what is held for free.
+    Not while it waits to leave the lane. Where claims queue, the next one takes a device before the last one has
+    released it, and a device for several claims never becomes free. And not while the scheduler takes what is held for
+    free.
     """
     if entry.device.presence is not Presence.PRESENT:
         return False
     if entry.owner in DRA_OWNERS:
-        return not entry.leaving and all(_counted(held, entry) for held in entry.holders)
+        return not entry.leaving and all(_scheduler_counts(held, entry) for held in entry.holders)
     return _free_for(ledger, entry, _DRA_LANES, policy)
 
 
-def _counted(held: ClaimHold, entry: Entry) -> bool:
-    """Whether the scheduler counts a claim's hold, so that it gives the device to nobody whom we would refuse.
+def _scheduler_counts(held: ClaimHold, entry: Entry) -> bool:
+    """Whether the scheduler counts a claim's hold, and so gives the device to nobody whom we would refuse.
 
-    It keeps whole devices and shares apart: one that is offered in the other manner than it is held is free to it, and
-    so is what a claim that is no longer allocated has here until it is unprepared, or while its processes linger.
+    It counts whole devices and shares apart: a device that is now offered in another manner than it is held looks free.
+    So does one whose claim has lost its allocation, until the claim is unprepared and its processes have ended.
     """
     known = (held.api_allocated and not held.lingers) or (entry.device.shareable and not entry.device.capacity)
     return known and bool(held.shares) is entry.device.shareable
 
 
 def needs_lease_conditions(entry: Entry, policy: LedgerPolicy) -> bool:
-    """Whether the device is to carry the lease's binding conditions in its slice (G2)."""
+    """Whether the device carries the lease's binding conditions in its slice (G2)."""
     return policy.g2 and entry.lane is Lane.SHARED
 
 
@@ -54,7 +55,7 @@ def must_list(entry: Entry, at: float, policy: LedgerPolicy) -> bool:
     """Whether ListAndWatch must still name the device's units, Healthy or not.
 
     Dropping an id that may be in an Allocate, or that a pod still has, crashes kubelet 1.36.2 (nil dereference in the
-    device manager's allocateContainerResources). A device that is gone is a tombstone until it is free and quiescent.
+    device manager's allocateContainerResources). So a device that is gone stays listed until it is free and quiescent.
     """
     if entry.device.presence is not Presence.GONE or entry.owner is not Owner.NONE:
         return True
@@ -62,7 +63,7 @@ def must_list(entry: Entry, at: float, policy: LedgerPolicy) -> bool:
 
 
 def _free_for(ledger: Ledger, entry: Entry, lanes: frozenset[Lane], policy: LedgerPolicy) -> bool:
-    """Free, offered in one of ``lanes``, and no overlapping device is held or offered elsewhere."""
+    """Whether it is free, in one of ``lanes``, and no overlapping device is held or offered elsewhere."""
     if entry.owner is not Owner.NONE or entry.lane not in lanes:
         return False
     if entry.lane is Lane.SHARED and not policy.g2:
@@ -71,8 +72,9 @@ def _free_for(ledger: Ledger, entry: Entry, lanes: frozenset[Lane], policy: Ledg
 
 
 def blocking_relative(ledger: Ledger, entry: Entry) -> Entry | None:
-    """What shares the hardware of a free device and keeps it from being offered: the whole of a part, a part of a
-    whole, what the place was called before.
+    """The entry whose hardware overlaps with a free device's and keeps that from being offered; None if there is none.
+
+    It is held, or it is in another lane and not merely a former name of a place.
     """
     relatives = ledger.relatives(entry.device)
     return next(
@@ -80,16 +82,14 @@ def blocking_relative(ledger: Ledger, entry: Entry) -> Entry | None:
             relative
             for relative in relatives
             if relative.owner is not Owner.NONE
-            or not (relative.lane is entry.lane or _left(relative, (entry, *relatives)))
+            or not (relative.lane is entry.lane or _is_former_name(relative, (entry, *relatives)))
         ),
         None,
     )
 
 
-def _left(relative: Entry, family: tuple[Entry, ...]) -> bool:
-    """Whether a relative is only what a place was called before, the device's own, its whole's or its part's: it is
-    given to nobody, whatever its lane.
-    """
+def _is_former_name(relative: Entry, family: tuple[Entry, ...]) -> bool:
+    """Whether a relative is gone and another of the family is in its place now, so that nobody can get it."""
     return relative.device.presence is Presence.GONE and any(
         one.device.presence is not Presence.GONE and relative.device.same_place(one.device) for one in family
     )

@@ -1,12 +1,14 @@
-"""What a round of evidence shows, sorted by the devices of the ledger.
+"""Sort a round of evidence by the devices of the ledger.
 
-Kubelet counts by resource: another plugin's id that is spelled like one of ours is another device, and small ids are
-common. So what it shows is of a device under the device's own resource, and under the one that its hold is counted by.
+Kubelet counts by resource: the same id under another plugin's resource is another device, and short ids are common. So
+what kubelet shows belongs to a device only under the device's own resource, or under the one that its hold is counted
+by.
 
-With one exception, at a start where nobody knows better (:mod:`drabridge.ledger.apply_event`): the plugin before this
-agent may have called the same hardware by the same id and another resource's name. That cannot be told from chance
-(kubelet's file goes on naming the devices of a plugin that has ended), so it is believed, once: a mistake then costs
-the use of a device while that resource shows a pod with the id, and not the device of a pod that runs.
+There is one exception, at a start where nobody knows better (:mod:`drabridge.ledger.apply_event`): the plugin before
+this agent may have given the same hardware the same id under another resource's name. That cannot be told from chance,
+because kubelet's checkpoint goes on naming the devices of a plugin that has ended. So it is believed, once. A mistake
+then blocks a device while that resource shows a pod with the id; not believing it could take the device of a running
+pod.
 """
 
 from __future__ import annotations
@@ -18,15 +20,12 @@ from msgspec.structs import replace
 from drabridge.inventory.model import device_id_of
 from drabridge.ledger import events as ev
 from drabridge.ledger.events import Pods, Unit
-from drabridge.ledger.model import ClaimRef, Entry, Ledger, PodRef
+from drabridge.ledger.model import ClaimRef, Entry, Ledger, Owner, PodRef
 from drabridge.ledger.release_rule import DeviceEvidence, holding_claims
-
-Claims = tuple[tuple[ClaimRef, ...], tuple[tuple[ClaimRef, ev.DeviceUse], ...] | None]
-NO_CLAIMS: Claims = ((), ())
 
 
 class KubeletAnswer:
-    """One answer of kubelet. Whatever unit a pod has, one of another number of replicas included, is of its device."""
+    """One answer of kubelet, by device. A unit belongs to its device whatever the number of replicas."""
 
     def __init__(self, shown: Pods) -> None:
         self._shown = shown
@@ -35,73 +34,110 @@ class KubeletAnswer:
         for unit in shown:
             self._units.setdefault((unit[0], device_id_of(unit[1])), []).append(unit)
 
-    def units(self, entry: Entry, elsewhere: str = "") -> Sequence[Unit]:
-        """The units that kubelet shows with a pod: the device's, and those that its hold names in whatever way.
-        ``elsewhere``: instead, those of this resource that are spelled like the device's.
+    def units(self, entry: Entry, other_resource: str = "") -> Sequence[Unit]:
+        """The units that kubelet shows with a pod and that belong to the device, or are named by its hold.
+
+        With ``other_resource``: the units of that resource whose ids equal the device's.
         """
-        hold, names = entry.hold, (elsewhere,) if elsewhere else entry.counted_as
+        hold, names = entry.hold, (other_resource,) if other_resource else entry.counted_as
         found: Sequence[Unit] = self._units.get((names[0], entry.device.id), ())
-        # Where all is as it was, what the hold names is found already: to look it up would only cost time.
-        if elsewhere or hold is None or (len(names) == 1 and hold.units == entry.device.units):
+        # Usually the hold names the device's own units, which are found already.
+        if other_resource or hold is None or (len(names) == 1 and hold.units == entry.device.units):
             return found
         others = [unit for name in names[1:] for unit in self._units.get((name, entry.device.id), ())]
         former = [unit for name in names for one in hold.units if (unit := (name, one)) in self._shown]
         return tuple(dict.fromkeys((*found, *others, *former)))
 
-    def pods(self, entry: Entry, elsewhere: str = "") -> tuple[PodRef, ...]:
+    def pods(self, entry: Entry, other_resource: str = "") -> tuple[PodRef, ...]:
         """The containers that kubelet shows with these units."""
-        units = self.units(entry, elsewhere)
+        units = self.units(entry, other_resource)
         if len(units) == 1:
             return self._shown[units[0]]
         return tuple(dict.fromkeys(pod for unit in units for pod in self._shown[unit]))
 
-    def elsewhere(self, entry: Entry) -> set[str]:
-        """Resources that are not known to be the device's, with pods on what they call as the device is called."""
+    def other_resources(self, entry: Entry) -> set[str]:
+        """Resources that are not known to be the device's, but show a pod on the device's id."""
         others = self._resources.difference(entry.counted_as)
         return {resource for resource in others if (resource, entry.device.id) in self._units}
 
 
-def seen(witnesses: Sequence[KubeletAnswer], entry: Entry, elsewhere: str = "") -> DeviceEvidence | None:
-    """What these answers together show of a device, the first one's names of pods preferred; None if no pod."""
-    showing = [one for one in witnesses if one.pods(entry, elsewhere)]
+class EvidenceRound:
+    """One round of evidence, by device."""
+
+    def __init__(self, event: ev.Observed, ledger: Ledger) -> None:
+        checkpoint = event.checkpoint
+        self._event = event
+        self._listed = None if event.listed is None else KubeletAnswer(event.listed)
+        self._checkpoint = None if checkpoint is None else KubeletAnswer(checkpoint.pods)
+        self._barrier = checkpoint is not None and checkpoint.barrier
+        self._opened = event.opened or {}
+        # Claims that kubelet shows with devices of names that are not known here: they may have any device.
+        self._strange = tuple(
+            claim for name, shown in event.claimed.items() if name not in ledger.entries for claim in shown
+        )
+
+    def about(self, entry: Entry) -> DeviceEvidence:
+        """What this round says about one device."""
+        listed, checkpoint = self._listed, self._checkpoint
+        answers = (listed, checkpoint)
+        in_doubt = entry.owner is Owner.QUARANTINE  # then claims are asked for as well
+        evidence = DeviceEvidence(
+            None if listed is None else listed.pods(entry),
+            None if checkpoint is None else checkpoint.pods(entry),
+            self._barrier,
+            self._unaccounted(entry),
+            self._opened.get(entry.device.name),
+            tuple(unit for answer in answers if answer is not None for _, unit in answer.units(entry)),
+            self._claimed(entry) if in_doubt else (),
+            self._allocated(entry) if in_doubt else (),
+            alone=self._event.alone,
+        )
+        return self._with_ends(entry, evidence) if self._event.ended or self._event.grace else evidence
+
+    def _unaccounted(self, entry: Entry) -> tuple[str, ...] | None:
+        """Pods that may have the device, as far as the API server tells; None: it cannot be asked."""
+        unaccounted = self._event.unaccounted
+        if not unaccounted:
+            return None if unaccounted is None else ()
+        return tuple(pod for resource in entry.counted_as for pod in unaccounted.get(resource, ()))
+
+    def _claimed(self, entry: Entry) -> tuple[ClaimRef, ...]:
+        return holding_claims(entry, (*self._event.claimed.get(entry.device.name, ()), *self._strange))
+
+    def _allocated(self, entry: Entry) -> tuple[tuple[ClaimRef, ev.DeviceUse], ...] | None:
+        if self._event.allocated is None:
+            return None
+        name = entry.device.name
+        return tuple((one.claim, use) for one in self._event.allocated for use in one.uses if use.device == name)
+
+    def _with_ends(self, entry: Entry, evidence: DeviceEvidence) -> DeviceEvidence:
+        """Add what the API server says of the device's pods: their grace period, or that all of them have ended."""
+        event, pods = self._event, evidence.pods
+        if pods:
+            known = (event.grace[pod.uid] for pod in pods if pod.uid in event.grace)
+            return replace(evidence, grace=max(known, default=None))
+        if entry.hold is None or not entry.hold.pods:
+            return evidence
+        return replace(evidence, ended=all(pod.uid in event.ended for pod in entry.hold.pods))
+
+
+def shown_on(answers: Sequence[KubeletAnswer], entry: Entry, other_resource: str = "") -> DeviceEvidence | None:
+    """What kubelet's answers together show on a device; None if no pod. The first answer with pods names them."""
+    showing = [answer for answer in answers if answer.pods(entry, other_resource)]
     if not showing:
         return None
-    units = tuple(unit for one in showing for _, unit in one.units(entry, elsewhere))
-    return DeviceEvidence(listed=showing[0].pods(entry, elsewhere), units=units, elsewhere=elsewhere)
+    units = tuple(unit for answer in showing for _, unit in answer.units(entry, other_resource))
+    return DeviceEvidence(listed=showing[0].pods(entry, other_resource), units=units, elsewhere=other_resource)
 
 
-def seen_elsewhere(witnesses: Sequence[KubeletAnswer], entry: Entry) -> DeviceEvidence | None:
-    """The same under a resource that is not known to be the device's. Of several one is chosen: at most one can be."""
-    others = {other for one in witnesses for other in one.elsewhere(entry)}
-    return seen(witnesses, entry, min(others)) if others else None
-
-
-def unaccounted(event: ev.Observed, entry: Entry) -> tuple[str, ...] | None:
-    """Pods that may have the device, as far as the API server tells; None: it cannot be asked."""
-    if not event.unaccounted:
-        return None if event.unaccounted is None else ()
-    return tuple(pod for resource in entry.counted_as for pod in event.unaccounted.get(resource, ()))
-
-
-def known_of_pods(event: ev.Observed, entry: Entry, evidence: DeviceEvidence) -> DeviceEvidence:
-    """The same with what the API server says of the device's pods: their grace period, or that they have ended."""
-    pods = evidence.pods
-    if pods:
-        return replace(
-            evidence, grace=max((event.grace[pod.uid] for pod in pods if pod.uid in event.grace), default=None)
-        )
-    if entry.hold is None or not entry.hold.pods:
-        return evidence
-    return replace(evidence, ended=all(pod.uid in event.ended for pod in entry.hold.pods))
-
-
-def strange(event: ev.Observed, ledger: Ledger) -> tuple[ClaimRef, ...]:
-    """Claims that kubelet shows with devices of other names than any here: they may have any of them."""
-    return tuple(claim for name, shown in event.claimed.items() if name not in ledger.entries for claim in shown)
+def shown_as_another_resource(answers: Sequence[KubeletAnswer], entry: Entry) -> DeviceEvidence | None:
+    """As :func:`shown_on`, under a resource that is not known to be the device's. Of several, any one will do."""
+    others = {resource for answer in answers for resource in answer.other_resources(entry)}
+    return shown_on(answers, entry, min(others)) if others else None
 
 
 def unknown_units(ledger: Ledger, resource: str, shown: Iterable[Unit]) -> frozenset[str]:
-    """Units of ``resource`` among those that pods have, with ids that none of its devices here has, or had."""
+    """Units of ``resource`` that kubelet shows with a pod and whose ids no device here has, or had."""
     ours = [entry for entry in ledger.entries.values() if resource in entry.counted_as]
     units = {unit for one in ours for unit in (*one.device.units, *(one.hold.units if one.hold else ()))}
     known = set(map(device_id_of, units))
@@ -111,16 +147,7 @@ def unknown_units(ledger: Ledger, resource: str, shown: Iterable[Unit]) -> froze
 def record_lost_by_unknown_units(
     ledger: Ledger, resource: str, units: Collection[str], at: float
 ) -> ev.RecordLost | None:
-    """What follows from :func:`unknown_units`: a pod with one may have any device. None: there is no device."""
+    """The event that follows from :func:`unknown_units`: their pods may have any device. None: there is no device."""
     ours = tuple(entry.name for entry in ledger.entries.values() if resource in entry.counted_as)
     reason = f"pods have {', '.join(sorted(units))} of {resource}, and no device here has such an id"
     return ev.RecordLost(at, ours, reason) if ours else None
-
-
-def claims(event: ev.Observed, entry: Entry, strangers: tuple[ClaimRef, ...] = ()) -> Claims:
-    """What is shown of claims with one device: by kubelet, and by the API server."""
-    name = entry.device.name
-    claimed = holding_claims(entry, (*event.claimed.get(name, ()), *strangers))
-    if event.allocated is None:
-        return claimed, None
-    return claimed, tuple((one.claim, use) for one in event.allocated for use in one.uses if use.device == name)

@@ -1,4 +1,4 @@
-"""How the owner and the lane of a device follow from who holds it: the one place where an owner is made."""
+"""How the owner and the lane of a device follow from its holders: the one place where an owner is made."""
 
 from __future__ import annotations
 
@@ -6,13 +6,7 @@ from msgspec.structs import replace
 
 from drabridge.inventory.model import Presence
 from drabridge.ledger import refusals
-from drabridge.ledger.effects import (
-    LaneMoveAborted,
-    Notify,
-    Refusal,
-    Released,
-    Subject,
-)
+from drabridge.ledger.effects import LaneMoveAborted, Notify, Refusal, Released, Subject
 from drabridge.ledger.model import (
     DRA_OWNERS,
     MOVING,
@@ -49,7 +43,10 @@ def owner_of(hold: Hold | None, claims: tuple[ClaimHold, ...]) -> Owner:
 def settle(
     tx: Transaction, before: Entry, hold: Hold | None, claims: tuple[ClaimHold, ...] = (), because: str = ""
 ) -> Entry:
-    """The entry with these holders: its owner, its lane, and a waiting move begun or an open one aborted."""
+    """Return the entry with these holders, and the owner and lane that follow; ``because``: why a holder left.
+
+    A waiting move begins when the device becomes free. A move that has begun is aborted when the device is taken.
+    """
     owner = owner_of(hold, claims)
     lane, move, since, released = before.lane, before.move, before.since, before.released_because
     if owner is not before.owner:
@@ -59,25 +56,25 @@ def settle(
         elif lane in MOVING or lane is (Lane.DRA if owner is Owner.LEGACY else Lane.LEGACY):
             lane, move = lane_when_held(tx, before, owner)
         if owner is Owner.CONFLICT:
-            _alarm(tx, before, hold, claims)
+            _report_conflict(tx, before, hold, claims)
     if (hold is None and before.hold is not None) or len(claims) < len(before.claims):
         released = because
-        who = refusals.holder(before, hold, claims)
+        who = refusals.holder(before, exclude_hold=hold, exclude_claims=claims)
         left = {held.claim.uid for held in claims}
         began = [held.since for held in before.holders if held.claim.uid not in left]
         tx.effects.append(Released(before.name, who, because, tx.at - min(began, default=before.since)))
     stamps = (before.presence_since, before.legacy_until, before.was_at if owner is not Owner.NONE else ())
     settled = Entry(before.device, owner, lane, hold, claims, move, since, tx.seq, released, *stamps)
-    return left_kubelet(tx, before, settled)
+    return stamp_legacy_end(tx, before, settled)
 
 
-def left_kubelet(tx: Transaction, before: Entry, entry: Entry) -> Entry:
-    """The entry; with the time where kubelet's business with the device ends here."""
+def stamp_legacy_end(tx: Transaction, before: Entry, entry: Entry) -> Entry:
+    """Return the entry; if kubelet stops dealing with the device in this step, with the time of that."""
     return replace(entry, legacy_until=tx.at) if before.with_kubelet and not entry.with_kubelet else entry
 
 
 def lane_when_held(tx: Transaction, before: Entry, owner: Owner) -> tuple[Lane, Move | None]:
-    """A held device is in the lane of its holder's side; where it was meant to be, it moves when it is let go."""
+    """Put a device that was taken into its holder's lane; if it was to be elsewhere, it moves when it is released."""
     lane, move = before.lane, before.move
     target = lane if move is None else move.target
     if lane in MOVING and move is not None:
@@ -94,26 +91,26 @@ def lane_when_held(tx: Transaction, before: Entry, owner: Owner) -> tuple[Lane, 
 
 
 def _lane_when_free(tx: Transaction, before: Entry) -> tuple[Lane, Move | None]:
-    """A waiting move begins. Out of CONFLICT or QUARANTINE, kubelet must confirm before claims are offered a device."""
+    """Begin a waiting move. After CONFLICT or QUARANTINE kubelet must confirm before claims are offered the device."""
     if before.move is not None:
-        return begin(tx, before.lane, before.move.target, before.move.since)
+        return begin_move(tx, before.lane, before.move.target, before.move.since)
     if before.owner in (Owner.CONFLICT, Owner.QUARANTINE) and before.lane is Lane.DRA:
-        return begin(tx, Lane.LEGACY, Lane.DRA, tx.at)
+        return begin_move(tx, Lane.LEGACY, Lane.DRA, tx.at)
     return before.lane, None
 
 
-def begin(tx: Transaction, source: Lane, target: Lane, asked: float) -> tuple[Lane, Move | None]:
-    """Start to move a free device: tell the side that has it; the other side gets it once that is confirmed."""
+def begin_move(tx: Transaction, source: Lane, target: Lane, asked: float) -> tuple[Lane, Move | None]:
+    """Begin to move a free device: the side that has it must confirm that it is withdrawn before the other gets it."""
     if target is source:
         return source, None
     if source is Lane.LEGACY and target is Lane.SHARED:
-        return Lane.SHARED, None  # nobody loses it, and its claims will be guarded
-    revoke = Lane.LEGACY_TO_DRA if target is Lane.DRA else Lane.DRA_TO_LEGACY
-    whom = "kubelet" if revoke is Lane.LEGACY_TO_DRA else "the API server"
-    return revoke, Move(source, target, MoveStep.REVOKING, asked, tx.at, f"waits for {whom} to confirm")
+        return Lane.SHARED, None  # nobody loses it, and its claims will need a lease
+    lane = Lane.LEGACY_TO_DRA if target is Lane.DRA else Lane.DRA_TO_LEGACY
+    whom = "kubelet" if lane is Lane.LEGACY_TO_DRA else "the API server"
+    return lane, Move(source, target, MoveStep.REVOKING, asked, tx.at, f"waits for {whom} to confirm")
 
 
-def _alarm(tx: Transaction, before: Entry, hold: Hold | None, claims: tuple[ClaimHold, ...]) -> None:
+def _report_conflict(tx: Transaction, before: Entry, hold: Hold | None, claims: tuple[ClaimHold, ...]) -> None:
     """Tell everybody concerned that a pod and a claim have one device."""
     pods = hold.pods if hold else ()
     holders = tuple(held.claim for held in claims if not held.admin)
@@ -136,15 +133,18 @@ def obstacle(tx: Transaction, entry: Entry) -> Refusal | None:
 
 
 def overlap(tx: Transaction, entry: Entry) -> Refusal | None:
-    """Who holds overlapping hardware. One container, or claim, may have several devices that hand out one node."""
+    """The refusal if overlapping hardware is held; None if it is free or is given in the same step."""
     for relative in tx.relatives(entry):
-        if relative.owner is not Owner.NONE and not _taken_with_it(tx, entry, relative):
+        if relative.owner is not Owner.NONE and not _given_in_this_step(tx, entry, relative):
             return refusals.overlaps(entry, relative, tx.at)
     return None
 
 
-def _taken_with_it(tx: Transaction, entry: Entry, relative: Entry) -> bool:
-    """Whether this very step gives the other one as well; a request is of one container, or of one claim."""
+def _given_in_this_step(tx: Transaction, entry: Entry, relative: Entry) -> bool:
+    """Whether this step gives both devices, and all that they have in common is a device node.
+
+    A step is for one container or one claim, which may have both.
+    """
     before = tx.ledger.entries.get(relative.name)
-    free = before is not None and before.owner is Owner.NONE
-    return free and not relative.device.related(entry.device)
+    was_free = before is not None and before.owner is Owner.NONE
+    return was_free and not relative.device.related(entry.device)

@@ -1,4 +1,4 @@
-"""The words of a refusal: who holds the device, since when, and what a person can do about it."""
+"""Word a refusal: who holds the device, since when, and what a person can do about it."""
 
 from __future__ import annotations
 
@@ -17,59 +17,54 @@ _OFFERED_TO = {
     Lane.LEGACY_TO_DRA: "is being moved from the legacy lane to the dra lane",
     Lane.DRA_TO_LEGACY: "is being moved from the dra lane to the legacy lane",
 }
-_ANOTHER = {  # kubelet does not try a pod again whose Allocate failed; a claim keeps the devices that it was given
+# Kubelet does not retry a pod whose Allocate failed; a claim keeps the devices that it was given.
+_OTHER_DEVICE_HINT = {
     Side.LEGACY: "the pod that replaces this one gets another device",
     Side.DRA: "delete the pod, and the claim unless it is of a template, for another device",
 }
-_PHASE = {
-    ClaimPhase.PENDING: "allocated",
-    ClaimPhase.WITHDRAWN: "allocated",
-    ClaimPhase.GRANTED: "allocated",
-    ClaimPhase.PREPARED: "prepared",
-}
 
 
-def clock(then: float, now: float) -> str:
+def _time(then: float, now: float) -> str:
     """``14:02 UTC``, with the date in front if that was not within the last day."""
     moment = datetime.fromtimestamp(then, UTC)
     return moment.strftime("%H:%M UTC" if 0 <= now - then < _DAY_SECONDS else "%Y-%m-%d %H:%M UTC")
 
 
-def moment(then: float) -> str:
-    """``14:02:05 UTC``: what is over within the hour."""
+def _time_with_seconds(then: float) -> str:
+    """``14:02:05 UTC``: for what is over within the hour."""
     return datetime.fromtimestamp(then, UTC).strftime("%H:%M:%S UTC")
 
 
-def holder(entry: Entry, but: Hold | None = None, nor: tuple[ClaimHold, ...] = ()) -> str:
-    """Who holds the device, without times; "" if nobody does. ``but`` and ``nor`` are holders to leave out."""
+def holder(entry: Entry, exclude_hold: Hold | None = None, exclude_claims: tuple[ClaimHold, ...] = ()) -> str:
+    """Name who holds the device, without times; "" if nobody does, or only holders that are excluded."""
     names = []
-    if entry.hold and but is None:
+    if entry.hold and exclude_hold is None:
         if entry.owner is Owner.QUARANTINE:
             names = ["an unknown holder"]
         else:
             names = [f"pod {pod}" for pod in entry.hold.pods] or ["a pod that kubelet has not shown yet"]
-    staying = {held.claim.uid for held in nor}
-    names += [f"claim {held.claim}" for held in entry.holders if held.claim.uid not in staying]
+    excluded = {held.claim.uid for held in exclude_claims}
+    names += [f"claim {held.claim}" for held in entry.holders if held.claim.uid not in excluded]
     return " and ".join(names)
 
 
-def advised(refused: Refusal, side: Side) -> Refusal:
-    """With what to do about a holder, which the holder's device does not know: that depends on who asks."""
+def with_advice(refused: Refusal, side: Side) -> Refusal:
+    """Return the refusal of a held device with what to do about it, which depends on the side that asked."""
     if refused.code not in (RefusalCode.CLAIM_HELD, RefusalCode.LEGACY_HELD):
         return refused
-    wait = "wait until it is let go, or " if side is Side.DRA else ""
-    return replace(refused, hint=f"{wait}{_ANOTHER[side]}{refused.hint and f'; {refused.hint}'}")
+    wait = "wait until it is released, or " if side is Side.DRA else ""
+    return replace(refused, hint=f"{wait}{_OTHER_DEVICE_HINT[side]}{refused.hint and f'; {refused.hint}'}")
 
 
 def held(entry: Entry, at: float) -> Refusal:
-    """The device has a holder."""
+    """Refuse a device that has a holder."""
     who = holder(entry)
     if entry.owner is Owner.QUARANTINE:
         return Refusal(
             entry.name,
             RefusalCode.QUARANTINE,
             who,
-            f"{entry.name} is in quarantine since {clock(entry.since, at)}: the record of who holds it was lost",
+            f"{entry.name} is in quarantine since {_time(entry.since, at)}: the record of who holds it was lost",
             "it is offered again once kubelet and the API server show that nobody uses it; "
             f"'drabridge status' says what is missing, 'drabridge lanes release {entry.name}' ends it by hand",
         )
@@ -78,7 +73,7 @@ def held(entry: Entry, at: float) -> Refusal:
             entry.name,
             RefusalCode.CONFLICT,
             who,
-            f"{entry.name} is claimed by {who} at once since {clock(entry.since, at)}",
+            f"{entry.name} is claimed by {who} at once since {_time(entry.since, at)}",
             "stop one of the two; the device is offered again when only one is left",
         )
     if entry.owner in DRA_OWNERS:
@@ -89,19 +84,19 @@ def held(entry: Entry, at: float) -> Refusal:
         entry.name,
         RefusalCode.LEGACY_HELD,
         who,
-        f"{entry.name} is held by {who}, allocated {clock(entry.hold.allocated_at, at)}",
+        f"{entry.name} is held by {who}, allocated {_time(entry.hold.allocated_at, at)}",
     )
 
 
 def overlaps(entry: Entry, relative: Entry, at: float) -> Refusal:
-    """A part is held and the whole is wanted, or the other way round."""
+    """Refuse a device whose hardware overlaps with a held one: a part of a held whole, or the other way round."""
     why = held(relative, at)
     return Refusal(entry.name, why.code, why.holder, f"{entry.name} shares its hardware with {why.message}", why.hint)
 
 
 def other_lane(entry: Entry, side: Side) -> Refusal:
-    """The device is free, but not for this side."""
-    hint = _ANOTHER[side]
+    """Refuse a device that is free, but not for this side."""
+    hint = _OTHER_DEVICE_HINT[side]
     if entry.lane in (Lane.LEGACY, Lane.DRA, Lane.SHARED):
         hint += f"; 'drabridge lanes set' gives the {Lane.LEGACY if side is Side.LEGACY else Lane.DRA} lane more"
     elif side is Side.DRA:
@@ -110,7 +105,7 @@ def other_lane(entry: Entry, side: Side) -> Refusal:
 
 
 def not_present(entry: Entry) -> Refusal:
-    """The hardware cannot be used now."""
+    """Refuse a device whose hardware is gone or faulty."""
     return Refusal(
         entry.name,
         RefusalCode.NOT_PRESENT,
@@ -121,7 +116,7 @@ def not_present(entry: Entry) -> Refusal:
 
 
 def unknown(name: str) -> Refusal:
-    """Nothing of that name was ever discovered."""
+    """Refuse a device of a name that the ledger does not know."""
     return Refusal(
         name,
         RefusalCode.UNKNOWN,
@@ -132,7 +127,7 @@ def unknown(name: str) -> Refusal:
 
 
 def overcommitted(entry: Entry, capacity: str, wanted: int, left: int) -> Refusal:
-    """The shares that were handed out leave too little."""
+    """Refuse a share that is larger than what the other shares leave."""
     return Refusal(
         entry.name,
         RefusalCode.OVERCOMMITTED,
@@ -143,22 +138,23 @@ def overcommitted(entry: Entry, capacity: str, wanted: int, left: int) -> Refusa
 
 
 def exclusive(entry: Entry, other: ClaimHold, at: float, more: str = "") -> Refusal:
-    """Another claim holds a device that cannot be shared."""
-    how, left = _PHASE[other.phase], "" if other.api_allocated else " and not unprepared since it was deallocated"
+    """Refuse a device that another claim holds and that cannot be shared with it."""
+    how = "prepared" if other.phase is ClaimPhase.PREPARED else "allocated"
+    left = "" if other.api_allocated else " and not unprepared since it was deallocated"
     if other.lingers:
-        how = "unprepared"
-        left = f"; processes of its pod, which nobody saw end, may use it until {moment(other.lingers_until)}"
+        how, until = "unprepared", _time_with_seconds(other.lingers_until)
+        left = f"; processes of its pod, which nobody saw end, may use it until {until}"
     return Refusal(
         entry.name,
         RefusalCode.CLAIM_HELD,
         f"claim {other.claim}",
-        f"{entry.name} is held by claim {other.claim}{more}, {how} {clock(other.since, at)}{left}",
+        f"{entry.name} is held by claim {other.claim}{more}, {how} {_time(other.since, at)}{left}",
         left and f"if nothing uses it any more, 'drabridge lanes release {entry.name}' ends that",
     )
 
 
 def pending(entry: Entry) -> Refusal:
-    """G2: kubelet has not given the device up yet."""
+    """G2: refuse a device that kubelet has not given up yet."""
     return Refusal(
         entry.name,
         RefusalCode.PENDING,
@@ -169,7 +165,7 @@ def pending(entry: Entry) -> Refusal:
 
 
 def starting(name: str) -> Refusal:
-    """The agent has not yet compared its ledger with kubelet's view."""
+    """Refuse a device before the agent has merged its ledger with kubelet's view."""
     return Refusal(
         name,
         RefusalCode.STARTING,
@@ -180,12 +176,12 @@ def starting(name: str) -> Refusal:
 
 
 def stale(name: str, what: str) -> Refusal:
-    """An answer about an earlier state of the device."""
+    """Refuse an answer about an earlier state of the device."""
     return Refusal(name, RefusalCode.STALE, "", f"{name}: {what}", "ask again")
 
 
 def disabled(entry: Entry) -> Refusal:
-    """The shared lane is not available."""
+    """Refuse the shared lane, which needs level G2."""
     return Refusal(
         entry.name,
         RefusalCode.DISABLED,
@@ -196,5 +192,5 @@ def disabled(entry: Entry) -> Refusal:
 
 
 def in_use(entry: Entry, what: str) -> Refusal:
-    """The operator's request contradicts what is known."""
+    """Refuse an operator's request that contradicts what is known."""
     return Refusal(entry.name, RefusalCode.IN_USE, holder(entry), f"{entry.name}: {what}", "stop its user first")

@@ -1,12 +1,14 @@
-"""When has a legacy pod let go of a device? The DevicePlugin API never says; this rule does, and in doubt it says no.
+"""When has a legacy pod released a device? The DevicePlugin API never says; this rule does, and in doubt it says no.
 
-A pod that was seen to end has ended. One that is gone otherwise, as after a force delete, counts as running for its
-grace period: kubelet before 1.31, and any that learns of it late, grants it (kubernetes#120449, #119276).
+PodResources List alone is not enough. It leaves out plain init containers (kubernetes/kubernetes#120501), pods that
+were force-deleted but still run (#104824), everything that a new kubelet has not re-synced, and the moments between
+Allocate's reply and kubelet's own record. So a hold ends only when all of these are true:
 
-PodResources List is not enough: it leaves out plain init containers (kubernetes/kubernetes#120501), pods that were
-force-deleted while they run (#104824), everything that a new kubelet has not re-synced, and the moments between
-Allocate's reply and kubelet's own record. So a hold ends only when every evidence that can be asked agrees, twice, some
-time after Allocate and some time after kubelet's start, and at least two kinds of evidence could be asked.
+- every source of evidence that can be asked agrees that no pod has the device, in at least two rounds;
+- at least two kinds of source could be asked;
+- some time has passed since Allocate, and since kubelet's start;
+- the pod was seen to end, or its grace period is over. Kubelet before 1.31, and any kubelet that learns of a deletion
+  late, lets the processes of a force-deleted pod run that long (kubernetes#120449, #119276).
 """
 
 from __future__ import annotations
@@ -22,22 +24,20 @@ from drabridge.ledger.model import ClaimRef, Entry, HeldBecause, Hold, LedgerPol
 
 
 class DeviceEvidence(Struct, frozen=True):
-    """What one round of evidence says about one device. ``None``: this evidence could not be asked."""
+    """What one round of evidence says about one device. ``None``: this source could not be asked."""
 
     listed: tuple[PodRef, ...] | None = None  # PodResources
     checkpointed: tuple[PodRef, ...] | None = None  # kubelet's checkpoint file
-    barrier: bool = False  # the checkpoint was provably written after the List
+    barrier: bool = False  # the checkpoint was certainly written after the List
     unaccounted: tuple[str, ...] | None = None  # API server: pods whose devices kubelet does not show
-    opened: bool | None = None  # physical probe
+    opened: bool | None = None  # open-file probe
     units: tuple[str, ...] = ()  # kubelet's ids by which it shows the device with a pod
-    claimed: tuple[ClaimRef, ...] = ()  # PodResources: claims that a container has the device by
-    allocated: tuple[tuple[ClaimRef, DeviceUse], ...] | None = ()  # API server: claims that the device is allocated to
-    elsewhere: str = (
-        ""  # the resource that the units are counted under, where it is not one that is known for the device
-    )
+    claimed: tuple[ClaimRef, ...] = ()  # PodResources: claims that give the device to a container
+    allocated: tuple[tuple[ClaimRef, DeviceUse], ...] | None = ()  # API server: claims that have the device allocated
+    elsewhere: str = ""  # the resource that the units are counted under, if it is not known to be the device's
     ended: bool = False  # API server: the pods of the hold were seen to end
-    grace: float | None = None  # API server: what the pods that are shown have to end; None: not known
-    alone: bool = False  # no API server is followed, hence claims get nothing
+    grace: float | None = None  # API server: seconds that the shown pods have to end; None: not known
+    alone: bool = False  # no API server is followed, so claims get nothing
 
     @property
     def pods(self) -> tuple[PodRef, ...]:
@@ -52,13 +52,13 @@ class HoldEnded(Struct, frozen=True):
 
 
 def holding_claims(entry: Entry, claimed: Iterable[ClaimRef]) -> tuple[ClaimRef, ...]:
-    """Of the claims that kubelet shows with a device, those that have more of it than admin access."""
-    watching = {(held.claim.namespace, held.claim.name) for held in entry.claims if held.admin}
-    return tuple(claim for claim in claimed if (claim.namespace, claim.name) not in watching)
+    """Of the claims that kubelet shows with a device, those that have more than admin access to it."""
+    admins = {(held.claim.namespace, held.claim.name) for held in entry.claims if held.admin}
+    return tuple(claim for claim in claimed if (claim.namespace, claim.name) not in admins)
 
 
-def seen(hold: Hold, evidence: DeviceEvidence, at: float) -> Hold:
-    """The hold after evidence that shows it. Names from PodResources are preferred to the checkpoint's bare UIDs."""
+def confirm(hold: Hold, evidence: DeviceEvidence, at: float) -> Hold:
+    """Return the hold after evidence that shows it; PodResources' names are preferred to the checkpoint's bare UIDs."""
     pods = evidence.listed or evidence.pods
     if pods != hold.pods:
         pods = tuple(_with_uid(pod, hold.pods) for pod in pods)
@@ -81,12 +81,13 @@ def seen(hold: Hold, evidence: DeviceEvidence, at: float) -> Hold:
     )
 
 
-def without_ended_shares(hold: Hold, entry: Entry, evidence: DeviceEvidence, at: float, policy: LedgerPolicy) -> Hold:
-    """The hold without shares that no pod has any more, where pods have more of them than the device has by now.
+def without_ended_units(hold: Hold, entry: Entry, evidence: DeviceEvidence, at: float, policy: LedgerPolicy) -> Hold:
+    """Return the hold without units that the device no longer has and no pod has any more.
 
-    Kubelet is told that a pod's share is Healthy, so one that is taken for a pod's for ever would be given out for
-    ever. Both of kubelet's answers must be there, and some time be over since the last Allocate; a share that shows up
-    again is a pod's again. Only what kubelet is known to show by the device's own id: the hold stays in any case.
+    That matters after ``replicas`` was made smaller: a pod's units are shown to kubelet as Healthy, so one that stayed
+    in the hold for ever would be given out for ever. Both of kubelet's answers must be there, and some time must have
+    passed since the last Allocate. A unit that shows up again is a pod's again. Only units with the device's own id are
+    dropped: that kubelet would show. The hold itself stays in any case.
     """
     if set(hold.units) <= set(entry.device.units) or not hold.confirmed:
         return hold
@@ -99,27 +100,29 @@ def without_ended_shares(hold: Hold, entry: Entry, evidence: DeviceEvidence, at:
 
 
 def _with_uid(pod: PodRef, before: Iterable[PodRef]) -> PodRef:
-    """PodResources does not know UIDs; the API server said it, perhaps when it could be asked the last time."""
+    """The pod with the UID that the API server gave it at some time; PodResources does not know UIDs."""
     if pod.uid or not pod.name:
         return pod
     return next((known for known in before if replace(known, uid="") == pod), pod)
 
 
-def weigh(
+def judge(
     hold: Hold,
     evidence: DeviceEvidence,
     *,
     at: float,
     suspended_until: float,
     policy: LedgerPolicy,
-    strict: bool = False,
+    quarantined: bool = False,
 ) -> Hold | HoldEnded:
-    """Judge a hold that fresh evidence does not show. ``strict`` (quarantine) wants every evidence that there is, and
-    asks about claims, too: with the record of pods that of claims was lost.
+    """Judge a hold that fresh evidence does not show: it has ended, or it goes on for the reason in ``because``.
+
+    If it is ``quarantined``, every source must answer, and claims are asked for too: with the record of pods, that of
+    claims was lost.
     """
     if evidence.listed is None:
         return _held(hold, HeldBecause.NO_LIST)
-    if strict and evidence.claimed:
+    if quarantined and evidence.claimed:
         return _held(hold, HeldBecause.RUNNING)
     if evidence.checkpointed:
         return _held(hold, HeldBecause.IN_CHECKPOINT, 0.0)
@@ -132,11 +135,11 @@ def weigh(
         return _held(hold, HeldBecause.POD_UNACCOUNTED)
     by_checkpoint = evidence.checkpointed is not None and evidence.barrier
     by_api = evidence.unaccounted is not None
-    by_everybody = by_api and evidence.allocated is not None and (by_checkpoint or evidence.checkpointed is None)
-    # Kubelet without its checkpoint (a usual piece of advice) skips what runs: both of its answers are silent then.
+    by_all = by_api and evidence.allocated is not None and (by_checkpoint or evidence.checkpointed is None)
+    # A kubelet whose checkpoint was deleted (a usual piece of advice) forgets pods that run: then both of its answers
+    # miss them. So kubelet alone is believed only about a device that this kubelet process has known.
     by_kubelet = by_checkpoint and (hold.known or evidence.alone or evidence.opened is False)
-    enough = by_everybody if strict else by_kubelet or by_api
-    if not enough:
+    if not (by_all if quarantined else by_kubelet or by_api):
         return _held(hold, HeldBecause.NO_SECOND_SOURCE)
     if at - hold.allocated_at < (policy.min_hold_seconds if hold.confirmed else policy.unconfirmed_seconds):
         return _held(hold, HeldBecause.TOO_YOUNG)
@@ -144,26 +147,23 @@ def weigh(
     absences = hold.absences + 1
     if absences < policy.absent_lists or at - since < policy.absent_seconds:
         return replace(hold, absences=absences, absent_since=since, because=HeldBecause.ONCE_ABSENT)
-    grace = 0.0 if evidence.ended else _grace(hold, evidence, policy)
+    grace = 0.0 if evidence.ended else _grace_seconds(hold, evidence, policy)
     if grace and at - hold.unseen_since < grace + policy.absent_seconds:
         return replace(hold, absences=absences, absent_since=since, because=HeldBecause.GRACE_PERIOD)
-    names = " and ".join(
-        name
-        for name, asked in (
-            ("PodResources", True),
-            ("kubelet's checkpoint", by_checkpoint),
-            ("the API server", by_api),
-            ("the physical probe", evidence.opened is not None),
-        )
-        if asked
-    )
-    how = "no pod was seen on it" if hold.confirmed or strict else "the pod that it was allocated to never appeared"
-    return HoldEnded(f"{how}: {names} agreed {absences} times over {at - since:.0f} s")
+    sources = ["PodResources"]
+    sources += ["kubelet's checkpoint"] if by_checkpoint else []
+    sources += ["the API server"] if by_api else []
+    sources += ["the physical probe"] if evidence.opened is not None else []
+    seen = hold.confirmed or quarantined
+    how = "no pod was seen on it" if seen else "the pod that it was allocated to never appeared"
+    return HoldEnded(f"{how}: {' and '.join(sources)} agreed {absences} times over {at - since:.0f} s")
 
 
-def _grace(hold: Hold, evidence: DeviceEvidence, policy: LedgerPolicy) -> float:
-    """Seconds for which the processes of a pod may outlive kubelet's knowledge of it. What kubelet never showed waits
-    for ``unconfirmed_seconds`` anyway; where no claim can get the device kubelet alone gives it out again.
+def _grace_seconds(hold: Hold, evidence: DeviceEvidence, policy: LedgerPolicy) -> float:
+    """Seconds for which a pod's processes may outlive kubelet's knowledge of the pod.
+
+    None for a hold that kubelet never showed, which has waited ``unconfirmed_seconds``. And none where no claim can get
+    the device: then only kubelet gives it out again.
     """
     if evidence.alone or not hold.confirmed:
         return 0.0
@@ -171,7 +171,7 @@ def _grace(hold: Hold, evidence: DeviceEvidence, policy: LedgerPolicy) -> float:
 
 
 def _held(hold: Hold, because: HeldBecause, unseen_since: float | None = None) -> Hold:
-    """Evidence that cannot end the hold begins the count again."""
+    """The hold goes on for this reason; absences are counted anew."""
     unseen_since = hold.unseen_since if unseen_since is None else unseen_since
     if hold.because is because and not hold.absences and hold.unseen_since == unseen_since:
         return hold

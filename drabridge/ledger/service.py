@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from drabridge.errors import HostError
-from drabridge.ledger.apply_event import refusal_told, step
+from drabridge.ledger.apply_event import refusal_effects, step
 from drabridge.ledger.effects import ACCEPTED, Decision, Effect, Notify, Refusal, RefusalCode, Side, Step
 from drabridge.ledger.events import Event, RecordLost
 from drabridge.ledger.lock import LedgerLockedError
@@ -132,7 +132,7 @@ class LedgerService:
         refused inside the call concerns nobody else. A ledger that cannot be written is told by :attr:`health`.
         """
         if refusals := [refused for refused in decision.refusals if refused.code is not RefusalCode.NOT_DURABLE]:
-            self._tell(refusal_told(side, refusals, claim))
+            self._tell(refusal_effects(side, refusals, claim))
 
     def retry_write(self) -> None:
         """While the ledger cannot be written: try again, though nobody asks for anything. Does not wait for the disk;

@@ -1,9 +1,9 @@
 """The one table that says who may hold a device.
 
 Two rules. Nothing else changes ownership: every owner and every lane in the ledger comes out of a row of this table.
-It knows no clock, no socket and no file: what a row does follows from the entry, the signal and the policy alone.
+And it knows no clock, no socket and no file: what a row does follows from the entry, the signal and the policy alone.
 
-An event reaches a device as one or more signals (:mod:`drabridge.ledger.apply_event`); the signal, the owner and the
+An event reaches a device as one or more signals (:mod:`drabridge.ledger.apply_event`). The signal, the owner and the
 lane of the device choose exactly one row. A combination without a row, or with two, is an error at import.
 """
 
@@ -31,25 +31,25 @@ class DeviceSignal(StrEnum):
     SEEN = "seen"  # fresh evidence shows a pod on it
     ABSENT = "absent"  # the evidence at hand shows none
     CLAIM_ALLOCATED = "claim-allocated"  # the API server gave it to a claim
-    CLAIM_DEALLOCATED = "claim-deallocated"  # and took it back
+    CLAIM_DEALLOCATED = "claim-deallocated"  # the API server took it from a claim
     PREPARE = "prepare"  # kubelet wants to start a claim's container
     PREPARE_ADMIN = "prepare-admin"  # the same, with admin access
     UNPREPARE = "unprepare"  # no container uses the claim
     FOUND_PREPARED = "found-prepared"  # a CDI file of the claim lies on the node
-    WITHDRAWN = "withdrawn"  # kubelet offers it no more
-    SLICE_WITHDRAWN = "slice-withdrawn"  # the API server offers it no more
-    QUORUM_CLEAR = "quorum-clear"  # and no claim has it
-    SET_LANE = "set-lane"
-    REBOOTED = "rebooted"
-    RECOUNT = "recount"  # kubelet or the agent began anew
-    LOST = "lost"  # the record is unreadable
-    RESOLVE = "resolve"  # the operator's word
+    SET_LANE = "set-lane"  # it is to be in another lane
+    WITHDRAWN_FROM_KUBELET = "withdrawn-from-kubelet"  # kubelet no longer offers it
+    WITHDRAWN_FROM_SLICES = "withdrawn-from-slices"  # the API server no longer offers it
+    NO_CLAIM_LISTED = "no-claim-listed"  # and a later list of claims shows none with it
+    REBOOTED = "rebooted"  # the node booted
+    RECOUNT = "recount"  # kubelet or the agent started: evidence is counted anew
+    RECORD_LOST = "record-lost"  # the record of its holder is unreadable
+    MANUAL_RELEASE = "manual-release"  # the operator says that nobody uses it
     LEASE_GRANTED = "lease-granted"
     LEASE_DENIED = "lease-denied"
 
 
 class Row(NamedTuple):
-    """For these owners and lanes, the signal does this."""
+    """What a signal does to devices with these owners and lanes."""
 
     signal: DeviceSignal
     owners: frozenset[Owner]
@@ -76,14 +76,14 @@ ALL = frozenset(Lane)
 TO_DRA = _lanes(Lane.LEGACY_TO_DRA)
 TO_LEGACY = _lanes(Lane.DRA_TO_LEGACY)
 SHARED = _lanes(Lane.SHARED)
-FOR_PODS = _lanes(Lane.LEGACY, Lane.LEGACY_TO_DRA)  # until kubelet has confirmed, it may still choose the device
-FOR_CLAIMS = _lanes(Lane.DRA, Lane.DRA_TO_LEGACY)  # until claims were listed, the scheduler may have chosen it
+FOR_PODS = _lanes(Lane.LEGACY, Lane.LEGACY_TO_DRA)  # until it has confirmed, kubelet may still choose the device
+FOR_CLAIMS = _lanes(Lane.DRA, Lane.DRA_TO_LEGACY)  # until claims were listed, the scheduler may have chosen the device
 
 S = DeviceSignal
 ROWS: tuple[Row, ...] = (
     # signal               owner       lane         what happens
     Row(S.ALLOCATE, FREE, FOR_PODS, pods.take),
-    Row(S.ALLOCATE, FREE, FOR_CLAIMS, no_change.refuse_lane_legacy),
+    Row(S.ALLOCATE, FREE, FOR_CLAIMS, no_change.refuse_to_pods),
     Row(S.ALLOCATE, FREE, SHARED, pods.take_shared),
     Row(S.ALLOCATE, LEGACY, ALL, pods.retake),
     Row(S.ALLOCATE, PENDING, ALL, pods.preempt),
@@ -92,11 +92,11 @@ ROWS: tuple[Row, ...] = (
     Row(S.SEEN, FREE | DRA_OWNERS, ALL, pods.adopt),
     Row(S.SEEN, _owners(Owner.QUARANTINE), ALL, pods.adopt),
     Row(S.SEEN, LEGACY | _owners(Owner.CONFLICT), ALL, pods.confirm),
-    Row(S.ABSENT, LEGACY | UNCLEAR, ALL, pods.weigh),
+    Row(S.ABSENT, LEGACY | UNCLEAR, ALL, pods.judge_absence),
     Row(S.ABSENT, FREE | DRA_OWNERS, ALL, no_change.ignore),
     #
     Row(S.CLAIM_ALLOCATED, FREE, FOR_CLAIMS, claims.grant),
-    Row(S.CLAIM_ALLOCATED, FREE, FOR_PODS, no_change.refuse_lane_dra),
+    Row(S.CLAIM_ALLOCATED, FREE, FOR_PODS, no_change.refuse_to_claims),
     Row(S.CLAIM_ALLOCATED, FREE, SHARED, claims.pend),
     Row(S.CLAIM_ALLOCATED, DRA_OWNERS, ALL, claims.regrant),
     Row(S.CLAIM_ALLOCATED, LEGACY, ALL, no_change.refuse_held),
@@ -104,7 +104,7 @@ ROWS: tuple[Row, ...] = (
     Row(S.CLAIM_DEALLOCATED, ANY, ALL, claims.deallocate),
     #
     Row(S.PREPARE, FREE, FOR_CLAIMS, claims.prepare),
-    Row(S.PREPARE, FREE, FOR_PODS | SHARED, no_change.refuse_lane_dra),
+    Row(S.PREPARE, FREE, FOR_PODS | SHARED, no_change.refuse_to_claims),
     Row(S.PREPARE, DRA_OWNERS, ALL, claims.reprepare),
     Row(S.PREPARE, LEGACY | UNCLEAR, ALL, no_change.refuse_held),
     Row(S.PREPARE_ADMIN, ANY, ALL, claims.admit_admin),
@@ -112,24 +112,24 @@ ROWS: tuple[Row, ...] = (
     Row(S.FOUND_PREPARED, ANY, ALL, claims.found_prepared),
     #
     Row(S.SET_LANE, FREE, ALL, lanes.move_free),
-    Row(S.SET_LANE, ANY - FREE, ALL, lanes.move_later),
-    Row(S.WITHDRAWN, FREE, TO_DRA, lanes.acknowledge),
-    Row(S.WITHDRAWN, FREE, ALL - TO_DRA, no_change.ignore),
-    Row(S.WITHDRAWN, PENDING, ALL, claims.lease_withdrawn),
-    Row(S.WITHDRAWN, ANY - FREE - PENDING, ALL, no_change.ignore),
-    Row(S.SLICE_WITHDRAWN, FREE, TO_LEGACY, lanes.quiesce),
-    Row(S.SLICE_WITHDRAWN, FREE, ALL - TO_LEGACY, no_change.ignore),
-    Row(S.SLICE_WITHDRAWN, ANY - FREE, ALL, no_change.ignore),
-    Row(S.QUORUM_CLEAR, FREE, TO_LEGACY, lanes.clear),
-    Row(S.QUORUM_CLEAR, FREE, ALL - TO_LEGACY, no_change.ignore),
-    Row(S.QUORUM_CLEAR, ANY - FREE, ALL, no_change.ignore),
+    Row(S.SET_LANE, ANY - FREE, ALL, lanes.move_when_released),
+    Row(S.WITHDRAWN_FROM_KUBELET, FREE, TO_DRA, lanes.acknowledge),
+    Row(S.WITHDRAWN_FROM_KUBELET, FREE, ALL - TO_DRA, no_change.ignore),
+    Row(S.WITHDRAWN_FROM_KUBELET, PENDING, ALL, claims.lease_withdrawn),
+    Row(S.WITHDRAWN_FROM_KUBELET, ANY - FREE - PENDING, ALL, no_change.ignore),
+    Row(S.WITHDRAWN_FROM_SLICES, FREE, TO_LEGACY, lanes.quiesce),
+    Row(S.WITHDRAWN_FROM_SLICES, FREE, ALL - TO_LEGACY, no_change.ignore),
+    Row(S.WITHDRAWN_FROM_SLICES, ANY - FREE, ALL, no_change.ignore),
+    Row(S.NO_CLAIM_LISTED, FREE, TO_LEGACY, lanes.end_quiet_time),
+    Row(S.NO_CLAIM_LISTED, FREE, ALL - TO_LEGACY, no_change.ignore),
+    Row(S.NO_CLAIM_LISTED, ANY - FREE, ALL, no_change.ignore),
     #
     Row(S.REBOOTED, ANY, ALL, recovery.reboot),
     Row(S.RECOUNT, ANY, ALL, pods.recount),
-    Row(S.LOST, FREE, ALL, recovery.quarantine),
-    Row(S.LOST, ANY - FREE, ALL, no_change.ignore),  # a holder that is known stays
-    Row(S.RESOLVE, UNCLEAR | _owners(Owner.DRA_PREPARED), ALL, recovery.resolve),
-    Row(S.RESOLVE, ANY - UNCLEAR - _owners(Owner.DRA_PREPARED), ALL, no_change.ignore),
+    Row(S.RECORD_LOST, FREE, ALL, recovery.quarantine),
+    Row(S.RECORD_LOST, ANY - FREE, ALL, no_change.ignore),  # a holder that is known stays
+    Row(S.MANUAL_RELEASE, UNCLEAR | _owners(Owner.DRA_PREPARED), ALL, recovery.release_manually),
+    Row(S.MANUAL_RELEASE, ANY - UNCLEAR - _owners(Owner.DRA_PREPARED), ALL, no_change.ignore),
     #
     Row(S.LEASE_GRANTED, PENDING, ALL, claims.lease_grant),
     Row(S.LEASE_GRANTED, ANY - PENDING, ALL, no_change.ignore),

@@ -1,28 +1,19 @@
-"""A step in the making."""
+"""A step in the making: what one event has changed, refused and caused so far."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from drabridge.ledger.effects import (
-    Effect,
-    Refusal,
-)
+from drabridge.ledger.effects import Effect, Refusal
 from drabridge.ledger.events import DeviceUse
-from drabridge.ledger.model import (
-    ClaimRef,
-    Entry,
-    Ledger,
-    LedgerPolicy,
-    NodeState,
-)
+from drabridge.ledger.model import ClaimRef, Entry, Ledger, LedgerPolicy, NodeState
 
-Outcome = Entry | Refusal
+Outcome = Entry | Refusal  # what a transition makes of a device; the same entry object if nothing changes
 
 
 class Transaction:
-    """A step in the making: the ledger before, the entries touched so far, and what else is to be reported."""
+    """The ledger before, the entries touched so far, the refusals, and what else is to be reported."""
 
     __slots__ = (
         "at",
@@ -51,10 +42,10 @@ class Transaction:
         self.effects: list[Effect] = []
         self.node: NodeState | None = None
         self.durable_node = False
-        self.denied: list[str] = []  # claim UIDs that lost their lease in this step
+        self.denied: list[str] = []  # UIDs of claims that lost their lease in this step
 
     def get(self, name: str) -> Entry | None:
-        """The entry as this step has it so far."""
+        """The entry as this step has it so far; None if there is no such device."""
         return self.touched.get(name) or self.ledger.entries.get(name)
 
     @property
@@ -63,13 +54,13 @@ class Transaction:
         return self.node or self.ledger.node
 
     def relatives(self, entry: Entry) -> Iterable[Entry]:
-        """Entries that overlap with this one in hardware, as this step has them so far."""
+        """Entries whose hardware overlaps with this one's, as this step has them so far."""
         for relative in self.ledger.relatives(entry.device):
             yield self.touched.get(relative.device.name, relative)
 
 
 class RequestedUse(NamedTuple):
-    """One device of a claim, asked for."""
+    """One device that a claim is to have."""
 
     claim: ClaimRef
     use: DeviceUse

@@ -7,6 +7,7 @@ import json
 import pytest
 from msgspec.structs import replace
 
+from drabridge.ledger import release_rule
 from drabridge.ledger.apply_event import step
 from drabridge.ledger.codec import entry_from_json, entry_to_json
 from drabridge.ledger.effects import Released
@@ -38,7 +39,7 @@ from drabridge.ledger.model import (
     Owner,
     PodRef,
 )
-from drabridge.ledger.release_rule import DeviceEvidence, HoldEnded, weigh
+from drabridge.ledger.release_rule import DeviceEvidence, HoldEnded
 
 POLICY = LedgerPolicy()
 POD = PodRef("team-a", "train", "main", "uid-1")
@@ -50,9 +51,9 @@ GRACEFUL = replace(OLD, grace=30.0, unseen_since=500.0)
 
 
 def judge(
-    hold: Hold = OLD, evidence: DeviceEvidence = NOBODY, at: float = 1000.0, *, strict: bool = False
+    hold: Hold = OLD, evidence: DeviceEvidence = NOBODY, at: float = 1000.0, *, quarantined: bool = False
 ) -> Hold | HoldEnded:
-    return weigh(hold, evidence, at=at, suspended_until=0.0, policy=POLICY, strict=strict)
+    return release_rule.judge(hold, evidence, at=at, suspended_until=0.0, policy=POLICY, quarantined=quarantined)
 
 
 def test_two_looks_ten_seconds_apart_release() -> None:
@@ -157,7 +158,7 @@ def test_what_kubelet_gives_out_again_may_still_be_a_pod_s_that_it_skips() -> No
 
 
 def test_the_grace_period_runs_while_kubelet_settles() -> None:
-    early = weigh(replace(OLD, grace=30.0), NOBODY, at=1000.0, suspended_until=1045.0, policy=POLICY)
+    early = release_rule.judge(replace(OLD, grace=30.0), NOBODY, at=1000.0, suspended_until=1045.0, policy=POLICY)
     assert isinstance(early, Hold)
     assert early.because is HeldBecause.KUBELET_UNSETTLED
     once = judge(early, at=1045.0)
@@ -167,17 +168,17 @@ def test_the_grace_period_runs_while_kubelet_settles() -> None:
 
 def test_quarantine_wants_the_api_server_as_well() -> None:
     once = replace(OLD, absences=1, absent_since=900.0)
-    assert isinstance(judge(once, replace(NOBODY, unaccounted=None), strict=True), Hold)
-    assert isinstance(judge(once, replace(NOBODY, barrier=False), strict=True), Hold)
-    assert isinstance(judge(once, NOBODY, strict=True), HoldEnded)
+    assert isinstance(judge(once, replace(NOBODY, unaccounted=None), quarantined=True), Hold)
+    assert isinstance(judge(once, replace(NOBODY, barrier=False), quarantined=True), Hold)
+    assert isinstance(judge(once, NOBODY, quarantined=True), HoldEnded)
 
 
 def test_quarantine_ends_for_no_claim_either() -> None:
     once = replace(OLD, absences=1, absent_since=900.0)
-    shown = judge(once, replace(NOBODY, claimed=(CLAIM,)), strict=True)
+    shown = judge(once, replace(NOBODY, claimed=(CLAIM,)), quarantined=True)
     assert isinstance(shown, Hold)
     assert (shown.because, shown.absences) == (HeldBecause.RUNNING, 0)
-    unasked = judge(once, replace(NOBODY, allocated=None), strict=True)
+    unasked = judge(once, replace(NOBODY, allocated=None), quarantined=True)
     assert isinstance(unasked, Hold)
     assert unasked.because is HeldBecause.NO_SECOND_SOURCE
     assert isinstance(
@@ -186,7 +187,7 @@ def test_quarantine_ends_for_no_claim_either() -> None:
 
 
 def test_what_leaves_quarantine_was_allocated_to_nobody_as_far_as_is_known() -> None:
-    verdict = judge(Hold(absences=1, absent_since=900.0), NOBODY, strict=True)
+    verdict = judge(Hold(absences=1, absent_since=900.0), NOBODY, quarantined=True)
     assert isinstance(verdict, HoldEnded)
     assert verdict.because.startswith("no pod was seen on it: ")
 

@@ -83,15 +83,15 @@ def _weighed(
     """The real step with another rule for the end of a hold."""
 
     def mutated(ledger: Ledger, event: ev.Event, policy: LedgerPolicy) -> Step:
-        real = release_rule.weigh
+        real = release_rule.judge
 
-        def weigh(hold: Hold, evidence: release_rule.DeviceEvidence, **how: object) -> Hold | release_rule.HoldEnded:
+        def judge(hold: Hold, evidence: release_rule.DeviceEvidence, **how: object) -> Hold | release_rule.HoldEnded:
             if settled:
                 how["suspended_until"] = 0.0
             return real(hold, change(evidence), **how)  # type: ignore[arg-type]
 
         with pytest.MonkeyPatch.context() as patching:
-            patching.setattr(release_rule, "weigh", weigh)
+            patching.setattr(release_rule, "judge", judge)
             return apply_event.step(ledger, event, policy)
 
     return mutated

@@ -66,7 +66,7 @@ def test_the_packed_search_sees_every_state_and_no_other(
     [
         (DeviceSignal.UNPREPARE, replace(PROMPT, devices=1, pods=0, faults=0, moves=0, lanes=(Lane.DRA, Lane.DRA))),
         (DeviceSignal.ABSENT, replace(PROMPT, pods=2, claims=0, faults=0, moves=0)),
-        (DeviceSignal.QUORUM_CLEAR, replace(PROMPT, pods=1, claims=1, faults=0, moves=1)),
+        (DeviceSignal.NO_CLAIM_LISTED, replace(PROMPT, pods=1, claims=1, faults=0, moves=1)),
     ],
 )
 def test_both_see_the_same_leaks(signal: DeviceSignal, config: Config) -> None:

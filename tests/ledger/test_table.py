@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from drabridge import ledger as ledger_package
 from drabridge.inventory.model import Presence
-from drabridge.ledger.apply_event import refusal_told
+from drabridge.ledger.apply_event import refusal_effects
 from drabridge.ledger.codec import entry_from_json, entry_to_json
 from drabridge.ledger.effects import Notify, Readvertise, RefusalCode, Refused, Released, Side, Subject
 from drabridge.ledger.events import (
@@ -98,7 +98,7 @@ def test_the_loser_is_told_who_has_the_device_and_kubelet_that_it_is_not_free() 
         "the pod that replaces this one gets another device"
     )
     assert node.no(Prepare(OTHER, (DeviceUse("gpu-0"),), NOON))[1].endswith(
-        "wait until it is let go, or delete the pod, and the claim unless it is of a template, for another device"
+        "wait until it is released, or delete the pod, and the claim unless it is of a template, for another device"
     )
     assert Readvertise(("gpu-0",), Side.LEGACY) in done.effects
     assert Refused(Side.LEGACY, RefusalCode.CLAIM_HELD, "gpu-0") in done.effects
@@ -242,7 +242,7 @@ def test_a_second_claim_is_refused_and_told_who_has_it() -> None:
     assert "claim team-a/train (uid uid-1)" in text
     done = node.do(allocated(0, claim=OTHER))
     assert not [effect for effect in done.effects if isinstance(effect, Notify)]  # who asked is told with the answer
-    *_, told = refusal_told(Side.DRA, done.decision.refusals, OTHER)
+    *_, told = refusal_effects(Side.DRA, done.decision.refusals, OTHER)
     assert isinstance(told, Notify)
     assert (told.subject, told.name, told.uid) == (Subject.CLAIM, "serve", "uid-2")
 

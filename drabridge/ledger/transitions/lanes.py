@@ -1,41 +1,31 @@
-"""Rows about lanes: revoke, acknowledge, grant, in both directions."""
+"""Transitions about moves between lanes: revoke, acknowledge, grant, in both directions."""
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
 from drabridge.ledger import refusals
-from drabridge.ledger.effects import (
-    LaneMoved,
-)
-from drabridge.ledger.events import NoClaimListed, SetLane
-from drabridge.ledger.model import (
-    MOVING,
-    Entry,
-    Lane,
-    Move,
-    MoveStep,
-)
-from drabridge.ledger.ownership import begin, left_kubelet
+from drabridge.ledger.effects import LaneMoved
+from drabridge.ledger.events import NoClaimListed, SetLane, WithdrawnFromKubelet, WithdrawnFromSlices
+from drabridge.ledger.model import MOVING, Entry, Lane, Move, MoveStep
+from drabridge.ledger.ownership import begin_move, stamp_legacy_end
 from drabridge.ledger.transaction import Outcome, Transaction
 
 
 def move_free(tx: Transaction, entry: Entry, event: SetLane) -> Outcome:
-    """Move a free device: revoke, acknowledge, grant. Of one that moves there already, ``event`` may say what it waits
-    for.
-    """
+    """Begin to move a free device. If it moves there already, only the reason why it waits may change."""
     if event.lane is Lane.SHARED and not tx.policy.g2:
         return refusals.disabled(entry)
     source = entry.move.source if entry.lane in MOVING and entry.move else entry.lane
     if entry.move and entry.lane in MOVING and event.lane is entry.move.target:
-        said = event.reason or entry.move.reason
-        return entry if said == entry.move.reason else replace(entry, move=replace(entry.move, reason=said))
-    lane, move = begin(tx, source, event.lane, tx.at)
-    return entry if (lane, move) == (entry.lane, entry.move) else _moved(tx, entry, lane, move)
+        reason = event.reason or entry.move.reason
+        return entry if reason == entry.move.reason else replace(entry, move=replace(entry.move, reason=reason))
+    lane, move = begin_move(tx, source, event.lane, tx.at)
+    return entry if (lane, move) == (entry.lane, entry.move) else _in_lane(tx, entry, lane, move)
 
 
-def move_later(tx: Transaction, entry: Entry, event: SetLane) -> Outcome:
-    """Move a held device when it is let go."""
+def move_when_released(tx: Transaction, entry: Entry, event: SetLane) -> Outcome:
+    """Mark a held device: it moves when it is released."""
     if event.lane is Lane.SHARED and not tx.policy.g2:
         return refusals.disabled(entry)
     if event.lane is (entry.move.target if entry.move else entry.lane):
@@ -46,13 +36,13 @@ def move_later(tx: Transaction, entry: Entry, event: SetLane) -> Outcome:
     return replace(entry, move=move, seq=tx.seq)
 
 
-def _moved(tx: Transaction, entry: Entry, lane: Lane, move: Move | None) -> Entry:
-    return left_kubelet(tx, entry, replace(entry, lane=lane, move=move, since=tx.at, seq=tx.seq))
+def _in_lane(tx: Transaction, entry: Entry, lane: Lane, move: Move | None) -> Entry:
+    return stamp_legacy_end(tx, entry, replace(entry, lane=lane, move=move, since=tx.at, seq=tx.seq))
 
 
-def acknowledge(tx: Transaction, entry: Entry, since_seq: int) -> Outcome:
-    """Kubelet no longer offers a device that is being revoked: claims may have it."""
-    if since_seq < entry.seq:
+def acknowledge(tx: Transaction, entry: Entry, event: WithdrawnFromKubelet) -> Outcome:
+    """End a move to the DRA lane: kubelet no longer offers the device, so claims may have it."""
+    if event.since_seq < entry.seq:
         return refusals.stale(entry.name, "kubelet's answer is older than the move")
     return _arrive(tx, entry)
 
@@ -61,12 +51,12 @@ def _arrive(tx: Transaction, entry: Entry) -> Entry:
     assert entry.move is not None
     move = entry.move
     tx.effects.append(LaneMoved(entry.name, move.source, move.target, tx.at - move.since))
-    return _moved(tx, entry, move.target, None)
+    return _in_lane(tx, entry, move.target, None)
 
 
-def quiesce(tx: Transaction, entry: Entry, since_seq: int) -> Outcome:
-    """The slices no longer show the device; schedulers that remember it get time to act."""
-    if since_seq < entry.seq:
+def quiesce(tx: Transaction, entry: Entry, event: WithdrawnFromSlices) -> Outcome:
+    """Start the quiet time of a move to the legacy lane: schedulers that remember the old slices get time to act."""
+    if event.since_seq < entry.seq:
         return refusals.stale(entry.name, "the API server's answer is older than the move")
     if entry.move is None or entry.move.step is MoveStep.QUIESCING:
         return entry
@@ -75,8 +65,8 @@ def quiesce(tx: Transaction, entry: Entry, since_seq: int) -> Outcome:
     return replace(entry, move=move, seq=tx.seq)
 
 
-def clear(tx: Transaction, entry: Entry, event: NoClaimListed) -> Outcome:
-    """No claim has the device after the quiet time: pods may have it."""
+def end_quiet_time(tx: Transaction, entry: Entry, event: NoClaimListed) -> Outcome:
+    """End a move to the legacy lane: the quiet time is over and no claim has the device, so pods may have it."""
     assert entry.move is not None
     if event.since_seq < entry.seq or entry.move.step is not MoveStep.QUIESCING:
         return refusals.stale(entry.name, "the claims were listed before the slice was withdrawn")

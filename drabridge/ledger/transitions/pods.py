@@ -1,4 +1,4 @@
-"""Rows about pods with resource limits: Allocate, and what kubelet shows."""
+"""Transitions about pods with resource limits: Allocate, and what kubelet shows."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from drabridge.ledger.model import (
 from drabridge.ledger.ownership import obstacle, settle
 from drabridge.ledger.release_rule import DeviceEvidence, HoldEnded
 from drabridge.ledger.transaction import Outcome, Transaction
-from drabridge.ledger.transitions.claims import joined
+from drabridge.ledger.transitions.claims import with_share
 
 
 def take(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
-    """Allocate of a free device."""
+    """Give a free device to a pod."""
     return obstacle(tx, entry) or settle(tx, entry, Hold(units, tx.at, known=True), entry.claims)
 
 
 def take_shared(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
-    """Allocate of a free device that claims may have, too."""
+    """Give a free device of the shared lane to a pod."""
     return take(tx, entry, units) if tx.policy.g2 else refusals.disabled(entry)
 
 
 def retake(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
-    """Allocate of what a legacy pod has: an app container after its init container, a re-admitted pod, another replica.
+    """Give what a legacy pod has to a pod again: its app container, the re-admitted pod, or another replica's pod.
 
-    Refusing here on the word of PodResources made pods fail in storms (project-akri/akri#849). Not under another
-    resource than the pod's: there kubelet does not know of it, and takes the device for free.
+    To refuse here because PodResources still shows the pod made pods fail in storms (project-akri/akri#849). But it is
+    refused if kubelet counts the pod under another resource: then kubelet takes the device for free.
     """
     if entry.counted_elsewhere:
         return refusals.held(entry, tx.at)
@@ -56,7 +56,7 @@ def retake(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
 
 
 def preempt(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
-    """G2: until the lease is confirmed, the pod wins and the claim is denied."""
+    """G2: give a device to a pod although a claim waits for it: until its lease is confirmed, the claim is denied."""
     if not tx.policy.g2:
         return refusals.held(entry, tx.at)
     tx.denied += [held.claim.uid for held in entry.holders]
@@ -65,24 +65,24 @@ def preempt(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
 
 
 def confirm(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Outcome:
-    """Kubelet shows the pod. What it has to end is on disk from then on: the pod may be gone when an agent starts."""
+    """Record that kubelet shows the pod. Its grace period is made durable: the pod may be gone at the next start."""
     hold = entry.hold or Hold()
-    seen = release_rule.seen(hold, evidence, tx.at)
+    seen = release_rule.confirm(hold, evidence, tx.at)
     if hold.units != entry.device.units:
         missing = {unit for unit in evidence.units if unit not in hold.units and unit not in entry.device.units}
         if missing and hold.units and not entry.counted_elsewhere:
             seen = replace(seen, units=(*hold.units, *sorted(missing)))
         elif tx.at >= tx.ledger.node.releases_suspended_until:
-            seen = release_rule.without_ended_shares(seen, entry, evidence, tx.at, tx.policy)
+            seen = release_rule.without_ended_units(seen, entry, evidence, tx.at, tx.policy)
     if seen.grace != hold.grace:
         return replace(entry, hold=seen, seq=tx.seq)
     return entry if seen is hold else replace(entry, hold=seen)
 
 
 def adopt(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Outcome:
-    """Kubelet shows a pod on a device that no pod was known to have: believe it. With a claim on it: CONFLICT.
+    """Believe kubelet that shows a pod on a device without a known pod. With a claim on the device: CONFLICT.
 
-    Under a resource that may mean another device, quarantine does not end with that pod: others may have it, too.
+    A pod under a resource that may mean another device does not end a quarantine: others may have the device, too.
     """
     units = tuple(dict.fromkeys(evidence.units)) or entry.device.units  # perhaps of more replicas than it has now
     if entry.owner is Owner.QUARANTINE and (evidence.elsewhere or entry.counted_elsewhere):
@@ -110,40 +110,38 @@ def adopt(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Outcome:
     return settle(tx, entry, hold, entry.claims)
 
 
-def weigh(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Outcome:
-    """Kubelet does not show the pod: has it let go?"""
+def judge_absence(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Outcome:
+    """Kubelet does not show a pod: has the holder released the device?"""
     hold = entry.hold or Hold()
-    strict = entry.owner is Owner.QUARANTINE
+    quarantined = entry.owner is Owner.QUARANTINE
     node = tx.ledger.node
-    if strict and not node.merged:
+    if quarantined and not node.merged:
         return entry
-    verdict = release_rule.weigh(
+    verdict = release_rule.judge(
         hold,
         evidence,
         at=tx.at,
         suspended_until=node.releases_suspended_until,
         policy=tx.policy,
-        strict=strict,
+        quarantined=quarantined,
     )
     if isinstance(verdict, HoldEnded):
-        claims = (*entry.claims, *_allocated(tx, evidence)) if strict else entry.claims
+        claims = (*entry.claims, *_allocated(tx, evidence)) if quarantined else entry.claims
         return settle(tx, entry, None, claims, verdict.because)
     return entry if verdict is hold else replace(entry, hold=verdict)
 
 
 def _allocated(tx: Transaction, evidence: DeviceEvidence) -> list[ClaimHold]:
-    """No container uses the device, but the scheduler gave it to these claims before the record was lost. While it was
-    in quarantine, admin access alone was recorded.
-    """
+    """The claims that the scheduler gave a quarantined device to. None but those with admin access is recorded yet."""
     shares: dict[ClaimRef, tuple[ClaimShare, ...]] = {}
     for claim, use in evidence.allocated or ():
         if not use.admin:
-            shares[claim] = joined(shares.get(claim, ()), use.share)
+            shares[claim] = with_share(shares.get(claim, ()), use.share)
     return [ClaimHold(claim, ClaimPhase.GRANTED, tx.at, theirs) for claim, theirs in shares.items()]
 
 
-def recount(tx: Transaction, entry: Entry, what: Any) -> Outcome:
-    """Kubelet or the agent began anew: absences seen so far count no more, nor does what kubelet has shown."""
+def recount(tx: Transaction, entry: Entry, argument: Any) -> Outcome:
+    """Count evidence anew: kubelet or the agent started, and what was shown or absent before does not count."""
     hold = entry.hold
     if hold is None or not (hold.absences or hold.known or hold.unseen_since):
         return entry

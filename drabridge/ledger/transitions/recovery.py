@@ -1,4 +1,4 @@
-"""Rows about what is lost: a ledger, a boot, and the operator's word that ends it."""
+"""Transitions after a loss: of the record, of a boot's containers, and the operator's word that ends a hold."""
 
 from __future__ import annotations
 
@@ -6,21 +6,15 @@ from msgspec.structs import replace
 
 from drabridge.ledger import refusals
 from drabridge.ledger.events import ManualRelease
-from drabridge.ledger.model import (
-    ClaimPhase,
-    Entry,
-    HeldBecause,
-    Hold,
-    Owner,
-)
+from drabridge.ledger.model import ClaimPhase, Entry, HeldBecause, Hold, Owner
 from drabridge.ledger.ownership import lane_when_held, settle
 from drabridge.ledger.transaction import Outcome, Transaction
-from drabridge.ledger.transitions.claims import reclaim
+from drabridge.ledger.transitions.claims import with_claims
 from drabridge.ledger.transitions.pods import recount
 
 
 def quarantine(tx: Transaction, entry: Entry, reason: str) -> Outcome:
-    """The record is lost: what looked free may be held by anybody."""
+    """Quarantine a device that looks free: the record is lost, and anybody may hold it."""
     lane, move = lane_when_held(tx, entry, Owner.QUARANTINE)
     return replace(
         entry,
@@ -34,13 +28,13 @@ def quarantine(tx: Transaction, entry: Entry, reason: str) -> Outcome:
     )
 
 
-_NOBODY_SEEN = frozenset(  # kubelet was asked and shows nobody: only what would make it certain is missing
+_NOBODY_SEEN = frozenset(  # kubelet was asked and shows nobody; only certainty is missing
     {HeldBecause.ONCE_ABSENT, HeldBecause.NO_SECOND_SOURCE, HeldBecause.POD_UNACCOUNTED, HeldBecause.GRACE_PERIOD}
 )
 
 
-def resolve(tx: Transaction, entry: Entry, event: ManualRelease) -> Outcome:
-    """The operator ends holds that nobody has, as far as kubelet and the API server can say."""
+def release_manually(tx: Transaction, entry: Entry, event: ManualRelease) -> Outcome:
+    """End the holds that nobody has, as far as kubelet and the API server can say; refused if they say otherwise."""
     hold, claims = entry.hold, entry.claims
     staying = []
     if hold is not None and hold.because not in _NOBODY_SEEN:
@@ -51,20 +45,20 @@ def resolve(tx: Transaction, entry: Entry, event: ManualRelease) -> Outcome:
     if used and len(used) == len(entry.holders):
         why = "the API server shows it allocated to" if used[0].api_allocated else "a container may still use it by"
         staying.append(refusals.in_use(entry, f"{why} claim {used[0].claim}"))
-    else:  # shares of the living stay, and so does the admin access of others
+    else:  # the shares of claims in use stay, and so does the admin access of others
         ended = {held.claim.uid for held in entry.holders} - {held.claim.uid for held in used}
         claims = tuple(held for held in claims if held.claim.uid not in ended)
     sides = 2 if entry.owner is Owner.CONFLICT else 1  # a conflict is over when one side is
     return staying[0] if len(staying) >= sides else settle(tx, entry, hold, claims, "the operator resolved it")
 
 
-def reboot(tx: Transaction, entry: Entry, what: None) -> Outcome:
-    """No container of the last boot runs: nothing is prepared. Legacy holds stay, for kubelet's checkpoint does too."""
+def reboot(tx: Transaction, entry: Entry, argument: None) -> Outcome:
+    """End what was prepared: no container of the last boot runs. Legacy holds stay, as kubelet's checkpoint does."""
     claims = tuple(
         replace(held, phase=ClaimPhase.GRANTED, since=tx.at, lingers=0.0) if held.phase is ClaimPhase.PREPARED else held
         for held in entry.claims
         if not (held.phase is ClaimPhase.PREPARED and (held.admin or not held.api_allocated))
     )
     if claims != entry.claims:
-        entry = reclaim(tx, entry, claims, "the node was rebooted and the claim is deallocated")
-    return recount(tx, entry, what)
+        entry = with_claims(tx, entry, claims, "the node was rebooted and the claim is deallocated")
+    return recount(tx, entry, argument)

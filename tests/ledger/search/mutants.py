@@ -163,7 +163,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a move without waiting for schedulers and claims",
-        replace(_ONE_DRA, step=other_rows(DeviceSignal.SLICE_WITHDRAWN, {Owner.NONE}, _arrive_early)),
+        replace(_ONE_DRA, step=other_rows(DeviceSignal.WITHDRAWN_FROM_SLICES, {Owner.NONE}, _arrive_early)),
     ),
     Mutant(
         "a second claim on a prepared device",
