@@ -15,7 +15,7 @@ from drabridge.containers.cdi_store import CdiStore, Family
 from drabridge.dra.metadata import MetadataFiles
 from drabridge.dra.planning import DevicePlan, NotReadyError, Planner, cdi_devices, metadata_facts
 from drabridge.dra.ports import DraPorts
-from drabridge.dra.records import ClaimRecord, ClaimRecords, PreparedDevice, State
+from drabridge.dra.records import ClaimRecord, ClaimRecords, PreparedDevice, RecordState
 from drabridge.errors import DrabridgeError, HostError
 from drabridge.ledger.model import ClaimRef
 from drabridge.system.io_thread import IoThread
@@ -120,9 +120,11 @@ class ClaimFilesUpkeep:
         whole: list[tuple[ClaimRecord, Sequence[DevicePlan]]] = []
         for record in filter(self._records.of_this_boot, records):
             plans = self._plans(record)
-            if plans is None or (record.state is State.COMPLETED and not await self._write_cdi(record, plans, specs)):
+            if plans is None or (
+                record.state is RecordState.COMPLETED and not await self._write_cdi(record, plans, specs)
+            ):
                 keep.add(record.claim.uid)
-            elif record.state is State.COMPLETED and len(plans) == len(record.devices):
+            elif record.state is RecordState.COMPLETED and len(plans) == len(record.devices):
                 whole.append((record, plans))
         known = {record.claim.uid for record in records}
         keep |= await self._records.strangers(records)
@@ -151,7 +153,7 @@ class ClaimFilesUpkeep:
     async def _refresh_claim(self, uid: str, lock: asyncio.Lock, *, missing: bool) -> None:
         async with lock:
             record = await self._records.load(uid)  # the claim may have been unprepared since its record was listed
-            if record is None or record.state is not State.COMPLETED or not self._records.of_this_boot(record):
+            if record is None or record.state is not RecordState.COMPLETED or not self._records.of_this_boot(record):
                 return
             plans = self._plans(record)
             if plans is not None and await self._write_cdi(record, plans, []) and len(plans) == len(record.devices):

@@ -9,7 +9,7 @@ from typing import TypeVar
 from drabridge.errors import ClusterError
 from drabridge.kube.api import Cluster, Listing, UnreachableError, resource_claims, resource_versions
 from drabridge.kube.connection import ApiServer
-from drabridge.kube.json_reader import ClaimFields, Json, PlacedClaimFields, View
+from drabridge.kube.json_reader import ClaimFields, Json, ObjectView, PlacedClaimFields
 from drabridge.ledger.events import ClaimDevices
 from drabridge.ledger.model import ClaimRef
 
@@ -46,7 +46,7 @@ class ClaimQueries:
 
         pool = self._pool()
         try:
-            listed = await self._list(View(lambda claim: allocation_here(claim, self._driver, pool), ClaimFields))
+            listed = await self._list(ObjectView(lambda claim: allocation_here(claim, self._driver, pool), ClaimFields))
             if listed.unreadable:  # no rule of the API forbids it: such a claim may have any device
                 raise UnreachableError(f"what claim {listed.unreadable[0]} is allocated cannot be read")
         except ClusterError as error:
@@ -62,7 +62,9 @@ class ClaimQueries:
         from drabridge.dra.allocation import devices_on
 
         try:
-            listed = await self._list(View(lambda claim: devices_on(claim, driver, self._node), PlacedClaimFields))
+            listed = await self._list(
+                ObjectView(lambda claim: devices_on(claim, driver, self._node), PlacedClaimFields)
+            )
         except ClusterError:
             return None
         return None if listed.unreadable else frozenset(name for names in listed.items for name in names)
@@ -77,10 +79,10 @@ class ClaimQueries:
                 return None
             return ClaimRef(uid, str(metadata.get("namespace") or ""), str(metadata.get("name") or ""))
 
-        listed = await self._list(View(found, ClaimFields))
+        listed = await self._list(ObjectView(found, ClaimFields))
         return next((claim for claim in listed.items if claim is not None), None)
 
-    async def _list(self, view: View[T]) -> Listing[T]:
+    async def _list(self, view: ObjectView[T]) -> Listing[T]:
         """List every claim of the cluster; none where it serves no DRA. Raises ClusterError."""
         cluster = self._api_server.cluster
         if cluster is None:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from drabridge.dra.claim_objects import ClaimObjects
-from drabridge.dra.records import ClaimRecord, ClaimRecords, State
+from drabridge.dra.records import ClaimRecord, ClaimRecords, RecordState
 from drabridge.errors import ClusterError, DrabridgeError
 from drabridge.inventory.model import Presence, Snapshot
 from drabridge.kube.api import InvalidError, NotFoundError, backoff
@@ -57,7 +57,7 @@ class StatusWriter:
     async def _add_claims_of_changed_devices(self) -> None:
         changed, self._changed = self._changed, set()
         for record in await self._records.all():
-            if record.state is State.COMPLETED and any(device.device in changed for device in record.devices):
+            if record.state is RecordState.COMPLETED and any(device.device in changed for device in record.devices):
                 self._pending[record.claim.uid] = None
 
     async def run(self) -> None:
@@ -77,7 +77,7 @@ class StatusWriter:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 record = await self._records.load(uid)
-                if record is not None and record.state is State.COMPLETED:
+                if record is not None and record.state is RecordState.COMPLETED:
                     with reading(f"claim {record.claim}"):
                         await self._apply(record)
                 return

@@ -27,7 +27,7 @@ from drabridge.dra.device_hooks import HookRunner, decode_hook
 from drabridge.dra.facts import ClaimHandled, ClaimOutcome
 from drabridge.dra.planning import DevicePlan, NotReadyError, Planner
 from drabridge.dra.ports import DraPorts
-from drabridge.dra.records import ClaimRecord, ClaimRecords, PreparedDevice, State
+from drabridge.dra.records import ClaimRecord, ClaimRecords, PreparedDevice, RecordState
 from drabridge.errors import ConfigError, DrabridgeError, HostError, PeerError, RefusedError
 from drabridge.inventory.model import Presence, Snapshot
 from drabridge.kube.api import NotFoundError, UnreachableError, backoff
@@ -142,7 +142,7 @@ class Preparer:
         """Try once. Returns the devices and whether the claim had been prepared before."""
         record = await self._records.load(claim.uid)
         allocation = await self._allocation(claim, record)
-        if record is not None and record.state is State.COMPLETED and _still_fits(record, allocation):
+        if record is not None and record.state is RecordState.COMPLETED and _still_fits(record, allocation):
             return await self._replay(record, allocation), True
         if record is not None:  # a crash, or another allocation: begin from nothing
             await self._check_closed(record)
@@ -158,7 +158,7 @@ class Preparer:
         except NotFoundError as error:
             raise PeerError(f"claim {claim.namespace}/{claim.name} does not exist any more") from error
         except UnreachableError:
-            if record is not None and record.state is State.COMPLETED:
+            if record is not None and record.state is RecordState.COMPLETED:
                 return None
             raise
         return allocation_of(claim, obj, self._planner.config.driver)
@@ -168,7 +168,7 @@ class Preparer:
         plans = self._planner.plan(allocation, snapshot)
         record = ClaimRecord(
             allocation.claim,
-            State.STARTED,
+            RecordState.STARTED,
             self._records.boot_id,
             tuple(plan.prepared for plan in plans),
             self._ports.clock(),
@@ -179,7 +179,7 @@ class Preparer:
             await self._grant(record.claim, record.uses)
             metadata_ids = await self._apply(record, plans, snapshot, hooks=True)
             devices = self._files.with_ids(record.claim, plans, metadata_ids)
-            await self._records.save(replace(record, state=State.COMPLETED, devices=devices))
+            await self._records.save(replace(record, state=RecordState.COMPLETED, devices=devices))
         except BaseException as error:
             await to_the_end(self._roll_back(record, error))
             raise

@@ -27,7 +27,7 @@ from drabridge.kube.api import (
     backoff,
     resource_slices,
 )
-from drabridge.kube.json_reader import Json, ObjectIdentity, View
+from drabridge.kube.json_reader import Json, ObjectIdentity, ObjectView
 from drabridge.kube.versions import slice_from_v1, slice_to_v1
 from drabridge.kube.watch import follow
 from drabridge.offers.slice_writes import (
@@ -55,9 +55,9 @@ RETRY_FIRST_SECONDS, RETRY_MOST_SECONDS = 0.5, 60.0
 INVALID_RETRY_SECONDS = 300.0  # the server will say the same again, unless somebody changes the server
 
 
-def slice_view(version: str) -> View[Json]:
+def slice_view(version: str) -> ObjectView[Json]:
     """Read slices of a server that serves ``version``, in v1's form."""
-    return View(lambda obj: _read_slice(obj, version))
+    return ObjectView(lambda obj: _read_slice(obj, version))
 
 
 def _read_slice(obj: Json, version: str) -> Json:

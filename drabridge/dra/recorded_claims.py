@@ -39,7 +39,7 @@ def recorded_claims(directory: Path, boot_id: str, ledger: Ledger) -> tuple[tupl
     """
     if not directory.exists():  # DRA was never on here
         return (), frozenset()
-    from drabridge.dra.records import RecordStore, State
+    from drabridge.dra.records import RecordState, RecordStore
 
     prepared, earlier = [], set()
     for record in RecordStore(directory).all():
@@ -47,7 +47,7 @@ def recorded_claims(directory: Path, boot_id: str, ledger: Ledger) -> tuple[tupl
         if record.boot_id != boot_id:
             earlier.add(record.claim.uid)
             continue
-        if record.state is State.STARTED and ledger.node.whole:
+        if record.state is RecordState.STARTED and ledger.node.whole:
             known = ledger.by_claim.get(record.claim.uid, ())
             uses = tuple(use for use in uses if use.device in known)
         if uses:

@@ -39,7 +39,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _NO_CAPACITY: Mapping[str, int] = MappingProxyType({})
 
 
-class State(StrEnum):
+class RecordState(StrEnum):
     """How far a prepare has come. The names are those of NVIDIA's driver, which people know from its checkpoint."""
 
     STARTED = "PrepareStarted"  # side effects may have happened
@@ -79,7 +79,7 @@ class ClaimRecord(Struct, frozen=True):
     """A claim on this node. ``boot_id`` is of the boot in which its side effects were made."""
 
     claim: ClaimRef
-    state: State
+    state: RecordState
     boot_id: str
     devices: tuple[PreparedDevice, ...]
     created_at: float = 0.0
@@ -114,7 +114,7 @@ class ClaimRecord(Struct, frozen=True):
         claim = document["claim"]
         return cls(
             ClaimRef(_text(claim["uid"]), _text(claim["namespace"]), _text(claim["name"])),
-            State(document["state"]),
+            RecordState(document["state"]),
             _text(document["bootID"]),
             tuple(_decode(device) for device in document["devices"]),
             float(document.get("createdAt", 0.0)),
@@ -167,7 +167,7 @@ class RecordStore:
         That is enough: who holds what is in the ledger, durably. After a reboot no side effect is left to be undone,
         and kubelet asks again for what still has pods.
         """
-        care = Care.WHOLE if record.state is State.COMPLETED else Care.PROCESS
+        care = Care.WHOLE if record.state is RecordState.COMPLETED else Care.PROCESS
         self._put(self.path(record.claim.uid), record.encode(), care)
 
     def probe(self) -> bool:

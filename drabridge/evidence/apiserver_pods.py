@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from drabridge.errors import ClusterError
 from drabridge.inventory.model import device_id_of
 from drabridge.kube.api import PODS, Cluster
-from drabridge.kube.json_reader import Json, ObjectIdentity, PodFields, View
+from drabridge.kube.json_reader import Json, ObjectIdentity, ObjectView, PodFields
 from drabridge.kube.watch import follow
 from drabridge.ledger import events
 from drabridge.ledger.model import ClaimRef, Ledger, PodRef
@@ -98,7 +98,7 @@ class PodWatch:
         self._ended: dict[str, PodDemand] = {}  # the oldest first
         self._listed_at = 0.0  # a pod that was gone before then was never known
         self._unreadable: set[str] = set()  # uids; these pods may ask for anything
-        self.view = View(self._read, PodFields)
+        self.view = ObjectView(self._read, PodFields)
 
     def _read(self, pod: Json) -> WatchedPod:
         """Read a pod; if it asks for very many kinds of devices, keep only those of this node."""

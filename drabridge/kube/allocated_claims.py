@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from drabridge.kube.api import Cluster, resource_claims, resource_slices, resource_versions
-from drabridge.kube.json_reader import ClaimFields, View
+from drabridge.kube.json_reader import ClaimFields, ObjectView
 from drabridge.kube.versions import choose_version
 from drabridge.system.untrusted import UnreadableError, cut, reading
 
@@ -44,7 +44,7 @@ async def usage(cluster: Cluster, driver: str) -> Usage:
     if version is None:
         return Usage((), {})
     slices = (await cluster.list(resource_slices(version), field_selector=f"spec.driver={driver}")).items
-    claims = await cluster.list(resource_claims(version), view=View(dict, ClaimFields))
+    claims = await cluster.list(resource_claims(version), view=ObjectView(dict, ClaimFields))
     unread = [_unread({"metadata": {"namespace": one.namespace, "name": one.name}}) for one in claims.unreadable]
     node_of = {pool: node for one in slices for pool, node in [_place(one)] if node}
     found = (*in_use(claims.items, driver, node_of), *filter(None, unread))

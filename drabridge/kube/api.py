@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar, overload
 from msgspec import Struct
 
 from drabridge.errors import ClusterError
-from drabridge.kube.json_reader import Json, ObjectIdentity, View
+from drabridge.kube.json_reader import Json, ObjectIdentity, ObjectView
 from drabridge.kube.versions import RESOURCE_GROUP
 from drabridge.system.untrusted import reading
 
@@ -169,7 +169,7 @@ class Cluster(Protocol):
         namespace: str = "",
         field_selector: str = "",
         label_selector: str = "",
-        view: View[T],
+        view: ObjectView[T],
     ) -> Listing[T]:
         """Of each object only what ``view`` makes of it; never all of them in memory."""
         ...
@@ -201,7 +201,7 @@ class Cluster(Protocol):
 
     @overload
     def watch(
-        self, kind: Kind, *, namespace: str = "", field_selector: str = "", resource_version: str, view: View[T]
+        self, kind: Kind, *, namespace: str = "", field_selector: str = "", resource_version: str, view: ObjectView[T]
     ) -> AsyncGenerator[WatchEvent[T], None]:
         """Events from ``resource_version`` on, with bookmarks, until the server ends it; ExpiredError on 410."""
         ...

@@ -30,7 +30,7 @@ from drabridge.kube.api import (
     WatchEvent,
     error_of,
 )
-from drabridge.kube.json_reader import Json, ObjectIdentity, View, decode, identity_of, page_of
+from drabridge.kube.json_reader import Json, ObjectIdentity, ObjectView, decode, identity_of, page_of
 from drabridge.kube.response import MOST_BYTES, TooLargeError, WatchStream, body_of, read_event
 from drabridge.system.io_thread import IoThread
 from drabridge.system.untrusted import Unreadable, reading
@@ -53,7 +53,7 @@ MOST_PAGE_BYTES = 4 << 20  # more is not read: the page is asked for again, with
 MOST_PAGES = 10_000  # large objects come one by one: what etcd holds (8 GiB at most, etcd.io, "System limits")
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
-_WHOLE: View[Json] = View(lambda obj: obj)
+_WHOLE: ObjectView[Json] = ObjectView(lambda obj: obj)
 
 
 class KubernetesCluster:
@@ -136,7 +136,7 @@ class KubernetesCluster:
         namespace: str = "",
         field_selector: str = "",
         label_selector: str = "",
-        view: View[Any] = _WHOLE,
+        view: ObjectView[Any] = _WHOLE,
     ) -> Listing[Any]:
         path, items, unreadable = kind.path(namespace), [], []
         options: dict[str, Any] = {"field_selector": field_selector or None, "label_selector": label_selector or None}
@@ -194,7 +194,7 @@ class KubernetesCluster:
         namespace: str = "",
         field_selector: str = "",
         resource_version: str,
-        view: View[Any] = _WHOLE,
+        view: ObjectView[Any] = _WHOLE,
     ) -> AsyncGenerator[WatchEvent[Any], None]:
         path = kind.path(namespace)
         options = {
@@ -249,7 +249,7 @@ class KubernetesCluster:
     def _unreadable_of(self, kind: Kind) -> Unreadable:
         return self._unreadable.setdefault(kind.plural, Unreadable(kind.plural))
 
-    def _page(self, kind: Kind, path: str, options: Mapping[str, Any], view: View[Any]) -> _Read:
+    def _page(self, kind: Kind, path: str, options: Mapping[str, Any], view: ObjectView[Any]) -> _Read:
         data = self._body("get", path, None, options, MOST_BYTES if options["limit"] == 1 else MOST_PAGE_BYTES)
         with _cluster_errors("get", path):
             page = page_of(data)

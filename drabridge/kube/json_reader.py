@@ -91,7 +91,7 @@ def tidy(data: bytes) -> bytes:
     return bytes(mended)
 
 
-class View(Generic[T]):
+class ObjectView(Generic[T]):
     """How the objects of a LIST or a watch are read, in the thread that receives them.
 
     ``fields`` is a TypedDict, what is read at all; ``read`` makes of that, or of the whole object, what is kept. It

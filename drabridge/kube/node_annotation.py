@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from drabridge.errors import ClusterError
 from drabridge.kube.api import NODES, Cluster
-from drabridge.kube.json_reader import Json, ObjectIdentity, View
+from drabridge.kube.json_reader import Json, ObjectIdentity, ObjectView
 from drabridge.kube.watch import follow
 
 
@@ -28,9 +28,9 @@ class NodeWatch:
     # clusterwatch.Follower
 
     @property
-    def view(self) -> View[_Wish]:
+    def view(self) -> ObjectView[_Wish]:
         key = self._key
-        return View(lambda node: _Wish(_annotation(node, key)))
+        return ObjectView(lambda node: _Wish(_annotation(node, key)))
 
     def listed(self, objects: tuple[_Wish, ...]) -> None:
         for wish in objects:

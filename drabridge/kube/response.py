@@ -10,7 +10,7 @@ from typing import Any
 
 from drabridge.errors import ClusterError, DrabridgeError
 from drabridge.kube.api import UnreachableError, WatchEvent, error_of
-from drabridge.kube.json_reader import View, decode, event_of, identity_of
+from drabridge.kube.json_reader import ObjectView, decode, event_of, identity_of
 from drabridge.system.untrusted import Unreadable, reading
 
 MOST_BYTES = 16 << 20  # of one object: 1.5 MB as etcd stores them (its --max-request-bytes), JSON is several times that
@@ -83,7 +83,7 @@ class WatchStream:
             _abort(response)
 
 
-def read_event(path: str, view: View[Any], unreadable: Unreadable, line: bytes) -> WatchEvent[Any]:
+def read_event(path: str, view: ObjectView[Any], unreadable: Unreadable, line: bytes) -> WatchEvent[Any]:
     """One line of the watch of ``path``. Raises a ClusterError that it tells of, and what strange data raises."""
     event = event_of(line)
     if event.type == "ERROR":

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from drabridge.errors import ClusterError
 from drabridge.kube.api import Cluster, Kind, UnreachableError, backoff
-from drabridge.kube.json_reader import ObjectIdentity, View
+from drabridge.kube.json_reader import ObjectIdentity, ObjectView
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Follower(Protocol[T]):
     """Who is told, on the loop."""
 
     @property
-    def view(self) -> View[T]:
+    def view(self) -> ObjectView[T]:
         """What is kept of an object."""
 
     def listed(self, objects: tuple[T, ...]) -> None:

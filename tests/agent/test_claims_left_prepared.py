@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
+from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordState, RecordStore
 from drabridge.ledger.model import ClaimRef
 from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet.faults import ListFault
@@ -144,7 +144,7 @@ async def test_a_conflict_of_a_pod_with_a_claim_that_has_ended_is_over_with_the_
         await agent.stop()
         claim = ClaimRef(str(uuid.uuid4()), "default", "long-gone")
         record = ClaimRecord(
-            claim, State.COMPLETED, BOOT_ID.read_text().strip(), (PreparedDevice("r", "node-a", name),)
+            claim, RecordState.COMPLETED, BOOT_ID.read_text().strip(), (PreparedDevice("r", "node-a", name),)
         )
         RecordStore(agent.control.parent / "claims").save(record)
         await agent.start()

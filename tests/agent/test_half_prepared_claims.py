@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from drabridge.dra.recorded_claims import recorded_claims
-from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
+from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordState, RecordStore
 from drabridge.ledger.events import AgentStarted
 from drabridge.ledger.model import ClaimRef, Lane
 from drabridge.sim.kubelet.faults import ListFault
@@ -24,7 +24,7 @@ def _begun(agent: AgentProcess, device: str) -> str:
     """What a killed agent leaves of another claim on this device; returns the claim's UID."""
     claim = ClaimRef(str(uuid.uuid4()), "default", "other")
     devices = (PreparedDevice("r", "node-a", device),)
-    record = ClaimRecord(claim, State.STARTED, BOOT_ID.read_text().strip(), devices)
+    record = ClaimRecord(claim, RecordState.STARTED, BOOT_ID.read_text().strip(), devices)
     RecordStore(agent.control.parent / "claims").save(record)
     return claim.uid
 
@@ -73,13 +73,13 @@ def test_of_a_claim_that_was_allocated_anew_the_ledger_says_what_it_has(tmp_path
     devices = tuple(PreparedDevice("r", "node-a", name) for name in ("gpu-0", "gpu-1", "gpu-2"))
     store = RecordStore(tmp_path / "claims")
     for state, boot, expected in (
-        (State.STARTED, "boot", ["gpu-0"]),
-        (State.COMPLETED, "boot", ["gpu-0", "gpu-1", "gpu-2"]),
-        (State.STARTED, "earlier", None),
+        (RecordState.STARTED, "boot", ["gpu-0"]),
+        (RecordState.COMPLETED, "boot", ["gpu-0", "gpu-1", "gpu-2"]),
+        (RecordState.STARTED, "earlier", None),
     ):
         store.save(ClaimRecord(CLAIM, state, boot, devices))
         found, before = recorded_claims(tmp_path / "claims", "boot", node.ledger)
         assert [[use.device for use in one.uses] for one in found] == ([expected] if expected else [])
         assert before == (set() if expected else {CLAIM.uid})
-    store.save(ClaimRecord(ClaimRef("uid-3"), State.STARTED, "boot", devices))
+    store.save(ClaimRecord(ClaimRef("uid-3"), RecordState.STARTED, "boot", devices))
     assert recorded_claims(tmp_path / "claims", "boot", node.ledger)[0] == (), "it was refused"

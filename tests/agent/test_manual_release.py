@@ -16,7 +16,7 @@ from drabridge.agent.manual_release import OperatorRelease
 from drabridge.containers.cdi_spec import CdiDevice, ContainerEdits, claim_device_name
 from drabridge.containers.cdi_store import CdiStore
 from drabridge.dra.recorded_claims import forget_device
-from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
+from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordState, RecordStore
 from drabridge.errors import RefusedError
 from drabridge.ledger.model import ClaimHold, ClaimPhase, ClaimRef, Entry, Ledger, LedgerDevice, Owner, PodRef
 
@@ -40,7 +40,7 @@ def test_a_claim_is_forgotten_with_its_last_device(
     for claim in (CLAIM, WATCHER):
         name = claim_device_name(claim.uid, "r", "gpu-0")
         cdi.write(cdi.claim_spec(claim.uid, [CdiDevice(name, ContainerEdits(env={"A": "1"}))]))
-        records.save(ClaimRecord(claim, State.COMPLETED, "boot", (PreparedDevice("r", "node-a", "gpu-0"),)))
+        records.save(ClaimRecord(claim, RecordState.COMPLETED, "boot", (PreparedDevice("r", "node-a", "gpu-0"),)))
     ledger = Ledger.of([entry("gpu-0", HOLD, ADMIN), entry("gpu-1", *elsewhere)])
     forget_device(tmp_path / "claims", cdi, ledger, "gpu-0", [CLAIM.uid])
     assert sorted(cdi.claims()) == left

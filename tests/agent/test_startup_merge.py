@@ -11,7 +11,7 @@ import pytest
 from drabridge.agent.startup_merge import StartupMerge, _in_use
 from drabridge.containers.cdi_spec import CdiDevice, ContainerEdits, claim_device_name
 from drabridge.containers.cdi_store import CdiStore
-from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
+from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordState, RecordStore
 from drabridge.evidence.kubelet import KubeletList
 from drabridge.ledger import startup_events
 from drabridge.ledger.events import ClaimDevices, DeviceUse, RecordLost
@@ -63,7 +63,7 @@ def write_file(node: Node) -> None:
 
 def write_record(node: Node, boot: str) -> None:
     device = PreparedDevice("r", "node-a", "gpu-1")
-    node.records.save(ClaimRecord(CLAIM, State.COMPLETED, boot, (device,)))
+    node.records.save(ClaimRecord(CLAIM, RecordState.COMPLETED, boot, (device,)))
 
 
 @pytest.mark.parametrize("listed", [None, SHOWN])
@@ -98,14 +98,14 @@ def test_what_kubelet_cannot_name_is_known_by_the_record_or_not_at_all(node: Nod
 
 def test_a_record_from_a_backup_does_not_hide_what_kubelet_shows(node: Node) -> None:
     """The claim was allocated anew since: who has which device is what either of them says."""
-    record = ClaimRecord(CLAIM, State.COMPLETED, "this", (PreparedDevice("r", "node-a", "gpu-0"),))
+    record = ClaimRecord(CLAIM, RecordState.COMPLETED, "this", (PreparedDevice("r", "node-a", "gpu-0"),))
     node.records.save(record)
     assert _claims(node, SHOWN) == (ClaimDevices(CLAIM, (DeviceUse("gpu-0"), DeviceUse("gpu-1"))),)
 
 
 def test_a_record_knows_more_than_kubelet_shows(node: Node) -> None:
     """Admin access holds nothing, and neither kubelet nor a CDI file tells of it."""
-    record = ClaimRecord(CLAIM, State.COMPLETED, "this", (PreparedDevice("r", "node-a", "gpu-1", admin=True),))
+    record = ClaimRecord(CLAIM, RecordState.COMPLETED, "this", (PreparedDevice("r", "node-a", "gpu-1", admin=True),))
     node.records.save(record)
     write_file(node)
     assert _claims(node, SHOWN) == (ClaimDevices(CLAIM, (DeviceUse("gpu-1", admin=True),)),)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drabridge.dra.records import ClaimRecord, PreparedDevice, State
+from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordState
 from drabridge.ledger.model import ClaimRef
 
 UID = "34553fd1-cf06-469c-b877-c1432ff67333"
@@ -13,7 +13,7 @@ HOOK = {"command": ["/bin/true"], "timeoutSeconds": 5}
 
 RECORD = ClaimRecord(
     ClaimRef(UID, "default", "cl"),
-    State.COMPLETED,
+    RecordState.COMPLETED,
     "boot-1",
     (
         PreparedDevice("gpu/large", "node-a", "gpu-0", "share-1", False, "fast", {"A": "1"}, ("x/y=z",), HOOK),

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from drabridge.config.container import Hook
 from drabridge.containers.hooks import run_hook
-from drabridge.dra.records import RecordStore, State
+from drabridge.dra.records import RecordState, RecordStore
 from drabridge.inventory.model import DeviceNode, Presence
 from drabridge.ledger.events import Observed
 from drabridge.ledger.model import ClaimRef, Owner, PodRef
@@ -172,7 +172,7 @@ async def test_nothing_is_cleaned_for_a_claim_that_was_refused(log: Path) -> Non
         records = RecordStore(node.state / "claims")
         record = records.load(holder.uid)
         assert record
-        begun = replace(record, claim=ClaimRef(claim.uid, "default", "claim"), state=State.STARTED)
+        begun = replace(record, claim=ClaimRef(claim.uid, "default", "claim"), state=RecordState.STARTED)
         records.save(begun)
         assert "held by claim default/holder" in await node.refused(claim)
         records.save(begun)

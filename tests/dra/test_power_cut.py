@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from drabridge.dra.facts import Fact, Requested
-from drabridge.dra.records import RecordStore, State
+from drabridge.dra.records import RecordState, RecordStore
 from drabridge.ledger.store import Store
 from tests.dra.sample_records import RECORD, UID
 from tests.support.disk import Disk
@@ -28,7 +28,7 @@ def test_a_record_that_was_answered_for_is_never_half_written(tmp_path: Path, di
 
 
 def test_a_record_that_is_begun_costs_no_wait(tmp_path: Path, disk: Disk) -> None:
-    RecordStore(tmp_path).save(replace(RECORD, state=State.STARTED))
+    RecordStore(tmp_path).save(replace(RECORD, state=RecordState.STARTED))
     assert not disk.synced
 
 

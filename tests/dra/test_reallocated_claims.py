@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
+from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordState, RecordStore
 from drabridge.ledger.model import ClaimRef, Owner
 from tests.support.dra_node import DRIVER, NODE, DraNode, a_node
 from tests.support.waiting import until
@@ -70,7 +70,7 @@ async def test_a_claim_that_never_had_the_device_does_not_wait_until_its_holder_
         await node.prepared(node.claims.add("cl1", "gpu-1"))
         claim = node.claims.add("cl2", "gpu-1")
         device = PreparedDevice("gpu", NODE, "gpu-1")  # what a crash leaves of a prepare that was refused
-        left = ClaimRecord(ClaimRef(claim.uid, "default", "cl2"), State.STARTED, node.boot_id, (device,))
+        left = ClaimRecord(ClaimRef(claim.uid, "default", "cl2"), RecordState.STARTED, node.boot_id, (device,))
         RecordStore(node.state / "claims").save(left)
         assert await node.unprepare(claim) == {claim.uid: ""}
         assert node.holders("gpu-1") == ["cl1"]

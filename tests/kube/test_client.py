@@ -32,7 +32,7 @@ from drabridge.kube.api import (
     resource_versions,
 )
 from drabridge.kube.client import KubernetesCluster
-from drabridge.kube.json_reader import AmbiguousObject, Json, ObjectIdentity, View, decode
+from drabridge.kube.json_reader import AmbiguousObject, Json, ObjectIdentity, ObjectView, decode
 from drabridge.sim.apiserver.server import SimApiServer
 from tests.support.servers import QuietHandler, served
 from tests.support.waiting import HANG_SECONDS, PATIENCE, until
@@ -224,7 +224,7 @@ async def test_pages_have_as_many_objects_as_their_size_allows(tmp_path: Path, m
             body = a_slice(name)
             body["metadata"]["annotations"] = {"a": "x" * (30_000 if index in (0, 1, 2, 30) else 1)}
             await cluster.create(SLICES, body)
-        view: View[str] = View(lambda obj: str(obj["metadata"]["name"]))
+        view: ObjectView[str] = ObjectView(lambda obj: str(obj["metadata"]["name"]))
         assert (await cluster.list(SLICES, view=view)).items == tuple(names)
         sizes = [request.sent_bytes for request in api.requests if request.verb == "list"]
         assert sum(size > 80_000 for size in sizes) == 1
@@ -250,7 +250,7 @@ async def test_an_object_that_cannot_be_read_leaves_out_no_other(tmp_path: Path)
     async with connected(tmp_path) as (_, cluster):
         for index in range(3):
             await cluster.create(SLICES, a_slice(f"s{index}"))
-        view: View[str] = View(lambda obj: {"s0": "zero", "s2": "two"}[obj["metadata"]["name"]])
+        view: ObjectView[str] = ObjectView(lambda obj: {"s0": "zero", "s2": "two"}[obj["metadata"]["name"]])
         listing = await cluster.list(SLICES, view=view)
         assert listing.items == ("zero", "two")
         assert [identity.name for identity in listing.unreadable] == ["s1"]
@@ -319,7 +319,7 @@ async def test_a_watch_sees_changes_and_ends_without_leaving_a_thread_blocked(tm
 class Told:
     """What a follower was told, in order."""
 
-    view: View[Json] = View(dict)
+    view: ObjectView[Json] = ObjectView(dict)
 
     def __init__(self) -> None:
         self.words: list[str] = []

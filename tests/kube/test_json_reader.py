@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drabridge.kube.json_reader import MOST_DEPTH, ClaimFields, View, decode, event_of, identity_of, page_of, shallow
+from drabridge.kube.json_reader import (
+    MOST_DEPTH,
+    ClaimFields,
+    ObjectView,
+    decode,
+    event_of,
+    identity_of,
+    page_of,
+    shallow,
+)
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.text()
 VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=30)
@@ -56,7 +65,7 @@ def test_text_that_no_parser_takes_leaves_the_objects_beside_it_readable(raw: by
     """An API server passes opaque parameters on as they came."""
     sound = '{"metadata":{"name":"\\ud83d\\ude00 \\\\ud800"}}'
     page = page_of(b'{"items":[{"metadata":{"name":"a"},"spec":%b},%b]}' % (raw, sound.encode()))
-    view = View(lambda obj: obj["metadata"]["name"], ClaimFields)
+    view = ObjectView(lambda obj: obj["metadata"]["name"], ClaimFields)
     assert [view(one) for one in page.items] == ["a", "\U0001f600 \\ud800"]
     assert isinstance(decode(b'{"a":%b}' % raw)["a"], str)
 
@@ -79,7 +88,7 @@ def test_to_read_what_no_parser_takes_costs_a_few_times_its_size(text: bytes) ->
 def test_objects_beside_a_deep_one_are_read_and_so_is_the_deep_one() -> None:
     claim = '{"metadata":{"name":"%s","uid":"u"},"spec":%s,"status":{"allocation":{"devices":{"results":[]}}}}'
     page = page_of(f'{{"metadata":{{"continue":"c"}},"items":[{claim % ("a", DEEP)},{claim % ("b", 1)}]}}'.encode())
-    view = View(lambda obj: (obj["metadata"]["name"], obj["status"]), ClaimFields)
+    view = ObjectView(lambda obj: (obj["metadata"]["name"], obj["status"]), ClaimFields)
     allocation: dict[str, Any] = {"allocation": {"devices": {"results": []}}}
     assert [view(one) for one in page.items] == [("a", allocation), ("b", allocation)]
     assert page.following == "c"

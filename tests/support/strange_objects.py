@@ -22,7 +22,7 @@ from drabridge.dra import publisher
 from drabridge.dra.allocation import allocation_here, allocation_of
 from drabridge.dra.metadata import DeviceFacts, MetadataFiles
 from drabridge.dra.planning import Planner, device_lookup
-from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordStore, State
+from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordState, RecordStore
 from drabridge.errors import DrabridgeError
 from drabridge.evidence import checkpoint
 from drabridge.evidence.apiserver_pods import watched_pod
@@ -34,7 +34,7 @@ from drabridge.inventory.udev_device import clean
 from drabridge.kube.allocated_claims import in_use
 from drabridge.kube.api import NODES, PODS, resource_claims, resource_slices
 from drabridge.kube.client import KubernetesCluster
-from drabridge.kube.json_reader import ClaimFields, Json, PodFields, View, decode
+from drabridge.kube.json_reader import ClaimFields, Json, ObjectView, PodFields, decode
 from drabridge.kube.node_annotation import NodeWatch
 from drabridge.kube.response import read_event
 from drabridge.ledger.model import ClaimRef
@@ -195,7 +195,7 @@ CHECKPOINT: Json = {
 }
 RECORD = ClaimRecord(
     ClaimRef(UID, "default", "c"),
-    State.COMPLETED,
+    RecordState.COMPLETED,
     "boot",
     (PreparedDevice("gpu", NODE, "gpu-0", UID, False, "fast", {"MODE": "1"}, ("a=b",), {"command": ["x"]}),),
 )
@@ -217,10 +217,10 @@ class Readers:
         self._planner = Planner(load(CONFIG), NODE, device_lookup)
         self._snapshot = Snapshot(1, tuple(map(gpu, range(2))))
         self._hardware = config({"name": "example.com/card", "match": [{"subsystem": "usb"}], "id": ["{attr:serial}"]})
-        self._kinds: list[tuple[Any, Json, View[Any]]] = [
-            (PODS, POD, View(watched_pod, PodFields)),
-            (resource_claims("v1"), CLAIM, View(lambda one: allocation_here(one, DRIVER, NODE), ClaimFields)),
-            (resource_claims("v1"), CLAIM, View(lambda one: in_use([one], DRIVER, {}), ClaimFields)),
+        self._kinds: list[tuple[Any, Json, ObjectView[Any]]] = [
+            (PODS, POD, ObjectView(watched_pod, PodFields)),
+            (resource_claims("v1"), CLAIM, ObjectView(lambda one: allocation_here(one, DRIVER, NODE), ClaimFields)),
+            (resource_claims("v1"), CLAIM, ObjectView(lambda one: in_use([one], DRIVER, {}), ClaimFields)),
             (NODES, NODE_OBJECT, NodeWatch(self._cluster, NODE, DRIVER, lambda value: None).view),
             (resource_slices("v1"), SLICE, publisher.slice_view("v1")),
         ]
