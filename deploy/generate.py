@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from deploy.helm import CHART, ROOT, manifests
-from drabridge.config.jsonschema import json_schema
+from drabridge.config.json_schema import json_schema
 
 SCHEMA = CHART / "values.schema.json"
 KUSTOMIZE = ROOT / "deploy/kustomize"

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from drabridge.config.loader import load
-from drabridge.config.messages import ConfigErrors
+from drabridge.config.problems import ConfigErrors
 from drabridge.config.schema import Config
 from drabridge.system.supervise import WakeUp
 

@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 from drabridge.cli.output import add_output, show
 from drabridge.config.advice import advice
 from drabridge.config.loader import load
-from drabridge.config.messages import ConfigErrors, Fault
+from drabridge.config.problems import ConfigErrors, Fault
 
 FORMATS = ("drabridge", "generic-device-plugin")
 
@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.json_schema:
-        from drabridge.config.jsonschema import json_schema
+        from drabridge.config.json_schema import json_schema
 
         print(json.dumps(json_schema(), indent=2))
         return 0

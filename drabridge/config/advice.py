@@ -1,4 +1,4 @@
-"""What is allowed in a configuration, but will surprise its author: for ``check-config`` and the log at start."""
+"""Warn about what a configuration may say but its author may not expect. For ``check-config`` and the log at start."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from drabridge.config.predicate import All, Predicate, Source, Test
 from drabridge.config.predicate import Any as AnyOf
 from drabridge.config.schema import Config, Resource
 
-# Numbers that the kernel gives in the order of arrival: another device may have them after the next boot.
+# Numbers that the kernel assigns in the order of arrival: another device may have them after the next boot.
 _NUMBERED = frozenset({"sysnum", "devnode", "devname", "minor", "major", "nvidia.minor"})
 
 
 def advice(config: Config) -> tuple[str, ...]:
-    """One sentence for each surprise, with its path; empty when there is none."""
+    """One sentence for each warning, with its path; empty when there is none."""
     return tuple(_advice(config))
 
 
@@ -36,7 +36,7 @@ def _advice(config: Config) -> Iterator[str]:
 
 
 def _sides(lanes: Lanes) -> tuple[str, ...]:
-    """The lanes that get a device of many."""
+    """The lanes that get a device when there are many."""
     if not all(isinstance(lane, LaneShare) for lane in lanes.resolved):
         return ("legacy", "dra")
     return tuple(lane for lane, count in zip(("legacy", "dra"), lanes.targets(COUNT_MAX), strict=True) if count)

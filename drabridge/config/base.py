@@ -1,4 +1,4 @@
-"""What every model of the configuration shares: strict, frozen, no unknown keys, camelCase in the file."""
+"""The base of all models of the configuration, and the types of their fields: patterns, templates, names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic.alias_generators import to_camel
 
 from drabridge.config import names
 from drabridge.config.pattern import Glob, Patterns
-from drabridge.config.problem import Problem, Problems, unmet
+from drabridge.config.problems import Problem, Problems, unmet
 from drabridge.config.regex import Regex
 from drabridge.config.template import IDENTITY_FIELDS
 from drabridge.config.template import Field as TemplateField
@@ -23,7 +23,7 @@ Many = Annotated[tuple[T, ...], Field(strict=False)]  # a YAML list; strict pyda
 
 
 class Model(BaseModel):
-    """Base of all models. Python names are snake_case; the file has camelCase only."""
+    """Base of all models: strict, frozen, no unknown keys. Python names are snake_case, the file has camelCase."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -38,22 +38,22 @@ class Model(BaseModel):
 
     @classmethod
     def whole_file_problems(cls, data: object) -> Iterator[Problem]:
-        """What can be said about a file although parts of it are wrong: checks between its parts, on plain data."""
+        """Problems between parts of the file, found on plain data: even when other parts are wrong."""
         yield from ()
 
 
 def preset(model: type[Model], **values: Any) -> Any:
-    """The default of a field that is a model, made when it is needed: building a validator for each costs 0.1 s."""
+    """The default of a field that is a model. It is made when needed: a validator for each model costs 0.1 s."""
     return Field(default_factory=lambda: model.model_construct(**values))
 
 
 def exactly_one_of(*keys: str) -> ConfigDict:
-    """Tells the JSON Schema what a validator checks: exactly one of these keys is given."""
+    """A JSON Schema rule for what a validator checks: exactly one of these keys is given."""
     return ConfigDict(json_schema_extra={"oneOf": [{"required": [key]} for key in keys]})
 
 
 def text_of(value: Any, what: str = "text") -> str:
-    """The value when it is a string, else the problem."""
+    """The value when it is a string. Raises Problems when it is not."""
     if not isinstance(value, str):
         raise unmet(what)
     return value
@@ -71,7 +71,7 @@ def _pattern(value: Any) -> Glob | Regex:
 
 
 def as_patterns(value: Any) -> Patterns:
-    """A glob, ``{regex: ...}`` or a list of them -> patterns; Problems carry the index in a list."""
+    """A glob, ``{regex: ...}`` or a list of them as patterns. Raises Problems, with the index in a list."""
     if isinstance(value, Patterns):
         return value
     if not isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What only the DRA side of a resource has: sharing, partitions, and what a claim's parameters may ask for."""
+"""The keys of a resource for DRA alone: sharing, partitions, and what a claim's parameters may ask for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints, model_validator
 from drabridge.config import names
 from drabridge.config.base import DeviceClassName, DnsLabel, EnvName, Many, Model, Permissions, ResourceName, Template
 from drabridge.config.container import Hook, MountRule
-from drabridge.config.problem import Problem, did_you_mean, refuse_if_any
+from drabridge.config.problems import Problem, did_you_mean, refuse_if_any
 
 
 class Sharing(Model):

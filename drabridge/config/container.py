@@ -1,4 +1,8 @@
-"""What a container gets with a device: nodes, mounts, hooks."""
+"""The keys that say what a container gets with a device: nodes, mounts, companions, hooks.
+
+A new key also needs its value for one device (``inventory/container_edits.py``), a field for that value
+(``inventory/model.py``) and a place in the CDI file (``containers/cdi_spec.py``).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from pydantic import Field, model_validator
 
 from drabridge.config.base import Many, Model, PathTemplate, Permissions, exactly_one_of
 from drabridge.config.matcher import Match
-from drabridge.config.problem import Problem, refuse_if_any
+from drabridge.config.problems import Problem, refuse_if_any
 
 COMMAND_MAX = 64  # words of a hook
 
@@ -81,9 +85,7 @@ class Hook(Model):
         return self
 
 
-PRE_START_TIMEOUT_MAX = (
-    25  # kubelet gives PreStartContainer 30 s (devicemanager endpoint.go); the answer needs a margin
-)
+PRE_START_TIMEOUT_MAX = 25  # seconds; kubelet waits 30 for PreStartContainer (devicemanager endpoint.go)
 
 
 class PreStart(Hook):
@@ -94,7 +96,7 @@ class PreStart(Hook):
 
 
 def duplicate_targets(nodes: tuple[NodeRule, ...], mounts: tuple[MountRule, ...]) -> Iterator[Problem]:
-    """Two nodes or mounts at one path of the container: the runtime would take one of them, silently."""
+    """Refuse two nodes or mounts at one path of the container: the runtime would silently take one of them."""
     seen: dict[str, str] = {}
     places: list[tuple[str, str, tuple[str | int, ...]]] = []
     for index, node in enumerate(nodes):

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from drabridge.config.base import Model, PathKey, PatternsText, exactly_one_of
 from drabridge.config.pattern import Patterns
-from drabridge.config.problem import Problem, refuse_if_any
+from drabridge.config.problems import Problem, refuse_if_any
 from drabridge.config.template import Template, parse
 
 _KEYS = ("nodeExists", "driverBound", "attr", "file")

@@ -1,4 +1,4 @@
-"""Importer of generic-device-plugin's configuration: our YAML, with a comment wherever the meaning differs."""
+"""Convert a configuration of generic-device-plugin to ours, with a comment wherever the meaning differs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from pydantic import Field, PlainValidator, model_validator
 from drabridge.config import names
 from drabridge.config.base import AbsolutePath, Many, Model, text_of
 from drabridge.config.loader import load, read
-from drabridge.config.messages import printable
-from drabridge.config.problem import Problem, Problems, refuse_if_any, unmet
+from drabridge.config.problems import Problem, Problems, printable, refuse_if_any, unmet
 from drabridge.config.schema import API_VERSION, KIND, REPLICAS_MAX
-from drabridge.config.yamltree import Bare
+from drabridge.config.yaml_tree import Bare
 
 DEFAULT_DOMAIN = "squat.ai"  # generic-device-plugin's own default, config.go
-RAW_KEYS = frozenset({"usb"})  # ids stay what was written, so that it can be told what their reader makes of them
+RAW_KEYS = frozenset({"usb"})  # ids stay as written: the note says what generic-device-plugin makes of them
 
 _MAGIC = re.compile(r"[*?\[]")
 _UDEV_LINK = re.compile(r"/dev/(.+/)?by-[a-z-]+/.+")  # /dev/serial/by-id/..., /dev/v4l/by-path/...
@@ -31,7 +30,7 @@ _USB_ID = re.compile(r"(0[xX])?([0-9a-fA-F]{1,4})")
 
 
 class _UsbId(Struct, frozen=True):
-    """Four hexadecimal digits, and what is to be said about how they were written."""
+    """Four hexadecimal digits, and a note on how they were written."""
 
     digits: str
     note: str = ""
@@ -138,7 +137,7 @@ class _File(Model):
 
 
 class _Entry(Struct):
-    """One resource of ours, and what is to be said above it. All lists hold lines of YAML."""
+    """One resource of ours, and the notes above it. All lists are lines of YAML."""
 
     name: str
     matchers: list[str] = field(default_factory=list)
@@ -164,7 +163,7 @@ class _Entry(Struct):
 def convert(source: FilePath | str | bytes, *, name: str = "generic-device-plugin configuration") -> str:
     """Our YAML for a configuration of generic-device-plugin, which may be YAML or JSON.
 
-    Raises ConfigErrors with the places in their file when it is not one, or when something has no counterpart here.
+    Raises ConfigErrors with the places in that file when it is wrong, or when something has no counterpart here.
     """
     file = read(_File, source, name=name, raw_keys=RAW_KEYS, hint="generic-device-plugin's file begins with devices:")
     lines = [
@@ -286,5 +285,5 @@ def _template(path: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """A pattern for this very text."""
+    """A pattern for exactly this text."""
     return re.sub(r"[*?\[\\]", r"\\\g<0>", text)

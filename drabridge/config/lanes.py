@@ -1,4 +1,4 @@
-"""How many of a resource's devices each API may offer while nobody holds them."""
+"""Lanes: how many of a resource's devices each API may offer while nobody holds them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import Field, GetJsonSchemaHandler, PlainSerializer, PlainValidato
 
 from drabridge.config.base import Model, text_of
 from drabridge.config.matcher import Match
-from drabridge.config.problem import Problem, refuse_if_any, unmet
+from drabridge.config.problems import Problem, refuse_if_any, unmet
 
 _PERCENT = re.compile(r"(\d{1,3})%", re.ASCII)
 COUNT_MAX = 100_000
@@ -29,7 +29,7 @@ class LaneShare(Struct, frozen=True):
         return self.count is None and self.percent is None
 
     def of(self, total: int) -> int | None:
-        """Devices out of ``total``; percentages are rounded half up; None for the rest."""
+        """The number of devices out of ``total``; None for the rest. Percentages are rounded half up."""
         if self.percent is not None:
             return (total * self.percent + 50) // 100
         return None if self.count is None else min(self.count, total)
@@ -43,7 +43,7 @@ NOTHING = LaneShare(count=0)
 
 
 def parse_share(value: object) -> LaneShare:
-    """``6``, ``"6"``, ``"50%"`` or ``"*"`` -> a share; raises Problems. Also reads the node annotation's values."""
+    """Read ``6``, ``"6"``, ``"50%"`` or ``"*"``, from the file or the Node's annotation. Raises Problems."""
     if isinstance(value, LaneShare):
         return value
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= 6:
@@ -80,7 +80,7 @@ def _lane_to_plain(value: LaneShare | Selection) -> Any:
 
 
 class _LaneSchema:
-    """The JSON Schema of a lane; Selection is referred to, not repeated."""
+    """The JSON Schema of a lane. It refers to Selection and does not repeat it."""
 
     def __get_pydantic_json_schema__(self, _core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         return {
@@ -97,7 +97,7 @@ Lane = Annotated[LaneShare | Selection, PlainValidator(_lane), PlainSerializer(_
 
 
 def _beside(lane: LaneShare | Selection | None, other: LaneShare | Selection | None) -> LaneShare | Selection:
-    """A lane that is not given has what the other leaves, which beside ``*`` is nothing."""
+    """The lane, or where it is left out what the other one leaves: beside ``*`` that is nothing."""
     return lane if lane is not None else NOTHING if other == REST else REST
 
 
@@ -145,9 +145,9 @@ class Lanes(Model):
     def targets(self, total: int) -> tuple[int, int]:
         """How many of ``total`` devices each lane wants, (legacy, dra); their sum is ``total``.
 
-        Floors come first, legacy before dra when there are too few for both; then the numbers, legacy first, because
-        its users are already there; a surplus that neither number claims goes to legacy. Selections count as the rest:
-        the caller resolves them, since only it knows the devices.
+        Floors come first, legacy before dra when there are too few for both. Then come the numbers, legacy first: its
+        users are already there. Devices that neither number asks for go to legacy. Selections count as the rest: the
+        caller resolves them, since only the caller knows the devices.
         """
         legacy, dra = (lane if isinstance(lane, LaneShare) else REST for lane in self.resolved)
         floor_legacy = min(self.min_legacy, total)

@@ -1,4 +1,4 @@
-"""Reading a configuration: text to the model, or every fault of it at once with line and column."""
+"""Read a configuration: text to the model, or all its faults at once with line and column."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from drabridge.config.base import Model
-from drabridge.config.complaints import complaints_of, join
-from drabridge.config.messages import ConfigErrors, Fault, path_text, printable, shorten
-from drabridge.config.problem import Problem
+from drabridge.config.model_errors import join, problems_of
+from drabridge.config.problems import ConfigErrors, Fault, Problem, path_text, printable, shorten
 from drabridge.config.schema import Config
-from drabridge.config.yamltree import (
+from drabridge.config.yaml_tree import (
     DOCUMENT_MAX,
     QUOTE_IT,
     RAW_KEYS,
-    Complaint,
     Mapping,
     Node,
+    PlacedProblem,
     Scalar,
     Sequence,
     compose,
@@ -31,7 +30,7 @@ M = TypeVar("M", bound=Model)
 
 
 def load(source: FilePath | str | bytes, *, name: str = "configuration") -> Config:
-    """Read a configuration from a file (a Path) or from text; raises ConfigErrors with all faults, nothing else.
+    """Read a configuration from a file (a Path) or from text. Raises ConfigErrors with all faults, and nothing else.
 
     ``name`` stands in messages where there is no file name.
     """
@@ -46,45 +45,47 @@ def read(
     raw_keys: frozenset[str] = RAW_KEYS,
     hint: str = "",
 ) -> M:
-    """Read any document of which ``model`` is the whole. Below ``raw_keys`` scalars are text, whatever YAML thinks."""
+    """Read a document that ``model`` describes. Below ``raw_keys`` every scalar is text."""
     if isinstance(source, FilePath):
         return read(model, _bytes_of(source), name=str(source), raw_keys=raw_keys, hint=hint)
-    root, complaints = compose(_decode(source, name))
-    if root is None and not complaints:
-        raise _alone(name, "an empty file", "a configuration", hint)
+    root, problems = compose(_decode(source, name))
+    if root is None and not problems:
+        raise _single_fault(name, "an empty file", "a configuration", hint)
     if isinstance(root, Scalar | Sequence):
-        complaints.append(Complaint(root.place, (), Problem("a mapping", hint, (), _kind(root))))
+        problems.append(PlacedProblem(root.place, (), Problem("a mapping", hint, (), _kind(root))))
     result: M | None = None
     if isinstance(root, Mapping):
-        data = plain(root, complaints, raw_keys=raw_keys)
+        data = plain(root, problems, raw_keys=raw_keys)
         try:
             result = model.model_validate(data, by_alias=True, by_name=False)
         except ValidationError as error:
-            complaints = join(complaints, complaints_of(model, root, error, data))
-    if complaints or result is None:
-        raise ConfigErrors(tuple(sorted(_fault(name, root, complaint) for complaint in complaints)))
+            problems = join(problems, problems_of(model, root, error, data))
+    if problems or result is None:
+        raise ConfigErrors(tuple(sorted(_fault(name, root, placed) for placed in problems)))
     return result
 
 
-def _alone(name: str, found: str, expected: str, hint: str = "") -> ConfigErrors:
+def _single_fault(name: str, found: str, expected: str, hint: str = "") -> ConfigErrors:
     return ConfigErrors((Fault(name, 0, 0, "", found, expected, hint),))
 
 
 def _bytes_of(path: FilePath) -> bytes:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise _alone(str(path), "something else than a regular file", "a configuration file")
+            raise _single_fault(str(path), "something else than a regular file", "a configuration file")
         with path.open("rb") as file:
             return file.read(DOCUMENT_MAX + 1)
     except OSError as error:
-        raise _alone(str(path), f"no readable file ({error.strerror})", "a configuration file") from error
+        raise _single_fault(str(path), f"no readable file ({error.strerror})", "a configuration file") from error
     except ValueError as error:  # a NUL in the name
-        raise _alone(shorten(str(path)), "a name that no file can have", "a configuration file") from error
+        raise _single_fault(shorten(str(path)), "a name that no file can have", "a configuration file") from error
 
 
 def _decode(source: str | bytes, name: str) -> str:
     if len(source) > DOCUMENT_MAX:
-        raise _alone(name, f"more than {DOCUMENT_MAX} bytes", "a configuration that fits into a ConfigMap (1 MiB)")
+        raise _single_fault(
+            name, f"more than {DOCUMENT_MAX} bytes", "a configuration that fits into a ConfigMap (1 MiB)"
+        )
     try:
         if isinstance(source, bytes):
             return source.decode("utf-8-sig")
@@ -92,21 +93,21 @@ def _decode(source: str | bytes, name: str) -> str:
         return source.removeprefix("\ufeff")
     except UnicodeError as error:
         where = f"byte {error.start}" if isinstance(error, UnicodeDecodeError) else "a lone surrogate"
-        raise _alone(name, f"text that is not UTF-8 ({where})", "UTF-8", "save the file as UTF-8") from error
+        raise _single_fault(name, f"text that is not UTF-8 ({where})", "UTF-8", "save the file as UTF-8") from error
 
 
-# --- from complaints to faults ---------------------------------------------------------------------------------------
+# --- from problems to faults ---------------------------------------------------------------------------------------
 
 
-def _fault(name: str, root: Node | None, complaint: Complaint) -> Fault:
-    problem = complaint.problem
-    node = node_at(root, complaint.path)
+def _fault(name: str, root: Node | None, placed: PlacedProblem) -> Fault:
+    problem = placed.problem
+    node = node_at(root, placed.path)
     hint = problem.hint
     text_wanted = problem.expected.startswith(("text", "a pattern", "a field"))
     if not hint and text_wanted and isinstance(node, Scalar) and (reading := node.reading) is not None:
         hint = f"{QUOTE_IT}YAML reads {shorten(node.text)} as {reading}"
     found = _kind(node) if problem.found is None else shorten(problem.found)
-    return Fault(name, *complaint.place, path_text(complaint.path), found, printable(problem.expected), printable(hint))
+    return Fault(name, *placed.place, path_text(placed.path), found, printable(problem.expected), printable(hint))
 
 
 def _kind(node: Node | None) -> str:

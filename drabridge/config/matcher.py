@@ -1,4 +1,4 @@
-"""Structured match rules: udev's vocabulary as YAML, compiled to a predicate when the file is loaded."""
+"""Match rules: udev's vocabulary as YAML, compiled to a predicate when the file is loaded."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pydantic import (
     model_validator,
 )
 
-from drabridge.config import udevrule
+from drabridge.config import udev_rule
 from drabridge.config.base import Many, Model, PatternsText, text_of
 from drabridge.config.pattern import Patterns, check_id_width
 from drabridge.config.predicate import All, Ancestor, Exists, Not, Predicate, Source, Test
 from drabridge.config.predicate import Any as AnyOf
-from drabridge.config.problem import Problem, Problems, did_you_mean, refuse_if_any, unmet
+from drabridge.config.problems import Problem, Problems, did_you_mean, refuse_if_any, unmet
 
 _PLAIN_SOURCES = (Source.SUBSYSTEM, Source.DEVTYPE, Source.SYSNAME, Source.DRIVER, Source.DEVNODE, Source.DEVLINK,
                   Source.TAG)  # fmt: skip
@@ -53,13 +53,13 @@ def _rule(value: Any) -> UdevRule:
 
 
 class UdevRule:
-    """A udev rule as pasted, with the predicate it means."""
+    """A udev rule as it was pasted, and the predicate that it means."""
 
     __slots__ = ("predicate", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.predicate = udevrule.parse(text)
+        self.predicate = udev_rule.parse(text)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, UdevRule) and self.text == other.text
@@ -93,7 +93,7 @@ RuleText = Annotated[
     UdevRule,
     PlainValidator(_rule),
     PlainSerializer(lambda rule: rule.text),
-    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": udevrule.RULE_MAX}),
+    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": udev_rule.RULE_MAX}),
 ]
 
 
@@ -176,7 +176,7 @@ class Matcher(Model):
 
 
 def any_of(matchers: tuple[Matcher, ...]) -> Predicate:
-    """A list of matchers: one that holds is enough."""
+    """The predicate of a list of matchers: one that holds is enough."""
     parts = tuple(matcher.predicate() for matcher in matchers)
     return parts[0] if len(parts) == 1 else AnyOf(parts)
 

@@ -1,10 +1,10 @@
-"""The names that Kubernetes, CDI and the kernel accept; each rule cites who enforces it."""
+"""Check names by the rules of Kubernetes, CDI and the kernel. Each rule cites who enforces it."""
 
 from __future__ import annotations
 
 import re
 
-from drabridge.config.problem import unmet
+from drabridge.config.problems import unmet
 
 DNS_LABEL_MAX = 63
 DNS_SUBDOMAIN_MAX = 253
@@ -89,7 +89,7 @@ def pool_name(text: str) -> str:
 
 
 def dns_label(text: str) -> str:
-    """Names of profiles and counters."""
+    """The name of a profile or a counter."""
     if not is_dns_label(text):
         raise unmet("lower-case letters, digits and '-', at most 63, a letter or digit at both ends")
     return text
@@ -139,7 +139,7 @@ def permissions(text: str) -> str:
 
 
 def absolute_path(text: str) -> str:
-    """A path that cannot climb: absolute and already normal."""
+    """A path that cannot leave its directory: absolute, without ``.`` and ``..``."""
     if not text.startswith("/") or "\0" in text or len(text) > 4096:
         raise unmet("an absolute path", "begin it with /")
     if any(part in {".", ".."} for part in text.split("/")):

@@ -1,4 +1,4 @@
-"""Patterns on udev's strings: shell globs with udev's rules, or an explicit regular expression."""
+"""Patterns for udev's strings: shell globs with udev's rules, or an explicit regular expression."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from drabridge.config.problem import unmet
+from drabridge.config.problems import unmet
 from drabridge.config.regex import Regex
 
 GLOB_MAX = 1024  # characters; udevd's own limit for a whole rule line is 16 KiB, no single value needs more than this
@@ -43,9 +43,9 @@ def _canonical_hex(text: str) -> str:
 class Glob:
     """``*``, ``?``, ``[a-z]``, ``[!a-z]``, backslash quotes, ``|`` separates alternatives; the whole value must match.
 
-    As udevd does it (udev-rules.c token_match_string, fnmatch(3) without flags): ``*`` also matches slashes and
-    leading dots. Refused, because udevd silently reads something else than what is written: ``|`` and POSIX classes
-    inside brackets, and brackets that never close.
+    As in udevd (udev-rules.c token_match_string, fnmatch(3) without flags), ``*`` also matches slashes and leading
+    dots. ``|`` and POSIX classes inside brackets are refused, and brackets that never close: udevd silently reads
+    something else than what is written.
     """
 
     text: str
@@ -54,7 +54,7 @@ class Glob:
 
     @classmethod
     def compile(cls, text: str) -> Glob:
-        """Raises Problems for a pattern that cannot be meant."""
+        """Compile a glob. Raises Problems for one that udevd would read otherwise than its author."""
         if len(text) > GLOB_MAX:
             raise unmet(f"a pattern of at most {GLOB_MAX} characters", found=f"{len(text)} characters")
         alternatives = _split(text)
@@ -64,7 +64,7 @@ class Glob:
 
     @property
     def accepts_missing(self) -> bool:
-        """Whether an alternative is empty: it stands for a value that is missing as well as for an empty one."""
+        """Whether an alternative is empty: it matches a missing value as well as an empty one."""
         return "" in self.text.split("|")
 
     def matches(self, value: str, *, hex_id: bool = False) -> bool:
@@ -85,12 +85,12 @@ class Patterns:
 
     @classmethod
     def of(cls, *globs: str) -> Patterns:
-        """From globs."""
+        """Patterns from globs. Raises Problems."""
         return cls(tuple(map(Glob.compile, globs)))
 
     @property
     def accepts_missing(self) -> bool:
-        """Whether a missing value satisfies this: only an explicit empty pattern does."""
+        """Whether a missing value matches: only an explicit empty pattern matches it."""
         return any(isinstance(item, Glob) and item.accepts_missing for item in self.items)
 
     def matches(self, value: str, *, hex_id: bool = False) -> bool:
@@ -104,7 +104,7 @@ class Patterns:
 
 
 def check_id_width(key: str, pattern: Glob | Regex) -> None:
-    """USB ids are four hex digits: one with fewer or more can never match, so say so now. Raises Problems."""
+    """Refuse a USB id that is not four hex digits: it could never match. Raises Problems."""
     if key not in _FOUR_DIGITS or isinstance(pattern, Regex):
         return
     for alternative in pattern.text.split("|"):
@@ -128,10 +128,10 @@ def _split(text: str) -> list[str]:
 
 
 def _translate(glob: str) -> re.Pattern[str]:
-    """To a regular expression without backtracking between stars: each ``*`` takes the nearest fit, atomically.
+    """A regular expression without backtracking between stars: each ``*`` takes the nearest fit, atomically.
 
-    The nearest fit of one literal run never excludes a match of the rest, so atomic groups lose nothing and the cost
-    stays linear in the value for every star.
+    The nearest fit of one literal run never excludes a match of the rest. So atomic groups lose no match, and the cost
+    is linear in the value for every star.
     """
     runs: list[str] = [""]
     for piece in _pieces(glob):

@@ -1,4 +1,4 @@
-"""What a match rule means: a small tree that structured matchers and pasted udev rules both become."""
+"""The meaning of a match rule as a small tree: matchers and pasted udev rules both become one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Source(StrEnum):
 
 
 class Test(Struct, frozen=True):
-    """One value of one device against patterns. ``missing_is_empty``: udev rules test "" where nothing is there."""
+    """One value of one device against patterns. ``missing_is_empty``: a missing value is "", as in udev rules."""
 
     __test__ = False  # not pytest's
 

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
-from drabridge.config import names
+from drabridge.config import names, quantity
 from drabridge.config.base import FieldText, Many, Model, exactly_one_of
-from drabridge.config.problem import Problem, refuse_if_any, unmet
+from drabridge.config.problems import Problem, refuse_if_any, unmet
 
 INT64 = 2**63
 AttributeType = Literal["string", "int", "bool", "version"]
@@ -21,17 +21,14 @@ UNITS = {
 }  # fmt: skip
 Unit = Literal["B", "kB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB"]
 
-_SUFFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18,
-             "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}  # fmt: skip
-_QUANTITY = re.compile(r"(\d{1,19})(k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?", re.ASCII)
+_QUANTITY = re.compile(r"\d{1,19}(k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?", re.ASCII)
 
 
 def parse_quantity(text: str) -> int:
-    """A whole Kubernetes quantity, ``40Gi`` -> 42949672960; raises Problems. Fractions have no use for devices."""
-    found = _QUANTITY.fullmatch(text)
-    if not found:
+    """The number of a whole Kubernetes quantity, ``40Gi`` -> 42949672960. Raises Problems, for fractions too."""
+    if not _QUANTITY.fullmatch(text):
         raise unmet("a whole number, with or without a suffix: 40Gi, 500M, 8")
-    value = int(found[1]) * _SUFFIXES[found[2] or ""]
+    value = int(quantity.parse(text))
     if value >= INT64:
         raise unmet("a quantity below 2^63")
     return value
@@ -61,7 +58,7 @@ Quantity = Annotated[
 
 
 def quantity_value(value: int | str) -> int:
-    """The number behind a quantity of the configuration."""
+    """The number of a quantity of the configuration."""
     return parse_quantity(value) if isinstance(value, str) else value
 
 

@@ -1,4 +1,4 @@
-"""The configuration's reference as Markdown, from the model: one table for each kind of mapping in the file."""
+"""Make the configuration's reference as Markdown from the model: one table for each kind of mapping."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 import json
 from typing import Any
 
-from drabridge.config.jsonschema import all_models, annotated_schema
+from drabridge.config.json_schema import all_models, annotated_schema
 from drabridge.config.schema import Config
 from drabridge.config.template import IDENTITY_FIELDS, KEYED_FIELDS, PLAIN_FIELDS
 

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from drabridge.config.problem import unmet
+from drabridge.config.problems import unmet
 
 REGEX_MAX = 512  # characters of a pattern
 INSTRUCTIONS_MAX = 12_000  # of RE2's program; \W{1000} makes 11,004. Each may cost one step per byte of the value

@@ -1,4 +1,4 @@
-"""The configuration of the agent: this model is the only source of the file, its documentation and its JSON Schema."""
+"""The model of the configuration: the only source of the file, its documentation and its JSON Schema."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from drabridge.config.container import Group, MountRule, NodeRule, PreStart, dup
 from drabridge.config.health_rules import HealthRule
 from drabridge.config.lanes import Lanes
 from drabridge.config.matcher import Match
-from drabridge.config.problem import Problem, refuse_if_any
+from drabridge.config.problems import Problem, refuse_if_any
 from drabridge.config.published import Attribute, Capacity
 from drabridge.config.template import parse as parse_template
 from drabridge.system import safety_defaults as defaults
@@ -48,8 +48,8 @@ class Replicas(Model):
     """One device counted several times by kubelet (`<id>::<n>`): plain overcommitment, without isolation."""
 
     count: int = Field(ge=1, le=REPLICAS_MAX)
-    """How many ids each device has. Where it is lowered, an id that is no more stays with its pod until the pod ends;
-    nobody gets it after that."""
+    """How many ids each device has. When it is lowered, a removed id stays with its pod until the pod ends; no other
+    pod gets it."""
     policy: Literal["distributed", "packed"] = "distributed"
     """Which device the next pod gets: the least used, or the most used that still has room."""
     max_per_request: int | None = Field(default=None, ge=1, le=REPLICAS_MAX)
@@ -64,7 +64,7 @@ class LegacySettings(Model):
 
 
 class Taints(Model):
-    """How devices that cannot be used are marked in ResourceSlices."""
+    """The taints in ResourceSlices of devices that cannot be used."""
 
     faulty: TaintEffect = "NoSchedule"
     """For devices whose health rules fail. `NoExecute` evicts their pods."""
@@ -89,24 +89,24 @@ class DraSettings(Model):
     claim_status: bool = True
     """Whether conditions are written to the status of claims."""
     taints: Taints = preset(Taints)
-    """Marks on devices that cannot be used."""
+    """Taints of devices that cannot be used."""
 
 
 class Safety(Model):
-    """How long doubt lasts, in seconds. The defaults are right for production; shorter ones are for test clusters."""
+    """How long the agent waits when it is in doubt, in seconds. Times below the defaults are for test clusters."""
 
     min_hold_seconds: float = Field(default=defaults.MIN_HOLD_SECONDS, ge=0, le=3600)
     """After Allocate a device stays held for this long, whatever kubelet shows."""
     unconfirmed_seconds: float = Field(default=defaults.UNCONFIRMED_SECONDS, ge=0, le=3600)
-    """How long a device stays held that kubelet never showed with a pod: the pod was rejected after Allocate."""
+    """How long a device stays held after Allocate although kubelet never showed its pod, which was rejected."""
     absent_seconds: float = Field(default=defaults.ABSENT_SECONDS, ge=0, le=3600)
-    """How long a pod must be missing, in every witness, before its device is free."""
+    """How long a pod must be missing, in every source of evidence, before its device is released."""
     settle_seconds: float = Field(default=defaults.SETTLE_SECONDS, ge=0, le=3600)
-    """Nothing is released for this long after a start of kubelet, or of an agent that may meet another one."""
+    """Nothing is released for this long after a start of kubelet, or of an agent beside which another may still run."""
     quiesce_seconds: float = Field(default=defaults.QUIESCE_SECONDS, ge=0, le=3600)
-    """How long a device that left the slices waits for schedulers that remember it, before pods may have it."""
+    """How long a device that left the slices waits before pods may have it: a scheduler may still remember it."""
     tombstone_seconds: float = Field(default=defaults.TOMBSTONE_SECONDS, ge=5, le=3600)
-    """How long the id of a device that is gone stays listed, Unhealthy: dropping it too early crashes kubelet."""
+    """How long the id of a gone device stays listed, Unhealthy: dropping it too early crashes kubelet."""
 
 
 class Resource(Model):
@@ -142,7 +142,7 @@ class Resource(Model):
     health: Many[HealthRule] = Field(default_factory=lambda: (HealthRule.model_construct(node_exists=True),))
     """All must hold for the device to be healthy."""
     probe_open: bool = False
-    """A device counts as let go only when no process has its nodes open either. Not for devices that a daemon keeps
+    """A device is released only when no process has its nodes open either. Not for devices that a daemon keeps
     open; needs `hostPID` and the capability `SYS_PTRACE`."""
     sharing: Sharing = preset(Sharing)
     """Several claims on one device."""
@@ -216,7 +216,7 @@ class Config(Model):
     dra: DraSettings = preset(DraSettings)
     """The DRA side."""
     safety: Safety = preset(Safety)
-    """How long doubt lasts."""
+    """How long the agent waits when it is in doubt."""
     resources: Annotated[Many[Resource], Field(min_length=1, max_length=RESOURCES_MAX)]
     """What this node offers."""
 

@@ -1,4 +1,4 @@
-"""Templates such as ``/dev/nvidia{nvidia.minor}``: parsed and checked when the file is loaded, filled per device."""
+"""Templates such as ``/dev/nvidia{nvidia.minor}``: parsed when the file is loaded, filled in for each device."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from drabridge.config.problem import did_you_mean, unmet
+from drabridge.config.problems import did_you_mean, unmet
 
 TEMPLATE_MAX = 4096  # PATH_MAX; no template has a reason to be longer
 
@@ -49,7 +49,7 @@ IDENTITY_FIELDS = {
     "resource": "the extended resource name",
 }
 PARENT = "parent."  # parent.attr:, parent.property:, parent.link: of the nearest ancestor that has it
-_HOST_WORDS = frozenset({"attr", "property", "link", "file"})  # hardware or other software chooses these values
+_FOREIGN_SOURCES = frozenset({"attr", "property", "link", "file"})  # hardware or other software chooses the values
 
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]|[^{}]+", re.DOTALL)
 
@@ -67,7 +67,7 @@ class Field:
 
     @classmethod
     def parse(cls, text: str) -> Field:
-        """``attr:serial`` -> a field; raises Problems for a field that does not exist."""
+        """Read ``attr:serial``. Raises Problems for a field that does not exist."""
         of_parent = text.startswith(PARENT)
         source, colon, key = text.removeprefix(PARENT).partition(":")
         if colon and source in KEYED_FIELDS:
@@ -124,7 +124,7 @@ class Template:
         return self._render(lookup, lambda field, value: True)
 
     def render_path(self, lookup: Lookup) -> str | None:
-        """Fill in a path; also None when a value that hardware chose could lead out of its directory.
+        """Fill in a path; None also when a value that hardware chose could lead out of its directory.
 
         A USB stick chooses its own serial number: ``/dev/serial/{attr:serial}`` must not become ``/dev/serial/../sda``.
         """
@@ -146,11 +146,11 @@ class Template:
 def _stays_in_place(field: Field, value: str) -> bool:
     if "\0" in value:
         return False
-    return field.source not in _HOST_WORDS or ("/" not in value and value not in {".", ".."})
+    return field.source not in _FOREIGN_SOURCES or ("/" not in value and value not in {".", ".."})
 
 
 def parse(text: str) -> Template:
-    """Parse a template; raises Problems for unbalanced braces and unknown fields."""
+    """Parse a template. Raises Problems for unbalanced braces and unknown fields."""
     if len(text) > TEMPLATE_MAX:
         raise unmet(f"at most {TEMPLATE_MAX} characters", found=f"{len(text)} characters")
     return Template(tuple(_parts(text)))

@@ -9,11 +9,11 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from drabridge.config.quantity import parse
 from drabridge.errors import PeerError
 from drabridge.ledger import events
 from drabridge.ledger.events import DeviceUse
 from drabridge.ledger.model import ClaimRef, ClaimShare
-from drabridge.offers.quantity import parse
 from drabridge.system.untrusted import reading
 
 POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"  # annotation of claims made from templates, since 1.36

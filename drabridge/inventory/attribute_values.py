@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from drabridge.config import names
-from drabridge.config.problem import Problems
+from drabridge.config.problems import Problems
 from drabridge.config.published import INT64, UNITS, parse_quantity
 from drabridge.config.schema import Resource
 from drabridge.config.template import Lookup

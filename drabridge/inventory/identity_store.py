@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from drabridge.config.loader import load
-from drabridge.config.messages import ConfigErrors
+from drabridge.config.problems import ConfigErrors
 from drabridge.config.schema import Config
 from drabridge.inventory.identity import KnownIdentities
 from drabridge.inventory.udev_scope import distinct_configs

@@ -9,7 +9,7 @@ from typing import TypeGuard
 
 from drabridge.config.names import DNS_LABEL_MAX
 from drabridge.config.pattern import WHITESPACE, Glob, check_id_width
-from drabridge.config.problem import Problems
+from drabridge.config.problems import Problems
 from drabridge.inventory.match import ANCESTORS_MAX, UdevView
 
 _UNSAFE = re.compile(r"[*?\[\]\\|]")

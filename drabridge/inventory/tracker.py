@@ -8,8 +8,9 @@ from msgspec.structs import replace
 
 from drabridge.inventory.identity import Key
 from drabridge.inventory.model import Collision, Device, Presence, Snapshot
+from drabridge.system import safety_defaults
 
-TOMBSTONE_SECONDS = 60.0
+TOMBSTONE_SECONDS = safety_defaults.TOMBSTONE_SECONDS
 """How long a device stays listed as GONE after it went, although nobody holds it.
 
 Kubelet 1.36.2 dereferences its record of every id in a finished Allocate: an id that leaves the list while its Allocate

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from drabridge.config.lanes import REST, Lanes, Selection
 from drabridge.config.loader import read
-from drabridge.config.messages import ConfigErrors
+from drabridge.config.problems import ConfigErrors
 from drabridge.config.schema import Config, Resource
 from drabridge.errors import ConfigError, HostError
 from drabridge.kube.connection import ClaimsOff

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from drabridge.config.quantity import canonical
 from drabridge.inventory.model import Attribute, Device, Semver
-from drabridge.offers.quantity import canonical
 
 STANDARD_DOMAIN = "resource.kubernetes.io"
 PCIE_ROOT = f"{STANDARD_DOMAIN}/pcieRoot"

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from drabridge.offers.quantity import parse
+from drabridge.config.quantity import parse
 from drabridge.offers.slices import Feature, Json
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from drabridge.config.quantity import canonical
 from drabridge.inventory.model import Device
 from drabridge.offers.attributes import describe
-from drabridge.offers.quantity import canonical
 
 # resource.k8s.io limits in 1.36.2. 128 devices are allowed in a slice without taints, counters and list attributes;
 # with 64 always, a device that becomes faulty never forces a new layout.

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from drabridge.config import ConfigErrors, load
-from drabridge.config.jsonschema import all_models, field_docs, json_schema
+from drabridge.config.json_schema import all_models, field_docs, json_schema
 from drabridge.config.schema import Config
 from tests.support.configurations import document
 

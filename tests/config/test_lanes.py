@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drabridge.config.lanes import NOTHING, REST, Lanes, LaneShare, Selection, parse_share
-from drabridge.config.problem import Problems
+from drabridge.config.problems import Problems
 from tests.support.configurations import loaded
 
 

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from drabridge.config.pattern import Glob, Patterns, check_id_width
-from drabridge.config.problem import Problems
+from drabridge.config.problems import Problems
 from drabridge.config.regex import Regex
 from tests.support.waiting import PATIENCE
 

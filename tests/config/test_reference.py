@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drabridge.config.jsonschema import all_models
+from drabridge.config.json_schema import all_models
 from drabridge.config.reference import reference
 from drabridge.config.schema import Config
 from drabridge.config.template import IDENTITY_FIELDS, PLAIN_FIELDS

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drabridge.config.problem import Problems
+from drabridge.config.problems import Problems
 from drabridge.config.regex import REGEX_MAX, VALUE_MAX, Regex
 
 ATOMS = st.sampled_from(["a", "b", ".", "[ab]", "[^a]", r"\d", r"\w", r"\.", "-", "0", "[]a]", "[a-c0]"])

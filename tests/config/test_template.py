@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drabridge.config.problem import Problems
+from drabridge.config.problems import Problems
 from drabridge.config.template import IDENTITY_FIELDS, KEYED_FIELDS, PLAIN_FIELDS, Field, Template, parse
 
 KEY = st.text(st.characters(codec="utf-8", exclude_characters="{}\0\n"), min_size=1, max_size=8).filter(

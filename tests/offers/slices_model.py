@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from drabridge.offers.quantity import canonical, parse
+from drabridge.config.quantity import canonical, parse
 from drabridge.offers.slice_writes import Verb, Write
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drabridge.config.quantity import canonical, parse
 from drabridge.inventory.model import Attribute, Device, Semver
 from drabridge.kube.versions import choose_version, slice_from_v1, slice_to_v1
 from drabridge.offers.attributes import MAX_ENTRIES, describe, is_qualified_name, semver
-from drabridge.offers.quantity import canonical, parse
 from drabridge.offers.slices import slice_name
 
 

@@ -1,4 +1,4 @@
-"""From pydantic's errors to complaints with a place in the file, in words for an operator."""
+"""Turn pydantic's errors into problems with a place in the file, in an operator's words."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from drabridge.config.base import Model
-from drabridge.config.messages import shorten
-from drabridge.config.problem import Problem, Problems, did_you_mean
-from drabridge.config.yamltree import QUOTE_IT, Complaint, Mapping, Node, Path, Place, Scalar, Sequence, node_at
+from drabridge.config.problems import Path, Problem, Problems, did_you_mean, shorten
+from drabridge.config.yaml_tree import QUOTE_IT, Mapping, Node, Place, PlacedProblem, Scalar, Sequence, node_at
 
-# Words from elsewhere, and what they are called here. Only used in hints.
+# Words of other tools, and the key that is meant here. Only for hints.
 _SYNONYMS = {
     "name": "sysname", "kernel": "sysname", "KERNEL": "sysname", "SUBSYSTEM": "subsystem", "DRIVER": "driver",
     "ATTR": "attr", "attrs": "attr", "attributes": "attr", "ENV": "property", "env": "property",
@@ -48,12 +47,12 @@ _EXPECTED = {
 }
 
 
-def complaints_of(model: type[Model], root: Mapping, error: ValidationError, data: object) -> list[Complaint]:
-    """pydantic's errors, placed. Checks of the whole file run even when parts of it are wrong."""
+def problems_of(model: type[Model], root: Mapping, error: ValidationError, data: object) -> list[PlacedProblem]:
+    """pydantic's errors with their places. Checks of the whole file run even when parts of it are wrong."""
     found = [(path, problem) for path, problem in _problems(model, root, error, ())]
     found += [(problem.path, problem) for problem in model.whole_file_problems(data)]
     unique = dict.fromkeys((*_locate(root, path), Problem(p.expected, p.hint, (), p.found)) for path, p in found)
-    return _merge(Complaint(place, path, problem) for place, path, problem in unique)
+    return _merge(PlacedProblem(place, path, problem) for place, path, problem in unique)
 
 
 def _problems(
@@ -84,7 +83,7 @@ def _length(node: Node | None) -> int:
 
 
 def _locate(root: Node, path: Path) -> tuple[Place, Path]:
-    """Where a path of pydantic's is in the file. Words that pydantic adds for unions and keys are left out."""
+    """The place in the file of one of pydantic's paths. Words that pydantic adds for unions and keys are left out."""
     node, place, known = root, root.place, list[str | int]()
     for index, part in enumerate(path):
         if isinstance(node, Mapping) and part in node.entries:
@@ -102,32 +101,32 @@ def _locate(root: Node, path: Path) -> tuple[Place, Path]:
     return value_place, tuple(known)
 
 
-def _merge(complaints: Iterable[Complaint]) -> list[Complaint]:
-    """One complaint per path: each member of a union has said what it wanted."""
-    merged: dict[tuple[Path, str | None], Complaint] = {}
-    for complaint in complaints:
-        key = (complaint.path, complaint.problem.found)
+def _merge(problems: Iterable[PlacedProblem]) -> list[PlacedProblem]:
+    """One problem per path: of a union, each member has its own."""
+    merged: dict[tuple[Path, str | None], PlacedProblem] = {}
+    for placed in problems:
+        key = (placed.path, placed.problem.found)
         if (earlier := merged.get(key)) is None:
-            merged[key] = complaint
+            merged[key] = placed
             continue
-        wanted = dict.fromkeys(filter(None, (earlier.problem.expected, complaint.problem.expected)))
-        hint = earlier.problem.hint or complaint.problem.hint
-        merged[key] = Complaint(
+        wanted = dict.fromkeys(filter(None, (earlier.problem.expected, placed.problem.expected)))
+        hint = earlier.problem.hint or placed.problem.hint
+        merged[key] = PlacedProblem(
             earlier.place, earlier.path, Problem(" or ".join(wanted), hint, (), earlier.problem.found)
         )
     return list(merged.values())
 
 
-def join(from_yaml: list[Complaint], refusals: list[Complaint]) -> list[Complaint]:
-    """A scalar with two readings where the model wants no text at all: quoting it would not help, so do not say so."""
-    readings = {c.path: c.problem for c in from_yaml if c.problem.hint.startswith(QUOTE_IT)}
+def join(from_yaml: list[PlacedProblem], refusals: list[PlacedProblem]) -> list[PlacedProblem]:
+    """All problems. The hint to quote a scalar goes where the model wants no text: quoting would not help."""
+    readings = {placed.path: placed.problem for placed in from_yaml if placed.problem.hint.startswith(QUOTE_IT)}
     refused = {refusal.path for refusal in refusals}
-    joined = [c for c in from_yaml if c.path not in readings or c.path not in refused]
+    joined = [placed for placed in from_yaml if placed.path not in readings or placed.path not in refused]
     for refusal in refusals:
         problem = refusal.problem
         if (reading := readings.get(refusal.path)) is not None:
             problem = Problem(problem.expected, reading.hint.removeprefix(QUOTE_IT), (), reading.found)
-        joined.append(Complaint(refusal.place, refusal.path, problem))
+        joined.append(PlacedProblem(refusal.place, refusal.path, problem))
     return joined
 
 
@@ -144,7 +143,7 @@ def _key_hint(whole: type[Model], path: Path) -> str:
 
 
 def _model_at(model: type[BaseModel], path: Path) -> type[BaseModel] | None:
-    """The model that describes the mapping at a path."""
+    """The model that describes the mapping at a path; None when there is none."""
     for part in path:
         for name, field in model.model_fields.items():
             if part in (field.alias, name):

@@ -1,7 +1,8 @@
-"""Kubernetes quantities in the form in which the API server stores them.
+"""Read and write Kubernetes quantities (``64Gi``).
 
-The server canonicalises what it stores ("65536Mi" comes back as "64Gi"), so a publisher that writes another spelling
-sees a difference for ever. Rules: k8s.io/apimachinery pkg/api/resource/quantity.go, CanonicalizeBytes.
+They are written as the API server stores them. It canonicalises ("65536Mi" comes back as "64Gi"), so a publisher that
+writes another spelling always sees a difference. Rules: k8s.io/apimachinery pkg/api/resource/quantity.go,
+CanonicalizeBytes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def canonical(value: int) -> str:
 
 
 def parse(text: str) -> Fraction:
-    """The exact number that a quantity says. Raises ValueError for text that is none."""
+    """The exact number of a quantity. Raises ValueError for text that is none."""
     match = _FORM.fullmatch(text.strip())
     if match is None or (match[3] or "") not in _SUFFIXES:
         raise ValueError(f"{text!r} is not a Kubernetes quantity such as 64Gi, 1500m or 3e6")

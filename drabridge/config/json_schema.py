@@ -1,7 +1,7 @@
-"""The configuration as JSON Schema, for editors and for the chart's values.
+"""Make the JSON Schema of the configuration, for editors and for the chart's values.
 
-Stricter than the loader in one way: ids under ``match`` must be quoted. The loader reads the file itself and keeps
-``0403`` as it stands; an editor or Helm has already turned it into the number 259 when a schema sees it.
+It is stricter than the loader in one way: ids under ``match`` must be quoted. The loader reads the file itself and
+keeps ``0403`` as it is; an editor or Helm has turned it into the number 259 before a schema sees it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def annotated_schema() -> dict[str, Any]:
-    """The schema with our notes in it (``x-type``: a type in words), for the reference."""
+    """The schema with notes for the reference (``x-type``: a type in words)."""
     schema = Config.model_json_schema(by_alias=True)
     models = {model.__name__: model for model in all_models(Config)}
     for name, definition in {**schema["$defs"], "Config": schema}.items():
@@ -55,8 +55,8 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
 def field_docs(model: type[BaseModel]) -> dict[str, str]:
     """The docstring under each field, by Python name.
 
-    Read from the source only when documentation is wanted: pydantic's own way does it whenever the module is imported,
-    which costs the agent 0.1 s at every start (measured).
+    The source is read only when documentation is made. pydantic's own way reads it at every import, which costs the
+    agent 0.1 s at each start (measured).
     """
     docs: dict[str, str] = {}
     for part in reversed([cls for cls in model.__mro__ if issubclass(cls, BaseModel) and cls is not BaseModel]):
@@ -78,7 +78,7 @@ def _own_docs(model: type[BaseModel]) -> dict[str, str]:
 def defaults(model: type[BaseModel]) -> dict[str, Any]:
     """The default of each optional field as the file would have it, by the file's name for it.
 
-    None and empty ones are left out, and mappings, whose keys have defaults of their own.
+    None and empty defaults are left out, and so are mappings: their keys have defaults of their own.
     """
     blank = model.model_construct()
     plain = blank.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -104,7 +104,7 @@ def _describe(definition: dict[str, Any], model: type[BaseModel]) -> None:
 
 
 def _cleaned(value: Any) -> Any:
-    """Without titles, which repeat the names, and without null where leaving out is meant."""
+    """The schema without titles, which repeat the names, and without null where the key is optional."""
     if isinstance(value, list):
         return [_cleaned(item) for item in value]
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""YAML as a tree that remembers where everything stood and never guesses what a scalar means."""
+"""Parse YAML into a tree that knows the place of every node and never guesses what a scalar means."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import yaml
 from msgspec import Struct, field
 
-from drabridge.config.problem import Problem, Problems, unmet
+from drabridge.config.problems import Path, Problem, Problems, unmet
 
 DOCUMENT_MAX = 1024 * 1024  # bytes: the most that a ConfigMap can hold
 DEPTH_MAX = 50  # our own schema needs 12
-NODES_MAX = 100_000  # with aliases written out: ten aliases of ten aliases of ... is an attack, not a configuration
+NODES_MAX = 100_000  # with aliases written out: aliases of aliases of aliases are an attack, not a configuration
 
-# Keys whose whole subtree is udev's text: 0403, 1e10, on and 0x10de stay what the operator wrote.
+# Below these keys everything is udev's text: 0403, 1e10, on and 0x10de stay what the operator wrote.
 RAW_KEYS = frozenset({"match", "attr", "property", "link", "driverBound", "file"})
 
 QUOTE_IT = "quote it: "
@@ -27,11 +27,10 @@ _BOOLEANS = {"true": True, "false": False}
 _STRING_TAG = "tag:yaml.org,2002:str"
 
 Place = tuple[int, int]  # line and column, from 1
-Path = tuple[str | int, ...]
 
 
 class Scalar(Struct):
-    """One value; ``plain`` is false when it was quoted or a block, and so is certainly text."""
+    """One value. ``plain`` is false when it was quoted or a block, so it is certainly text."""
 
     place: Place
     text: str
@@ -39,7 +38,7 @@ class Scalar(Struct):
 
     @property
     def reading(self) -> str | None:
-        """How common YAML readers take this plain scalar if not as text: ``the number 259``, else None."""
+        """What common YAML readers make of this plain scalar if not text: ``the number 259``; else None."""
         if not self.plain:
             return None
         if _YAML_1_2_NUMBER.fullmatch(self.text):
@@ -58,7 +57,7 @@ class Scalar(Struct):
         return "nothing" if value is None else f"the date {value}"
 
     def value(self) -> str | int | float | bool | None:
-        """The value where only one reading is possible; raises Problems where readers of YAML disagree."""
+        """The value. Raises Problems where readers of YAML disagree about it."""
         text = self.text
         if not self.plain:
             return text
@@ -83,7 +82,7 @@ class Sequence(Struct):
 
 
 class Mapping(Struct):
-    """A mapping; the place of each key is kept beside its value."""
+    """A mapping, with the place of each key."""
 
     place: Place
     entries: dict[str, Node] = field(default_factory=dict)
@@ -93,8 +92,8 @@ class Mapping(Struct):
 Node = Scalar | Sequence | Mapping
 
 
-class Complaint(Struct, frozen=True):
-    """A problem, with the place and the path where the file has it."""
+class PlacedProblem(Struct, frozen=True):
+    """A problem with its place and its path in the file."""
 
     place: Place
     path: Path
@@ -108,10 +107,10 @@ def _number(text: str) -> str:
 
 
 class _Composer:
-    """Builds the tree from events without recursion, so that depth is a limit of ours and not of the stack."""
+    """Build the tree from events without recursion: the depth has our limit, not the stack's."""
 
     def __init__(self) -> None:
-        self.complaints: list[Complaint] = []
+        self.problems: list[PlacedProblem] = []
         self.root: Node | None = None
         self.stack: list[tuple[Sequence | Mapping, Path]] = []
         self.key: str | None = None  # of the mapping on top of the stack, waiting for its value
@@ -119,15 +118,15 @@ class _Composer:
         self.open_anchors: list[tuple[str, int]] = []
         self.count = 0
 
-    def complain(
+    def refuse(
         self, place: Place, expected: str, hint: str, found: str | None = None, path: Path | None = None
     ) -> None:
-        self.complaints.append(
-            Complaint(place, self.path() if path is None else path, Problem(expected, hint, (), found))
+        self.problems.append(
+            PlacedProblem(place, self.path() if path is None else path, Problem(expected, hint, (), found))
         )
 
     def path(self) -> Path:
-        """Of the node that comes next."""
+        """The path of the node that comes next."""
         if not self.stack:
             return ()
         parent, path = self.stack[-1]
@@ -152,21 +151,21 @@ class _Composer:
 
     def _tag(self, tag: str | None, place: Place) -> None:
         if tag not in {None, _STRING_TAG}:
-            self.complain(place, "no tags", "quote what is meant as text", f"a {tag} tag")
+            self.refuse(place, "no tags", "quote what is meant as text", f"a {tag} tag")
 
     def _open(self, node: Sequence | Mapping, anchor: str | None, tag: str | None) -> None:
         self._tag(tag, node.place)
         path = self.path()
         if len(self.stack) >= DEPTH_MAX:
             raise Abort(
-                Complaint(
+                PlacedProblem(
                     node.place, path[:8], Problem(f"at most {DEPTH_MAX} levels of nesting", "", (), "a deeper one")
                 )
             )
         pending = self.key
         self._add(node, None)
         if isinstance(self.stack[-1][0] if self.stack else None, Mapping) and pending is None:
-            self.key = None  # a complex key: complained about by _add, its value is dropped
+            self.key = None  # a complex key: _add has refused it, its value is dropped
         self.stack.append((node, path))
         self.open_anchors.append((anchor or "", self.count))
         self.key = None
@@ -182,7 +181,7 @@ class _Composer:
         if anchor not in self.anchors:
             inside = any(name == anchor for name, _ in self.open_anchors)
             hint = "an anchor cannot contain itself" if inside else "define &" + anchor + " above it"
-            self.complain(place, "an alias of something complete", hint, "*" + anchor)
+            self.refuse(place, "an alias of something complete", hint, "*" + anchor)
             self._add(Scalar(place, "", True), None)
             return
         node, size = self.anchors[anchor]
@@ -192,7 +191,7 @@ class _Composer:
         self.count += size
         if self.count > NODES_MAX:
             raise Abort(
-                Complaint(
+                PlacedProblem(
                     node.place, (), Problem(f"at most {NODES_MAX} values, aliases written out", "", (), "more of them")
                 )
             )
@@ -212,26 +211,26 @@ class _Composer:
 
     def _key(self, parent: Mapping, node: Node) -> None:
         if not isinstance(node, Scalar):
-            self.complain(node.place, "a plain word as key", "", "a list or mapping")
+            self.refuse(node.place, "a plain word as key", "", "a list or mapping")
             self.key = "?"
         elif node.plain and node.text == "<<":
-            self.complain(node.place, "every key written out", "merge keys are not part of YAML 1.2", "<<")
+            self.refuse(node.place, "every key written out", "merge keys are not part of YAML 1.2", "<<")
             self.key = "<<"
             parent.key_places.setdefault("<<", node.place)
         else:
             self.key = node.text
             if node.text in parent.key_places:
                 line = parent.key_places[node.text][0]
-                self.complain(node.place, "each key once", f"it is already in line {line}", "the same key again")
+                self.refuse(node.place, "each key once", f"it is already in line {line}", "the same key again")
             parent.key_places.setdefault(node.text, node.place)
 
 
 class Abort(Exception):
-    """The rest of the document is not worth reading."""
+    """The document is not read any further."""
 
-    def __init__(self, complaint: Complaint) -> None:
-        super().__init__(complaint)
-        self.complaint = complaint
+    def __init__(self, problem: PlacedProblem) -> None:
+        super().__init__(problem)
+        self.problem = problem
 
 
 def _place(event: yaml.Event) -> Place:
@@ -243,8 +242,8 @@ def _events(text: str) -> Iterator[yaml.Event]:
     yield from yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
-def compose(text: str) -> tuple[Node | None, list[Complaint]]:
-    """Parse one document. Syntax errors and limits give one complaint and no tree."""
+def compose(text: str) -> tuple[Node | None, list[PlacedProblem]]:
+    """Parse one document into a tree and its problems. A syntax error or a limit gives one problem and no tree."""
     composer = _Composer()
     documents = 0
     try:
@@ -252,20 +251,20 @@ def compose(text: str) -> tuple[Node | None, list[Complaint]]:
             documents += isinstance(event, yaml.DocumentStartEvent)
             if documents > 1:
                 return None, [
-                    Complaint(_place(event), (), Problem("one document", "remove what follows ---", (), "a second"))
+                    PlacedProblem(_place(event), (), Problem("one document", "remove what follows ---", (), "a second"))
                 ]
             composer.feed(event)
     except Abort as abort:
-        return None, [abort.complaint]
+        return None, [abort.problem]
     except yaml.MarkedYAMLError as error:
         return None, [_syntax(text, error)]
     except yaml.YAMLError as error:  # a ReaderError: characters that YAML does not allow
         problem = Problem("text without control characters", "", (), str(error).splitlines()[0])
-        return None, [Complaint(_place_of(text, getattr(error, "position", 0)), (), problem)]
-    return composer.root, composer.complaints
+        return None, [PlacedProblem(_place_of(text, getattr(error, "position", 0)), (), problem)]
+    return composer.root, composer.problems
 
 
-def _syntax(text: str, error: yaml.MarkedYAMLError) -> Complaint:
+def _syntax(text: str, error: yaml.MarkedYAMLError) -> PlacedProblem:
     mark = error.problem_mark or error.context_mark
     place = (mark.line + 1, mark.column + 1) if mark else (1, 1)
     lines = text.splitlines()
@@ -274,7 +273,7 @@ def _syntax(text: str, error: yaml.MarkedYAMLError) -> Complaint:
     hint = "check the indentation, and quote values that contain : { } [ ] , & * # or begin with a sign"
     if "\t" in line[: len(line) - len(line.lstrip())]:
         hint = "indent with spaces: YAML does not allow tabs"
-    return Complaint(place, (), Problem("valid YAML", hint, (), found))
+    return PlacedProblem(place, (), Problem("valid YAML", hint, (), found))
 
 
 def _place_of(text: str, position: int) -> Place:
@@ -283,7 +282,7 @@ def _place_of(text: str, position: int) -> Place:
 
 
 def node_at(root: Node | None, path: Path) -> Node | None:
-    """The node at a path, if the file has one there."""
+    """The node at a path; None when the file has none there."""
     node = root
     for part in path:
         if isinstance(node, Mapping) and part in node.entries:
@@ -296,29 +295,33 @@ def node_at(root: Node | None, path: Path) -> Node | None:
 
 
 class Bare(str):
-    """Raw text that stood without quotes: what another reader of YAML made of it may have been a number."""
+    """Raw text that had no quotes: another reader of YAML may have read a number."""
 
     __slots__ = ()
 
 
 def plain(
-    node: Node, complaints: list[Complaint], path: Path = (), *, raw_keys: frozenset[str] = RAW_KEYS, raw: bool = False
+    node: Node,
+    problems: list[PlacedProblem],
+    path: Path = (),
+    *,
+    raw_keys: frozenset[str] = RAW_KEYS,
+    raw: bool = False,
 ) -> object:
     """The tree as dicts, lists and scalars. Below a key of ``raw_keys`` every scalar stays text."""
     if isinstance(node, Mapping):
         return {
-            key: plain(child, complaints, (*path, key), raw_keys=raw_keys, raw=raw or key in raw_keys)
+            key: plain(child, problems, (*path, key), raw_keys=raw_keys, raw=raw or key in raw_keys)
             for key, child in node.entries.items()
         }
     if isinstance(node, Sequence):
         return [
-            plain(child, complaints, (*path, index), raw_keys=raw_keys, raw=raw)
-            for index, child in enumerate(node.items)
+            plain(child, problems, (*path, index), raw_keys=raw_keys, raw=raw) for index, child in enumerate(node.items)
         ]
     if raw:
         return (Bare(node.text) if node.text else None) if node.plain else node.text
     try:
         return node.value()
     except Problems as error:
-        complaints += [Complaint(node.place, path, problem) for problem in error.items]
+        problems += [PlacedProblem(node.place, path, problem) for problem in error.items]
         return node.text

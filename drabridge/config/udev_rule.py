@@ -1,4 +1,4 @@
-"""The match keys of a pasted udev rule, with udev's own meaning (systemd, src/udev/udev-rules.c)."""
+"""Read the match keys of a pasted udev rule, with udev's own meaning (systemd, src/udev/udev-rules.c)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from drabridge.config.pattern import Patterns
 from drabridge.config.predicate import All, Ancestor, Not, Predicate, Source, Test
-from drabridge.config.problem import did_you_mean, unmet
+from drabridge.config.problems import did_you_mean, unmet
 
 RULE_MAX = 4096
 
@@ -48,9 +48,9 @@ class _Term(NamedTuple):
 
 
 def parse(text: str) -> Predicate:
-    """``SUBSYSTEM=="usb", ATTRS{idVendor}=="0403"`` -> a predicate; raises Problems for anything udev would not match.
+    """The predicate of ``SUBSYSTEM=="usb", ATTRS{idVendor}=="0403"``. Raises Problems for what udev would not match.
 
-    All terms must hold. The terms with plural keys must hold together for one device: the device itself or an ancestor.
+    All terms must hold. Terms with plural keys must all hold for one device: the device itself or one ancestor.
     """
     if len(text) > RULE_MAX:
         raise unmet(f"a rule of at most {RULE_MAX} characters", found=f"{len(text)} characters")
@@ -112,5 +112,5 @@ def _predicate(term: _Term) -> tuple[Predicate, bool]:
 
 
 def _with_dev(value: str) -> str:
-    """SYMLINK is compared without /dev/, links here are whole paths."""
+    """The same alternatives as whole paths: udev compares SYMLINK without /dev/."""
     return "|".join(f"/dev/{alternative}" for alternative in value.split("|"))
