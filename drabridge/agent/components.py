@@ -44,6 +44,7 @@ from drabridge.ledger.model import LedgerPolicy, Owner
 from drabridge.ledger.service import LedgerService
 from drabridge.legacy.cdi_files import LegacyCdiFiles
 from drabridge.legacy.manager import LegacyManager
+from drabridge.legacy.resource import LegacyContext
 from drabridge.system.io_thread import IoThread
 from drabridge.system.paths import Paths
 from drabridge.system.port import Port
@@ -147,17 +148,19 @@ def build(base: Foundation, config: Config, ledger_service: LedgerService, stand
     cdi = CdiStore(paths.cdi, config.driver)
     legacy_files = LegacyCdiFiles(cdi)
     podresources = Client(paths.podresources_socket, observe=sinks.asked)
-    legacy = LegacyManager(
-        directory=paths.device_plugins,
+    context = LegacyContext(
         ledger_service=ledger_service,
         cdi=cdi,
         devices=lambda: current.devices,
         resolve=lambda device: replace(device, nodes=inventory.resolve_nodes(device)),
-        observer=KubeletObserver(ledger_service, sinks, paths),
-        watcher=standby.watcher if standby is not None else None,
         now=base.now,
     )
-    kubelet = KubeletEvidence(podresources, paths.device_plugins, legacy.resend, base.now, legacy.quiet, config.driver)
+    observer = KubeletObserver(ledger_service, sinks, paths)
+    watcher = standby.watcher if standby is not None else None
+    legacy = LegacyManager(paths.device_plugins, context, observer, watcher)
+    kubelet = KubeletEvidence(
+        podresources, paths.device_plugins, legacy.resend, base.now, legacy.wait_answered, config.driver
+    )
     others = OtherEvidence(
         lambda: ledger_service.ledger, lambda: current.devices, lambda: probed_resources(inventory.configs())
     )

@@ -72,7 +72,7 @@ class LedgerMaintenance:
 
     async def forget_gone(self) -> None:
         """Drop devices that are gone for good: unheld, unknown to the inventory, and no longer used by kubelet."""
-        self._legacy.learn()  # a device may have left its lane long enough ago to leave the list as well
+        self._legacy.follow_inventory()  # a device may have left its lane long enough ago to leave the list as well
         if not self._inventory.current.complete:
             return
         service, known = self._ledger_service, self._inventory.current.by_name()

@@ -126,7 +126,7 @@ class ServingAgent:
                     parts.legacy_files.follow_soon(service.ledger, parts.current.devices)
                 else:
                     await self._merge()
-                parts.legacy.learn()
+                parts.legacy.follow_inventory()
                 parts.claims.wake()
                 parts.lanes_changed.set()
                 parts.current.devices_error = ""
@@ -221,7 +221,7 @@ class ServingAgent:
             if isinstance(effect, Notify):
                 parts.events.tell(effect)
             elif isinstance(effect, Readvertise):
-                parts.legacy.repeat({resource_of(parts.ledger_service, device) for device in effect.devices})
+                parts.legacy.resend_soon({resource_of(parts.ledger_service, device) for device in effect.devices})
                 parts.evidence.hurry()
         parts.inventory.released(effect.device for effect in effects if isinstance(effect, Released))
         if self._refresh is None:
@@ -236,7 +236,7 @@ class ServingAgent:
         parts.claims.wake()
         parts.evidence.changed()
         parts.lanes_changed.set()
-        parts.legacy.refresh()
+        parts.legacy.follow_ledger()
 
     async def _reconfigure(self, config: Config) -> None:
         parts = self._parts
@@ -245,7 +245,7 @@ class ServingAgent:
         parts.inventory.reconfigure(config)
         if self._serving:  # else nothing is served yet, and it begins with the configuration of then
             await parts.legacy.configure(config)
-            parts.legacy.learn()
+            parts.legacy.follow_inventory()
         if config.dra.enabled is False:
             await self._leave_cluster()
         elif parts.api_server.connect() and self._serving:

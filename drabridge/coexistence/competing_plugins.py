@@ -75,7 +75,7 @@ class CompetingPlugins:
 
     async def look(self) -> None:
         """Ask kubelet once at most, and do what follows from the answer. Never raises."""
-        now, listed = self._clock(), self._legacy.healthy()
+        now, listed = self._clock(), self._legacy.healthy_ids()
         for resource, ids in listed.items():
             recent = {one: seen for one, seen in self._ours.get(resource, {}).items() if now - seen < SETTLED_SECONDS}
             self._ours[resource] = recent | dict.fromkeys(ids, now)
@@ -135,6 +135,6 @@ class CompetingPlugins:
                 plugin.pause = min(2 * plugin.pause, RETRY_MOST_SECONDS)
                 await self._legacy.register_again(resource)
             elif plugin.seen_at == now:
-                self._legacy.repeat({resource})
+                self._legacy.resend_soon({resource})
         elif now - plugin.seen_at > SETTLED_SECONDS and self.found.pop(resource, ""):
             log.info("no other plugin serves a resource of ours any more", extra={"resource": resource})

@@ -1,4 +1,4 @@
-"""Add what kubelet does not show to a round of evidence: pods and claims of the API server, open files."""
+"""Add to a round of evidence what kubelet does not show: the API server's pods and claims, open files."""
 
 from __future__ import annotations
 

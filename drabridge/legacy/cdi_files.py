@@ -1,10 +1,10 @@
-"""The CDI files of devices that pods hold, kept right for as long as they may: at start, and when a device moves.
+"""Keep the CDI files of devices that pods hold: restore them, follow the device, remove them.
 
-Kubelet replays the names of an Allocate for its pod's whole life without asking again, so the files behind them must
-say what the names mean now. A device that is plugged in again may have another number; while it is away its old number
-may be another device's; so may that of a node which a driver that resets has taken away. So its file goes with it and
-comes back with it: a container that starts in between fails with a name that cannot be resolved, is tried again by
-kubelet, and never gets a stranger's device.
+Kubelet repeats the names of an Allocate for the pod's whole life without asking again, so the files behind the names
+must say what they mean now. A device that is plugged in again may have another number. While it is away, another device
+may have its old number; likewise while a driver that resets has removed a node. So the file goes with the device and
+comes back with it. A container that starts in between fails, because its name cannot be resolved; kubelet tries again;
+and it never gets a stranger's device.
 """
 
 from __future__ import annotations
@@ -21,26 +21,32 @@ log = logging.getLogger(__name__)
 
 
 class LegacyCdiFiles:
-    """Everything that is done to the files outside an Allocate, which writes its own. Never on the loop."""
+    """What happens to the files outside an Allocate, which writes its own.
+
+    The methods wait for a disk: never call them on the loop, but those that end in ``_soon``.
+    """
 
     def __init__(self, cdi: CdiStore) -> None:
         self._cdi = cdi
         self._seen: dict[str, Device] = {}
 
     def restore_soon(self, ledger: Ledger, devices: Mapping[str, Device]) -> None:
-        """As :meth:`restore`, in the thread of the directory."""
+        """Do :meth:`restore` in the thread of the CDI directory."""
         self._cdi.thread.submit_latest("restore CDI files", lambda: self.restore(ledger, devices))
 
     def follow_soon(self, ledger: Ledger, devices: Mapping[str, Device]) -> None:
-        """As :meth:`follow`, in the thread of the directory."""
+        """Do :meth:`follow` in the thread of the CDI directory."""
         self._cdi.thread.submit_latest("follow devices", lambda: self.follow(ledger, devices))
 
     def sweep_soon(self, ledger: Ledger) -> None:
-        """As :meth:`sweep`, in the thread of the directory: an Allocate after this writes its file after that."""
+        """Do :meth:`sweep` in the thread of the CDI directory; a later Allocate writes after it."""
         self._cdi.thread.submit_latest("sweep CDI files", lambda: self.sweep(ledger))
 
     def restore(self, ledger: Ledger, devices: Mapping[str, Device]) -> None:
-        """At start: write the files of held devices that are here (/var/run is empty after a boot), remove others'."""
+        """Write the files of held devices that are present, and remove all others.
+
+        At start: a boot empties /var/run.
+        """
         here = [device for device in _held(ledger, devices) if device.presence is Presence.PRESENT]
         doubtful = {
             device.name
@@ -54,7 +60,7 @@ class LegacyCdiFiles:
             log.error("CDI files could not be written", extra={"reason": str(error)})
 
     def follow(self, ledger: Ledger, devices: Mapping[str, Device]) -> None:
-        """The inventory changed: bring the files of held devices up to date."""
+        """Bring the files of held devices up to date after a change of the inventory."""
         before, self._seen = self._seen, dict(devices)
         for device in _held(ledger, devices):
             if before.get(device.name) == device:
@@ -80,7 +86,7 @@ class LegacyCdiFiles:
                 self._cdi.write(self._cdi.legacy_spec(device))
             case Presence.GONE:
                 self._cdi.remove(Family.LEGACY, device.name)
-            case Presence.FAULTY:  # by a health rule it is what it was; without a node its file is about a former one
+            case Presence.FAULTY:  # after a failed health rule the file stays true; after a lost node it does not
                 if not self._cdi.has(self._cdi.legacy_spec(device)):
                     self._cdi.remove(Family.LEGACY, device.name)
 

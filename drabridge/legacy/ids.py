@@ -1,9 +1,9 @@
-"""The ids by which kubelet knows the devices of one resource: those that they have, and those that they had.
+"""Keep the ids by which kubelet knows the devices of one resource: present ids, and former ones.
 
-A device with replicas has an id for each, so a reload with another count takes ids away from a device that stays.
-Kubelet 1.36.2 crashes when an id leaves the list while it is in an Allocate (``allocateContainerResources``), and fails
-a pod whose id is not listed any more when the pod is admitted again. So a former id stays listed, Unhealthy, until no
-pod has it and kubelet has had time to forget it.
+A device with replicas has an id for each. A reload with a smaller count takes ids away from a device that stays.
+Kubelet 1.36.2 crashes when an id leaves the list during its Allocate (``allocateContainerResources``). It fails a pod
+whose id is no longer listed when the pod is admitted again. So a former id stays listed, Unhealthy, until no pod has it
+and kubelet has had time to forget it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NONE: Mapping[str, float] = {}
 
 
 class KubeletIds:
-    """Kept by one resource; wall seconds come with the calls."""
+    """The ids of one resource. ``at`` is in wall seconds."""
 
     def __init__(self) -> None:
         self.owner: dict[str, str] = {}  # id -> device name, former ids included
@@ -24,23 +24,26 @@ class KubeletIds:
         self._former: dict[str, dict[str, float]] = {}  # device name -> id that it had -> when it last had it
 
     def follow(self, entries: Iterable[Entry], at: float) -> None:
-        """Take over the ids of the ledger's devices. Cheap where nothing changed: runs before every list."""
+        """Take over the ids of the ledger's devices.
+
+        Cheap where nothing changed, as it runs before every list.
+        """
         for entry in entries:
             name, units = entry.device.name, entry.device.units
             before = self._present.get(name)
             if before is units or before == units:
                 continue
             self._present[name] = units
-            self._leave(name, set(before or ()).difference(units), at)
+            self._make_former(name, set(before or ()).difference(units), at)
             former = self._former.get(name, {})
             for unit in units:
                 former.pop(unit, None)
                 self.owner[unit] = name
 
     def forget(self, entries: Iterable[Entry], at: float, *, keep_seconds: float, recent: Collection[str]) -> None:
-        """Drop former ids that nobody can mean any more: no pod has them, and kubelet has not asked lately.
+        """Drop former ids that no pod has and that kubelet has not asked about lately (``recent``).
 
-        What a hold names is a former id of its device, too: a hold may be older than this process.
+        Ids that a hold names are former ids of its device, too: a hold may be older than this process.
         """
         known = {entry.name: entry for entry in entries}
         for name in self._present.keys() - known.keys():
@@ -48,7 +51,7 @@ class KubeletIds:
             self._former.pop(name, None)
         for entry in known.values():
             if entry.hold is not None:
-                self._leave(entry.name, set(entry.hold.units).difference(entry.device.units), at)
+                self._make_former(entry.name, set(entry.hold.units).difference(entry.device.units), at)
         for name, former in tuple(self._former.items()):
             left = {unit: since for unit, since in former.items() if at - since < keep_seconds or unit in recent}
             if left:
@@ -59,14 +62,14 @@ class KubeletIds:
         self.owner = {unit: name for name, former in self._former.items() for unit in former} | units
 
     def former(self) -> Mapping[str, Collection[str]]:
-        """Device name -> the ids that it had."""
+        """Return device name -> its former ids."""
         return self._former
 
     def is_former(self, unit: str) -> bool:
-        """Whether the id is no longer one of its device's."""
+        """Tell whether the id is no longer one of its device's."""
         return bool(self._former) and unit in self._former.get(self.owner.get(unit, ""), _NONE)
 
-    def _leave(self, name: str, units: Collection[str], at: float) -> None:
+    def _make_former(self, name: str, units: Collection[str], at: float) -> None:
         for unit in units:
             if self.owner.setdefault(unit, name) == name:
                 self._former.setdefault(name, {})[unit] = at

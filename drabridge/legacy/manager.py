@@ -1,4 +1,4 @@
-"""All resources of the DevicePlugin side: which servers there are, and what kubelet has taken from them."""
+"""Run a device-plugin server for each resource, and know what kubelet has taken from it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from deviceplugin import ListedHealth, Observer, PluginServer, ServerState, Timeouts, Watcher
+from deviceplugin import ListedHealth, Observer, PluginServer, ServerState, Watcher
 from drabridge.config.schema import Config
-from drabridge.containers.cdi_store import CdiStore
-from drabridge.inventory.model import Device
-from drabridge.legacy.resource import LedgerAccess, LegacyResource
+from drabridge.legacy.resource import LegacyContext, LegacyResource
 from drabridge.system.supervise import forever
 
 log = logging.getLogger(__name__)
@@ -23,7 +21,7 @@ ANSWER_SECONDS = 0.02  # from our answer to kubelet's record of it (1 to 2 ms on
 
 
 def socket_prefix(driver: str) -> str:
-    """What our socket files begin with: short, since a path has 107 bytes, and another for another driver's agent."""
+    """Return what our socket files begin with: short (a path has 107 bytes), its own for each driver."""
     return f"drabridge-{hashlib.sha256(driver.encode()).hexdigest()[:4]}"
 
 
@@ -39,34 +37,19 @@ class _Served:
 
 
 class LegacyManager:
-    """Follows the configuration: a resource that is new gets a server, one that is gone loses it, the others stay."""
+    """The resources of the configuration with their servers, in kubelet's plugin ``directory``."""
 
     def __init__(
-        self,
-        *,
-        directory: Path,
-        ledger_service: LedgerAccess,
-        cdi: CdiStore,
-        devices: Callable[[], Mapping[str, Device]],
-        resolve: Callable[[Device], Device],
-        observer: Observer | None = None,
-        timeouts: Timeouts | None = None,
-        watcher: Watcher | None = None,
-        now: Callable[[], float] = time.time,
+        self, directory: Path, context: LegacyContext, observer: Observer, watcher: Watcher | None = None
     ) -> None:
         self._directory = directory
-        self._ledger_service = ledger_service
-        self._cdi = cdi
-        self._devices = devices
-        self._resolve = resolve
+        self._context = context
         self._observer = observer
-        self._timeouts = timeouts
-        self._now = now
         self._watcher = watcher or Watcher()
         self._served: dict[str, _Served] = {}
 
     async def configure(self, config: Config) -> None:
-        """Serve exactly the resources of ``config``. Must run in the agent's loop; may be repeated."""
+        """Serve exactly the resources of ``config``: start new servers, stop old ones, leave the others alone."""
         wanted = {resource.name: resource for resource in config.resources}
         leaving = [name for name, served in self._served.items() if name not in wanted]
         for name, resource in wanted.items():
@@ -78,34 +61,25 @@ class LegacyManager:
         await asyncio.gather(*(self._stop(name) for name in leaving))
         for name, resource in wanted.items():
             if name not in self._served:
-                plugin = LegacyResource(
-                    resource,
-                    inject=config.legacy.inject,
-                    ledger_service=self._ledger_service,
-                    cdi=self._cdi,
-                    devices=self._devices,
-                    resolve=self._resolve,
-                    now=self._now,
-                )
+                plugin = LegacyResource(resource, config.legacy.inject, self._context)
                 server = PluginServer(
                     plugin,
                     directory=self._directory,
                     name=socket_prefix(config.driver),
-                    timeouts=self._timeouts,
                     watcher=self._watcher,
                     observer=self._observer,
                 )
                 self._served[name] = _Served(plugin, server)
 
-    def learn(self) -> None:
-        """Take over which devices there are, and bring every list up to date."""
+    def follow_inventory(self) -> None:
+        """Take over which devices there are, and bring every device list up to date."""
         for served in self._served.values():
-            served.plugin.learn(served.server.recent_ids)
+            served.plugin.follow_inventory(served.server.recent_ids)
 
-    def refresh(self) -> None:
-        """Bring every list up to date with the ledger; nothing is sent where nothing changed."""
+    def follow_ledger(self) -> None:
+        """Bring every device list up to date with the ledger. An unchanged list is not sent."""
         for served in self._served.values():
-            served.plugin.refresh()
+            served.plugin.follow_ledger()
 
     @property
     def states(self) -> tuple[ServerState, ...]:
@@ -121,33 +95,39 @@ class LegacyManager:
         """Ids that kubelet asked about a short while ago; they must not leave a list."""
         return frozenset().union(*(served.server.recent_ids for served in self._served.values()))
 
-    async def quiet(self) -> None:
-        """Wait until kubelet has taken the answer to every Allocate, for a second at most."""
+    async def wait_answered(self) -> None:
+        """Wait until kubelet has taken the answer to every Allocate, for ``QUIET_SECONDS`` at most."""
         deadline = time.monotonic() + QUIET_SECONDS
         while self.busy_ids and time.monotonic() < deadline:
             await asyncio.sleep(ANSWER_SECONDS)
 
     async def delivered(self, resources: Iterable[str], timeout_seconds: float) -> bool:
-        """Wait until kubelet has taken the current list of each resource. False: not connected, or too slow."""
+        """Wait until kubelet has taken the current list of each resource; false if not connected or too slow."""
         return await self._sent({name: self._version(name) for name in resources}, timeout_seconds)
 
     async def resend(self, resources: Iterable[str], timeout_seconds: float) -> bool:
-        """Send the same lists again, which makes kubelet rewrite its checkpoint; as :meth:`delivered`.
+        """Send the same lists again, so that kubelet writes its checkpoint.
 
-        The file is one for all resources: for those that the configuration no longer has, the others' lists do.
+        Wait as :meth:`delivered` does.
+
+        There is one checkpoint for all resources: in place of resources that the configuration no longer has, all
+        others are sent.
         """
         known = [name for name in resources if name in self._served] or list(self._served)
         versions = {name: self._served[name].plugin.devices().resend() for name in known if self._version(name)}
         return await self._sent(versions, timeout_seconds)
 
-    def repeat(self, resources: Iterable[str]) -> None:
-        """Send the lists again, as they are: kubelet has just shown that it acts on an older one."""
+    def resend_soon(self, resources: Iterable[str]) -> None:
+        """Send the same lists again without waiting: kubelet has just shown that it acts on an older one."""
         for name in resources:
             if self._version(name):
                 self._served[name].plugin.devices().resend()
 
-    def healthy(self) -> dict[str, frozenset[str]]:
-        """Resource -> what is Healthy in the list that kubelet has taken; not those whose newest list is on its way."""
+    def healthy_ids(self) -> dict[str, frozenset[str]]:
+        """Return resource -> the Healthy ids in the list that kubelet has.
+
+        Not while a newer list is on its way.
+        """
         found = {}
         for name, served in self._served.items():
             current, state = served.plugin.devices().current, served.server.state
@@ -156,12 +136,12 @@ class LegacyManager:
         return found
 
     async def register_again(self, resource: str) -> None:
-        """Be the last one that registered it. Kubelet has none of its devices for a second or two."""
+        """Register again, to be the last one that did. For a second or two kubelet has none of its devices."""
         if resource in self._served:
             await self._served[resource].server.register_again()
 
     async def close(self, grace_seconds: float = 1.0) -> None:
-        """Stop every server; sockets go, CDI files stay: containers that run may be started again without us."""
+        """Stop every server and remove its socket. CDI files stay: containers may be started again without us."""
         await asyncio.gather(*(self._stop(name, grace_seconds) for name in list(self._served)))
 
     def _version(self, name: str) -> int:

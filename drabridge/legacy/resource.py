@@ -1,4 +1,4 @@
-"""One extended resource as kubelet sees it: its list, its allocations, its preferences."""
+"""Serve one extended resource to kubelet: its device list, its allocations, its preferences."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import logging
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 import deviceplugin
 from deviceplugin import AllocationError, Broadcast, ContainerAllocation, DeviceList, DeviceSpec, ListedHealth
@@ -29,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class LedgerAccess(Protocol):
-    """The ledger's owner, as far as this side needs it."""
+    """What the legacy side uses of :class:`drabridge.ledger.service.LedgerService`."""
 
     @property
     def ledger(self) -> Ledger: ...
@@ -43,43 +45,43 @@ class LedgerAccess(Protocol):
     def submit(self, event: events.Event) -> asyncio.Future[Decision]: ...
 
 
-class LegacyResource:
-    """Implements every interface of :mod:`deviceplugin.api` for one resource of the configuration.
+class LegacyContext(Struct, frozen=True):
+    """What every resource of the legacy side needs of the agent.
 
-    ``resolve`` re-reads a device's nodes from its stable identity (stat calls only): a number may have moved since the
-    last event. ``devices`` gives the inventory's current records by name.
+    ``devices`` returns the inventory's current records by name. ``resolve`` reads a device's nodes anew from its stable
+    identity (stat calls only), because a number may have changed since the last event. ``now`` returns wall seconds.
     """
 
-    def __init__(
-        self,
-        config: Resource,
-        *,
-        inject: Inject,
-        ledger_service: LedgerAccess,
-        cdi: CdiStore,
-        devices: Callable[[], Mapping[str, Device]],
-        resolve: Callable[[Device], Device],
-        now: Callable[[], float] = time.time,
-    ) -> None:
+    ledger_service: LedgerAccess
+    cdi: CdiStore
+    devices: Callable[[], Mapping[str, Device]]
+    resolve: Callable[[Device], Device]
+    now: Callable[[], float] = time.time
+
+
+class LegacyResource:
+    """Implements every interface of :mod:`deviceplugin.api` for one resource of the configuration."""
+
+    def __init__(self, config: Resource, inject: Inject, context: LegacyContext) -> None:
         self.config = config
         self._inject = config.inject or inject
-        self._ledger_service = ledger_service
-        self._cdi = cdi
-        self._devices = devices
-        self._resolve = resolve
-        self._now = now
+        self._ledger_service = context.ledger_service
+        self._cdi = context.cdi
+        self._devices = context.devices
+        self._resolve = context.resolve
+        self._now = context.now
         self._list: DeviceList = Broadcast()
         self._ids = KubeletIds()
-        self._refused: set[str] = set()  # what kubelet could not be given since the disk is full, or the like
+        self._refused: set[str] = set()  # units refused while nothing can be granted: the disk is full, or the like
         self._units: tuple[Unit, ...] = ()
-        self._hook = asyncio.Lock()  # a reset hook never runs twice at once
+        self._hook = asyncio.Lock()  # a hook never runs twice at once
 
     @property
     def resource(self) -> str:
         return self.config.name
 
     def reconfigure(self, config: Resource, inject: Inject) -> bool:
-        """Take a changed configuration. False if kubelet would have to be told, so that a new server is needed."""
+        """Take a changed configuration. False if kubelet must be told, so that a new server is needed."""
         if (config.pre_start is None) != (self.config.pre_start is None):
             return False
         self.config, self._inject = config, config.inject or inject
@@ -88,8 +90,8 @@ class LegacyResource:
     def devices(self) -> DeviceList:
         return self._list
 
-    def learn(self, recent: Collection[str] = ()) -> None:
-        """Take over which devices there are; :meth:`refresh` follows. Not needed when only owners have changed.
+    def follow_inventory(self, recent: Collection[str] = ()) -> None:
+        """Take over which devices there are, then :meth:`follow_ledger`. Not needed when only owners changed.
 
         ``recent``: ids that kubelet asked about a short while ago; they must not leave the list.
         """
@@ -100,12 +102,12 @@ class LegacyResource:
         self._ids.follow(entries, self._now())
         self._ids.forget(entries, self._now(), keep_seconds=keep_seconds, recent=recent)
         self._units = tuple(self._describe(self._devices()))
-        self.refresh()
+        self.follow_ledger()
 
-    def refresh(self) -> None:
-        """Bring the list up to date with inventory and ledger. An unchanged list is not sent."""
+    def follow_ledger(self) -> None:
+        """Bring the device list up to date with the ledger. An unchanged list is not sent."""
         ledger, at = self._ledger_service.ledger, self._now()
-        if not self._stuck:
+        if not self._cannot_grant:
             self._refused.clear()
         self._ids.follow((entry for entry in ledger.entries.values() if entry.device.resource == self.resource), at)
         listed = legacy_list(
@@ -115,7 +117,7 @@ class LegacyResource:
             at=at,
             policy=self._ledger_service.policy,
             former=self._ids.former(),
-            refused=self._refused if self._stuck else None,
+            refused=self._refused if self._cannot_grant else None,
         )
         self._list.publish(
             tuple(
@@ -127,6 +129,10 @@ class LegacyResource:
         )
 
     def allocate(self, ids: Sequence[str]) -> ContainerAllocation | Coroutine[Any, Any, ContainerAllocation]:
+        """Ask the ledger for the devices and answer once the grant is on disk.
+
+        Raises AllocationError to refuse.
+        """
         limit = self.config.replicas.max_per_request
         if limit is not None and len(ids) > limit:
             raise AllocationError(
@@ -150,12 +156,12 @@ class LegacyResource:
         self, decision: Decision, units: Mapping[str, Sequence[str]]
     ) -> ContainerAllocation | Coroutine[Any, Any, ContainerAllocation]:
         if not decision.accepted:
-            self._say_if_stuck(units)
+            self._mark_if_cannot_grant(units)
             raise AllocationError("FAILED_PRECONDITION", "; ".join([str(decision), *self._reasons(units)]))
         return self._answer(units)
 
     def prefer(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
-        """What is to leave the lane comes last, whatever it costs in locality: it could wait for ever else."""
+        """Prefer near devices; those that are to leave the lane come last, or their move could wait for ever."""
         must, policy = frozenset(must_include), ReplicaPolicy(self.config.replicas.policy)
         staying = [unit for unit in available if unit in must or not self._leaving(unit)]
         return prefer(self._units, staying, must, size, policy) or prefer(self._units, available, must, size, policy)
@@ -169,6 +175,7 @@ class LegacyResource:
         return self.config.pre_start is not None
 
     async def pre_start(self, ids: Sequence[str]) -> None:
+        """Run the configured hook for each device, one after the other."""
         if self.config.pre_start is None:
             return
         async with self._hook:
@@ -180,8 +187,9 @@ class LegacyResource:
                     raise AllocationError("FAILED_PRECONDITION", error.message, hint=error.hint) from error
 
     def _describe(self, devices: Mapping[str, Device]) -> Iterator[Unit]:
-        """What the preference knows. The far end of the order comes first: claims take devices from the near end, so
-        the two sides seldom want the same one.
+        """Describe our devices to the preference, those from the far end of the order first.
+
+        Claims take devices from the near end, so the two sides seldom want the same one.
         """
         ours = packing_order(device for device in devices.values() if device.resource == self.resource)
         for rank, device in enumerate(reversed(ours)):
@@ -190,7 +198,7 @@ class LegacyResource:
                 yield Unit(unit, device.numa_nodes, device.pcie_root, device.root, rank, shared)
 
     def _by_device(self, ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """Unit ids -> device name -> its units. An unknown id is refused before anything moves."""
+        """Return device name -> those of ``ids`` that are its units. Raises AllocationError for an unknown id."""
         owner = self._ids.owner
         unknown = [unit for unit in ids if unit not in owner]
         if unknown:
@@ -206,8 +214,10 @@ class LegacyResource:
         return found
 
     def _refuse_surplus(self, ids: Sequence[str]) -> None:
-        """Kubelet chose shares that there are no more, before it read the list which says so. What a pod has already
-        is no surplus: an app container gets what the pod's init container had.
+        """Raise AllocationError for a unit that no longer exists.
+
+        Kubelet chose it before it read the shorter list. A unit that a pod already has is allowed: an app container
+        gets what the pod's init container had.
         """
         entries, owner = self._ledger_service.ledger.entries, self._ids.owner
         for unit in ids:
@@ -221,31 +231,38 @@ class LegacyResource:
                 )
 
     def _reasons(self, names: Iterable[str]) -> list[str]:
-        """What the inventory says of those that are not well: the ledger does not know it, the person needs it."""
+        """Return why devices are faulty: the inventory knows it, the ledger does not, and a person needs it."""
         found = [self._devices().get(name) for name in names]
         return [f"{device.name}: {device.reason}" for device in found if device is not None and device.reason]
 
     @property
-    def _stuck(self) -> bool:
-        """Whether no grant can be kept, whatever the device: every Allocate would fail."""
+    def _cannot_grant(self) -> bool:
+        """Tell whether every Allocate would fail now, because neither ledger nor CDI files can be written."""
         return not self._ledger_service.health.ok or (self._inject == "cdi" and bool(self._cdi.error))
 
-    def _say_if_stuck(self, units: Mapping[str, Sequence[str]]) -> None:
-        """Kubelet would try the same again with the next pod, and the next: tell it at once that there is no use."""
-        if self._stuck:
+    def _mark_if_cannot_grant(self, units: Mapping[str, Sequence[str]]) -> None:
+        """List ``units`` as Unhealthy while nothing can be granted.
+
+        Else kubelet tries them with every new pod.
+        """
+        if self._cannot_grant:
             self._refused.update(unit for own in units.values() for unit in own)
-            self.refresh()
+            self.follow_ledger()
 
     def _answer(
         self, units: Mapping[str, Sequence[str]]
     ) -> ContainerAllocation | Coroutine[Any, Any, ContainerAllocation]:
-        """What the container gets. The grant is durable by now; if this fails the ledger lets go by itself."""
+        """Return what the container gets. The grant is on disk; if this fails, evidence ends the hold later."""
         try:
             devices = [self._current(name) for name in sorted(units)]
             if self._inject == "cdi":
                 specs = [self._cdi.legacy_spec(device) for device in devices]
                 writing = self._cdi.thread.submit(lambda: [self._cdi.write(spec) for spec in specs])
-                return self._by_name(writing, units) if writing.over(PATIENCE_SECONDS) else self._later(writing, units)
+                return (
+                    self._cdi_names(writing, units)
+                    if writing.over(PATIENCE_SECONDS)
+                    else self._cdi_names_later(writing, units)
+                )
         except HostError as error:
             raise self._unavailable(error, units) from error
         return ContainerAllocation(
@@ -262,13 +279,15 @@ class LegacyResource:
             ),
         )
 
-    async def _later(
+    async def _cdi_names_later(
         self, writing: Job[list[tuple[str, ...]]], units: Mapping[str, Sequence[str]]
     ) -> ContainerAllocation:
         await self._cdi.thread.wait_all()
-        return self._by_name(writing, units)
+        return self._cdi_names(writing, units)
 
-    def _by_name(self, written: Job[list[tuple[str, ...]]], units: Mapping[str, Sequence[str]]) -> ContainerAllocation:
+    def _cdi_names(
+        self, written: Job[list[tuple[str, ...]]], units: Mapping[str, Sequence[str]]
+    ) -> ContainerAllocation:
         try:
             return ContainerAllocation(
                 cdi_devices=tuple(name for names_of_one in written.result() for name in names_of_one)
@@ -277,7 +296,7 @@ class LegacyResource:
             raise self._unavailable(error, units) from error
 
     def _unavailable(self, error: HostError, units: Mapping[str, Sequence[str]]) -> AllocationError:
-        self._say_if_stuck(units)
+        self._mark_if_cannot_grant(units)
         return AllocationError("UNAVAILABLE", error.message, hint=error.hint)
 
     def _current(self, name: str) -> Device:

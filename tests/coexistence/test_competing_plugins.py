@@ -54,7 +54,7 @@ class Node:
         self.lost.append(event)
         return SimpleNamespace(accepted=self.durable)
 
-    def healthy(self) -> dict[str, frozenset[str]]:
+    def healthy_ids(self) -> dict[str, frozenset[str]]:
         return self.listed
 
     async def allocatable(self, timeout_seconds: float) -> Any:
@@ -66,7 +66,7 @@ class Node:
     async def register_again(self, resource: str) -> None:
         self.done.append((self.at, "register"))
 
-    def repeat(self, resources: Iterable[str]) -> None:
+    def resend_soon(self, resources: Iterable[str]) -> None:
         self.done.append((self.at, "repeat"))
 
     async def look(self, times: int = 1) -> None:

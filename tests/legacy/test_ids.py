@@ -17,7 +17,7 @@ from drabridge.ledger.events import AgentStarted, CheckpointRead, Discovered, No
 from drabridge.ledger.model import LedgerDevice, LedgerPolicy, Owner, PodRef
 from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import Store
-from drabridge.legacy.resource import LegacyResource
+from drabridge.legacy.resource import LegacyContext, LegacyResource
 
 RESOURCE = load("""\
 apiVersion: drabridge/v1alpha1
@@ -40,12 +40,14 @@ class Place:
         self.ledger_service = LedgerService(Store(directory / "state", node="n"), LedgerPolicy(), now=lambda: self.now)
         self.resource = LegacyResource(
             RESOURCE,
-            inject="cdi",
-            ledger_service=self.ledger_service,
-            cdi=CdiStore(directory / "cdi", "example.com"),
-            devices=lambda: {self.card.name: self.card},
-            resolve=lambda device: device,
-            now=lambda: self.now,
+            "cdi",
+            LegacyContext(
+                ledger_service=self.ledger_service,
+                cdi=CdiStore(directory / "cdi", "example.com"),
+                devices=lambda: {self.card.name: self.card},
+                resolve=lambda device: device,
+                now=lambda: self.now,
+            ),
         )
 
     async def have(self, replicas: int) -> None:
@@ -73,23 +75,23 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
     await place.ledger_service.apply(NodeBooted("boot", 0.0))
     await place.have(4)
     await place.ledger_service.apply(AgentStarted(0.0))
-    place.resource.learn()
+    place.resource.follow_inventory()
     yield place
     await place.ledger_service.close()
 
 
 async def test_former_ids_stay_listed_for_the_time_of_a_tombstone(place: Place) -> None:
     await place.have(2)
-    place.resource.refresh()  # may come before learn(): the ledger tells of its change at once
+    place.resource.follow_ledger()  # may come before follow_inventory(): the ledger tells of its change at once
     wanted = {"C0::0": HEALTHY, "C0::1": HEALTHY, "C0::2": UNHEALTHY, "C0::3": UNHEALTHY}
     assert place.listed == wanted
     place.now = 59.0
-    place.resource.learn()
+    place.resource.follow_inventory()
     assert place.listed == wanted
     place.now = 61.0
-    place.resource.learn(recent=frozenset({"C0::3"}))  # kubelet asked about it a moment ago
+    place.resource.follow_inventory(recent=frozenset({"C0::3"}))  # kubelet asked about it a moment ago
     assert place.listed == {"C0::0": HEALTHY, "C0::1": HEALTHY, "C0::3": UNHEALTHY}
-    place.resource.learn()
+    place.resource.follow_inventory()
     assert place.listed == {"C0::0": HEALTHY, "C0::1": HEALTHY}
 
 
@@ -98,7 +100,7 @@ async def test_what_a_pod_has_stays_listed_and_is_answered_again(place: Place) -
     await place.have(2)
     place.now = 600.0
     for _ in range(2):
-        place.resource.learn()
+        place.resource.follow_inventory()
         assert place.listed["C0::3"] == HEALTHY  # or kubelet would fail the pod when it restarts
         assert await place.allocate("C0::3")  # the app container after the init container
     with pytest.raises(AllocationError, match="no share C0::2 to give"):
@@ -110,26 +112,26 @@ async def test_what_a_pod_has_stays_listed_and_is_answered_again(place: Place) -
 async def test_fewer_replicas_are_not_shared_by_more_pods_than_that(place: Place) -> None:
     await place.allocate("C0::0", "C0::3")
     await place.have(1)
-    place.resource.learn()
+    place.resource.follow_inventory()
     assert place.listed == {"C0": UNHEALTHY} | {
         f"C0::{n}": health for n, health in enumerate([HEALTHY, UNHEALTHY, UNHEALTHY, HEALTHY])
     }
     with pytest.raises(AllocationError, match="fewer replicas"):
         await place.allocate("C0")
     await place.have(3)
-    place.resource.learn()
+    place.resource.follow_inventory()
     assert place.listed == {"C0": UNHEALTHY} | {
         f"C0::{n}": health for n, health in enumerate([HEALTHY, HEALTHY, HEALTHY, HEALTHY])
     }
     await place.allocate("C0::1")
-    place.resource.refresh()
+    place.resource.follow_ledger()
     assert place.listed["C0::2"] == UNHEALTHY  # ::0, ::1 and ::3 are three
 
 
 async def test_an_id_that_comes_back_is_offered_again(place: Place) -> None:
     for count in (1, 4):
         await place.have(count)
-        place.resource.refresh()
+        place.resource.follow_ledger()
     assert place.listed == {"C0": UNHEALTHY} | {f"C0::{n}": HEALTHY for n in range(4)}
     assert await place.allocate("C0::3")
 
@@ -140,7 +142,7 @@ async def test_a_start_believes_what_the_ledger_says_a_pod_has(place: Place, tmp
     after = Place(tmp_path)
     await after.have(2)
     await after.ledger_service.apply(AgentStarted(1.0))
-    after.resource.learn()
+    after.resource.follow_inventory()
     assert after.listed == {"C0::0": HEALTHY, "C0::1": HEALTHY, "C0::3": HEALTHY}
     await after.ledger_service.close()
 
@@ -153,7 +155,7 @@ async def test_a_pod_that_kubelet_shows_with_a_former_id_holds_the_device(place:
     await place.have(2)
     await place.ledger_service.apply(AgentStarted(1.0, listed={(RESOURCE.name, "C0::139"): (POD,)}))
     assert place.owner is Owner.LEGACY
-    place.resource.learn()
+    place.resource.follow_inventory()
     assert place.listed["C0::139"] == HEALTHY
 
 
@@ -178,7 +180,7 @@ async def look(place: Place, at: float, *units: str, checkpoint: bool = True) ->
     place.now = at
     file = CheckpointRead(shown(*units)) if checkpoint else None
     await place.ledger_service.apply(Observed(at, place.ledger_service.ledger.seq, shown(*units), file))
-    place.resource.learn()
+    place.resource.follow_inventory()
 
 
 async def test_a_share_that_is_no_more_is_given_to_nobody_once_its_pod_has_ended(place: Place) -> None:

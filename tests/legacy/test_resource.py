@@ -19,7 +19,7 @@ from drabridge.ledger.events import AgentStarted, Allocate, Discovered, NodeBoot
 from drabridge.ledger.model import Lane, LedgerDevice, LedgerPolicy, Owner
 from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import Store
-from drabridge.legacy.resource import LegacyResource
+from drabridge.legacy.resource import LegacyContext, LegacyResource
 
 RESOURCE = load("""\
 apiVersion: drabridge/v1alpha1
@@ -52,14 +52,16 @@ class Place:
         self.devices: dict[str, Device] = {RADIO.name: RADIO}
         self.resource = LegacyResource(
             RESOURCE,
-            inject=inject,
-            ledger_service=ledger_service,
-            cdi=self.store,
-            devices=lambda: self.devices,
-            resolve=self._resolve,
-            now=lambda: 100.0,
+            inject,
+            LegacyContext(
+                ledger_service=ledger_service,
+                cdi=self.store,
+                devices=lambda: self.devices,
+                resolve=self._resolve,
+                now=lambda: 100.0,
+            ),
         )
-        self.resource.learn()
+        self.resource.follow_inventory()
 
     @property
     def healthy(self) -> set[str]:
@@ -111,22 +113,22 @@ async def test_a_cdi_directory_that_fails_is_told_to_kubelet_at_once(
         await place.allocate("R0")
     assert place.healthy == set()
     assert not place.store.probe()
-    place.resource.refresh()
+    place.resource.follow_ledger()
     assert place.healthy == set()
     place.cdi.unlink()
     assert place.store.probe()
-    place.resource.refresh()
+    place.resource.follow_ledger()
     assert place.healthy == {"R0"}
     await place.allocate("R0")
     place.store.error = "fails again"
-    place.resource.refresh()
+    place.resource.follow_ledger()
     assert place.healthy == {"R0"}  # a pod has it: it must stay admissible
 
 
 async def test_who_needs_no_cdi_file_does_not_mind(ledger_service: LedgerService, tmp_path: Path) -> None:
     place = Place(ledger_service, tmp_path, "devices")
     place.store.error = "cannot be written"
-    place.resource.refresh()
+    place.resource.follow_ledger()
     assert place.healthy == {"R0"}
 
 
@@ -146,7 +148,7 @@ async def test_a_ledger_that_cannot_be_written_is_told_to_kubelet_at_once(
     ledger_service.retry_write()  # what housekeeping does
     await ledger_service.apply(NodeBooted("boot", 1.0))
     assert ledger_service.health.ok
-    place.resource.refresh()
+    place.resource.follow_ledger()
     assert place.healthy == {"R0"}
 
 
@@ -156,7 +158,7 @@ async def test_what_is_to_leave_the_lane_is_preferred_last(ledger_service: Ledge
     place = Place(ledger_service, tmp_path, "devices")
     place.devices = {radio.name: radio for radio in radios}
     await ledger_service.apply(Discovered(tuple(map(LedgerDevice.of, radios)), 1.0))
-    place.resource.learn()
+    place.resource.follow_inventory()
     assert place.resource.prefer(["R0", "R1", "R2"], [], 1) == ["R2"]  # claims begin at the other end
     await ledger_service.apply(Allocate({"radio-2": ("R2",)}, 2.0, RESOURCE.name))
     await ledger_service.apply(SetLane("radio-2", Lane.DRA, 3.0))  # it waits until its pod has ended
