@@ -82,7 +82,7 @@ class LaneTargets:
 
         None while the inventory is not complete, or while its desired lanes are in a file that could not be read.
         """
-        if not self._inventory.current.complete or self._desired.lost(resource):
+        if not self._inventory.current.complete or self._desired.uncertain(resource):
             return None
         ledger, now = self._ledger_service.ledger, self._ledger_service.now()
         known = self._devices()

@@ -1,4 +1,4 @@
-"""Where facts go: metrics, log lines, a short memory of refusals. Whoever reports a fact knows none of these."""
+"""Turn facts into metrics, log lines and a short memory of refusals. Who reports a fact knows none of these."""
 
 from __future__ import annotations
 
@@ -6,17 +6,27 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import assert_never
 
 import deviceplugin
+from drabridge.dra.facts import ClaimHandled, PublishFailed, RegistrationChanged, Requested, SlicesPublished
+from drabridge.dra.facts import Fact as DraFact
 from drabridge.inventory.facts import EventSeen, MonitorRestarted, Reconciled, ReconcileFailed, SourceChanged
 from drabridge.inventory.facts import Fact as InventoryFact
-from drabridge.ledger.effects import Effect, LaneMoveAborted, LaneMoved, Refused, Released
+from drabridge.ledger.effects import (
+    ConfirmClaim,
+    DenyClaim,
+    Effect,
+    LaneMoveAborted,
+    LaneMoved,
+    Notify,
+    Readvertise,
+    Refused,
+    Released,
+)
 from drabridge.status.document import RecentRefusal
 from drabridge.telemetry.metrics import Metrics
 from podresources.transport import Attempt
-
-DraFact = Any  # drabridge.dra.facts.Fact
 
 log = logging.getLogger("drabridge")
 
@@ -24,11 +34,15 @@ REFUSALS_KEPT = 20
 
 
 class Sinks:
-    """Receives facts of every kind. Called on the event loop; never raises, never blocks."""
+    """Receives facts of every kind. Called on the event loop; never raises, never blocks.
+
+    ``reconciled_at``: when the last full enumeration of devices ended; ``refusals``: the newest, oldest first.
+    """
 
     def __init__(
         self, metrics: Metrics, resource_of: Callable[[str], str], now: Callable[[], float] = time.time
     ) -> None:
+        """``resource_of`` returns the resource of a device, by its name."""
         self._metrics = metrics
         self._resource_of = resource_of
         self._now = now
@@ -37,9 +51,10 @@ class Sinks:
         self._kubelets: dict[str, int] = {}  # resource -> how many kubelets it has seen
         self.refusals: deque[RecentRefusal] = deque(maxlen=REFUSALS_KEPT)
 
-    # The DevicePlugin side (deviceplugin.Observer).
+    # The DevicePlugin side.
 
     def observe(self, fact: deviceplugin.Fact) -> None:
+        """Implement :class:`deviceplugin.Observer`."""
         metrics = self._metrics
         match fact:
             case deviceplugin.Registered():
@@ -59,7 +74,7 @@ class Sinks:
                     extra={"resource": fact.resource, "code": fact.code, "reason": fact.message},
                 )
             case deviceplugin.KubeletSeen():
-                self._seen(fact.resource)
+                self._count_kubelet(fact.resource)
             case deviceplugin.StreamEnded():
                 log.info("kubelet no longer listens", extra={"resource": fact.resource, "after_seconds": fact.seconds})
             case deviceplugin.ListSent():
@@ -84,16 +99,20 @@ class Sinks:
                 method = "PreStartContainer"
                 metrics.time("grpc_request_duration_seconds", fact.seconds, "deviceplugin", method, fact.code)
 
-    def _seen(self, resource: str) -> None:
-        """Every resource sees each kubelet; the first one is no restart, nor is the one that a new resource finds."""
+    def _count_kubelet(self, resource: str) -> None:
+        """Count a restart once, though every resource sees each kubelet.
+
+        The first kubelet is no restart, nor is the one that a new resource finds.
+        """
         so_far = max(self._kubelets.values(), default=0)
         seen = self._kubelets[resource] = self._kubelets.get(resource, max(so_far - 1, 0)) + 1
         if seen > max(so_far, 1):
             self._metrics.count("kubelet_restarts")
 
-    # The inventory (drabridge.inventory.facts).
+    # The inventory.
 
     def inventory(self, fact: InventoryFact) -> None:
+        """Take a fact of :mod:`drabridge.inventory.facts`."""
         match fact:
             case EventSeen():
                 self._metrics.count("udev_events", fact.subsystem, fact.action)
@@ -103,29 +122,37 @@ class Sinks:
                     self.reconciled_at = self._now()
             case MonitorRestarted():
                 self._metrics.count("inventory_monitor_restarts")
-                log.warning("device events were lost, everything is enumerated again", extra={"reason": fact.why})
+                log.warning("device events lost, all devices are enumerated again", extra={"reason": fact.why})
             case SourceChanged():
-                log.info("device events", extra={"source": str(fact.source)})
+                log.info("device events followed", extra={"source": str(fact.source)})
             case ReconcileFailed():
-                log.error("looking at the devices failed, the last list stays", extra={"reason": fact.why})
+                log.error("devices not enumerated, the last list stays", extra={"reason": fact.why})
+            case _:
+                assert_never(fact)
 
-    # The DRA side (drabridge.dra.facts), by its attributes: this module must not import it for the other side alone.
+    # The DRA side.
 
     def dra(self, fact: DraFact) -> None:
-        match type(fact).__name__, fact:
-            case "ClaimHandled", _:
+        """Take a fact of :mod:`drabridge.dra.facts`."""
+        match fact:
+            case ClaimHandled():
                 self._claim(fact)
-            case "Requested", _:
+            case Requested():
                 self._metrics.time("grpc_request_duration_seconds", fact.seconds, "dra", fact.method, fact.code)
-            case "SlicesPublished", _:
+            case SlicesPublished():
                 self._metrics.count("resourceslice_publish", "OK")
-            case "PublishFailed", _:
+            case PublishFailed():
                 self._metrics.count("resourceslice_publish", "failed")
-            case "RegistrationChanged", _:
+            case RegistrationChanged():
                 self._metrics.count("registrations", "dra", "", "OK" if fact.registered else "refused")
-                log.info("kubelet and the DRA plugin", extra={"registered": fact.registered, "reason": fact.error})
+                log.info(
+                    "registration of the DRA plugin changed",
+                    extra={"registered": fact.registered, "reason": fact.error},
+                )
+            case _:
+                assert_never(fact)
 
-    def _claim(self, fact: DraFact) -> None:
+    def _claim(self, fact: ClaimHandled) -> None:
         if fact.method == "prepare":
             for device in fact.devices or ("",):
                 self._metrics.count("allocations", "dra", self._resource_of(device), str(fact.outcome))
@@ -142,9 +169,10 @@ class Sinks:
             },
         )
 
-    # Our questions to kubelet (podresources.Observer).
+    # Our questions to kubelet.
 
     def asked(self, attempt: Attempt) -> None:
+        """Take one attempt of the PodResources client."""
         self._metrics.time("podresources_request_duration_seconds", attempt.seconds, str(attempt.rpc))
         if attempt.code != "OK":
             self._metrics.count("podresources_errors", attempt.code)
@@ -152,6 +180,7 @@ class Sinks:
     # The ledger.
 
     def effect(self, effect: Effect, message: str = "") -> None:
+        """Take one effect of a ledger step; ``message`` is what a refused caller was told."""
         match effect:
             case Refused():
                 resource = self._resource_of(effect.device)
@@ -165,7 +194,7 @@ class Sinks:
                     extra={
                         "device": effect.device,
                         "holder": effect.holder,
-                        "because": effect.because,
+                        "reason": effect.because,
                         "held_seconds": round(effect.held_seconds, 1),
                     },
                 )
@@ -173,9 +202,13 @@ class Sinks:
                 direction = f"{effect.source}-to-{effect.target}"
                 resource = self._resource_of(effect.device)
                 self._metrics.time("lane_transfer_seconds", effect.seconds, resource, direction)
-                log.info("lane changed", extra={"device": effect.device, "lane": direction, "seconds": effect.seconds})
+                log.info("device moved", extra={"device": effect.device, "lane": direction, "seconds": effect.seconds})
             case LaneMoveAborted():
                 log.warning(
-                    "lane change put off",
-                    extra={"device": effect.device, "lane": str(effect.target), "because": effect.because},
+                    "lane move put off",
+                    extra={"device": effect.device, "lane": str(effect.target), "reason": effect.because},
                 )
+            case Readvertise() | DenyClaim() | ConfirmClaim() | Notify():
+                pass  # the agent acts on these
+            case _:
+                assert_never(effect)

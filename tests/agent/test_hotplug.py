@@ -82,7 +82,7 @@ async def life_of_a_device(agent: AgentProcess, kubelet: SimKubelet, loop: Loops
 async def test_without_udevd(no_udevd: None, loop: Loops) -> None:
     async with node(by_name(loop), DRIVER) as (agent, kubelet):
         await life_of_a_device(agent, kubelet, loop)
-        assert 'msg="device events" source="kernel' in agent.text()
+        assert 'msg="device events followed" source="kernel' in agent.text()
 
 
 @pytest.mark.udevd
@@ -90,7 +90,7 @@ async def test_with_udevd(udevd: Udevd, loop: Loops) -> None:
     udevd.start()
     async with node(by_name(loop), DRIVER) as (agent, kubelet):
         await life_of_a_device(agent, kubelet, loop)
-        assert 'msg="device events" source="udev' in agent.text()
+        assert 'msg="device events followed" source="udev' in agent.text()
 
 
 async def test_the_agent_was_away_while_a_held_device_was_unplugged(no_udevd: None, loop: Loops) -> None:

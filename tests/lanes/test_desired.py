@@ -12,7 +12,7 @@ import pytest
 from drabridge.config import Config, load
 from drabridge.errors import ConfigError, HostError
 from drabridge.kube.connection import ClaimsOff
-from drabridge.lanes.desired import FILE_NAME, SEEN_FILE_NAME, DesiredLanes
+from drabridge.lanes.desired import ANNOTATION_FILE_NAME, FILE_NAME, DesiredLanes
 from tests.support.waiting import PATIENCE
 
 CONFIG = load("""\
@@ -40,29 +40,29 @@ class Kept(DesiredLanes):
 
 
 class Place:
-    """A state directory with wishes in it, and a count of changes."""
+    """A state directory with overrides in it, and a count of changes."""
 
     def __init__(self, path: Path, config: Config = CONFIG, *, follows_node: bool = False) -> None:
         self.changes = 0
         self.off: ClaimsOff | None = None
-        self.wishes = Kept(path, lambda: config, self._changed, follows_node=follows_node, off=lambda: self.off)
+        self.desired = Kept(path, lambda: config, self._changed, follows_node=follows_node, off=lambda: self.off)
         self.resource = config.resource("nvidia.com/gpu")
 
     def _changed(self) -> None:
         self.changes += 1
 
-    def set(self, **wish: Any) -> dict[str, Any]:
-        return asyncio.run(self.wishes.set(json.dumps({"resource": "nvidia.com/gpu", **wish}).encode()))
+    def set(self, **asked: Any) -> dict[str, Any]:
+        return asyncio.run(self.desired.set(json.dumps({"resource": "nvidia.com/gpu", **asked}).encode()))
 
     @property
     def targets(self) -> tuple[int, int]:
-        return self.wishes.lanes(self.resource).targets(8)
+        return self.desired.lanes(self.resource).targets(8)
 
 
 def test_the_configuration_decides_when_nobody_else_does(tmp_path: Path) -> None:
     place = Place(tmp_path)
     assert place.targets == (7, 1)
-    assert place.wishes.source(place.resource) == "configuration"
+    assert place.desired.source(place.resource) == "configuration"
 
 
 def test_what_was_set_survives_a_restart_until_it_is_reset(tmp_path: Path) -> None:
@@ -92,13 +92,13 @@ def test_floors_are_the_configurations_whatever_is_asked(tmp_path: Path) -> None
 def test_the_annotation_wins_and_says_so(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.set(legacy=2, dra=6)
-    place.wishes.annotate('{"nvidia.com/gpu": {"legacy": 4, "dra": 4}}')
+    place.desired.annotate('{"nvidia.com/gpu": {"legacy": 4, "dra": 4}}')
     assert (place.targets, place.changes) == ((4, 4), 2)
     with pytest.raises(ConfigError, match=r"gpu\.example\.com/lanes"):
         place.set(legacy=3)
-    place.wishes.annotate('{"nvidia.com/gpu": {"legacy": 4, "dra": 4}}')  # the watch repeats itself
+    place.desired.annotate('{"nvidia.com/gpu": {"legacy": 4, "dra": 4}}')  # the watch repeats itself
     assert place.changes == 2
-    place.wishes.annotate(None)
+    place.desired.annotate(None)
     assert place.targets == (2, 6)
 
 
@@ -119,12 +119,12 @@ def test_the_annotation_wins_and_says_so(tmp_path: Path) -> None:
 )
 def test_a_bad_annotation_leaves_the_last_good_one(tmp_path: Path, text: str) -> None:
     place = Place(tmp_path)
-    place.wishes.annotate('{"nvidia.com/gpu": {"dra": 4}}')
-    place.wishes.annotate(text)
-    assert place.wishes.annotation_error
+    place.desired.annotate('{"nvidia.com/gpu": {"dra": 4}}')
+    place.desired.annotate(text)
+    assert place.desired.annotation_error
     assert place.targets == (4, 4)
-    place.wishes.annotate('{"nvidia.com/gpu": {"dra": 2}}')
-    assert place.wishes.annotation_error == ""
+    place.desired.annotate('{"nvidia.com/gpu": {"dra": 2}}')
+    assert place.desired.annotation_error == ""
     assert place.targets == (6, 2)
 
 
@@ -133,7 +133,7 @@ def test_a_bad_annotation_leaves_the_last_good_one(tmp_path: Path, text: str) ->
 )
 def test_a_bad_command_is_refused_with_what_was_expected(tmp_path: Path, body: bytes) -> None:
     with pytest.raises(ConfigError):
-        asyncio.run(Place(tmp_path).wishes.set(body))
+        asyncio.run(Place(tmp_path).desired.set(body))
     assert not (tmp_path / FILE_NAME).exists()
 
 
@@ -147,48 +147,48 @@ def test_a_damaged_file_is_said_and_the_configuration_decides(tmp_path: Path, ca
 def test_a_file_that_cannot_be_read_is_said_and_the_configuration_decides(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).mkdir()  # as good as EIO, which nobody can order
     place = Place(tmp_path)
-    assert (place.targets, place.wishes.lost(place.resource)) == ((7, 1), True)
+    assert (place.targets, place.desired.uncertain(place.resource)) == ((7, 1), True)
 
 
-def test_where_a_wish_was_lost_nothing_moves_until_somebody_says_again(tmp_path: Path) -> None:
+def test_where_an_override_was_lost_nothing_moves_until_it_is_given_again(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_bytes(b'{"nvidia.com/gpu": {"leg')
     place = Place(tmp_path)
-    assert place.wishes.lost(place.resource)
-    assert "lost" in place.wishes.notes()[0]
-    place.wishes.annotate('{"nvidia.com/gpu": {"dra": 2}}')  # which would decide anyway
-    assert not place.wishes.lost(place.resource)
-    place.wishes.annotate(None)
-    assert place.wishes.lost(place.resource)
+    assert place.desired.uncertain(place.resource)
+    assert "lost" in place.desired.notes()[0]
+    place.desired.annotate('{"nvidia.com/gpu": {"dra": 2}}')  # which would decide anyway
+    assert not place.desired.uncertain(place.resource)
+    place.desired.annotate(None)
+    assert place.desired.uncertain(place.resource)
     place.set(reset=True)
-    assert not place.wishes.lost(place.resource)
+    assert not place.desired.uncertain(place.resource)
 
 
-def test_a_wish_that_was_lost_is_said_again_for_each_resource(tmp_path: Path) -> None:
+def test_an_override_that_was_lost_is_given_again_for_each_resource(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_bytes(b'{"nvidia.com/gpu": {"leg')
     Place(tmp_path).set(legacy=2)
     place = Place(tmp_path)
     other = CONFIG.resource("example.com/other")
     assert place.targets == (2, 6)
-    assert not place.wishes.lost(place.resource)
-    assert place.wishes.lost(other)
-    (note,) = place.wishes.notes()
+    assert not place.desired.uncertain(place.resource)
+    assert place.desired.uncertain(other)
+    (note,) = place.desired.notes()
     assert "of example.com/other, example.com/kvm are lost" in note
     for name in ("example.com/other", "example.com/kvm"):
-        asyncio.run(place.wishes.set(json.dumps({"resource": name, "reset": True}).encode()))
-    assert not place.wishes.lost(other)
-    assert place.wishes.notes() == []
+        asyncio.run(place.desired.set(json.dumps({"resource": name, "reset": True}).encode()))
+    assert not place.desired.uncertain(other)
+    assert place.desired.notes() == []
     assert Place(tmp_path).targets == (2, 6)
 
 
 def test_where_the_memory_of_the_annotation_was_lost_nothing_moves_until_the_node_is_seen(tmp_path: Path) -> None:
-    (tmp_path / SEEN_FILE_NAME).write_bytes(b"{")
+    (tmp_path / ANNOTATION_FILE_NAME).write_bytes(b"{")
     place = Place(tmp_path, follows_node=True)
     place.set(dra=2)  # an annotation would win
-    assert place.wishes.lost(place.resource)
-    place.wishes.annotate(None)
-    assert (place.wishes.lost(place.resource), place.changes) == (False, 2)
+    assert place.desired.uncertain(place.resource)
+    place.desired.annotate(None)
+    assert (place.desired.uncertain(place.resource), place.changes) == (False, 2)
     again = Place(tmp_path, follows_node=True)
-    assert not again.wishes.lost(again.resource)
+    assert not again.desired.uncertain(again.resource)
 
 
 def test_what_cannot_be_kept_is_refused_and_changes_nothing(tmp_path: Path) -> None:
@@ -204,63 +204,63 @@ def test_what_cannot_be_kept_is_refused_and_changes_nothing(tmp_path: Path) -> N
 
 def test_an_annotation_that_could_not_be_kept_is_kept_when_the_node_is_seen_again(tmp_path: Path) -> None:
     place = Place(tmp_path, follows_node=True)
-    (tmp_path / SEEN_FILE_NAME).mkdir()
-    place.wishes.annotate('{"nvidia.com/gpu": {"dra": 4}}')
+    (tmp_path / ANNOTATION_FILE_NAME).mkdir()
+    place.desired.annotate('{"nvidia.com/gpu": {"dra": 4}}')
     assert place.targets == (4, 4)
-    (tmp_path / SEEN_FILE_NAME).rmdir()
-    place.wishes.annotate('{"nvidia.com/gpu": {"dra": 4}}')
+    (tmp_path / ANNOTATION_FILE_NAME).rmdir()
+    place.desired.annotate('{"nvidia.com/gpu": {"dra": 4}}')
     assert Place(tmp_path, follows_node=True).targets == (4, 4)
 
 
 def test_an_annotation_is_judged_again_by_a_changed_configuration(tmp_path: Path) -> None:
     gpu, *others = CONFIG.resources
     config = [CONFIG.model_copy(update={"resources": tuple(others)})]
-    wishes = Kept(tmp_path, lambda: config[0], lambda: None)
-    wishes.annotate('{"nvidia.com/gpu": {"dra": 4}}')
-    assert "no resource" in wishes.annotation_error
+    desired = Kept(tmp_path, lambda: config[0], lambda: None)
+    desired.annotate('{"nvidia.com/gpu": {"dra": 4}}')
+    assert "no resource" in desired.annotation_error
     config[0] = CONFIG
-    wishes.reconfigured()
-    assert (wishes.source(gpu), wishes.annotation_error) == ("annotation", "")
+    desired.reconfigured()
+    assert (desired.source(gpu), desired.annotation_error) == ("annotation", "")
 
 
 def test_an_annotation_that_is_not_followed_forbids_nothing(tmp_path: Path) -> None:
     config = [CONFIG]
-    wishes = Kept(tmp_path, lambda: config[0], lambda: None)
-    wishes.annotate('{"nvidia.com/gpu": {"legacy": 1}}')
+    desired = Kept(tmp_path, lambda: config[0], lambda: None)
+    desired.annotate('{"nvidia.com/gpu": {"legacy": 1}}')
     gpu, *others = CONFIG.resources
     raised = gpu.model_copy(update={"lanes": gpu.lanes.model_copy(update={"min_legacy": 2})})
     config[0] = CONFIG.model_copy(update={"resources": (raised, *others)})
-    assert wishes.source(raised) == "configuration"
-    assert asyncio.run(wishes.set(b'{"resource": "nvidia.com/gpu", "legacy": 3}'))["source"] == "lanes set"
+    assert desired.source(raised) == "configuration"
+    assert asyncio.run(desired.set(b'{"resource": "nvidia.com/gpu", "legacy": 3}'))["source"] == "lanes set"
 
 
 def test_the_annotation_counts_from_the_start_until_the_node_is_seen_again(tmp_path: Path) -> None:
-    Place(tmp_path, follows_node=True).wishes.annotate('{"nvidia.com/gpu": {"legacy": 2, "dra": 6}}')
+    Place(tmp_path, follows_node=True).desired.annotate('{"nvidia.com/gpu": {"legacy": 2, "dra": 6}}')
     place = Place(tmp_path, follows_node=True)  # another run, and the API server has not answered yet
     assert place.targets == (2, 6)
-    assert place.wishes.source(place.resource) == "annotation"
-    place.wishes.reconfigured()
+    assert place.desired.source(place.resource) == "annotation"
+    place.desired.reconfigured()
     assert place.targets == (2, 6)
-    place.wishes.annotate(None)  # it was taken away meanwhile
+    place.desired.annotate(None)  # it was taken away meanwhile
     assert (place.targets, place.changes) == ((7, 1), 1)
     assert Place(tmp_path, follows_node=True).targets == (7, 1)
 
 
 def test_without_an_api_server_an_old_annotation_is_not_remembered(tmp_path: Path) -> None:
-    Place(tmp_path, follows_node=True).wishes.annotate('{"nvidia.com/gpu": {"legacy": 2, "dra": 6}}')
+    Place(tmp_path, follows_node=True).desired.annotate('{"nvidia.com/gpu": {"legacy": 2, "dra": 6}}')
     assert Place(tmp_path).targets == (7, 1)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"nvidia.com/gpu": 3}', '{"nvidia.com/gpu": {"x": 1}}'])
-def test_a_damaged_memory_of_the_annotation_is_no_wish(tmp_path: Path, content: str) -> None:
-    (tmp_path / SEEN_FILE_NAME).write_text(content)
+def test_a_damaged_memory_of_the_annotation_asks_for_nothing(tmp_path: Path, content: str) -> None:
+    (tmp_path / ANNOTATION_FILE_NAME).write_text(content)
     assert Place(tmp_path, follows_node=True).targets == (7, 1)
 
 
 def test_an_annotation_that_went_while_nobody_looked_does_not_come_back(tmp_path: Path) -> None:
-    Place(tmp_path, follows_node=True).wishes.annotate('{"nvidia.com/gpu": {"legacy": 2, "dra": 6}}')
+    Place(tmp_path, follows_node=True).desired.annotate('{"nvidia.com/gpu": {"legacy": 2, "dra": 6}}')
     place = Place(tmp_path)  # claims were off at this start; a reload turned them on
-    place.wishes.annotate(None)
+    place.desired.annotate(None)
     assert Place(tmp_path, follows_node=True).targets == (7, 1)
 
 
@@ -268,33 +268,33 @@ def test_floors_that_were_raised_later_take_the_decision_back_and_say_so_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = [CONFIG]
-    wishes = Kept(tmp_path, lambda: config[0], lambda: None)
-    asyncio.run(wishes.set(b'{"resource": "nvidia.com/gpu", "legacy": 3}'))
-    wishes.annotate('{"nvidia.com/gpu": {"legacy": "*", "dra": 0}}')
+    desired = Kept(tmp_path, lambda: config[0], lambda: None)
+    asyncio.run(desired.set(b'{"resource": "nvidia.com/gpu", "legacy": 3}'))
+    desired.annotate('{"nvidia.com/gpu": {"legacy": "*", "dra": 0}}')
     gpu, *others = CONFIG.resources
-    assert (wishes.source(gpu), wishes.notes()) == ("annotation", [])
+    assert (desired.source(gpu), desired.notes()) == ("annotation", [])
 
     raised = gpu.model_copy(update={"lanes": gpu.lanes.model_copy(update={"min_dra": 1})})
     config[0] = CONFIG.model_copy(update={"resources": (raised, *others)})
     for _ in range(5):  # plans
-        assert wishes.lanes(raised).targets(8) == (3, 5)
-    assert wishes.describe(raised) == {"legacy": "3", "dra": "*", "source": "lanes set"}
-    (note,) = wishes.notes()
+        assert desired.lanes(raised).targets(8) == (3, 5)
+    assert desired.describe(raised) == {"legacy": "3", "dra": "*", "source": "lanes set"}
+    (note,) = desired.notes()
     assert note.startswith("the Node's annotation for nvidia.com/gpu is not followed, lanes set decides: ")
     assert "minDra" in note
     assert [record.message for record in caplog.records] == ["lanes cannot be followed"]
 
     for _ in range(3):  # the Node is seen again and again
-        wishes.annotate('{"nvidia.com/gpu": {"legacy": "*", "dra": 0}}')
+        desired.annotate('{"nvidia.com/gpu": {"legacy": "*", "dra": 0}}')
     assert [record.message for record in caplog.records[1:]] == ["the Node's annotation is not followed"]
-    assert len(wishes.notes()) == 1
+    assert len(desired.notes()) == 1
 
     config[0] = CONFIG
-    assert wishes.source(gpu) == "annotation"
-    wishes.annotate('{"nvidia.com/gpu": {"legacy": "*", "dra": 0}}')
-    assert wishes.notes() == []
+    assert desired.source(gpu) == "annotation"
+    desired.annotate('{"nvidia.com/gpu": {"legacy": "*", "dra": 0}}')
+    assert desired.notes() == []
     config[0] = CONFIG.model_copy(update={"resources": (raised, *others)})
-    assert wishes.source(raised) == "lanes set"
+    assert desired.source(raised) == "lanes set"
     assert caplog.records[-1].message == "lanes cannot be followed"  # another time
 
 
@@ -306,7 +306,7 @@ def test_where_claims_are_not_served_no_device_is_set_aside_for_them(tmp_path: P
     assert not (tmp_path / FILE_NAME).exists()
     assert place.targets == (7, 1)
     other = json.dumps({"resource": "example.com/other", "legacy": "*", "dra": 0}).encode()
-    assert asyncio.run(place.wishes.set(other))["source"] == "lanes set"
+    assert asyncio.run(place.desired.set(other))["source"] == "lanes set"
 
 
 def test_what_was_set_while_claims_were_served_waits_until_they_are_again(
@@ -317,40 +317,40 @@ def test_what_was_set_while_claims_were_served_waits_until_they_are_again(
     place.off = ClaimsOff("dra.enabled is false", "set dra.enabled: auto")
     assert [place.targets for _ in range(3)] == [(7, 1)] * 3
     assert caplog.text.count("lanes cannot be followed") == 1
-    assert place.wishes.describe(place.resource)["source"] == "configuration"
-    assert "dra.enabled is false" in place.wishes.notes()[0]
+    assert place.desired.describe(place.resource)["source"] == "configuration"
+    assert "dra.enabled is false" in place.desired.notes()[0]
     place.off = None
     assert place.targets == (2, 6)
-    assert place.wishes.notes() == []
+    assert place.desired.notes() == []
 
 
 def test_an_annotation_that_nobody_follows_any_more_is_forgotten(tmp_path: Path) -> None:
     place = Place(tmp_path, follows_node=True)
-    place.wishes.annotate('{"nvidia.com/gpu": {"dra": 4}}')
-    place.wishes.forget_annotation()
+    place.desired.annotate('{"nvidia.com/gpu": {"dra": 4}}')
+    place.desired.forget_annotation()
     assert (place.targets, place.changes) == ((7, 1), 2)
-    place.wishes.reconfigured()
+    place.desired.reconfigured()
     assert place.targets == (7, 1)
     assert Place(tmp_path, follows_node=True).targets == (4, 4)  # until the Node is seen, as after any restart
 
 
 def test_what_was_wrong_with_an_annotation_is_forgotten_with_it(tmp_path: Path) -> None:
-    (tmp_path / SEEN_FILE_NAME).write_bytes(b"{")
+    (tmp_path / ANNOTATION_FILE_NAME).write_bytes(b"{")
     place = Place(tmp_path, follows_node=True)
-    place.wishes.forget_annotation()
-    assert not place.wishes.lost(place.resource)
-    place.wishes.annotate(None)  # a reload turned it on again
-    assert not Place(tmp_path, follows_node=True).wishes.lost(place.resource)
+    place.desired.forget_annotation()
+    assert not place.desired.uncertain(place.resource)
+    place.desired.annotate(None)  # a reload turned it on again
+    assert not Place(tmp_path, follows_node=True).desired.uncertain(place.resource)
 
-    place.wishes.annotate("{")
-    assert place.wishes.notes()
-    place.wishes.forget_annotation()
-    assert place.wishes.notes() == []
+    place.desired.annotate("{")
+    assert place.desired.notes()
+    place.desired.forget_annotation()
+    assert place.desired.notes() == []
 
 
 def test_replicas_are_not_given_to_claims_by_an_override_either(tmp_path: Path) -> None:
     place = Place(tmp_path)
     with pytest.raises(ConfigError, match="replicas"):
-        asyncio.run(place.wishes.set(b'{"resource": "example.com/kvm", "dra": 1}'))
-    place.wishes.annotate('{"example.com/kvm": {"dra": 1}}')
-    assert "replicas" in place.wishes.annotation_error
+        asyncio.run(place.desired.set(b'{"resource": "example.com/kvm", "dra": 1}'))
+    place.desired.annotate('{"example.com/kvm": {"dra": 1}}')
+    assert "replicas" in place.desired.annotation_error
