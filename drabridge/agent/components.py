@@ -315,7 +315,7 @@ def build(base: Foundation, config: Config, ledger_service: LedgerService, stand
                 cdi_maintenance.restore,
                 claims.retry_records,
                 look_for_competing_plugins,
-                base.withheld.keep,
+                base.withheld.restore_file,
                 ended.look,
             ]
         ),

@@ -134,7 +134,7 @@ class ServingAgent:
 
     async def _take(self, snapshot: Snapshot) -> None:
         parts = self._parts
-        snapshot = await parts.withheld.without(snapshot, parts.ledger_service.head)
+        snapshot = await parts.withheld.update(snapshot, parts.ledger_service.head)
         first = parts.targets.first_lanes(snapshot)
         parts.current.devices = snapshot.by_name()
         config = parts.current.config

@@ -1,6 +1,8 @@
-"""The node under another driver's name: what that still holds, a changed name would give out again."""
+"""Refuse to start under another driver name while the former name's ledger still has holders."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from drabridge.config.schema import Config
 from drabridge.errors import ConfigError, HostError
@@ -11,12 +13,12 @@ from drabridge.system.paths import Paths
 
 
 def refuse_another_name(paths: Paths, config: Config, node: str) -> None:
-    """Raises ConfigError where another name's ledger on this node has holders of a resource of this configuration, or
-    cannot be read. Hardware that it calls otherwise is withheld, device by device
-    (:mod:`drabridge.coexistence.other_agents`).
+    """Raise ConfigError if another name's ledger here has holders of a configured resource, or is unreadable.
 
-    The driver's name is in everything that a running pod and kubelet refer to, the ledger's place included: under a new
-    name nothing would be known of who holds what. A reload refuses such a change for the same reason.
+    The driver's name is in everything that a running pod and kubelet refer to, and in the ledger's path: under a new
+    name nothing would be known of the holders. A reload refuses such a change for the same reason. Hardware of a
+    resource that this configuration names otherwise is withheld, device by device
+    (:mod:`drabridge.coexistence.other_agents`).
     """
     served = {resource.name for resource in config.resources}
     for directory in sorted((paths.kubelet / "plugins").glob("*/")):
@@ -25,11 +27,7 @@ def refuse_another_name(paths: Paths, config: Config, node: str) -> None:
         try:
             ledger = read_completely(directory, node=node)
         except HostError as error:
-            raise ConfigError(
-                f"on this node the driver {directory.name} may hold configured devices: {error.message}",
-                hint=f"Start the agent as {directory.name} again until the node is drained. If nothing of it runs any "
-                f"more, remove {directory}",
-            ) from error
+            raise _refusal(directory, f"may hold configured devices: {error.message}") from error
         if ledger is None:
             continue
         held = [
@@ -38,9 +36,14 @@ def refuse_another_name(paths: Paths, config: Config, node: str) -> None:
             if entry.device.resource in served and entry.owner is not Owner.NONE
         ]
         if held:
-            raise ConfigError(
-                f"on this node the driver {directory.name} holds {len(held)} of the configured devices: "
-                f"{held[0].name} is held by {holder(held[0])}",
-                hint=f"Start the agent as {directory.name} again until the node is drained. If nothing of it runs any "
-                f"more, remove {directory}",
-            )
+            first = f"{held[0].name} is held by {holder(held[0])}"
+            raise _refusal(directory, f"holds {len(held)} of the configured devices: {first}")
+
+
+def _refusal(directory: Path, why: str) -> ConfigError:
+    name = directory.name
+    return ConfigError(
+        f"on this node the driver {name} {why}",
+        hint=f"Start the agent as {name} again until the node is drained. If nothing of it runs any more, "
+        f"remove {directory}",
+    )

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection
 
-from drabridge.coexistence.other_agents import Piece
+from drabridge.coexistence.hardware import KnownDevice
 from drabridge.coexistence.withheld import WithheldDevices
 from drabridge.evidence.kubelet import KubeletEvidence
 from drabridge.evidence.other_sources import OtherEvidence
@@ -45,7 +45,7 @@ class EndedAgents:
         self._allocated_by = allocated_by
         self._clock = clock
         self._due = 0.0
-        self._unseen: dict[tuple[str, Piece], float] = {}  # since when no holder is seen
+        self._unseen: dict[tuple[str, KnownDevice], float] = {}  # since when no holder is seen
 
     async def look(self) -> None:
         """Look once, if a look is due. Never raises."""
@@ -68,9 +68,9 @@ class EndedAgents:
             if free:
                 names = sorted(piece.name for piece in free)
                 log.warning("nobody has what an ended agent left", extra={"driver": driver, "devices": names})
-                await withheld.forget(driver, free)
+                await withheld.strike_out(driver, free)
 
-    async def _without_holder(self, driver: str, pieces: Collection[Piece]) -> set[Piece]:
+    async def _without_holder(self, driver: str, pieces: Collection[KnownDevice]) -> set[KnownDevice]:
         """Return those without a visible holder; none where a source that could know of one cannot be asked."""
         ledger, kubelet = self._ledger_service.ledger, self._kubelet
         if not ledger.node.merged or self._ledger_service.now() < ledger.node.releases_suspended_until:
@@ -85,7 +85,7 @@ class EndedAgents:
             return set()
         return {piece for piece in self._unclaimed(free, observed) if piece.name not in shown | allocated}
 
-    def _unclaimed(self, pieces: Collection[Piece], observed: Observed) -> set[Piece]:
+    def _unclaimed(self, pieces: Collection[KnownDevice], observed: Observed) -> set[KnownDevice]:
         """Return those that no pod has by its limits, or may have."""
         ledger, pods = self._ledger_service.ledger, self._others.pods
         unaccounted = None if pods is None else pods.unaccounted(ledger, observed)

@@ -1,17 +1,15 @@
-"""Agents of other drivers on this node: hardware that one of them serves, or may hold, is withheld here.
+"""Agree with agents of other drivers on this node who serves which hardware; withhold what another one has.
 
-Each agent says in ``plugins_registry/.drabridge-<driver>.hardware`` what it serves, and has a lock beside that for as
-long as it lives. Kubelet ignores what begins with a dot there (pluginmanager/pluginwatcher/plugin_watcher.go), and in
-the chart that directory is the only one on the node's own disk that agents of two drivers both see. Whoever comes first
-serves; the other one withholds what overlaps.
+Each agent writes what it serves to ``plugins_registry/.drabridge-<driver>.hardware``, and holds a lock beside that file
+for as long as it lives. Kubelet ignores names that begin with a dot there
+(pluginmanager/pluginwatcher/plugin_watcher.go), and in the chart that directory is the only one on the node's own disk
+that agents of two drivers both see. The first agent serves; the other one withholds what overlaps.
 
-The file outlives its agent. One that was ended says what its ledger holds; of one that was killed everything that it
-served may be held. That is how a driver under a new name learns what pods and claims of the former name have.
+The file outlives its agent. An agent that was ended has written what its ledger holds. Of one that was killed,
+everything that it served may be held. That is how a driver under a new name learns what pods and claims of the former
+name have. An older version writes no such file; if its state directory is visible, its ledger says the same.
 
-Where an agent has no such file, an older version, and its state directory is visible, its ledger says the same.
-
-What an agent left that has ended is forgotten once nobody can have it any more
-(:mod:`drabridge.coexistence.ended_agents`).
+What an ended agent left is struck out once nobody can have it any more (:mod:`drabridge.coexistence.ended_agents`).
 """
 
 from __future__ import annotations
@@ -24,16 +22,15 @@ import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
+from drabridge.coexistence.hardware import KnownDevice, OverlapIndex, all_devices, held_devices, known_device
 from drabridge.errors import HostError
-from drabridge.inventory.model import COMPANION, Device
+from drabridge.inventory.model import Device
 from drabridge.ledger.lock import FILE as LOCK_FILE
-from drabridge.ledger.model import Entry, Ledger, Owner
-from drabridge.ledger.refusals import holder
+from drabridge.ledger.model import Ledger
 from drabridge.ledger.store import FILE, read_completely
 from drabridge.system.files import Care, write_atomically
 from drabridge.system.paths import Paths
@@ -48,40 +45,31 @@ POLL_SECONDS = 0.005
 RETURN_SECONDS = 60.0  # an agent that is replaced, or has crashed, is back by then; its devices wait for it
 MOST_BYTES = 1 << 22  # of a file: a thousand devices have 300 KB
 VERSION = 1
-SYSFS = "/sys/"
 
 
-class Piece(Struct, frozen=True, omit_defaults=True):
-    """One device as its agent says it. ``places``: its syspath, then those of :attr:`Device.also_at`."""
+class HardwareFile(Struct, frozen=True, rename="camel"):
+    """The file of one agent. ``ended``: the agent ended in order, and what is listed is held; else it may be."""
 
-    name: str
-    id: str
-    places: Annotated[tuple[str, ...], Meta(min_length=1)]
-    holder: str = ""  # in words; of an agent that was ended
-    resources: tuple[str, ...] = ()  # under which kubelet may show a pod on it; none: an older agent does not say
-    grace: float | None = None  # seconds that its holders have to end when they are deleted; None: not known
-
-
-class Said(Struct, frozen=True, rename="camel"):
-    """A file. ``ended``: by its agent's own hand, and what is listed is held; else it may be."""
-
-    pieces: tuple[Piece, ...]
+    pieces: tuple[KnownDevice, ...]
     ended: bool = False
     version: int = VERSION
 
 
 class OtherAgent(Struct, frozen=True):
-    """What another agent has, or may have. ``alive``: it runs. ``fault``: why nobody can say what it is."""
+    """What another agent has, or may have. ``alive``: it runs. ``fault``: why that cannot be known."""
 
     driver: str
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[KnownDevice, ...] = ()
     alive: bool = False
     ended: bool = False
     fault: str = ""
 
 
 class OtherAgents:
-    """This driver's file and lock, and what the others say. Calls may wait for a disk: never on the loop."""
+    """This driver's file and lock, and the files of the others. Calls may wait for a disk: not on the loop.
+
+    ``left``: driver that has ended -> what it left of devices that are here; withheld, unless held here.
+    """
 
     def __init__(
         self,
@@ -98,83 +86,84 @@ class OtherAgents:
         self._node = node
         self._return_seconds = return_seconds
         self._clock = clock
-        self._ran: dict[str, tuple[float, OtherAgent]] = {}  # driver -> when it was last seen to run, and what it had
+        self._seen_alive: dict[str, tuple[float, OtherAgent]] = {}  # driver -> when it last ran, and what it had
         self._lock: int | None = None
-        self._said: Said | None = None
-        self._had: frozenset[Piece] = frozenset()
+        self._written: HardwareFile | None = None
+        self._served: frozenset[KnownDevice] = frozenset()
         self._struck: Collection[str] | None = None  # what was struck out before this agent began; None: not read yet
-        self.left: Mapping[str, frozenset[Piece]] = {}
-        """Driver that has ended -> what it left of devices that are here; withheld, unless held here."""
+        self.left: Mapping[str, frozenset[KnownDevice]] = {}
 
-    def take(self, devices: Iterable[Device], held: Callable[[str], bool]) -> dict[str, str]:
-        """Say what this agent serves now; device name -> why it must not. What it holds already is its own, unless
-        another agent serves it, or it was struck out: nobody had it any more then, and its ledger is of before.
+    def announce(self, devices: Iterable[Device], held: Callable[[str], bool]) -> dict[str, str]:
+        """Write what this agent serves now; return device name -> why the device is withheld.
 
-        Never raises: where the others cannot be asked, what they were not asked about before is withheld.
+        A device that is held here is served, unless another agent serves it or it was struck out: nobody had it any
+        more then, and this agent's ledger is older. Never raises: where the others cannot be asked, a device that was
+        not served before is withheld.
         """
-        pieces = {device.name: piece_of(device) for device in devices if device.syspath}
+        pieces = {device.name: known_device(device) for device in devices if device.syspath}
         mine = {name: piece for name, piece in pieces.items() if held(name)}
         try:
-            with self._turn():
-                self._be_alive()
+            with self._exclusively():
+                self._hold_lock()
                 self._struck = mine.keys() & (self._struck_out(mine) if self._struck is None else self._struck)
-                withheld = self._withheld(pieces, mine.keys() - self._struck, self._others())
+                withheld = self._withheld(pieces, mine.keys() - self._struck, self._read_others())
                 served = tuple(piece for name, piece in sorted(pieces.items()) if name not in withheld)
-                self._say(Said(served))
+                self._write(HardwareFile(served))
         except (OSError, HostError) as error:
             why = f"whether another agent on this node serves it is not known: {error}"
-            return {name: why for name, piece in pieces.items() if name not in mine and piece not in self._had}
-        self._had = frozenset(served)
+            return {name: why for name, piece in pieces.items() if name not in mine and piece not in self._served}
+        self._served = frozenset(served)
         return withheld
 
-    def keep(self) -> None:
-        """Say again what was said last, where somebody removed it. Never raises: the next :meth:`take` tells."""
-        if self._lock is None or self._said is None:
+    def restore_file(self) -> None:
+        """Write our file again if somebody removed it. Never raises: the next :meth:`announce` reports what fails."""
+        if self._lock is None or self._written is None:
             return
         with contextlib.suppress(OSError, HostError):
             lock, file = self._path(self._driver, LOCK), self._path(self._driver, HARDWARE)
             if not (file.exists() and _is_at(lock, self._lock)):
-                with self._turn():
-                    self._be_alive()
-                    self._say(self._said)
+                with self._exclusively():
+                    self._hold_lock()
+                    self._write(self._written)
 
-    def forget(self, driver: str, free: Collection[Piece]) -> None:
-        """Strike out what an agent that has ended left, and nobody has any more: for itself, should it come back, and
-        for others. Never raises.
+    def strike_out(self, driver: str, free: Collection[KnownDevice]) -> None:
+        """Strike ``free`` out of an ended agent's file: for that agent, should it come back, and for others.
+
+        Never raises.
         """
         try:
-            with self._turn():
+            with self._exclusively():
                 file = self._path(driver, HARDWARE)
                 other = self._other(driver) if file.exists() else self._by_ledger(driver)
                 if other is None or other.alive or other.fault:
                     return
                 left = tuple(piece for piece in other.pieces if piece not in free)
-                write_atomically(file, msgspec.json.encode(Said(left, other.ended)), care=Care.WHOLE)
+                write_atomically(file, msgspec.json.encode(HardwareFile(left, other.ended)), care=Care.WHOLE)
             found = self.left.get(driver, frozenset()).difference(free)
             self.left = {name: pieces for name, pieces in {**self.left, driver: found}.items() if pieces}
         except (OSError, HostError) as error:
-            log.warning("what another agent left cannot be struck out", extra={"driver": driver, "reason": str(error)})
+            log.warning("file of an ended agent not changed", extra={"driver": driver, "reason": str(error)})
 
     def end(self, ledger: Ledger) -> None:
-        """Say what stays held, and be gone. Never raises: whoever cannot say it has said more than that before."""
+        """Write what stays held, and let the lock go. Never raises: where that fails, the file lists more."""
         if self._lock is None:
             return
         try:
-            with self._turn():
-                if held := tuple(held_pieces(ledger)):
-                    self._say(Said(held, ended=True), Care.WHOLE)
+            with self._exclusively():
+                if held := tuple(held_devices(ledger)):
+                    self._write(HardwareFile(held, ended=True), Care.WHOLE)
                 else:
                     for path in (self._path(self._driver, HARDWARE), self._path(self._driver, LOCK)):
                         path.unlink(missing_ok=True)
                     if not [path for path in self._registry.glob(f"{PREFIX}*") if path.name != TURN]:
                         (self._registry / TURN).unlink(missing_ok=True)
         except (OSError, HostError) as error:
-            log.warning("other agents are not told what this one holds", extra={"reason": str(error)})
+            log.warning("file for other agents not written", extra={"reason": str(error)})
         finally:
             self.close()
 
     def close(self) -> None:
-        """Let the lock go; without :meth:`end`, as if this agent was killed."""
+        """Let the lock go. Without :meth:`end` it looks as if this agent was killed."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -185,8 +174,8 @@ class OtherAgents:
         return self._registry / f"{PREFIX}{driver}{suffix}"
 
     @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Until the end of the block no other agent looks or says anything."""
+    def _exclusively(self) -> Iterator[None]:
+        """Until the end of the block no other agent reads or writes these files. Raises HostError after 2 s."""
         self._registry.mkdir(mode=0o750, parents=True, exist_ok=True)  # as kubelet does, which may start later
         path, deadline = self._registry / TURN, time.monotonic() + TURN_SECONDS
         while True:
@@ -200,7 +189,7 @@ class OtherAgents:
             finally:
                 os.close(descriptor)  # the last agent took it along, if it is not there any more
 
-    def _be_alive(self) -> None:
+    def _hold_lock(self) -> None:
         path = self._path(self._driver, LOCK)
         if self._lock is not None and _is_at(path, self._lock):
             return
@@ -211,15 +200,15 @@ class OtherAgents:
         self.close()
         self._lock = descriptor
 
-    def _say(self, said: Said, care: Care = Care.PROCESS) -> None:
-        """Of a file that is lost in a power cut nothing but devices of an agent that was killed by it is missed."""
+    def _write(self, content: HardwareFile, care: Care = Care.PROCESS) -> None:
+        """Write our file. If a power cut loses it, only devices of an agent that was killed by it are missed."""
         path = self._path(self._driver, HARDWARE)
-        if said != self._said or not path.exists():
-            self._said = None
-            write_atomically(path, msgspec.json.encode(said), care=care)
-            self._said = said
+        if content != self._written or not path.exists():
+            self._written = None
+            write_atomically(path, msgspec.json.encode(content), care=care)
+            self._written = content
 
-    def _others(self) -> list[OtherAgent]:
+    def _read_others(self) -> list[OtherAgent]:
         drivers = set(self._drivers(HARDWARE))
         drivers |= {name for name in self._drivers(LOCK) if "." in name and _is_locked(self._path(name, LOCK))}
         found = [self._other(driver) for driver in sorted(drivers - {self._driver})]
@@ -227,13 +216,13 @@ class OtherAgents:
             driver = path.parent.name
             if driver not in drivers and driver != self._driver and (other := self._by_ledger(driver)) is not None:
                 found.append(other)
-        return self._with_those_that_come_back(found)
+        return self._with_recently_alive(found)
 
     def _struck_out(self, held: Collection[str]) -> set[str]:
-        """What is held by the ledger, and not by the file that this driver's agent left."""
+        """Return what the ledger holds and the file that this driver's last agent left does not list."""
         try:
-            named = {piece.name for piece in _read(self._path(self._driver, HARDWARE)).pieces}
-        except (OSError, ValueError, RecursionError):  # an older version's, or a person has removed it
+            named = {piece.name for piece in _read_file(self._path(self._driver, HARDWARE)).pieces}
+        except (OSError, ValueError, RecursionError):  # of an older version, or a person has removed it
             return set()
         return {name for name in held if name not in named}
 
@@ -242,25 +231,27 @@ class OtherAgents:
             path.name.removeprefix(PREFIX).removesuffix(suffix) for path in self._registry.glob(f"{PREFIX}*{suffix}")
         )
 
-    def _with_those_that_come_back(self, others: Iterable[OtherAgent]) -> list[OtherAgent]:
-        """The others, and those that ran until a moment ago as they were: what they served is not free for that."""
+    def _with_recently_alive(self, others: Iterable[OtherAgent]) -> list[OtherAgent]:
+        """Add the agents that ran until a moment ago, as they were: they are back soon, and their devices wait."""
         at, now = self._clock(), {other.driver: other for other in others}
-        self._ran |= {driver: (at, other) for driver, other in now.items() if other.alive}
-        self._ran = {driver: seen for driver, seen in self._ran.items() if at - seen[0] < self._return_seconds}
-        return list((now | {driver: other for driver, (_, other) in self._ran.items()}).values())
+        self._seen_alive |= {driver: (at, other) for driver, other in now.items() if other.alive}
+        self._seen_alive = {
+            driver: seen for driver, seen in self._seen_alive.items() if at - seen[0] < self._return_seconds
+        }
+        return list((now | {driver: other for driver, (_, other) in self._seen_alive.items()}).values())
 
     def _other(self, driver: str) -> OtherAgent:
         alive = _is_locked(self._path(driver, LOCK))
         try:
-            said = _read(self._path(driver, HARDWARE))
+            content = _read_file(self._path(driver, HARDWARE))
         except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             return OtherAgent(driver, alive=alive, fault=str(error))
-        if not alive and not said.ended and (known := self._by_ledger(driver)) is not None and not known.fault:
-            return known  # it was killed, and what it held can be seen
-        return OtherAgent(driver, said.pieces, alive, said.ended)
+        if not alive and not content.ended and (known := self._by_ledger(driver)) is not None and not known.fault:
+            return known  # it was killed, and its ledger says what it held
+        return OtherAgent(driver, content.pieces, alive, content.ended)
 
     def _by_ledger(self, driver: str) -> OtherAgent | None:
-        """By its state directory; None where there is nothing about this node."""
+        """Read an agent's state directory; None where there is nothing about this node."""
         directory = self._plugins / driver
         alive = _is_locked(directory / LOCK_FILE)
         try:
@@ -269,24 +260,24 @@ class OtherAgents:
             return OtherAgent(driver, alive=alive, fault=str(error))
         if ledger is None:
             return None
-        pieces = all_pieces(ledger) if alive else held_pieces(ledger)
+        pieces = all_devices(ledger) if alive else held_devices(ledger)
         return OtherAgent(driver, tuple(pieces), alive, ended=not alive)
 
     # --- what overlaps ------------------------------------------------------------------------------------------------
 
     def _withheld(
-        self, pieces: Mapping[str, Piece], mine: Collection[str], others: Sequence[OtherAgent]
+        self, pieces: Mapping[str, KnownDevice], mine: Collection[str], others: Sequence[OtherAgent]
     ) -> dict[str, str]:
         withheld: dict[str, str] = {}
-        left: dict[str, set[Piece]] = {}
+        left: dict[str, set[KnownDevice]] = {}
         for other in others:
             if other.fault:
                 why = (
-                    f"what the driver {other.driver} has on this node is not known ({other.fault}). {self._way(other)}"
+                    f"what the driver {other.driver} has on this node is not known ({other.fault}). {self._hint(other)}"
                 )
                 withheld |= {name: why for name in pieces if name not in mine}
                 continue
-            index = _Index(other.pieces)
+            index = OverlapIndex(other.pieces)
             moved = {} if other.alive else {p.id: p for p in other.pieces if p.id and not self._is_there(p)}
             for name, piece in pieces.items():
                 theirs = index.overlapping(piece)
@@ -301,20 +292,20 @@ class OtherAgents:
         self.left = {driver: frozenset(found) for driver, found in left.items()}
         return withheld
 
-    def _is_there(self, piece: Piece) -> bool:
-        """Whether its hardware is where it was. If not, a device of the same id may be it: small ids are common."""
+    def _is_there(self, piece: KnownDevice) -> bool:
+        """Whether its hardware is where it was. If not, a device with its id may be it; small ids are common."""
         return os.path.exists(piece.places[0])
 
-    def _why(self, other: OtherAgent, theirs: Piece) -> str:
+    def _why(self, other: OtherAgent, theirs: KnownDevice) -> str:
         what = f"it is {theirs.name} of the driver {other.driver}"
         if other.alive:
-            return f"{what}, whose agent serves it on this node. {self._way(other)}"
+            return f"{what}, whose agent serves it on this node. {self._hint(other)}"
         if other.ended:
-            return f"{what} on this node, which is held{theirs.holder and f' by {theirs.holder}'}. {self._way(other)}"
-        return f"{what} on this node, whose agent was killed: a pod or a claim may have it. {self._way(other)}"
+            return f"{what} on this node, which is held{theirs.holder and f' by {theirs.holder}'}. {self._hint(other)}"
+        return f"{what} on this node, whose agent was killed: a pod or a claim may have it. {self._hint(other)}"
 
-    def _way(self, other: OtherAgent) -> str:
-        """What a person can do."""
+    def _hint(self, other: OtherAgent) -> str:
+        """Say what a person can do."""
         if other.alive:
             return f"Take it out of one of the two configurations, or end the agent of {other.driver}"
         files = (self._path(other.driver, HARDWARE), self._plugins / other.driver)
@@ -324,59 +315,8 @@ class OtherAgents:
         )
 
 
-def piece_of(device: Device) -> Piece:
-    """What another agent has to know of a device."""
-    places = (device.syspath, *(place.removeprefix(COMPANION) for place in device.also_at))
-    return Piece(device.name, device.id, places, resources=(device.resource,))
-
-
-def all_pieces(ledger: Ledger) -> Iterator[Piece]:
-    """Everything that a ledger knows, with who holds it."""
-    for entry in ledger.entries.values():
-        places = (entry.device.syspath, *entry.device.also_at, *entry.was_at)
-        plain = tuple(place.removeprefix(COMPANION) for place in places)
-        yield Piece(entry.name, entry.device.id, plain, holder(entry), entry.counted_as, _grace(entry))
-
-
-def _grace(entry: Entry) -> float | None:
-    """Of the holder that has longest."""
-    known = [hold.grace for hold in (entry.hold,) if hold] + [held.grace or None for held in entry.holders]
-    return max((seconds for seconds in known if seconds is not None), default=None) if None not in known else None
-
-
-def held_pieces(ledger: Ledger) -> Iterator[Piece]:
-    """What somebody holds, or may hold."""
-    free = {entry.name for entry in ledger.entries.values() if entry.owner is Owner.NONE}
-    return (piece for piece in all_pieces(ledger) if piece.name not in free)
-
-
-class _Index:
-    """Pieces by their places: what is at one of them, above it or below it in the tree of devices."""
-
-    def __init__(self, pieces: Iterable[Piece]) -> None:
-        self._at: dict[str, Piece] = {}
-        self._above: dict[str, Piece] = {}
-        for piece in pieces:
-            for place in filter(None, piece.places):
-                self._at.setdefault(place, piece)
-            for ancestor in _ancestors(piece.places[0]):
-                self._above.setdefault(ancestor, piece)
-
-    def overlapping(self, piece: Piece) -> Piece | None:
-        places: Collection[str] = piece.places
-        found = next((self._at[place] for place in places if place in self._at), None)
-        found = found or self._above.get(piece.places[0])
-        return found or next((self._at[above] for above in _ancestors(piece.places[0]) if above in self._at), None)
-
-
-def _ancestors(syspath: str) -> Iterator[str]:
-    """What lies above a device in sysfs."""
-    while (syspath := os.path.dirname(syspath)).startswith(SYSFS):
-        yield syspath
-
-
 def _locked(descriptor: int, seconds: float) -> bool:
-    """Whether it is ours now, or within so many seconds."""
+    """Lock a file, waiting for so many seconds; return whether the lock is ours."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -390,7 +330,7 @@ def _locked(descriptor: int, seconds: float) -> bool:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether a process has the lock of a file. Raises OSError where nobody can say."""
+    """Whether a process has a file locked. Raises OSError where that cannot be known."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -411,8 +351,8 @@ def _is_at(path: Path, descriptor: int) -> bool:
         return False
 
 
-def _read(path: Path) -> Said:
-    """Another agent's file. Raises OSError, ValueError or RecursionError for what no agent of this version wrote."""
+def _read_file(path: Path) -> HardwareFile:
+    """Read an agent's file. Raises OSError, ValueError or RecursionError for what no agent of this version wrote."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -420,7 +360,7 @@ def _read(path: Path) -> Said:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
         raise ValueError(f"it has more than {MOST_BYTES} bytes")
-    said = msgspec.json.decode(data, type=Said)
-    if said.version != VERSION:
-        raise ValueError(f"its version is {said.version}, this agent reads {VERSION}")
-    return said
+    content = msgspec.json.decode(data, type=HardwareFile)
+    if content.version != VERSION:
+        raise ValueError(f"its version is {content.version}, this agent reads {VERSION}")
+    return content

@@ -76,24 +76,26 @@ OVERLAPS = {
 def test_the_second_agent_withholds_what_the_first_one_serves(node: Node, one: Device, other: Device) -> None:
     apart = Device("apart", one.id, "r", f"{CARD.syspath}0")  # its id is spelled alike
     first, second = node.agent("first"), node.agent("second")
-    assert first.take([one], nothing) == {}
-    assert second.take([other, apart], nothing).keys() == {other.name}
-    assert first.take([one], nothing) == {}, "it was there before"
-    assert second.take([other, apart], lambda name: name == other.name).keys() == {other.name}, "whoever had it before"
+    assert first.announce([one], nothing) == {}
+    assert second.announce([other, apart], nothing).keys() == {other.name}
+    assert first.announce([one], nothing) == {}, "it was there before"
+    assert second.announce([other, apart], lambda name: name == other.name).keys() == {other.name}, (
+        "whoever had it before"
+    )
 
 
 def test_an_agent_that_is_replaced_finds_its_hardware_as_it_was(node: Node) -> None:
     first, second = node.agent("first"), node.agent("second")
-    assert first.take([CARD], nothing) == {}
-    assert "whose agent serves it" in second.take([CARD], nothing)["card"]
+    assert first.announce([CARD], nothing) == {}
+    assert "whose agent serves it" in second.announce([CARD], nothing)["card"]
     first.end(Ledger())
-    assert second.take([CARD], nothing).keys() == {"card"}, "it may be back in a moment"
+    assert second.announce([CARD], nothing).keys() == {"card"}, "it may be back in a moment"
     again = node.agent("first")
-    assert again.take([CARD], nothing) == {}
+    assert again.announce([CARD], nothing) == {}
     again.end(Ledger())
     node.forget()
-    assert second.take([CARD], nothing) == {}
-    assert node.agent("first").take([CARD], nothing).keys() == {"card"}
+    assert second.announce([CARD], nothing) == {}
+    assert node.agent("first").announce([CARD], nothing).keys() == {"card"}
 
 
 def held(device: Device) -> Entry:
@@ -102,11 +104,11 @@ def held(device: Device) -> Entry:
 
 def test_an_agent_that_was_ended_leaves_word_of_what_it_holds_and_no_more(node: Node) -> None:
     first = node.agent("first")
-    assert first.take([CARD, DISK], nothing) == {}
+    assert first.announce([CARD, DISK], nothing) == {}
     claim = ClaimHold(ClaimRef("u", "ns", "c"), ClaimPhase.PREPARED, 1.0)
     entry = Entry(LedgerDevice.of(CARD), Owner.DRA_PREPARED, claims=(claim,))
     first.end(Ledger.of([entry, Entry(LedgerDevice.of(DISK))]))
-    withheld = node.agent("second").take([CARD, DISK], nothing)
+    withheld = node.agent("second").announce([CARD, DISK], nothing)
     assert withheld.keys() == {"card"}
     assert "it is card of the driver first.example.com on this node, which is held by claim ns/c" in withheld["card"]
     assert "remove" in withheld["card"]
@@ -114,7 +116,7 @@ def test_an_agent_that_was_ended_leaves_word_of_what_it_holds_and_no_more(node: 
 
 def test_an_agent_that_holds_nothing_leaves_nothing(node: Node) -> None:
     first = node.agent("first")
-    first.take([CARD], nothing)
+    first.announce([CARD], nothing)
     assert len(node.files) == 3
     first.end(Ledger.of([Entry(LedgerDevice.of(CARD))]))
     assert node.files == set()
@@ -122,15 +124,15 @@ def test_an_agent_that_holds_nothing_leaves_nothing(node: Node) -> None:
 
 def test_of_an_agent_that_was_killed_everything_may_be_held_unless_its_ledger_says_what(node: Node) -> None:
     first, second = node.agent("first"), node.agent("second")
-    first.take([CARD, DISK], nothing)
+    first.announce([CARD, DISK], nothing)
     first.close()
-    withheld = second.take([CARD, DISK], nothing)
+    withheld = second.announce([CARD, DISK], nothing)
     assert withheld.keys() == {"card", "disk"}
     assert "whose agent was killed" in withheld["card"]
     store = Store(node.root / "plugins" / "first.example.com", node=NODE)
     store.rewrite(Ledger.of([held(DISK), Entry(LedgerDevice.of(CARD))]))
     store.close()
-    assert second.take([CARD, DISK], nothing).keys() == {"disk"}
+    assert second.announce([CARD, DISK], nothing).keys() == {"disk"}
 
 
 @pytest.mark.parametrize("runs", [False, True])
@@ -140,7 +142,7 @@ def test_an_older_agent_that_leaves_no_word_is_known_by_its_ledger(node: Node, r
     if not runs:
         store.close()
     second = node.agent("second")
-    assert second.take([CARD, DISK], nothing).keys() == ({"card", "disk"} if runs else {"disk"})
+    assert second.announce([CARD, DISK], nothing).keys() == ({"card", "disk"} if runs else {"disk"})
     store.close()
 
 
@@ -148,7 +150,7 @@ def test_a_ledger_of_another_node_says_nothing(node: Node) -> None:
     store = Store(node.root / "plugins" / "first.example.com", node="node-b")
     store.rewrite(Ledger.of([held(DISK)]))
     store.close()
-    assert node.agent("second").take([DISK], nothing) == {}
+    assert node.agent("second").announce([DISK], nothing) == {}
 
 
 PIECE = '{"pieces": [{"name": "x", "id": "x", "places": []}]}'
@@ -164,7 +166,7 @@ GARBAGE = {
 @pytest.mark.parametrize("text", GARBAGE.values(), ids=GARBAGE)
 def test_of_a_file_that_no_agent_wrote_nothing_is_known(node: Node, text: str) -> None:
     (node.root / "plugins_registry" / ".drabridge-first.example.com.hardware").write_text(text)
-    assert "is not known" in node.agent("second").take([CARD], nothing)["card"]
+    assert "is not known" in node.agent("second").announce([CARD], nothing)["card"]
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "directory"])
@@ -173,7 +175,7 @@ async def test_what_is_no_file_is_not_waited_for(node: Node, kind: str) -> None:
     {"pipe": os.mkfifo, "link": lambda one: one.symlink_to("/dev/zero"), "directory": Path.mkdir}[kind](path)
     os.mkfifo(path.with_suffix(".lock"))
     files = IoThread("files")
-    asking = files.run(lambda: node.agent("second").take([CARD], nothing))
+    asking = files.run(lambda: node.agent("second").announce([CARD], nothing))
     assert "is not known" in (await asyncio.wait_for(asking, HANG_SECONDS))["card"]
     files.stop()
 
@@ -186,8 +188,8 @@ def test_what_cannot_be_read_may_be_about_anything(node: Node, what: str) -> Non
         (node.root / "plugins" / "first.example.com").mkdir()
         (node.root / "plugins" / "first.example.com" / "ledger.jsonl").write_text("rotten\n")
     second = node.agent("second")
-    assert second.take([CARD], lambda name: True) == {}
-    assert "what the driver first.example.com has on this node is not known" in second.take([CARD], nothing)["card"]
+    assert second.announce([CARD], lambda name: True) == {}
+    assert "what the driver first.example.com has on this node is not known" in second.announce([CARD], nothing)["card"]
 
 
 def test_held_hardware_that_is_elsewhere_now_is_known_by_its_id(node: Node) -> None:
@@ -196,84 +198,84 @@ def test_held_hardware_that_is_elsewhere_now_is_known_by_its_id(node: Node) -> N
         replace(CARD, syspath="/sys/devices/not/there"),
         Device("null", "N1", "r", "/sys/devices/virtual/mem/null"),
     )
-    first.take([moved, here], nothing)
+    first.announce([moved, here], nothing)
     first.end(Ledger.of([held(moved), held(here)]))
     elsewhere = [replace(CARD, syspath="/sys/devices/elsewhere"), replace(here, syspath="/sys/devices/other")]
-    assert node.agent("second").take(elsewhere, nothing).keys() == {"card"}
+    assert node.agent("second").announce(elsewhere, nothing).keys() == {"card"}
 
 
 def test_without_a_way_to_ask_nothing_new_is_served(node: Node) -> None:
     agent = node.agent("first")
-    assert agent.take([CARD], nothing) == {}
+    assert agent.announce([CARD], nothing) == {}
     turn = node.root / "plugins_registry" / ".drabridge-turn.lock"
     turn.unlink()
     turn.mkdir()
-    assert agent.take([CARD, DISK], nothing).keys() == {"disk"}
-    assert agent.take([CARD, DISK], lambda name: name == "disk") == {}
+    assert agent.announce([CARD, DISK], nothing).keys() == {"disk"}
+    assert agent.announce([CARD, DISK], lambda name: name == "disk") == {}
     turn.rmdir()
-    assert agent.take([CARD, DISK], nothing) == {}
+    assert agent.announce([CARD, DISK], nothing) == {}
 
 
 def test_two_agents_of_one_driver_with_other_directories_do_not_both_serve(node: Node) -> None:
     first, second = node.agent("first"), node.agent("first")
-    assert first.take([CARD], nothing) == {}
-    assert "another agent of the driver first.example.com runs" in second.take([CARD], nothing)["card"]
+    assert first.announce([CARD], nothing) == {}
+    assert "another agent of the driver first.example.com runs" in second.announce([CARD], nothing)["card"]
 
 
 def test_files_that_somebody_removes_are_there_again(node: Node) -> None:
     first = node.agent("first")
-    first.take([CARD], nothing)
+    first.announce([CARD], nothing)
     before = node.files
     for path in (node.root / "plugins_registry").iterdir():
         path.unlink()
-    first.take([CARD], nothing)
+    first.announce([CARD], nothing)
     assert node.files == before
-    assert node.agent("second").take([CARD], nothing).keys() == {"card"}
+    assert node.agent("second").announce([CARD], nothing).keys() == {"card"}
 
 
 def test_the_word_of_an_agent_that_runs_is_missed_until_it_says_it_again(node: Node) -> None:
     first, second = node.agent("first"), node.agent("second")
-    first.take([CARD], nothing)
+    first.announce([CARD], nothing)
     file = node.root / "plugins_registry" / ".drabridge-first.example.com.hardware"
     before = file.read_bytes()
     file.unlink()
-    assert "is not known" in second.take([CARD, DISK], nothing)["disk"]
-    first.keep()
+    assert "is not known" in second.announce([CARD, DISK], nothing)["disk"]
+    first.restore_file()
     assert file.read_bytes() == before
-    assert second.take([CARD, DISK], nothing).keys() == {"card"}
+    assert second.announce([CARD, DISK], nothing).keys() == {"card"}
 
 
 def test_what_another_agent_got_meanwhile_is_not_taken_back(node: Node) -> None:
     """A person has removed the file, say: our own ledger is of long ago."""
-    assert node.agent("first").take([CARD], nothing) == {}
-    assert node.agent("second").take([CARD], lambda name: True).keys() == {"card"}
+    assert node.agent("first").announce([CARD], nothing) == {}
+    assert node.agent("second").announce([CARD], lambda name: True).keys() == {"card"}
 
 
 def test_what_an_ended_agent_held_is_kept_by_who_found_its_pod_with_it(node: Node) -> None:
     """A driver under a new name: kubelet shows the pod, and a device that turns Unhealthy may end it."""
     first, second = node.agent("first"), node.agent("second")
-    first.take([CARD], nothing)
+    first.announce([CARD], nothing)
     first.end(Ledger.of([held(CARD)]))
-    assert second.take([CARD], nothing).keys() == {"card"}
-    assert second.take([CARD], lambda name: True) == {}
+    assert second.announce([CARD], nothing).keys() == {"card"}
+    assert second.announce([CARD], lambda name: True) == {}
 
 
 def test_what_was_struck_out_is_free_for_everybody(node: Node) -> None:
     first, second = node.agent("first"), node.agent("second")
-    first.take([CARD, DISK], nothing)
+    first.announce([CARD, DISK], nothing)
     first.end(Ledger.of([held(CARD), held(DISK)]))
-    assert second.take([CARD, DISK], nothing).keys() == {"card", "disk"}
+    assert second.announce([CARD, DISK], nothing).keys() == {"card", "disk"}
     (left,) = second.left.values()
-    second.forget("first.example.com", [piece for piece in left if piece.name == "card"])
-    assert second.take([CARD, DISK], nothing).keys() == {"disk"}
-    second.forget("first.example.com", left)
-    assert second.take([CARD, DISK], nothing) == {}
+    second.strike_out("first.example.com", [piece for piece in left if piece.name == "card"])
+    assert second.announce([CARD, DISK], nothing).keys() == {"disk"}
+    second.strike_out("first.example.com", left)
+    assert second.announce([CARD, DISK], nothing) == {}
     assert not second.left
     second.end(Ledger.of([held(CARD)]))
     back = node.agent("first")
     for _ in range(2):
-        assert back.take([CARD, DISK], lambda name: True).keys() == {"card"}, "its ledger is of before"
-    assert back.take([CARD], nothing).keys() == {"card"}
+        assert back.announce([CARD, DISK], lambda name: True).keys() == {"card"}, "its ledger is of before"
+    assert back.announce([CARD], nothing).keys() == {"card"}
 
 
 def test_what_a_ledger_says_is_struck_out_beside_it(node: Node) -> None:
@@ -281,17 +283,17 @@ def test_what_a_ledger_says_is_struck_out_beside_it(node: Node) -> None:
     store.rewrite(Ledger.of([held(DISK)]))
     store.close()
     second = node.agent("second")
-    assert second.take([DISK], nothing).keys() == {"disk"}
-    second.forget("first.example.com", second.left["first.example.com"])
-    assert second.take([DISK], nothing) == {}
+    assert second.announce([DISK], nothing).keys() == {"disk"}
+    second.strike_out("first.example.com", second.left["first.example.com"])
+    assert second.announce([DISK], nothing) == {}
 
 
 def test_of_an_agent_that_is_back_nothing_is_struck_out(node: Node) -> None:
     first, second = node.agent("first"), node.agent("second")
-    first.take([CARD], nothing)
+    first.announce([CARD], nothing)
     first.end(Ledger.of([held(CARD)]))
-    second.take([CARD], nothing)
+    second.announce([CARD], nothing)
     left = second.left["first.example.com"]
-    node.agent("first").take([CARD], lambda name: True)
-    second.forget("first.example.com", left)
-    assert second.take([CARD], nothing).keys() == {"card"}
+    node.agent("first").announce([CARD], lambda name: True)
+    second.strike_out("first.example.com", left)
+    assert second.announce([CARD], nothing).keys() == {"card"}
