@@ -186,27 +186,22 @@ def build(base: Foundation, config: Config, ledger_service: LedgerService, stand
     )
 
     def new_driver(cluster: Cluster) -> DraDriver:
-        from drabridge.dra.driver import DraDriver, DraPaths
+        from drabridge.dra.driver import DraDriver, DriverNode
         from drabridge.dra.planning import device_lookup
+        from drabridge.dra.ports import DraPorts
 
-        return DraDriver(
-            config=current.config,
+        ports = DraPorts(
             inventory=lambda: base.withheld.shown(inventory.current),
-            ledger_service=ledger_service,
-            cluster=cluster,
-            cdi=cdi,
-            paths=DraPaths(kubelet=paths.kubelet, state=paths.state, boot_id=options.boot_id),
-            node_name=options.node_name,
             observer=sinks.dra,
-            policy=lambda: ledger_service.policy,
             lookup=lambda device: inventory.lookup(device.name) or device_lookup(device),
-            on_synced=lanes_changed.set,
             in_use=others.in_use,
             pods=lambda: others.pods,
             unwell=lambda: ledger_service.health.error or cdi.error,
+            on_synced=lanes_changed.set,
             clock=base.now,
-            files=base.state_worker,
         )
+        node = DriverNode(options.node_name, paths.kubelet, paths.state, options.boot_id, base.state_worker)
+        return DraDriver(current.config, node, ledger_service, cluster, cdi, ports)
 
     async def acknowledged(seconds: float) -> bool:
         return await legacy.delivered([resource.name for resource in current.config.resources], seconds)

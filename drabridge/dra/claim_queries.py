@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from drabridge.errors import ClusterError
-from drabridge.kube.api import Cluster, Listing, UnreachableError, resource_claims, resource_versions
+from drabridge.kube.api import Listing, UnreachableError, resource_claims, served_version
 from drabridge.kube.connection import ApiServer
 from drabridge.kube.json_reader import ClaimFields, Json, ObjectView, PlacedClaimFields
 from drabridge.ledger.events import ClaimDevices
@@ -87,16 +87,5 @@ class ClaimQueries:
         cluster = self._api_server.cluster
         if cluster is None:
             raise UnreachableError("there is no API server to talk to")
-        version = self._version() or await _served_version(cluster)
+        version = self._version() or await served_version(cluster)
         return await cluster.list(resource_claims(version), view=view) if version else Listing((), "")
-
-
-async def _served_version(cluster: Cluster) -> str:
-    """Return the version of resource.k8s.io to speak; "" if the server has no DRA. Raises ClusterError."""
-    from drabridge.kube.versions import choose_version
-
-    served = await resource_versions(cluster)
-    version = choose_version(served)
-    if served and version is None:
-        raise UnreachableError("the API server serves no version of resource.k8s.io that is known")
-    return version or ""

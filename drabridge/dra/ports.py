@@ -9,6 +9,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from drabridge.dra.facts import Fact, Observer
+from drabridge.dra.planning import LookupOf, device_lookup
 from drabridge.inventory.model import Snapshot
 from drabridge.ledger.model import ClaimRef
 
@@ -46,6 +47,7 @@ class DraPorts(Struct, frozen=True, kw_only=True):
 
     inventory: Callable[[], Snapshot]  # the current snapshot
     observer: Observer = _no_fact
+    lookup: LookupOf = device_lookup  # the value of template fields for a device
     in_use: InUse = _none_open
     pods: Callable[[], ClaimPods | None] = _no_pods  # None: nobody follows pods
     unwell: Callable[[], str] = str  # why no claim could be granted now; "" if one could

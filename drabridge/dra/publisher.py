@@ -84,34 +84,41 @@ class PublisherState(Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
+class NodePool(Struct, frozen=True):
+    """Whose slices are published."""
+
+    driver: str
+    node: str
+    pool: str
+
+
 class Publisher:
-    """``desired`` gives the slices for the features that the server keeps; None until discovery is complete."""
+    """Publishes the slices of one pool with one version of the API."""
 
     def __init__(
         self,
-        *,
         cluster: Cluster,
         version: str,
-        driver: str,
-        node: str,
-        pool: str,
+        pool: NodePool,
+        *,
         desired: Callable[[frozenset[Feature]], DesiredSlices | None],
         observer: Observer,
         on_synced: Callable[[], None] = lambda: None,
         rng: random.Random | None = None,
     ) -> None:
+        """``desired`` gives the slices for the features that the server keeps; None until discovery is complete."""
         self.state = PublisherState()
         self._cluster = cluster
         self._version = version
         self._kind = resource_slices(version)
         self.view = slice_view(version)  # of watch.Follower
-        self._node = node
-        self._pool = pool
+        self._node = pool.node
+        self._pool = pool.pool
         self._desired = desired
         self._observer = observer
         self._on_synced = on_synced
         self._rng = rng or random.Random()
-        self._selector = f"spec.nodeName={node},spec.driver={driver}"
+        self._selector = f"spec.nodeName={pool.node},spec.driver={pool.driver}"
         self._features = ALL_FEATURES
         self._asked: frozenset[Feature] = frozenset()  # what the server does with these is known
         self._actual: dict[str, Json] = {}

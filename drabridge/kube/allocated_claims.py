@@ -7,9 +7,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from drabridge.kube.api import Cluster, resource_claims, resource_slices, resource_versions
+from drabridge.kube.api import Cluster, resource_claims, resource_slices, served_version
 from drabridge.kube.json_reader import ClaimFields, ObjectView
-from drabridge.kube.versions import choose_version
 from drabridge.system.untrusted import UnreadableError, cut, reading
 
 UNKNOWN = "?"
@@ -39,9 +38,8 @@ class Usage(Struct, frozen=True):
 
 async def usage(cluster: Cluster, driver: str) -> Usage:
     """What the driver has to do in the whole cluster. Raises ClusterError when the API server cannot be asked."""
-    served = await resource_versions(cluster)
-    version = choose_version(served)  # all that is read here is the same in each
-    if version is None:
+    version = await served_version(cluster)  # all that is read here is the same in each
+    if not version:
         return Usage((), {})
     slices = (await cluster.list(resource_slices(version), field_selector=f"spec.driver={driver}")).items
     claims = await cluster.list(resource_claims(version), view=ObjectView(dict, ClaimFields))

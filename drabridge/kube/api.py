@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from drabridge.errors import ClusterError
 from drabridge.kube.json_reader import Json, ObjectIdentity, ObjectView
-from drabridge.kube.versions import RESOURCE_GROUP
+from drabridge.kube.versions import RESOURCE_GROUP, choose_version
 from drabridge.system.untrusted import reading
 
 T = TypeVar("T")
@@ -207,8 +207,20 @@ class Cluster(Protocol):
         ...
 
 
+async def served_version(cluster: Cluster) -> str:
+    """Return the newest version of resource.k8s.io that server and agent know; "" where the server has no DRA.
+
+    Raises UnreachableError if the agent knows none that is served, or another ClusterError.
+    """
+    served = await resource_versions(cluster)
+    version = choose_version(served)
+    if served and version is None:
+        raise UnreachableError("the API server serves no version of resource.k8s.io that is known (1.32 to 1.37 do)")
+    return version or ""
+
+
 async def resource_versions(cluster: Cluster) -> tuple[str, ...]:
-    """The versions of ``resource.k8s.io`` that the server has; none where it has no DRA. Raises ClusterError."""
+    """List the versions of resource.k8s.io that the server has; none where it has no DRA. Raises ClusterError."""
     try:
         group = await cluster.read(f"/apis/{RESOURCE_GROUP}")
     except UnservedError:

@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from msgspec import Struct, field
 
 from drabridge.errors import ClusterError
-from drabridge.kube.api import NODES, Cluster, Kind, resource_versions
+from drabridge.kube.api import NODES, Cluster, Kind, served_version
 from drabridge.kube.json_reader import Json
-from drabridge.kube.versions import NEWEST_RESOURCE_VERSION, RESOURCE_GROUP, choose_version
+from drabridge.kube.versions import NEWEST_RESOURCE_VERSION, RESOURCE_GROUP
 from drabridge.ledger.effects import Notify, Subject
 from drabridge.system.untrusted import reading
 
@@ -136,5 +136,4 @@ async def _api_version(cluster: Cluster, subject: Subject) -> str:
         case Subject.NODE | Subject.POD:
             return NODES.version
         case Subject.CLAIM:
-            version = choose_version(await resource_versions(cluster)) or NEWEST_RESOURCE_VERSION
-            return f"{RESOURCE_GROUP}/{version}"
+            return f"{RESOURCE_GROUP}/{await served_version(cluster) or NEWEST_RESOURCE_VERSION}"

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from drabridge.dra.publisher import Publisher
+from drabridge.dra.publisher import NodePool, Publisher
 from drabridge.evidence.apiserver_pods import PodWatch
 from drabridge.inventory.model import Semver
 from drabridge.kube.client import KubernetesCluster
@@ -62,11 +62,9 @@ class ApiPart:
         one = {"attributes": attributes, "capacity": {"memory": 141 * 2**30}, "pcie_root": "pci0000:00"}
         offers = tuple(Offer(gpu(index, pci_bus_id=f"0000:{index:02x}:00.0", **one)) for index in range(self._devices))
         self._publisher = Publisher(
-            cluster=cluster,
-            version=version,
-            driver=DRIVER,
-            node=self._node,
-            pool=self._node,
+            cluster,
+            version,
+            NodePool(DRIVER, self._node, self._node),
             desired=lambda features: desired_slices(Pool(DRIVER, self._node, offers), features),
             observer=lambda fact: None,
         )

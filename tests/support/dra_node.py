@@ -17,8 +17,9 @@ from msgspec.structs import replace
 from drabridge.config.loader import load
 from drabridge.config.schema import Config
 from drabridge.containers.cdi_store import CdiStore
-from drabridge.dra.driver import DraDriver, DraPaths
+from drabridge.dra.driver import DraDriver, DriverNode
 from drabridge.dra.facts import ClaimHandled, Fact
+from drabridge.dra.ports import DraPorts
 from drabridge.inventory.model import Device, DeviceNode, Presence, Snapshot
 from drabridge.kube.client import KubernetesCluster
 from drabridge.ledger.effects import Effect, Notify, Refused
@@ -162,17 +163,9 @@ class DraNode:
         await self.ledger_service.apply(NodeBooted(self.boot_id, time.time()))
         await self.ledger_service.apply(AgentStarted(time.time()))
         self.cluster = cluster or KubernetesCluster.from_kubeconfig(self.api.kubeconfig(self.root / "kubeconfig"))
-        self.driver = DraDriver(
-            config=self.config,
-            inventory=lambda: self.snapshot,
-            ledger_service=self.ledger_service,
-            cluster=self.cluster,
-            cdi=self.cdi,
-            paths=DraPaths(self.root, self.state, self.root / "boot_id"),
-            node_name=NODE,
-            observer=self.facts.append,
-            **options,
-        )
+        node = DriverNode(NODE, self.root, self.state, self.root / "boot_id")
+        ports = DraPorts(inventory=lambda: self.snapshot, observer=self.facts.append, **options)
+        self.driver = DraDriver(self.config, node, self.ledger_service, self.cluster, self.cdi, ports)
         self._unsubscribe = self.ledger_service.subscribe(self._ledger_changed)
         service = self.service = self.driver._server.sockets.service
         self._channel = grpc.aio.insecure_channel(f"unix://{service}", [("grpc.default_authority", "localhost")])
