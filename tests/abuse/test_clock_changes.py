@@ -44,7 +44,7 @@ STEPS = st.lists(st.tuples(st.floats(0, DAY), st.floats(-50 * DAY, 50 * DAY)), m
 
 
 @given(STEPS)
-def test_what_passes_is_what_counts(steps: list[tuple[float, float]]) -> None:
+def test_durations_do_not_depend_on_the_wall_clock(steps: list[tuple[float, float]]) -> None:
     clocks = Clocks()
     clock = SteadyClock(clocks.wall, clocks.boot)
     began = clock()
@@ -56,7 +56,7 @@ def test_what_passes_is_what_counts(steps: list[tuple[float, float]]) -> None:
     assert clock() - began == pytest.approx(clocks.passed - 100.0, abs=1e-3)
 
 
-def test_a_step_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_clock_step_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     clocks = Clocks()
     clock = SteadyClock(clocks.wall, clocks.boot)
     clocks.offset += 2.0  # what a time server does
@@ -112,7 +112,7 @@ async def node() -> AsyncIterator[tuple[InProcess, SimKubelet, Wall]]:
 
 
 @pytest.mark.parametrize("step", [-30 * DAY, -3600.0, 3600.0, 30 * DAY])
-async def test_a_running_agent_and_a_clock_that_is_set(step: float) -> None:
+async def test_a_running_agent_keeps_and_releases_in_time_when_the_clock_is_set(step: float) -> None:
     async with node() as (agent, kubelet, wall):
         assert (await kubelet.run_pod(pod("stays"))).phase is Phase.RUNNING
         stays = await owners(agent)

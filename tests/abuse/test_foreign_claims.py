@@ -10,7 +10,7 @@ from tests.support.agent_process import metric
 from tests.support.waiting import until
 
 
-async def test_parameters_nested_without_end_stop_no_move_between_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deeply_nested_parameters_do_not_stop_a_move_between_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two kilobytes, for any driver, in any namespace, allocated to nobody."""
     foreign_objects.splice(monkeypatch)
     async with bridge() as (agent, cluster, _):
@@ -20,7 +20,7 @@ async def test_parameters_nested_without_end_stop_no_move_between_lanes(monkeypa
         assert "RecursionError" not in agent.text()
 
 
-async def test_who_cannot_be_read_is_counted_where_prometheus_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_objects_that_cannot_be_read_are_counted_in_a_metric(monkeypatch: pytest.MonkeyPatch) -> None:
     foreign_objects.splice(monkeypatch, {'"name":"odd"': b'"name":7'})
     async with bridge() as (agent, cluster, _):
         assert "drabridge_unreadable_objects_total{" not in (await agent.ask("/metrics"))[1].decode()

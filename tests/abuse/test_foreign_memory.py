@@ -10,5 +10,5 @@ import pytest
 from tests.support import foreign_objects
 
 
-async def test_pods_and_claims_of_any_size_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_stays_bounded_with_huge_pods_and_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await foreign_objects.peak_mib(monkeypatch, pods=30, claims=20) < 128

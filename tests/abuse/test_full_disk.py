@@ -67,7 +67,7 @@ def fill(place: Path) -> Path:
     return path
 
 
-def test_where_nothing_can_be_written_a_file_that_is_not_there_is_removed(tmp_path: Path) -> None:
+def test_removing_a_missing_file_succeeds_on_a_read_only_disk(tmp_path: Path) -> None:
     store = CdiStore(tmp_path / "cdi", "v.example.com")
     edits = ContainerEdits((DeviceNode("/dev/null", "/dev/null"),))
     store.write(store.claim_spec("there", [CdiDevice("x", edits)]))

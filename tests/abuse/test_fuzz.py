@@ -91,7 +91,7 @@ def _record(
 
 @given(records())
 @settings(max_examples=150)
-def test_udev_values_through_the_whole_build(found: list[UdevDevice]) -> None:
+def test_random_udev_values_never_break_the_builder(found: list[UdevDevice]) -> None:
     """From records to everything that is made of them: lists, CDI files, status, the page, metrics."""
     configuration = config(RESOURCE)
     host = MemoryHost({item.devnode: item.devnum for item in found if item.devnum})
@@ -144,7 +144,7 @@ VALID = _values("subsystem", "sysname", "driver", "devtype").map(lambda one: {"s
 
 @given(MATCHERS | VALID, records())
 @settings(max_examples=200)
-def test_any_matcher_is_refused_or_works(matcher: object, found: list[UdevDevice]) -> None:
+def test_any_matcher_is_refused_or_matches(matcher: object, found: list[UdevDevice]) -> None:
     tree = {
         "apiVersion": "drabridge/v1alpha1",
         "kind": "AgentConfig",
@@ -199,7 +199,7 @@ def test_every_unit_of_a_valid_list_counts_as_held(answer: wire.ListPodResources
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_random_bytes_from_kubelet_are_no_answer(seed: int) -> None:
+async def test_random_bytes_from_kubelet_are_an_error_not_an_empty_answer(seed: int) -> None:
     """Bytes that are no List must never look like a List without pods: that would free what pods hold."""
     rng = random.Random(seed)
     with short_directory() as root:
@@ -237,7 +237,7 @@ FILES = st.one_of(
 
 
 @given(FILES)
-def test_files_of_ours_and_of_others_that_say_anything(data: bytes) -> None:
+def test_files_with_any_content_do_no_harm(data: bytes) -> None:
     with short_directory() as root:
         (root / FILE_NAME).write_bytes(data)
         assert isinstance(IdentityStore(root).load(SMALL).ids, dict)

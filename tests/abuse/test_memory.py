@@ -10,7 +10,7 @@ from tests.abuse.memory import Sample, curve, measure, slope
 from tests.support.waiting import PATIENCE
 
 
-def test_slope() -> None:
+def test_slope_of_a_line_is_exact() -> None:
     assert slope([(0, 10.0), (3600, 12.0)]) == pytest.approx(2.0)
     assert slope([(seconds, 50.0 + seconds * 3 / 3600) for seconds in range(0, 900, 10)]) == pytest.approx(3.0)
     assert slope([(0, 1.0)]) == 0.0

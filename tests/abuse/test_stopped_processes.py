@@ -64,7 +64,7 @@ async def test_no_file_descriptors_left() -> None:
         await unharmed(agent, kubelet, held)
 
 
-async def test_no_file_may_grow_not_even_the_log() -> None:
+async def test_an_agent_whose_files_may_not_grow_survives() -> None:
     """RLIMIT_FSIZE: every write to a file fails with EFBIG, that of the log line which would say so too."""
     async with holding() as (agent, kubelet, held):
         with limited(agent, resource.RLIMIT_FSIZE, 1):
@@ -189,7 +189,7 @@ SHORT_WAITS = "safety: {minHoldSeconds: 0.2, unconfirmedSeconds: 0.5, absentSeco
 
 
 @pytest.mark.parametrize("fault", [ListFault.ERROR, ListFault.GARBAGE, ListFault.NONSENSE, ListFault.HUGE])
-async def test_a_kubelet_that_talks_nonsense(fault: ListFault) -> None:
+async def test_an_agent_survives_a_kubelet_that_answers_nonsense(fault: ListFault) -> None:
     """Asked again and again, with waits so short that anything believed would free what pods hold."""
     async with node(CONFIG.replace("resources:", f"{SHORT_WAITS}resources:")) as (agent, kubelet):
         for name in ("a", "b"):

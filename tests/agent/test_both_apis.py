@@ -55,7 +55,7 @@ async def test_lanes_move_while_pods_run_and_back() -> None:
         await until(lambda: _moves(agent, None), 10)
 
 
-async def test_the_whole_way_to_claims_and_back() -> None:
+async def test_all_devices_move_to_claims_and_back() -> None:
     async with bridge() as (agent, cluster, _):
         await set_lanes(agent, legacy=0, dra=4)
         await until(lambda: len(devices_in_slices(cluster)) == 4, 10, agent.text)
@@ -68,7 +68,7 @@ async def test_the_whole_way_to_claims_and_back() -> None:
         assert len(healthy(cluster)) == 2
 
 
-async def test_a_pod_that_ended_lets_go() -> None:
+async def test_the_device_of_an_ended_pod_is_released() -> None:
     async with bridge() as (agent, cluster, _):
         await cluster.apply(limits_pod("l", 2))
         await cluster.wait_pod("l")

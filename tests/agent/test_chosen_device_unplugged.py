@@ -10,5 +10,5 @@ pytestmark = needs_umockdev
 
 
 @pytest.mark.parametrize("lane", ["dra", "legacy"])
-def test_a_chosen_device_that_flaps_keeps_its_lane(lane: str) -> None:
+def test_a_device_selected_for_a_lane_keeps_it_while_it_flaps(lane: str) -> None:
     run_under_umockdev("tests.agent.umockdev_chosen", lane)

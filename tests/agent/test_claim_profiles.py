@@ -54,7 +54,7 @@ async def test_a_profile_reads_properties_attributes_links_and_files_of_the_devi
         ]
 
 
-async def test_what_only_a_profile_reads_is_read() -> None:
+async def test_attributes_that_only_a_profile_uses_are_read() -> None:
     profile = {"env": {"A": "{parent.attr:serial}", "B": "{link:physfn}", "C": "{property:ID_SERIAL}"}}
     resource = {
         "name": "example.com/mem",

@@ -19,7 +19,7 @@ from tests.support.agent_process import BOOT_ID, AgentProcess, release
 from tests.support.waiting import until
 
 
-async def test_the_operator_ends_a_claim_that_nobody_remembers() -> None:
+async def test_the_operator_releases_a_prepared_claim_that_kubelet_and_api_server_forgot() -> None:
     async with bridge() as (agent, cluster, runtime):
         name = await _prepared(agent, cluster)
         await _forget(agent, cluster, runtime)
@@ -42,7 +42,7 @@ async def test_the_operator_ends_a_claim_that_nobody_remembers() -> None:
         assert (await agent.device(name))["owner"] == "none"
 
 
-async def test_the_next_claims_get_other_devices_than_one_that_nobody_unprepares() -> None:
+async def test_new_claims_do_not_get_a_device_that_was_never_unprepared() -> None:
     async with bridge() as (agent, cluster, runtime):
         name = await _prepared(agent, cluster)
         await _forget(agent, cluster, runtime)
@@ -81,7 +81,7 @@ async def test_a_prepared_claim_is_not_ended_while_kubelet_or_the_api_server_kno
         await cluster.kubelets["node-a"].start()
 
 
-async def test_a_claim_that_only_its_cdi_file_tells_of_is_ended_when_the_api_server_has_let_go_of_it() -> None:
+async def test_a_claim_known_by_its_cdi_file_alone_ends_once_the_api_server_has_deallocated_it() -> None:
     async with bridge() as (agent, cluster, runtime):
         name = await _prepared_without_a_name(agent, cluster)
         code, text = await release(agent, name)
@@ -99,7 +99,7 @@ async def test_a_claim_that_only_its_cdi_file_tells_of_is_ended_when_the_api_ser
         assert not list(agent.cdi.glob("*-device-claim-*.json"))
 
 
-async def test_a_claim_that_only_its_cdi_file_tells_of_is_not_ended_while_a_container_runs_with_it() -> None:
+async def test_a_claim_known_by_its_cdi_file_alone_does_not_end_while_a_container_uses_it() -> None:
     async with bridge() as (agent, cluster, _):
         name = await _prepared_without_a_name(agent, cluster)
         cluster.api.objects.modify("resourceclaims", "c", _lose, namespace="default", subresource="status")
@@ -112,7 +112,7 @@ async def test_a_claim_that_only_its_cdi_file_tells_of_is_not_ended_while_a_cont
 
 
 @pytest.mark.parametrize("named", [True, False])
-async def test_of_a_claim_with_two_devices_the_released_one_does_not_come_back(named: bool) -> None:
+async def test_a_released_device_of_a_claim_with_two_stays_released(named: bool) -> None:
     async with bridge() as (agent, cluster, runtime):
         await cluster.apply(claim_pod("c", 2))
         await cluster.wait_pod("c")
@@ -136,7 +136,7 @@ async def test_of_a_claim_with_two_devices_the_released_one_does_not_come_back(n
         assert (await release(agent, second))[0] == 200
 
 
-async def test_a_conflict_of_a_pod_with_a_claim_that_has_ended_is_over_with_the_operators_word() -> None:
+async def test_the_operator_ends_a_conflict_of_a_pod_with_an_ended_claim() -> None:
     async with bridge() as (agent, cluster, _):
         await cluster.apply(limits_pod("l"))
         await cluster.wait_pod("l")

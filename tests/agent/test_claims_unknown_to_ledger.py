@@ -12,7 +12,7 @@ from tests.support.agent_process import AgentProcess, noted
 from tests.support.waiting import until
 
 
-async def test_a_claim_that_ended_since_the_older_copy_of_the_ledger_ends_again() -> None:
+async def test_a_claim_that_ended_after_the_ledgers_copy_was_made_ends_again() -> None:
     async with bridge() as (agent, cluster, _):
         await cluster.apply(claim_pod("c"))
         await cluster.wait_pod("c")
@@ -42,7 +42,7 @@ async def test_a_claim_that_ended_since_the_older_copy_of_the_ledger_ends_again(
         assert await claimed(agent) == claim["status"]["allocation"]["devices"]["results"][0]["device"]
 
 
-async def test_an_older_copy_of_the_boot_before_does_not_say_that_the_node_was_rebooted() -> None:
+async def test_a_ledger_copy_of_the_previous_boot_is_not_taken_for_a_reboot() -> None:
     async with bridge() as (agent, cluster, _):
         await agent.stop()
         boot_id = agent.root / "boot-id"
@@ -73,7 +73,7 @@ def damage(agent: AgentProcess) -> None:
     ledger.write_bytes(damaged)
 
 
-async def test_devices_of_claims_that_called_them_otherwise_stay_in_quarantine() -> None:
+async def test_devices_that_a_claim_knows_by_another_name_stay_in_quarantine() -> None:
     """Another driver of the same name, or an ``id`` that was changed: which of them a claim has, nobody can say."""
     async with stopped_while_a_claim_runs() as (agent, cluster, used):
         everything(agent.control.parent)

@@ -23,7 +23,7 @@ from tests.support.waiting import short_directory, until
 SAFETY = "safety: {minHoldSeconds: %s, unconfirmedSeconds: 2, absentSeconds: 0.4, settleSeconds: 1}\nresources:\n"
 
 
-async def test_other_safety_times_count_for_what_is_held_already() -> None:
+async def test_changed_safety_times_apply_to_devices_already_held() -> None:
     long, short = (CONFIG.replace("resources:\n", SAFETY % seconds) for seconds in (3600, 0.4))
     async with node(long) as (agent, kubelet):
         await kubelet.run_pod(pod("a"))
@@ -50,7 +50,7 @@ async def test_other_safety_times_count_for_what_is_held_already() -> None:
         await until(free, 15, agent.text)
 
 
-async def test_a_pod_whose_hold_is_being_written_keeps_its_device_when_that_is_called_otherwise() -> None:
+async def test_a_pod_whose_hold_is_being_written_keeps_its_device_when_a_reload_renames_it() -> None:
     with short_directory() as root:
         hold = root / "hold"
         agent = AgentProcess(root, command=("-m", "tests.support.agent_on_hanging_disk", str(hold)))
@@ -84,7 +84,7 @@ def _pools(cluster: SimCluster) -> set[str]:
     return {one["spec"]["pool"]["name"] for one in cluster.api.objects.peek("resourceslices")}
 
 
-async def test_another_pool_waits_until_no_claim_has_a_device() -> None:
+async def test_a_changed_pool_name_waits_until_no_claim_has_a_device() -> None:
     another = BOTH_LANES.replace("resources:", "dra: {pool: another}\nresources:")
     async with bridge() as (agent, cluster, _):
         await cluster.apply(claim_pod("c"))
@@ -124,7 +124,7 @@ async def test_another_pool_waits_until_no_claim_has_a_device() -> None:
         assert _pools(cluster) == {"another"}
 
 
-async def test_another_driver_is_refused_and_said() -> None:
+async def test_a_reload_with_another_driver_is_refused_with_a_reason() -> None:
     async with node() as (agent, kubelet):
         reload(agent, CONFIG.replace(DRIVER, "other.example.com").replace("WHICH", "OTHER"))
 
@@ -148,7 +148,7 @@ async def test_another_driver_is_refused_and_said() -> None:
         assert not await said()
 
 
-async def test_events_are_written_after_a_reload_that_is_the_first_to_ask_for_claims() -> None:
+async def test_events_are_written_after_the_first_reload_that_configures_claims() -> None:
     async with bridge(BOTH_LANES.replace("{legacy: 2, dra: 2}", '{legacy: "*", dra: 0}')) as (agent, cluster, _):
         reload(agent, BOTH_LANES)
         name = await held_by_claim(agent, cluster)
@@ -158,7 +158,7 @@ async def test_events_are_written_after_a_reload_that_is_the_first_to_ask_for_cl
         assert "claim default/c" in event["message"]
 
 
-async def test_another_driver_is_refused_at_a_start_while_the_former_one_holds_devices() -> None:
+async def test_a_start_with_another_driver_is_refused_while_the_former_one_holds_devices() -> None:
     """As an upgrade does it that changes the name: the new one would know of nothing."""
     async with node() as (agent, kubelet):
         await kubelet.run_pod(pod("a"))
@@ -197,7 +197,7 @@ async def test_a_signal_to_read_the_configuration_never_ends_an_agent() -> None:
         await other.stop()
 
 
-async def test_a_change_that_meets_a_passing_trouble_is_taken_later() -> None:
+async def test_a_change_that_fails_for_a_moment_is_applied_later() -> None:
     async with node() as (agent, _):
         before = len((await agent.status())["devices"])
         assert agent.process is not None
@@ -214,7 +214,7 @@ async def test_a_change_that_meets_a_passing_trouble_is_taken_later() -> None:
         await until(taken, 10, agent.text)
 
 
-async def test_a_control_socket_that_is_removed_comes_back() -> None:
+async def test_a_removed_control_socket_is_created_again() -> None:
     async with node() as (agent, _):
         for away in (agent.control.unlink, lambda: agent.control.rename(agent.control.with_name("x"))):
             away()

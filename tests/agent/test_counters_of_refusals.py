@@ -25,7 +25,7 @@ def lists(kubelet: SimKubelet) -> list[dict[str, str]]:
     return [{device.ID: device.health for device in message.devices} for message in messages]
 
 
-async def test_whatever_is_refused_is_counted() -> None:
+async def test_refusals_are_counted_by_reason() -> None:
     async with bridge() as (agent, cluster, _):
         faults, kubelet = cluster.api.faults, cluster.kubelets["node-a"]
         name = await held_by_claim(agent, cluster)
@@ -114,7 +114,7 @@ async def test_every_pod_that_shares_a_device_is_named() -> None:
         assert await metric(agent, "device_allocation_info") == 2
 
 
-async def test_an_agent_whose_loop_no_longer_beats_is_not_alive() -> None:
+async def test_an_agent_whose_event_loop_hangs_fails_its_liveness_probe() -> None:
     """Its slow tick comes once an hour, and half a second without one is too long."""
     code = "import sys; from drabridge.agent import endpoints, maintenance; from drabridge.cli import main; "
     code += "maintenance.TICK_SECONDS, endpoints.HEARTBEAT_SECONDS = 3600.0, 0.5; sys.exit(main(sys.argv[1:]))"

@@ -63,14 +63,14 @@ async def given_to_claims(agent: AgentProcess, cluster: SimCluster, held: set[st
 
 
 @pytest.mark.parametrize("manifest", [LISTED, UNLISTED], ids=["listed", "in the checkpoint alone"])
-async def test_a_reload_that_adds_a_resource_gives_claims_nothing_that_pods_have(manifest: str) -> None:
+async def test_a_reload_that_adds_a_resource_gives_claims_no_device_that_a_pod_has(manifest: str) -> None:
     async with bridge(OTHER) as (agent, cluster, _):
         held = await taken_over(agent, cluster, manifest)
         reload(agent, BOTH)
         await given_to_claims(agent, cluster, held)
 
 
-async def test_a_resource_that_comes_back_has_been_another_plugin_s_meanwhile() -> None:
+async def test_a_resource_that_comes_back_may_have_been_served_by_another_plugin() -> None:
     async with bridge(BOTH) as (agent, cluster, _):
         await until(lambda: devices_in_slices(cluster) == set(NAMES), 20, agent.text)
         reload(agent, OTHER)
@@ -98,7 +98,7 @@ async def test_new_devices_wait_for_kubelet() -> None:
         await until(lambda: devices_in_slices(cluster) == set(NAMES), 20, agent.text)
 
 
-async def test_new_devices_that_left_again_hold_up_no_other_resource() -> None:
+async def test_new_devices_that_left_again_do_not_delay_other_resources() -> None:
     """Nobody serves theirs any more, so kubelet is never heard of it."""
     async with bridge(OTHER) as (agent, cluster, _):
         kubelet = cluster.kubelets["node-a"]

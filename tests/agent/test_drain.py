@@ -80,7 +80,7 @@ async def test_a_drain_moves_what_is_free_and_names_what_claims_hold() -> None:
         assert (code, "drained: no claim has a device" in screen) == (0, True)
 
 
-async def test_a_claim_whose_pod_nobody_saw_end_holds_until_its_processes_must_have_ended() -> None:
+async def test_a_claim_whose_pod_was_not_seen_to_end_holds_for_the_grace_period() -> None:
     async with bridge(dra_reconcile_seconds=0.2) as (agent, cluster, _):
         await cluster.apply(claim_pod("c1").replace("PeriodSeconds: 1", "PeriodSeconds: 1800"))
         await cluster.wait_pod("c1")
@@ -96,7 +96,7 @@ async def test_a_claim_whose_pod_nobody_saw_end_holds_until_its_processes_must_h
         assert "delete their pods" not in screen
 
 
-async def test_a_drained_node_gives_nothing_to_claims_whatever_lanes_are_asked_for_until_it_is_undone() -> None:
+async def test_a_drained_node_offers_nothing_to_claims_until_the_drain_is_undone() -> None:
     floors = {"lanes: {legacy: 2, dra: 2}": "lanes: {legacy: 2, dra: 2, minDra: 1}"}
     async with bridge(_with(floors)) as (agent, cluster, _):
         assert (await drain(agent))[0] == 0
@@ -120,7 +120,7 @@ async def test_a_drained_node_gives_nothing_to_claims_whatever_lanes_are_asked_f
 
 
 @pytest.mark.parametrize("device", ["null", "no-such-device"])
-async def test_a_claim_that_was_allocated_and_cannot_be_prepared_holds_the_drain(device: str) -> None:
+async def test_an_allocated_claim_that_cannot_be_prepared_delays_the_drain(device: str) -> None:
     """Kubelet asks to unprepare it all the same when its pod is deleted; without the driver it would wait for ever."""
     async with bridge() as (agent, cluster, _):
         assert (await drain(agent))[0] == 0
@@ -134,7 +134,7 @@ async def test_a_claim_that_was_allocated_and_cannot_be_prepared_holds_the_drain
         assert (await drain(agent, "--wait", "60"))[0] == 0
 
 
-async def test_while_the_api_server_cannot_be_asked_nobody_says_that_a_node_is_drained() -> None:
+async def test_without_an_api_server_a_node_is_not_reported_as_drained() -> None:
     async with bridge(_with({"lanes: {legacy: 2, dra: 2}": "lanes: {legacy: 4, dra: 0}"})) as (agent, cluster, _):
         assert (await drain(agent))[0] == 0
         await cluster.api.stop()
@@ -167,7 +167,7 @@ async def test_cleaning_is_refused_while_a_claim_holds_and_leaves_nothing_behind
         assert _files(agent.control.parent) == []
 
 
-async def test_what_a_pod_with_limits_needs_is_not_removed() -> None:
+async def test_cleaning_keeps_the_files_of_a_pod_with_limits() -> None:
     async with bridge() as (agent, cluster, _):
         await cluster.apply(limits_pod("l1"))
         await cluster.wait_pod("l1")
@@ -181,7 +181,7 @@ async def test_what_a_pod_with_limits_needs_is_not_removed() -> None:
         assert "ledger.jsonl" in _files(agent.control.parent), "an agent that comes back knows who holds it"
 
 
-async def test_a_successor_that_waits_keeps_the_state_and_stays_drained() -> None:
+async def test_a_waiting_standby_keeps_the_state_and_stays_drained() -> None:
     async with bridge() as (agent, cluster, _):
         assert (await drain(agent, "--clean"))[0] == 0
         async with beside(agent, "second") as second:
@@ -192,7 +192,7 @@ async def test_a_successor_that_waits_keeps_the_state_and_stays_drained() -> Non
             assert devices_in_slices(cluster) == set()
 
 
-async def test_without_cleaning_the_state_stays() -> None:
+async def test_a_drain_without_clean_keeps_the_state() -> None:
     async with bridge() as (agent, _cluster, _):
         assert (await drain(agent))[0] == 0
         await agent.stop()
@@ -210,7 +210,7 @@ async def test_a_node_without_claims_is_drained_at_once() -> None:
     ("body", "said"),
     [(b"{}", b"was expected"), (b"[" * 5000, b"was expected"), (b'{"drain": 1}', b"was expected"), (b"x", b"was exp")],
 )
-async def test_what_cannot_be_meant_is_refused(body: bytes, said: bytes) -> None:
+async def test_invalid_bodies_are_refused(body: bytes, said: bytes) -> None:
     async with legacy_node() as (agent, _):
         code, answer = await agent.ask("/drain", body)
         assert code == 400

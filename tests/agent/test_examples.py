@@ -15,5 +15,5 @@ def test_every_example_has_its_machine() -> None:
 @pytest.mark.parametrize(
     "example", [pytest.param(name, marks=needs_umockdev) for name in sorted(umockdev_examples.CASES)]
 )
-def test_example(example: str) -> None:
+def test_an_agent_serves_every_device_of_an_example(example: str) -> None:
     run_under_umockdev("tests.agent.umockdev_examples", example)

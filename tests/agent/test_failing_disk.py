@@ -40,7 +40,7 @@ async def test_a_full_disk_costs_one_pod() -> None:
         assert (await kubelet.run_pod(pod("next"))).phase is Phase.RUNNING
 
 
-async def test_a_cdi_directory_that_is_none_costs_one_pod_at_most() -> None:
+async def test_a_cdi_directory_that_is_a_file_costs_one_pod_at_most() -> None:
     async with node() as (agent, kubelet):
         assert (await kubelet.run_pod(pod("holder"))).phase is Phase.RUNNING
         held = set(kubelet.resources[RESOURCE].allocated)
@@ -60,7 +60,7 @@ async def test_a_cdi_directory_that_is_none_costs_one_pod_at_most() -> None:
         assert agent.text().count("CDI files cannot be written:") <= 1
 
 
-async def test_cdi_files_that_somebody_removes_come_back() -> None:
+async def test_removed_cdi_files_are_written_again() -> None:
     async with bridge() as (agent, cluster, _):
         for name, manifest in (("c", claim_pod("c")), ("l", limits_pod("l"))):
             await cluster.apply(manifest)
@@ -74,7 +74,7 @@ async def test_cdi_files_that_somebody_removes_come_back() -> None:
         assert agent.text().count("CDI files were removed by somebody else") == 1
 
 
-async def test_what_keeps_claims_from_being_served_is_said() -> None:
+async def test_the_reason_why_claims_are_not_served_is_reported() -> None:
     async with bridge() as (agent, _, _runtime):
         await agent.stop()
         registry = agent.root / "plugins_registry"
@@ -93,7 +93,7 @@ async def test_what_keeps_claims_from_being_served_is_said() -> None:
         await agent.ready(20)
 
 
-async def test_while_no_claim_can_be_recorded_none_is_sent_here() -> None:
+async def test_no_device_is_offered_while_claim_records_cannot_be_written() -> None:
     async with bridge() as (agent, cluster, _):
         await cluster.apply(claim_pod("holder"))
         await cluster.wait_pod("holder")
@@ -114,7 +114,7 @@ async def test_while_no_claim_can_be_recorded_none_is_sent_here() -> None:
         await cluster.wait_pod("d")
 
 
-async def test_while_cdi_files_cannot_be_written_no_claim_is_sent_here() -> None:
+async def test_no_device_is_offered_while_cdi_files_cannot_be_written() -> None:
     async with bridge() as (agent, cluster, _):
         agent.cdi.write_text("")  # nobody has needed the directory yet
         await cluster.apply(claim_pod("c"))
@@ -132,7 +132,7 @@ async def _gone(cluster: SimCluster, name: str) -> None:
     await cluster.delete("resourceclaims", name)
 
 
-async def test_while_the_ledger_cannot_be_written_no_claim_is_sent_here() -> None:
+async def test_no_device_is_offered_while_the_ledger_cannot_be_written() -> None:
     async with bridge() as (agent, cluster, _):
         await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
         ledger = agent.control.parent / "ledger.jsonl"
@@ -150,7 +150,7 @@ async def test_while_the_ledger_cannot_be_written_no_claim_is_sent_here() -> Non
         await until(lambda: len(devices_in_slices(cluster)) == 2, 20, agent.text)
 
 
-async def test_a_boot_with_a_full_disk_is_not_taken_for_another_boot_later() -> None:
+async def test_a_boot_recorded_late_because_of_a_full_disk_is_not_a_second_boot() -> None:
     """The ledger kept the former boot's id: the next start in the same boot took running claims for ended ones."""
     async with bridge() as (agent, cluster, _):
         await cluster.apply(limits_pod("l"))

@@ -31,7 +31,7 @@ async def test_ids_that_pods_have_stay_listed() -> None:
         assert kubelet.crashed is None
 
 
-async def test_pods_with_shares_that_are_no_more_survive_a_restart_of_kubelet() -> None:
+async def test_pods_with_removed_replicas_survive_a_kubelet_restart() -> None:
     """Kubelet admits them again then; what their init containers have had must be Healthy."""
     share = {RESOURCE: 1}
     async with node(config(4)) as (agent, kubelet):
@@ -51,7 +51,7 @@ async def test_pods_with_shares_that_are_no_more_survive_a_restart_of_kubelet() 
         assert {status.phase for status in kubelet.pods.values()} == {Phase.RUNNING}
 
 
-async def test_pods_arrive_while_a_reload_lowers_the_count() -> None:
+async def test_kubelet_survives_a_reload_that_lowers_the_count_while_pods_arrive() -> None:
     """Kubelet 1.36.2 ends by a nil dereference when an id leaves the list that it is giving to a container."""
     async with node(config(400)) as (agent, kubelet):
         over = asyncio.Event()

@@ -32,7 +32,7 @@ async def _owners(agent: AgentProcess) -> dict[str, str]:
     return {row["name"]: row["owner"] for row in (await agent.status())["devices"]}
 
 
-async def test_pods_of_the_plugin_before_us_are_recognised() -> None:
+async def test_pods_of_the_former_plugin_are_recognised() -> None:
     with short_directory() as root:
         kubelet = SimKubelet(root, timings=Timings.fast())
         vendor = Plugin(root, "vendor.sock", [device(name) for name in IDS], RESOURCE)
@@ -187,7 +187,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-async def test_a_ledger_that_cannot_be_read_is_quarantine_and_the_operator_s_way_out(damage: str) -> None:
+async def test_an_unreadable_ledger_means_quarantine_until_the_operator_releases(damage: str) -> None:
     async with node(QUICK) as (agent, kubelet):
         await kubelet.run_pod(pod("a"))
         (used,) = kubelet.resources[RESOURCE].allocated
@@ -227,7 +227,7 @@ async def _restart(agent: AgentProcess) -> None:
     await agent.ready()
 
 
-async def test_an_older_ledger_is_corrected_by_what_kubelet_knows() -> None:
+async def test_an_older_ledger_is_corrected_by_kubelets_answers() -> None:
     async with node(QUICK) as (agent, kubelet):
         await _restart(agent)
         older = (agent.control.parent / "ledger.jsonl").read_bytes()
@@ -253,7 +253,7 @@ async def _lanes_release(agent: AgentProcess, device: str) -> tuple[int, str]:
     return process.returncode or 0, out.decode()
 
 
-async def test_release_says_what_it_cannot_do() -> None:
+async def test_a_refused_release_says_why() -> None:
     async with node(QUICK) as (agent, kubelet):
         await kubelet.run_pod(pod("a"))
         (used,) = kubelet.resources[RESOURCE].allocated
@@ -268,7 +268,7 @@ async def test_release_says_what_it_cannot_do() -> None:
         assert code == 0, said
 
 
-async def test_a_claim_that_was_released_does_not_come_back_with_the_next_start() -> None:
+async def test_a_released_claim_stays_released_after_a_restart() -> None:
     """Kubelet was wiped and forgot its pods: nobody will ever unprepare the claim."""
     async with bridge() as (agent, cluster, runtime):
         kubelet = cluster.kubelets["node-a"]
@@ -304,7 +304,7 @@ async def _owned(agent: AgentProcess, name: str, owner: str) -> bool:
     return (await _owners(agent)).get(name) == owner
 
 
-async def test_with_an_api_server_quarantine_ends_by_itself() -> None:
+async def test_quarantine_ends_by_itself_with_an_api_server() -> None:
     async with bed(0, loop_devices=0) as stage:
         await stage.cluster.apply(limits_pod("l").replace(RESOURCE, MEM))
         await stage.cluster.wait_pod("l")
@@ -332,7 +332,7 @@ async def _doubt(agent: AgentProcess) -> bool:
     return "quarantine" in (await _owners(agent)).values()
 
 
-async def test_an_agent_whose_ledger_another_one_has_ends() -> None:
+async def test_an_agent_ends_when_another_one_has_its_ledger() -> None:
     """And begins anew: what it knows of holders is of before, whether or not the other one stays."""
     async with node() as (agent, kubelet):
         state = agent.control.parent

@@ -46,7 +46,7 @@ async def test_a_claim_that_was_refused_holds_nothing_after_a_crash(pod: str) ->
         await until(lambda: (before["name"] in healthy(cluster)) == theirs, 10, agent.text)  # its pod is not disturbed
 
 
-async def test_where_the_ledger_is_lost_it_holds_its_device() -> None:
+async def test_a_half_prepared_claim_holds_its_device_when_the_ledger_is_lost() -> None:
     async with bridge() as (agent, cluster, _):
         await agent.stop()
         state = agent.control.parent
@@ -64,7 +64,7 @@ async def test_where_the_ledger_is_lost_it_holds_its_device() -> None:
         await until(held, 10, agent.text)
 
 
-def test_of_a_claim_that_was_allocated_anew_the_ledger_says_what_it_has(tmp_path: Path) -> None:
+def test_the_ledger_knows_the_devices_of_a_reallocated_claim(tmp_path: Path) -> None:
     """It had gpu-0, is to have gpu-1 and gpu-2 as well, and was refused when the agent died."""
     node = Node(device(0, Lane.DRA), device(1, Lane.DRA), device(2, Lane.DRA))
     node.yes(AgentStarted(NOON))

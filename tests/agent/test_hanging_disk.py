@@ -59,7 +59,7 @@ async def meanwhile(work: Coroutine[Any, Any, Any]) -> AsyncIterator[asyncio.Tas
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_lanes_that_cannot_be_kept_wait_alone() -> None:
+async def test_lanes_that_cannot_be_saved_wait_and_nothing_else_does() -> None:
     async with on_a_disk_that_may_hang() as (agent, cluster, hold):
         hold.write_text("/.lanes.json")
         async with meanwhile(set_lanes(agent, legacy=3, dra=1)) as setting:
@@ -74,7 +74,7 @@ async def _wanted(agent: AgentProcess, source: str) -> bool:
     return bool((await agent.status())["resources"][0]["wanted"]["source"] == source)
 
 
-async def test_an_annotation_that_cannot_be_kept_is_followed() -> None:
+async def test_an_annotation_that_cannot_be_saved_is_followed() -> None:
     async with on_a_disk_that_may_hang() as (agent, cluster, hold):
         hold.write_text("/.lanes.node.json")
         lanes = json.dumps({RESOURCE: {"legacy": 3, "dra": 1}})
@@ -86,7 +86,7 @@ async def test_an_annotation_that_cannot_be_kept_is_followed() -> None:
         await until(lambda: kept.exists() and json.loads(kept.read_text()) == json.loads(lanes), 15, agent.text)
 
 
-async def test_names_that_cannot_be_kept_are_given() -> None:
+async def test_names_that_cannot_be_saved_are_given() -> None:
     async with on_a_disk_that_may_hang() as (agent, cluster, hold):
         hold.write_text("/.identities.json")
         agent.config.write_text(BOTH_LANES.replace('"{sysname}"', '"x-{sysname}"'))
@@ -138,7 +138,7 @@ METADATA = BOTH_LANES.replace(f"driver: {DRIVER}", f"driver: {DRIVER}\ndra: {{me
 @pytest.mark.parametrize(
     ("config", "file"), [(BOTH_LANES, "/claims/"), (METADATA, "/dra-device-metadata/")], ids=["record", "metadata"]
 )
-async def test_a_claim_whose_files_cannot_be_written_waits_alone(config: str, file: str) -> None:
+async def test_a_claim_whose_files_cannot_be_written_delays_no_other(config: str, file: str) -> None:
     async with on_a_disk_that_may_hang(config) as (agent, cluster, hold):
         hold.write_text(file)
         await cluster.apply(claim_pod("c"))
@@ -165,7 +165,7 @@ def _phase(cluster: SimCluster, pod: str) -> str:
     return str(found["status"].get("phase"))
 
 
-async def test_without_a_way_to_write_cdi_files_devices_wait_alone() -> None:
+async def test_devices_whose_cdi_files_cannot_be_written_delay_no_other() -> None:
     async with on_a_disk_that_may_hang() as (agent, cluster, hold):
         hold.write_text("/cdi/")
         await cluster.apply(limits_pod("a"))

@@ -79,21 +79,21 @@ async def life_of_a_device(agent: AgentProcess, kubelet: SimKubelet, loop: Loops
     assert "no healthy devices present" in refused.message
 
 
-async def test_without_udevd(no_udevd: None, loop: Loops) -> None:
+async def test_devices_come_and_go_without_udevd(no_udevd: None, loop: Loops) -> None:
     async with node(by_name(loop), DRIVER) as (agent, kubelet):
         await life_of_a_device(agent, kubelet, loop)
         assert 'msg="device events followed" source="kernel' in agent.text()
 
 
 @pytest.mark.udevd
-async def test_with_udevd(udevd: Udevd, loop: Loops) -> None:
+async def test_devices_come_and_go_with_udevd(udevd: Udevd, loop: Loops) -> None:
     udevd.start()
     async with node(by_name(loop), DRIVER) as (agent, kubelet):
         await life_of_a_device(agent, kubelet, loop)
         assert 'msg="device events followed" source="udev' in agent.text()
 
 
-async def test_the_agent_was_away_while_a_held_device_was_unplugged(no_udevd: None, loop: Loops) -> None:
+async def test_a_held_device_unplugged_while_the_agent_was_away_stays_held(no_udevd: None, loop: Loops) -> None:
     async with node(by_name(loop), DRIVER) as (agent, kubelet):
         name = loop.add(0)
         await until(lambda: healthy(kubelet) == 1)
@@ -150,7 +150,7 @@ async def test_a_device_that_comes_back_under_another_number_keeps_name_holder_a
 
 
 @pytest.mark.parametrize("down", [False, True], ids=["running", "restarted"])
-async def test_a_held_device_that_is_called_otherwise_and_comes_back_elsewhere_is_given_to_nobody(
+async def test_a_held_device_that_is_renamed_and_comes_back_at_another_place_is_given_to_nobody(
     no_udevd: None, loop: Loops, tmp_path: Path, down: bool
 ) -> None:
     disk, stranger = tmp_path / "disk.img", tmp_path / "stranger.img"
@@ -183,7 +183,7 @@ async def test_a_held_device_that_is_called_otherwise_and_comes_back_elsewhere_i
             assert kubelet.pod_status("uid-a").phase is Phase.RUNNING
 
 
-async def test_a_twin_at_the_place_that_a_held_device_had_before_a_restart_is_not_taken_for_it(
+async def test_an_equal_device_plugged_in_at_a_held_devices_place_is_not_taken_for_it(
     no_udevd: None, loop: Loops, tmp_path: Path
 ) -> None:
     file = tmp_path / "disk.img"

@@ -60,7 +60,7 @@ async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
     return caught.value.code(), caught.value.details() or ""
 
 
-async def test_one_id_twice_in_a_request_and_the_same_request_again_are_one_device() -> None:
+async def test_a_repeated_id_and_a_repeated_request_are_one_device() -> None:
     async with node(config()) as (agent, _), socket(agent) as plugin:
         first = await plugin.Allocate(allocate(["zero", "zero"]))
         assert [len(answer.cdi_devices) for answer in first.container_responses] == [1]
@@ -72,7 +72,7 @@ async def test_one_id_twice_in_a_request_and_the_same_request_again_are_one_devi
         ]
 
 
-async def test_an_unknown_id_is_refused_and_moves_nothing() -> None:
+async def test_an_unknown_id_is_refused_and_changes_nothing() -> None:
     async with node(config()) as (agent, _), socket(agent) as plugin:
         code, text = await refused(plugin.Allocate(allocate(["zero", "gone-7"])))
         assert code is grpc.StatusCode.NOT_FOUND

@@ -107,7 +107,7 @@ async def annotate(cluster: SimCluster, **lanes: Any) -> None:
     cluster.api.objects.modify("nodes", "node-a", write)
 
 
-async def test_floors_hold_and_what_is_not_to_be_had_is_said() -> None:
+async def test_floors_hold_and_an_impossible_request_is_reported() -> None:
     async with bridge(BOTH_LANES.replace("dra: 2}", "dra: 2, minLegacy: 2}")) as (agent, cluster, _):
 
         async def noted(text: str) -> bool:

@@ -96,7 +96,7 @@ async def test_a_device_stays_out_of_pods_reach_while_its_slice_cannot_be_writte
         assert not devices_in_slices(cluster)
 
 
-async def test_a_device_stays_out_of_pods_reach_while_a_slice_that_is_not_known_of_may_show_it() -> None:
+async def test_a_device_stays_out_of_pods_reach_while_an_unknown_slice_may_show_it() -> None:
     """A slice was written, the answer was lost, and no watch tells: the lanes go back before the write is repeated."""
     async with bridge() as (agent, cluster, _):
         await set_lanes(agent, legacy=4, dra=0)
@@ -119,7 +119,7 @@ async def test_a_device_stays_out_of_pods_reach_while_a_slice_that_is_not_known_
         await until(moved, 30, agent.text)
 
 
-async def test_pods_keep_what_claims_cannot_be_offered_while_the_api_server_is_away() -> None:
+async def test_pods_keep_devices_that_cannot_be_published_while_the_api_server_is_away() -> None:
     async with bridge(BOTH_LANES.replace("legacy: 2, dra: 2", "legacy: 4, dra: 0")) as (agent, cluster, _):
         await set_lanes(agent, legacy=3, dra=1)
         await until(lambda: len(devices_in_slices(cluster)) == 1, 10, agent.text)
@@ -138,7 +138,7 @@ async def test_pods_keep_what_claims_cannot_be_offered_while_the_api_server_is_a
         assert not healthy(cluster)
 
 
-async def test_a_device_that_is_let_go_while_the_api_server_is_away_says_that_it_waits_for_that() -> None:
+async def test_a_device_freed_while_the_api_server_is_away_says_that_it_waits_for_it() -> None:
     async with bridge() as (agent, cluster, _):
         await cluster.apply(limits_pod("l"))
         uid = (await cluster.wait_pod("l"))["metadata"]["uid"]
@@ -159,7 +159,7 @@ async def test_a_device_that_is_let_go_while_the_api_server_is_away_says_that_it
         await until(lambda: len(devices_in_slices(cluster)) == 4, 60, agent.text)
 
 
-async def test_devices_stay_where_they_are_while_what_was_set_cannot_be_read() -> None:
+async def test_devices_keep_their_lanes_while_the_desired_lanes_cannot_be_read() -> None:
     async with bridge() as (agent, cluster, _):
         await set_lanes(agent, legacy=1, dra=3)
         await until(lambda: len(devices_in_slices(cluster)) == 3, 10, agent.text)
@@ -193,7 +193,7 @@ MORE = """\
 """
 
 
-async def test_a_resource_that_kubelet_does_not_take_holds_up_no_other() -> None:
+async def test_a_resource_that_kubelet_refuses_delays_no_other() -> None:
     config = BOTH_LANES.replace(
         "settleSeconds", "tombstoneSeconds: 600, settleSeconds"
     )  # how long nothing is forgotten
@@ -280,7 +280,7 @@ async def test_a_claim_that_was_allocated_in_the_quiet_time_keeps_its_device() -
         assert (await agent.device(taken))["owner"] == "none"
 
 
-async def test_a_device_that_waits_for_a_claim_which_cannot_have_all_its_devices_names_it() -> None:
+async def test_a_move_that_waits_for_an_incomplete_claim_names_it() -> None:
     async with bridge() as (agent, cluster, _):
         await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
         taken, other = sorted(devices_in_slices(cluster))

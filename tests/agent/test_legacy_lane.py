@@ -72,7 +72,7 @@ async def test_an_agent_restart_keeps_what_pods_hold(number: int) -> None:
         assert (await kubelet.run_pod(pod("c", 1))).phase is Phase.FAILED
 
 
-async def test_a_lost_ledger_is_never_all_free() -> None:
+async def test_a_lost_ledger_never_means_that_all_devices_are_free() -> None:
     async with node() as (agent, kubelet):
         await kubelet.run_pod(pod("a", 2))
         await agent.stop(signal.SIGKILL)
@@ -88,7 +88,7 @@ async def _owners(agent: AgentProcess, allowed: set[str]) -> bool:
     return bool(owners) and owners <= allowed
 
 
-async def test_the_whole_plugin_directory_goes_and_comes_back() -> None:
+async def test_the_agent_registers_again_after_the_plugin_directory_was_removed() -> None:
     async with node() as (agent, kubelet):
         await kubelet.stop()
         shutil.rmtree(kubelet.node.device_plugin_dir)
@@ -98,7 +98,7 @@ async def test_the_whole_plugin_directory_goes_and_comes_back() -> None:
         await agent.ready()
 
 
-async def test_our_socket_is_deleted() -> None:
+async def test_the_agent_registers_again_after_its_socket_was_deleted() -> None:
     async with node() as (agent, kubelet):
         for socket in kubelet.node.device_plugin_dir.glob("drabridge-*"):
             socket.unlink()
@@ -108,7 +108,7 @@ async def test_our_socket_is_deleted() -> None:
         await agent.ready()
 
 
-async def test_kubelet_comes_later_and_readiness_says_so() -> None:
+async def test_readiness_says_that_kubelet_is_not_there_yet() -> None:
     with short_directory() as root:
         agent = AgentProcess(root)
         await agent.start()
@@ -177,7 +177,7 @@ async def test_hup_reads_the_file_again_even_if_it_looks_untouched() -> None:
         assert "full" not in kubelet.resources[RESOURCE].healthy
 
 
-async def test_a_bad_configuration_at_start_is_usage_and_tells_all() -> None:
+async def test_a_bad_configuration_at_start_exits_2_with_every_fault() -> None:
     with short_directory() as root:
         agent = AgentProcess(root, CONFIG.replace("mem,", "mem, bogus: 1,").replace("match:", "mtch:"))
         await agent.start()
@@ -186,7 +186,7 @@ async def test_a_bad_configuration_at_start_is_usage_and_tells_all() -> None:
         assert "Traceback" not in agent.text()
 
 
-async def test_a_taken_port_is_said_in_one_line() -> None:
+async def test_a_port_in_use_is_reported_in_one_line() -> None:
     async with node() as (agent, _):
         with short_directory() as root:
             server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
@@ -212,7 +212,7 @@ async def test_init_containers_share_with_the_main_one() -> None:
         assert (await kubelet.run_pod(spec)).phase is Phase.RUNNING
 
 
-async def test_files_of_ours_are_for_root_only() -> None:
+async def test_files_of_the_agent_are_readable_by_root_only() -> None:
     async with node() as (agent, kubelet):
         state = agent.root / "plugins" / agent.driver
         assert stat.S_IMODE(state.stat().st_mode) == 0o700
@@ -223,7 +223,7 @@ async def test_files_of_ours_are_for_root_only() -> None:
 
 
 @pytest.mark.parametrize("what", ["file", "missing"])
-async def test_a_plugin_directory_that_is_none_is_said_and_healed(what: str) -> None:
+async def test_a_plugin_directory_that_is_a_file_is_reported_and_recovered_from(what: str) -> None:
     with short_directory() as root:
         place = root / "device-plugins"
         if what == "file":
@@ -241,7 +241,7 @@ async def test_a_plugin_directory_that_is_none_is_said_and_healed(what: str) -> 
             assert await agent.stop() == 0
 
 
-async def test_a_state_directory_that_cannot_be_made_is_said_in_one_line() -> None:
+async def test_a_state_directory_that_cannot_be_made_is_reported_in_one_line() -> None:
     with short_directory() as root:
         (root / "plugins").write_text("in the way")
         agent = AgentProcess(root)
@@ -264,7 +264,7 @@ async def test_metrics_tell_who_holds_what() -> None:
         assert 'drabridge_device_allocation_info{api="deviceplugin"' in text
 
 
-async def test_stopping_while_everything_is_busy_ends_in_time() -> None:
+async def test_a_busy_agent_stops_in_time() -> None:
     """3 s are promised of a machine of one's own."""
     async with node() as (agent, kubelet):
         await asyncio.gather(*(kubelet.run_pod(pod(f"p{n}")) for n in range(4)))

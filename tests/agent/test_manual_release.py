@@ -58,7 +58,7 @@ def test_a_claim_is_forgotten_with_its_last_device(
         (False, None, {}, "kubelet could not be asked who uses it: it is away"),
     ],
 )
-async def test_a_claim_that_is_gone_is_ended_when_nobody_is_seen_with_the_device(
+async def test_a_deleted_claim_ends_when_nobody_is_seen_with_its_device(
     allocated: bool, users: tuple[PodRef, ...] | None, opened: dict[str, str], refused: str
 ) -> None:
     async def released(claim: ClaimRef) -> bool:

@@ -82,7 +82,7 @@ def asked(cluster: SimCluster) -> int:
 
 
 @pytest.mark.parametrize("config", [LEFT_OUT, WRITTEN], ids=["left-out", "written"])
-async def test_by_annotation_there_and_back(config: str) -> None:
+async def test_all_devices_go_to_claims_and_back_by_annotation(config: str) -> None:
     async with bridge(config) as (agent, cluster, _):
         assert await sides(agent) == ["deviceplugin"]
         await cluster.apply(limits_pod("old"))
@@ -123,7 +123,7 @@ async def test_by_annotation_there_and_back(config: str) -> None:
         (OFF, True, True, True, False),
     ],
 )
-def test_whom_it_talks_to(
+def test_which_configurations_connect_to_the_api_server(
     config: str,
     kubeconfig: bool,
     token: bool,
@@ -140,7 +140,7 @@ def test_whom_it_talks_to(
     assert (found is not None) == connects
 
 
-async def test_by_command_there_and_back() -> None:
+async def test_all_devices_go_to_claims_and_back_by_command() -> None:
     async with bridge(LEFT_OUT) as (agent, cluster, _):
         await set_lanes(agent, legacy=2, dra=2)
         await offered(cluster, agent, pods=2, claims=2)
@@ -157,14 +157,14 @@ async def test_by_command_there_and_back() -> None:
         assert await sides(agent) == ["deviceplugin"]
 
 
-async def test_a_configuration_that_no_longer_names_claims_takes_their_devices_back_after_a_restart() -> None:
+async def test_after_a_restart_without_claims_configured_their_devices_go_back_to_pods() -> None:
     async with bridge() as (agent, cluster, _):
         await offered(cluster, agent, pods=2, claims=2)
         await restart(agent, config=LEFT_OUT)
         await offered(cluster, agent, pods=4, claims=0)
 
 
-async def test_a_claim_that_is_held_is_served_to_its_end_whatever_the_configuration_says() -> None:
+async def test_a_prepared_claim_is_served_until_it_ends_whatever_the_configuration_says() -> None:
     async with bridge() as (agent, cluster, _):
         await cluster.apply(claim_pod("c"))
         await cluster.wait_pod("c")
@@ -175,7 +175,7 @@ async def test_a_claim_that_is_held_is_served_to_its_end_whatever_the_configurat
         await offered(cluster, agent, pods=4, claims=0)
 
 
-async def test_switched_off_by_force_it_says_what_is_stranded_and_takes_it_up_again() -> None:
+async def test_dra_switched_off_by_force_reports_stranded_claims_and_resumes_them_later() -> None:
     async with bridge() as (agent, cluster, _):
         await cluster.apply(claim_pod("c"))
         await cluster.wait_pod("c")
@@ -216,7 +216,7 @@ async def test_without_an_api_server_every_device_is_for_pods() -> None:
         await agent.ready()
 
 
-async def test_a_reload_that_switches_it_off_is_followed_as_a_restart_is() -> None:
+async def test_a_reload_that_switches_dra_off_is_followed_like_a_restart() -> None:
     async with bridge() as (agent, cluster, _):
         agent.config.write_text(OFF)
         await until(
@@ -236,7 +236,7 @@ async def _only_pods(agent: AgentProcess) -> bool:
     return await sides(agent) == ["deviceplugin"]
 
 
-async def test_with_nothing_for_claims_it_needs_no_api_server_that_answers() -> None:
+async def test_an_agent_with_nothing_for_claims_needs_no_api_server() -> None:
     async with bridge(LEFT_OUT) as (agent, cluster, _):
         cluster.api.faults.partition()
         await restart(agent)
@@ -247,7 +247,7 @@ async def test_with_nothing_for_claims_it_needs_no_api_server_that_answers() -> 
         await offered(cluster, agent, pods=3, claims=1)
 
 
-async def test_switched_off_it_talks_to_no_api_server() -> None:
+async def test_with_dra_switched_off_no_api_server_is_asked() -> None:
     async with bridge(OFF) as (agent, cluster, _):
         await annotate(cluster, legacy=3, dra=1)
         await asyncio.sleep(1)
@@ -267,7 +267,7 @@ async def test_without_an_api_server_nothing_is_given_to_claims() -> None:
         assert await unready(agent) == ""
 
 
-async def test_an_api_server_that_is_no_longer_named_strands_devices_and_it_says_so() -> None:
+async def test_devices_of_claims_are_reported_as_stranded_when_no_api_server_is_configured_any_more() -> None:
     async with bridge() as (agent, cluster, _):
         await offered(cluster, agent, pods=2, claims=2)
         arguments, agent.arguments = agent.arguments, ()

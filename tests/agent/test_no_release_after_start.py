@@ -40,7 +40,7 @@ async def waits(agent: AgentProcess) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-async def test_an_agent_that_meets_the_same_kubelet_releases_what_ends(number: signal.Signals) -> None:
+async def test_an_agent_restarted_beside_the_same_kubelet_releases_at_once(number: signal.Signals) -> None:
     """Killed every few seconds, an agent that waited anew each time would release nothing, ever."""
     async with bridge() as (agent, cluster, _):
         await pod_runs(agent, cluster, "l")
@@ -51,7 +51,7 @@ async def test_an_agent_that_meets_the_same_kubelet_releases_what_ends(number: s
         assert not await waits(agent)
 
 
-async def test_an_agent_that_meets_another_kubelet_waits_for_it() -> None:
+async def test_an_agent_restarted_beside_a_new_kubelet_waits_before_it_releases() -> None:
     async with bridge() as (agent, cluster, _):
         kubelet = cluster.kubelets["node-a"]
         await pod_runs(agent, cluster, "l")

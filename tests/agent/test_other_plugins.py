@@ -45,7 +45,7 @@ async def plugin(kubelet: SimKubelet, resource: str, ids: Sequence[str]) -> Asyn
         await other.stop()
 
 
-async def test_a_node_that_is_taken_over_under_another_name_gives_nobody_what_pods_have() -> None:
+async def test_a_takeover_under_another_resource_name_gives_nobody_what_pods_have() -> None:
     with short_directory() as root:
         async with SimKubelet(root, timings=Timings.fast()) as kubelet:
             async with plugin(kubelet, VENDOR, IDS):
@@ -95,7 +95,7 @@ async def claim_node(count: int = 1) -> AsyncIterator[tuple[AgentProcess, SimClu
         yield agent, cluster
 
 
-async def test_another_plugin_s_devices_are_not_ours_because_they_are_called_alike() -> None:
+async def test_equal_ids_of_another_plugin_are_not_our_devices() -> None:
     async with claim_node() as (agent, cluster):
         kubelet = cluster.kubelets["node-a"]
         before = await owners(agent)
@@ -113,7 +113,7 @@ async def test_another_plugin_s_devices_are_not_ours_because_they_are_called_ali
             assert not {"DeviceConflict", "DeviceAdopted"} & {one["reason"] for one in cluster.events()}
 
 
-async def test_another_plugin_that_registers_our_resource_is_noticed_and_replaced() -> None:
+async def test_a_plugin_that_registers_our_resource_is_noticed_and_replaced() -> None:
     """Kubelet tells nobody: our stream stays open, and pods would be given what claims have."""
     async with claim_node(2) as (agent, cluster):
         kubelet = cluster.kubelets["node-a"]
@@ -128,7 +128,7 @@ async def test_another_plugin_that_registers_our_resource_is_noticed_and_replace
             assert {name for name, owner in (await owners(agent)).items() if owner == "legacy"} == ours
 
 
-async def test_pods_that_another_plugin_serves_by_ids_of_its_own_put_in_doubt_what_looks_free() -> None:
+async def test_pods_with_another_plugins_ids_put_free_devices_in_doubt() -> None:
     async with claim_node() as (agent, cluster):
         kubelet = cluster.kubelets["node-a"]
         before = await owners(agent)
@@ -146,7 +146,7 @@ async def test_pods_that_another_plugin_serves_by_ids_of_its_own_put_in_doubt_wh
         await until(lambda: is_owned(agent, before), 20, agent.text)
 
 
-async def test_pods_that_another_plugin_served_while_no_agent_ran_put_in_doubt_what_looks_free() -> None:
+async def test_pods_served_by_another_plugin_while_no_agent_ran_put_free_devices_in_doubt() -> None:
     """The vendor's plugin for an hour, and back again: the ledger is whole, and knows nothing of that hour."""
     async with claim_node() as (agent, cluster):
         kubelet = cluster.kubelets["node-a"]
@@ -175,7 +175,7 @@ async def unready_because(agent: AgentProcess, words: str) -> bool:
     return code == 503 and words in body.decode()
 
 
-async def test_pods_by_ids_that_nobody_knows_put_every_device_in_doubt_while_they_run() -> None:
+async def test_pods_with_unknown_ids_put_every_device_in_doubt_while_they_run() -> None:
     """The name is ours and the ids are not: the plugin before us took another attribute for them."""
     async with cluster_node() as (agent, cluster):
         kubelet = cluster.kubelets["node-a"]

@@ -58,7 +58,7 @@ async def test_the_devices_of_force_deleted_pods_wait_for_their_grace_period() -
         assert not runtime.conflicts
 
 
-async def test_a_kubelet_without_its_checkpoint_does_not_end_what_it_never_showed() -> None:
+async def test_a_kubelet_without_checkpoint_releases_nothing_that_it_never_showed() -> None:
     """It skips containers that run already, so neither of its answers names them; the API server cannot be asked."""
     async with bridge() as (agent, cluster, _):
         kubelet = cluster.kubelets["node-a"]
@@ -79,7 +79,7 @@ async def test_a_kubelet_without_its_checkpoint_does_not_end_what_it_never_showe
         cluster.api.faults.heal()
 
 
-async def test_who_looks_at_the_list_of_devices_suspends_nothing() -> None:
+async def test_a_caller_that_reads_the_device_list_delays_no_release() -> None:
     async with bridge() as (agent, cluster, _):
         await cluster.apply(limits_pod("l"))
         await cluster.wait_pod("l")
@@ -94,7 +94,7 @@ async def test_who_looks_at_the_list_of_devices_suspends_nothing() -> None:
             assert (await agent.status())["releasesSuspendedUntil"] in ("", until_then)
 
 
-async def test_pods_that_end_as_usual_wait_for_no_grace_period() -> None:
+async def test_devices_of_pods_that_end_normally_are_released_without_a_grace_period() -> None:
     """Deleted, or done by themselves; the watch breaks meanwhile, and goes on."""
     half_an_hour = "terminationGracePeriodSeconds: 1800"
     async with bridge(dra_reconcile_seconds=0.2) as (agent, cluster, _):

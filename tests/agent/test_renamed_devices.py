@@ -72,7 +72,7 @@ async def test_pods_keep_their_devices_and_nobody_else_gets_them(what: str, rest
         assert status.phase is Phase.RUNNING, status.message
 
 
-async def test_without_the_remembered_names_the_ledger_knows_the_place() -> None:
+async def test_the_ledger_knows_a_held_devices_place_without_the_file_of_names() -> None:
     config, resource, ids = CHANGES["id"]
     async with node(QUICK) as (agent, kubelet):
         await kubelet.run_pod(pod("a", 4))

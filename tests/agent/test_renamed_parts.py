@@ -31,5 +31,5 @@ def test_a_part_and_its_whole_are_never_held_at_once(by: str, held: str, how: st
 
 
 @pytest.mark.parametrize(("case", "how"), OVERLAPS)
-def test_a_device_and_what_it_hands_out_are_never_held_at_once(case: str, how: str) -> None:
+def test_a_device_and_its_companion_are_never_held_at_once(case: str, how: str) -> None:
     run_under_umockdev("tests.agent.umockdev_overlap", case, how)

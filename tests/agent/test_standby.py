@@ -65,7 +65,7 @@ async def test_a_standby_is_ready_says_what_it_is_and_touches_nothing(capsys: py
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-async def test_it_takes_over_what_the_other_one_knew_and_never_beside_it(number: signal.Signals) -> None:
+async def test_a_standby_takes_over_the_state_and_never_serves_beside_the_first_agent(number: signal.Signals) -> None:
     async with node() as (first, kubelet):
         async with beside(first, "second") as second:
             await kubelet.run_pod(pod("a"))  # after the standby had looked at the ledger
@@ -97,7 +97,7 @@ async def test_several_standbys_take_over_one_after_the_other() -> None:
         assert (await kubelet.run_pod(pod("a", 4))).phase is Phase.RUNNING
 
 
-async def test_what_pods_got_while_it_waited_keeps_its_name_under_a_configuration_with_others() -> None:
+async def test_devices_given_while_a_standby_waited_keep_their_names_under_its_other_configuration() -> None:
     """What the standby found for itself holds only if the other one remembered the same at its end."""
     renamed = CONFIG.replace('id: ["{sysname}"]', 'id: ["new-{sysname}"]')
     async with node() as (first, kubelet), beside(first, "second", renamed) as second:
@@ -125,7 +125,7 @@ async def test_a_configuration_that_changed_while_it_waited_is_taken_when_it_tak
         assert kubelet.is_running
 
 
-async def test_a_standby_with_a_bad_configuration_ends_as_ever() -> None:
+async def test_a_standby_with_a_bad_configuration_ends_with_2() -> None:
     async with node() as (first, _):
         second = AgentProcess(first.root, CONFIG)
         second.log, second.config = first.root / "second.log", first.root / "second.yaml"
@@ -141,7 +141,7 @@ async def test_a_standby_with_a_bad_configuration_ends_as_ever() -> None:
         assert (await first.status())["ready"]
 
 
-async def test_on_one_network_the_port_is_the_other_one_s_until_that_ends() -> None:
+async def test_on_the_hosts_network_a_standby_gets_the_port_when_the_first_agent_ends() -> None:
     port = free_port()
     listen = ("--listen", f"127.0.0.1:{port}")
     async with node() as (before, kubelet):
@@ -162,7 +162,7 @@ async def test_on_one_network_the_port_is_the_other_one_s_until_that_ends() -> N
                 await first.stop(signal.SIGKILL)
 
 
-async def test_a_port_that_cannot_be_had_for_a_moment_is_had_later() -> None:
+async def test_a_port_in_use_for_a_moment_is_taken_later() -> None:
     """Free again, and the agent out of descriptors just then."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -179,7 +179,7 @@ async def test_a_port_that_cannot_be_had_for_a_moment_is_had_later() -> None:
             assert (await fetch(address, "/healthz"))[0] == 200
 
 
-async def test_a_lock_file_that_is_removed_lets_nobody_in_beside_its_holder() -> None:
+async def test_a_removed_lock_file_lets_no_second_agent_in() -> None:
     async with node() as (first, kubelet), beside(first, "second") as second:
         (first.control.parent / "ledger.lock").unlink()
         (first.control.parent / "ledger.jsonl").unlink()  # so that it is written anew, which takes the lock again

@@ -55,7 +55,7 @@ async def test_a_standby_passes_calls_on_and_its_end_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-async def test_a_claim_that_comes_when_nobody_serves_waits_for_the_one_that_takes_over(number: signal.Signals) -> None:
+async def test_a_claim_that_arrives_during_a_handover_waits_for_the_next_agent(number: signal.Signals) -> None:
     async with bridge(dra_retry_seconds=(600.0, 600.0)) as (first, cluster, _):
         kubelet = cluster.kubelets["node-a"]
         await cluster.apply(claim_pod("a"))

@@ -86,7 +86,7 @@ def test_a_claim_is_held_unless_it_was_prepared_before_the_reboot(
     assert _claims(node, listed, rebooted=rebooted) == expected
 
 
-def test_what_kubelet_cannot_name_is_known_by_the_record_or_not_at_all(node: Node) -> None:
+def test_a_claim_without_a_name_from_kubelet_is_known_by_its_record_or_not_at_all(node: Node) -> None:
     unnamed = ClaimDevices(ClaimRef("", CLAIM.namespace, CLAIM.name), (DeviceUse("gpu-1"), DeviceUse("gone")))
     listed = KubeletList({}, (unnamed,))
     assert _claims(node, listed) == ()

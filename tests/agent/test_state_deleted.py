@@ -153,7 +153,7 @@ async def test_a_device_that_was_away_at_the_merge_is_still_the_claims_by_its_cd
         assert claim_files(agent) == []
 
 
-async def test_what_lies_there_of_claims_after_a_reboot_holds_nothing() -> None:
+async def test_records_and_files_of_claims_hold_nothing_after_a_reboot() -> None:
     async with stopped_while_a_claim_runs() as (agent, cluster, _):
         shutil.rmtree(agent.control.parent / "claims")
         cluster.kubelets["node-a"].faults.podresources = ListFault.ERROR
@@ -233,7 +233,7 @@ async def test_the_operator_does_not_end_a_quarantine_of_what_the_api_server_sho
         assert (await rows(agent))[used]["owner"] == "quarantine"
 
 
-async def test_a_monitoring_claim_does_not_prolong_a_quarantine_nor_end_it() -> None:
+async def test_a_monitoring_claim_neither_prolongs_nor_ends_a_quarantine() -> None:
     async with bridge() as (agent, cluster, _):
         await set_lanes(agent, legacy=0, dra=4)
         await until(lambda: len(devices_in_slices(cluster)) == 4, 10)

@@ -37,7 +37,7 @@ from tests.support.waiting import short_directory, until
 CHECK_DISK = b"check free space and the disk"
 
 
-async def test_with_cdi_files_that_cannot_be_read_nothing_is_free() -> None:
+async def test_no_device_is_free_while_cdi_files_cannot_be_read() -> None:
     async with lost_while_a_claim_runs() as (agent, cluster, used):
         kubelet = cluster.kubelets["node-a"]
         kubelet.faults.podresources = ListFault.ERROR
@@ -182,7 +182,7 @@ async def test_a_checkpoint_of_another_format_makes_nothing_free(
             await cluster.wait_pod("c")  # kubelet and the API server account for every pod
 
 
-async def test_a_merge_that_the_disk_refuses_is_made_when_it_is_well() -> None:
+async def test_a_startup_merge_that_the_disk_refuses_is_repeated_when_it_works_again() -> None:
     async with lost_while_a_claim_runs() as (agent, cluster, used):
         in_the_way = agent.control.parent / "ledger.jsonl.new"  # where a snapshot is written first
         (in_the_way / "x").mkdir(parents=True)
@@ -205,7 +205,7 @@ async def test_a_merge_that_the_disk_refuses_is_made_when_it_is_well() -> None:
         assert (await rows(agent))[used]["owner"] == "dra-prepared"
 
 
-async def test_why_the_merge_fails_is_said() -> None:
+async def test_the_reason_of_a_failed_startup_merge_is_reported() -> None:
     with short_directory() as root:
         boot_id = root / "boot-id"
         async with SimKubelet(root, timings=Timings.fast()):
@@ -226,7 +226,7 @@ async def test_why_the_merge_fails_is_said() -> None:
                     await agent.stop(signal.SIGKILL)
 
 
-async def test_with_an_api_server_and_no_claims_lane_quarantine_ends_by_itself_too() -> None:
+async def test_quarantine_ends_by_itself_without_a_claims_lane() -> None:
     async with bridge() as (agent, cluster, _):
 
         async def noted(text: str) -> bool:

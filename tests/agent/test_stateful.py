@@ -47,6 +47,6 @@ def walk(machine: type[Node], examples: int, steps: int, *, derandomize: bool) -
         asyncio.set_event_loop(None)
 
 
-def test_whatever_happens_nobody_shares_a_device() -> None:
+def test_no_sequence_of_faults_makes_two_workloads_share_a_device() -> None:
     more = os.environ.get("DRABRIDGE_STATEFUL_EXAMPLES")
     walk(Node, int(more or 5), 30 if more else 12, derandomize=not more)

@@ -80,7 +80,7 @@ def test_the_checks_notice_a_probe_that_does_not_look(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", ["", "a second claim on a prepared device"])
-def test_the_checks_notice_who_does_not_wait_for_unprepare(variant: str) -> None:
+def test_the_checks_notice_an_agent_that_does_not_wait_for_unprepare(variant: str) -> None:
     """The API server takes the claims of force-deleted pods back while their containers go on."""
     with history(variant) as node:
         stage, judge = node.stage, node.stage.judge

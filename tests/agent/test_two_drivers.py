@@ -40,7 +40,7 @@ async def presences(agent: AgentProcess) -> dict[str, str]:
     return {row["name"]: row["presence"] for row in (await agent.status())["devices"]}
 
 
-async def test_whoever_comes_second_serves_nothing_that_the_first_one_serves() -> None:
+async def test_the_second_driver_serves_nothing_that_the_first_one_serves() -> None:
     async with bridge() as (agent, cluster, runtime), beside(agent, OTHER) as second:
         await until(lambda: _all_withheld(second), 15, second.text)
         await cluster.apply(CLASS.replace("name: mem", "name: mem2").replace(DRIVER, OTHER_DRIVER))
@@ -67,7 +67,7 @@ async def _all_withheld(agent: AgentProcess) -> bool:
     return len(found) == 4 and set(found.values()) == {"faulty"}
 
 
-async def test_what_a_driver_held_is_withheld_under_another_name_until_its_file_is_removed() -> None:
+async def test_devices_of_an_ended_driver_are_withheld_until_its_file_is_removed() -> None:
     async with bridge() as (agent, cluster, runtime):
         await cluster.apply(claim_pod("train"))
         await cluster.wait_pod("train")
@@ -95,7 +95,7 @@ async def test_what_a_driver_held_is_withheld_under_another_name_until_its_file_
         await cluster.kubelets["node-a"].wait_for_resource(OTHER_RESOURCE, healthy=4)
 
 
-async def test_a_ledger_of_the_former_name_that_cannot_be_read_holds_what_nobody_knows() -> None:
+async def test_an_unreadable_ledger_of_the_former_driver_withholds_every_device() -> None:
     async with bridge() as (agent, cluster, _):
         await cluster.apply(claim_pod("train"))
         await cluster.wait_pod("train")
@@ -116,7 +116,7 @@ def left_by(agent: AgentProcess, driver: str) -> list[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-async def test_what_a_removed_driver_left_is_free_once_nobody_can_have_it(number: signal.Signals) -> None:
+async def test_devices_of_a_removed_driver_are_free_once_no_workload_can_have_them(number: signal.Signals) -> None:
     """Uninstalled while its pods run or have just ended, its state directory in a place that the other one lacks."""
     async with bridge() as (agent, cluster, runtime):
         kubelet = cluster.kubelets["node-a"]

@@ -14,7 +14,7 @@ from drabridge.cli.output import cell, show, table
 from tests.support.waiting import HANG_SECONDS
 
 
-def test_version_tells_what_it_stands_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_names_its_libraries_and_the_kernel(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["version", "-o", "json"]) == 0
     rows = {row["name"]: row["version"] for row in json.loads(capsys.readouterr().out)}
     assert {"drabridge", "python", "grpcio", "protobuf", "kernel"} <= rows.keys()
@@ -72,7 +72,7 @@ def test_a_terminal_that_is_not_utf_8_is_no_error(monkeypatch: pytest.MonkeyPatc
     assert out.getvalue() == b"a?z\n"
 
 
-def test_cells() -> None:
+def test_cells_show_lists_and_missing_values_on_one_line() -> None:
     assert table(ROWS, ("device", "pods", "held", "note")).splitlines() == [
         "DEVICE  PODS     HELD  NOTE",
         "gpu-0   a/b,c/d  yes   -",
@@ -80,7 +80,7 @@ def test_cells() -> None:
     assert cell("evil\x1b[2Jname\n") == "evil�[2Jname�"
 
 
-def test_outputs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_are_shown_as_json_yaml_and_tables(capsys: pytest.CaptureFixture[str]) -> None:
     show(ROWS, "json", columns=("device",))
     assert json.loads(capsys.readouterr().out) == ROWS
     show(ROWS, "yaml", columns=("device",))

@@ -76,7 +76,7 @@ async def test_claims_of_all_nodes_are_named_with_their_pods_and_others_are_not(
             assert "default/other" not in screen
 
 
-async def test_who_is_not_let_in_is_told_so_and_nothing_counts_as_drained() -> None:
+async def test_a_forbidden_list_is_an_error_and_nothing_counts_as_drained() -> None:
     with short_directory() as root:
         async with SimCluster(root, timings=ClusterTimings.fast()) as cluster:
             token = cluster.api.token("node-a")
@@ -92,7 +92,7 @@ async def test_who_is_not_let_in_is_told_so_and_nothing_counts_as_drained() -> N
             assert "no answer from the API server" in err
 
 
-async def test_what_is_no_driver_is_not_taken_for_one_without_claims(tmp_path: Path) -> None:
+async def test_an_invalid_driver_name_is_an_error_not_a_driver_without_claims(tmp_path: Path) -> None:
     code, out, err = await command(tmp_path / "none", "--driver", "Not A Domain")
     assert (code, out) == (2, "")
     assert "found 'Not A Domain', expected a domain name" in err

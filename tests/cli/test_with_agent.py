@@ -9,7 +9,7 @@ from tests.support.agent_process import RESOURCE, _command, drabridge, node
 from tests.support.waiting import until
 
 
-async def test_what_cannot_be_meant_ends_with_2() -> None:
+async def test_wrong_arguments_end_with_2() -> None:
     cases = [
         (("lanes", "set", RESOURCE, "legacy=-1"), 2, f'drabridge: lanes of {RESOURCE}: legacy: found "-1", expected'),
         (("lanes", "set", RESOURCE, "dra=101%"), 2, f'drabridge: lanes of {RESOURCE}: dra: found "101%", expected'),

@@ -53,7 +53,7 @@ def test_devices_in_every_format(file: str, output: str, capsys: Output) -> None
         assert "events: " in err  # which kind was chosen, and why
 
 
-def test_devices_of_a_resource_that_is_none(file: str, capsys: Output) -> None:
+def test_devices_of_an_unknown_resource(file: str, capsys: Output) -> None:
     assert main(["devices", "-c", file, "--resource", "example.com/none"]) == 2
     assert "no resource example.com/none. It has example.com/mem" in capsys.readouterr().err
 
@@ -85,7 +85,7 @@ def test_a_suggestion_is_a_configuration_that_matches_the_device(tmp_path: Path,
 
 
 @pytest.mark.parametrize("command", ["suggest", "record"])
-def test_a_device_that_is_none_is_one_sentence(command: str, capsys: Output) -> None:
+def test_an_unknown_device_is_an_error_of_one_sentence(command: str, capsys: Output) -> None:
     assert main([command, "/dev/there-is-no-such-node"]) == 1
     err = capsys.readouterr().err
     assert "/dev/there-is-no-such-node" in err

@@ -17,7 +17,7 @@ CLAIMS = int(os.environ.get("DRABRIDGE_TEST_CLAIMS", "250"))
 AT_A_TIME = 3  # for two devices: one always waits for the end of another
 
 
-async def test_claims_in_turn_are_refused_to_nobody(bed: Bed) -> None:
+async def test_claims_one_after_the_other_are_never_refused(bed: Bed) -> None:
     """The scheduler gives a device to the next claim before the agent has seen the end of the one before."""
     number = CLAIMS if bed.runs_programs else 12
     await bed.api.create(TEMPLATES, w.template("turn"), namespace=NAMESPACE)

@@ -10,7 +10,7 @@ from tests.cluster.steps import legacy_pod, running
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_who_forwards_the_port_sees_who_holds_what_and_can_change_nothing(bed: Bed) -> None:
+async def test_a_forwarded_port_shows_who_holds_what_and_changes_nothing(bed: Bed) -> None:
     await legacy_pod(bed, "l1")
     await running(bed, "l1")
     status, body = await bed.page()

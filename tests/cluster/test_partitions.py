@@ -134,7 +134,7 @@ async def disks(bed: Bed) -> tuple[str, str]:
     return (LIMITED if claimed == CLAIMED else CLAIMED), claimed
 
 
-async def test_a_claim_has_a_disk_or_parts_of_it(bed: Bed) -> None:
+async def test_a_claim_gets_a_disk_or_parts_of_it(bed: Bed) -> None:
     _, ours = await disks(bed)
     await claim_pod(bed, "whole", then=LOCK_PARTS)
     await running(bed, "whole")
@@ -168,7 +168,7 @@ async def test_claims_have_two_parts_of_a_disk_at_once_and_no_more_than_its_coun
     await running(bed, "b", "c")
 
 
-async def test_a_pod_with_limits_has_a_disk_or_parts_of_it(bed: Bed) -> None:
+async def test_a_pod_with_limits_gets_a_disk_or_parts_of_it(bed: Bed) -> None:
     ours, _ = await disks(bed)
     await legacy_pod(bed, "whole", then=LOCK_PARTS)
     await running(bed, "whole")

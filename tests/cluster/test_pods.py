@@ -135,7 +135,7 @@ async def test_a_roll_out_gives_each_new_pod_a_device(bed: Bed, kind: str, lane:
     assert refused == []
 
 
-async def test_it_all_ends_with_its_devices_free(bed: Bed) -> None:
+async def test_every_kind_of_pod_frees_its_devices(bed: Bed) -> None:
     for name in ("l1", "l2"):
         await legacy_pod(bed, name)
     for name in ("c1", "c2"):

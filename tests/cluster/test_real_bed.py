@@ -193,7 +193,7 @@ def serving(pages: dict[str, str | int]) -> AbstractContextManager[str]:
 
 
 @pytest.mark.parametrize("variable", ["DRABRIDGE_TEST_KUBELET_RESTART", "DRABRIDGE_TEST_NODE_REBOOT"])
-async def test_what_does_harm_happens_only_where_it_is_allowed(
+async def test_harmful_commands_run_only_where_they_are_allowed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
 ) -> None:
     for name in WANTED:

@@ -81,7 +81,7 @@ def node() -> Node:
     return Node()
 
 
-async def test_what_left_our_list_a_moment_ago_is_nobody_else_s(node: Node) -> None:
+async def test_an_id_that_just_left_our_list_is_still_ours(node: Node) -> None:
     """Kubelet is slow to act on a list, or a device goes and comes."""
     node.listed[R] = frozenset({"a", "b"})
     await node.look()
@@ -93,7 +93,7 @@ async def test_what_left_our_list_a_moment_ago_is_nobody_else_s(node: Node) -> N
     assert "kubelet offers a, b," in node.found[R]
 
 
-async def test_ids_that_no_device_has_are_said_to_be_nobody_knows_whose(node: Node) -> None:
+async def test_pods_with_ids_of_no_device_are_reported_as_of_unknown_origin(node: Node) -> None:
     node.offered = {"a", "b::0"}
     await node.look(2)
     assert node.found[R].endswith("Remove the other plugin; pods that it served keep their devices")
@@ -102,7 +102,7 @@ async def test_ids_that_no_device_has_are_said_to_be_nobody_knows_whose(node: No
     assert "Remove the other plugin and the pods that it served" in node.found[R]
 
 
-async def test_pods_by_ids_that_no_device_has_put_devices_in_doubt_once(node: Node) -> None:
+async def test_pods_with_unknown_ids_put_devices_in_doubt_once(node: Node) -> None:
     """Whoever says after that that they are free is believed, until there is another such pod."""
     node.pods = {(R, "a"), (R, "GPU-7"), ("other.example.com/radio", "GPU-9")}
     node.offered = {"a", "GPU-7", "GPU-8"}
@@ -120,7 +120,7 @@ async def test_pods_by_ids_that_no_device_has_put_devices_in_doubt_once(node: No
     assert [one.reason.split(" of ")[0] for one in node.lost[2:]] == ["pods have GPU-8::1"]
 
 
-async def test_pods_by_ids_of_ours_put_nothing_in_doubt(node: Node) -> None:
+async def test_pods_with_our_ids_put_nothing_in_doubt(node: Node) -> None:
     """Each is its device's holder."""
     node.entries["b"] = replace(node.entries["b"], hold=Hold(units=("former",)))
     node.pods, node.offered = {(R, "b"), (R, "a::3"), (R, "former")}, {"a", "b", "GPU-7"}
@@ -141,7 +141,7 @@ async def test_kubelet_is_asked_seldom_until_there_is_reason_to_doubt() -> None:
     assert R in node.found
 
 
-async def test_one_answer_is_not_enough(node: Node) -> None:
+async def test_one_answer_with_unknown_ids_is_not_enough(node: Node) -> None:
     """It may be older than the list that it is compared with."""
     for offered in ({"a", "b"}, {"a"}, {"a", "c"}, {"a", "d"}, None):
         node.offered = offered
@@ -150,14 +150,14 @@ async def test_one_answer_is_not_enough(node: Node) -> None:
         assert not node.done
 
 
-async def test_no_question_while_kubelet_has_none_of_our_lists(node: Node) -> None:
+async def test_kubelet_is_not_asked_while_it_has_none_of_our_lists(node: Node) -> None:
     node.listed, node.offered = {}, {"a", "b"}
     await node.look(3)
     assert node.asked == 0
     assert not node.found
 
 
-async def test_the_other_one_is_replaced_and_seen_off(node: Node) -> None:
+async def test_a_competing_plugin_is_replaced_and_reported_gone(node: Node) -> None:
     node.offered = {"a", "b"}
     await node.look(2)
     assert [what for _, what in node.done] == ["register"]
@@ -169,7 +169,7 @@ async def test_the_other_one_is_replaced_and_seen_off(node: Node) -> None:
     assert len(node.done) == 1
 
 
-async def test_who_registers_again_and_again_is_answered_less_and_less_often(node: Node) -> None:
+async def test_a_plugin_that_registers_again_and_again_is_answered_ever_less_often(node: Node) -> None:
     """In between our list is sent over the other's, and what the last of it said does not end the matter."""
     node.offered = {"a", "b"}
     await node.look(1000)

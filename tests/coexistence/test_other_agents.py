@@ -102,7 +102,7 @@ def held(device: Device) -> Entry:
     return Entry(LedgerDevice.of(device), Owner.LEGACY, hold=Hold(device.units))
 
 
-def test_an_agent_that_was_ended_leaves_word_of_what_it_holds_and_no_more(node: Node) -> None:
+def test_an_ended_agents_file_names_the_hardware_that_it_holds_and_no_more(node: Node) -> None:
     first = node.agent("first")
     assert first.announce([CARD, DISK], nothing) == {}
     claim = ClaimHold(ClaimRef("u", "ns", "c"), ClaimPhase.PREPARED, 1.0)
@@ -114,7 +114,7 @@ def test_an_agent_that_was_ended_leaves_word_of_what_it_holds_and_no_more(node: 
     assert "remove" in withheld["card"]
 
 
-def test_an_agent_that_holds_nothing_leaves_nothing(node: Node) -> None:
+def test_an_agent_that_holds_nothing_leaves_no_file(node: Node) -> None:
     first = node.agent("first")
     first.announce([CARD], nothing)
     assert len(node.files) == 3
@@ -122,7 +122,7 @@ def test_an_agent_that_holds_nothing_leaves_nothing(node: Node) -> None:
     assert node.files == set()
 
 
-def test_of_an_agent_that_was_killed_everything_may_be_held_unless_its_ledger_says_what(node: Node) -> None:
+def test_a_killed_agents_hardware_is_all_withheld_unless_its_ledger_can_be_read(node: Node) -> None:
     first, second = node.agent("first"), node.agent("second")
     first.announce([CARD, DISK], nothing)
     first.close()
@@ -136,7 +136,7 @@ def test_of_an_agent_that_was_killed_everything_may_be_held_unless_its_ledger_sa
 
 
 @pytest.mark.parametrize("runs", [False, True])
-def test_an_older_agent_that_leaves_no_word_is_known_by_its_ledger(node: Node, runs: bool) -> None:
+def test_an_older_agent_without_a_file_is_known_by_its_ledger(node: Node, runs: bool) -> None:
     store = Store(node.root / "plugins" / "first.example.com", node=NODE)
     store.rewrite(Ledger.of([held(DISK), Entry(LedgerDevice.of(CARD))]))
     if not runs:
@@ -146,7 +146,7 @@ def test_an_older_agent_that_leaves_no_word_is_known_by_its_ledger(node: Node, r
     store.close()
 
 
-def test_a_ledger_of_another_node_says_nothing(node: Node) -> None:
+def test_a_ledger_of_another_node_is_ignored(node: Node) -> None:
     store = Store(node.root / "plugins" / "first.example.com", node="node-b")
     store.rewrite(Ledger.of([held(DISK)]))
     store.close()
@@ -164,13 +164,13 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("text", GARBAGE.values(), ids=GARBAGE)
-def test_of_a_file_that_no_agent_wrote_nothing_is_known(node: Node, text: str) -> None:
+def test_a_file_that_no_agent_wrote_is_ignored(node: Node, text: str) -> None:
     (node.root / "plugins_registry" / ".drabridge-first.example.com.hardware").write_text(text)
     assert "is not known" in node.agent("second").announce([CARD], nothing)["card"]
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "directory"])
-async def test_what_is_no_file_is_not_waited_for(node: Node, kind: str) -> None:
+async def test_anything_but_a_file_is_not_waited_for(node: Node, kind: str) -> None:
     path = node.root / "plugins_registry" / ".drabridge-first.example.com.hardware"
     {"pipe": os.mkfifo, "link": lambda one: one.symlink_to("/dev/zero"), "directory": Path.mkdir}[kind](path)
     os.mkfifo(path.with_suffix(".lock"))
@@ -181,7 +181,7 @@ async def test_what_is_no_file_is_not_waited_for(node: Node, kind: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["file", "ledger"])
-def test_what_cannot_be_read_may_be_about_anything(node: Node, what: str) -> None:
+def test_an_unreadable_file_withholds_everything(node: Node, what: str) -> None:
     if what == "file":
         (node.root / "plugins_registry" / ".drabridge-first.example.com.hardware").write_text('{"pieces": [{')
     else:
@@ -204,7 +204,7 @@ def test_held_hardware_that_is_elsewhere_now_is_known_by_its_id(node: Node) -> N
     assert node.agent("second").announce(elsewhere, nothing).keys() == {"card"}
 
 
-def test_without_a_way_to_ask_nothing_new_is_served(node: Node) -> None:
+def test_nothing_new_is_served_while_the_files_of_others_cannot_be_read(node: Node) -> None:
     agent = node.agent("first")
     assert agent.announce([CARD], nothing) == {}
     turn = node.root / "plugins_registry" / ".drabridge-turn.lock"
@@ -222,7 +222,7 @@ def test_two_agents_of_one_driver_with_other_directories_do_not_both_serve(node:
     assert "another agent of the driver first.example.com runs" in second.announce([CARD], nothing)["card"]
 
 
-def test_files_that_somebody_removes_are_there_again(node: Node) -> None:
+def test_removed_files_are_written_again(node: Node) -> None:
     first = node.agent("first")
     first.announce([CARD], nothing)
     before = node.files
@@ -233,7 +233,7 @@ def test_files_that_somebody_removes_are_there_again(node: Node) -> None:
     assert node.agent("second").announce([CARD], nothing).keys() == {"card"}
 
 
-def test_the_word_of_an_agent_that_runs_is_missed_until_it_says_it_again(node: Node) -> None:
+def test_a_running_agents_removed_file_withholds_until_it_is_written_again(node: Node) -> None:
     first, second = node.agent("first"), node.agent("second")
     first.announce([CARD], nothing)
     file = node.root / "plugins_registry" / ".drabridge-first.example.com.hardware"
@@ -245,13 +245,13 @@ def test_the_word_of_an_agent_that_runs_is_missed_until_it_says_it_again(node: N
     assert second.announce([CARD, DISK], nothing).keys() == {"card"}
 
 
-def test_what_another_agent_got_meanwhile_is_not_taken_back(node: Node) -> None:
+def test_devices_that_another_agent_got_meanwhile_are_not_taken_back(node: Node) -> None:
     """A person has removed the file, say: our own ledger is of long ago."""
     assert node.agent("first").announce([CARD], nothing) == {}
     assert node.agent("second").announce([CARD], lambda name: True).keys() == {"card"}
 
 
-def test_what_an_ended_agent_held_is_kept_by_who_found_its_pod_with_it(node: Node) -> None:
+def test_a_pod_of_an_ended_agent_keeps_its_device_with_the_agent_that_found_it(node: Node) -> None:
     """A driver under a new name: kubelet shows the pod, and a device that turns Unhealthy may end it."""
     first, second = node.agent("first"), node.agent("second")
     first.announce([CARD], nothing)
@@ -260,7 +260,7 @@ def test_what_an_ended_agent_held_is_kept_by_who_found_its_pod_with_it(node: Nod
     assert second.announce([CARD], lambda name: True) == {}
 
 
-def test_what_was_struck_out_is_free_for_everybody(node: Node) -> None:
+def test_forgotten_hardware_is_free_for_every_agent(node: Node) -> None:
     first, second = node.agent("first"), node.agent("second")
     first.announce([CARD, DISK], nothing)
     first.end(Ledger.of([held(CARD), held(DISK)]))
@@ -278,7 +278,7 @@ def test_what_was_struck_out_is_free_for_everybody(node: Node) -> None:
     assert back.announce([CARD], nothing).keys() == {"card"}
 
 
-def test_what_a_ledger_says_is_struck_out_beside_it(node: Node) -> None:
+def test_hardware_known_by_a_ledger_can_be_forgotten(node: Node) -> None:
     store = Store(node.root / "plugins" / "first.example.com", node=NODE)
     store.rewrite(Ledger.of([held(DISK)]))
     store.close()
@@ -288,7 +288,7 @@ def test_what_a_ledger_says_is_struck_out_beside_it(node: Node) -> None:
     assert second.announce([DISK], nothing) == {}
 
 
-def test_of_an_agent_that_is_back_nothing_is_struck_out(node: Node) -> None:
+def test_hardware_of_an_agent_that_is_back_is_not_forgotten(node: Node) -> None:
     first, second = node.agent("first"), node.agent("second")
     first.announce([CARD], nothing)
     first.end(Ledger.of([held(CARD)]))

@@ -95,7 +95,7 @@ def test_every_example_has_its_devices() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(WANTED))
-def test_example(name: str) -> None:
+def test_an_agent_serves_every_device_of_an_example(name: str) -> None:
     path = EXAMPLES / f"{name}.yaml"
     (resource,) = load(path).resources
     assert path.read_text().startswith("# "), "an example opens with a comment that says what it does"

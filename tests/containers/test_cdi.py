@@ -168,7 +168,7 @@ def test_removal_is_idempotent(store: CdiStore) -> None:
 
 
 @pytest.mark.parametrize("key", ["../../etc/passwd", "", "a/b", ".hidden", "x" * 200, "a\0b"])
-def test_a_key_that_is_no_file_name_is_refused(store: CdiStore, key: str) -> None:
+def test_a_key_that_is_not_a_valid_file_name_is_refused(store: CdiStore, key: str) -> None:
     with pytest.raises(HostError, match="cannot be part of a CDI file name"):
         store.file_name(Family.CLAIM, key)
 
@@ -217,7 +217,7 @@ def test_a_directory_that_refuses_even_root_says_what_to_do() -> None:
 
 
 @pytest.mark.parametrize(("vendor", "device_class"), [("1v", "c"), ("v", "a.b"), ("", "c"), ("v/x", "c")])
-def test_a_kind_that_is_none_is_refused(tmp_path: Path, vendor: str, device_class: str) -> None:
+def test_an_invalid_kind_is_refused(tmp_path: Path, vendor: str, device_class: str) -> None:
     with pytest.raises(ValueError, match="is not a CDI kind"):
         CdiStore(tmp_path, vendor, device_class)
 

@@ -35,7 +35,7 @@ def argument(values: Json | None, flag: str) -> str:
 
 
 @pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
-def test_helm_lint_has_nothing_to_say(values: Json) -> None:
+def test_helm_lint_complains_about_nothing(values: Json) -> None:
     assert lint(values) == []
 
 
@@ -140,7 +140,7 @@ def test_what_is_mounted_read_only_is_so_below_as_well(version: str, recursive: 
     ],
     ids=["defaults", "scrapers", "off", "host's network", "node's address"],
 )
-def test_who_may_read_metrics_is_named_or_nobody_may(values: Json, ingress: Any, noted: str) -> None:
+def test_only_named_scrapers_may_read_metrics(values: Json, ingress: Any, noted: str) -> None:
     policies = [obj["spec"] for obj in manifests(values) if obj["kind"] == "NetworkPolicy"]
     if ingress == "open":
         assert policies == []
@@ -310,7 +310,7 @@ def test_the_notes_name_the_three_commands_to_look_at_first() -> None:
 
 
 @pytest.mark.parametrize(("version", "policies"), [("v1.26.0", 0), ("v1.29.9-gke.1", 0), ("1.30", 3), ("v1.36.2", 3)])
-def test_where_there_can_be_no_policies_the_notes_say_so(version: str, policies: int) -> None:
+def test_the_notes_say_where_policies_are_not_possible(version: str, policies: int) -> None:
     """A release of before 1.30 has none, and nobody would miss them."""
     values: Json = {"kubeVersion": version}
     assert sum(obj["kind"] == "ValidatingAdmissionPolicy" for obj in manifests(values)) == policies

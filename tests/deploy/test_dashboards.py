@@ -50,7 +50,7 @@ def test_wrong_expressions_are_seen() -> None:
         parse('drabridge_registered{api="$unknown"}')
 
 
-def test_nothing_is_measured_in_vain() -> None:
+def test_every_metric_is_on_the_dashboard_or_in_an_alert() -> None:
     used = {metric for expression in EXPRESSIONS for metric, _ in selectors(parse(expression))}
     unused = {
         definition.full_name

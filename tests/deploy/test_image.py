@@ -120,7 +120,7 @@ class TestImage:
         script = f'for m in {modules}; do python3 -c "import $m" 2>/dev/null && echo $m; done; true'
         assert self.shell(built, script) == ""
 
-    def test_version_works_without_any_right(self, built: str) -> None:
+    def test_version_works_without_any_permission(self, built: str) -> None:
         said = image.command(
             *(*image.RUN, "--network=none", "--read-only", "--read-only-tmpfs=false", "--cap-drop=all"),
             *("--security-opt", "no-new-privileges", "--user", "12345:12345", built, "version"),
@@ -140,7 +140,7 @@ class TestImage:
         assert found > 300
         assert compiled == []
 
-    async def test_the_agent_lives_in_it_as_the_chart_runs_it(self, built: str) -> None:
+    async def test_the_agent_runs_in_the_image_as_the_chart_runs_it(self, built: str) -> None:
         """Arguments, mounts, identity and rights come from the rendered DaemonSet; podman stands in for kubelet."""
         with short_directory() as root:
             async with SimCluster(root, timings=ClusterTimings.fast(), tls=True) as cluster:

@@ -107,7 +107,7 @@ OWN_ONLY = "the agent on node-a may change only ResourceSlices of drabridge.exam
 
 
 @pytest.mark.parametrize("foreign", [slice_of("node-b"), slice_of(None), slice_of(driver="other.example.com")], ids=str)
-def test_slices_of_others_are_not(foreign: Json) -> None:
+def test_slices_of_other_nodes_are_refused(foreign: Json) -> None:
     for operation, new, old in (
         ("CREATE", foreign, None),
         ("DELETE", None, foreign),
@@ -125,7 +125,7 @@ def test_a_token_that_is_bound_to_no_node_is_good_for_nothing(old_token: bool) -
     assert "not bound to a node" in refusals(POLICIES, delete)[0], "not even for nameless nodes"
 
 
-def test_nobody_else_is_touched_by_the_policies() -> None:
+def test_the_policies_do_not_apply_to_other_users() -> None:
     request = Request("CREATE", "resourceslices", OTHER, slice_of("node-z"), None)
     assert not any(matches(policy, request) for policy in POLICIES)
     assert refusals(POLICIES, request) == []
@@ -165,11 +165,11 @@ CHANGED_ALLOCATION["status"]["allocation"]["devices"]["results"][0]["device"] = 
         (OLD, without(OLD, "status", "allocation", "nodeSelector"), "only the status of claims"),
     ],
 )
-def test_and_on_nothing_else(new: Json, old: Json, said: str) -> None:
+def test_the_agent_reports_on_no_other_driver(new: Json, old: Json, said: str) -> None:
     assert any(said in message for message in status_write(new, old)), status_write(new, old)
 
 
-def test_a_claim_that_spans_nodes_is_not_the_agents() -> None:
+def test_a_claim_that_spans_nodes_is_refused_to_the_agent() -> None:
     wide = claim()
     wide["status"]["allocation"]["nodeSelector"]["nodeSelectorTerms"][0]["matchFields"][0]["values"].append("node-b")
     assert status_write(wide, wide)
@@ -220,11 +220,11 @@ def test_the_agent_writes_its_events_about_its_own_node_and_pods_and_claims(reas
         (without(event(), "reason"), "no Events with such a reason"),
     ],
 )
-def test_and_no_others(new: Json, said: str) -> None:
+def test_the_agent_writes_no_events_about_other_objects(new: Json, said: str) -> None:
     assert any(said in message for message in event_write(new)), event_write(new)
 
 
-def test_events_of_other_programs_are_theirs() -> None:
+def test_events_of_other_programs_are_left_to_them() -> None:
     assert event_write(event("Deployment", "d", "Whatever", component="other"), OTHER) == []
     assert "not bound to a node" in " ".join(event_write(event(), UNBOUND))
 

@@ -175,7 +175,9 @@ def asked(cluster: SimCluster) -> Counter[Rule]:
     return Counter(request.rule for request in mine if request.verb != "nonresource")
 
 
-async def test_the_role_is_what_a_life_needs_and_the_policies_allow_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_role_is_exactly_what_an_agent_needs_and_the_policies_allow_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     judge = judged(monkeypatch, POLICIES)
     async with agent_with_its_own_token() as (agent, cluster):
         await live(agent, cluster)

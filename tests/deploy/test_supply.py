@@ -57,7 +57,7 @@ def test_the_image_carries_nothing_of_the_demo() -> None:
 
 
 @pytest.mark.parametrize("name", ["urllib3", "requests"])
-def test_what_the_kubernetes_client_leaves_open_has_a_floor_and_the_oldest_packages_are_tested_at_it(name: str) -> None:
+def test_unpinned_dependencies_of_the_kubernetes_client_have_a_tested_floor(name: str) -> None:
     (requirement,) = (one for one in DEPENDENCIES if one.name == name)
     (floor,) = (one.version for one in requirement.specifier if one.operator == ">=")
     assert f"{name}=={floor}" in (ROOT / "tests/lowest.txt").read_text().splitlines()

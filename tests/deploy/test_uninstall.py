@@ -73,7 +73,7 @@ async def test_the_role_of_the_check_is_what_it_asks_for() -> None:
             }
 
 
-def test_the_check_lives_only_while_helm_asks_and_its_account_is_there_first() -> None:
+def test_the_check_exists_only_during_the_uninstall_and_after_its_account() -> None:
     found = hooks()
     assert {obj["kind"] for obj in found} == {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Job"}
     weights = {}
@@ -88,7 +88,7 @@ def test_the_check_lives_only_while_helm_asks_and_its_account_is_there_first() -
     assert subject["name"] == one(found, "ServiceAccount")["metadata"]["name"] == pod()["spec"]["serviceAccountName"]
 
 
-def test_the_check_is_no_pod_of_the_agents_and_no_root() -> None:
+def test_the_check_is_not_selected_as_an_agent_and_runs_unprivileged() -> None:
     selector = one(manifests(), "DaemonSet")["spec"]["selector"]["matchLabels"]
     assert not selector.items() <= pod()["metadata"]["labels"].items()
     spec = pod(EVERYTHING)["spec"]
@@ -111,7 +111,7 @@ def test_a_value_switches_it_off_and_without_claims_there_is_none(values: Json) 
     assert hooks(values) == []
 
 
-def test_long_names_stay_names() -> None:
+def test_long_release_names_stay_valid_names() -> None:
     name = pod_name = one(hooks({"fullnameOverride": "x" * 63}), "Job")["metadata"]["name"]
     assert len(pod_name) <= 63
     assert name.endswith("-uninstall")

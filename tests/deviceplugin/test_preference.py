@@ -49,7 +49,7 @@ def ids(units: list[Unit]) -> list[str]:
         pytest.param("01", "", -1, "", id="negative size"),
     ],
 )
-def test_gpus(available: str, must: str, size: int, expected: str) -> None:
+def test_preferred_gpus_are_near_each_other(available: str, must: str, size: int, expected: str) -> None:
     chosen = prefer(GPUS, [f"gpu{i}" for i in available], [f"gpu{i}" for i in must], size)
     assert chosen == [f"gpu{i}" for i in expected]
 

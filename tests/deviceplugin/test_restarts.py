@@ -115,7 +115,7 @@ async def test_two_quick_restarts_end_registered_once(directory: Path, kubelet: 
         assert kubelet.most_streams == 1
 
 
-async def test_kubelet_absent_at_start(directory: Path) -> None:
+async def test_registration_waits_for_a_kubelet_that_is_absent_at_start(directory: Path) -> None:
     server = make(directory)
     kubelet = MiniKubelet(directory)
     async with running(server):

@@ -88,7 +88,7 @@ def test_what_is_required_and_ran_is_counted(tmp_path: Path) -> None:
     assert "tests that ran on the real thing: podman 1" in output
 
 
-def test_what_takes_long_begins_first(tmp_path: Path) -> None:
+def test_tests_marked_long_begin_first(tmp_path: Path) -> None:
     status, output = run(tmp_path, "")
     assert status == 0, output
     assert re.findall(r"PASSED tests/area/(test_\w+)", output) == ["test_long", "test_it", "test_it"]

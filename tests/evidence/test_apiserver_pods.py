@@ -174,7 +174,7 @@ def test_a_pod_that_is_gone_and_was_not_seen_to_end_counts_for_its_grace_period(
 
 
 @pytest.mark.parametrize("kinds", [("MODIFIED", "DELETED"), ("DELETED",)])
-def test_a_pod_that_was_seen_to_end_costs_nobody_a_wait(kinds: tuple[str, ...]) -> None:
+def test_a_pod_that_was_seen_to_end_delays_no_release(kinds: tuple[str, ...]) -> None:
     at = At(A)
     for kind in kinds:
         at.watch.changed(kind, _seen(_ends(A)))
@@ -217,7 +217,7 @@ def test_a_pod_that_is_there_again_is_not_gone() -> None:
     assert at.watch.saw_the_end(CLAIM)
 
 
-def test_a_pod_that_ends_while_kubelet_is_asked_has_its_name_all_the_same() -> None:
+def test_a_pod_that_ends_while_kubelet_is_asked_keeps_its_name() -> None:
     """Without it nobody could say of the hold that its pod has ended, and it would wait for a grace period."""
     at = At(A)
     for name in ("a", "a again"):  # of two of that name, the later one
@@ -228,7 +228,7 @@ def test_a_pod_that_ends_while_kubelet_is_asked_has_its_name_all_the_same() -> N
         assert [pod.uid for pod in shown.listed[GPU, "g0"]] == [f"uid-{name}"]
 
 
-def test_of_pods_that_have_ended_little_is_remembered() -> None:
+def test_ended_pods_are_remembered_with_few_fields() -> None:
     """Pods that anybody may bind to a node, and that kubelet refuses, with all the names that one may have."""
     watch, body = At().watch, pod("a@", container("m"), phase="Failed")
     body["spec"]["containers"][0]["resources"]["limits"] = {f"@.{'a' * 240}/{'b' * 50}-{k}": "1" for k in range(64)}
@@ -244,7 +244,7 @@ def test_of_pods_that_have_ended_little_is_remembered() -> None:
     assert used < 32 << 20
 
 
-def test_a_pod_of_too_many_claims_vouches_for_none() -> None:
+def test_a_pod_with_too_many_claims_proves_nothing_about_any() -> None:
     watch, many = At().watch, _claim_pod("many")
     many["spec"]["resourceClaims"] = [{"resourceClaimName": f"other-{n}"} for n in range(65)]
     watch.changed("MODIFIED", _seen(_ends(many)))
@@ -311,7 +311,7 @@ def test_a_claim_whose_pod_was_gone_before_anybody_looked_lingers_from_then() ->
         {"annotations": {MIRROR: "x"}, "ownerReferences": [OWNER], "deletionTimestamp": "2026-01-01T00:00:00Z"},
     ],
 )
-def test_what_is_no_mirror_of_a_static_pod_keeps_nothing_held(fake: dict[str, Any]) -> None:
+def test_a_false_mirror_pod_keeps_nothing_held(fake: dict[str, Any]) -> None:
     """Anybody who may create pods may write the annotation, and a finalizer; kubelet never runs such a pod."""
     at = At({**B, "metadata": {**B["metadata"], **fake}})
     assert at.unaccounted() == {}
@@ -415,7 +415,7 @@ def test_a_static_pod_is_known_to_kubelet_by_the_uid_that_its_mirror_names() -> 
     assert ended == [1]
 
 
-def test_without_a_list_nothing_can_be_said() -> None:
+def test_without_a_list_of_pods_there_is_no_evidence() -> None:
     assert _watch().unaccounted(LEDGER, Observed(0.0, 0)) is None
     assert PodWatch(None, "n", lambda: None).unaccounted(LEDGER, _observed({})) is None  # type: ignore[arg-type]
 
@@ -461,7 +461,7 @@ async def test_pods_come_and_go_and_their_end_is_told() -> None:
         assert ended == [1]
 
 
-async def test_while_the_api_server_is_away_nothing_is_known_and_afterwards_all() -> None:
+async def test_without_the_api_server_nothing_is_known_and_afterwards_everything() -> None:
     async with watching() as (api, watch, _):
         _create(api, "a")
         await until(lambda: watch.unaccounted(LEDGER, _observed({})) == {GPU: ("default/a",)})
@@ -500,7 +500,7 @@ async def test_a_pod_that_has_ended_is_gone_and_is_not_asked_for() -> None:
         assert sent < 1.5 * len(json.dumps(api.objects.get("pods", "b", "default")))
 
 
-def test_of_a_pod_that_asks_for_thousands_of_resources_ours_are_remembered() -> None:
+def test_only_our_resources_of_a_pod_are_remembered() -> None:
     asks = pod("a", container("m"))
     asks["spec"]["containers"][0]["resources"]["limits"] = {f"vendor/{n}": "1" for n in range(5_000)} | {GPU: "2"}
     for ours, found in ({GPU}, {GPU: ("default/a",)}), ({FPGA}, {}):

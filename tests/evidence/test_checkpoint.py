@@ -49,7 +49,7 @@ def test_null_means_nobody() -> None:
         "[" * 100_000,
     ],
 )
-def test_what_is_not_understood_is_unknown_not_empty(text: str) -> None:
+def test_an_unknown_format_is_unknown_not_empty(text: str) -> None:
     assert parse(text) is None
 
 
@@ -58,12 +58,12 @@ def test_what_is_not_understood_is_unknown_not_empty(text: str) -> None:
         st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
     )
 )
-def test_never_raises(value: object) -> None:
+def test_reading_never_raises(value: object) -> None:
     parse(json.dumps({"Data": {"PodDeviceEntries": value, "RegisteredDevices": value}}))
     parse(json.dumps(value))
 
 
-def test_reading(tmp_path: Path) -> None:
+def test_a_checkpoint_of_kubelet_is_read(tmp_path: Path) -> None:
     assert read(tmp_path) is None
     (tmp_path / FILE_NAME).write_text(OBSERVED)
     found = read(tmp_path)

@@ -165,7 +165,7 @@ async def test_devices_on_their_way_to_claims_are_asked_about_behind_the_barrier
         assert seen.checkpoint.barrier
 
 
-async def test_whoever_shows_a_pod_shows_it() -> None:
+async def test_pods_shown_by_the_list_or_the_checkpoint_are_shown() -> None:
     async with peer() as one:
         assert await one.witness.shown() == frozenset()
         await one.kubelet.run_pod(pod("a"))

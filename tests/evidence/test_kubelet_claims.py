@@ -55,7 +55,7 @@ async def test_claims_are_listed_where_they_alone_keep_a_device_in_quarantine(
     assert len(calls) == asked
 
 
-async def test_nobody_who_can_be_asked_is_not_nobody_who_has_it() -> None:
+async def test_without_an_api_server_to_ask_a_claim_is_not_free() -> None:
     async def unreachable() -> None:
         return None
 

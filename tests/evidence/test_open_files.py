@@ -62,7 +62,7 @@ def test_the_same_number_of_another_kind_is_another_device() -> None:
         assert not find_open({"b": block}).by
 
 
-def test_what_may_not_be_looked_at_is_not_vouched_for(tmp_path: Path) -> None:
+def test_a_process_that_may_not_be_inspected_proves_nothing(tmp_path: Path) -> None:
     (tmp_path / "1" / "fd").mkdir(parents=True)
     (tmp_path / "cpuinfo").write_text("")
     (tmp_path / "2").mkdir()  # ended between two looks: no fd
@@ -75,7 +75,7 @@ def test_what_may_not_be_looked_at_is_not_vouched_for(tmp_path: Path) -> None:
     assert "hostPID" in found.blind
 
 
-def test_no_file_system_is_asked_about_what_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_files_are_inspected_without_asking_their_file_system(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of a server that does not answer would never let go of who asks (seen with FUSE, whose daemon is silent)."""
 
     def ask(*_: object, **__: object) -> os.stat_result:
@@ -115,7 +115,7 @@ async def test_every_hold_that_may_be_about_to_end_is_looked_at(owner: Owner) ->
         assert (await others.enrich(Observed(0.0, 0, listed={}))).opened == {"null": True}
 
 
-async def test_a_process_that_may_not_be_looked_at_hides_no_other(
+async def test_a_process_that_may_not_be_inspected_hides_no_other(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Root may look at everything here, so the kernel's refusal is made: for the first process alone."""
@@ -135,7 +135,7 @@ async def test_a_process_that_may_not_be_looked_at_hides_no_other(
     assert [record.message for record in caplog.records] == ["open-file probe incomplete"]  # once, not with every round
 
 
-async def test_a_file_that_does_not_answer_holds_devices_and_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_that_hangs_keeps_devices_held_and_blocks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread is left to it, and to it alone."""
     answers, begun = threading.Event(), []
 

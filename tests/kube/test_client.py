@@ -57,7 +57,7 @@ def a_slice(name: str = "s1", generation: int = 1) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("tls", [False, True])
-async def test_objects_live_through_every_verb(tmp_path: Path, tls: bool) -> None:
+async def test_objects_are_created_read_changed_and_deleted(tmp_path: Path, tls: bool) -> None:
     async with connected(tmp_path, tls=tls) as (api, cluster):
         created = await cluster.create(SLICES, a_slice())
         assert created["metadata"]["uid"]
@@ -231,7 +231,7 @@ async def test_pages_have_as_many_objects_as_their_size_allows(tmp_path: Path, m
         assert 5 < len(sizes) < 15
 
 
-async def test_a_list_of_what_users_write_holds_up_no_other_request(tmp_path: Path) -> None:
+async def test_a_long_list_delays_no_other_request(tmp_path: Path) -> None:
     async with connected(tmp_path) as (api, cluster):
         await cluster.create(SLICES, a_slice())
         api.faults.hang(1, verb="list", resource="resourceclaims")
@@ -380,7 +380,7 @@ async def test_a_watch_from_too_long_ago_is_expired(tmp_path: Path) -> None:
                 pass
 
 
-def test_names_that_are_none_never_reach_a_url() -> None:
+def test_invalid_names_never_reach_a_url() -> None:
     assert resource_claims("v1").path("ns", "cl", "status") == (
         "/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims/cl/status"
     )
@@ -390,7 +390,7 @@ def test_names_that_are_none_never_reach_a_url() -> None:
             Kind("", "v1", "pods").path("ns", name)
 
 
-def test_duplicate_keys_are_kept_in_mind() -> None:
+def test_duplicate_keys_are_recorded() -> None:
     plain, doubled = decode('[{"a": 1}, {"b": {"a": 1, "a": 2}}]')
     assert type(plain) is dict
     assert isinstance(doubled["b"], AmbiguousObject)

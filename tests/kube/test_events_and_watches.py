@@ -46,7 +46,7 @@ async def running(work: Announcer | NodeWatch | PodWatch) -> AsyncIterator[None]
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_events_stand_on_what_they_are_about(api: tuple[SimApiServer, KubernetesCluster]) -> None:
+async def test_events_are_written_on_the_objects_they_are_about(api: tuple[SimApiServer, KubernetesCluster]) -> None:
     server, cluster = api
     announcer = Announcer(cluster, "node-a", "gpu.example.com", lambda: 1_000_000.0)
     async with running(announcer):
@@ -77,7 +77,7 @@ async def test_an_event_names_a_claim_in_the_version_that_the_server_has(
     assert about["Pod"]["apiVersion"] == "v1"
 
 
-async def test_a_storm_is_one_incident(api: tuple[SimApiServer, KubernetesCluster]) -> None:
+async def test_many_equal_events_are_one(api: tuple[SimApiServer, KubernetesCluster]) -> None:
     server, cluster = api
     now, lost = [0.0], []
     announcer = Announcer(cluster, "node-a", "d", lambda: now[0], lambda: lost.append(1))
@@ -105,7 +105,7 @@ async def test_an_event_that_cannot_be_written_is_counted_and_nothing_waits(
         await until(lambda: lost)
 
 
-async def test_without_an_api_server_the_log_has_it(caplog: pytest.LogCaptureFixture) -> None:
+async def test_without_an_api_server_events_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     Announcer(None, "node-a", "d", lambda: 0.0).tell(Notify(Subject.NODE, "LedgerLost", "the ledger is gone"))
     assert "the ledger is gone" in caplog.text
 
@@ -142,7 +142,7 @@ NAMED = b'{"metadata": {"uid": "u", "name": "odd"}, "spec": {"containers": [3]}}
 
 
 @pytest.mark.parametrize(("obj", "lists"), [*((obj, 2) for obj in NOBODY), (NAMED, 1)])
-async def test_what_is_not_understood_of_pods_leaves_nothing_known_of_them(
+async def test_an_answer_about_pods_that_is_not_understood_makes_them_unknown(
     api: tuple[SimApiServer, KubernetesCluster], monkeypatch: pytest.MonkeyPatch, obj: bytes, lists: int
 ) -> None:
     """Until the next list, or, of a pod that has at least an identity, until that pod is gone."""
@@ -170,7 +170,7 @@ async def test_what_is_not_understood_of_pods_leaves_nothing_known_of_them(
 
 
 @pytest.mark.parametrize(("verb", "status"), [("watch", 410), ("watch", 403), ("list", 410)])
-async def test_a_server_that_refuses_is_asked_ever_less_often_and_that_is_said(
+async def test_a_server_that_refuses_is_asked_ever_less_often_and_this_is_reported(
     api: tuple[SimApiServer, KubernetesCluster], caplog: pytest.LogCaptureFixture, verb: str, status: int
 ) -> None:
     """A list that is answered is no reason to ask for the watch at once again, and neither is an expired version."""
@@ -187,7 +187,7 @@ async def test_a_server_that_refuses_is_asked_ever_less_often_and_that_is_said(
     assert caplog.messages.count("cannot be watched") >= 3
 
 
-async def test_after_a_watch_that_lived_pauses_are_short_again(
+async def test_pauses_are_short_again_after_a_watch_that_lived(
     api: tuple[SimApiServer, KubernetesCluster], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "STEADY_SECONDS", 0.3)

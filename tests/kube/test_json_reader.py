@@ -55,7 +55,7 @@ def test_what_is_too_deep_is_null_and_all_around_it_stays(value: Any) -> None:
 
 
 @pytest.mark.parametrize("torn", ["[" * 5_000, '{"a":' * 5_000, DEEP[:-1], f'"{DEEP}', f'[{DEEP}"'])
-def test_what_is_torn_is_a_value_error(torn: str) -> None:
+def test_truncated_text_is_a_value_error(torn: str) -> None:
     with pytest.raises(ValueError):
         decode(torn)
 
@@ -73,7 +73,7 @@ def test_text_that_no_parser_takes_leaves_the_objects_beside_it_readable(raw: by
 @pytest.mark.parametrize(
     "text", [b'\\"', b"\\ud800", b"\xff", b"\\ud83d\\ude00"], ids=["escape", "half", "no text", "pair"]
 )
-def test_to_read_what_no_parser_takes_costs_a_few_times_its_size(text: bytes) -> None:
+def test_reading_text_that_the_parser_refuses_costs_a_few_times_its_size(text: bytes) -> None:
     """A page of claims has megabytes, and the agent 256 MiB for all that it does."""
     data = b'["%b",%b]' % (text * ((1 << 20) // len(text)), DEEP.encode())
     tracemalloc.start()

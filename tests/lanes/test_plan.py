@@ -181,7 +181,7 @@ def test_a_chosen_part_counts_with_its_siblings() -> None:
     assert lanes_of(carry_out(ledger_of(found, {0: Lane.DRA, 1: Lane.DRA}), found, wanted)) == "LLDDLL"
 
 
-def test_of_floors_that_do_not_fit_with_what_is_there_that_of_pods_holds() -> None:
+def test_where_both_floors_do_not_fit_the_one_of_pods_holds() -> None:
     found = devices(2)
     everything = {device.name: Lane.DRA for device in found}
     for min_legacy, min_dra, in_dra in ((2, 2, 0), (1, 2, 1), (3, 0, 0), (0, 3, 2)):
@@ -265,7 +265,7 @@ def test_any_numbers_are_reached_and_left_alone(situation: tuple[list[Device], L
         assert plan(ledger, found, LaneTarget(dra), 1000.0) == ()
 
 
-def test_a_device_that_is_called_otherwise_now_counts_once() -> None:
+def test_a_renamed_device_counts_once() -> None:
     starting_lanes = "/sys/devices/a"
     gone = Entry(
         LedgerDevice("old", "r", ("old",), presence=Presence.GONE, syspath=starting_lanes), presence_since=100.0

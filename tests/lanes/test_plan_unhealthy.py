@@ -36,7 +36,7 @@ def seen(ledger: Ledger, found: list[Device], at: float) -> Ledger:
     return step(ledger, Discovered(tuple(map(LedgerDevice.of, found)), at), POLICY).applied_to(ledger)
 
 
-def test_what_does_not_work_is_the_last_to_move() -> None:
+def test_devices_that_do_not_work_move_last() -> None:
     found = faulty(devices(4), {0})
     assert lanes_of(carry_out(ledger_of(found), found, LaneTarget(1))) == "LDLL"
     assert lanes_of(carry_out(ledger_of(found), found, LaneTarget(2))) == "LDDL"

@@ -124,7 +124,7 @@ def test_a_claim_that_is_found_where_quarantine_has_seen_a_pod_is_a_conflict() -
     assert node["gpu-0"].hold.pods == (POD,)
 
 
-def test_what_it_is_counted_under_is_on_disk(tmp_path: Path) -> None:
+def test_the_resource_that_a_hold_is_counted_under_is_saved(tmp_path: Path) -> None:
     for lost in (False, True):
         node = new(0)
         if lost:

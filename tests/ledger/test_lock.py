@@ -23,7 +23,7 @@ def _opened(directory: Path) -> int:
     return found
 
 
-def test_the_pid_of_a_longer_number_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_shorter_pid_overwrites_a_longer_one(tmp_path: Path) -> None:
     (tmp_path / "ledger.lock").write_text("4194303999\n")
     lock = Lock(tmp_path)
     assert (tmp_path / "ledger.lock").read_text() == f"{os.getpid()}\n"
@@ -44,7 +44,7 @@ def test_a_lock_whose_file_is_removed_is_taken_anew_and_not_kept_twice(tmp_path:
     assert _opened(tmp_path) == 0
 
 
-def test_who_gave_it_back_does_not_take_it_by_the_way(tmp_path: Path) -> None:
+def test_a_closed_lock_is_not_taken_again_by_renewing_it(tmp_path: Path) -> None:
     lock = Lock(tmp_path)
     lock.close()
     with pytest.raises(HostError, match="was closed by this process"):
@@ -54,7 +54,7 @@ def test_who_gave_it_back_does_not_take_it_by_the_way(tmp_path: Path) -> None:
     again.close()
 
 
-def test_who_lost_it_to_another_never_has_it_again(tmp_path: Path) -> None:
+def test_an_agent_that_lost_the_lock_never_has_it_again(tmp_path: Path) -> None:
     """The ledger on disk is the other one's by then, and what this process knows is of before."""
     lock = Lock(tmp_path)
     (tmp_path / "ledger.lock").unlink()
@@ -68,7 +68,7 @@ def test_who_lost_it_to_another_never_has_it_again(tmp_path: Path) -> None:
     assert _opened(tmp_path) == 0
 
 
-def test_a_file_that_its_holder_takes_along_is_not_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_file_removed_by_its_holder_is_not_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that ends for good removes its directory's files, between our open and our flock."""
     ending = Lock(tmp_path)
     flock = fcntl.flock

@@ -98,7 +98,7 @@ def test_a_small_file_survives_what_its_writer_asked_for(
     assert (disk.torn, disk.undone) == (torn, undone)
 
 
-def test_who_does_not_say_gets_all_of_it(tmp_path: Path, disk: Disk) -> None:
+def test_a_write_that_names_no_level_is_fully_durable(tmp_path: Path, disk: Disk) -> None:
     write_atomically(tmp_path / "file", b"data")
     assert disk.undone == disk.torn == []
     (tmp_path / "file").unlink()

@@ -56,7 +56,7 @@ def judge(
     return release_rule.judge(hold, evidence, at=at, suspended_until=0.0, policy=POLICY, quarantined=quarantined)
 
 
-def test_two_looks_ten_seconds_apart_release() -> None:
+def test_two_observations_ten_seconds_apart_release() -> None:
     once = judge(at=1000.0)
     assert isinstance(once, Hold)
     assert (once.absences, once.because) == (1, HeldBecause.ONCE_ABSENT)
@@ -136,7 +136,7 @@ def test_a_pod_that_was_not_seen_to_end_has_its_grace_period() -> None:
         (replace(OLD, grace=None, confirmed=False), NOBODY, 10),  # and some 120 s since Allocate
     ],
 )
-def test_what_a_pod_has_to_end_where_that_is_not_known(hold: Hold, evidence: DeviceEvidence, waits: int) -> None:
+def test_a_pod_without_a_known_grace_period_has_the_default(hold: Hold, evidence: DeviceEvidence, waits: int) -> None:
     for at in 1000, 1010, 1000 + waits - 1, 1000 + waits:
         verdict = judge(hold, evidence, at=float(at))
         assert isinstance(verdict, HoldEnded) is (at >= 1000 + waits)
@@ -359,7 +359,7 @@ def test_evidence_from_before_a_kubelet_restart_says_nothing() -> None:
     assert not step(ledger, Observed(900.0, before, {}, CheckpointRead({}), {}), POLICY)
 
 
-def test_how_long_a_pod_has_to_end_is_on_disk_and_so_is_who_it_is() -> None:
+def test_the_grace_period_and_the_uid_of_a_pod_are_saved() -> None:
     ledger = held()
     known = PodRef("team-a", "train", "main", "uid-1")
     shown = Observed(1.0, ledger.seq, {UNIT: (known,)}, None, {}, grace={"uid-1": 60.0})

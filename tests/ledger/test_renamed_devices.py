@@ -40,7 +40,7 @@ def let_go(node: Node) -> None:
         node.yes(Observed(at, node.ledger.seq, {}, CheckpointRead({}), {}))
 
 
-def test_a_held_device_is_not_offered_under_another_resource_and_is_once_it_is_let_go() -> None:
+def test_a_held_device_is_offered_under_another_resource_only_after_its_release() -> None:
     node = Node(device(0))
     node.yes(allocate(0))
     for resource in ("other", "third"):
@@ -117,7 +117,7 @@ A, B = (LedgerDevice(name, "r", (name,), syspath=f"/sys/card/{name}") for name i
 @pytest.mark.parametrize("root", ["", "card"])
 @pytest.mark.parametrize("lane", [Lane.LEGACY, Lane.DRA])
 @pytest.mark.parametrize(("held", "others"), [(CARD, (A, B)), (A, (CARD,))], ids=["card", "part"])
-def test_what_a_device_hands_out_besides_is_nobody_else_s(
+def test_hardware_that_overlaps_a_held_device_is_given_to_nobody_else(
     held: LedgerDevice, others: tuple[LedgerDevice, ...], lane: Lane, root: str
 ) -> None:
     node = Node(Entry(CARD, lane=lane), *(Entry(replace(part, root=root), lane=lane) for part in (A, B)))
@@ -145,7 +145,7 @@ def test_two_devices_that_hand_out_the_same_companion_do_not_overlap() -> None:
         assert node.offers("card") == (False, False)
 
 
-def test_another_name_for_a_child_of_held_hardware_is_given_out_when_the_hardware_is_let_go() -> None:
+def test_a_renamed_child_of_held_hardware_is_given_out_once_the_hardware_is_released() -> None:
     card, child = replace(CARD, also_at=()), replace(A, also_at=(CARD.syspath,))
     node = Node(Entry(card))
     node.yes(Allocate({"card": ("card",)}, NOON))
@@ -177,7 +177,7 @@ def test_a_former_name_that_is_gone_does_not_hinder_the_parts_or_the_whole_of_wh
     assert node.offers("part") == (False, False), "nobody has its place: it may come back"
 
 
-def test_the_place_and_the_resource_of_a_hold_are_on_disk(tmp_path: Path) -> None:
+def test_the_place_and_the_resource_of_a_hold_are_saved(tmp_path: Path) -> None:
     node = Node(Entry(OLD))
     node.yes(allocate(0))
     node.yes(Discovered((replace(OLD, resource="other", also_at=(f"{PLACE}/a", f"{PLACE}/b")),), NOON + 1))

@@ -151,7 +151,7 @@ async def test_an_agent_starts_on_a_disk_that_is_full_and_grants_when_it_no_long
     await ledger_service.close()
 
 
-async def test_a_disk_that_is_well_again_is_found_without_a_request(ledger_service: LedgerService, disk: Disk) -> None:
+async def test_a_disk_that_works_again_is_noticed_without_a_request(ledger_service: LedgerService, disk: Disk) -> None:
     heard: list[bool] = []
     ledger_service.subscribe(lambda ledger, effects: heard.append(ledger_service.health.ok))
     ledger_service.retry_write()
@@ -346,7 +346,7 @@ async def test_a_failing_disk_is_said_once(
     assert "Input/output error" in record.getMessage()
 
 
-async def test_a_closed_keeper_refuses_whatever_its_disk_was_like(ledger_service: LedgerService, disk: Disk) -> None:
+async def test_a_closed_service_refuses_whatever_its_disk_was_like(ledger_service: LedgerService, disk: Disk) -> None:
     disk.seconds = 0.02
     assert (await ledger_service.apply(allocate(0))).accepted
     await ledger_service.close()

@@ -88,7 +88,7 @@ def test_allocate_is_all_or_nothing() -> None:
     assert "gpu-2 is offered to claims, not to pods with resource limits" in text
 
 
-def test_the_loser_is_told_who_has_the_device_and_kubelet_that_it_is_not_free() -> None:
+def test_a_refused_allocate_names_the_holder_and_marks_the_device_unhealthy_for_kubelet() -> None:
     node = Node(device(0, Lane.DRA))
     node.yes(prepare(0))
     done = node.do(allocate(0))
@@ -112,7 +112,7 @@ def test_an_old_hold_is_told_with_its_date() -> None:
     assert "prepared 2023-11-14 22:13 UTC" in node.no(allocate(0, at=NOON + 90_000))[1]
 
 
-def test_allocate_of_what_a_pod_has_is_accepted_and_renews_the_hold() -> None:
+def test_a_repeated_allocate_is_accepted_and_renews_the_hold() -> None:
     node = Node(device(0))
     node.yes(allocate(0))
     node.yes(Observed(NOON + 50, node.ledger.seq, PODS, CheckpointRead(PODS), {}))
@@ -216,7 +216,7 @@ def test_a_claim_that_lingers_may_be_prepared_for_its_next_pod() -> None:
     assert node.offers("gpu-0") == (False, True), "as any prepared device: the scheduler counts it"
 
 
-def test_no_process_lingers_over_a_reboot() -> None:
+def test_no_lingering_process_survives_a_reboot() -> None:
     node = Node(device(0, Lane.DRA))
     node.yes(prepare(0))
     node.yes(Unprepare("uid-1", NOON, lingers=4000.0))
@@ -373,7 +373,7 @@ def test_admin_access_holds_nothing() -> None:
     assert node["gpu-0"].claims == ()
 
 
-def test_overlapping_hardware_excludes_itself_and_parts_do_not() -> None:
+def test_overlapping_devices_exclude_each_other_and_separate_parts_do_not() -> None:
     whole, one, two = device(0), device(1, root="gpu-0"), device(2, root="gpu-0")
     node = Node(whole, one, two)
     node.yes(allocate(1))

@@ -80,7 +80,7 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
     await place.ledger_service.close()
 
 
-async def test_former_ids_stay_listed_for_the_time_of_a_tombstone(place: Place) -> None:
+async def test_former_ids_stay_listed_for_the_tombstone_time(place: Place) -> None:
     await place.have(2)
     place.resource.follow_ledger()  # may come before follow_inventory(): the ledger tells of its change at once
     wanted = {"C0::0": HEALTHY, "C0::1": HEALTHY, "C0::2": UNHEALTHY, "C0::3": UNHEALTHY}
@@ -183,7 +183,7 @@ async def look(place: Place, at: float, *units: str, checkpoint: bool = True) ->
     place.resource.follow_inventory()
 
 
-async def test_a_share_that_is_no_more_is_given_to_nobody_once_its_pod_has_ended(place: Place) -> None:
+async def test_a_removed_replica_is_given_to_nobody_once_its_pod_has_ended(place: Place) -> None:
     await place.allocate("C0::0", "C0::2", "C0::3")
     await place.have(2)
     await look(place, 65.0, "C0::0", "C0::2", "C0::3")

@@ -125,7 +125,9 @@ async def test_a_cdi_directory_that_fails_is_told_to_kubelet_at_once(
     assert place.healthy == {"R0"}  # a pod has it: it must stay admissible
 
 
-async def test_who_needs_no_cdi_file_does_not_mind(ledger_service: LedgerService, tmp_path: Path) -> None:
+async def test_a_device_without_a_cdi_file_is_given_despite_a_failing_cdi_directory(
+    ledger_service: LedgerService, tmp_path: Path
+) -> None:
     place = Place(ledger_service, tmp_path, "devices")
     place.store.error = "cannot be written"
     place.resource.follow_ledger()

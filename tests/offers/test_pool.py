@@ -87,7 +87,7 @@ LEAVING = Move(Lane.DRA, Lane.LEGACY, MoveStep.WAITING, 0.0, 0.0)
     ],
     ids=["free", "held", "held-in-legacy-lane", "held-and-leaving", "by-a-pod", "conflict", "quarantine"],
 )
-def test_what_cannot_be_had_is_tainted(entry: Entry, taint: str | None) -> None:
+def test_a_device_that_cannot_be_given_is_tainted(entry: Entry, taint: str | None) -> None:
     offer = one(entry)
     assert offer is not None
     assert [(t.key, t.value, t.effect) for t in offer.taints] == (
@@ -122,7 +122,7 @@ def test_what_is_free_is_tainted_while_nothing_can_be_granted(entry: Entry, valu
     ],
     ids=["legacy", "legacy-held", "coming", "going", "about-to-go"],
 )
-def test_what_is_not_for_claims_is_left_out(entry: Entry) -> None:
+def test_devices_outside_the_claims_lane_are_left_out(entry: Entry) -> None:
     assert one(entry) is None
 
 

@@ -235,7 +235,7 @@ def test_a_slice_that_a_real_server_stored_is_equal_to_the_one_we_would_write() 
     )
 
 
-def test_leases_come_last_in_a_slice_of_their_own() -> None:
+def test_leased_devices_are_in_a_slice_of_their_own_at_the_end() -> None:
     wanted = desired_slices(pool(offer(0, lease=True), offer(1)))
     first, second = wanted.slices.values()
     assert [device["name"] for device in first["devices"]] == ["gpu-1"]

@@ -58,7 +58,7 @@ def test_a_minute_under_load_and_faults_no_double_hold_no_leak() -> None:
         (f"claim-one-{OPENS}1", "claim-one-2", True, True, True),  # and the open node said otherwise
     ],
 )
-async def test_who_answers_for_a_conflict(
+async def test_whose_fault_a_conflict_is(
     tmp_path: Path, holder: str, refused: str, forced: bool, unprepared: bool, ours: bool
 ) -> None:
     judge = Judge(tmp_path)

@@ -59,7 +59,7 @@ def test_a_taken_lock_names_both() -> None:
         ("claim-1", "claim-2", 4, None, BOOKED, False),
     ],
 )
-def test_who_answers_for_a_double_hold(
+def test_whose_fault_a_double_hold_is(
     first: str,
     second: str,
     forced_at: int | None,
@@ -126,7 +126,7 @@ def test_a_pod_that_has_its_device_and_does_not_run_is_stuck() -> None:
 
 
 @pytest.mark.parametrize("free", [{"dra": 0, "legacy": 6}, {}, {"dra": 1}])
-def test_who_waits_for_devices_that_are_not_free_is_not_stuck(free: dict[str, int]) -> None:
+def test_a_pod_that_waits_for_devices_that_are_not_free_is_not_stuck(free: dict[str, int]) -> None:
     assert waits(*((float(at), 2, free) for at in range(400))) == {}
 
 
@@ -164,7 +164,7 @@ def pod(name: str, *, limit: int = 0, claim: str = "", node: str = "", phase: st
     return {"metadata": {"name": name, "uid": f"{name}-uid"}, "spec": spec, "status": {"phase": phase}}
 
 
-def test_who_waits_for_kubelet_to_unprepare_another_claim_is_not_stuck() -> None:
+def test_a_pod_that_waits_for_kubelet_to_unprepare_another_claim_is_not_stuck() -> None:
     waiting = Waits()
     for at in range(400):
         waiting.observe(Sample(float(at), (Waiting("p", "p-uid", "dra", 0, blocked=at % 100 == 0),), {"dra": 1}))
@@ -195,7 +195,7 @@ def claim(name: str, count: int, *devices: str) -> dict[str, Any]:
     }
 
 
-def test_who_waits_and_what_is_free_is_read_off_the_api() -> None:
+def test_waiting_pods_and_free_devices_are_read_from_the_api() -> None:
     pods = {
         one["metadata"]["name"]: one
         for one in (

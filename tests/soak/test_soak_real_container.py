@@ -88,7 +88,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
         made.close()
 
 
-def test_each_has_its_own(node: Node) -> None:
+def test_each_container_locks_its_own_device(node: Node) -> None:
     node.holds("limits-1", "zero", "full")
     node.holds("claim-2", "null")
     assert node.verbs("limits-1") == [("has", "full"), ("has", "zero")]
@@ -112,7 +112,7 @@ def test_pods_with_one_shared_claim_have_it_together(node: Node) -> None:
     node.holds("shared-5", "zero", "full", shared="claim-a")
 
 
-def test_who_ended_leaves_the_device_to_the_next(node: Node) -> None:
+def test_an_ended_container_leaves_its_device_to_the_next(node: Node) -> None:
     first = node.holds("shared-1", "zero", shared="claim-a")
     first.terminate()
     assert first.wait(HANG_SECONDS) == 0
@@ -122,7 +122,7 @@ def test_who_ended_leaves_the_device_to_the_next(node: Node) -> None:
     assert node.code("limits-3", "zero") == TAKEN
 
 
-def test_a_stubborn_one_keeps_its_device_until_it_is_killed(node: Node) -> None:
+def test_a_container_that_ignores_sigterm_keeps_its_device_until_it_is_killed(node: Node) -> None:
     stubborn = node.holds("limits-1", "zero", stubborn=True)
     stubborn.terminate()
     with pytest.raises(subprocess.TimeoutExpired):

@@ -146,7 +146,7 @@ async def visit(site: Site, path: str) -> tuple[str, list[str]]:
 
 
 @pytest.mark.parametrize("name", ["busy", "troubled", "hostile"])
-async def test_it_loads_without_a_word_and_asks_for_nothing_else(site: Site, name: str) -> None:
+async def test_the_page_loads_without_a_complaint_and_requests_nothing_else(site: Site, name: str) -> None:
     document, console = await visit(site, f"/{name}")
     assert "drabridge status" in document
     assert console == []
@@ -163,7 +163,7 @@ async def test_it_fits_a_phone(site: Site, name: str) -> None:
     assert found["scroll"] == PHONE_WIDTH
 
 
-async def test_the_browser_tells_when_a_page_is_not_so() -> None:
+async def test_a_page_that_breaks_these_rules_is_noticed() -> None:
     """What the tests above rely on: a blocked style, a request to elsewhere and something too wide do show."""
     foreign = b'<img src="http://tracker.example/x.png"><style>p{width:900px}</style><p style="width:900px">wide</p>'
     async with Site({"bad": foreign}, {"Content-Security-Policy": "style-src 'none'; frame-ancestors 'none'"}) as site:

@@ -49,7 +49,7 @@ class Reader(HTMLParser):
         return {name for name, _ in self.elements}
 
 
-def test_it_says_who_has_what() -> None:
+def test_the_page_says_who_has_what() -> None:
     document = status_documents.busy()
     text = Reader(page.render(document)).text
     for row in document["devices"]:

@@ -64,7 +64,7 @@ def test_names_of_this_machine(name: str, local: bool) -> None:
 
 
 @pytest.mark.parametrize("flag", [False, True])
-async def test_elsewhere_only_when_asked_for(flag: bool) -> None:
+async def test_the_page_is_served_beyond_localhost_only_when_asked_for(flag: bool) -> None:
     with short_directory() as root:
         agent = AgentProcess(root, arguments=("--listen", "0.0.0.0:0", *(["--page"] if flag else [])))
         await agent.start()

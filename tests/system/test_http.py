@@ -127,7 +127,7 @@ async def test_a_slow_reader_loses_its_place(port: int, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("raw", [b"9" * 5_000, b"-1", b"\xb2", b"+1", b"1_0", b"99999"])
-async def test_a_length_that_is_none_is_answered(port: int, raw: bytes, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_invalid_content_length_is_answered(port: int, raw: bytes, caplog: pytest.LogCaptureFixture) -> None:
     status, _, _ = await ask(port, b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: " + raw + b"\r\n\r\n")
     assert status in (411, 413)
     assert not caplog.records
@@ -148,7 +148,7 @@ async def test_a_flood_takes_no_place_of_another_address(port: int, flood: bytes
     writer.close()
 
 
-async def test_who_has_asked_keeps_its_place_before_who_is_silent() -> None:
+async def test_a_client_that_sent_a_request_keeps_its_place_before_a_silent_one() -> None:
     gate = asyncio.Event()
 
     async def held(_: Request) -> Response:

@@ -31,7 +31,7 @@ async def test_results_and_errors_come_back() -> None:
     worker.stop()
 
 
-async def test_it_can_be_waited_for_on_the_spot_and_not_for_longer_than_one_likes() -> None:
+async def test_a_job_can_be_waited_for_with_a_limit() -> None:
     worker, gate = IoThread("test"), threading.Event()
     job = worker.submit(lambda: gate.wait(60))
     started = time.monotonic()
@@ -46,7 +46,7 @@ async def test_it_can_be_waited_for_on_the_spot_and_not_for_longer_than_one_like
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), MemoryError()])
-async def test_whatever_ends_a_call_it_is_not_taken_for_done_and_the_next_one_runs(error: BaseException) -> None:
+async def test_a_call_that_ends_by_any_exception_is_not_done_and_the_next_one_runs(error: BaseException) -> None:
     worker = IoThread("test")
 
     def fail() -> None:
@@ -77,7 +77,7 @@ async def test_a_caller_who_is_cancelled_stops_nothing() -> None:
     worker.stop()
 
 
-async def test_one_that_was_stopped_finishes_what_it_has_and_takes_no_more() -> None:
+async def test_a_stopped_thread_finishes_its_jobs_and_takes_no_more() -> None:
     worker, gate = IoThread("test"), threading.Event()
     job = worker.submit(lambda: gate.wait(60))
     worker.stop()

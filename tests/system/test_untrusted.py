@@ -14,7 +14,7 @@ from drabridge.system.untrusted import Unreadable
 ROUNDS = 20_000
 
 
-def test_threads_that_tell_at_once_are_all_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_reports_from_several_threads_are_all_counted(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

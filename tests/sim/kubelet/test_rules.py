@@ -99,7 +99,7 @@ def test_the_observed_checkpoint_is_written_byte_for_byte() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"Data":{}}', '{"Data":null,"Checksum":1}', "null"])
-def test_what_is_no_checkpoint_is_called_so(text: str) -> None:
+def test_a_file_that_is_no_checkpoint_is_reported_as_such(text: str) -> None:
     with pytest.raises(checkpoint.CorruptCheckpointError):
         checkpoint.decode(text)
 
@@ -216,7 +216,7 @@ def test_health_is_cut_and_forgotten() -> None:
 
 
 @pytest.mark.parametrize("text", ["2.0", "1", "1.x", "", "one"])
-def test_versions_that_are_none(text: str) -> None:
+def test_malformed_versions_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected a text like"):
         Behaviour.of(text)
 

@@ -128,7 +128,7 @@ async def test_loop_comes_to_rest(world: World) -> None:
         assert world.objects.store.revision == revision
 
 
-async def test_freed_devices_go_to_who_waits(world: World) -> None:
+async def test_freed_devices_go_to_waiting_pods(world: World) -> None:
     async with looping(world) as scheduled:
         for name in ("a", "b"):
             world.claim(name, count=2)
