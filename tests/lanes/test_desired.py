@@ -59,7 +59,7 @@ class Place:
         return self.desired.lanes(self.resource).targets(8)
 
 
-def test_the_configuration_decides_when_nobody_else_does(tmp_path: Path) -> None:
+def test_the_configuration_decides_without_command_and_annotation(tmp_path: Path) -> None:
     place = Place(tmp_path)
     assert place.targets == (7, 1)
     assert place.desired.source(place.resource) == "configuration"
@@ -81,7 +81,7 @@ def test_what_was_set_survives_a_restart_until_it_is_reset(tmp_path: Path) -> No
     assert Place(tmp_path).targets == (7, 1)
 
 
-def test_floors_are_the_configurations_whatever_is_asked(tmp_path: Path) -> None:
+def test_floors_of_the_configuration_hold_for_every_request(tmp_path: Path) -> None:
     place = Place(tmp_path)
     with pytest.raises(ConfigError, match="minLegacy"):
         place.set(legacy=0, dra=8)
@@ -89,7 +89,7 @@ def test_floors_are_the_configurations_whatever_is_asked(tmp_path: Path) -> None
     assert place.targets == (1, 7)
 
 
-def test_the_annotation_wins_and_says_so(tmp_path: Path) -> None:
+def test_the_annotation_wins_and_is_named_as_the_source(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.set(legacy=2, dra=6)
     place.desired.annotate('{"nvidia.com/gpu": {"legacy": 4, "dra": 4}}')
@@ -137,14 +137,16 @@ def test_a_bad_command_is_refused_with_what_was_expected(tmp_path: Path, body: b
     assert not (tmp_path / FILE_NAME).exists()
 
 
-def test_a_damaged_file_is_said_and_the_configuration_decides(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_file_is_reported_and_the_configuration_decides(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / FILE_NAME).write_bytes(b"\0\xff")
     place = Place(tmp_path)
     assert place.targets == (7, 1)
     assert "lost" in caplog.text
 
 
-def test_a_file_that_cannot_be_read_is_said_and_the_configuration_decides(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported_and_the_configuration_decides(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).mkdir()  # as good as EIO, which nobody can order
     place = Place(tmp_path)
     assert (place.targets, place.desired.uncertain(place.resource)) == ((7, 1), True)
@@ -180,7 +182,7 @@ def test_an_override_that_was_lost_is_given_again_for_each_resource(tmp_path: Pa
     assert Place(tmp_path).targets == (2, 6)
 
 
-def test_where_the_memory_of_the_annotation_was_lost_nothing_moves_until_the_node_is_seen(tmp_path: Path) -> None:
+def test_after_a_lost_annotation_nothing_moves_until_the_node_is_read(tmp_path: Path) -> None:
     (tmp_path / ANNOTATION_FILE_NAME).write_bytes(b"{")
     place = Place(tmp_path, follows_node=True)
     place.set(dra=2)  # an annotation would win
@@ -191,7 +193,7 @@ def test_where_the_memory_of_the_annotation_was_lost_nothing_moves_until_the_nod
     assert not again.desired.uncertain(again.resource)
 
 
-def test_what_cannot_be_kept_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+def test_lanes_that_cannot_be_saved_are_refused_and_change_nothing(tmp_path: Path) -> None:
     place = Place(tmp_path)
     (tmp_path / FILE_NAME).mkdir()  # stands for a disk that is full or broken
     with pytest.raises(HostError, match="nothing is changed"):
@@ -202,7 +204,7 @@ def test_what_cannot_be_kept_is_refused_and_changes_nothing(tmp_path: Path) -> N
     assert Place(tmp_path).targets == (2, 6)
 
 
-def test_an_annotation_that_could_not_be_kept_is_kept_when_the_node_is_seen_again(tmp_path: Path) -> None:
+def test_an_annotation_that_could_not_be_saved_is_saved_when_the_node_is_read_again(tmp_path: Path) -> None:
     place = Place(tmp_path, follows_node=True)
     (tmp_path / ANNOTATION_FILE_NAME).mkdir()
     place.desired.annotate('{"nvidia.com/gpu": {"dra": 4}}')
@@ -234,7 +236,7 @@ def test_an_annotation_that_is_not_followed_forbids_nothing(tmp_path: Path) -> N
     assert asyncio.run(desired.set(b'{"resource": "nvidia.com/gpu", "legacy": 3}'))["source"] == "lanes set"
 
 
-def test_the_annotation_counts_from_the_start_until_the_node_is_seen_again(tmp_path: Path) -> None:
+def test_the_saved_annotation_counts_until_the_node_is_read_again(tmp_path: Path) -> None:
     Place(tmp_path, follows_node=True).desired.annotate('{"nvidia.com/gpu": {"legacy": 2, "dra": 6}}')
     place = Place(tmp_path, follows_node=True)  # another run, and the API server has not answered yet
     assert place.targets == (2, 6)
@@ -257,14 +259,14 @@ def test_a_damaged_memory_of_the_annotation_asks_for_nothing(tmp_path: Path, con
     assert Place(tmp_path, follows_node=True).targets == (7, 1)
 
 
-def test_an_annotation_that_went_while_nobody_looked_does_not_come_back(tmp_path: Path) -> None:
+def test_an_annotation_removed_while_no_agent_ran_does_not_come_back(tmp_path: Path) -> None:
     Place(tmp_path, follows_node=True).desired.annotate('{"nvidia.com/gpu": {"legacy": 2, "dra": 6}}')
     place = Place(tmp_path)  # claims were off at this start; a reload turned them on
     place.desired.annotate(None)
     assert Place(tmp_path, follows_node=True).targets == (7, 1)
 
 
-def test_floors_that_were_raised_later_take_the_decision_back_and_say_so_once(
+def test_floors_raised_later_override_the_desired_lanes_and_this_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = [CONFIG]
@@ -348,7 +350,7 @@ def test_what_was_wrong_with_an_annotation_is_forgotten_with_it(tmp_path: Path) 
     assert place.desired.notes() == []
 
 
-def test_replicas_are_not_given_to_claims_by_an_override_either(tmp_path: Path) -> None:
+def test_an_override_gives_no_device_with_replicas_to_claims(tmp_path: Path) -> None:
     place = Place(tmp_path)
     with pytest.raises(ConfigError, match="replicas"):
         asyncio.run(place.desired.set(b'{"resource": "example.com/kvm", "dra": 1}'))
