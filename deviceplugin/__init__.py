@@ -1,4 +1,6 @@
-"""A device-plugin server library: servers, registration, restarts, preferred allocation. Knows no hardware.
+"""Serve device plugins to kubelet: servers, registration, restarts, preferred allocation.
+
+Knows no hardware.
 
     devices: DeviceList = Broadcast()
     devices.publish((ListedDevice("radio-1", DeviceHealth.HEALTHY, (0,)),))

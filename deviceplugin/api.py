@@ -1,4 +1,4 @@
-"""What a plugin's author implements: one required interface, the others as wanted.
+"""Interfaces that a plugin's author implements: ``Plugin`` is required, the others are optional.
 
 The options that kubelet asks for follow from what is implemented: ``Preferrer`` sets
 ``get_preferred_allocation_available``; ``PreStarter`` makes PreStartContainer do something, and its
@@ -19,7 +19,7 @@ DeviceList = Broadcast[tuple[ListedDevice, ...]]
 
 @runtime_checkable
 class Plugin(Protocol):
-    """Required: which resource, and the list of its devices with its changes."""
+    """Required: the resource, and the list of its devices, which tells of its changes."""
 
     @property
     def resource(self) -> str:
@@ -33,25 +33,31 @@ class Plugin(Protocol):
 
 @runtime_checkable
 class Allocator(Protocol):
-    """Optional: decides about Allocate. Without it the library accepts listed healthy ids and injects nothing."""
+    """Optional: decides about Allocate.
+
+    Without it the library accepts listed healthy ids and injects nothing.
+    """
 
     def allocate(self, ids: Sequence[str]) -> ContainerAllocation | Coroutine[Any, Any, ContainerAllocation]:
-        """The answer for one container: an ``async def``, or a quick function that may return either kind, so that a
-        request that waits for nothing costs no task. ``ids`` are sorted and free of duplicates.
+        """Return the answer for one container, or a coroutine for it. Raise ``AllocationError`` to refuse.
 
-        The allocator decides about ids that are unknown or unhealthy too: an id may be unhealthy in the list and
-        still be held by the very pod that kubelet admits again (``require_healthy`` is the simple rule). Repeating a
-        call must succeed. Raise ``AllocationError`` to refuse.
+        ``ids`` are sorted and free of duplicates. A quick answer needs no coroutine, and so costs no task. The
+        allocator also decides about ids that are unknown or unhealthy: an id may be unhealthy in the list and still be
+        held by the very pod that kubelet admits again (``require_healthy`` is the simple rule). Repeating a call must
+        succeed.
         """
         ...
 
 
 @runtime_checkable
 class Preferrer(Protocol):
-    """Optional: advises kubelet which ids to take. Pure and quick: it runs on the event loop, kubelet waits."""
+    """Optional: advises kubelet which ids to take.
+
+    Pure and quick: it runs on the event loop, kubelet waits.
+    """
 
     def prefer(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
-        """``size`` ids out of ``available`` with all of ``must_include``; empty for "no opinion"."""
+        """Return ``size`` ids out of ``available`` with all of ``must_include``; empty for "no opinion"."""
         ...
 
 
@@ -70,7 +76,9 @@ class PreStarter(Protocol):
 
 
 def require_healthy(plugin: Plugin, ids: Iterable[str]) -> None:
-    """Raise AllocationError (NOT_FOUND, FAILED_PRECONDITION) unless ``plugin`` lists each of ``ids`` as healthy.
+    """Raise AllocationError unless ``plugin`` lists each of ``ids`` as healthy (a simple rule).
+
+    The codes are NOT_FOUND and FAILED_PRECONDITION.
 
     An allocator that knows who holds a device must not use this for a pod's own device: kubelet asks again for it
     after a restart, and it may be unhealthy by then.

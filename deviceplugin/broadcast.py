@@ -1,4 +1,4 @@
-"""A value with versions that many readers follow: each sees the newest at once, slow ones skip to it."""
+"""Publish a versioned value to many readers: each sees the newest at once, slow ones skip to it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ class Versioned(Struct, Generic[T], frozen=True):
 
 
 class Broadcast(Generic[T]):
-    """Belongs to one event loop: call it from there (other threads use ``loop.call_soon_threadsafe``).
+    """A published value.
 
-    Nothing is queued per reader, so a reader can neither miss the latest value nor hold anybody up (the defect of a
-    channel shared by all streams: one stream eats the event of another).
+    Call it from one event loop only (other threads use ``loop.call_soon_threadsafe``).
+
+    Nothing is queued for a reader, so no reader misses the newest value, and none delays another. (With one channel for
+    all streams, as some plugins have it, one stream takes the event that another needed.)
     """
 
     def __init__(self) -> None:
@@ -41,13 +43,13 @@ class Broadcast(Generic[T]):
         return self._current.version if self._current else 0
 
     def publish(self, value: T) -> int:
-        """Make ``value`` the newest; returns its version. An equal value keeps the version: readers are not woken."""
+        """Make ``value`` the newest and return its version. An equal value keeps its version and wakes nobody."""
         if self._current is not None and self._current.value == value:
             return self._current.version
         return self._advance(value)
 
     def resend(self) -> int:
-        """Give the same value a new version, so that every reader takes it again; returns the version.
+        """Give the same value a new version, so that every reader takes it again. Returns the version.
 
         Raises RuntimeError before the first ``publish``.
         """
@@ -63,7 +65,7 @@ class Broadcast(Generic[T]):
 
     @contextmanager
     def subscribe(self, wake: Callable[[], None]) -> Iterator[None]:
-        """While the context lives, ``wake()`` is called after each new version."""
+        """Call ``wake()`` after each new version, for as long as the context lives."""
         key = object()
         self._wakers[key] = wake
         try:
@@ -72,10 +74,10 @@ class Broadcast(Generic[T]):
             del self._wakers[key]
 
     async def next(self, after: int) -> Versioned[T]:
-        """The newest value whose version is greater than ``after``; waits for one."""
-        poke = asyncio.Event()
-        with self.subscribe(poke.set):
+        """Wait for a version greater than ``after`` and return the newest."""
+        changed = asyncio.Event()
+        with self.subscribe(changed.set):
             while self._current is None or self._current.version <= after:
-                await poke.wait()
-                poke.clear()
+                await changed.wait()
+                changed.clear()
             return self._current

@@ -1,4 +1,4 @@
-"""Between the library's values and the protobuf messages of deviceplugin/v1beta1."""
+"""Convert between the library's values and the protobuf messages of deviceplugin/v1beta1."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class ListCache:
 
 
 def encode_list(devices: Iterable[ListedDevice]) -> pb.ListAndWatchResponse:
-    """The complete list. Of two entries with one id the later is left out, and so is an empty id.
+    """Encode the complete list.
+
+    An entry without an id is left out, and so is the second one with the same id.
 
     ``topology`` is set only for a device with a real NUMA node: -1 makes Topology Manager refuse pods, and an empty
     TopologyInfo hides the device from PodResources.
@@ -49,7 +51,10 @@ def encode_list(devices: Iterable[ListedDevice]) -> pb.ListAndWatchResponse:
 
 
 def encode_allocation(allocation: ContainerAllocation) -> pb.ContainerAllocateResponse:
-    """One container's answer. Most have one or two kinds of content, and kubelet waits: the others are not touched."""
+    """Encode one container's answer.
+
+    Kubelet waits, so empty fields, which are most of them, are not touched.
+    """
     answer = pb.ContainerAllocateResponse()
     if allocation.envs:
         answer.envs.update(allocation.envs)
@@ -65,7 +70,7 @@ def encode_allocation(allocation: ContainerAllocation) -> pb.ContainerAllocateRe
 
 
 def unique_sorted(ids: Iterable[str]) -> list[str]:
-    """The ids of a request, each once. Sorted, because kubelet's order is that of a Go map: random."""
+    """Return the ids of a request, each once, sorted: kubelet's order is that of a Go map, random."""
     return sorted(set(ids))
 
 

@@ -1,4 +1,4 @@
-"""The library's errors: whose fault it is, and what to do next."""
+"""Errors of the library. Each says whose fault it is, and what to do next."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class DevicePluginError(Exception):
 
 
 class SocketError(DevicePluginError):
-    """The node's: our socket cannot be where it must be (directory missing, read-only, path too long)."""
+    """The node's fault: our socket cannot be made (directory missing, read-only, path too long)."""
 
 
 class RegistrationError(DevicePluginError):
-    """Kubelet's: it did not take our registration. ``code`` is the gRPC status name."""
+    """Kubelet's fault: it did not take our registration. ``code`` is the gRPC status name."""
 
     def __init__(self, message: str, *, code: str, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -28,7 +28,7 @@ class RegistrationError(DevicePluginError):
 
 
 class KubeletDownError(RegistrationError):
-    """Nobody listens on kubelet.sock: it is missing, refuses, or is not a socket."""
+    """Nobody listens on kubelet.sock: it is missing, refuses connections, or is not a socket."""
 
 
 class AllocationError(DevicePluginError):

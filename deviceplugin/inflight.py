@@ -1,4 +1,4 @@
-"""Which device ids kubelet is asking about right now, or did a moment ago."""
+"""Remember which device ids kubelet asks about now, or asked about a moment ago."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable
 
 
 class Inflight:
-    """Kubelet 1.36 crashes if an id leaves the list while its Allocate is under way: who shrinks the list asks here.
+    """The ids of requests.
+
+    Ask here before an id leaves the list: kubelet 1.36 crashes if its Allocate is under way.
 
     ``clock`` counts seconds and never goes back.
     """
@@ -18,13 +20,13 @@ class Inflight:
         self._last_seen: dict[str, float] = {}
 
     def enter(self, ids: Iterable[str]) -> None:
-        """A request for ``ids`` begins."""
+        """Note that a request for ``ids`` begins."""
         for device_id in ids:
             self._running[device_id] += 1
             self._last_seen[device_id] = self._clock()
 
     def leave(self, ids: Iterable[str]) -> None:
-        """That request is over, the work behind it included."""
+        """Note that the request is over, the work behind it included."""
         for device_id in ids:
             self._running[device_id] -= 1
             if self._running[device_id] <= 0:
@@ -37,7 +39,7 @@ class Inflight:
         return frozenset(self._running)
 
     def recent(self, seconds: float) -> frozenset[str]:
-        """The ids of requests under way, or over for less than ``seconds``. Older ones are forgotten for good."""
+        """Return the ids of requests under way, or over for less than ``seconds``. Older ids are forgotten."""
         oldest = self._clock() - seconds
         self._last_seen = {i: at for i, at in self._last_seen.items() if at >= oldest or i in self._running}
         return frozenset(self._last_seen)

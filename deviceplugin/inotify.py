@@ -1,4 +1,7 @@
-"""Wake-ups from inotify (watchdog). They only say "look": what is true, the reader's own level check finds out.
+"""Wake readers up when a directory changes, by inotify (the package watchdog).
+
+A wake-up only says "look". What has changed is found by ``LevelCheck.look`` in kubelet_restart.py, which
+``PluginServer.run`` in server.py calls after each wake-up.
 
 A directory and its parent are watched, because inotify stays with a deleted directory and is silent about the one
 that takes its place. Without inotify (no instances left, an exotic file system) nothing is lost but speed: readers
@@ -33,7 +36,7 @@ class Watcher:
         self._complained = False
 
     def subscribe(self, directory: Path, wake: Callable[[], None]) -> Subscription:
-        """Call ``wake()`` on the running loop after each change in ``directory``, until ``Subscription.close()``."""
+        """Call ``wake()`` on the running loop after each change in ``directory``, until it is closed."""
         watched = self._directories.setdefault(directory, _Watched(directory))
         subscription = Subscription(self, watched, asyncio.get_running_loop(), wake)
         watched.subscriptions.append(subscription)
@@ -41,7 +44,7 @@ class Watcher:
         return subscription
 
     def refresh(self, watched: _Watched) -> bool:
-        """Make the watches follow the directory and its parent of this moment; returns whether both are watched."""
+        """Watch the directory and the parent that are there now; tell whether both are watched."""
         complete = True
         for path in (watched.directory, watched.directory.parent):
             place = identify_directory(path)
@@ -75,7 +78,7 @@ class Watcher:
 
     def _schedule(self, watched: _Watched, path: Path) -> ObservedWatch | None:
         try:
-            from watchdog.events import (  # here, not above: 75 ms that a process without servers need not spend
+            from watchdog.events import (  # here, not above: it takes 75 ms, needless in a process without servers
                 DirCreatedEvent,
                 DirDeletedEvent,
                 DirMovedEvent,
@@ -134,7 +137,7 @@ class Subscription:
         self.blind = False
 
     def refresh(self) -> None:
-        """Follow the directory if it was replaced; call it with each level check (two stat calls when nothing did)."""
+        """Follow the directory if it was replaced. Call it before each level check; it costs two stat calls."""
         self.blind = not self._watcher.refresh(self.watched)
 
     def wake_from_thread(self) -> None:
@@ -148,7 +151,10 @@ class Subscription:
 
 
 class _Handler:
-    """Runs in watchdog's thread, which dies of an exception: it does nothing that can raise."""
+    """Passes events on, in watchdog's thread.
+
+    An exception would end that thread, so nothing here can raise.
+    """
 
     def __init__(self, watched: _Watched, path: Path) -> None:
         self._watched = watched

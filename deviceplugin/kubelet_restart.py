@@ -1,4 +1,4 @@
-"""Detect that kubelet was restarted, that our socket was removed, or that the plugin directory was replaced.
+"""Detect that kubelet was restarted, our socket was removed, or the plugin directory was replaced.
 
 A kubelet that starts deletes every socket in the plugin directory, ours included, and then makes a new ``kubelet.sock``
 (pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go). The new file may have the old inode number (observed on
@@ -26,7 +26,9 @@ class LevelCheck:
         self._kubelet: SocketFileIdentity | None = None
 
     def look(self, listener: Listener | None) -> list[RegistrationEvent]:
-        """Return what has changed since the last check. ``listener`` is our server, if it is bound. Three stat calls.
+        """Return what has changed since the last check. ``listener`` is our server, if it is bound.
+
+        Three stat calls.
 
         Our socket is looked at after kubelet's: kubelet removes ours, then makes its own. In the other order ours could
         seem alive next to a new kubelet.sock, and kubelet would dial a path that is gone for 10 s.

@@ -1,4 +1,4 @@
-"""One gRPC server on one fresh unix socket: start it, tell whether its path still leads to it, stop it."""
+"""Run one gRPC server on one fresh unix socket; tell whether its path still leads to it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _lingering: set[asyncio.Task[None]] = set()  # the loop keeps only weak referenc
 
 
 class Listener:
-    """Made by ``start``; ``path`` is bound, accepting and private (0600) from then on."""
+    """A server that listens on ``path``, which is private (0600). ``start`` makes it."""
 
     def __init__(self, server: grpc.aio.Server, path: Path, identity: SocketFileIdentity) -> None:
         self._server = server
@@ -33,7 +33,7 @@ class Listener:
 
     @classmethod
     async def start(cls, service: DevicePluginService, directory: Path, name: str, resource: str) -> Listener:
-        """Bind and serve. Raises SocketError with what a person can do about it."""
+        """Bind a socket and serve on it. Raises SocketError with what a person can do about it."""
         check_directory(directory)
         path = fresh_path(directory, name, resource)
         server = grpc.aio.server()
@@ -61,15 +61,17 @@ class Listener:
         return cls(server, path, identity)
 
     def in_place(self) -> bool:
-        """Whether the path still leads to our socket. gRPC does not notice when it does not."""
+        """Tell whether the path still leads to our socket. gRPC does not notice when it does not."""
         return self._identity.same_file(identify_socket(self.path))
 
     async def stop(self, grace_seconds: float) -> None:
-        """Stop serving; calls in flight get ``grace_seconds``. End the streams first: they would use up all of it.
+        """Stop serving; calls in flight get ``grace_seconds``.
 
-        gRPC removes the path; the name is ours alone, so nobody else's file can be meant. A frozen peer (SIGSTOP) that
-        left a list unread keeps gRPC's stop waiting for as long as it lives (measured on 1.85.1): that is left to
-        itself, with the listening socket closed and the path removed.
+        End the streams first: they would use up all of it.
+
+        gRPC removes the path; the name is ours alone, so it cannot be another's file. A frozen peer (SIGSTOP) that left
+        a list unread keeps gRPC's stop waiting for as long as the peer lives (measured on 1.85.1). Then this returns,
+        with the listening socket closed and the path removed, and leaves the connection behind.
         """
         stopping = asyncio.create_task(self._server.stop(grace_seconds or None))
         _lingering.add(stopping)

@@ -1,4 +1,4 @@
-"""The values that cross the library's border: frozen, hashable, free of protobuf."""
+"""Values that a plugin and the library exchange: frozen, hashable, free of protobuf."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ class DeviceSpec(Struct, frozen=True):
 
 
 class ContainerAllocation(Struct, frozen=True):
-    """What one container gets. Kubelet replays it for the pod's whole life: everything in it must stay valid."""
+    """What one container gets.
+
+    Kubelet replays it for the pod's whole life: everything in it must stay valid.
+    """
 
     envs: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[ContainerMount, ...] = ()

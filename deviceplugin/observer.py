@@ -1,4 +1,4 @@
-"""Facts that the library reports: frozen records for metrics, logs and events of the program around it."""
+"""Report facts to the program around the library, for its metrics, logs and events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Fact(Struct, frozen=True):
 
 
 class PhaseChanged(Fact, frozen=True):
-    """The registration moved on; ``error`` is the last one, empty when there is none to report."""
+    """The registration entered another phase; ``error`` is the last error, empty when there is none."""
 
     old: RegistrationPhase
     new: RegistrationPhase
@@ -34,23 +34,23 @@ class Bound(Fact, frozen=True):
 
 
 class BindFailed(Fact, frozen=True):
-    """No server: ``error`` says what is wrong with the directory or the path. It will be tried again."""
+    """The server could not be started; ``error`` says why. It is tried again."""
 
     error: str
 
 
 class KubeletSeen(Fact, frozen=True):
-    """kubelet.sock is new: another kubelet, or the first one."""
+    """kubelet.sock is new (kubelet_restart.py): another kubelet, or the first one."""
 
 
 class Registered(Fact, frozen=True):
-    """Kubelet answered Register with success after ``seconds``; a stream must follow."""
+    """Kubelet accepted Register after ``seconds``; a stream must follow."""
 
     seconds: float
 
 
 class RegisterFailed(Fact, frozen=True):
-    """Kubelet refused, or could not be reached. ``code`` is the gRPC status name."""
+    """Kubelet refused Register, or could not be reached. ``code`` is the gRPC status name."""
 
     code: str
     message: str
@@ -58,20 +58,20 @@ class RegisterFailed(Fact, frozen=True):
 
 
 class StreamOpened(Fact, frozen=True):
-    """ListAndWatch began. ``expected`` is false for one that no Register of ours asked for."""
+    """ListAndWatch began. ``expected`` is false for a stream that does not follow a Register of ours."""
 
     expected: bool
 
 
 class StreamEnded(Fact, frozen=True):
-    """ListAndWatch ended after ``seconds``, for whatever reason."""
+    """ListAndWatch ended after ``seconds``, for any reason."""
 
     expected: bool
     seconds: float
 
 
 class ListSent(Fact, frozen=True):
-    """A stream took version ``version``, ``devices`` entries; ``seconds`` to build and hand over."""
+    """A stream took list ``version`` with ``devices`` entries; building and writing took ``seconds``."""
 
     version: int
     devices: int
@@ -80,7 +80,10 @@ class ListSent(Fact, frozen=True):
 
 
 class Allocated(Fact, frozen=True):
-    """One Allocate was answered with ``code`` (``OK`` or the gRPC status name); ``ids`` as kubelet sent them."""
+    """One Allocate was answered with ``code`` (``OK`` or the gRPC status name).
+
+    ``ids`` as kubelet sent them.
+    """
 
     ids: tuple[str, ...]
     code: str
@@ -107,7 +110,7 @@ class PreStarted(Fact, frozen=True):
 
 
 class Observer(Protocol):
-    """The hook. It is called on the event loop: be quick. What it raises is logged and otherwise ignored."""
+    """What takes the facts. It is called on the event loop: be quick. Exceptions are logged and ignored."""
 
     def observe(self, fact: Fact) -> None:
         """Take one fact."""
@@ -115,7 +118,7 @@ class Observer(Protocol):
 
 
 class Notifier:
-    """Calls an observer and survives it."""
+    """Calls an observer, and logs what it raises."""
 
     def __init__(self, observer: Observer | None) -> None:
         self._observer = observer

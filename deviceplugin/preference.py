@@ -1,4 +1,4 @@
-"""Which devices to prefer for one container: a pure choice by locality, then by what it leaves for others.
+"""Choose which devices kubelet should prefer for one container: near ones first, others spared. Pure.
 
 The order of what is compared is ``cost``. What is guaranteed:
 
@@ -34,14 +34,14 @@ NODES_EXACT = 8
 
 
 class ReplicaPolicy(StrEnum):
-    """How ids that share a device (replicas) are chosen."""
+    """How to choose among ids that share a device (replicas)."""
 
     DISTRIBUTED = "distributed"  # load the devices evenly
     PACKED = "packed"  # fill devices that are in use already
 
 
 class Unit(Struct, frozen=True):
-    """What the choice knows about one id.
+    """One id, with what the choice knows about it.
 
     ``numa``: nodes near it, empty for unknown. ``root``: its PCIe root, empty for none. ``group``: devices that are
     worth keeping free together (one board, one NVLink island), empty for none. ``rank``: lower is taken first.
@@ -67,7 +67,9 @@ def prefer(
     size: int,
     policy: ReplicaPolicy = ReplicaPolicy.DISTRIBUTED,
 ) -> list[str]:
-    """``size`` of the ``available`` ids, in the order of rank; empty when the request makes no sense.
+    """Choose ``size`` of the ``available`` ids, in the order of rank.
+
+    None when the request makes no sense.
 
     ``units`` describes all ids of the resource, held ones too: they tell how loaded a device or group is. An available
     id that ``units`` does not know is taken last.
@@ -96,7 +98,7 @@ def cost(
     chosen: Iterable[str],
     policy: ReplicaPolicy = ReplicaPolicy.DISTRIBUTED,
 ) -> Cost:
-    """What ``prefer`` minimises, compared left to right.
+    """Return what ``prefer`` minimises, compared left to right.
 
     With ``DISTRIBUTED`` replicas how uneven the load gets; NUMA nodes; PCIe roots; with ``PACKED`` replicas the free
     devices touched, then all touched; wholly free groups broken; groups touched; ranks.
@@ -126,7 +128,7 @@ class _World:
         self.free_groups = {u.group for u in self.ordered if u.group} - held
 
     def kinds(self, units: Iterable[Unit]) -> list[list[Unit]]:
-        """``units`` in lists of equal cost, each in the order of rank."""
+        """Group ``units`` into lists of equal cost, each in the order of rank."""
         kinds: dict[tuple[object, ...], list[Unit]] = {}
         for unit in units:
             device = (unit.device or unit.id) if self.replicated else ""
@@ -154,7 +156,10 @@ class _World:
 
 
 def _few_mixes(kinds: list[list[Unit]], wanted: int, size: int) -> list[list[Unit]] | None:
-    """Every way to take ``wanted`` units, each kind in its order; None if there are too many to compare."""
+    """List every way to take ``wanted`` units, each kind in its order.
+
+    None if there are too many to compare.
+    """
     if wanted == 0:
         return [[]]
     if wanted == sum(map(len, kinds)):
@@ -184,7 +189,7 @@ def _mixes(kinds: Sequence[list[Unit]], wanted: int) -> Iterator[list[Unit]]:
 
 
 def _fewest_nodes(numa: Iterable[tuple[int, ...]]) -> int:
-    """The least number of nodes such that each device is near one of them; all unknown ones together count as one."""
+    """Count the fewest nodes such that each device is near one of them; unknown nodes count as one."""
     sets = {frozenset(nodes or (_UNKNOWN_NODE,)) for nodes in numa}
     needed = {node for nodes in sets if len(nodes) == 1 for node in nodes}
     rest = [nodes for nodes in sets if not nodes & needed]
@@ -200,7 +205,7 @@ def _fewest_nodes(numa: Iterable[tuple[int, ...]]) -> int:
 
 
 def _spread(world: _World, fixed: list[Unit], free: list[Unit], wanted: int) -> list[Unit]:
-    """Always the least loaded device next; of equal ones a near one. The load ends as even as it can be."""
+    """Take the least loaded device again and again; of equally loaded ones, a near one."""
     load = Counter(world.load)
     load.update(unit.device or unit.id for unit in fixed)
     replicas: dict[str, list[Unit]] = {}
@@ -234,7 +239,10 @@ def _spread(world: _World, fixed: list[Unit], free: list[Unit], wanted: int) -> 
 
 
 def _localised(world: _World, fixed: list[Unit], free: list[Unit], wanted: int) -> Iterator[list[Unit]]:
-    """A good answer for the smallest set of NUMA nodes, for several sets if they tie and there is time."""
+    """Yield a good answer for the smallest set of NUMA nodes.
+
+    For several sets if they tie and there is time.
+    """
     places = Counter((frozenset(unit.numa or (_UNKNOWN_NODE,)), unit.root) for unit in free)
     used = {unit.root for unit in fixed}
     node_sets = list(_node_sets(fixed, free, wanted))
@@ -248,7 +256,7 @@ def _localised(world: _World, fixed: list[Unit], free: list[Unit], wanted: int) 
 def _count_roots(
     places: Counter[tuple[frozenset[int], str]], used: set[str], nodes: frozenset[int], wanted: int
 ) -> int:
-    """The fewest further roots that ``wanted`` units near ``nodes`` need."""
+    """Count the fewest further roots that ``wanted`` units near ``nodes`` need."""
     sizes: Counter[str] = Counter()
     for (numa, root), count in places.items():
         if numa & nodes:
@@ -264,7 +272,7 @@ def _count_roots(
 
 
 def _node_sets(fixed: list[Unit], free: list[Unit], wanted: int) -> Iterator[frozenset[int]]:
-    """The smallest sets of nodes that are near all of ``fixed`` and ``wanted`` of ``free``."""
+    """Yield the smallest sets of nodes that are near all of ``fixed`` and ``wanted`` of ``free``."""
     kinds = Counter(frozenset(unit.numa or (_UNKNOWN_NODE,)) for unit in free)
     must = {frozenset(unit.numa or (_UNKNOWN_NODE,)) for unit in fixed}
     nodes = sorted(frozenset().union(*kinds, *must))
@@ -298,7 +306,7 @@ def _node_sets(fixed: list[Unit], free: list[Unit], wanted: int) -> Iterator[fro
 
 
 def _fill_roots(world: _World, fixed: list[Unit], near: list[Unit], wanted: int) -> list[Unit]:
-    """The fewest roots: those in use, then the largest; the last one as small as suffices."""
+    """Take the fewest roots: those in use, then the largest; the last one as small as suffices."""
     by_root: dict[str, list[Unit]] = {}
     for unit in near:
         by_root.setdefault(unit.root, []).append(unit)
@@ -311,7 +319,7 @@ def _fill_roots(world: _World, fixed: list[Unit], near: list[Unit], wanted: int)
 
 
 def _fewest(buckets: list[list[Unit]], missing: int) -> list[list[Unit]]:
-    """The fewest buckets that hold ``missing`` units, or all: the largest, the last one as small as suffices."""
+    """Return the fewest buckets that hold ``missing`` units: the largest, the last as small as suffices."""
     chosen: list[list[Unit]] = []
     left = sorted(buckets, key=lambda bucket: (-len(bucket), _order(bucket[0])))
     for index, bucket in enumerate(left):
@@ -327,7 +335,7 @@ def _fewest(buckets: list[list[Unit]], missing: int) -> list[list[Unit]]:
 
 
 def _fill_groups(world: _World, fixed: list[Unit], pool: list[Unit], wanted: int) -> list[Unit]:
-    """Devices and groups in use first; then whole ones, as few as possible."""
+    """Take devices and groups in use first, then as few whole ones as possible."""
     used_groups = {unit.group for unit in fixed if unit.group}
     used_devices = Counter(world.load)
     used_devices.update(unit.device or unit.id for unit in fixed)

@@ -1,4 +1,7 @@
-"""The one call that we make to kubelet: Register."""
+"""Call Register on kubelet.sock: the one call that a plugin makes to kubelet.
+
+When to call is decided in registration.py. How a kubelet restart is seen: kubelet_restart.py.
+"""
 
 from __future__ import annotations
 

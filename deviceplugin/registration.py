@@ -1,13 +1,13 @@
-"""The registration state machine: one table, pure. Nothing else decides when to bind, to register or to wait.
+"""Decide when to bind, to register and to wait: the registration's state machine, as one table. Pure.
 
-What is true here:
+Three rules:
 
-* Register is asked for only in ``REGISTERING``, and no row enters it while kubelet reads a stream of ours: kubelet
-  <= 1.36 keeps one client per resource name, and the end of the older stream kills the newer (kubernetes#121994).
-* A stream is the proof of registration: kubelet opens one only after it took our Register, and never opens it again
-  after losing it (plugin/v1beta1/client.go), so a lost stream means to register again.
-* A kubelet that has not been asked yet (``FRESH``) is asked at once, because every 100 ms of delay can cost running
-  pods; one that has been asked (``ASKED``) only after a second at least.
+* Register is called only in ``REGISTERING``. No row enters that phase while kubelet reads a stream of ours, because
+kubelet <= 1.36 keeps one client per resource name, and the end of the older stream kills the newer (kubernetes#121994).
+* A stream is the proof of registration. Kubelet opens one only after it took our Register, and never again after losing
+it (plugin/v1beta1/client.go). So a lost stream means: register again. * A kubelet that we have not asked yet
+(``FRESH``) is asked at once, because every 100 ms of delay can cost running pods. One that we have asked (``ASKED``) is
+asked again after a second at least.
 
 The machine knows no time, no sockets and no randomness. ``step`` returns the next state; entering a state means the
 action and the timer that ``ENTRY`` names. Events without a row for the current phase change nothing but the
@@ -41,7 +41,7 @@ class RegistrationPhase(StrEnum):
 
 
 class RegistrationEvent(StrEnum):
-    """What the level check, the sockets and the clock report."""
+    """What the level check (kubelet_restart.py), the streams, the Register call and the timer report."""
 
     START = "Start"
     DIRECTORY_CHANGED = "DirectoryChanged"  # the plugin directory is another one, or appeared
@@ -58,6 +58,9 @@ class RegistrationEvent(StrEnum):
     TIMER = "Timer"
 
 
+P, E = RegistrationPhase, RegistrationEvent  # short, for the table
+
+
 class KubeletState(StrEnum):
     """What we know about the owner of kubelet.sock."""
 
@@ -67,7 +70,7 @@ class KubeletState(StrEnum):
 
 
 class Action(StrEnum):
-    """What the driver must do when a phase is entered."""
+    """What ``PluginServer`` must do when a phase is entered."""
 
     BIND = "Bind"  # end streams, stop the server, start a fresh one
     REGISTER = "Register"  # end stray streams, call Register
@@ -93,7 +96,7 @@ class RegistrationProgress(Struct, frozen=True):
 
 
 class PhaseByKubelet(Struct, frozen=True):
-    """A target that depends on what we know about kubelet."""
+    """A next phase that depends on what we know about kubelet."""
 
     absent: RegistrationPhase
     fresh: RegistrationPhase
@@ -126,8 +129,6 @@ class RegistrationStep(Struct, frozen=True):
     def timer(self) -> Timer | None:
         return ENTRY[self.state.phase].timer if self.entered else None
 
-
-P, E = RegistrationPhase, RegistrationEvent
 
 READY = PhaseByKubelet(absent=P.SERVING, fresh=P.REGISTERING, asked=P.LOST)
 FAILED = PhaseByKubelet(absent=P.SERVING, fresh=P.REGISTERING, asked=P.BACKOFF)
@@ -195,7 +196,7 @@ STREAMING = frozenset({P.ACTIVE, P.SETTLING})
 
 
 def step(state: RegistrationProgress, event: RegistrationEvent) -> RegistrationStep:
-    """The next state for ``event``. Total: every pair of phase and event has an answer."""
+    """Return the next state for ``event``. Every pair of phase and event has an answer."""
     known = _learn(state, event)
     target = TABLE.get((state.phase, event))
     if target is None:
@@ -205,42 +206,39 @@ def step(state: RegistrationProgress, event: RegistrationEvent) -> RegistrationS
 
 
 def _learn(state: RegistrationProgress, event: RegistrationEvent) -> RegistrationProgress:
-    """What the event says about kubelet, whatever the phase."""
+    """Update what we know about kubelet, in any phase."""
     match event:
-        case RegistrationEvent.KUBELET_NEW:
+        case E.KUBELET_NEW:
             return replace(state, kubelet=KubeletState.FRESH, attempt=0, refusals=0)
-        case RegistrationEvent.KUBELET_GONE:
+        case E.KUBELET_GONE:
             return replace(state, kubelet=KubeletState.ABSENT)
-        case RegistrationEvent.REFUSED if (
-            state.phase is RegistrationPhase.REGISTERING and state.kubelet is KubeletState.ASKED
-        ):
+        case E.REFUSED if state.phase is P.REGISTERING and state.kubelet is KubeletState.ASKED:
             return replace(state, kubelet=KubeletState.FRESH)  # it never got our call
-        case RegistrationEvent.TIMER if (
-            state.phase is RegistrationPhase.SETTLING and state.kubelet is KubeletState.FRESH
-        ):
+        case E.TIMER if state.phase is P.SETTLING and state.kubelet is KubeletState.FRESH:
             return replace(state, kubelet=KubeletState.ASKED)  # the reader outlived the change: it is the same kubelet
-        case RegistrationEvent.TIMER if state.phase is RegistrationPhase.ACTIVE:
+        case E.TIMER if state.phase is P.ACTIVE:
             return replace(state, attempt=0, refusals=0)
     return state
 
 
 def _enter(state: RegistrationProgress, phase: RegistrationPhase, event: RegistrationEvent) -> RegistrationProgress:
     match phase:
-        case RegistrationPhase.REGISTERING:
+        case P.REGISTERING:
             return replace(state, phase=phase, kubelet=KubeletState.ASKED)
-        case RegistrationPhase.REFUSED:
+        case P.REFUSED:
             return replace(state, phase=phase, refusals=state.refusals + 1)
-        case RegistrationPhase.IDLE | RegistrationPhase.LOST | RegistrationPhase.BACKOFF:
+        case P.IDLE | P.LOST | P.BACKOFF:
             return replace(state, phase=phase, attempt=state.attempt + 1)
-        case RegistrationPhase.ACTIVE if (
-            event is RegistrationEvent.STREAM_OPENED and state.kubelet is KubeletState.FRESH
-        ):
+        case P.ACTIVE if event is E.STREAM_OPENED and state.kubelet is KubeletState.FRESH:
             return replace(state, phase=phase, kubelet=KubeletState.ASKED)
     return replace(state, phase=phase)
 
 
 def delay_seconds(timer: Timer, state: RegistrationProgress, timeouts: Timeouts, rng: Random) -> float:
-    """How long the timer of the phase just entered runs; ``rng`` spreads the back-off by up to 20 percent."""
+    """Return how long the timer of the phase just entered runs.
+
+    ``rng`` adds up to 20 percent to the back-off.
+    """
     match timer:
         case Timer.BACKOFF:
             doubled = timeouts.backoff_first_seconds * 2.0 ** min(max(state.attempt - 1, 0), 16)

@@ -1,4 +1,4 @@
-"""The server of one resource: carries out what the registration state machine decides."""
+"""Serve one resource to kubelet: do what the registration state machine decides."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ServerState(Struct, frozen=True):
 
 
 class PluginServer:
-    """Serves ``plugin`` to the kubelet whose plugin directory is ``directory``, for as long as ``run`` runs.
+    """Serves ``plugin`` to the kubelet of the plugin ``directory``, for as long as ``run`` runs.
 
     ``name`` begins the socket's file name and marks the files that are ours to clean up. ``watcher`` may be shared by
     all servers of a process. ``clock`` counts seconds and never goes back.
@@ -118,7 +118,7 @@ class PluginServer:
 
     @property
     def state(self) -> ServerState:
-        """Where things stand, at this moment."""
+        """The registration at this moment."""
         return ServerState(
             resource=self._plugin.resource,
             phase=self._machine.phase,
@@ -138,7 +138,7 @@ class PluginServer:
         return self._streams.sent_version
 
     async def wait_sent(self, version: int) -> None:
-        """Until kubelet's live stream took list ``version`` (or a newer one). Waits for as long as that takes."""
+        """Wait until kubelet's live stream took list ``version`` or a newer one, for as long as that takes."""
         await self._streams.wait_sent(version)
 
     @property
@@ -186,14 +186,16 @@ class PluginServer:
             self._done.set()
 
     async def register_again(self) -> None:
-        """End kubelet's stream, so that we register anew: another plugin may have taken our place since.
+        """End kubelet's stream, so that the state machine registers again.
 
-        Kubelet takes all devices as Unhealthy until it reads our list again.
+        Another plugin may have taken our place. Kubelet counts all devices as Unhealthy until it reads our list again.
         """
         await self._streams.end_all(self._timeouts.end_streams_seconds)
 
     async def stop(self, grace_seconds: float = 1.0) -> None:
-        """End the streams, give calls in flight ``grace_seconds``, stop, remove our own socket. Returns when done.
+        """End the streams, give calls in flight ``grace_seconds``, stop, remove our own socket.
+
+        Returns when done.
 
         No empty list is sent: capacity would drop at once, and kubelet would forget devices that pods hold.
         """
@@ -204,7 +206,7 @@ class PluginServer:
             await self._done.wait()
 
     async def _first_list(self) -> bool:
-        """Wait for it; False if stopped meanwhile."""
+        """Wait for the plugin's first list; False if stopped meanwhile."""
         self._error = "the plugin has published no list of devices yet"
         with self._plugin.devices().subscribe(self._awake.set):
             while not self._stopping and self._plugin.devices().current is None:
@@ -257,7 +259,7 @@ class PluginServer:
                 self._call = asyncio.create_task(self._register())
 
     def _explain(self, old: RegistrationPhase, event: RegistrationEvent, new: RegistrationPhase) -> None:
-        """Keep ``error`` true: what stands between us and a registration, in words."""
+        """Set ``error`` to what prevents the registration now, in words."""
         if new in STREAMING:
             self._error = ""
         elif new is RegistrationPhase.SERVING:
@@ -288,7 +290,10 @@ class PluginServer:
     # What is done.
 
     async def _bind(self) -> None:
-        """A fresh server, strictly after the old one: gRPC's stop removes paths, and kubelet must see one stream."""
+        """Stop the old server, then start a fresh one.
+
+        Never the other way round: gRPC's stop removes paths, and kubelet must see one stream.
+        """
         self._cancel_call()
         await self._streams.end_all(self._timeouts.end_streams_seconds)
         if self._listener is not None:

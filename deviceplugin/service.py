@@ -1,4 +1,4 @@
-"""The five methods that kubelet calls on one resource's socket."""
+"""Answer kubelet's five calls on one resource's socket; turn exceptions into gRPC status codes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CallOutcome(Struct, frozen=True):
 
 
 class DevicePluginService(pb_grpc.DevicePluginServicer):
-    """Stateless but for its collaborators: the plugin decides, ``ListStreams`` and ``Inflight`` remember."""
+    """The gRPC service: the plugin decides, ``ListStreams`` and ``Inflight`` remember."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         self._work: set[asyncio.Task[Any]] = set()
 
     def options(self) -> pb.DevicePluginOptions:
-        """What the plugin can do, from what it implements."""
+        """Return the plugin's options: they follow from what it implements."""
         plugin = self._plugin
         return pb.DevicePluginOptions(
             pre_start_required=isinstance(plugin, PreStarter) and plugin.pre_start_required,
@@ -127,7 +127,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
     def _ask_all(
         self, wanted: Sequence[Sequence[str]]
     ) -> list[ContainerAllocation] | Coroutine[Any, Any, list[ContainerAllocation]]:
-        """One answer for each container, one after the other; a coroutine from the first one that has to wait."""
+        """Ask the plugin for each container in turn; return a coroutine as soon as one answer has to wait."""
         answers: list[ContainerAllocation] = []
         for index, ids in enumerate(wanted):
             answer = self._ask(ids)
@@ -209,8 +209,10 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
     async def _bounded(
         self, begin: Callable[[], Any], ids: Sequence[str], seconds: float, what: str
     ) -> tuple[Any, CallOutcome]:
-        """What ``begin`` gives, or what its coroutine gives within ``seconds``; the caller is answered then, whatever
-        the plugin does. None when the outcome is not OK.
+        """Return the result of ``begin``, or of its coroutine within ``seconds``, and the outcome.
+
+        The result is None when the outcome is not OK. After ``seconds`` the caller is answered, whatever the plugin
+        does.
 
         Work that waits is a task of its own: a kubelet that goes away does not cut it in the middle, and ``ids`` count
         as in flight until it is really over.
@@ -260,7 +262,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
 
 
 def translate(error: BaseException, what: str) -> CallOutcome:
-    """The status for an exception of a plugin's method; ``what`` names the call in logs and texts.
+    """Return the status for an exception of a plugin's method. ``what`` names the call in logs and texts.
 
     Only the text of an ``AllocationError`` is meant for people elsewhere; anything else is a defect of the plugin and
     its text stays in the log.

@@ -1,4 +1,4 @@
-"""Our socket files: their names, who owns a stale one, and whether a path still leads to us."""
+"""Name our socket files, remove stale ones, and identify the socket or directory at a path."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ _SLUG_MAX = 40
 
 
 class SocketFileIdentity(Struct, frozen=True):
-    """Which file a path leads to.
+    """Which socket file a path leads to.
 
-    ``ctime_ns`` is needed for kubelet.sock: a restarted kubelet's socket was seen with the same inode number again.
+    ``ctime_ns`` is needed for kubelet.sock: a restarted kubelet's socket had the same inode number (observed on
+    1.36.2).
     """
 
     device: int
@@ -37,12 +38,12 @@ class SocketFileIdentity(Struct, frozen=True):
     ctime_ns: int
 
     def same_file(self, other: SocketFileIdentity | None) -> bool:
-        """Whether both are one file, whatever happened to its attributes in between."""
+        """Tell whether both are one file, whatever happened to its attributes in between."""
         return other is not None and (self.device, self.inode) == (other.device, other.inode)
 
 
 def identify_socket(path: Path) -> SocketFileIdentity | None:
-    """The identity of the unix socket at ``path``; None if there is none (or something else lies there)."""
+    """Return the identity of the unix socket at ``path``; None if there is no socket."""
     try:
         found = path.stat()
     except OSError:
@@ -51,7 +52,7 @@ def identify_socket(path: Path) -> SocketFileIdentity | None:
 
 
 def identify_directory(path: Path) -> tuple[int, int] | None:
-    """(device, inode) of the directory at ``path``; None if there is none."""
+    """Return (device, inode) of the directory at ``path``; None if there is none."""
     try:
         found = path.stat()
     except OSError:
@@ -60,7 +61,7 @@ def identify_directory(path: Path) -> tuple[int, int] | None:
 
 
 def probe(path: Path) -> int:
-    """Connect to the unix socket at ``path`` and hang up: 0 if somebody listens, else the errno."""
+    """Connect to the unix socket at ``path`` and hang up. Return 0 if somebody listens, else the errno."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as client:
         client.setblocking(False)  # a full backlog answers EAGAIN instead of holding up the loop
         return client.connect_ex(os.fsencode(path))
@@ -80,7 +81,7 @@ def kubelet_process(directory: Path) -> str:
 
 
 def slug(resource: str) -> str:
-    """A resource name as part of a file name: ``/`` becomes ``_`` (which a name's domain cannot hold).
+    """Turn a resource name into a part of a file name: ``/`` becomes ``_``, which a domain cannot hold.
 
     Deterministic, and different for different valid names: what had to be changed or cut carries a hash.
     """
@@ -92,7 +93,7 @@ def slug(resource: str) -> str:
 
 
 def fresh_path(directory: Path, name: str, resource: str) -> Path:
-    """A file name that nobody used before. Raises SocketError if the path is too long for a unix socket.
+    """Return a path that nobody used before. Raises SocketError if it is too long for a unix socket.
 
     Fresh names because grpc's server removes its path when it stops, even when another server owns it by then.
     """

@@ -1,4 +1,4 @@
-"""The ListAndWatch streams that are open, and the one of them that proves our registration."""
+"""Keep the open ListAndWatch streams, and know which of them proves our registration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ class ListStream:
 
 
 class ListStreams:
-    """Kubelet's peer is anonymous on a unix socket, so order is what tells its stream from a stranger's."""
+    """The open streams.
+
+    A unix socket does not say who asks: the first stream after our Register is kubelet's.
+    """
 
     def __init__(
         self,
@@ -44,12 +47,12 @@ class ListStreams:
         return len(self._open)
 
     def arm(self) -> None:
-        """Register goes out now: the next stream to open is kubelet's answer."""
+        """Expect kubelet's stream next: Register is sent now."""
         self._armed = True
 
     @property
     def read_by_kubelet(self) -> bool:
-        """Whether the stream that answers our last Register is open."""
+        """Tell whether the stream that answers our last Register is open."""
         return any(stream.expected for stream in self._open)
 
     @property
@@ -59,7 +62,7 @@ class ListStreams:
 
     @contextmanager
     def open(self) -> Iterator[ListStream]:
-        """The life of one stream, inside its handler."""
+        """Keep a stream in the list for as long as its handler runs."""
         stream = ListStream(expected=self._armed, opened_at=self._clock())
         self._armed = False
         self._open.append(stream)
@@ -72,17 +75,20 @@ class ListStreams:
             self._on_end(stream)
 
     def sent(self, stream: ListStream, version: int) -> None:
-        """``stream`` took ``version``."""
+        """Note that ``stream`` took ``version``."""
         stream.sent_version = version
         self._notify()
 
     async def wait_sent(self, version: int) -> None:
-        """Until kubelet's live stream took ``version`` or a newer one."""
+        """Wait until kubelet's live stream took ``version`` or a newer one."""
         while self.sent_version < version:
             await self._changed.wait()
 
     async def end_all(self, patience_seconds: float) -> None:
-        """End every stream: politely, then by cancelling (a frozen peer blocks the write). Waits until none is left."""
+        """End every stream and wait until none is left: first politely, then by cancelling its task.
+
+        A frozen peer blocks the write, so that only cancelling helps.
+        """
         self._armed = False
         for cut in (False, True):
             for stream in tuple(self._open):

@@ -1,4 +1,4 @@
-"""Every interval the library waits for, with its reason."""
+"""State every interval that the library waits for, with its reason."""
 
 from __future__ import annotations
 
