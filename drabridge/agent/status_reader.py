@@ -10,7 +10,7 @@ from drabridge import __version__
 from drabridge.agent.standby import standbys
 from drabridge.evidence.kubelet import LIST_SECONDS
 from drabridge.ledger.model import Lane, Owner
-from drabridge.status.document import Document, Endpoint, document
+from drabridge.status.document import AgentInfo, Document, Findings, KubeletConnection, NodeDevices, document
 from drabridge.status.readiness import AgentState, ClaimsState, Troubles, not_ready
 
 if TYPE_CHECKING:
@@ -41,20 +41,21 @@ def status_document(parts: Components) -> Document:
     """Make the document behind ``drabridge status`` and the page."""
     state, service, options = agent_state(parts), parts.ledger_service, parts.options
     return document(
-        node=options.node_name,
-        driver=state.config.driver,
-        version=__version__,
+        AgentInfo(options.node_name, state.config.driver, __version__, parts.started_at),
+        NodeDevices(
+            state.ledger,
+            state.snapshot,
+            service.policy,
+            desired={resource.name: parts.desired.describe(resource) for resource in state.config.resources},
+            published=parts.claims.published,
+        ),
+        Findings(
+            connections=_connections(state, service.now()),
+            not_ready=not_ready(state),
+            refusals=tuple(parts.sinks.refusals),
+            notes=_notes(parts, state),
+        ),
         now=service.now(),
-        started_at=parts.started_at,
-        ledger=state.ledger,
-        snapshot=state.snapshot,
-        policy=service.policy,
-        endpoints=_endpoints(state, service.now()),
-        not_ready=not_ready(state),
-        refusals=tuple(parts.sinks.refusals),
-        notes=_notes(parts, state),
-        wanted={resource.name: parts.desired.describe(resource) for resource in state.config.resources},
-        published=parts.claims.published,
     )
 
 
@@ -78,22 +79,22 @@ def _claims(parts: Components) -> ClaimsState:
     )
 
 
-def _endpoints(state: AgentState, now: float) -> list[Endpoint]:
+def _connections(state: AgentState, now: float) -> list[KubeletConnection]:
     """List both sides' connections with kubelet. ``now``: wall-clock seconds."""
     clocks = now - asyncio.get_running_loop().time()  # a server counts on the monotonic clock
-    found = [_endpoint(server, clocks) for server in state.servers]
+    found = [_connection(server, clocks) for server in state.servers]
     claims, driver = state.claims, state.config.driver
     if claims.wanted:
         phase, error = ("ready", "") if claims.ready else ("waiting", claims.waits_for)
-        found.append(Endpoint("dra", driver, phase, claims.ready, 0, error))
+        found.append(KubeletConnection("dra", driver, phase, claims.ready, 0, error))
     elif claims.stranded:
-        found.append(Endpoint("dra", driver, "off", False, 0, claims.off))
+        found.append(KubeletConnection("dra", driver, "off", False, 0, claims.off))
     return found
 
 
-def _endpoint(server: ServerState, clocks: float) -> Endpoint:
+def _connection(server: ServerState, clocks: float) -> KubeletConnection:
     since = clocks + server.since
-    return Endpoint("deviceplugin", server.resource, str(server.phase), server.registered, since, server.error)
+    return KubeletConnection("deviceplugin", server.resource, str(server.phase), server.registered, since, server.error)
 
 
 def _notes(parts: Components, state: AgentState) -> list[str]:

@@ -1,4 +1,4 @@
-"""What an on-call person needs to know, as one document: for ``drabridge status``, the page, and scripts.
+"""Make the status document: what an on-call person needs, for ``drabridge status``, the page and scripts.
 
 The document is versioned: keys are added, never renamed, within one ``apiVersion``.
 """
@@ -22,8 +22,8 @@ _UNPUBLISHED = "waits for the API server, which has not taken our slices"  # kub
 Document = dict[str, Any]
 
 
-class Endpoint(Struct, frozen=True):
-    """One side's connection with kubelet, for one resource (or for the DRA driver)."""
+class KubeletConnection(Struct, frozen=True):
+    """The connection with kubelet for one resource, or for the DRA driver."""
 
     api: str
     name: str
@@ -43,62 +43,74 @@ class RecentRefusal(Struct, frozen=True):
     message: str
 
 
+class AgentInfo(Struct, frozen=True):
+    """Which agent it is."""
+
+    node: str
+    driver: str
+    version: str
+    started_at: float  # wall seconds
+
+
+class NodeDevices(Struct, frozen=True):
+    """The node's devices, who holds them, and which API may offer them."""
+
+    ledger: Ledger
+    snapshot: Snapshot
+    policy: LedgerPolicy
+    desired: Mapping[str, Mapping[str, str]] = MappingProxyType({})  # of each resource: {legacy, dra, source}
+    published: bool = True  # the API server has our slices
+
+
+class Findings(Struct, frozen=True):
+    """What the agent reports of itself."""
+
+    connections: Sequence[KubeletConnection] = ()
+    not_ready: Sequence[str] = ()  # why ``/readyz`` says no
+    refusals: Iterable[RecentRefusal] = ()
+    notes: Sequence[str] = ()  # what a person should know besides
+
+
 def stamp(at: float) -> str:
-    """Wall seconds as RFC 3339; empty for never."""
+    """Write wall seconds as RFC 3339; empty for never."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z") if at else ""
 
 
-def document(
-    *,
-    node: str,
-    driver: str,
-    version: str,
-    now: float,
-    started_at: float,
-    ledger: Ledger,
-    snapshot: Snapshot,
-    policy: LedgerPolicy,
-    endpoints: Sequence[Endpoint],
-    not_ready: Sequence[str],
-    refusals: Iterable[RecentRefusal] = (),
-    notes: Sequence[str] = (),
-    wanted: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
-    published: bool = True,
-) -> Document:
-    """The whole. ``not_ready`` are the reasons why ``/readyz`` says no; ``notes`` what a person should know besides;
-    ``wanted`` the lanes of each resource as ``{legacy, dra, source}``; ``published``: the API server has our slices.
-    """
-    devices = snapshot.by_name()
-    rows = [_device(ledger, entry, devices.get(entry.name), policy, published) for entry in _ordered(ledger, snapshot)]
+def document(agent: AgentInfo, devices: NodeDevices, findings: Findings, *, now: float) -> Document:
+    """Return the whole document. ``now``: wall seconds."""
+    ledger, snapshot = devices.ledger, devices.snapshot
+    present = snapshot.by_name()
+    rows = [_device(devices, entry, present.get(entry.name)) for entry in _ordered(ledger, snapshot)]
+    collisions = list(map(str, snapshot.collisions))
     return {
         "apiVersion": API_VERSION,
         "kind": "Status",
-        "node": node,
-        "driver": driver,
-        "version": version,
+        "node": agent.node,
+        "driver": agent.driver,
+        "version": agent.version,
         "at": stamp(now),
-        "startedAt": stamp(started_at),
-        "ready": not not_ready,
-        "notReadyBecause": list(not_ready),
-        "notes": [*notes, *filter(None, [releases_wait(ledger, policy, now)]), *map(str, snapshot.collisions)],
-        "collisions": list(map(str, snapshot.collisions)),
+        "startedAt": stamp(agent.started_at),
+        "ready": not findings.not_ready,
+        "notReadyBecause": list(findings.not_ready),
+        "notes": [*findings.notes, *filter(None, [releases_wait(ledger, devices.policy, now)]), *collisions],
+        "collisions": collisions,
         "releasesSuspendedUntil": stamp(until) if (until := ledger.node.releases_suspended_until) > now else "",
         "endpoints": [
             {
-                "api": endpoint.api,
-                "name": endpoint.name,
-                "phase": endpoint.phase,
-                "ready": endpoint.ready,
-                "since": stamp(endpoint.since),
-                "error": endpoint.error,
+                "api": one.api,
+                "name": one.name,
+                "phase": one.phase,
+                "ready": one.ready,
+                "since": stamp(one.since),
+                "error": one.error,
             }
-            for endpoint in endpoints
+            for one in findings.connections
         ],
-        "resources": _resources(rows, wanted),
+        "resources": _resources(rows, devices.desired),
         "devices": rows,
         "refusals": [
-            {"at": stamp(r.at), "api": r.api, "device": r.device, "reason": r.reason, "message": r.message}
-            for r in refusals
+            {"at": stamp(one.at), "api": one.api, "device": one.device, "reason": one.reason, "message": one.message}
+            for one in findings.refusals
         ],
     }
 
@@ -110,7 +122,9 @@ def _ordered(ledger: Ledger, snapshot: Snapshot) -> list[Entry]:
     )
 
 
-def _device(ledger: Ledger, entry: Entry, device: Device | None, policy: LedgerPolicy, published: bool) -> Document:
+def _device(devices: NodeDevices, entry: Entry, device: Device | None) -> Document:
+    """Return the row of one device; ``device`` is None while it is gone."""
+    ledger, policy = devices.ledger, devices.policy
     offered = [
         side
         for side, shown in (
@@ -124,7 +138,7 @@ def _device(ledger: Ledger, entry: Entry, device: Device | None, policy: LedgerP
         "id": device.id if device else "",
         "resource": entry.device.resource,
         "presence": str(entry.device.presence),
-        "reason": (device.reason if device else "") or _hindered(ledger, entry) or _kept(device),
+        "reason": (device.reason if device else "") or _hindrance_text(ledger, entry) or _former_text(device),
         "lane": str(entry.lane),
         "owner": str(entry.owner),
         "offered": offered,
@@ -138,7 +152,7 @@ def _device(ledger: Ledger, entry: Entry, device: Device | None, policy: LedgerP
             "to": str(entry.move.target),
             "step": str(entry.move.step),
             "since": stamp(entry.move.since),
-            "reason": entry.move.reason if published or entry.lane is not Lane.LEGACY_TO_DRA else _UNPUBLISHED,
+            "reason": entry.move.reason if devices.published or entry.lane is not Lane.LEGACY_TO_DRA else _UNPUBLISHED,
         },
         "releasedBecause": entry.released_because,
         "numaNodes": list(device.numa_nodes) if device else [],
@@ -147,8 +161,8 @@ def _device(ledger: Ledger, entry: Entry, device: Device | None, policy: LedgerP
     }
 
 
-def _hindered(ledger: Ledger, entry: Entry) -> str:
-    """Why a free device that is there is offered to nobody, though its lane would."""
+def _hindrance_text(ledger: Ledger, entry: Entry) -> str:
+    """Return why a free device that is there is offered to nobody in its lane; "" if it is offered."""
     there = entry.owner is Owner.NONE and entry.device.presence is Presence.PRESENT
     if not there or (relative := blocking_relative(ledger, entry)) is None:
         return ""
@@ -156,7 +170,7 @@ def _hindered(ledger: Ledger, entry: Entry) -> str:
     return f"shares its hardware with {relative.name}, which is {why}"
 
 
-def _kept(device: Device | None) -> str:
+def _former_text(device: Device | None) -> str:
     return "of a former configuration, kept while it is held" if device and device.former else ""
 
 
@@ -192,7 +206,7 @@ def _holders(entry: Entry) -> list[Document]:
 
 
 def evidence(entry: Entry) -> str:
-    """Why the ledger believes what it believes, in a few words; in quarantine: what is missing to its end."""
+    """Return why the ledger believes that the device is held or free; in quarantine: what is missing to end it."""
     if entry.owner is Owner.NONE:
         return f"released: {entry.released_because}" if entry.released_because else "never held"
     hold = [f"{entry.hold.because}{_seen(entry, entry.hold)}"] if entry.hold is not None else []
@@ -210,7 +224,7 @@ def _lingering(held: ClaimHold) -> str:
 
 
 def releases_wait(ledger: Ledger, policy: LedgerPolicy, now: float) -> str:
-    """Until when no hold of a pod with limits ends, and why; "" if nothing is held, or holds may end."""
+    """Return until when no pod's hold ends, and why; "" if nothing is held, or holds may end."""
     node = ledger.node
     held = sum(entry.hold is not None for entry in ledger.entries.values())
     if now >= node.releases_suspended_until or not held:
@@ -228,9 +242,10 @@ def _seen(entry: Entry, hold: Hold) -> str:
     return "" if hold.confirmed or entry.owner is Owner.QUARANTINE else ", not yet confirmed by kubelet"
 
 
-def _resources(rows: Sequence[Mapping[str, Any]], wanted: Mapping[str, Mapping[str, str]]) -> list[Document]:
+def _resources(rows: Sequence[Mapping[str, Any]], desired: Mapping[str, Mapping[str, str]]) -> list[Document]:
+    """Return the counts of each resource."""
     found = []
-    for name in dict.fromkeys([*wanted, *(row["resource"] for row in rows)]):
+    for name in dict.fromkeys([*desired, *(row["resource"] for row in rows)]):
         ours = [row for row in rows if row["resource"] == name]
         lanes = Counter(row["lane"] for row in ours)
         owners = Counter(row["owner"] for row in ours)
@@ -244,7 +259,7 @@ def _resources(rows: Sequence[Mapping[str, Any]], wanted: Mapping[str, Mapping[s
                 "inDoubt": owners[Owner.CONFLICT] + owners[Owner.QUARANTINE],
                 "unusable": sum(row["presence"] != Presence.PRESENT for row in ours),
                 "lanes": {str(lane): lanes[lane] for lane in Lane if lanes[lane]},
-                "wanted": dict(wanted.get(name, {"legacy": "", "dra": "", "source": "none"})),
+                "wanted": dict(desired.get(name, {"legacy": "", "dra": "", "source": "none"})),
                 "moving": sum(row["move"] is not None for row in ours),
                 "offeredToPods": sum("legacy" in row["offered"] and row["owner"] == Owner.NONE for row in ours),
                 "offeredToClaims": sum("dra" in row["offered"] and row["owner"] == Owner.NONE for row in ours),
@@ -254,7 +269,7 @@ def _resources(rows: Sequence[Mapping[str, Any]], wanted: Mapping[str, Mapping[s
 
 
 def allocation_labels(entry: Entry) -> list[tuple[str, ...]]:
-    """Label values of ``device_allocation_info``: one row for each container, claim or share that holds the device."""
+    """Return label values of ``device_allocation_info``, one row for each container, claim or share that holds it."""
     device, resource = entry.name, entry.device.resource
     rows: list[tuple[str, ...]] = []
     if entry.hold is not None:

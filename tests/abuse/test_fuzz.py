@@ -29,7 +29,7 @@ from drabridge.inventory.udev_device import UdevDevice, clean
 from drabridge.ledger.model import Entry, Ledger, LedgerDevice, LedgerPolicy
 from drabridge.offers.device_list import legacy_list
 from drabridge.status import page
-from drabridge.status.document import document
+from drabridge.status.document import AgentInfo, Findings, NodeDevices, document
 from drabridge.telemetry.metrics import Metrics
 from podresources import Client
 from podresources.errors import PodResourcesError
@@ -117,9 +117,11 @@ def test_random_udev_values_never_break_the_builder(found: list[UdevDevice]) -> 
             assert path.parent == root
             json.loads(path.read_text())
     text = document(
-        node="n", driver=configuration.driver, version="0", now=0.0, started_at=0.0, ledger=ledger, snapshot=current,
-        policy=LedgerPolicy(), endpoints=(), not_ready=(),
-    )  # fmt: skip
+        AgentInfo("n", configuration.driver, "0", 0.0),
+        NodeDevices(ledger, current, LedgerPolicy()),
+        Findings(),
+        now=0.0,
+    )
     json.dumps(text).encode()
     page.render(text)
     metrics = Metrics(lambda: [("device_info", (d.name, d.id, d.resource, d.pci_bus_id, ""), 1) for d in built.devices])

@@ -11,7 +11,7 @@ from drabridge.cli.status import moves, render
 from drabridge.inventory.model import Presence
 from drabridge.ledger.model import Entry, HeldBecause, Hold, Lane, LedgerDevice, Owner
 from drabridge.status import page
-from drabridge.status.document import Endpoint, RecentRefusal
+from drabridge.status.document import KubeletConnection, RecentRefusal
 from drabridge.status.wording import holder, parse_time
 from tests.support import status_documents
 from tests.support.status_documents import GPU, NOW, by_claim, by_pod, free, gpu, status
@@ -87,7 +87,7 @@ def test_a_move_says_whom_it_waits_for_as_the_page_does() -> None:
 
 
 def test_trouble_with_kubelet_is_said_once() -> None:
-    endpoint = Endpoint("deviceplugin", GPU, "Refused", False, NOW - 61, "cannot connect")
+    endpoint = KubeletConnection("deviceplugin", GPU, "Refused", False, NOW - 61, "cannot connect")
     document = status([], [], not_ready=[f"{GPU}: Refused (cannot connect)"], endpoints=[endpoint])
     assert "\n".join(render(document)).count("cannot connect") == 1
 

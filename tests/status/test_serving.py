@@ -13,6 +13,7 @@ from deploy.helm import manifests, one
 from drabridge.agent.endpoints import is_local_name
 from drabridge.status import page
 from tests.support.agent_process import AgentProcess, address_of, fetch, node, pod
+from tests.support.servers import free_port
 from tests.support.waiting import short_directory, until
 
 
@@ -94,14 +95,14 @@ async def test_with_the_chart_s_defaults_the_page_is_for_port_forward_alone(even
     (container,) = one(manifests({"config": {"udevEvents": events}}), "DaemonSet")["spec"]["template"]["spec"][
         "containers"
     ]
-    flags = [text.replace(":9400", ":0") for text in container["args"] if text.startswith(("--listen", "--page"))]
+    port = free_port()  # not 0: on all addresses the kernel would choose one for each family
+    flags = [text.replace(":9400", f":{port}") for text in container["args"] if text.startswith(("--listen", "--page"))]
     with short_directory() as root:
         agent = AgentProcess(root, arguments=tuple(flags))
         await agent.start()
         try:
             await agent.up()
             await until(lambda: "msg=listening" in agent.text(), 5, agent.text)
-            port = address_of(agent).rpartition(":")[2]
             for host in ("localhost:9400", "127.0.0.1:9400", "[::1]:9400"):
                 status, _, body = await fetch(f"127.0.0.1:{port}", host=host)
                 assert (status, b"<html" in body) == ((200, True) if page_is_served else (404, False)), host

@@ -22,7 +22,15 @@ from drabridge.ledger.model import (
     Owner,
     PodRef,
 )
-from drabridge.status.document import Document, Endpoint, RecentRefusal, document
+from drabridge.status.document import (
+    AgentInfo,
+    Document,
+    Findings,
+    KubeletConnection,
+    NodeDevices,
+    RecentRefusal,
+    document,
+)
 
 GPU = "nvidia.com/gpu"
 NOW = 1_795_230_000.0
@@ -73,23 +81,19 @@ def status(
     refusals: Sequence[RecentRefusal] = (),
     notes: Sequence[str] = (),
     collisions: Sequence[Collision] = (),
-    endpoints: Sequence[Endpoint] = (),
+    endpoints: Sequence[KubeletConnection] = (),
     wanted: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Document:
     return document(
-        node="gpu-node-07",
-        driver="gpu.example.com",
-        version="0.1.0",
+        AgentInfo("gpu-node-07", "gpu.example.com", "0.1.0", NOW - 12.4 * 24 * HOUR),
+        NodeDevices(
+            Ledger.of(entries),
+            Snapshot(1, tuple(devices), tuple(collisions)),
+            LedgerPolicy(),
+            desired=wanted or {},
+        ),
+        Findings(endpoints, not_ready, refusals, notes),
         now=NOW,
-        started_at=NOW - 12.4 * 24 * HOUR,
-        ledger=Ledger.of(entries),
-        snapshot=Snapshot(1, tuple(devices), tuple(collisions)),
-        policy=LedgerPolicy(),
-        endpoints=endpoints,
-        not_ready=not_ready,
-        refusals=refusals,
-        notes=notes,
-        wanted=wanted or {},
     )
 
 
@@ -130,8 +134,8 @@ def busy() -> Document:
         refusals=[RecentRefusal(NOW - 340, "legacy", gpus[5].name, "held-by-claim", message)],
         notes=["device events: udev"],
         endpoints=[
-            Endpoint("deviceplugin", GPU, "streaming", True, NOW - 2.2 * 24 * HOUR),
-            Endpoint("dra", "gpu.example.com", "ready", True, 0),
+            KubeletConnection("deviceplugin", GPU, "streaming", True, NOW - 2.2 * 24 * HOUR),
+            KubeletConnection("dra", "gpu.example.com", "ready", True, 0),
         ],
         wanted={GPU: {"legacy": "3", "dra": "*", "source": "annotation"}},
     )
@@ -154,7 +158,7 @@ def troubled() -> Document:
         not_ready=[f"{GPU}: serving (/var/lib/kubelet/device-plugins/kubelet.sock does not exist)"],
         notes=["kubelet does not tell who holds devices: UNAVAILABLE: connection refused", "device events: udev"],
         collisions=[Collision("gpu-a", GPU, ("/devices/a", "/devices/b"), "Give one of them another id.")],
-        endpoints=[Endpoint("deviceplugin", GPU, "serving", False, NOW - 61, "kubelet.sock does not exist")],
+        endpoints=[KubeletConnection("deviceplugin", GPU, "serving", False, NOW - 61, "kubelet.sock does not exist")],
     )
 
 
