@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from drabridge.config.problems import unmet
 
@@ -42,6 +43,14 @@ def is_dns_subdomain(text: str, limit: int = DNS_SUBDOMAIN_MAX) -> bool:
 def is_semver(text: str) -> bool:
     """Semantic version 2.0.0 with all three parts, at most 64 characters: what a ``version`` attribute must be."""
     return len(text) <= ATTRIBUTE_VALUE_MAX and _SEMVER.fullmatch(text) is not None
+
+
+@lru_cache(maxsize=1024)  # a thousand devices have a dozen names
+def is_attribute_name(text: str) -> bool:
+    """Whether the API takes the name of an attribute: a C identifier, or ``domain/identifier``."""
+    domain, slash, name = text.rpartition("/")
+    identifier = len(name) <= ATTRIBUTE_ID_MAX and _C_IDENTIFIER.fullmatch(name) is not None
+    return identifier and (not slash or is_dns_subdomain(domain, ATTRIBUTE_DOMAIN_MAX))
 
 
 def driver_name(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What ListAndWatch says now: a pure function of the inventory and the ledger."""
+"""Make the list that ListAndWatch sends now, from the inventory and the ledger. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NONE: Mapping[str, Collection[str]] = MappingProxyType({})
 
 
 class ListedUnit(Struct, frozen=True):
-    """One id as kubelet is to see it. A device with replicas has several."""
+    """One id as kubelet is told. A device with replicas has several."""
 
     id: str
     healthy: bool
@@ -40,17 +40,17 @@ def legacy_list(
 ) -> tuple[ListedUnit, ...]:
     """The complete list of one resource. ``devices`` are the inventory's, by name; ``at`` is wall seconds.
 
-    Devices of the DRA lane stay in the list as Unhealthy, so that capacity tells what the node has and allocatable
-    what is left for limits. When no device is left for limits at all the list is empty: allocatable 0 without any
-    NUMA record makes the scheduler and kubelet treat the name as served by DRA (``extendedResourceName``). Where all is
-    Unhealthy there are no NUMA records either: DRA serves the name then as well, and kubelet, which aligns such pods
-    with this list all the same, would reject them for good (TopologyAffinityError).
+    Devices of the DRA lane stay in the list as Unhealthy: so capacity says what the node has, and allocatable what is
+    left for limits. When no device is left for limits, the list is empty: allocatable 0 without NUMA nodes makes the
+    scheduler and kubelet treat the name as served by DRA (``extendedResourceName``). When all ids are Unhealthy there
+    are no NUMA nodes either: DRA serves the name then as well, and kubelet, which still aligns such pods with this
+    list, would reject them for good (TopologyAffinityError).
 
     ``former``: device name -> ids that it had with another number of replicas. Kubelet may be allocating them, so they
-    stay, Unhealthy: they are given to nobody any more. One that a pod has is as Healthy as the device: kubelet fails
-    the pod otherwise when it restarts ("previously allocated devices are no longer healthy", devicemanager/manager.go).
-    ``refused``: nothing can be granted now (a full disk), and the ids for which kubelet was told so. What pods have
-    stays Healthy; the rest is not, or kubelet would send one pod after another into the same failure.
+    stay, Unhealthy: no other pod gets them. An id that a pod has is as Healthy as its device: otherwise kubelet fails
+    the pod when it restarts ("previously allocated devices are no longer healthy", devicemanager/manager.go).
+    ``refused``: nothing can be granted now (a full disk); these are the ids for which kubelet was told so. What pods
+    have stays Healthy. The rest does not, or kubelet would send one pod after another into the same failure.
     """
     entries = of_resource(ledger, resource)
     if not any(entry.with_kubelet or at - entry.legacy_until < policy.tombstone_seconds for entry in entries):
@@ -78,6 +78,6 @@ def legacy_list(
 
 
 def surplus(entry: Entry, unit: str) -> bool:
-    """Whether no other pod is to get this unit: the pods of a device with fewer replicas now have all of its shares."""
+    """Whether no other pod may get this unit: the device has fewer replicas now, and its pods have all of them."""
     hold = entry.hold
     return hold is not None and unit not in hold.units and len(hold.units) >= len(entry.device.units)

@@ -1,7 +1,7 @@
-"""Which devices this node's ResourceSlices offer, and how: the ledger's decisions in the API's words. Pure.
+"""Decide which devices this node's ResourceSlices offer, and how, from the inventory and the ledger. Pure.
 
-A device of the legacy lane is left out, not tainted: a claim that tolerates everything walks through a taint. A device
-that claims may hold, and that cannot be had now, stays and is tainted, so that people see why.
+A device of the legacy lane is left out, not tainted: a claim that tolerates everything ignores a taint. A device that
+claims may hold, but that is not available now, stays and has a taint, so that people see why.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter as Tally
 from collections.abc import Iterator, Mapping
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from drabridge.config.claims import Partition
@@ -35,14 +36,15 @@ def pool_of(
     *,
     unwell: bool = False,
 ) -> Pool:
-    """The pool as it is to be published. ``at``: wall-clock seconds, for devices that may yet come back.
+    """The pool as it is to be published. ``at``: wall-clock seconds, for devices that may come back.
 
-    ``unwell``: the node could not grant any that is free.
+    ``unwell``: the node could not grant any of its free devices.
     """
     resources = {resource.name: resource for resource in config.resources}
     counters = _counters(snapshot, resources)
+    context = _Context(ledger, policy, config, counters, at)
     offers = [
-        _offer(device, entry, resources[device.resource], ledger, policy, config, counters, at)
+        context.offer(device, entry, resources[device.resource])
         for device in snapshot.devices
         if (entry := ledger.entries.get(device.name)) is not None
         and device.resource in resources
@@ -61,63 +63,62 @@ def pool_of(
 
 
 def is_published(entry: Entry) -> bool:
-    """Whether the device stands in a slice at all, tainted or not."""
+    """Whether the device is in a slice at all, with or without a taint."""
     return entry.owner in DRA_OWNERS or (entry.lane in _OFFERED_LANES and not _leaving(entry))
 
 
 def _leaving(entry: Entry) -> bool:
-    """A free device on its way to the legacy lane is withdrawn; that is what the move waits for."""
+    """Whether it is a free device that moves to the legacy lane: it is withdrawn, and the move waits for that."""
     return entry.move is not None and entry.move.target is Lane.LEGACY and entry.owner is Owner.NONE
 
 
-def _offer(
-    device: Device,
-    entry: Entry,
-    resource: Resource,
-    ledger: Ledger,
-    policy: LedgerPolicy,
-    config: Config,
-    counters: Mapping[str, Mapping[str, int]],
-    at: float,
-) -> Offer:
-    # The ledger hears of the snapshot a moment after us: that a device is back it says, that it is away both do.
-    if entry.device.presence is Presence.GONE:
-        device = replace(device, presence=Presence.GONE)
-    elif entry.device.presence is not device.presence:
-        entry = replace(entry, device=replace(entry.device, presence=device.presence), presence_since=at)
-    taints = tuple(_taints(device, entry, ledger, policy, config, at))
-    policies = None
-    if resource.sharing.allow_multiple_allocations:
-        policies = {
-            name: _policy(capacity.request_policy)
-            for name, capacity in resource.capacity.items()
-            if capacity.request_policy is not None
-        }
-    consumes: dict[str, Mapping[str, int]] = {}
-    if device.name in counters:  # a whole takes all that there is
-        consumes[device.name] = counters[device.name]
-    elif device.root in counters and resource.partition is not None:
-        each = {name: counter.each for name, counter in resource.partition.counters.items()} or {PARTS: 1}
-        consumes[device.root] = each
-    return Offer(device, taints, eligibility.needs_lease_conditions(entry, policy), policies, consumes)
+class _Context(Struct, frozen=True):
+    """What is the same for all offers of one pool."""
 
+    ledger: Ledger
+    policy: LedgerPolicy
+    config: Config
+    counters: Mapping[str, Mapping[str, int]]
+    at: float
 
-def _taints(
-    device: Device, entry: Entry, ledger: Ledger, policy: LedgerPolicy, config: Config, at: float
-) -> Iterator[Taint]:
-    prefix, settings = config.driver, config.dra.taints
-    if device.presence is Presence.FAULTY:
-        yield Taint(f"{prefix}/faulty", "", Effect(settings.faulty))
-    elif device.presence is Presence.GONE:
-        # A USB device that re-enumerates is away for a moment: nobody is evicted for that.
-        lasting = at - entry.presence_since >= settings.gone_after_seconds
-        yield Taint(f"{prefix}/gone", "", Effect(settings.gone) if lasting else Effect.NO_SCHEDULE)
-    elif not eligibility.dra_schedulable(ledger, entry, policy):
-        yield Taint(f"{prefix}/unavailable", _reason(entry))
+    def offer(self, device: Device, entry: Entry, resource: Resource) -> Offer:
+        """The offer of one device."""
+        # The ledger gets a snapshot a moment later. A device is gone if the ledger or the snapshot says so; it is back
+        # when both say so.
+        if entry.device.presence is Presence.GONE:
+            device = replace(device, presence=Presence.GONE)
+        elif entry.device.presence is not device.presence:
+            entry = replace(entry, device=replace(entry.device, presence=device.presence), presence_since=self.at)
+        policies = None
+        if resource.sharing.allow_multiple_allocations:
+            policies = {
+                name: _policy(capacity.request_policy)
+                for name, capacity in resource.capacity.items()
+                if capacity.request_policy is not None
+            }
+        consumes: dict[str, Mapping[str, int]] = {}
+        if device.name in self.counters:  # a whole takes all that there is
+            consumes[device.name] = self.counters[device.name]
+        elif device.root in self.counters and resource.partition is not None:
+            each = {name: counter.each for name, counter in resource.partition.counters.items()} or {PARTS: 1}
+            consumes[device.root] = each
+        lease = eligibility.needs_lease_conditions(entry, self.policy)
+        return Offer(device, tuple(self._taints(device, entry)), lease, policies, consumes)
+
+    def _taints(self, device: Device, entry: Entry) -> Iterator[Taint]:
+        prefix, settings = self.config.driver, self.config.dra.taints
+        if device.presence is Presence.FAULTY:
+            yield Taint(f"{prefix}/faulty", "", Effect(settings.faulty))
+        elif device.presence is Presence.GONE:
+            # A USB device that re-enumerates is away for a moment: nobody is evicted for that.
+            lasting = self.at - entry.presence_since >= settings.gone_after_seconds
+            yield Taint(f"{prefix}/gone", "", Effect(settings.gone) if lasting else Effect.NO_SCHEDULE)
+        elif not eligibility.dra_schedulable(self.ledger, entry, self.policy):
+            yield Taint(f"{prefix}/unavailable", _reason(entry))
 
 
 def _reason(entry: Entry) -> str:
-    """Why a device that is present is not to be had; a label's value."""
+    """Why a present device is not available, as a label's value."""
     if entry.owner in DRA_OWNERS and entry.leaving:
         return "leaving"
     return str(entry.owner) if entry.owner is not Owner.NONE else "overlaps"

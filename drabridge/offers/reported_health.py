@@ -1,4 +1,7 @@
-"""The health of every device that a claim can hold, as kubelet's health stream and people want it: a pure function."""
+"""Report the presence of devices as health, for kubelet's DRA health stream and the status of claims. Pure.
+
+No health rule is here: whether a device is healthy is decided in ``inventory/health_rules.py``.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from drabridge.inventory.model import Device, Presence
 
 
 class ReportedHealth(Struct, frozen=True):
-    """One device. ``message`` is shown in the pod's status; kubelet cuts it at 1024 bytes."""
+    """The health of one device. ``message`` is shown in the pod's status; kubelet cuts it at 1024 bytes."""
 
     name: str
     healthy: bool
@@ -18,14 +21,14 @@ class ReportedHealth(Struct, frozen=True):
 
 
 def health_of(devices: Iterable[Device], held: Iterable[str] = ()) -> tuple[ReportedHealth, ...]:
-    """A complete list, by name. ``held``: devices that claims hold; one that vanished is unhealthy."""
-    known = {device.name: _judge(device) for device in devices}
+    """The health of all devices, by name. ``held``: devices that claims hold; one that vanished is unhealthy."""
+    known = {device.name: _reported(device) for device in devices}
     for name in held:
         known.setdefault(name, ReportedHealth(name, False, "the device is gone"))
     return tuple(known[name] for name in sorted(known))
 
 
-def _judge(device: Device) -> ReportedHealth:
+def _reported(device: Device) -> ReportedHealth:
     if device.presence is Presence.PRESENT:
         return ReportedHealth(device.name, True)
     return ReportedHealth(device.name, False, device.reason or f"the device is {device.presence}")

@@ -1,9 +1,9 @@
-"""The writes that turn the slices of a server into those that are desired: none when nothing differs.
+"""Plan the writes that turn a server's ResourceSlices into the desired ones: none when nothing differs.
 
-Rules of generation and count: a pool is usable when the slices of its highest generation are as many as they say they
-are (staging/src/k8s.io/dynamic-resource-allocation/structured). So a change of one slice stays in its generation; a
-change of several, or of their number, makes a new generation of all. Slices that somebody deleted come back in the
-generation they were in: until the last of them is there the pool is incomplete, and nobody allocates from it.
+Rules of generation and count: a pool is usable when its highest generation has as many slices as they say
+(staging/src/k8s.io/dynamic-resource-allocation/structured). So a change of one slice stays in its generation; a change
+of several, or of their number, makes a new generation of all. Slices that somebody deleted come back in their old
+generation: until the last of them is there the pool is incomplete, and nothing is allocated from it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from drabridge.offers.slices import Feature, Json
 
 
 class Verb(StrEnum):
-    """In the order in which a plan does them."""
+    """The kinds of writes, in the order in which a plan has them."""
 
     DELETE = "delete"
     UPDATE = "update"
@@ -47,10 +47,22 @@ class SliceOwner(Struct, frozen=True):
 
 
 class Accepted(Struct, frozen=True):
-    """What a server made of a spec that it was sent: its form then counts as equal, whatever it dropped or added."""
+    """A spec as it was sent and as the server stored it: the two count as equal, whatever it dropped or added."""
 
     sent: Json
     stored: Json
+
+
+class _PoolFields(Struct, frozen=True):
+    """The ``pool`` of a slice's spec."""
+
+    name: str
+    generation: int
+    count: int
+
+    def added_to(self, spec: Json) -> Json:
+        pool = {"name": self.name, "generation": self.generation, "resourceSliceCount": self.count}
+        return {**spec, "pool": pool}
 
 
 def plan(
@@ -61,10 +73,10 @@ def plan(
     owner: SliceOwner | None = None,
     accepted: Mapping[str, Accepted] | None = None,
 ) -> tuple[Write, ...]:
-    """Deletes, then updates, then creates.
+    """The writes: deletes, then updates, then creates.
 
-    ``wanted``: specs by name (``Desired.slices``). ``actual``: the server's slices of this driver and node, in v1's
-    form; those of another pool are obsolete. ``accepted``: what the server made of earlier writes, by name.
+    ``wanted``: specs by name (``DesiredSlices.slices``). ``actual``: the server's slices of this driver and node, in
+    v1's form; those of another pool are obsolete. ``accepted``: what the server made of earlier writes, by name.
     """
     accepted = accepted or {}
     have = {slice_["metadata"]["name"]: slice_ for slice_ in actual}
@@ -82,19 +94,17 @@ def plan(
 
     # Several changes in a pool that stays complete would let the scheduler see a mixture of old and new slices.
     renew = bool(misfits or (len(changed) > 1 and not missing))
-    number = generation + 1 if renew or not generation else generation
+    fields = _PoolFields(pool, generation + 1 if renew or not generation else generation, len(wanted))
     to_update = [name for name in ours if renew or name in changed or not owned(ours[name], owner)]
 
     deletes = [_delete(slice_) for name, slice_ in sorted(have.items()) if name not in ours]
-    updates = [_update(wanted[name], ours[name], pool, number, len(wanted), owner) for name in sorted(to_update)]
-    creates = [
-        _create(name, spec, pool, number, len(wanted), owner) for name, spec in wanted.items() if name in missing
-    ]
+    updates = [_update(wanted[name], ours[name], fields, owner) for name in sorted(to_update)]
+    creates = [_create(name, spec, fields, owner) for name, spec in wanted.items() if name in missing]
     return (*deletes, *updates, *creates)
 
 
 def same(wanted: Json, stored: Mapping[str, Any], accepted: Accepted | None = None) -> bool:
-    """Whether a stored spec says what is wanted, spelling of quantities and server-set times apart."""
+    """Whether a stored spec says what is wanted. Spelling of quantities and times set by the server do not count."""
     if wanted == {key: value for key, value in stored.items() if key != "pool"}:
         return True  # the usual case, for what is written is canonical already
     seen = canonical_spec(stored)
@@ -104,26 +114,26 @@ def same(wanted: Json, stored: Mapping[str, Any], accepted: Accepted | None = No
 
 
 def accept(sent: Mapping[str, Any], stored: Mapping[str, Any]) -> Accepted:
-    """Remember a server's answer to a write; both are whole objects in v1's form."""
+    """The :class:`Accepted` of a write and the server's answer; both are whole objects in v1's form."""
     return Accepted(canonical_spec(sent["spec"]), canonical_spec(stored["spec"]))
 
 
 def canonical_spec(spec: Mapping[str, Any]) -> Json:
-    """A spec without pool generation and count, without empty fields and taint times, quantities as numbers."""
+    """A spec to compare: without pool, empty fields and taint times, with quantities as numbers."""
     out = _canonical({key: value for key, value in spec.items() if key != "pool"}, "")
     assert isinstance(out, dict)
     return out
 
 
 def carried(slice_: Mapping[str, Any]) -> frozenset[Feature]:
-    """The features whose fields a slice has."""
+    """The features that a slice has fields of."""
     devices = slice_["spec"].get("devices") or ()
     found = {feature for device in devices for key, feature in _DEVICE_FIELDS.items() if device.get(key)}
     return frozenset(found | ({Feature.PARTITIONS} if slice_["spec"].get("sharedCounters") else set()))
 
 
 def dropped(sent: Mapping[str, Any], stored: Mapping[str, Any]) -> frozenset[Feature]:
-    """The features whose fields a server left out of its answer: their gates are off."""
+    """The features whose fields a server left out of its answer: their feature gates are off."""
     found: set[Feature] = set()
     kept = {device["name"]: device for device in stored["spec"].get("devices") or ()}
     for device in sent["spec"].get("devices") or ():
@@ -171,7 +181,7 @@ def _number(text: Any) -> Any:
 
 
 def owned(slice_: Mapping[str, Any], owner: SliceOwner | None) -> bool:
-    """Whether the slice names this Node as its controller; an unknown owner changes nothing."""
+    """Whether the slice names this Node as its owner. True when the owner is not known: nothing is to change then."""
     references = slice_["metadata"].get("ownerReferences") or ()
     return owner is None or any(reference.get("uid") == owner.uid for reference in references)
 
@@ -181,17 +191,15 @@ def _delete(slice_: Mapping[str, Any]) -> Write:
     return Write(Verb.DELETE, metadata["name"], None, metadata.get("uid", ""), metadata.get("resourceVersion", ""))
 
 
-def _create(name: str, spec: Json, pool: str, generation: int, count: int, owner: SliceOwner | None) -> Write:
+def _create(name: str, spec: Json, fields: _PoolFields, owner: SliceOwner | None) -> Write:
     metadata: Json = {"name": name}
     if owner is not None:
         metadata["ownerReferences"] = [owner.reference()]
-    return Write(Verb.CREATE, name, {"metadata": metadata, "spec": _spec(spec, pool, generation, count)})
+    return Write(Verb.CREATE, name, {"metadata": metadata, "spec": fields.added_to(spec)})
 
 
-def _update(
-    spec: Json, current: Mapping[str, Any], pool: str, generation: int, count: int, owner: SliceOwner | None
-) -> Write:
-    """Keeps what others put into the metadata, and the times of taints that stay: eviction counts from them."""
+def _update(spec: Json, current: Mapping[str, Any], fields: _PoolFields, owner: SliceOwner | None) -> Write:
+    """Keep what others put into the metadata, and the times of taints that stay: eviction counts from them."""
     kept = ("name", "uid", "resourceVersion", "labels", "annotations", "ownerReferences", "finalizers")
     metadata = {key: current["metadata"][key] for key in kept if key in current["metadata"]}
     if owner is not None:
@@ -202,7 +210,7 @@ def _update(
         for taint in device.get("taints") or ()
         if taint.get("timeAdded")
     }
-    body = {"metadata": metadata, "spec": _spec(_with_times(spec, times), pool, generation, count)}
+    body = {"metadata": metadata, "spec": fields.added_to(_with_times(spec, times))}
     return Write(Verb.UPDATE, metadata["name"], body, metadata.get("uid", ""), metadata.get("resourceVersion", ""))
 
 
@@ -219,10 +227,6 @@ def _with_times(spec: Json, times: Mapping[tuple[Any, ...], str]) -> Json:
             device = {**device, "taints": taints}
         devices.append(device)
     return {**spec, "devices": devices}
-
-
-def _spec(spec: Json, pool: str, generation: int, count: int) -> Json:
-    return {**spec, "pool": {"name": pool, "generation": generation, "resourceSliceCount": count}}
 
 
 def _pool(slice_: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
-"""The ResourceSlices that this node should have: a pure function of what may be offered.
+"""Lay out the ResourceSlices that this node should have. Pure.
 
-One pool for each node, named after it. Devices stand in the order in which the scheduler should take them: the
-allocator goes through slices by name and through devices as listed, first fit.
+There is one pool for each node. Devices are in the order in which the scheduler should take them: the allocator goes
+through slices by name and through devices as listed, and takes the first that fits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Json = dict[str, Any]  # one JSON object as the API has it
 
 
 class Feature(StrEnum):
-    """What a device of a slice may carry only if the API server has a gate on; the value is the gate's name."""
+    """Fields of a device that need a feature gate of the API server; the value is the gate's name."""
 
     TAINTS = "DRADeviceTaints"
     LEASES = "DRADeviceBindingConditions"
@@ -40,7 +40,7 @@ ALL_FEATURES = frozenset(Feature)
 
 
 class Effect(StrEnum):
-    """What a taint does: nothing, no new claims, or eviction as well."""
+    """The effect of a taint: nothing, no new claims, or eviction as well."""
 
     NONE = "None"
     NO_SCHEDULE = "NoSchedule"
@@ -56,7 +56,7 @@ class Taint(Struct, frozen=True):
 
 
 class CapacityPolicy(Struct, frozen=True):
-    """How claims may draw on one capacity of a shared device: the default, and either a range or a list of values."""
+    """How much of one capacity of a shared device a claim may take: a default, and a range or a list of values."""
 
     default: int
     minimum: int | None = None
@@ -68,8 +68,8 @@ class CapacityPolicy(Struct, frozen=True):
 class Offer(Struct, frozen=True):
     """One device as it may be offered now.
 
-    ``policies`` not None: several claims may hold it at once, drawing on its capacities. ``consumes`` maps a counter
-    set to the amounts that this device takes from it. ``lease``: allocated only once the agent has confirmed.
+    ``policies`` not None: several claims may hold it at once, each with a part of its capacities. ``consumes`` maps a
+    counter set to the amounts that this device takes from it. ``lease``: it is allocated after the agent confirmed.
     """
 
     device: Device
@@ -80,7 +80,7 @@ class Offer(Struct, frozen=True):
 
 
 class Pool(Struct, frozen=True):
-    """Everything to publish. ``counters``: counter set -> counter -> amount, of parents whose parts are offered."""
+    """Everything to publish. ``counters``: counter set -> counter -> amount, of wholes whose parts are offered."""
 
     driver: str
     node: str
@@ -89,18 +89,18 @@ class Pool(Struct, frozen=True):
 
 
 class DesiredSlices(Struct, frozen=True):
-    """Slices by name, in order, each as a ``spec`` without pool generation and count; notes are for the operator."""
+    """Slices by name, in order, each as a ``spec`` without ``pool``; notes are for the operator."""
 
     slices: Mapping[str, Json]
     notes: tuple[str, ...] = ()
 
 
 def desired_slices(pool: Pool, features: frozenset[Feature] = ALL_FEATURES) -> DesiredSlices:
-    """Lay the pool out for a server that keeps the fields of ``features``.
+    """The slices of a pool, for a server that keeps the fields of ``features``.
 
-    Without taints a tainted device is left out. Without counters a part is left out while its whole is offered:
-    nothing would stop a claim on each. Without sharing a shared device is offered to one claim at a time. Without
-    binding conditions a device that needs a lease is left out. An empty pool is one slice without devices: "the
+    Without taints, a device with a taint is left out. Without counters, a part is left out while its whole is offered:
+    nothing would stop a claim on each. Without sharing, a shared device is offered to one claim at a time. Without
+    binding conditions, a device that needs a lease is left out. An empty pool is one slice without devices: "the
     driver is here, the node has none".
     """
     notes: list[str] = []
@@ -114,7 +114,7 @@ def desired_slices(pool: Pool, features: frozenset[Feature] = ALL_FEATURES) -> D
             continue
         entry, remarks = _device(pool.driver, offer, features)
         notes.extend(remarks)
-        # Pools sort slices with binding conditions last; in a slice of their own they never delay the others.
+        # The scheduler sorts slices with binding conditions last: in slices of their own they never delay the others.
         (leased if offer.lease else plain).append(entry)
 
     bodies: list[Json] = [{"devices": chunk} for group in (plain, leased) for chunk in _chunks(group)]
@@ -130,7 +130,7 @@ def desired_slices(pool: Pool, features: frozenset[Feature] = ALL_FEATURES) -> D
 
 
 def slice_name(driver: str, node: str, index: int) -> str:
-    """Sorts by index, the same in every instance of the agent, at most 253 characters of a DNS subdomain."""
+    """The name of the slice: sorts by index, is the same in every agent, a DNS subdomain of at most 253 characters."""
     stem = f"{node}-{driver}"
     tail = f"-{index:05d}"
     if len(stem) + len(tail) > MAX_NAME:

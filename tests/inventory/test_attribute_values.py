@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,3 +64,13 @@ def test_types_never_raise(text: str) -> None:
     for kind in ("string", "int", "bool", "version"):
         attribute_values.attribute(text, kind)
     attribute_values.amount(text, "MiB")
+
+
+@given(st.from_regex(r"v?[0-9]{1,4}(\.[0-9]{1,4}){0,4}(-[a-z0-9.]{1,8})?", fullmatch=True))
+def test_versions_become_strict_semver_or_nothing(text: str) -> None:
+    found = attribute_values.as_semver(text)
+    if found is not None:
+        head = re.split("[-+]", found.text)[0].split(".")
+        assert len(head) == 3
+        assert all(part == str(int(part)) for part in head)
+        assert attribute_values.as_semver(found.text) == found

@@ -35,7 +35,7 @@ def offer(index: int, **changes: Any) -> Offer:
         f"gpu-{index}",
         f"GPU-{index}",
         "example.com/gpu",
-        attributes={"uuid": f"GPU-{index}", "driverVersion": Semver("580.95.05")},
+        attributes={"uuid": f"GPU-{index}", "driverVersion": Semver("580.95.5")},
         capacity={"memory": 64 * 1024**3},
     )
     return Offer(device, **changes)
@@ -213,8 +213,8 @@ def test_a_slice_that_a_real_server_stored_is_equal_to_the_one_we_would_write() 
                 "uuid": f"GPU-{i}",
                 "index": i,
                 "ecc": True,
-                "cudaComputeCapability": Semver("9.0"),
-                "driverVersion": Semver("580.95.05"),
+                "cudaComputeCapability": Semver("9.0.0"),
+                "driverVersion": Semver("580.95.5"),
             },
             capacity={"memory": 64 * 1024**3},
         )
