@@ -1,4 +1,6 @@
-"""Build CDI spec files: what a container gets with a device, the names it goes by, the file's bytes. No I/O.
+"""Build CDI spec files: what a container gets with a device, the names it goes by, the file's bytes.
+
+No I/O.
 
 A container runtime looks a device up by its qualified name (``vendor/class=name``) when it creates a container. Kubelet
 repeats the name for the pod's whole life, over restarts and reboots. So a name must never change its meaning.
@@ -97,7 +99,9 @@ class CdiSpec(Struct, frozen=True):
         return max(needed)  # all are 0.x.0 with one digit: text order is version order
 
     def encode(self) -> bytes:
-        """Return the file's content, empty when there is nothing to inject. The same spec gives the same bytes.
+        """Return the file's content, empty when there is nothing to inject.
+
+        The same spec gives the same bytes.
 
         Raises HostError for a name, a path or a variable that no runtime would accept.
         """
@@ -115,17 +119,17 @@ class CdiSpec(Struct, frozen=True):
 
 
 class ClaimDeviceName(NamedTuple):
-    """What a claim's file says of one device: ``<request>-<device>[-<share>]``, and whether the access is admin."""
+    """What a claim's file says of one device: ``<request>-<device>[-<share>]``, with admin access or not."""
 
     text: str
     admin: bool = False
 
 
 def claim_device_name(uid: str, request: str, device: str, share_id: str = "", *, admin: bool = False) -> str:
-    """Return the CDI name of a claim's device: no other claim, request or share has it (runtimes cache specs by name).
+    """Return the CDI name of a claim's device; no other claim, request or share has it.
 
-    It begins with a letter whatever the claim's UID begins with, so version 0.3.0 is enough. It tells of admin access,
-    because kubelet and the file may be all that is left to know it by.
+    Runtimes cache specs by name. It begins with a letter whatever the claim's UID begins with, so version 0.3.0 is
+    enough. It tells of admin access, because kubelet and the file may be all that is left to know it by.
     """
     return "-".join(part for part in (ADMIN if admin else CLAIM, uid, request, device, share_id) if part)
 
@@ -142,7 +146,10 @@ def claim_device_names(uid: str, names: Iterable[str]) -> tuple[ClaimDeviceName,
 
 
 def claim_uid_of(qualified: str) -> str:
-    """Return the UID of the claim that a qualified name of ours was made for; "" for a name of anything else."""
+    """Return the UID of the claim that a qualified name of ours was made for.
+
+    "" for a name of anything else.
+    """
     found = _OF_CLAIM.search(qualified)
     return found["uid"] if found else ""
 

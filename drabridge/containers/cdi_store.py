@@ -35,7 +35,10 @@ class Family(StrEnum):
 
 
 class CdiStore:
-    """The spec files of one kind in one directory. Files of anybody else are never read, changed or removed."""
+    """The spec files of one kind in one directory.
+
+    Files of anybody else are never read, changed or removed.
+    """
 
     def __init__(self, directory: Path, vendor: str, device_class: str = "device") -> None:
         """``vendor`` is a domain name, ``device_class`` a word; together the kind, ``vendor/device_class``."""
@@ -63,7 +66,10 @@ class CdiStore:
         return CdiSpec(self.file_name(Family.CLAIM, uid), self.kind, tuple(devices))
 
     def file_name(self, family: Family, key: str) -> str:
-        """Return the file name for one legacy device or one claim UID. Raises HostError if ``key`` cannot be one."""
+        """Return the file name for one legacy device or one claim UID.
+
+        Raises HostError if ``key`` cannot be one.
+        """
         if not cdi_spec.DEVICE_NAME.fullmatch(key) or len(key) > 128:
             raise HostError(
                 f"{key!r} cannot be part of a CDI file name", hint="A device name or a claim UID was expected"
@@ -103,7 +109,10 @@ class CdiStore:
             return read_if_there(os.path.join(self.directory, spec.file_name)) == spec.encode()
 
     def probe(self) -> bool:
-        """Tell, after a failure, whether files can be written now. Nobody but us sees the file that this makes."""
+        """Tell, after a failure, whether files can be written now.
+
+        Nobody but us sees the file that this makes.
+        """
         path = os.path.join(self.directory, f".{self.prefix(Family.LEGACY)}probe{TEMPORARY_SUFFIX}")
         try:
             with _host_errors(self.directory):

@@ -1,4 +1,4 @@
-"""Running an operator's command for a device: no shell, a bare environment, a deadline, its output kept."""
+"""Run an operator's command for a device: no shell, a bare environment, a deadline, its output kept."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ log = logging.getLogger(__name__)
 
 MAX_OUTPUT = 2_000  # characters that are kept: kubelet puts the error into an Event of 1,024 bytes
 READ_BYTES = 64 * 1024  # at once, as much as a pipe holds
-PAUSE_SECONDS = 0.001  # after as much: a command that says nothing but output leaves the loop to others
-KILLED_SECONDS = 1.0  # a driver that hangs keeps what was killed for as long as it likes: that holds up nobody else
+PAUSE_SECONDS = 0.001  # after so much output at once: a chatty command must leave the loop to others
+KILLED_SECONDS = 1.0  # to wait for a killed command: a driver that hangs may keep it for ever
 
 
 def environment(device: Device | None, name: str, more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What the command learns about the device. Nothing of the agent's own environment but PATH."""
+    """Return the command's environment: what it is told of the device, and of the agent's own only PATH."""
     found = {"PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), "DRABRIDGE_DEVICE": name}
     if device is not None:
         found |= {
@@ -36,8 +36,9 @@ def environment(device: Device | None, name: str, more: Mapping[str, str] | None
 
 
 async def run_hook(hook: Hook, device: Device | None, name: str, more: Mapping[str, str] | None = None) -> str:
-    """Run it and return its output. Raises HostError on failure or after ``hook.timeout_seconds``; then it is killed,
-    with everything of its session.
+    """Run the hook's command and return its output. Raises HostError if it fails or takes too long.
+
+    After ``hook.timeout_seconds`` it is killed, with everything of its session.
     """
     program = " ".join(hook.command)
     with contextlib.ExitStack() as closing:
@@ -80,8 +81,10 @@ async def run_hook(hook: Hook, device: Device | None, name: str, more: Mapping[s
 
 
 class _Output:
-    """The last of what a command says, and what it has started: read until the last of them has ended, for they would
-    die of a pipe that nobody reads; but nobody waits for that, because it may never be. The rest is thrown away.
+    """The last part of what a command, and the processes that it has started, write.
+
+    The pipe is read until the last of them has ended, because they would die of a pipe that nobody reads. Nobody waits
+    for that, as it may never happen; what comes after the command's end is thrown away.
     """
 
     def __init__(self) -> None:
@@ -94,14 +97,14 @@ class _Output:
         self._loop.add_reader(self._reading, self._take)
 
     def said(self) -> bytes:
-        """The last of it, with what waits to be read."""
+        """Return the last part of the output, with what waits to be read."""
         for _ in range(16):
             if not self._read():
                 break
         return self._kept
 
     def hand_over(self) -> None:
-        """The command has ended, or could not be started: whoever still writes are others."""
+        """Close our end for writing: the command has it, or could not be started."""
         os.close(self.writing)
 
     def _take(self) -> None:
@@ -114,7 +117,7 @@ class _Output:
             self._loop.add_reader(self._reading, self._take)
 
     def _read(self) -> int:
-        """How much there was; the pipe is closed once everybody else has."""
+        """Read once and return how many bytes there were; close the pipe once all writers have."""
         if not self._open:
             return 0
         try:

@@ -1,1 +1,4 @@
-"""What any daemon needs of its machine: clock, files, HTTP, threads, supervision. Nothing here knows a device."""
+"""What any daemon needs of its machine: clock, files, HTTP, threads, supervision.
+
+Nothing here knows a device.
+"""

@@ -1,4 +1,4 @@
-"""Writing a small file so that a crash leaves the old one or the new one, never a part of either."""
+"""Write a small file so that a crash leaves the old file or the new one, never a part of either."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _serial = itertools.count()
 
 
 class Care(IntEnum):
-    """What a write survives. Each fsync costs milliseconds on a disk, so those who can do with less say so."""
+    """What a write survives.
+
+    Each fsync costs milliseconds on a disk, so callers choose the least they need.
+    """
 
     PROCESS = 1  # our own death: a rename is enough
     WHOLE = 2  # a power cut: the old file or the new one is there, whole
@@ -52,7 +55,7 @@ def write_atomically(path: Path | str, data: bytes, *, mode: int = 0o600, care: 
 
 
 def read_if_there(path: Path | str) -> bytes | None:
-    """The content of a small file, None when there is none. Raises OSError for anything else."""
+    """Return the content of a small file; None when there is none. Raises OSError for anything else."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

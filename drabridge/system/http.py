@@ -102,7 +102,7 @@ async def _next(reader: asyncio.StreamReader, parser: h11.Connection) -> h11.Eve
 
 
 def _came_to_loopback(writer: asyncio.StreamWriter) -> bool:
-    """Whether the connection's own end is a loopback address; of a unix socket it is none."""
+    """Tell whether the connection's own end is a loopback address; a unix socket has none."""
     own = writer.get_extra_info("sockname")
     try:
         return isinstance(own, tuple) and ipaddress.ip_address(own[0]).is_loopback
@@ -127,7 +127,7 @@ def _encode(parser: h11.Connection, response: Response, *, head_only: bool) -> b
 
 
 class _Connection(Struct):
-    """Whose it is ("": over the unix socket), and whether its request is there."""
+    """Whose connection it is ("": over the unix socket), and whether its request was read."""
 
     address: str
     asked: bool = False
@@ -149,14 +149,20 @@ class HttpServer:
         self._connections: dict[asyncio.Task[None], _Connection] = {}  # oldest first
 
     async def listen_tcp(self, host: str, port: int) -> tuple[str, int]:
-        """Bind; returns the address in use (port 0 asks the kernel for one). Raises OSError when it is taken."""
+        """Bind and return the address in use (port 0 asks the kernel for one).
+
+        Raises OSError when it is taken.
+        """
         server = await asyncio.start_server(self._connected, host, port, limit=MAX_HEAD_BYTES)
         self._servers.append(server)
         bound = server.sockets[0].getsockname()
         return bound[0], bound[1]
 
     async def listen_unix(self, path: Path) -> None:
-        """Bind a unix socket that only root may open. A stale socket of ours is replaced; the caller holds the lock."""
+        """Bind a unix socket that only root may open.
+
+        A stale socket of ours is replaced; the caller holds the lock.
+        """
         path.unlink(missing_ok=True)
         server = await asyncio.start_unix_server(self._connected, path, limit=MAX_HEAD_BYTES, start_serving=False)
         path.chmod(0o600)  # before the first accept: until now connecting waits
@@ -165,17 +171,17 @@ class HttpServer:
         self._path, self._bound = path, path.stat()
 
     async def renew_unix(self, path: Path) -> bool:
-        """Bind again if somebody removed the socket's file, or put another there; false if all is as it was."""
+        """Bind again if somebody removed the socket's file or put another there; false if it is in place."""
         if self._in_place():
             return False
         before, self._servers = self._servers, []
         await self.listen_unix(path)
-        for server in before:  # whom nobody can reach any more
+        for server in before:  # nobody can reach them any more
             server.close()
         return True
 
     def _in_place(self) -> bool:
-        """Whether the file at the unix socket's path is the one that was made for it."""
+        """Tell whether the file at the unix socket's path is the one that was made for it."""
         if self._path is None or self._bound is None:
             return False
         try:
@@ -184,7 +190,7 @@ class HttpServer:
             return False
 
     async def close(self) -> None:
-        """Hang up on everybody. The unix socket's file goes too, unless it is another process' by now."""
+        """Hang up on everybody and remove the unix socket's file, unless another process has made it."""
         if self._path is not None and self._in_place():
             self._path.unlink(missing_ok=True)
         for server in self._servers:
@@ -210,9 +216,9 @@ class HttpServer:
                 await writer.wait_closed()
 
     def _end_one(self) -> None:
-        """End a connection of the address that has most: one that has asked nothing, if there is one, the oldest.
+        """End the oldest connection of the address that has most, one without a request if there is one.
 
-        So whoever floods takes the places of nobody else, kubelet's probes above all.
+        So a flood takes the places of nobody else, above all not of kubelet's probes.
         """
         counts = Counter(connection.address for connection in self._connections.values())
 
@@ -252,5 +258,5 @@ class HttpServer:
             result = handler(request)
             return result if isinstance(result, Response) else await result
         except Exception:
-            log.exception("a page failed", extra={"path": request.path})
+            log.exception("page failed", extra={"path": request.path})
             return Response("internal error; the agent's log has it\n", HTTPStatus.INTERNAL_SERVER_ERROR)

@@ -1,7 +1,8 @@
-"""One thread for calls that may take long or hang: a disk, an API server. The loop goes on meanwhile.
+"""Run calls that may take long or hang (a disk, an API server) in one thread, while the loop goes on.
 
 Not ``ThreadPoolExecutor``: here it takes half as long to hand a call over and to wait for it on the spot, which counts
-beside an fsync of a tenth of a millisecond; and the thread is a daemon: a call that hangs does not keep the process.
+beside an fsync of a tenth of a millisecond. And the thread is a daemon: a call that hangs does not keep the process
+from ending.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from typing import Any, Generic, TypeVar
 
 log = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 0.001  # what a small file takes on a quick disk is less; a loop that stands still for it is not seen
+PATIENCE_SECONDS = 0.001  # a small file takes less on a quick disk; nobody notices a loop that waits for so long
 
 T = TypeVar("T")
 
 
 class Job(Generic[T]):
-    """A call that was handed to a worker."""
+    """A call that was handed to an :class:`IoThread`."""
 
     __slots__ = ("_call", "_result", "_running", "error")
 
@@ -32,11 +33,11 @@ class Job(Generic[T]):
         self._running = threading.Lock()
         self._running.acquire()
         self.error: BaseException | None = None
-        """Why it failed; None while it is not over."""
+        """Why it failed; None if it did not, or is not over."""
 
     @classmethod
     def failed(cls, error: Exception) -> Job[T]:
-        """One that was over before it began."""
+        """Make a job that is over and has failed."""
 
         def fail() -> T:
             raise error
@@ -46,46 +47,46 @@ class Job(Generic[T]):
         return job
 
     def run(self) -> None:
-        """In the worker's thread."""
+        """Make the call; in the thread."""
         try:
             assert self._call is not None
             self._result = self._call()
-        except BaseException as error:  # whatever it was, the call is not to be taken for done
+        except BaseException as error:  # in any case the call must not look done
             self.error = error
         finally:
             self._call = None
             self._running.release()
 
     def over(self, seconds: float = 0.0) -> bool:
-        """Whether it is over; waits for it on the spot, for so long at most."""
+        """Tell whether it is over; wait for that on the spot, for ``seconds`` at most."""
         if self._running.acquire(timeout=seconds):
             self._running.release()
             return True
         return False
 
     def result(self) -> T:
-        """Of a job that is over: what the call gave. Raises what it raised."""
+        """Return what the call returned, or raise what it raised. Only for a job that is over."""
         if self.error is not None:
             raise self.error
         return self._result
 
 
 class IoThread:
-    """Runs calls in the order in which they come. Use from one loop."""
+    """One thread that runs calls in the order in which they come. Use it from one loop."""
 
     def __init__(self, name: str) -> None:
-        """The thread begins with the first call; ``name`` is what tools for threads show."""
+        """The thread starts with the first call; ``name`` is what tools for threads show."""
         self._jobs: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._stopped = False
         self._quick = True  # how the last call was that somebody waited for
         self._newest: dict[str, tuple[object, Callable[[], object]]] = {}
-        self._soon = threading.Lock()  # of the line above, for a moment
+        self._newest_lock = threading.Lock()  # of the line above, for a moment
 
     def submit(self, call: Callable[[], T]) -> Job[T]:
-        """Hand a call over. Raises RuntimeError when the worker was stopped."""
+        """Hand a call over. Raises RuntimeError after :meth:`stop`."""
         if self._stopped:
-            raise RuntimeError(f"the worker {self._thread.name} was stopped")
+            raise RuntimeError(f"the thread {self._thread.name} was stopped")
         if self._thread.ident is None:
             self._thread.start()
         job = Job(call)
@@ -93,7 +94,7 @@ class IoThread:
         return job
 
     async def wait_all(self) -> None:
-        """Until everything that was handed over so far is over. Raises RuntimeError when the worker was stopped."""
+        """Wait until every call that was handed over so far is over. Raises RuntimeError after :meth:`stop`."""
         loop = asyncio.get_running_loop()
         here: asyncio.Future[None] = loop.create_future()
 
@@ -109,13 +110,13 @@ class IoThread:
         await here
 
     async def run(self, call: Callable[[], T]) -> T:
-        """The call's result. Cancelling the caller does not stop the call; its timeouts do."""
+        """Make a call and return its result. Cancelling the caller does not stop the call; its timeouts do."""
         job = self.submit(call)
         await self.wait_all()
         return job.result()
 
     async def promptly(self, call: Callable[[], T]) -> T:
-        """As :meth:`run`. While calls are quick the loop waits for them on the spot: its turns would take longer."""
+        """Do :meth:`run`, but wait on the spot while calls are quick: turns of the loop would take longer."""
         job = self.submit(call)
         if self._quick and job.over(PATIENCE_SECONDS):
             return job.result()
@@ -125,29 +126,31 @@ class IoThread:
         return job.result()
 
     def submit_latest(self, key: str, call: Callable[[], object]) -> None:
-        """Hand over a call that nobody waits for. Of several for one key that have not begun, the last one is made.
+        """Hand over a call that nobody waits for.
 
-        What it raises is logged. Nothing happens when the worker was stopped.
+        Of several with one ``key`` that wait, only the last is made.
+
+        What it raises is logged. Nothing happens after :meth:`stop`.
         """
         mark = object()
-        with self._soon:
+        with self._newest_lock:
             self._newest[key] = mark, call
 
         def run() -> None:
-            with self._soon:
+            with self._newest_lock:
                 if self._newest.get(key, (None,))[0] is not mark:
                     return
                 _, newest = self._newest.pop(key)
             try:
                 newest()
             except Exception:
-                log.exception("a file could not be kept", extra={"file": key})
+                log.exception("file not written", extra={"file": key})
 
         with contextlib.suppress(RuntimeError):
             self.submit(run)
 
     async def finish(self, seconds: float) -> None:
-        """Take no more calls; wait for those that were handed over, for so long at most: a disk may hang."""
+        """Take no more calls; wait for those that were handed over, for ``seconds`` at most: a disk may hang."""
         if self._thread.ident is not None and not self._stopped:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):

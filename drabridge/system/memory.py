@@ -1,9 +1,9 @@
-"""Giving back what only the start needed.
+"""Give back the memory that only the start needed.
 
-Importing and wiring touches several times as much program text as serving does: of some 27 MiB of mapped libraries a
-running agent uses 12 (measured, grpcio 1.85 and pydantic 2.14 on CPython 3.11). The kernel would take the rest back
-only under pressure. Dropping the mappings costs nothing but minor faults for the pages that are used again: the text is
-clean and stays in the page cache.
+The start touches several times as much program text as serving does: of some 27 MiB of mapped libraries a running agent
+uses 12 (measured, grpcio 1.85 and pydantic 2.14 on CPython 3.11). The kernel takes the rest back only under pressure.
+Dropping the mappings costs nothing but minor faults for the pages that are used again: the text is clean and stays in
+the page cache.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ _TEXT = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r-xp [0-9a-f]+ \S+ [1-9]\d*\s+/")
 
 
 def settle(maps: Path = Path("/proc/self/maps")) -> int:
-    """Call once, when the start is over. Returns the bytes of text whose mappings were dropped; 0 where it cannot be.
+    """Drop the mappings of program text, once the start is over.
 
-    What is alive now will most likely live for ever: it is taken out of the garbage collector's rounds.
+    Returns how many bytes; 0 where that cannot be.
+
+    Objects that are alive now will most likely live for ever: they are taken out of the garbage collector's rounds.
     """
     gc.collect()
     gc.freeze()
@@ -38,5 +40,5 @@ def settle(maps: Path = Path("/proc/self/maps")) -> int:
         start, size = int(first, 16), int(end, 16) - int(first, 16)
         if libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), MADV_DONTNEED) == 0:
             dropped += size
-    log.debug("settled", extra={"text_bytes": dropped})
+    log.debug("memory of the start given back", extra={"text_bytes": dropped})
     return dropped

@@ -1,4 +1,4 @@
-"""Where things are on a node: kubelet's three directories, the CDI directory and our own state."""
+"""Say where things are on a node: kubelet's directories, the CDI directory, our own state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ SUN_PATH_BYTES = 107  # sizeof(sockaddr_un.sun_path) less the NUL, linux/un.h
 
 
 class Paths(Struct, frozen=True):
-    """Every path of one agent. Kubelet opens our sockets in the host's mount namespace: mount them at the same path."""
+    """Every path of one agent.
+
+    Kubelet opens our sockets in the host's mount namespace: mount them at the same path.
+    """
 
     kubelet: Path  # kubelet's --root-dir
     device_plugins: Path  # does not follow --root-dir: a constant in kubelet (devicemanager/manager.go)
@@ -32,7 +35,10 @@ class Paths(Struct, frozen=True):
         state: Path | None = None,
         cdi: Path = CDI_DIRECTORY,
     ) -> Paths:
-        """Defaults follow kubelet's own. Raises ConfigError for a relative path or one too long for a socket."""
+        """Return the paths of ``driver``'s agent; the defaults are kubelet's own.
+
+        Raises ConfigError for a relative path, or for one that is too long for a socket.
+        """
         paths = cls(
             kubelet=kubelet,
             device_plugins=device_plugins or kubelet / "device-plugins",

@@ -1,4 +1,4 @@
-"""The one TCP port of an agent, for metrics, probes and the page: it is a standby's first, then the agent's."""
+"""Hold the one TCP port of an agent, for metrics, probes and the page. A standby's pages come first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ FREE_SECONDS = 0.05  # between looks at a port that another agent has: the kerne
 
 
 class Port:
-    """A TCP listener whose pages may be replaced while it serves. ``listen`` is ``HOST:PORT``, or empty for none."""
+    """A TCP listener whose pages may be replaced while it serves: a standby's at first, then the agent's.
+
+    ``listen`` is ``HOST:PORT``, or empty for none.
+    """
 
     def __init__(self, listen: str) -> None:
         self.listen = listen
@@ -24,7 +27,7 @@ class Port:
 
     @property
     def bound(self) -> bool:
-        """Whether it serves, or is not to."""
+        """Tell whether it serves, or need not."""
         return bool(self.address) or not self.listen
 
     def serve(self, routes: dict[tuple[str, str], Handler]) -> None:
@@ -32,14 +35,14 @@ class Port:
         self._server.routes = dict(routes)
 
     async def bind(self) -> None:
-        """Begin to listen. Raises ConfigError: a port that is taken is the operator's error."""
+        """Listen. Raises ConfigError: a port that is taken is the operator's error."""
         try:
             await self._bind()
         except OSError as error:
             raise self._fault(error) from error
 
     async def bind_unless_taken(self) -> bool:
-        """Begin to listen, unless somebody else does. Raises ConfigError for an address that cannot be had at all."""
+        """Listen unless somebody else does; tell whether it worked. Raises ConfigError for any other failure."""
         try:
             await self._bind()
         except OSError as error:
@@ -49,7 +52,7 @@ class Port:
         return True
 
     async def bind_when_free(self) -> None:
-        """Begin to listen as soon as the port is free: the agent before us had it, and may take a moment to end."""
+        """Listen as soon as the port is free: the agent before us had it and may take a moment to end."""
         said = False
         while not await self.bind_unless_taken():
             if not said:
@@ -75,7 +78,7 @@ class Port:
 
 
 def parse_listen(text: str) -> tuple[str, int]:
-    """``127.0.0.1:9400``, ``:9400`` (every address), ``[::1]:9400``. Raises ConfigError."""
+    """Parse ``127.0.0.1:9400``, ``:9400`` (every address) or ``[::1]:9400``. Raises ConfigError."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535 or (":" in host and not host.startswith("[")):
         raise ConfigError(f"--listen {text!r} is not HOST:PORT", hint='For example 127.0.0.1:9400, or ":9400" for all')

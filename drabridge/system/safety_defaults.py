@@ -1,4 +1,4 @@
-"""How long doubt lasts by default, in seconds: the numbers of the configuration's ``safety`` and of the ledger's rules.
+"""Hold the seconds that doubt lasts by default: for `safety` in the configuration, and the ledger.
 
 ``config.schema.Safety`` says what an operator may change, ``ledger.model.LedgerPolicy`` is what the rules are given.
 """

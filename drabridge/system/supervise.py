@@ -1,4 +1,4 @@
-"""Eternal tasks: one that fails is started again with back-off, and says so; the agent lives on."""
+"""Keep tasks running: one that fails is logged and started again after a back-off; the agent lives on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 async def forever(name: str, work: Callable[[], Awaitable[None]], stopping: Callable[[], bool] = lambda: False) -> None:
-    """Run ``work`` until cancelled. It returns only when ``stopping``; else, or when it raises, it is run again."""
+    """Run ``work`` until cancelled: when it raises, or returns before ``stopping``, run it again."""
     loop = asyncio.get_running_loop()
     pause = FIRST_SECONDS
     while True:
@@ -28,9 +28,9 @@ async def forever(name: str, work: Callable[[], Awaitable[None]], stopping: Call
             await work()
             if stopping():
                 return
-            log.error("a task that should never end has ended", extra={"task": name})
+            log.error("task ended, starting it again", extra={"task": name, "pause_seconds": pause})
         except Exception:
-            log.exception("a task failed and is started again", extra={"task": name, "pause_seconds": pause})
+            log.exception("task failed, starting it again", extra={"task": name, "pause_seconds": pause})
         if loop.time() - started > STABLE_SECONDS:
             pause = FIRST_SECONDS
         await asyncio.sleep(pause * random.uniform(0.8, 1.2))
@@ -38,8 +38,9 @@ async def forever(name: str, work: Callable[[], Awaitable[None]], stopping: Call
 
 
 class LoopErrors:
-    """What the event loop could not tell anybody. Without descriptors each of its accepts fails, a hundred in a burst,
-    and again every second: that is one fact.
+    """Handles errors of the event loop. Out of file descriptors is logged once in ``REPEAT_SECONDS``.
+
+    Then each accept fails, a hundred in a burst, and again every second: that is one fact.
     """
 
     def __init__(self) -> None:
@@ -58,7 +59,7 @@ class LoopErrors:
 
 
 class WakeUp:
-    """A wake-up that is not lost while nobody waits, and not counted: truth comes from looking, not from the signal."""
+    """A wake-up that is not lost while nobody waits, and not counted: who wakes must look what is true."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -67,7 +68,7 @@ class WakeUp:
         self._event.set()
 
     async def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Until set, or the time is over; true if it was set. Clears it."""
+        """Wait until it is set, or the time is over; true if it was set. Clears it."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._event.wait()

@@ -1,7 +1,7 @@
-"""Read what others wrote: whatever is wrong with one object is an error of that object, and all others are read.
+"""Read untrusted data: a defect of one object is an error of that object, and all others are read.
 
-Claims, pods, slices, nodes, files and answers come from people and programs that may be careless or hostile. Every
-reader of one goes through :func:`reading`; what loops over many tells of the unreadable ones with :class:`Unreadable`.
+Claims, pods, slices, nodes, files and answers come from people and programs that may be careless or hostile. Code that
+reads one object goes through :func:`reading`. Code that reads many reports the unreadable ones to :class:`Unreadable`.
 """
 
 from __future__ import annotations
@@ -17,58 +17,58 @@ from drabridge.errors import DrabridgeError, PeerError
 log = logging.getLogger(__name__)
 
 MOST_TEXT = 300  # characters of somebody else's text in a message of ours
-_TROUBLE = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError)
+_READING_ERRORS = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError)
 """What reading strange data raises: wrong types, missing keys, no text (a ValueError), too deep, no such file name."""
 
 _unreadable: Counter[str] = Counter()
-_telling = threading.Lock()  # lists and watches have threads of their own
+_lock = threading.Lock()  # lists and watches have threads of their own
 
 
 def unreadable() -> Mapping[str, int]:
-    """Kind -> how many objects, or changes of them, could not be read since the process began."""
-    with _telling:
+    """Return kind -> how many objects, or changes of them, could not be read since the process began."""
+    with _lock:
         return dict(_unreadable)
 
 
 class UnreadableError(PeerError):
-    """One object is not of the form that it should have."""
+    """An object does not have the form that it should have."""
 
 
 @contextlib.contextmanager
 def reading(what: str, error: type[DrabridgeError] = UnreadableError) -> Iterator[None]:
-    """Everything that strange data raises, once, as ``error`` about ``what``; errors of ours pass."""
+    """Turn every exception that strange data raises into ``error`` about ``what``; our own errors pass."""
     try:
         yield
-    except _TROUBLE as problem:
+    except _READING_ERRORS as problem:
         said = cut(str(problem) or "no reason given")
         raise error(f"{cut(what)} cannot be read: {type(problem).__name__}: {said}") from problem
 
 
 def cut(text: str, most: int = MOST_TEXT) -> str:
-    """``text`` as one printable line of at most ``most`` characters and an ellipsis."""
+    """Return ``text`` as one printable line of at most ``most`` characters, and "..." if it was cut."""
     text = text if len(text) <= most else f"{text[:most]}..."
     return text if text.isprintable() else text.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
 class Unreadable:
-    """Tells of unreadable objects of one kind: each is logged and counted once, and again when its error changes."""
+    """Reports unreadable objects of one kind: each once, and again when its error changes."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._said: dict[str, str] = {}
 
     def tell(self, name: str, error: Exception) -> None:
-        """Object ``name`` was left out because of ``error``."""
+        """Report that object ``name`` was left out because of ``error``."""
         name, said = cut(name), cut(str(error))
-        with _telling:
+        with _lock:
             known = self._said.get(name) == said
             self._said[name] = said
             _unreadable[self._kind] += not known
         if not known:
-            log.error("an object was left out", extra={"kind": self._kind, "object": name, "reason": said})
+            log.error("unreadable object left out", extra={"kind": self._kind, "object": name, "reason": said})
 
     def keep(self, names: Collection[str]) -> None:
-        """Forget what was said about all others: they are readable again, or gone."""
+        """Forget the reports about all other objects: they are readable again, or gone."""
         kept = set(map(cut, names))
-        with _telling:
+        with _lock:
             self._said = {name: said for name, said in self._said.items() if name in kept}

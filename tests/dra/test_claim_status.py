@@ -91,7 +91,7 @@ async def test_a_defect_in_one_part_leaves_kubelet_its_sockets(
     monkeypatch.setattr(StatusWriter, "_write", broken)
     async with a_node() as node:
         await node.prepared(node.claims.add("first", "gpu-1"))
-        await until(lambda: "a task failed and is started again" in caplog.text, why="the defect")
+        await until(lambda: "task failed, starting it again" in caplog.text, why="the defect")
         second = node.claims.add("second", "gpu-2")
         await node.prepared(second)
         assert await node.unprepare(second) == {second.uid: ""}
