@@ -1,4 +1,4 @@
-"""What is followed at the API server about this node, by an agent and by one that waits to become it."""
+"""Watch this node's annotation and its pods at the API server; a standby does so before it is the agent."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from drabridge.system.supervise import forever
 
 
 class ApiWatches:
-    """The watches of the Node's annotation and of its pods. Who is told of news is set by :meth:`tell`."""
+    """The two watches. :meth:`notify` sets the callbacks; until then a standby only keeps what is seen."""
 
     def __init__(
-        self, cluster: Cluster, node: str, driver: str, ours: Callable[[], Collection[str]] = frozenset
+        self, cluster: Cluster, node: str, driver: str, resources: Callable[[], Collection[str]] = frozenset
     ) -> None:
-        """``ours``: the resources that matter of pods, asked from another thread."""
-        self._ours = ours
-        self.pods = PodWatch(cluster, node, lambda: self._ended(), lambda: self._ours())
-        self._node = NodeWatch(cluster, node, driver, self._annotated)
-        self._ended: Callable[[], None] = lambda: None
-        self._annotate: Callable[[str | None], None] = lambda value: None
+        """``resources`` returns the names that matter in a pod's limits; it is called from another thread."""
+        self._resources = resources
+        self.pods = PodWatch(cluster, node, lambda: self._on_pod_ended(), lambda: self._resources())
+        self._node = NodeWatch(cluster, node, driver, self._take_annotation)
+        self._on_pod_ended: Callable[[], None] = lambda: None
+        self._on_annotation: Callable[[str | None], None] = lambda value: None
         self._tasks: list[asyncio.Task[None]] = []
-        self._annotation: tuple[str | None, ...] = ()  # as it was seen last; (): not yet
+        self._annotation: tuple[str | None, ...] = ()  # the newest value; (): not seen yet
 
     def begin(self) -> None:
-        """Follow both, unless they are followed already."""
+        """Start both watches, unless they run already."""
         work = {"node": self._node.run, "pods": self.pods.run}
         if not self._tasks:
             self._tasks = [asyncio.create_task(forever(name, run), name=name) for name, run in work.items()]
 
     async def end(self) -> None:
-        """Follow nothing any more."""
+        """End both watches."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def tell(
+    def notify(
         self,
-        ended: Callable[[], None],
-        annotate: Callable[[str | None], None],
-        ours: Callable[[], Collection[str]] = frozenset,
+        on_pod_ended: Callable[[], None],
+        on_annotation: Callable[[str | None], None],
+        resources: Callable[[], Collection[str]] = frozenset,
     ) -> None:
-        """``ended``: a pod with devices is gone or has ended; ``annotate``: what the Node's annotation says."""
-        self._ended, self._annotate, self._ours = ended, annotate, ours
+        """Set the callbacks: a pod with devices is gone or has ended; the annotation has this value (also now)."""
+        self._on_pod_ended, self._on_annotation, self._resources = on_pod_ended, on_annotation, resources
         if self._annotation:
-            annotate(*self._annotation)
+            on_annotation(*self._annotation)
 
-    def _annotated(self, value: str | None) -> None:
+    def _take_annotation(self, value: str | None) -> None:
         self._annotation = (value,)
-        self._annotate(value)
+        self._on_annotation(value)

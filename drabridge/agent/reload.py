@@ -1,4 +1,4 @@
-"""Following the configuration file: validated first, the last good one stays, only what changed is restarted."""
+"""Follow the configuration file: validate a changed one first, keep the last good one, apply only what changed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ Identity = tuple[int, int, int, int] | None
 
 
 class ConfigFollower:
-    """Applies a changed file; ``refused`` gets the complaints about one that cannot be used, "" when all is well.
-
-    ``reload``: look at once, though the file seems the same (SIGHUP).
-    """
+    """Applies a changed file. ``current`` is the configuration in use; None while it may be applied in part."""
 
     def __init__(
         self,
@@ -35,7 +32,11 @@ class ConfigFollower:
         refused: Callable[[str], None],
         unfit: Callable[[Config], str] = lambda config: "",
     ) -> None:
-        """``unfit`` says why a running agent cannot take a configuration that is good in itself."""
+        """``reload`` asks to read the file now, though it seems unchanged (SIGHUP); ``apply`` takes a good one.
+
+        ``refused`` gets the faults of one that cannot be used, "" when all is well. ``unfit`` says why a running agent
+        cannot take a configuration that is good in itself.
+        """
         self._path = path
         self._apply = apply
         self._refused = refused
@@ -47,6 +48,7 @@ class ConfigFollower:
         self._reload = reload
 
     async def run(self) -> None:
+        """Follow the file until cancelled."""
         while True:
             asked = await self._reload.wait(POLL_SECONDS)
             identity = identity_of(self._path)
@@ -54,9 +56,9 @@ class ConfigFollower:
                 self._seen = identity if await self.take() else None
 
     async def take(self) -> bool:
-        """Load, check, apply. Whatever is wrong leaves the running configuration in place.
+        """Load, check and apply the file; on any fault the running configuration stays.
 
-        False: that was not for the file itself (out of descriptors, a disk that fails); it is tried again.
+        False: the fault is not in the file (out of descriptors, a disk that fails); it is to be tried again.
         """
         try:
             config = await asyncio.to_thread(load, self._path)
@@ -76,7 +78,7 @@ class ConfigFollower:
             self._refuse(f"{self._path}: {why}")
             return False  # it passes without the file being changed
         if config != self.current:
-            self.current = None  # nobody knows how much of it is applied if that fails
+            self.current = None  # if that fails, a part of it may be applied
             try:
                 await self._apply(config)
             except Exception as error:
@@ -92,13 +94,13 @@ class ConfigFollower:
         self._refused("\n".join(faults))
         if faults != self._faults:
             for fault in faults:
-                said = {"fault": fault}
-                log.error("the changed configuration is refused, the last good one stays", extra=said, exc_info=cause)
+                fields = {"reason": fault}
+                log.error("changed configuration refused, the last good one stays", extra=fields, exc_info=cause)
         self._faults = faults
 
 
 def identity_of(path: Path) -> Identity:
-    """Tell the file from one with other text at the same path; None if it is not there."""
+    """Return what tells the file from another one at the same path; None if there is no file."""
     try:
         found = path.stat()
     except OSError:

@@ -182,7 +182,7 @@ class ServingAgent:
         watches = watches or ApiWatches(cluster, parts.options.node_name, parts.current.config.driver, self._resources)
         watches.pods.slack = lambda: parts.ledger_service.policy.absent_seconds
         watches.begin()
-        watches.tell(parts.evidence.hurry, parts.desired.annotate, self._resources)
+        watches.notify(parts.evidence.hurry, parts.desired.annotate, self._resources)
         parts.others.pods = watches.pods
         parts.others.claims = parts.claim_queries.allocated
         self._watches = watches

@@ -1,9 +1,9 @@
-"""An agent that waits for another one to end: whole but for the ledger, so that it takes over within milliseconds.
+"""Wait for another agent to end, with everything but the ledger ready: takes over within milliseconds.
 
-A DaemonSet with ``maxSurge`` starts the successor beside the agent that it replaces. Until it has the ledger's lock it
-touches nothing of the other one's: it grants nothing, registers no resource, writes no file but a socket of its own. It
-has its imports, its devices, its watches of the API server, and says on every page that it is a standby. That is what
-it is ready for, so its readiness is true; else the rollout would not go on.
+A DaemonSet with ``maxSurge`` starts the successor beside the agent that it replaces. Until the successor has the
+ledger's lock it touches nothing of the other agent's: it grants nothing, registers no resource, writes no file but a
+socket of its own. It has its imports, its devices and its watches of the API server, and answers every request with
+the word standby. Its readiness is true: a standby is ready to take over, and else the rollout would not go on.
 """
 
 from __future__ import annotations
@@ -54,17 +54,21 @@ SOCKETS = "standby-*.sock"  # in the state directory; short, a path has 107 byte
 
 
 def standbys(state: Path) -> list[str]:
-    """Name the sockets of standbys that wait beside this state directory."""
+    """Return the names of the sockets of standbys that wait in this state directory."""
     return sorted(path.name for path in state.glob(SOCKETS) if not is_dead(path))
 
 
 class Standby:
-    """What an agent has ready before the ledger is its own. Use from one loop; :meth:`close` ends what is left."""
+    """What an agent has ready before the ledger is its own. Use from one loop; :meth:`close` ends what is left.
+
+    ``watcher`` watches kubelet's directory: its threads take longer to start than a registration. ``cluster`` is the
+    API server that it talks to, if any.
+    """
 
     def __init__(
         self, options: Options, config: Config, paths: Paths, port: Port, on_snapshot: Callable[[], None]
     ) -> None:
-        """``on_snapshot`` is called with every news of the devices, then and later."""
+        """``on_snapshot`` is called after every change of the devices, also once the agent has the inventory."""
         self._options = options
         self._config = config
         self._paths = paths
@@ -78,33 +82,34 @@ class Standby:
         self._on_fact: Callable[[Fact], None] = lambda fact: None
         self._facts: dict[type[Fact], Fact] = {}  # the newest of each kind that tells a state
         known = IdentityStore(paths.state).load(config)
-        self._inventory = Inventory(config, held=lambda name: self._held(name), known=known, on_fact=self._told)
-        self._looking: asyncio.Task[None] | None = None
-        self.watcher = Watcher()  # of kubelet's directory: its threads take longer to start than a registration
+        self._inventory = Inventory(config, held=lambda name: self._held(name), known=known, on_fact=self._take_fact)
+        self._inventory_task: asyncio.Task[None] | None = None
+        self.watcher = Watcher()
         self._watching: Subscription | None = None
         self.cluster: Cluster | None = None
         self._watches: ApiWatches | None = None
-        self._begun = False  # all parts are there
-        self._relay: Relay | None = None
-        self._relaying: asyncio.Task[None] | None = None  # kubelet's calls for claims
+        self._ready = False  # all parts are there
+        self._relay: Relay | None = None  # of kubelet's calls for claims
+        self._relay_task: asyncio.Task[None] | None = None
 
     @property
     def words(self) -> str:
-        """What it is and whom it waits for."""
+        """What this agent is and what it waits for, for people."""
         pid = holder(self._paths.state)
         return f"standby: waiting for the ledger's lock held by pid {pid} in {self._paths.state}"
 
     async def wait(self, stop: asyncio.Event) -> Lock | None:
-        """Get ready, and wait for the ledger's lock. None: stopped before. Raises HostError if it cannot be waited for,
-        ConfigError for an address that cannot be listened on.
+        """Get ready, and wait for the ledger's lock. None: stopped before that.
+
+        Raises HostError if the lock cannot be waited for, ConfigError for an address that cannot be listened on.
         """
         log.warning("standby: waiting for another agent to end", extra={"reason": self.words})
-        waiting = asyncio.ensure_future(_when_free(self._paths.state))
+        waiting = asyncio.ensure_future(_wait_for_lock(self._paths.state))
         stopped = asyncio.ensure_future(stop.wait())
         tasks: list[asyncio.Future[Any]] = [waiting, stopped]
         try:
-            await self._begin()
-            tasks.append(asyncio.ensure_future(self._settle()))
+            await self._get_ready()
+            tasks.append(asyncio.ensure_future(self._wait_for_relay()))
             await asyncio.wait({waiting, stopped}, return_when=asyncio.FIRST_COMPLETED)
             return waiting.result() if waiting.done() else None
         finally:
@@ -112,9 +117,9 @@ class Standby:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _begin(self) -> None:
+    async def _get_ready(self) -> None:
         inventory = self._inventory
-        self._looking = asyncio.create_task(
+        self._inventory_task = asyncio.create_task(
             forever("inventory", lambda: inventory.run(lambda _: self._on_snapshot())), name="inventory"
         )
         self._watching = self.watcher.subscribe(self._paths.device_plugins, lambda: None)
@@ -137,27 +142,27 @@ class Standby:
             self._relay_claims()
 
     def _relay_claims(self) -> None:
-        """Import the DRA side, 0.2 s that its start need not take later, and be an endpoint for kubelet's calls."""
+        """Import the DRA side, which saves 0.2 s at the takeover, and open the relay for kubelet's calls."""
         import drabridge.dra.driver  # noqa: F401
         from drabridge.dra.standby_relay import Relay
 
         try:
             self._relay = relay = Relay(self._paths.kubelet, self._config.driver)
         except HostError as error:  # the path is too long with a token in it
-            log.warning("calls for claims cannot be passed on", extra={"reason": str(error)})
+            log.warning("calls for claims not passed on", extra={"reason": str(error)})
             return
-        self._relaying = asyncio.create_task(relay.run(), name="relay")
+        self._relay_task = asyncio.create_task(relay.run(), name="relay")
 
-    async def _settle(self) -> None:
-        """Be ready once kubelet knows the endpoint for claims; if it is away it takes it when it comes."""
+    async def _wait_for_relay(self) -> None:
+        """Count as ready once kubelet has the relay registered, after 5 s at most: kubelet may be away."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REGISTER_SECONDS):
                 if self._relay is not None:
                     await self._relay.settled()
-        self._begun = True
+        self._ready = True
 
     async def _open_control(self) -> None:
-        """A socket of its own in the directory of the other agent's: to ask it what it is, and to be seen."""
+        """Open a socket of its own beside the other agent's, so that people and that agent see the standby."""
         for path in self._paths.state.glob(SOCKETS):
             if is_dead(path):
                 path.unlink(missing_ok=True)
@@ -165,7 +170,7 @@ class Standby:
         try:
             await self._control.listen_unix(path)
         except OSError as error:  # the path is too long, or the disk is full: it is for people alone
-            log.warning("a standby without a socket", extra={"path": str(path), "reason": str(error)})
+            log.warning("no control socket for the standby", extra={"path": str(path), "reason": str(error)})
             return
         log.info("listening", extra={"address": self._port.address, "control": str(path)})
 
@@ -178,8 +183,9 @@ class Standby:
         held: Callable[[str], bool],
         on_fact: Callable[[Fact], None],
     ) -> Inventory | None:
-        """The inventory, if one that began now, with what the other agent remembered last, would find the same. None:
-        what devices are called changed meanwhile, or is asked of another configuration.
+        """Return the inventory, if a new one would find the same with the identities that are known now; else None.
+
+        None: the other agent has named devices meanwhile, or the configuration is another one.
         """
         inventory = self._inventory
         if config is not self._config or not inventory.current.complete or inventory.identities() != known:
@@ -193,8 +199,8 @@ class Standby:
         """Give away the task that runs the inventory, once; None if ``inventory`` is not the one of this standby."""
         if inventory is not self._inventory:
             return None
-        looking, self._looking = self._looking, None
-        return looking
+        task, self._inventory_task = self._inventory_task, None
+        return task
 
     def take_watches(self) -> ApiWatches | None:
         """Give away the watches of the API server, once."""
@@ -202,14 +208,14 @@ class Standby:
         return watches
 
     async def step_aside(self) -> None:
-        """The agent serves now: be seen no more, and end an inventory that it did not take."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        """The agent serves now: close the standby's socket, and end an inventory that the agent did not take."""
+        if self._inventory_task is not None:
+            self._inventory_task.cancel()
+            await asyncio.gather(self._inventory_task, return_exceptions=True)
         await self._control.close()
 
     async def retire_relay(self, claims: ClaimSide) -> None:
-        """End the relay once kubelet calls the agent itself, or will not: until then calls come here."""
+        """End the relay once kubelet has the agent registered, or after 30 s: until then kubelet calls the relay."""
         if self._relay is None:
             return
         with contextlib.suppress(TimeoutError):
@@ -223,9 +229,9 @@ class Standby:
             claims.driver.repeat_health()
 
     async def _end_relay(self) -> None:
-        if self._relaying is not None:
-            self._relaying.cancel()
-            await asyncio.gather(self._relaying, return_exceptions=True)
+        if self._relay_task is not None:
+            self._relay_task.cancel()
+            await asyncio.gather(self._relay_task, return_exceptions=True)
 
     async def close(self) -> None:
         """End what nobody took over."""
@@ -236,16 +242,16 @@ class Standby:
             await watches.end()
         await self.step_aside()
 
-    def _told(self, fact: Fact) -> None:
+    def _take_fact(self, fact: Fact) -> None:
         if isinstance(fact, SourceChanged | Reconciled):
             self._facts[type(fact)] = fact
         self._on_fact(fact)
 
-    # --- pages ------------------------------------------------------------------------------------------------------
+    # --- routes -----------------------------------------------------------------------------------------------------
 
     def _readyz(self, _: Request) -> Response:
-        if not self._begun or not self._inventory.current.complete:
-            text = f"not ready: {self.words}; not all that it needs to take over is there yet\n"
+        if not self._ready or not self._inventory.current.complete:
+            text = f"not ready: {self.words}; it does not have all that it needs to take over yet\n"
             return Response(text, HTTPStatus.SERVICE_UNAVAILABLE)
         return Response(f"{self.words}\n")
 
@@ -254,16 +260,18 @@ class Standby:
 
     def _refuse(self, _: Request) -> Response:
         active = self._paths.control_socket
-        error = f"this agent is a {self.words}. It knows nothing of who holds what: ask the other one, on {active}"
+        error = f"this agent is a {self.words}. It does not know who holds what: ask the other one, on {active}"
         return Response.json({"error": error}, HTTPStatus.CONFLICT)
 
     def _samples(self) -> Iterator[Sample]:
         yield "standby", (), 1.0
 
 
-async def _when_free(directory: Path) -> Lock:
-    """Wait in a thread for the directory's lock. Raises HostError. If the caller is cancelled it is let go of at once
-    when it is had; a thread that still waits then dies with the process.
+async def _wait_for_lock(directory: Path) -> Lock:
+    """Wait in a thread for the directory's lock. Raises HostError.
+
+    If the caller is cancelled, a lock that comes later is let go of at once; a thread that still waits ends with the
+    process.
     """
     loop = asyncio.get_running_loop()
     had: asyncio.Future[Lock] = loop.create_future()

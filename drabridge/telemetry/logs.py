@@ -1,4 +1,4 @@
-"""Log lines: one fact each, as ``key=value`` or JSON, with the fields of ``logging``'s ``extra`` kept as fields."""
+"""Write each log record as one line of ``key=value`` or JSON; the fields of ``logging``'s ``extra`` stay fields."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _MAX_VALUE = 2_000  # characters: a hostile udev property or error text must not
 
 
 def fields(record: logging.LogRecord) -> dict[str, Any]:
-    """The record as an ordered mapping: time, level, logger, message, then the caller's fields."""
+    """Return the record as an ordered mapping: time, level, logger, message, then the caller's fields.
+
+    An exception's text is the field ``reason``, unless the caller gave one; its trace follows for errors.
+    """
     found: dict[str, Any] = {
         "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "level": record.levelname.lower(),
@@ -24,7 +27,7 @@ def fields(record: logging.LogRecord) -> dict[str, Any]:
     }
     found.update((key, value) for key, value in vars(record).items() if key not in _STANDARD)
     if record.exc_info and record.exc_info[1] is not None:
-        found["error"] = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
+        found.setdefault("reason", f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}")
         if record.levelno >= logging.ERROR or logging.getLogger().isEnabledFor(logging.DEBUG):
             found["trace"] = logging.Formatter().formatException(record.exc_info)
     return found
@@ -58,7 +61,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def setup(level: str = "info", form: Literal["logfmt", "json"] = "logfmt") -> None:
-    """Send everything to stderr in one form. Called once by a command that runs the agent; libraries never call it."""
+    """Send every record to stderr in one form. Only the command that runs the agent calls it, once."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else LogfmtFormatter())
     root = logging.getLogger()

@@ -1,4 +1,4 @@
-"""Every Prometheus metric of the agent: one table, counters fed by facts, gauges read from the state at scrape time.
+"""Define every Prometheus metric of the agent in one table: counters count facts, gauges are read at each scrape.
 
 Names follow the Kubernetes instrumentation guidelines: base units, ``namespace``/``pod``/``container`` labels, label
 values bounded by what the node has. ``docs/reference/metrics.md`` is generated from ``TABLE``.
@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from drabridge import __version__
 
-disable_created_metrics()  # doubles the series of every counter for a time that nobody asks for
+disable_created_metrics()  # else each counter has a second series, with a time that no rule or dashboard uses
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -41,7 +41,7 @@ class Definition(Struct, frozen=True):
 TABLE: dict[str, Definition] = {
     definition.name: definition
     for definition in (
-        Definition("build_info", "gauge", ("version", "python"), "Always 1; which program this is."),
+        Definition("build_info", "gauge", ("version", "python"), "Always 1; the version of the agent and of Python."),
         Definition("devices", "gauge", ("resource", "health"), "Devices by health: present, faulty or gone."),
         Definition(
             "device_info",
@@ -75,20 +75,23 @@ TABLE: dict[str, Definition] = {
             "registered",
             "gauge",
             ("api", "resource"),
-            "1 while kubelet has us registered and listens, else 0; `dra` does not notice that kubelet is down.",
+            "1 while kubelet has the agent registered and listens, else 0; `dra` does not notice that kubelet is down.",
         ),
-        Definition("kubelet_restarts", "counter", (), "How often another kubelet came, since the agent runs."),
+        Definition("kubelet_restarts", "counter", (), "Restarts of kubelet since the agent started."),
         Definition("udev_events", "counter", ("subsystem", "action"), "Events of udev or of the kernel."),
         Definition("inventory_reconcile_duration_seconds", "histogram", (), "Time of a full enumeration."),
         Definition("inventory_last_reconcile_timestamp_seconds", "gauge", (), "When the last full enumeration ended."),
-        Definition("inventory_monitor_restarts", "counter", (), "How often the event monitor was made anew."),
+        Definition("inventory_monitor_restarts", "counter", (), "How often the monitor of device events was replaced."),
         Definition(
             "inventory_collisions", "gauge", (), "Identities that several devices share; none of them is offered."
         ),
         Definition(
-            "podresources_request_duration_seconds", "histogram", ("method",), "Time of our questions to kubelet."
+            "podresources_request_duration_seconds",
+            "histogram",
+            ("method",),
+            "Time of the agent's requests to kubelet's PodResources API.",
         ),
-        Definition("podresources_errors", "counter", ("code",), "Our questions to kubelet that failed."),
+        Definition("podresources_errors", "counter", ("code",), "Requests to kubelet's PodResources API that failed."),
         Definition(
             "resourceslices_published",
             "gauge",
@@ -113,21 +116,22 @@ TABLE: dict[str, Definition] = {
             "unreadable_objects",
             "counter",
             ("kind",),
-            "Objects that were left out because nobody can read them; the log names each.",
+            "Objects that were left out because they cannot be read; the log names each.",
         ),
     )
 }
 
-_SAMPLED = frozenset({"unreadable_objects"})  # counters that somebody else counts
+_SAMPLED = frozenset({"unreadable_objects"})  # counters that are counted elsewhere and read at each scrape
 
-# What a gauge, or such a counter, says now: (metric name, label values, value).
 Sample = tuple[str, tuple[str, ...], float]
+"""The value of a gauge, or of such a counter: (metric name, label values, value)."""
 
 
 class Metrics(Collector):
-    """The registry of one agent. ``samples`` is asked at each scrape for all that is not counted here."""
+    """The registry of one agent."""
 
     def __init__(self, samples: Callable[[], Iterable[Sample]]) -> None:
+        """``samples`` is called at each scrape for all that is not counted here."""
         self.registry = CollectorRegistry(auto_describe=False)
         self._samples = samples
         self._counters: dict[str, Counter] = {}
@@ -147,10 +151,12 @@ class Metrics(Collector):
         self.registry.register(self)
 
     def count(self, name: str, *labels: str, by: float = 1) -> None:
+        """Add to a counter of the table."""
         counter = self._counters[name]
         (counter.labels(*labels) if labels else counter).inc(by)
 
     def time(self, name: str, seconds: float, *labels: str) -> None:
+        """Add a duration to a histogram of the table."""
         histogram = self._histograms[name]
         (histogram.labels(*labels) if labels else histogram).observe(max(seconds, 0.0))
 
@@ -169,7 +175,7 @@ class Metrics(Collector):
         yield from families.values()
 
     def exposition(self) -> bytes:
-        """The page behind ``/metrics``."""
+        """Return the text behind ``/metrics``."""
         return generate_latest(self.registry)
 
 

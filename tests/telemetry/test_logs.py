@@ -34,7 +34,7 @@ def test_an_exception_is_a_field() -> None:
             "t", logging.ERROR, "f", 1, "m", (), (OSError, error, error.__traceback__)
         )
     parsed = json.loads(JsonFormatter().format(found))
-    assert parsed["error"] == "OSError: disk full"
+    assert parsed["reason"] == "OSError: disk full"
     assert "Traceback" in parsed["trace"]
 
 
