@@ -1,4 +1,4 @@
-"""A node's clock that is set while the agent runs: no device is freed early, and none is kept for the step's length."""
+"""The node's clock is set while the agent runs: no device is released early or held for the length of the step."""
 
 from __future__ import annotations
 

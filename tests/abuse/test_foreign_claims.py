@@ -1,4 +1,4 @@
-"""Claims that anybody may write: the agent reads every claim of the cluster, and must not stumble over one."""
+"""The agent reads every claim of the cluster; a malformed one must not stop it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever one of many objects is, the others are served: readers by themselves, and a whole agent."""
+"""One malformed object among many: readers and a whole agent still serve the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users write into the API costs the agent no memory that counts: 128 MiB is half of the chart's limit.
+"""Objects that users write cost the agent little memory: 128 MiB is half of the chart's limit.
 
 ``python -m tests.bench foreign_objects`` does the same with 200 pods and 100 claims.
 """

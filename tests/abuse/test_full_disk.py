@@ -1,4 +1,4 @@
-"""Disks that are full or read-only below the agent: nothing is granted that cannot be remembered, nothing is lost."""
+"""Full and read-only disks: the agent grants nothing that it cannot record, and loses nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others say, through the code that believes it least: configurations, udev's values, kubelet's answers.
+"""Random configurations, udev values and kubelet answers, through the code that trusts them least.
 
 Whatever comes in, the outcome is one of those that the design names; no other exception, and nothing that is free.
 """

@@ -1,4 +1,4 @@
-"""The agent's sockets under callers that are not kubelet: noise, floods, readers that do not read.
+"""Callers that are not kubelet on the agent's sockets: noise, floods, readers that do not read.
 
 The noise is random with a fixed seed: what failed once fails again.
 """

@@ -1,4 +1,4 @@
-"""The measurement of memory measures: its slope is right, its churn churns, its samples are the agent's."""
+"""The memory measurement itself: its slope is right, pods really come and go, samples are of the agent's process."""
 
 from __future__ import annotations
 

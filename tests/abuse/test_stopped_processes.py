@@ -1,4 +1,4 @@
-"""The agent out of file descriptors, stopped, beside a stopped kubelet: it lives, keeps what is held, and recovers."""
+"""The agent without file descriptors or stopped, and beside a stopped kubelet: it keeps what is held and recovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent that stops while a claim runs, and what it has to know of that claim without its state."""
+"""Stop an agent while a claim runs, and look at what its successor knows of that claim."""
 
 from __future__ import annotations
 

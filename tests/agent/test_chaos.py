@@ -1,4 +1,4 @@
-"""The agent, the kubelet and udevd are killed, sockets and directories deleted, in any order: it ends well each time.
+"""Agent, kubelet and udevd are killed, sockets and directories deleted, in any order: the agent always recovers.
 
 Everything is real but the kubelet: the agent's process, systemd-udevd, loop devices, sockets, files.
 """

@@ -1,4 +1,4 @@
-"""Lanes by selection: what is chosen stays chosen while it is away."""
+"""A device that a lane's selection names keeps its lane while it is unplugged."""
 
 from __future__ import annotations
 

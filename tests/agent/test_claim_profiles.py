@@ -1,4 +1,4 @@
-"""Templates of claim profiles mean the same as those of resources: what the configuration accepts can be filled in."""
+"""Templates of claim profiles mean the same as those of resources."""
 
 from __future__ import annotations
 

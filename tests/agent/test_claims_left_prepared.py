@@ -1,4 +1,4 @@
-"""A claim that kubelet forgot without unpreparing it: held until the operator's word, which rests on what is asked."""
+"""A claim that kubelet forgot without unpreparing it holds its device until the operator releases it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims whose devices the ledger has lost track of: it is an older copy, or has never known their names."""
+"""Claims whose devices the ledger does not know: it is an older copy, or never knew their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a changed configuration reaches while the agent runs, and what it may not change."""
+"""What a changed configuration changes in a running agent, and what it may not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the agent counts and says while peers say no: read from its pages, after it happened over real sockets."""
+"""What the agent counts and reports while peers refuse: read from its pages, over real sockets."""
 
 from __future__ import annotations
 

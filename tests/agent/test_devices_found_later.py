@@ -1,4 +1,4 @@
-"""Devices that a running agent hears of for the first time: pods of the plugin before it may have them."""
+"""Devices that a running agent sees for the first time may belong to pods of the former plugin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``drabridge drain``: what is free goes to the legacy lane and stays there, what claims hold is named."""
+"""``drabridge drain``: free devices move to the legacy lane and stay there, claims that hold devices are named."""
 
 from __future__ import annotations
 

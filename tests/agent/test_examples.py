@@ -1,4 +1,4 @@
-"""Every example of ``deploy/examples`` is run by a real agent on a machine made for it, each in a umockdev test bed."""
+"""A real agent runs every example of ``deploy/examples`` on a machine made for it in a umockdev test bed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Disks and directories that fail below a running agent: no storm of failed pods, and it heals without being asked."""
+"""Disks and directories fail below a running agent: few pods fail, and the agent recovers by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reload that lowers the number of replicas, seen by kubelet: what it may be giving away must not leave the list."""
+"""A reload lowers the number of replicas: ids that kubelet may be giving away stay in the list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent finds when it starts: another plugin's pods, the time before a reboot, a ledger nobody can read."""
+"""What an agent finds at its start: another plugin's pods, a reboot, a ledger that cannot be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of claims that an agent began to prepare and did not live to finish, or to take back after a refusal."""
+"""Claim records of an agent that died while it prepared a claim or took back a refused one."""
 
 from __future__ import annotations
 

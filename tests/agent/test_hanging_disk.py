@@ -1,4 +1,4 @@
-"""A disk that does not answer stops what needs its file alone: kubelet and people are answered meanwhile."""
+"""A disk that hangs delays only what needs its file: kubelet and people still get answers."""
 
 from __future__ import annotations
 

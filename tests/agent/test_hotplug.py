@@ -1,4 +1,4 @@
-"""Real devices come and go under a real agent: kubelet's view, the pod that holds one, and its CDI file."""
+"""Real devices come and go under a real agent: what kubelet, a pod with one of them and its CDI file see."""
 
 from __future__ import annotations
 

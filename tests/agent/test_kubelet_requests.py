@@ -1,4 +1,4 @@
-"""What the agent's socket answers to kubelet's requests: the right ones, the odd ones, and hooks before a start."""
+"""What the agent answers to kubelet's requests: valid and unusual ones, and hooks before a container starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a move from the dra lane to the legacy lane makes of claims, with a real agent over real sockets."""
+"""Moves from the dra lane to the legacy lane and what they do to claims, with a real agent over real sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moves between the lanes while a peer is in trouble: what is not acknowledged does not move, and moves when it is."""
+"""Lane moves while a peer has trouble: a device moves only after every acknowledgement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent beside a kubelet: what kubelet, a container's creator and a person see."""
+"""A real agent beside a simulated kubelet: what kubelet, a container runtime and a person see."""
 
 from __future__ import annotations
 

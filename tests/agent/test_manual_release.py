@@ -1,4 +1,4 @@
-"""The operator's release of a device: what is asked about claims, and what is left of those that had it."""
+"""The operator releases a device: what is checked about claims, and what stays of those that had it."""
 
 from __future__ import annotations
 

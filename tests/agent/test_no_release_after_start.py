@@ -1,4 +1,4 @@
-"""For how long nothing is released after a start: of kubelet always, of the agent where kubelet may be another one."""
+"""For how long nothing is released after a start of kubelet, and of an agent that may meet another kubelet."""
 
 from __future__ import annotations
 

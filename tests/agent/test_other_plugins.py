@@ -1,4 +1,4 @@
-"""Other plugins beside and before the agent: their resources' names decide whether an id of theirs is one of ours."""
+"""Other plugins beside and before the agent: their resources' names decide whether an id of theirs is ours."""
 
 from __future__ import annotations
 

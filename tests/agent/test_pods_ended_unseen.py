@@ -1,4 +1,4 @@
-"""Pods that are gone and were not seen to end: by force, or while the API server could not be asked.
+"""Pods that ended unseen: deleted by force, or while the API server could not be asked.
 
 Their processes may go on for their grace period, and until then nobody else gets what they have.
 """

@@ -1,4 +1,4 @@
-"""A real container with what the agent answered to Allocate: it has the device, and one without it has not."""
+"""A real container gets the device that the agent allocated; a container without it does not."""
 
 from __future__ import annotations
 

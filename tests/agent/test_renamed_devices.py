@@ -1,4 +1,4 @@
-"""The configuration calls devices otherwise while they are held: they stay with their holder, then get their name."""
+"""A changed configuration renames held devices: they stay with their holder, then get their new name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole and its parts are called otherwise while a pod has one of them: nobody is given the other one."""
+"""A whole device and its parts are renamed while a pod has one of them: nobody gets an overlapping one."""
 
 from __future__ import annotations
 

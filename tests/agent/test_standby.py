@@ -1,4 +1,4 @@
-"""A second agent beside one that serves: it says that it waits, disturbs nobody, and takes over when the other ends."""
+"""A standby beside a serving agent: it says that it waits, disturbs nobody, and takes over at the other's end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims while one agent follows another: kubelet always has an endpoint, and what it calls in between is answered."""
+"""Claims during a handover between agents: kubelet always has an endpoint, and its calls are answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which claims a start believes in: by records, by kubelet, by CDI files, and what a reboot makes of each."""
+"""Which claims an agent believes at its start: records, kubelet, CDI files, and what a reboot changes."""
 
 from __future__ import annotations
 

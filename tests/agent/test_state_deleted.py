@@ -1,4 +1,4 @@
-"""The agent's state is gone, all of it or some: what CDI files, kubelet and the API server know is not free."""
+"""The agent's state is deleted, wholly or in part: devices that CDI files, kubelet or the API server know stay held."""
 
 from __future__ import annotations
 

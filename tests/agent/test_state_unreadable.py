@@ -1,4 +1,4 @@
-"""What tells of holders is there and cannot be read: CDI files, records, the ledger, kubelet's checkpoint."""
+"""CDI files, claim records, the ledger or kubelet's checkpoint are there but cannot be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The running agent through rules that Hypothesis chooses: a real process, real sockets, real devices, real faults.
+"""Random histories by Hypothesis on a running agent: a real process, real sockets, real devices, real faults.
 
 After every rule the world is looked at from outside: locks that containers hold, kubelet's lists, the API server's
 slices, the agent's own status. ``DRABRIDGE_STATEFUL_EXAMPLES`` asks for more histories than the few of a test run, new

@@ -1,4 +1,4 @@
-"""Whether what is looked at after every rule would notice an agent with one rule missing; a whole one passes."""
+"""The checks of the random histories notice an agent with one rule missing, and accept a whole one."""
 
 from __future__ import annotations
 

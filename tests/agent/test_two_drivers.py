@@ -1,4 +1,4 @@
-"""Agents of two drivers on one node, at once and one after the other: hardware has one holder all the same."""
+"""Agents of two drivers on one node, at once and one after the other: a piece of hardware has one holder."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Upstream's e2e_node DRA cases (dra_test.go) that need a whole agent, by number: it hangs, it is replaced, kubelet is
-away.
-"""
+"""Upstream's e2e_node DRA cases (dra_test.go), by number, that need a whole agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A chosen device that is unplugged and comes back: ``umockdev-wrapper python -m tests.agent.umockdev_chosen LANE``.
+"""Unplug and replug a device that a lane selects: ``umockdev-wrapper python -m tests.agent.umockdev_chosen LANE``.
 
 Run by test_chosen_device_unplugged.py. The agent is a process inside the test bed; the cluster is this process.
 """

@@ -1,4 +1,4 @@
-"""Hardware that is known by its child or parent: ``umockdev-wrapper python -m tests.agent.umockdev_overlap CASE HOW``.
+"""Rename hardware to its child or parent: ``umockdev-wrapper python -m tests.agent.umockdev_overlap CASE HOW``.
 
 Run by test_renamed_parts.py. The agent is a process inside the test bed; kubelet is this process.
 """

@@ -1,4 +1,4 @@
-"""Wholes and parts that are called otherwise: ``umockdev-wrapper python -m tests.agent.umockdev_parts BY HELD HOW``.
+"""Rename wholes and parts: ``umockdev-wrapper python -m tests.agent.umockdev_parts BY HELD HOW``.
 
 Run by test_renamed_parts.py. The agent is a process inside the test bed; kubelet is this process.
 """

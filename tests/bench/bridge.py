@@ -1,4 +1,4 @@
-"""The bridge: how long a free device takes from one lane to the other, on the simulated cluster."""
+"""Benchmark of lane moves: how long a free device takes from one lane to the other, on the simulated cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shape of a benchmark, shared by every area."""
+"""What a benchmark is: its name, budget and measurement."""
 
 from __future__ import annotations
 

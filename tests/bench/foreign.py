@@ -1,4 +1,4 @@
-"""What others write: the memory that it costs the agent, and whether any reader stumbles over it."""
+"""Benchmarks of objects that users write: the memory that they cost, and whether any reader fails on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command's frame: help, exit codes, tables, and nothing imported that was not asked for."""
+"""The command line as a whole: help, exit codes, tables, and which libraries a command imports."""
 
 from __future__ import annotations
 

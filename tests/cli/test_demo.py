@@ -1,4 +1,4 @@
-"""The demo from its beginning to its end, as a newcomer runs it."""
+"""The demo from beginning to end, as a newcomer runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``drabridge drain --cluster``: what the API server alone says of a driver's claims, on every node."""
+"""``drabridge drain --cluster``: what the API server alone knows of a driver's claims, on every node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The status document on one screen."""
+"""``drabridge status``: the status document on one screen."""
 
 from __future__ import annotations
 

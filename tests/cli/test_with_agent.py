@@ -1,4 +1,4 @@
-"""What the commands say of a real agent, and how they end."""
+"""Commands against a real agent: what they print, and their exit codes."""
 
 from __future__ import annotations
 

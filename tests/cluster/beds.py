@@ -1,4 +1,4 @@
-"""Give each scenario a bed in the state of the beginning; make a new one after a scenario that failed."""
+"""Give each scenario a bed in its first state; after a scenario that failed, make a new one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bed of a module's scenarios: one agent for all of them, made anew after one that failed."""
+"""The bed of a module's scenarios: one agent for all, installed anew after a scenario that failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scenario that failed half-way is no other scenario's trouble."""
+"""A failed scenario does not disturb the next one."""
 
 from __future__ import annotations
 

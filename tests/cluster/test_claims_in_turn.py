@@ -1,4 +1,4 @@
-"""Many claims one after the other on the same devices: nobody is told of a refusal that no caller met."""
+"""Many claims, one after the other, on the same devices: none of them is refused."""
 
 from __future__ import annotations
 

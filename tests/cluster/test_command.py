@@ -1,4 +1,4 @@
-"""``python -m tests.cluster``: what it starts it ends, whatever happens. A script stands in for the node's program."""
+"""``python -m tests.cluster`` ends every node that it starts. A script stands in for the node's program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that are set up otherwise: another topology policy, static pods, features of DRA switched off.
+"""Nodes with another setup: a topology policy, static pods, DRA features switched off.
 
 Kubernetes 1.36.2 cannot run with v1beta1 or v1beta2 of resource.k8s.io alone: its API server's own informers want v1,
 and /readyz stays "informer-sync failed"; the scheduler's do as well. The versions are tried on the simulated API server

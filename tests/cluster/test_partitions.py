@@ -1,4 +1,4 @@
-"""Disks and their partitions: who has a disk has its parts, whichever of the two APIs gave it to them."""
+"""Disks and their partitions: who holds a disk holds its parts, through either API."""
 
 from __future__ import annotations
 

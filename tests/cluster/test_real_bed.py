@@ -1,4 +1,4 @@
-"""What the real bed does that no scenario shows on the simulated one; against a small server in its cluster's place."""
+"""The real bed where no scenario on the simulated cluster shows it; a small server stands in for a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same few things done on the simulated and on a real cluster, and what a client sees of them compared.
+"""The same steps on the simulated and on a real cluster: what a client observes must be equal.
 
 Where no real cluster is there the comparison is left out. What the simulated cluster shows is looked at in any case.
 """

@@ -1,4 +1,4 @@
-"""The agent takes the place of another device plugin while a pod runs, and the other one comes back."""
+"""The agent replaces another device plugin while a pod runs, and the other plugin comes back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uninstalling: refused in words while a claim has a device; afterwards it passes, and nothing is left."""
+"""An uninstall is refused with a reason while a claim has a device; afterwards it passes and leaves nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes another plugin of a list, and how often it is answered; against the real one in test_other_plugins."""
+"""Detect another plugin that registered our resource, and register again ever less often; pure, without kubelet."""
 
 from __future__ import annotations
 

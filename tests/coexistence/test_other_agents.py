@@ -1,4 +1,4 @@
-"""What agents of several drivers say of their hardware in files, and what each withholds for it."""
+"""Files by which agents of several drivers tell each other what hardware they serve, and what each withholds."""
 
 from __future__ import annotations
 

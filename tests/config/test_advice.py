@@ -1,4 +1,4 @@
-"""Surprises are told, and only surprises."""
+"""Advice on surprising configurations, and on no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples load, match the devices they are for, and nothing that is nearly one."""
+"""The examples load, match the devices they are for, and no similar ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference is made from the model and leaves nothing out."""
+"""The configuration reference is generated from the model and is complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What YAML allows and a configuration does not: one clear fault each."""
+"""YAML features that a configuration may not use: one clear fault each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kubectl makes of the chart's manifests and of the kustomize base."""
+"""``kubectl`` accepts the chart's manifests and the kustomize base."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the image is made of: a base by its digest, packages by their hashes for both architectures, floors."""
+"""What the image is built from: a base by its digest, packages by their hashes for both architectures, floors."""
 
 from __future__ import annotations
 

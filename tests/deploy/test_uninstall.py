@@ -1,4 +1,4 @@
-"""What ``helm uninstall`` asks first: the chart's own Job, run with its own account against a cluster with claims."""
+"""The check before ``helm uninstall``: the chart's Job, run with its own account against a cluster with claims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The versioned value, and what kubelet asks about."""
+"""The latest value for every reader, and which ids kubelet is asking about."""
 
 from __future__ import annotations
 

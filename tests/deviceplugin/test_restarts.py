@@ -1,4 +1,4 @@
-"""Registration survives what happens on a node: restarts, lost sockets and directories, in any order.
+"""Registration survives restarts, lost sockets and lost directories, in any order.
 
 Numbers are those of the upstream e2e_node cases (DP: device_plugin_test.go, DF: device_plugin_failures_test.go) as
 far as a plugin sees them.

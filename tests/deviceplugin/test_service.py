@@ -1,4 +1,4 @@
-"""The five methods as kubelet's client sees them."""
+"""The five RPCs of the plugin as kubelet's client sees them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registration where our socket, its path or its directory is lost, taken or unusable."""
+"""Registration where the plugin's socket, its path or its directory is lost, taken or unusable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wake-ups from inotify, in the cases that make it go silent."""
+"""Wake-ups from inotify, in the cases in which inotify stops reporting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A DRA node as a process that dies, without a word, just before its n-th step.
+"""Run a DRA node as a process that dies, without any clean-up, just before its n-th step.
 
 ``crash_child ROOT KUBECONFIG PHASE N``: PHASE is prepare, unprepare or publish. With N = 0 it lives, and
 writes the number of steps that it saw to ROOT/steps.

@@ -1,4 +1,4 @@
-"""The files of prepared claims at start, when the inventory changes at the same time."""
+"""The CDI files of prepared claims at a start while the inventory changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Without a cluster, the whole way: loop device, inventory, slice, claim, NodePrepare, and a real container."""
+"""The whole way without a cluster: loop device, inventory, slice, claim, NodePrepareResources, real container."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The status of claims is a courtesy: whatever is wrong with it, the driver serves on."""
+"""Writing the status of claims may fail in any way: the driver goes on serving."""
 
 from __future__ import annotations
 

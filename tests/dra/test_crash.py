@@ -1,4 +1,4 @@
-"""Death (as by SIGKILL) before every step of prepare, unprepare and publishing, and what the successor makes of it."""
+"""Death as by SIGKILL before every step of prepare, unprepare and publishing, and what the next process does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every file of ``deploy/examples/dra`` on a simulated cluster: pods run, with exactly the devices they should have."""
+"""Every file of ``deploy/examples/dra`` on a simulated cluster: pods run with exactly the right devices."""
 
 from __future__ import annotations
 

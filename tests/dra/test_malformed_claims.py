@@ -1,4 +1,4 @@
-"""Claims as a careless or hostile user may write them: whatever becomes of them, other claims are served."""
+"""Claims as a careless or hostile user may write them: other claims are served whatever they say."""
 
 from __future__ import annotations
 

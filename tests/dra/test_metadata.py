@@ -1,4 +1,4 @@
-"""Device metadata (KEP-5304) and claim status: what a container and a person are told, kept up to date."""
+"""Device metadata (KEP-5304) and claim status, for containers and people, are kept up to date."""
 
 from __future__ import annotations
 

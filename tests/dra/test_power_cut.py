@@ -1,4 +1,4 @@
-"""Claim records and a power cut: what may come back of them, and when kubelet is answered."""
+"""Claim records and a power cut: which records may come back, and when kubelet is answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prepare and unprepare where the API server, a file, the client or the agent itself fails meanwhile."""
+"""Prepare and unprepare while the API server, a file, the client or the agent itself fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slices in an API server: written when they differ, restored when somebody takes them away, silent otherwise."""
+"""Slices in the API server: written when they differ, restored after foreign changes, otherwise untouched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims that live on while the API server gives them other devices, or cannot be asked what they have."""
+"""Claims that are reallocated to other devices, or whose allocation cannot be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claim records on disk: what survives, what is put aside, what a newer agent wrote."""
+"""Claim records on disk: what survives, what is set aside, what a newer agent wrote."""
 
 from __future__ import annotations
 

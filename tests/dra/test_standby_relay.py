@@ -1,4 +1,4 @@
-"""A standby's endpoint for claims, beside a server of the test's own: calls are passed on, wait, or are refused."""
+"""A standby's endpoint for claims passes calls on, lets them wait, or refuses them."""
 
 from __future__ import annotations
 

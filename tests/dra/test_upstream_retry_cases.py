@@ -1,4 +1,4 @@
-"""Upstream's e2e_node DRA cases about what is repeated across restarts and forced deletions, by number."""
+"""Upstream's e2e_node DRA cases, by number, about retries across restarts and forced deletions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the API server's pods say that kubelet does not: over HTTP, with watches that break."""
+"""Evidence from the API server's pods that kubelet does not give: over HTTP, with watches that break."""
 
 from __future__ import annotations
 

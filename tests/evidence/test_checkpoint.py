@@ -1,4 +1,4 @@
-"""Kubelet's checkpoint as a real 1.36.2 node wrote it, and everything a disk can make of it."""
+"""Kubelet's checkpoint as a real 1.36.2 node wrote it, and with every kind of damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a running agent believes that a pod has let go: the four false readings of PodResources, one by one.
+"""When a running agent believes that a pod released a device: the four false readings of PodResources.
 
 Each test first shows the naive reading, over the same socket that the agent asks: kubelet lists the device with nobody.
 The agent must keep it all the same, say why, and let go in the end.

@@ -1,4 +1,4 @@
-"""Evidence of claims: what kubelet's List says, and when the API server is asked, with a LIST of all of them."""
+"""Evidence of claims: what kubelet's List says, and when the API server is asked for all claims."""
 
 from __future__ import annotations
 

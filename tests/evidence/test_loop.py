@@ -1,4 +1,4 @@
-"""How often kubelet is asked: at once when something hints at news, never more often than agreed."""
+"""How often kubelet is asked: at once after a hint, and never more often than agreed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The physical probe on this machine's processes, and on a /proc that says no."""
+"""The open-file probe on this machine's processes, and on a /proc that refuses."""
 
 from __future__ import annotations
 

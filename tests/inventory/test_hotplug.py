@@ -1,4 +1,4 @@
-"""Real hotplug on this kernel: loop devices come and go, with and without a udevd, and udevd comes and goes as well."""
+"""Real hotplug on this kernel: loop devices come and go with and without a udevd, which comes and goes as well."""
 
 from __future__ import annotations
 

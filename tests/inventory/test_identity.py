@@ -1,4 +1,4 @@
-"""Who is who: ids and names, twins, collisions, and the name that a held device keeps."""
+"""Ids and names of devices: twins, collisions, and the name that a held device keeps."""
 
 from __future__ import annotations
 

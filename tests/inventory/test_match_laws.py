@@ -1,4 +1,4 @@
-"""Laws of match rules, for arbitrary rules and devices."""
+"""Laws of match rules, for random rules and devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hardware that a changed configuration knows by its child, parent or companion, and devices that hand out another."""
+"""Hardware that a changed configuration knows by its child, parent or companion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A changed configuration calls hardware otherwise: what is held stays what it was, wherever it is plugged in."""
+"""A changed configuration renames hardware: what is held keeps its identity, wherever it is plugged in."""
 
 from __future__ import annotations
 

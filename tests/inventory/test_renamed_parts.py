@@ -1,4 +1,4 @@
-"""A whole and its parts stay related while either is held, whatever a changed configuration calls the two."""
+"""A whole and its parts stay related while either is held, whatever a changed configuration names them."""
 
 from __future__ import annotations
 

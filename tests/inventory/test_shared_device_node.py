@@ -1,4 +1,4 @@
-"""Devices that are one piece of hardware because they hand out one node: at most one holder, whatever their names."""
+"""Devices with one device node in common are one piece of hardware: at most one of them is held."""
 
 from __future__ import annotations
 

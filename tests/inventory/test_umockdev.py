@@ -1,4 +1,4 @@
-"""Whole machines that are not there: every case of umockdev_cases.py, each in a process of its own under umockdev."""
+"""Simulated machines: each case of umockdev_cases.py runs in a process of its own under umockdev."""
 
 from __future__ import annotations
 

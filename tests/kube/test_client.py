@@ -1,4 +1,4 @@
-"""The cluster adapter against the simulated API server, over HTTP and HTTPS."""
+"""The client of the API server against the simulated one, over HTTP and HTTPS."""
 
 from __future__ import annotations
 

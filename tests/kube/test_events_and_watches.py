@@ -1,4 +1,4 @@
-"""What the agent tells the API server and hears from it: Events, the Node's annotation."""
+"""Events, the Node's annotation and watches against the simulated API server, with every kind of trouble."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON of an API server, whatever users put into it: what is read of it, and that reading ends."""
+"""JSON of an API server with anything that users may write: reading ends, and readable objects are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the numbers for lanes come from, who wins, and what is not followed."""
+"""Desired lanes: their sources, which one wins, and what is refused."""
 
 from __future__ import annotations
 

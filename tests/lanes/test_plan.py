@@ -1,4 +1,4 @@
-"""The planner: reaches the numbers, packs from opposite ends, keeps cells whole, never to and fro."""
+"""The planner of lanes: it reaches the numbers, packs from both ends, keeps groups whole, never oscillates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The planner where devices do not work: they are the last to fill a lane, and what flaps does not go to and fro."""
+"""The planner where devices do not work: they fill a lane last, and a flapping one causes no oscillation."""
 
 from __future__ import annotations
 

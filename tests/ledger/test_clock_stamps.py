@@ -1,4 +1,4 @@
-"""A node whose clock was ahead: what an earlier run stamped must not hold devices until the clock gets there."""
+"""A clock that was ahead in an earlier run: its stamps must not hold devices until the clock gets there."""
 
 from __future__ import annotations
 

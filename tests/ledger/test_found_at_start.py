@@ -1,4 +1,4 @@
-"""What the ledger makes of what is found: devices that come, go and come back; starts and reboots."""
+"""What the ledger does with what is found: devices that come, go and come back; starts and reboots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kubelet counts by resource: what another one shows with an id of ours is another device, unless nobody knows."""
+"""Kubelet counts by resource: an id of ours under another resource is another device, unless in doubt."""
 
 from __future__ import annotations
 

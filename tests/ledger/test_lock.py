@@ -1,4 +1,4 @@
-"""The lock beside the ledger: who has it is said in words, and it can be had again and again."""
+"""The lock beside the ledger: its holder is named, and it can be taken again and again."""
 
 from __future__ import annotations
 

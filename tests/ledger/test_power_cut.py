@@ -1,4 +1,4 @@
-"""What a power cut may take: nothing of the ledger that anybody was told of, and never half of a file."""
+"""The ledger and a power cut: nothing that anybody was told is lost, and no file is ever half written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hold-biased rule, and the four readings of kubelet that look like "released" and are not."""
+"""The release rule, and the four readings of kubelet that look like a release and are not."""
 
 from __future__ import annotations
 

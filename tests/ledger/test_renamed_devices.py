@@ -1,4 +1,4 @@
-"""The configuration calls held hardware something else: nobody else is given it, under whatever name or resource."""
+"""The configuration renames held hardware: nobody else gets it, under whatever name or resource."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger_service: answers wait for the disk, bursts share it, and a disk that fails grants nothing."""
+"""The ledger's service: answers wait for the disk, bursts share an fsync, a failing disk grants nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file: whatever is done to it, the result is defined, and nothing unreadable comes out as free."""
+"""The ledger's file: after any damage the result is defined, and nothing unreadable counts as free."""
 
 from __future__ import annotations
 

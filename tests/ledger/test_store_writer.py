@@ -1,4 +1,4 @@
-"""The file under its writer: a disk that fails, a file that is removed, another agent; and how it stays small."""
+"""The writer of the ledger's file: a failing disk, a removed file, another agent; and how the file stays small."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table and the step, row by row: what is granted, what is refused in which words, and what follows."""
+"""The transition table, row by row: what is granted, what is refused with which words, and what follows."""
 
 from __future__ import annotations
 

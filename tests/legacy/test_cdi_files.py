@@ -1,4 +1,4 @@
-"""The CDI files of held devices while the hardware changes under their holders."""
+"""The CDI files of held devices while the hardware changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ids of kubelet that a device no longer has: listed until nobody can mean them, given to nobody."""
+"""Ids that a device no longer has: listed as long as kubelet may use them, given to nobody."""
 
 from __future__ import annotations
 

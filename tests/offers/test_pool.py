@@ -1,4 +1,4 @@
-"""What the ledger's decisions mean for slices and health: which devices stand there, with which taints and counters."""
+"""From the ledger's decisions to slices and health: which devices are listed, with which taints and counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is believed of a sequence of snapshots: assignments at once, absences reluctantly."""
+"""Changes from a sequence of snapshots: assignments at once, releases only after a confirmation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command as a person or a script meets it: a process of its own against a real socket."""
+"""The command as a person or a script uses it: a process of its own against a real socket."""
 
 from __future__ import annotations
 

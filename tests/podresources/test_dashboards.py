@@ -1,4 +1,4 @@
-"""The dashboard and the rules: whole, parsed, about metrics that exist, and joining what they say they join."""
+"""The dashboard and the rules: complete, valid, about metrics that exist, and joined as described."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people read: tables that fit, globs that select, the frames of top."""
+"""Output for people: tables that fit, globs that select, the frames of top."""
 
 from __future__ import annotations
 

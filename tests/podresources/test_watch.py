@@ -1,4 +1,4 @@
-"""The stream of changes over real sockets: kubelet restarts, stumbles and comes back; nothing is released by that."""
+"""The stream of changes over real sockets: kubelet restarts and fails, and nothing is released by that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m tests.soak``: pods and claims at full load, crashes and lies all around; does anybody share a device?
+"""``python -m tests.soak``: pods and claims at full load, with crashes and false answers; is a device ever shared?
 
 With ``--real`` on a real node: ``tests/soak/real``.
 """

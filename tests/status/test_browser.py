@@ -1,4 +1,4 @@
-"""The page in a real browser: it loads without a complaint, asks nobody for anything, and fits a phone."""
+"""The page in a real browser: it loads without a complaint, requests nothing else, and fits a phone."""
 
 from __future__ import annotations
 

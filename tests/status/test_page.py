@@ -1,4 +1,4 @@
-"""The page as text: what it says of a document, and what it lets nobody say through it."""
+"""The page as text: what it shows of a document, and that hostile texts stay text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a real agent serves the page, to whom, and that it says what ``status`` says."""
+"""Where a real agent serves the page, to whom, and that it shows what ``status`` shows."""
 
 from __future__ import annotations
 

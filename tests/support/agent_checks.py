@@ -1,4 +1,4 @@
-"""What must be true of the agent whatever was done to it, seen from outside."""
+"""Check from outside that an agent is unharmed and still holds what it held."""
 
 from __future__ import annotations
 

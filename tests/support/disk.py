@@ -1,4 +1,4 @@
-"""What a file system was asked to do below a directory, in order, and what a power cut may undo of it.
+"""Record what a file system was asked to do below a directory, and what a power cut may undo of it.
 
 A file's content is there after a power cut once the file was synced, its name once its directory was; until then
 either may be missing, each without the other. The calls themselves are the real ones.

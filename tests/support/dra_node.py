@@ -1,4 +1,4 @@
-"""A node with the DRA side running: real sockets, real files, the simulated API server over HTTP, a ledger on disk."""
+"""Run the DRA side of a node: real sockets and files, the simulated API server over HTTP, a ledger on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others may write into the API: objects as large, as deep and as strange as an API server takes them."""
+"""Objects that users may write into the API: as large, as deep and as strange as an API server accepts."""
 
 from __future__ import annotations
 

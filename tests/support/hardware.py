@@ -1,4 +1,4 @@
-"""Shared by the inventory's tests: records and hosts by hand, a running inventory, loop devices."""
+"""Records and hosts made by hand, a running inventory, and loop devices."""
 
 from __future__ import annotations
 

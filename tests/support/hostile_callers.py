@@ -1,4 +1,4 @@
-"""Callers of the agent's sockets that are not kubelet: good requests at the wrong time, and no requests at all."""
+"""Callers of the agent's sockets that are not kubelet: valid requests at the wrong time, and noise."""
 
 from __future__ import annotations
 

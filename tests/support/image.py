@@ -1,4 +1,4 @@
-"""Builds and runs the agent's image without a registry: a base by debootstrap, wheels from the package index.
+"""Build and run the agent's image without a registry: a base by debootstrap, wheels from the package index.
 
 The flags are what a small virtual machine without CAP_SYS_RESOURCE and with hybrid cgroups needs (measured): building
 in chroot isolation (which has the host's network: PIP_NO_INDEX keeps the build off it), running by runc with small

@@ -1,4 +1,4 @@
-"""A ledger with its policy, and short words for the events that tests bring to it."""
+"""A ledger with its policy, and short functions for the events that tests apply to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads PromQL for tests: what an expression selects and names; and evaluates the few shapes that a join is made of."""
+"""Parse PromQL for tests: what an expression selects and names; evaluate the few shapes of a join."""
 
 from __future__ import annotations
 

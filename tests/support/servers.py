@@ -1,4 +1,4 @@
-"""A small HTTP server of a test's own, and a port for a server that a test starts."""
+"""A small HTTP server for one test, and a free port for a server that a test starts."""
 
 from __future__ import annotations
 

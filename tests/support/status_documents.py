@@ -1,4 +1,4 @@
-"""Documents for the page, made by the agent's own function of a ledger and an inventory: a busy node, and others."""
+"""Status documents made by the agent's own function: a busy node, a node with trouble, many devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One fuzzer for every reader of what others write: one object of several is strange, and the others are still served.
+"""Fuzz every reader of foreign objects: one object of several is strange, the others must be served.
 
 Objects are those that each reader meets, changed at random places into what JSON, text and files can hold: other types,
 missing and repeated keys, text that is no name, no text or much text, numbers without end, nesting without end. The

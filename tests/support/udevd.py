@@ -1,4 +1,4 @@
-"""Fixtures that need a real udevd, or its absence: one test of the machine at a time."""
+"""Fixtures with a real udevd or without any: one such test of the machine at a time."""
 
 from __future__ import annotations
 

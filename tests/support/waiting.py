@@ -1,4 +1,4 @@
-"""How long tests wait for what must happen.
+"""Wait in tests: for a condition, with limits that a busy machine keeps.
 
 Limits in the tests are chosen for a machine of one's own. On one that others share everything takes several times as
 long, and now and then it stands still for seconds; a limit is there to end a test that hangs, not to measure. So every

@@ -1,4 +1,4 @@
-"""The agent's HTTP port, as a client, a slow client and a hostile client see it."""
+"""The agent's HTTP port with normal, slow and hostile clients."""
 
 from __future__ import annotations
 

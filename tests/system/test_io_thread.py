@@ -1,4 +1,4 @@
-"""The thread for what may take long: in order, nothing lost, nothing taken for done, and no reason to stay."""
+"""The thread for slow file operations: jobs run in order, none is lost, and none keeps the process alive."""
 
 from __future__ import annotations
 

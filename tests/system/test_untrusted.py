@@ -1,4 +1,4 @@
-"""Telling of objects that cannot be read, from the threads of lists and watches at once."""
+"""Unreadable objects are reported correctly from several threads at once."""
 
 from __future__ import annotations
 

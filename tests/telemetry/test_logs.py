@@ -1,4 +1,4 @@
-"""Log lines are one fact each, whatever a device or a peer put into the fields."""
+"""A log line is one fact, whatever a device or a peer puts into its fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wire is kubelet's: names, numbers and bytes, written out by hand: a slip in proto/ cannot agree with itself."""
+"""The protocols are kubelet's: names, numbers and bytes written by hand, so that a slip in proto/ is noticed."""
 
 from __future__ import annotations
 

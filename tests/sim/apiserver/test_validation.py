@@ -1,4 +1,4 @@
-"""What the server refuses and in which words; what it drops when a gate is off."""
+"""What the server refuses and with which words; which fields it drops when a gate is off."""
 
 from __future__ import annotations
 
