@@ -1,4 +1,4 @@
-"""``drabridge run``"""
+"""``drabridge run``: serve this node's devices; the agent itself."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import os
 import socket
 from pathlib import Path
 
-from drabridge.cli.hardware import add_config
-from drabridge.system.paths import BOOT_ID
+from drabridge.agent.options import Options
+from drabridge.cli.hardware import DEFAULT_CONFIG, add_config
 from drabridge.telemetry import logs
 
 _EPILOG = """\
@@ -23,52 +23,62 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options: the fields of :class:`Options` with its defaults, and those of the log."""
+    default = Options(config=DEFAULT_CONFIG, node_name=os.environ.get("NODE_NAME") or socket.gethostname().lower())
     add_config(parser)
     parser.add_argument(
         "--node-name",
-        default=os.environ.get("NODE_NAME") or socket.gethostname().lower(),
+        default=default.node_name,
         help="as Kubernetes calls this node; default: $NODE_NAME, else the host's name",
     )
     parser.add_argument(
-        "--kubelet-dir", type=Path, default=Path("/var/lib/kubelet"), metavar="DIR", help="kubelet's --root-dir"
+        "--kubelet-dir",
+        dest="kubelet",
+        type=Path,
+        default=default.kubelet,
+        metavar="DIR",
+        help="kubelet's --root-dir; default: %(default)s",
     )
     parser.add_argument(
         "--device-plugin-dir",
+        dest="device_plugins",
         type=Path,
         metavar="DIR",
         help="where kubelet.sock is; default: device-plugins below --kubelet-dir",
     )
     parser.add_argument(
-        "--cdi-dir", type=Path, default=Path("/var/run/cdi"), metavar="DIR", help="default: /var/run/cdi"
+        "--cdi-dir", dest="cdi", type=Path, default=default.cdi, metavar="DIR", help="default: %(default)s"
     )
     parser.add_argument(
         "--state-dir",
+        dest="state",
         type=Path,
         metavar="DIR",
-        help="ledger; default: plugins/<driver> below --kubelet-dir",
+        help="where the ledger is; default: plugins/<driver> below --kubelet-dir",
     )
     parser.add_argument(
         "--listen",
-        default="127.0.0.1:9400",
+        default=default.listen,
         metavar="HOST:PORT",
-        help='metrics and probes, on localhost the page for people too; ":9400" for all, "" for none',
+        help='where metrics, probes and the page are; default: %(default)s; ":9400": on every address; "": nowhere',
     )
     parser.add_argument(
         "--page",
         nargs="?",
         const="all",
-        default="local",
+        default=default.page,
         choices=("local", "all", "off"),
-        help="who gets the page for people at /: local (default) only who asks a loopback address for localhost, which "
-        "`kubectl port-forward` does; all who can reach the port (also plain --page); off nobody",
+        help="who gets the page for people at /. local (default): who asks a loopback address for localhost, as "
+        "`kubectl port-forward` does; all (also --page alone): who can reach the port; off: nobody",
     )
     parser.add_argument("--kubeconfig", type=Path, metavar="FILE", help="outside a cluster; default: the pod's account")
     parser.add_argument(
         "--boot-id-file",
+        dest="boot_id",
         type=Path,
-        default=BOOT_ID,
+        default=default.boot_id,
         metavar="FILE",
-        help="says another text after each boot; for nodes that are containers and share their host's",
+        help="has another text after each boot; for nodes that are containers and share their host's",
     )
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     parser.add_argument("--log-format", choices=("logfmt", "json"), default="logfmt")
@@ -91,20 +101,5 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _serve(arguments: argparse.Namespace) -> None:
     from drabridge.agent.main import Agent
-    from drabridge.agent.options import Options
 
-    agent = Agent(
-        Options(
-            config=arguments.config,
-            node_name=arguments.node_name,
-            kubelet=arguments.kubelet_dir,
-            device_plugins=arguments.device_plugin_dir,
-            state=arguments.state_dir,
-            cdi=arguments.cdi_dir,
-            listen=arguments.listen,
-            page=arguments.page,
-            kubeconfig=arguments.kubeconfig,
-            boot_id=arguments.boot_id_file,
-        )
-    )
-    await agent.run()
+    await Agent(Options(**{name: getattr(arguments, name) for name in Options.__struct_fields__})).run()
