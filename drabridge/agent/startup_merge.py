@@ -103,7 +103,7 @@ class StartupMerge:
         if service.ledger.node.ever_merged and devices.keys() - service.ledger.entries.keys():
             found = self._findings(None, None, devices, rebooted=rebooted)
             prepared = _in_use(service.ledger, found)
-        unknown = startup_events.nameless(service.ledger, prepared)
+        unknown = startup_events.claims_without_name(service.ledger, prepared)
         taken = await service.apply(Discovered(facts, service.now(), lanes, prepared))
         for uid in unknown:
             await service.apply(ClaimDeallocated(uid, service.now()))

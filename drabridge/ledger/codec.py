@@ -1,4 +1,8 @@
-"""Entries as JSON and back. Reading is strict about what it needs and silent about what it does not know."""
+"""Write the ledger's records as text and read them back: JSON objects, in lines with a checksum.
+
+Reading is strict about what it needs, and ignores what it does not know. The checksum is over a line's own bytes: one
+over values that are serialised again breaks with every field that is added (NVIDIA/k8s-dra-driver-gpu#1080).
+"""
 
 from __future__ import annotations
 
@@ -39,13 +43,13 @@ ENTRY_FIELDS = frozenset(
 
 
 def entry_to_json(entry: Entry) -> Json:
-    """One device as a JSON object; what has its default is left out where that keeps the file readable."""
-    facts = entry.device
+    """Return an entry as a JSON object; most fields that have their default are left out."""
+    device = entry.device
     data: Json = {
-        "name": facts.name,
-        "resource": facts.resource,
-        "units": facts.units,
-        "presence": facts.presence,
+        "name": device.name,
+        "resource": device.resource,
+        "units": device.units,
+        "presence": device.presence,
         "owner": entry.owner,
         "lane": entry.lane,
         "since": entry.since,
@@ -55,17 +59,17 @@ def entry_to_json(entry: Entry) -> Json:
         data["presence_since"] = entry.presence_since
     if entry.legacy_until != entry.since:
         data["legacy_until"] = entry.legacy_until
-    if facts.root:
-        data["root"] = facts.root
-    if facts.syspath:
-        data["syspath"] = facts.syspath
-    if facts.also_at:
-        data["also_at"] = facts.also_at
+    if device.root:
+        data["root"] = device.root
+    if device.syspath:
+        data["syspath"] = device.syspath
+    if device.also_at:
+        data["also_at"] = device.also_at
     if entry.was_at:
         data["was_at"] = entry.was_at
-    if facts.shareable:
+    if device.shareable:
         data["shareable"] = True
-        data["capacity"] = dict(facts.capacity)
+        data["capacity"] = dict(device.capacity)
     if entry.hold is not None:
         data["hold"] = _hold_to_json(entry.hold)
     if entry.claims:
@@ -86,8 +90,8 @@ def entry_to_json(entry: Entry) -> Json:
 
 
 def entry_from_json(data: Mapping[str, Any]) -> Entry:
-    """The entry of a JSON object. :exc:`ValueError`, :exc:`KeyError` or :exc:`TypeError` if it is not one."""
-    facts = LedgerDevice(
+    """Return the entry of a JSON object. Raises ValueError, KeyError or TypeError if it is not one."""
+    device = LedgerDevice(
         _text(data["name"]),
         _text(data.get("resource", "")),
         _texts(data.get("units", ())),
@@ -102,7 +106,7 @@ def entry_from_json(data: Mapping[str, Any]) -> Entry:
     move = data.get("move")
     since = float(data.get("since", 0.0))
     return Entry(
-        facts,
+        device,
         Owner(data["owner"]),
         Lane(data["lane"]),
         None if hold is None else _hold_from_json(hold),
@@ -120,14 +124,14 @@ def entry_from_json(data: Mapping[str, Any]) -> Entry:
         since,
         int(data.get("seq", 0)),
         _text(data.get("released_because", "")),
-        float(data.get("presence_since", since)),  # an older agent's file: no earlier than that
+        float(data.get("presence_since", since)),  # left out if equal, and by older agents
         float(data.get("legacy_until", since)),
         _texts(data.get("was_at", ())),
     )
 
 
 def node_to_json(node: NodeState) -> Json:
-    """The node's state, without ``merged``: that is about a process, not about the node."""
+    """Return the node's state as a JSON object, without ``merged``, which is about a process."""
     return {
         "boot_id": node.boot_id,
         "kubelet": node.kubelet,
@@ -139,7 +143,7 @@ def node_to_json(node: NodeState) -> Json:
 
 
 def node_from_json(data: Mapping[str, Any]) -> NodeState:
-    """The node's state of a JSON object, not merged."""
+    """Return the node's state of a JSON object, not merged."""
     return NodeState(
         boot_id=_text(data.get("boot_id", "")),
         kubelet=_text(data.get("kubelet", "")),
@@ -172,7 +176,7 @@ def _hold_to_json(hold: Hold) -> Json:
 
 
 def _hold_from_json(data: Mapping[str, Any]) -> Hold:
-    """Absences are not kept, nor what kubelet has shown: a new agent counts from the start."""
+    """Return a hold without absences and without what kubelet has shown: a new agent counts from the start."""
     return Hold(
         _texts(data.get("units", ())),
         float(data["allocated_at"]),
@@ -237,17 +241,17 @@ def _amounts(values: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
 
 
 class UnreadableLedger(Exception):
-    """Something on the disk is not what was written, or not for us; the message says what."""
+    """Something on disk is not what was written, or is not for this agent; the message says what."""
 
 
 def encode(value: Json) -> bytes:
-    """The line of a record: CRC-32 in hexadecimal, a blank, compact JSON, a newline."""
+    """Return the line of a record: CRC-32 in hexadecimal, a blank, compact JSON, a newline."""
     body = msgspec.json.encode(value)
     return b"%08x %b\n" % (zlib.crc32(body), body)
 
 
 def decode(line: bytes) -> Json:
-    """The record of a line. :exc:`UnreadableLedger` if its bytes are not those that were written."""
+    """Return the record of a line. Raises UnreadableLedger if its bytes are not those that were written."""
     body = line[_CRC_DIGITS + 1 :]
     if line[_CRC_DIGITS : _CRC_DIGITS + 1] != b" " or line[:_CRC_DIGITS] != b"%08x" % zlib.crc32(body):
         raise UnreadableLedger("its checksum does not match")

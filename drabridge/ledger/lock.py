@@ -1,6 +1,7 @@
-"""One writer of the ledger on one node: a lock file beside it, held for as long as the process lives.
+"""Let one process write the ledger of a node: a lock file beside it, held for as long as the process lives.
 
-Who waits for it sleeps in flock(2): the kernel hands the lock over when its holder closes it or dies, in microseconds.
+A process that waits for the lock sleeps in flock(2). The kernel hands the lock over within microseconds when its holder
+closes it or dies.
 """
 
 from __future__ import annotations
@@ -20,17 +21,22 @@ class LedgerLockedError(HostError):
 
 
 class Lock:
-    """The lock of one directory. ``ran_before``: an agent was here before. :exc:`HostError` if it cannot be had."""
+    """The lock of one directory; ``ran_before`` says whether an agent was here before."""
 
     def __init__(self, directory: Path, *, wait: bool = False) -> None:
-        """``wait``: block until it is free; else :exc:`LedgerLockedError` when another process has it."""
+        """Take the lock; with ``wait``, block until it is free.
+
+        Raises LedgerLockedError if another process has it, and HostError if the directory cannot be used.
+        """
         self._path = directory / FILE
         self._fd: int | None
         self.ran_before, self._fd = _take(self._path, wait=wait)
 
     def renew(self) -> None:
-        """Take it again if its file is not at its path any more. :exc:`LedgerLockedError` where another agent has its
-        own there, and from then on: what this process knows is of before.
+        """Take the lock again if its file is no longer at its path.
+
+        Raises LedgerLockedError, now and at every later call, if another agent has a lock there: what this process
+        knows is out of date.
         """
         if self._fd is None:
             raise LedgerLockedError("the ledger was closed by this process", hint="another agent may have it by now")
@@ -51,7 +57,7 @@ class Lock:
 
 
 def same_file(path: Path, opened: os.stat_result) -> bool:
-    """Whether the file that was opened is what the next process finds at ``path``."""
+    """Whether the opened file is the one that the next process finds at ``path``."""
     try:
         there = os.stat(path)
     except OSError:
@@ -66,13 +72,13 @@ def holder(directory: Path) -> str:
     except OSError:
         return "unknown"
     try:
-        return _written(fd)
+        return _read_pid(fd)
     finally:
         os.close(fd)
 
 
 def _take(path: Path, *, wait: bool) -> tuple[bool, int]:
-    """Be the one writer. Returns whether an agent ran here before, and the lock."""
+    """Take the lock; returns whether an agent ran here before, and the lock's file descriptor."""
     before = False
     while True:
         try:
@@ -87,7 +93,7 @@ def _take(path: Path, *, wait: bool) -> tuple[bool, int]:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError as error:
-            other = _written(fd)
+            other = _read_pid(fd)
             os.close(fd)
             raise LedgerLockedError(
                 f"another agent (pid {other}) has the ledger in {path.parent}",
@@ -95,14 +101,14 @@ def _take(path: Path, *, wait: bool) -> tuple[bool, int]:
             ) from error
         if same_file(path, os.fstat(fd)):
             break
-        os.close(fd)  # its holder removed it, or took another one, whose file is at the path now
-    with contextlib.suppress(OSError):  # a full disk: it is had, whether or not its file can say by whom
+        os.close(fd)  # its file was removed or replaced while we waited: try the one at the path now
+    with contextlib.suppress(OSError):  # a full disk: the lock is taken, even if its file cannot say by whom
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return before, fd
 
 
-def _written(fd: int) -> str:
+def _read_pid(fd: int) -> str:
     with contextlib.suppress(OSError):
         return os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
     return "unknown"

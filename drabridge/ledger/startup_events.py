@@ -1,4 +1,4 @@
-"""What an agent tells its ledger when it starts: one pure function, and the exhaustive search runs the same."""
+"""Turn what an agent finds at its start into events for its ledger. Pure; the exhaustive search runs the same code."""
 
 from __future__ import annotations
 
@@ -26,56 +26,59 @@ class StartupFindings(Struct, frozen=True):
     recorded: tuple[ClaimDevices, ...] = ()  # claims with records of this boot
     before: frozenset[str] = frozenset()  # UIDs of claims with records of an earlier boot: no container of theirs runs
     files: tuple[ClaimDevices, ...] = ()  # claims with CDI files, and every device that these may mean
-    left: frozenset[str] | None = frozenset()  # UIDs of claims of which any file is left; None: nobody can say
-    listed: Pods | None = None  # PodResources; None: kubelet does not answer
-    claims: tuple[ClaimDevices, ...] = ()  # the same of claims; without a UID where no CDI file says it
+    left: frozenset[str] | None = frozenset()  # UIDs of claims of which any file is left; None: not known
+    listed: Pods | None = None  # pods in PodResources; None: kubelet does not answer
+    claims: tuple[ClaimDevices, ...] = ()  # claims in PodResources; without a UID if no CDI file says it
     checkpoint: CheckpointRead | None = None
     kubelet: str = ""  # the process that answers at kubelet's socket
-    rebooted: bool = False  # since the ledger was written
+    rebooted: bool = False  # the node booted after the ledger was written
 
 
 def in_use(ledger: Ledger, found: StartupFindings) -> tuple[ClaimDevices, ...]:
-    """Claims that a container may use: by our records and as kubelet shows them; else by their CDI files."""
+    """Return the claims that a container may use, by our records, by kubelet, and else by their CDI files."""
     claims = {one.claim.uid: one for one in found.recorded}
-    if found.rebooted:  # whatever was left lying there, no container has it
+    if found.rebooted:  # no container has what an earlier boot left behind
         return tuple(claims.values())
     for one in found.claims:
         if not one.claim.uid or one.claim.uid in found.before:
             continue
         known = claims.setdefault(one.claim.uid, one)
         recorded = {use.device for use in known.uses}  # admin access too, which kubelet does not show as such
-        if more := tuple(use for use in one.uses if use.device not in recorded):  # the record is of a backup
+        if more := tuple(use for use in one.uses if use.device not in recorded):  # the record came from a backup
             claims[one.claim.uid] = ClaimDevices(known.claim, known.uses + more)
     for one in found.files:
         uid = one.claim.uid
         if uid in claims or uid in found.before:
             continue
-        has = ledger.by_claim.get(uid) if ledger.node.whole else None  # the file still names what the operator took
+        # A ledger that knows all holders knows better: the file still names devices that were released manually.
+        has = ledger.by_claim.get(uid) if ledger.node.whole else None
         uses = (use for use in one.uses if has is None or use.device in has or use.device not in ledger.entries)
         claims[uid] = ClaimDevices(one.claim, tuple(dict.fromkeys(uses)))
     return tuple(claims.values())
 
 
 def events(ledger: Ledger, found: StartupFindings, claims: tuple[ClaimDevices, ...]) -> Iterator[Event]:
-    """What happened as far as anybody can say, in this order; ``claims`` are those :func:`in_use`."""
+    """Return the events of this start, in their order; ``claims`` are those :func:`in_use`."""
     if ledger.node.lost and found.listed is not None and found.checkpoint is not None:
         yield from (Unprepare(uid, found.at) for uid in _ended(ledger, found, claims))
     if found.listed is not None and (devices := _without_uid(ledger, found, claims)):
         yield RecordLost(found.at, devices, "kubelet shows a claim on it that is not on record")
     yield AgentStarted(found.at, claims, found.listed, found.checkpoint, found.kubelet)
-    yield from (ClaimDeallocated(uid, found.at) for uid in nameless(ledger, claims))
+    yield from (ClaimDeallocated(uid, found.at) for uid in claims_without_name(ledger, claims))
 
 
-def nameless(ledger: Ledger, claims: Iterable[ClaimDevices]) -> list[str]:
-    """Claims that are known by a CDI file alone. Without a name the API server cannot be asked about them: they end
-    with Unprepare, or by the operator.
+def claims_without_name(ledger: Ledger, claims: Iterable[ClaimDevices]) -> list[str]:
+    """Return the UIDs of claims that only a CDI file knows.
+
+    Without a name the API server cannot be asked about them: they end with Unprepare, or by the operator.
     """
     return [one.claim.uid for one in claims if not one.claim.name and one.claim.uid not in ledger.by_claim]
 
 
 def _ended(ledger: Ledger, found: StartupFindings, claims: Iterable[ClaimDevices]) -> list[str]:
-    """Claims that are prepared in an older copy of the ledger alone: no file of theirs is left, and kubelet shows no
-    container. They ended after the copy was made, and kubelet will not unprepare them again.
+    """Return the UIDs of claims that ended after an older copy of the ledger was made.
+
+    They have no file any more and kubelet shows no container of theirs. Kubelet will not unprepare them again.
     """
     if found.left is None:
         return []
@@ -90,7 +93,7 @@ def _ended(ledger: Ledger, found: StartupFindings, claims: Iterable[ClaimDevices
 
 
 def _without_uid(ledger: Ledger, found: StartupFindings, claims: Iterable[ClaimDevices]) -> tuple[str, ...]:
-    """Devices of claims that nobody knows by their UID; nothing but a quarantine can hold them."""
+    """Return the devices of claims that nobody knows by UID: nothing but a quarantine can hold them."""
     known = {(one.claim.namespace, one.claim.name) for one in claims}
     return tuple(
         use.device

@@ -1,16 +1,16 @@
-"""The ledger on disk: one file, a snapshot followed by a journal, and never "free" for what cannot be read.
+"""Keep the ledger on disk: one file, a snapshot followed by a journal. What cannot be read is never taken for free.
 
 ``ledger.jsonl`` is text, one record a line, each with the CRC-32 of its own bytes in front. The first line is the
-envelope: format, version, node, sequence number, number of entries; the entries follow; then one line for each commit,
-with the entries that it replaced. A commit is one ``write`` and one ``fsync``, whatever the number of devices. The file
-is rewritten when the journal outgrows its limit: temporary file, fsync, rename, fsync of the directory; the copy before
-stays as ``ledger.jsonl.previous``.
+envelope: format, version, node, sequence number, number of entries. The entries follow, then one line for each commit
+with the entries that it replaced. A commit is one ``write`` and one ``fsync``, whatever the number of devices. When the
+journal outgrows its limit, the file is rewritten: temporary file, fsync, rename, fsync of the directory. The copy from
+before stays as ``ledger.jsonl.previous``.
 
-A last line without its end was never acknowledged and is dropped. Anything else that does not read as it was written
-ends the reading: what was read so far is kept, and every device that looks free there is quarantined.
+A last line without its end was never acknowledged and is dropped. Any other damage ends the reading: what was read so
+far is kept, and every device that looks free there is quarantined.
 
-The Node's UID is not in it: a Node object that is made anew changes nothing about who holds the machine's devices (the
-pods' ends and the claims' deallocations come as they always do), and there is no API server to ask at this point.
+The Node's UID is not in the file. A Node object that is made anew changes nothing about who holds the machine's devices
+(the ends of pods and the deallocations of claims come as always), and there is no API server to ask at this point.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ class Loaded(StrEnum):
     FRESH = "fresh"  # the agent never ran here
     COMPLETE = "complete"
     REPAIRED = "repaired"  # a commit that was never acknowledged was dropped
-    PARTIAL = "partial"  # read up to some point, or an older copy: what looks free may not be
+    PARTIAL = "partial"  # read up to some point, or an older copy: what looks free may be held
     LOST = "lost"  # nothing can be read
 
 
 class LoadResult(Struct, frozen=True):
-    """What a start found. ``message`` is for people; empty if all is well. ``hint``: what ends a quarantine."""
+    """What a start found on disk."""
 
     kind: Loaded
     ledger: Ledger
-    message: str = ""
-    hint: str = ""
+    message: str = ""  # for people; empty if all is well
+    hint: str = ""  # what ends a quarantine
 
     @property
     def doubtful(self) -> bool:
@@ -75,15 +75,15 @@ class LoadResult(Struct, frozen=True):
 
 
 class _Read(Struct):
-    """A file that was read: the entries, and what ended the reading before its end."""
+    """What was read of a file."""
 
     entries: dict[str, Entry] = field(default_factory=dict)
     node: NodeState = field(default_factory=NodeState)
     seq: int = 0
     envelope: Json = field(default_factory=dict)
-    unknown: dict[str, Json] = field(default_factory=dict)
-    torn: bool = False
-    fault: str = ""
+    unknown: dict[str, Json] = field(default_factory=dict)  # device -> fields that a newer agent wrote
+    torn: bool = False  # the last line has no end
+    fault: str = ""  # the damage that ended the reading
 
     @property
     def ledger(self) -> Ledger:
@@ -91,10 +91,10 @@ class _Read(Struct):
 
 
 class Store:
-    """The one writer of the ledger of one node. :exc:`HostError` if another process is, or the disk refuses.
+    """The one writer of the ledger of one node. Raises HostError if another process is the writer, or the disk refuses.
 
-    ``lock``: the directory's, where the caller waited for it. ``fsync`` is the only call that a test replaces: to lose
-    what was not synced, or to fail.
+    ``lock`` is the directory's lock if the caller has it already. ``fsync`` is the only call that a test replaces: to
+    lose what was not synced, or to fail.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Store:
     # --- reading ---
 
     def load(self) -> LoadResult:
-        """Read what there is. Whatever the file, the result is defined; nothing unreadable ever comes out as free."""
+        """Read what there is. Every file has a defined result, and what is unreadable never comes out as free."""
         try:
             read = _read(self.path, self.node)
         except FileNotFoundError:
@@ -144,7 +144,7 @@ class Store:
         return LoadResult(Loaded.COMPLETE, read.ledger, mode)
 
     def _from_previous(self, problem: str) -> LoadResult:
-        """The copy before the last rewrite is old: its holders are kept, what looks free in it is not believed."""
+        """Read the copy from before the last rewrite. It is old: its holders count, what looks free may be held."""
         problem += _kept(self._set_aside())
         try:
             read = _read(self.previous, self.node)
@@ -162,13 +162,13 @@ class Store:
         return f"{self.path} was open to others (mode {mode:04o}); now 0600"
 
     def _set_aside(self) -> Path | None:
-        """Keep what cannot be read for a person to look at, out of the way."""
+        """Rename a file that cannot be read, so that a person can look at it; None if that fails or is not needed."""
         if not os.path.lexists(self.path):
             return None
         places = [self.path.with_name(f"{FILE}.unreadable-{n}") for n in range(1, _KEPT_ASIDE + 1)]
         place = next((place for place in places if not os.path.lexists(place)), None)
         if place is None:
-            return None  # a rewrite replaces it; the first ones tell more
+            return None  # the next rewrite replaces it; the oldest ones tell the most
         try:
             self.path.rename(place)
         except OSError:
@@ -178,11 +178,11 @@ class Store:
     # --- writing ---
 
     def append(self, ledger: Ledger, names: Iterable[str], removed: Iterable[str] = ()) -> None:
-        """Make ``names`` (and the node's state) of ``ledger`` durable; on return they are. :exc:`HostError` if not.
+        """Make the devices ``names`` and the node's state of ``ledger`` durable. Raises HostError if that fails.
 
-        After a failure nothing more is appended to the file: the next call writes all of it anew, because what the
-        kernel kept of a failed fsync is unknown. So it is when the file is not at its path any more: what was appended
-        to a file that somebody removed, no agent would ever read.
+        After a failure the next call writes the whole file anew, because nobody knows what the kernel kept of a failed
+        fsync. The file is also written anew if it is no longer at its path: no agent would read what was appended to a
+        removed file.
         """
         if self._fd is None or self._journal_bytes > _COMPACT_BYTES:
             self.rewrite(ledger)
@@ -203,11 +203,11 @@ class Store:
             raise self._failed(error) from error
         self._journal_bytes += len(line)
         if self._opened is None or not same_file(self.path, self._opened):
-            log.error("the ledger's file was removed or replaced, it is written anew", extra={"path": str(self.path)})
+            log.error("ledger file removed or replaced; written anew", extra={"path": str(self.path)})
             self.rewrite(ledger)
 
     def rewrite(self, ledger: Ledger) -> None:
-        """Replace the file by a snapshot of ``ledger``; the file before becomes the previous copy."""
+        """Replace the file by a snapshot of ``ledger``; the former file becomes the previous copy."""
         self._drop()
         self._lock.renew()
         envelope = self._envelope | {
@@ -268,11 +268,11 @@ _HINT = (
     "devices leave quarantine when kubelet and the API server show that nobody uses them ('drabridge status' says what "
     "is missing), or by hand: 'drabridge lanes release DEVICE'"
 )
-_NOT_OURS = (ArithmeticError, ValueError, KeyError, TypeError, AttributeError)
+_BAD_RECORD = (ArithmeticError, ValueError, KeyError, TypeError, AttributeError)
 
 
 def read_if_possible(directory: Path, *, node: str) -> Ledger | None:
-    """What another agent's directory says, without taking it over; None if that is nothing about this node."""
+    """Read a ledger of another writer as far as possible; None if nothing about this node can be read."""
     try:
         return _read(directory / FILE, node).ledger
     except (OSError, UnreadableLedger):
@@ -280,8 +280,9 @@ def read_if_possible(directory: Path, *, node: str) -> Ledger | None:
 
 
 def read_completely(directory: Path, *, node: str) -> Ledger | None:
-    """As :func:`recorded`, of a directory that nobody may lose track of. Raises HostError where there is a ledger that
-    cannot be read to its end: what looks free in it may be held.
+    """Read a ledger of another writer to its end; None if there is none about this node.
+
+    Raises HostError if there is one that cannot be read to its end: what looks free in it may be held.
     """
     path = directory / FILE
     try:
@@ -300,7 +301,7 @@ def read_completely(directory: Path, *, node: str) -> Ledger | None:
 
 
 class _OtherNode(UnreadableLedger):
-    """A ledger of another node: of a disk that was copied, say."""
+    """A ledger of another node, for example on a copied disk."""
 
 
 def _read(path: Path, node_name: str) -> _Read:
@@ -316,20 +317,20 @@ def _read(path: Path, node_name: str) -> _Read:
             int(envelope["seq"]),
             int(envelope["entries"]),
         )
-    except _NOT_OURS as error:
+    except _BAD_RECORD as error:
         raise UnreadableLedger(f"its envelope is damaged ({error})") from error
     read = _Read(node=node, seq=seq, envelope=envelope, torn=bool(tail))
     if len(lines) <= count:
         raise UnreadableLedger(f"it ends after {len(lines) - 1} of {count} entries")
     try:
         for line in lines[1 : count + 1]:
-            _enter(read, decode(line))
-    except (*_NOT_OURS, UnreadableLedger) as error:
+            _add_entry(read, decode(line))
+    except (*_BAD_RECORD, UnreadableLedger) as error:
         raise UnreadableLedger(f"an entry of its snapshot is damaged ({error})") from error
     for number, line in enumerate(lines[count + 1 :], count + 2):
         try:
             _replay(read, decode(line))
-        except (*_NOT_OURS, UnreadableLedger) as error:
+        except (*_BAD_RECORD, UnreadableLedger) as error:
             read.fault = f"line {number} ({error})"
             break
     return read
@@ -350,7 +351,7 @@ def _check_envelope(envelope: Json, node: str) -> None:
         raise UnreadableLedger(f"its envelope lacks {', '.join(sorted(missing))}")
 
 
-def _enter(read: _Read, data: Json) -> None:
+def _add_entry(read: _Read, data: Json) -> None:
     entry = entry_from_json(data)
     read.entries[entry.name] = entry
     if unknown := {key: value for key, value in data.items() if key not in ENTRY_FIELDS}:
@@ -362,7 +363,7 @@ def _replay(read: _Read, record: Json) -> None:
     if seq < read.seq:
         raise ValueError(f"its sequence number {seq} comes after {read.seq}")
     for data in record["entries"]:
-        _enter(read, data)
+        _add_entry(read, data)
     for name in record.get("removed", ()):
         read.entries.pop(name, None)
     read.node = node_from_json(record["node_state"])

@@ -176,7 +176,7 @@ async def test_state_that_is_removed_under_a_running_agent_is_written_again() ->
         await cluster.apply(limits_pod("l"))
         await cluster.wait_pod("l")
         await agent.stop(signal.SIGKILL)
-        assert "was removed or replaced, it is written anew" in agent.text()
+        assert "ledger file removed or replaced; written anew" in agent.text()
         await agent.start()
         await agent.ready()
         assert await owners(agent) == ["dra-prepared", "legacy", "none", "none"]
