@@ -1,16 +1,17 @@
-"""Which devices change lanes so that each lane gets its number: a pure plan, the same for the same input.
+"""Plan which devices change lanes so that each lane gets its number. Pure: the same input gives the same plan.
 
-Claims are served from the front of the order, pods from its end (opposite-end packing), so the lanes rarely want the
-same device. Devices on one PCIe root and NUMA node stay together where the numbers allow it, and parts of one device
-always do: where the numbers would divide them, claims get fewer than wanted. Parts go where their whole goes, whatever
-their own numbers are: a part and a whole in different lanes are offered to nobody. Free devices move before held ones,
-and a whole of which a part is held counts as held. A held device is only marked, and moves when it is let go. What is
-on its way counts as arrived, so a plan that is carried out is never taken back, and one that is under way is not
-repeated.
+The rules:
 
-Faulty devices count, and are the last to choose for either lane. The lane that lacks more of its number by them gets
-free ones that work in exchange: at once where devices move anyhow, else after ``HYSTERESIS_SECONDS``. Every exchange
-makes the larger lack smaller, and one that works again moves nothing: what flaps ends where it is missed least.
+- Claims are served from the front of the order, pods from its end, so the two lanes rarely want the same device.
+- Devices on one PCIe root and NUMA node stay together if the numbers allow it.
+- Parts of one device always stay together: if the numbers would divide them, claims get fewer than desired.
+- Parts go where their whole goes, whatever their own numbers are: in different lanes neither would be offered.
+- Free devices move before held ones; a whole with a held part counts as held. A held device moves when it is released.
+- A device that is on its way counts as arrived, so a plan is neither repeated nor taken back while it is carried out.
+- Faulty devices count, and are the last to choose for either lane. The lane that lacks the larger part of its number
+  because of them gets free devices that work in exchange: at once if devices move anyhow, else after
+  ``HYSTERESIS_SECONDS``. Each exchange makes the larger lack smaller, and a device that works again moves nothing. So a
+  device that flaps ends up in the lane that misses it least.
 """
 
 from __future__ import annotations
@@ -28,22 +29,21 @@ HYSTERESIS_SECONDS = 60.0  # a device that flaps (USB, a driver reload) must not
 
 
 class LaneTarget(Struct, frozen=True):
-    """How one resource's devices are to be divided.
+    """How one resource's devices are to be divided; floors and percentages are counted in.
 
-    ``dra`` of ``total`` devices in the dra lane, the rest in the legacy lane; floors and percentages are already in it
-    (``drabridge.config.lanes.Lanes.targets``). Pinned devices stay where the operator says, parts where their whole is.
+    See ``drabridge.config.lanes.Lanes.targets``.
     """
 
-    dra: int
-    pinned: Mapping[str, Lane] | None = None
+    dra: int  # so many devices in the dra lane, the rest in the legacy lane
+    pinned: Mapping[str, Lane] | None = None  # devices that the operator chose a lane for, and parts of wholes
     why_pinned: str = "chosen by the operator"
 
     def lane_of(self, name: str) -> Lane | None:
-        """Where a pinned device must be."""
+        """The lane of a pinned device; None for another."""
         return self.pinned.get(name) if self.pinned else None
 
     def beside_wholes(self, ledger: Ledger, devices: Iterable[Device], new: Mapping[str, Lane]) -> LaneTarget:
-        """The same with each part in the lane of its whole, which is in the ledger or among the ``new`` ones."""
+        """Return this target with each part pinned to the lane of its whole, which is in the ledger or in ``new``."""
         entries = ledger.entries
         lanes = {
             device.name: new[device.root] if device.root in new else destination_lane(entries[device.root])
@@ -58,9 +58,9 @@ class LaneTarget(Struct, frozen=True):
 class Urgency(IntEnum):
     """The order in which changes are made."""
 
-    TAKE_BACK = 0  # ends a move that is no longer wanted
+    TAKE_BACK = 0  # ends a move that is no longer desired
     FREE = 1
-    HELD = 2  # marks it; it moves when it is let go
+    HELD = 2  # the device moves when it is released
 
 
 class LaneChange(Struct, frozen=True):
@@ -72,19 +72,19 @@ class LaneChange(Struct, frozen=True):
     reason: str
 
 
-class _Unit(Struct, frozen=True):
+class _Group(Struct, frozen=True):
     """Devices that move together: a whole device, or all parts of one."""
 
     names: tuple[str, ...]
     position: int
     cell: tuple[object, ...]  # PCIe root and NUMA nodes
-    lane: Lane  # where it is, or is on its way to
-    astray: tuple[str, ...]  # parts that are not there: they came later, or one by one
+    lane: Lane  # where the group is, or is on its way to
+    astray: tuple[str, ...]  # parts that are in the other lane: they came later, or one by one
     held: bool
     on_its_way: bool
     pinned: bool
-    usable: int  # how many of them are there and work
-    lasting: bool  # those that do not have not for a while
+    usable: int  # how many of them are present and work
+    long_unusable: bool  # all others have been faulty or gone for HYSTERESIS_SECONDS
 
     @property
     def size(self) -> int:
@@ -96,12 +96,12 @@ class _Unit(Struct, frozen=True):
 
 
 def packing_order(devices: Iterable[Device]) -> list[Device]:
-    """Front to back: by NUMA node, PCIe root and address, name. Claims start at the front, pods at the end."""
+    """Sort by NUMA node, PCIe root, PCI address, name. Claims are served from the front, pods from the end."""
     return sorted(devices, key=lambda d: (d.numa_nodes, d.pcie_root, d.pci_bus_id, d.root or d.name, d.name))
 
 
 def _wholes(devices: Iterable[Device]) -> list[list[Device]]:
-    """The same, with all parts of one device together."""
+    """Return the devices in packing order, with all parts of one device in one list."""
     groups: dict[str, list[Device]] = {}
     for device in packing_order(devices):
         groups.setdefault(device.root or device.name, []).append(device)
@@ -111,9 +111,9 @@ def _wholes(devices: Iterable[Device]) -> list[list[Device]]:
 def from_selection(
     devices: Sequence[Device], pinned: Mapping[str, Lane], *, rest: Lane, min_legacy: int, min_dra: int
 ) -> LaneTarget:
-    """What is wanted where the operator says which devices: ``pinned`` ones with their parts, all others in ``rest``.
+    """Build the target of an operator who names devices: ``pinned`` ones and their parts, all others in ``rest``.
 
-    The floors hold, too: pins beyond them are left out, claims' from the end of the order and pods' from its front.
+    The floors hold, too: pins beyond them are left out, those to claims from the end and those to pods from the front.
     """
     wholes = _wholes(devices)
     pins = [next((lane for part in whole if (lane := pinned.get(part.name))), None) for whole in wholes]
@@ -131,8 +131,9 @@ def from_selection(
 
 
 def counted_devices(ledger: Ledger, resource: str, at: float) -> tuple[str, ...]:
-    """The devices of a resource that the numbers are about: those that are there, or were until just now and did not
-    make room for another (a device that is called otherwise now counts once).
+    """Return the devices of a resource that the numbers count: those that are there, or were until just now.
+
+    A device that went away under one name and is there under another counts once.
     """
     return tuple(
         entry.name
@@ -153,63 +154,66 @@ def _replaced(ledger: Ledger, entry: Entry) -> bool:
 
 
 def seconds_until_replan(ledger: Ledger, at: float) -> float | None:
-    """Seconds until a device will have been faulty, or gone, for long enough to plan anew; None if no change is due."""
+    """Seconds until a device has been faulty, or gone, for long enough to plan anew; None if there is none."""
     since = [e.presence_since for e in ledger.entries.values() if e.device.presence is not Presence.PRESENT]
     return min((left for stamp in since if (left := stamp + HYSTERESIS_SECONDS - at) > 0), default=None)
 
 
-def plan(ledger: Ledger, devices: Sequence[Device], wanted: LaneTarget, at: float) -> tuple[LaneChange, ...]:
-    """The changes that bring ``devices`` (one resource's, all counted) to what is wanted; () if they are there."""
-    units = _units(ledger, devices, wanted, at)
-    loose = [unit for unit in units if not unit.pinned]
-    missing = wanted.dra - sum(unit.size for unit in units if unit.lane is Lane.DRA)
+def plan(ledger: Ledger, devices: Sequence[Device], desired: LaneTarget, at: float) -> tuple[LaneChange, ...]:
+    """Return the changes that bring ``devices`` (the counted ones of one resource) to the target; () if none is due."""
+    groups = _groups(ledger, devices, desired, at)
+    loose = [group for group in groups if not group.pinned]
+    missing = desired.dra - sum(group.size for group in groups if group.lane is Lane.DRA)
     target, source = (Lane.DRA, Lane.LEGACY) if missing > 0 else (Lane.LEGACY, Lane.DRA)
-    chosen = _choose([unit for unit in loose if unit.lane is source], loose, abs(missing), target)
-    taken = {unit.names for unit in chosen}
-    overtaken = {unit.names for unit in _overtake([unit for unit in loose if unit.names not in taken])}
-    movable = [unit for unit in loose if not (unit.held or unit.on_its_way or unit.names in overtaken)]
-    movable = [unit for unit in movable if unit.works or unit.lasting or chosen]
-    exchanged = {unit.names for unit in _exchange(units, taken, movable)}
+    chosen = _choose([group for group in loose if group.lane is source], loose, abs(missing), target)
+    taken = {group.names for group in chosen}
+    overtaken = {group.names for group in _overtake([group for group in loose if group.names not in taken])}
+    movable = [group for group in loose if not (group.held or group.on_its_way or group.names in overtaken)]
+    movable = [group for group in movable if group.works or group.long_unusable or chosen]
+    exchanged = {group.names for group in _exchange(groups, taken, movable)}
     taken = (taken ^ exchanged) | overtaken
     changes: list[LaneChange] = []
-    for unit in units:
-        reason = f"{wanted.dra} of {len(devices)} are wanted in the dra lane"
-        if unit.pinned:
-            reason = wanted.why_pinned
-        elif unit.names in exchanged:
+    for group in groups:
+        reason = f"{desired.dra} of {len(devices)} are wanted in the dra lane"
+        if group.pinned:
+            reason = desired.why_pinned
+        elif group.names in exchanged:
             reason = "a device that works for one that does not"
-        elif unit.names not in taken:
+        elif group.names not in taken:
             reason = "parts of one device stay together"
-        changes += _change(unit, _other(unit.lane) if unit.names in taken else unit.lane, reason)
+        changes += _change(group, _other(group.lane) if group.names in taken else group.lane, reason)
     return tuple(sorted(changes, key=lambda change: change.urgency))
 
 
 def startable_without_slices(ledger: Ledger, changes: Sequence[LaneChange]) -> tuple[LaneChange, ...]:
-    """What can begin of a plan while claims cannot be offered anything, the API server is away, say. Where pods would
-    lose a device for nothing they only get some back: of an exchange the next plan would take back the half, for ever.
+    """Return the changes that can begin while claims cannot be offered anything, for example without an API server.
+
+    If pods would lose a device to claims, which could not get it, only moves that give pods a device back remain. To
+    begin half of an exchange would be no help: the next plan would take it back, for ever.
     """
     if not any(change.lane is Lane.DRA and ledger.entries[change.device].lane is Lane.LEGACY for change in changes):
         return tuple(changes)
     return tuple(c for c in changes if c.lane is Lane.LEGACY and c.urgency is Urgency.TAKE_BACK)
 
 
-def starting_lanes(ledger: Ledger, devices: Sequence[Device], wanted: LaneTarget) -> dict[str, Lane]:
-    """Where devices start that the ledger has never seen: parts beside their siblings, others first where some are
-    missing in the dra lane, the rest legacy.
+def starting_lanes(ledger: Ledger, devices: Sequence[Device], desired: LaneTarget) -> dict[str, Lane]:
+    """Return the lane in which each device starts that the ledger has never seen.
+
+    Parts start beside their siblings. Others start in the dra lane as far as it lacks devices, and else in legacy.
     """
     new = {device.name for device in devices if device.name not in ledger.entries}
     if not new:
         return {}
-    units = _units(ledger, devices, wanted, 0.0)
-    strange = [unit for unit in units if not unit.pinned and new.issuperset(unit.names)]
-    missing = wanted.dra - sum(unit.size for unit in units if unit.lane is Lane.DRA)
-    taken = {unit.names for unit in _choose(strange, strange, max(0, missing), Lane.DRA)}
-    taken ^= {unit.names for unit in _exchange(units, taken, strange)}
-    return {n: Lane.DRA if unit.names in taken else unit.lane for unit in units for n in unit.names if n in new}
+    groups = _groups(ledger, devices, desired, 0.0)
+    strange = [group for group in groups if not group.pinned and new.issuperset(group.names)]
+    missing = desired.dra - sum(group.size for group in groups if group.lane is Lane.DRA)
+    taken = {group.names for group in _choose(strange, strange, max(0, missing), Lane.DRA)}
+    taken ^= {group.names for group in _exchange(groups, taken, strange)}
+    return {n: Lane.DRA if group.names in taken else group.lane for group in groups for n in group.names if n in new}
 
 
 def destination_lane(entry: Entry) -> Lane:
-    """Where a device is, or is on its way to: LEGACY or DRA (a shared device counts as legacy)."""
+    """Return where a device is, or is on its way to: LEGACY or DRA (a shared device counts as LEGACY)."""
     lane = entry.move.target if entry.move else entry.lane
     return Lane.DRA if lane in (Lane.DRA, Lane.LEGACY_TO_DRA) else Lane.LEGACY
 
@@ -218,19 +222,19 @@ def _other(lane: Lane) -> Lane:
     return Lane.LEGACY if lane is Lane.DRA else Lane.DRA
 
 
-def _units(ledger: Ledger, devices: Sequence[Device], wanted: LaneTarget, at: float) -> list[_Unit]:
-    units = []
+def _groups(ledger: Ledger, devices: Sequence[Device], desired: LaneTarget, at: float) -> list[_Group]:
+    groups = []
     for position, members in enumerate(_wholes(devices)):
         names = tuple(device.name for device in members)
         entries = [entry for name in names if (entry := ledger.entries.get(name))]
         held = [entry for entry in entries if entry.owner is not Owner.NONE]
         broken = [entry for entry in entries if entry.device.presence is not Presence.PRESENT]
         facts = [ledger.entries[d.name].device if d.name in ledger.entries else d for d in members]
-        pin = next((lane for name in names if (lane := wanted.lane_of(name))), None)
-        # Of parts that were divided a held one says where the others go: it would be the last to move.
+        pin = next((lane for name in names if (lane := desired.lane_of(name))), None)
+        # If parts were divided, the others follow a held one: it would be the last to move.
         lane = pin or (destination_lane((held or entries)[0]) if entries else Lane.LEGACY)
-        units.append(
-            _Unit(
+        groups.append(
+            _Group(
                 names,
                 position,
                 (members[0].numa_nodes, members[0].pcie_root),
@@ -243,101 +247,107 @@ def _units(ledger: Ledger, devices: Sequence[Device], wanted: LaneTarget, at: fl
                 all(at - entry.presence_since >= HYSTERESIS_SECONDS for entry in broken),
             )
         )
-    return units
+    return groups
 
 
 def _overlaps_a_held_one(ledger: Ledger, entries: Iterable[Entry]) -> bool:
     return any(one.owner is not Owner.NONE for entry in entries for one in ledger.relatives(entry.device))
 
 
-def _choose(candidates: list[_Unit], everybody: list[_Unit], missing: int, target: Lane) -> list[_Unit]:
-    """Up to ``missing`` devices for ``target``: cell by cell, those first that complete a cell, then whole cells.
+def _choose(candidates: list[_Group], all_groups: list[_Group], missing: int, target: Lane) -> list[_Group]:
+    """Choose up to ``missing`` devices for ``target``: cell by cell, first those that complete a cell.
 
-    Back to pods at least so many: where parts leave no other way, the numbers of the legacy lane come first.
+    For pods it may be more than ``missing``: if parts leave no other way, the number of the legacy lane comes first.
     """
-    front = 1 if target is Lane.DRA else -1
-    chosen: list[_Unit] = []
-    for wave in range(6):
-        left = [unit for unit in candidates if _wave(unit) == wave]
+    direction = 1 if target is Lane.DRA else -1
+    chosen: list[_Group] = []
+    for turn in range(6):
+        left = [group for group in candidates if _turn(group) == turn]
         while missing and left:
             cell = min(
-                {unit.cell for unit in left},
-                key=lambda cell: _cell_rank(cell, left, everybody, chosen, missing, target, front),
+                {group.cell for group in left},
+                key=lambda cell: _cell_rank(cell, left, all_groups, chosen, missing, target, direction),
             )
-            for unit in sorted((unit for unit in left if unit.cell == cell), key=lambda unit: front * unit.position):
-                left.remove(unit)
-                if unit.size <= missing:
-                    chosen.append(unit)
-                    missing -= unit.size
+            for group in sorted(
+                (group for group in left if group.cell == cell), key=lambda group: direction * group.position
+            ):
+                left.remove(group)
+                if group.size <= missing:
+                    chosen.append(group)
+                    missing -= group.size
     if missing and target is Lane.LEGACY:
-        left = [unit for unit in candidates if unit not in chosen]
-        chosen += sorted(left, key=lambda unit: (not unit.on_its_way, unit.held, unit.size, front * unit.position))[:1]
+        left = [group for group in candidates if group not in chosen]
+        chosen += sorted(
+            left, key=lambda group: (not group.on_its_way, group.held, group.size, direction * group.position)
+        )[:1]
     return chosen
 
 
-def _wave(unit: _Unit) -> int:
-    """When it is its turn: what is on its way, what is free, what is held; then likewise what does not work."""
-    return (0 if unit.on_its_way else 2 if unit.held else 1) + (0 if unit.works else 3)
+def _turn(group: _Group) -> int:
+    """The turn of a group: 0 on its way, 1 free, 2 held; 3 to 5 the same for groups that do not work."""
+    return (0 if group.on_its_way else 2 if group.held else 1) + (0 if group.works else 3)
 
 
 def _cell_rank(
     cell: tuple[object, ...],
-    left: list[_Unit],
-    everybody: list[_Unit],
-    chosen: list[_Unit],
+    left: list[_Group],
+    all_groups: list[_Group],
+    chosen: list[_Group],
     missing: int,
     target: Lane,
-    front: int,
+    direction: int,
 ) -> tuple[int, int]:
-    """Better cells first: already split, then one that can go whole, then by position."""
-    members = [unit for unit in everybody if unit.cell == cell]
-    there = sum(unit.size for unit in members if unit.lane is target or unit in chosen)
-    ready = sum(unit.size for unit in left if unit.cell == cell)
-    whole = there + ready == sum(unit.size for unit in members) and ready <= missing
+    """The rank of a cell, best first: one that has devices in ``target``, one that can go whole, then by position."""
+    members = [group for group in all_groups if group.cell == cell]
+    there = sum(group.size for group in members if group.lane is target or group in chosen)
+    ready = sum(group.size for group in left if group.cell == cell)
+    whole = there + ready == sum(group.size for group in members) and ready <= missing
     rank = 0 if there else 1 if whole else 2
-    return rank, min(front * unit.position for unit in members)
+    return rank, min(direction * group.position for group in members)
 
 
-def _overtake(units: list[_Unit]) -> Iterable[_Unit]:
-    """A held device that waits to leave a lane is replaced by a free one of that lane: nobody needs to wait."""
-    for target, front in ((Lane.DRA, 1), (Lane.LEGACY, -1)):
-        waiting = [unit for unit in units if unit.lane is target and unit.held and unit.on_its_way]
-        free = [unit for unit in units if unit.lane is not target and _wave(unit) == 1]
-        free.sort(key=lambda unit: front * unit.position)
-        for unit in waiting:
-            other = next((one for one in free if one.size == unit.size), None)
+def _overtake(groups: list[_Group]) -> Iterable[_Group]:
+    """Replace held devices that wait to leave a lane by free ones of that lane, so that nobody waits."""
+    for target, direction in ((Lane.DRA, 1), (Lane.LEGACY, -1)):
+        waiting = [group for group in groups if group.lane is target and group.held and group.on_its_way]
+        free = [group for group in groups if group.lane is not target and _turn(group) == 1]
+        free.sort(key=lambda group: direction * group.position)
+        for group in waiting:
+            other = next((one for one in free if one.size == group.size), None)
             if other is not None:
                 free.remove(other)
-                yield unit
+                yield group
                 yield other
 
 
-def _exchange(units: list[_Unit], taken: Collection[tuple[str, ...]], movable: list[_Unit]) -> Iterator[_Unit]:
-    """Of ``movable`` those that do not work, in the lane that lacks the larger part of its number, and as many of the
-    other lane that do: while that lane, without them, lacks less. ``taken`` are about to change lanes.
+def _exchange(groups: list[_Group], taken: Collection[tuple[str, ...]], movable: list[_Group]) -> Iterator[_Group]:
+    """Yield groups of ``movable`` to exchange: one that does not work, then one of the other lane that does.
+
+    The first is in the lane that lacks the larger part of its number; the other lane must lack less even afterwards.
+    ``taken`` groups are about to change lanes.
     """
-    lanes = {unit.names: _other(unit.lane) if unit.names in taken else unit.lane for unit in units}
+    lanes = {group.names: _other(group.lane) if group.names in taken else group.lane for group in groups}
     number, lack = dict.fromkeys((Lane.DRA, Lane.LEGACY), 0), dict.fromkeys((Lane.DRA, Lane.LEGACY), 0)
-    for unit in units:
-        number[lanes[unit.names]] += unit.size
-        lack[lanes[unit.names]] += unit.size - unit.usable
-    for short, front in ((Lane.DRA, 1), (Lane.LEGACY, -1)):
+    for group in groups:
+        number[lanes[group.names]] += group.size
+        lack[lanes[group.names]] += group.size - group.usable
+    for short, direction in ((Lane.DRA, 1), (Lane.LEGACY, -1)):
         rich = _other(short)
-        spare = [unit for unit in movable if lanes[unit.names] is rich and unit.works]
-        spare.sort(key=lambda unit: front * unit.position)
-        for unit in movable:
-            missing = unit.size - unit.usable
-            other = next((one for one in spare if one.size == unit.size), None)
-            if lanes[unit.names] is not short or not missing or other is None:
+        spare = [group for group in movable if lanes[group.names] is rich and group.works]
+        spare.sort(key=lambda group: direction * group.position)
+        for group in movable:
+            missing = group.size - group.usable
+            other = next((one for one in spare if one.size == group.size), None)
+            if lanes[group.names] is not short or not missing or other is None:
                 continue
             if lack[short] * number[rich] > (lack[rich] + missing) * number[short]:
                 lack[short], lack[rich] = lack[short] - missing, lack[rich] + missing
                 spare.remove(other)
-                yield unit
+                yield group
                 yield other
 
 
-def _change(unit: _Unit, lane: Lane, reason: str) -> list[LaneChange]:
-    names = unit.astray if lane is unit.lane else [name for name in unit.names if name not in unit.astray]
-    urgency = Urgency.TAKE_BACK if unit.on_its_way else Urgency.HELD if unit.held else Urgency.FREE
+def _change(group: _Group, lane: Lane, reason: str) -> list[LaneChange]:
+    names = group.astray if lane is group.lane else [name for name in group.names if name not in group.astray]
+    urgency = Urgency.TAKE_BACK if group.on_its_way else Urgency.HELD if group.held else Urgency.FREE
     return [LaneChange(name, lane, urgency, reason) for name in names]
