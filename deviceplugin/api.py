@@ -27,7 +27,7 @@ class Plugin(Protocol):
         ...
 
     def devices(self) -> DeviceList:
-        """The list; the same object each time. Nothing is registered before the first ``publish``."""
+        """Return the list; the same object each time. Nothing is registered before the first ``publish``."""
         ...
 
 

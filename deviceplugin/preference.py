@@ -347,7 +347,7 @@ def _fill_groups(world: _World, fixed: list[Unit], pool: list[Unit], wanted: int
         members.sort(key=lambda unit: (-used_devices[unit.device or unit.id], unit.device, _order(unit)))
 
     def harm(group: str) -> tuple[bool, bool]:
-        """Whether taking from it breaks a free group, or a free device that is shared."""
+        """Tell whether taking from it breaks a free group, or a free device that is shared."""
         first = by_group[group][0]
         breaks = group in world.free_groups and group not in used_groups
         return breaks, world.replicated and not used_devices[first.device or first.id]

@@ -1,4 +1,4 @@
-"""How long to wait before the next try: pure, with the random source passed in."""
+"""Decide how long to wait before the next try. Pure; the random source is passed in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ whoever was refused leaves the others a full second."""
 
 
 class Backoff(Struct, frozen=True):
-    """Exponential with jitter: try ``n`` (from 0) waits ``initial * factor**n``, at most ``maximum``, less the jitter.
+    """Exponential back-off: try ``n`` (from 0) waits ``initial * factor**n``, less the jitter.
+
+    It never waits for more than ``maximum_seconds``.
 
     0.1 s is well above what kubelet needs between bind and rename of its socket, and 2 s keeps a restart
     (3 to 10 s on a real node) from costing more than one needless wait.
@@ -27,12 +29,12 @@ class Backoff(Struct, frozen=True):
     """Share of the wait that is random, so that agents that died together do not come back together."""
 
     def delay(self, attempt: int, random_source: random.Random) -> float:
-        """Seconds before try ``attempt + 1``."""
+        """Return the seconds before try ``attempt + 1``."""
         full = min(self.maximum_seconds, self.initial_seconds * self.factor ** min(attempt, 32))
         return full * (1.0 - self.jitter * random_source.random())
 
     def delay_after(self, error: PodResourcesError, attempt: int, random_source: random.Random) -> float | None:
-        """Seconds to wait after ``error``, or None when trying again cannot help."""
+        """Return the seconds to wait after ``error``, or None when trying again cannot help."""
         match error:
             case RateLimited():
                 return RATE_LIMIT_FLOOR_SECONDS + self.delay(attempt, random_source)

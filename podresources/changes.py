@@ -1,4 +1,4 @@
-"""What changed between snapshots, without believing every absence: pure, clocks passed in.
+"""Find what changed between snapshots, without believing every absence. Pure; times are passed in.
 
 Assignments are believed at once. An absence is believed only when two complete snapshots in a row agree, because
 kubelet shows a container's claims as none while it does not know one of them, and a whole node as empty while it
@@ -27,13 +27,19 @@ class DeviceAssigned(Struct, frozen=True):
 
 
 class DeviceReleased(Struct, frozen=True):
-    """A container no longer holds the device. A pod re-created under its name with the same device is not seen."""
+    """A container no longer holds the device.
+
+    A pod re-created under its name with the same device is not seen.
+    """
 
     allocation: PodAllocation
 
 
 class CapacityChanged(Struct, frozen=True):
-    """The healthy devices of a device-plugin resource changed. Never reported for DRA, which has no such list."""
+    """The healthy devices of a device-plugin resource changed.
+
+    Never reported for DRA, which has no such list.
+    """
 
     resource: str
     before: int
@@ -49,7 +55,7 @@ Held = dict[AllocationKey, PodAllocation]
 class ChangeTracker:
     """Turns complete snapshots into changes.
 
-    ``held`` is what is believed to be held now; ``capacity`` maps each resource to its healthy device ids.
+    ``held`` is what is believed to be held now. ``capacity`` maps each resource to its healthy device ids.
     Times are seconds of any monotonic clock.
     """
 
@@ -62,13 +68,16 @@ class ChangeTracker:
         self._settled_at = float("-inf")
 
     def failed(self, error: PodResourcesError, now: float) -> None:
-        """A poll failed: absences start counting anew, and after a lost connection only once kubelet has settled."""
+        """Note a failed poll: absences are counted anew; after a lost connection, once kubelet has settled."""
         self._absences.clear()
         if isinstance(error, (KubeletUnavailable, SocketMissing)):
             self._settled_at = now + self._settle_seconds
 
     def step(self, snapshot: NodeSnapshot, allocatable: Allocatable | None, now: float) -> list[Change]:
-        """What the next complete snapshot changes; ``allocatable`` None when this kubelet does not serve it."""
+        """Return what the next complete snapshot changes.
+
+        ``allocatable`` None when this kubelet does not serve it.
+        """
         if snapshot.socket != self._socket:
             self._socket = snapshot.socket
             self._absences.clear()
@@ -96,7 +105,7 @@ class ChangeTracker:
         return [DeviceReleased(self.held.pop(key)) for key in gone]
 
     def _capacity_changes(self, now_healthy: dict[str, frozenset[str]], settled: bool) -> list[CapacityChanged]:
-        """Growth is believed at once, shrinking only from a settled kubelet."""
+        """Compare capacities: growth is believed at once, shrinking only from a settled kubelet."""
         changes = []
         for resource in sorted(self.capacity.keys() | now_healthy.keys()):
             before = self.capacity.get(resource, frozenset())

@@ -35,7 +35,9 @@ from podresources.transport import (
 
 
 class Client:
-    """Asks kubelet who holds what. Connects at the first call, and again whenever kubelet's socket is another one.
+    """Asks kubelet who holds what.
+
+    Connects at the first call, and again whenever kubelet's socket is another one.
 
     One request is in flight at a time: kubelet's limiter is shared by the whole node. Waiting for one's turn counts
     towards the deadline. Requests are repeated, with jitter, while kubelet restarts or its limiter refuses, as long
@@ -73,7 +75,7 @@ class Client:
         return self._session.features
 
     async def list(self, *, timeout_seconds: float | None = None) -> NodeSnapshot:
-        """Every pod of the node with what it holds. Raises PodResourcesError."""
+        """Return every pod of the node with what it holds. Raises PodResourcesError."""
         return await self._call(Rpc.LIST, b"", self._session.read_list, timeout_seconds)
 
     async def allocatable(self, *, timeout_seconds: float | None = None) -> Allocatable:
@@ -81,7 +83,7 @@ class Client:
         return await self._call(Rpc.ALLOCATABLE, b"", self._session.read_allocatable, timeout_seconds)
 
     async def get(self, namespace: str, pod: str, *, timeout_seconds: float | None = None) -> NodeSnapshot:
-        """One pod, as a snapshot with that pod alone. Raises PodNotFound and other PodResourcesErrors.
+        """Return one pod, as a snapshot with that pod alone. Raises PodNotFound and other PodResourcesErrors.
 
         Kubelets without Get (before 1.34) are asked for the whole List instead; ``features.get`` is then NO.
         """
@@ -94,7 +96,10 @@ class Client:
         return pick(await self.list(timeout_seconds=timeout_seconds), namespace, pod)
 
     async def probe(self, *, timeout_seconds: float | None = None) -> KubeletFeatures:
-        """Find out whether Get is served, by asking for a pod that does not exist; the other features come with use."""
+        """Find out whether Get is served, by asking for a pod that does not exist.
+
+        The other features come with use.
+        """
         if self.features.get is Support.UNKNOWN:
             with suppress(PodNotFound, NotSupported):
                 await self._call(Rpc.GET, get_request(*PROBE_POD), self._session.read_get, timeout_seconds)

@@ -39,7 +39,10 @@ class NodeError(PodResourcesError):
 
 
 class SocketMissing(NodeError):
-    """There is no socket at the path. Passing after a kubelet restart, permanent without kubelet or without a mount."""
+    """There is no socket at the path.
+
+    That passes after a kubelet restart. Without kubelet, or without a mount, it is permanent.
+    """
 
 
 class SocketPermissionDenied(NodeError):
@@ -65,13 +68,16 @@ class KubeletTimeout(KubeletError):
 
 
 class RateLimited(KubeletError):
-    """Kubelet's limiter refused: 100 requests a second, bursts of 10, for all clients of the node together."""
+    """Kubelet's limiter refused: 100 requests a second, bursts of 10, for all clients of the node."""
 
     code = "RESOURCE_EXHAUSTED"
 
 
 class NotSupported(KubeletError):
-    """This kubelet does not serve the method; ``rpc`` names it. A fact about kubelet's version or feature gates."""
+    """This kubelet does not serve the method; ``rpc`` names it.
+
+    A fact about kubelet's version or feature gates.
+    """
 
     code = "UNIMPLEMENTED"
 
@@ -107,7 +113,10 @@ class PodNotFound(CallerError):
 
 
 class TooLarge(CallerError):
-    """The answer exceeds this client's receive limit. Sizes in bytes; ``size`` is None when the text did not tell."""
+    """The answer exceeds this client's receive limit.
+
+    Sizes in bytes; ``size`` is None when the text did not tell.
+    """
 
     code = "RESOURCE_EXHAUSTED"
 

@@ -1,4 +1,4 @@
-"""Prometheus collectors of the PodResources API, for a registry of this process or of another program's.
+"""Collect Prometheus metrics of the PodResources API, for this program's registry or another one's.
 
 ``Exposition`` holds what is to be exposed; whoever polls kubelet feeds it. ``Exporter`` polls by itself, at scrape
 time::
@@ -12,7 +12,7 @@ their devices while kubelet restarts. ``podresources_last_success_timestamp_seco
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from threading import Lock
 
@@ -23,8 +23,7 @@ from prometheus_client.registry import Collector
 from podresources.errors import NotSupported, PodResourcesError
 from podresources.families import MAX_SERIES, FamilyInput, families
 from podresources.features import KubeletFeatures
-from podresources.known import KnownDevices
-from podresources.model import Allocatable, NodeSnapshot
+from podresources.model import Allocatable, DeviceKey, NodeSnapshot
 from podresources.socket_path import DEFAULT_SOCKET
 from podresources.sync import SyncClient
 from podresources.transport import DEFAULT_RECEIVE_LIMIT_BYTES, Attempt
@@ -39,8 +38,37 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 """Seconds. A List of a full node takes kubelet 5 to 50 ms; the client gives up at 10 s."""
 
 
+class KnownDevices:
+    """The devices that an exporter has seen, at most ``limit``.
+
+    With it no device vanishes when its holder releases it. The device-plugin side has a list of capacity, but it leaves
+    out devices that are unhealthy or whose plugin is gone; the DRA side has no list at all. So what was seen once is
+    remembered for the life of the process. When there is no room, the least recently seen go first.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._seen: dict[DeviceKey, None] = {}  # insertion order is age
+
+    def __iter__(self) -> Iterator[DeviceKey]:
+        return iter(self._seen)
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def see(self, keys: Iterable[DeviceKey]) -> int:
+        """Note that these devices are there now. Returns how many had to be forgotten for them."""
+        for key in keys:
+            self._seen.pop(key, None)
+            self._seen[key] = None
+        excess = list(self._seen)[: max(len(self._seen) - self.limit, 0)]
+        for key in excess:
+            del self._seen[key]
+        return len(excess)
+
+
 class Exposition(Collector):
-    """What is exposed. Thread-safe. Feed it with ``observe`` (a client's observer), ``update`` and ``failed``."""
+    """What is exposed; thread-safe. Call ``observe`` (a client's observer), ``update`` and ``failed``."""
 
     def __init__(self, *, max_series: int = MAX_SERIES, clock: Callable[[], float] = time.time) -> None:
         self._max_series = max_series
@@ -88,7 +116,7 @@ class Exposition(Collector):
             self._last_success = self._clock()
 
     def failed(self) -> None:
-        """Kubelet did not answer: the last answer stays, marked as old."""
+        """Note that kubelet did not answer: the last answer stays, marked as old."""
         with self._lock:
             self._up = False
 
@@ -97,7 +125,7 @@ class Exposition(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """All families, for prometheus_client."""
+        """Yield all families, for prometheus_client."""
         with self._lock:
             view, up, last_success = self._view, self._up, self._last_success
         yield GaugeMetricFamily("podresources_up", "1 if kubelet answered the last time it was asked.", value=float(up))
@@ -145,7 +173,7 @@ class Exporter(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """All families, after asking kubelet when the last answer is too old."""
+        """Yield all families, after asking kubelet when the last answer is too old."""
         with self._lock:
             if time.monotonic() - self._asked_at >= self._max_age_seconds:
                 self._refresh()

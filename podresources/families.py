@@ -1,4 +1,6 @@
-"""Metric families of one snapshot: pure. Labels follow Kubernetes' instrumentation guidelines (KEP-1206).
+"""Make the metric families of one snapshot. Pure.
+
+Labels follow Kubernetes' instrumentation guidelines (KEP-1206).
 
 Cardinality: the three per-device families have one series per device, or per device and container that holds it, each
 family cut at ``max_series`` in sorted order, so that the same series survive every time. All others have one
@@ -33,7 +35,7 @@ Dropped = Callable[[str, int], None]
 
 
 class FamilyInput(Struct, frozen=True):
-    """All that the families are made of. ``known`` holds every device to show, held or not."""
+    """What the families are made of. ``known``: every device to show, held or not."""
 
     snapshot: NodeSnapshot
     allocatable: Allocatable | None
@@ -42,7 +44,7 @@ class FamilyInput(Struct, frozen=True):
 
 
 def families(view: FamilyInput, dropped: Dropped, max_series: int = MAX_SERIES) -> Iterator[Metric]:
-    """Every family of the view, one at a time."""
+    """Yield every family of the view, one at a time."""
     allocations = {allocation.key: allocation for allocation in view.snapshot.allocations}
     unique = [allocations[key] for key in sorted(allocations)]  # kubelets before 1.34 repeat pods of one name
     known = sorted(view.known)
@@ -59,13 +61,13 @@ def families(view: FamilyInput, dropped: Dropped, max_series: int = MAX_SERIES) 
 
 
 def snapshot_families(snapshot: NodeSnapshot, features: KubeletFeatures) -> Iterator[Metric]:
-    """What a List alone tells, uncut: for a person who asked once."""
+    """Yield what a List alone tells, uncut: for a person who asked once."""
     held = sorted({allocation.device_key for allocation in snapshot.allocations})
     return families(FamilyInput(snapshot, None, held, features), lambda *_: None, sys.maxsize)
 
 
 def capacity_families(allocatable: Allocatable) -> Iterator[Metric]:
-    """What GetAllocatableResources alone tells, uncut."""
+    """Yield what GetAllocatableResources alone tells, uncut."""
     known = sorted(device.device_key for device in allocatable.devices)
     yield _allocatable(allocatable, known)
     yield _device_allocatable(allocatable, known, lambda *_: None, sys.maxsize)

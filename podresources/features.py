@@ -1,4 +1,4 @@
-"""What is known about one kubelet, so that an empty answer of an old one is never mistaken for an empty node."""
+"""Learn what a kubelet supports, so that an old one's empty answer is not mistaken for an empty node."""
 
 from __future__ import annotations
 
@@ -30,29 +30,31 @@ class KubeletFeatures(Struct, frozen=True):
 
     @property
     def active_pods_only(self) -> Support:
-        """Whether List leaves out pods that have ended. Not observable: inferred from ``get``, on since the same 1.34.
+        """Whether List leaves out pods that have ended.
+
+        Not observable: inferred from ``get``, on since the same 1.34.
 
         Source: gate KubeletPodResourcesListUseActivePods, kubernetes #132028.
         """
         return self.get
 
     def after_list(self, has_dynamic_resources: bool) -> KubeletFeatures:
-        """What is known after a List. One that shows no claim proves nothing."""
+        """Return what is known after a List. One that shows no claim proves nothing."""
         return replace(self, dynamic_resources=Support.YES) if has_dynamic_resources else self
 
     def after_allocatable(self, served: bool) -> KubeletFeatures:
-        """What is known after GetAllocatableResources was served, or refused as unsupported."""
+        """Return what is known after GetAllocatableResources was served, or refused as unsupported."""
         return replace(self, allocatable=Support.YES if served else Support.NO)
 
     def after_get(self, served: bool) -> KubeletFeatures:
-        """What is known after Get was served (a pod that is not found counts), or refused as unsupported."""
+        """Return what is known after Get was served (a missing pod counts), or refused as unsupported."""
         if served:
             return replace(self, get=Support.YES)
         seen = self.dynamic_resources is Support.YES
         return replace(self, get=Support.NO, dynamic_resources=Support.YES if seen else Support.NO)
 
     def notes(self) -> tuple[str, ...]:
-        """What a person must know before trusting what is absent; empty for a current kubelet."""
+        """Return what a person must know before trusting what is absent; empty for a current kubelet."""
         found = []
         if self.get is Support.NO:
             found.append(

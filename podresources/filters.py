@@ -1,4 +1,4 @@
-"""Which allocations a person asked for: globs on namespace, pod, resource and driver."""
+"""Filter allocations by globs on namespace, pod, resource and driver."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class Filters(Struct, frozen=True):
     drivers: tuple[str, ...] = ()
 
     def of_pod(self, namespace: str, pod: str) -> bool:
-        """Whether the pod is selected."""
+        """Tell whether the pod is selected."""
         return _any(self.namespaces, namespace) and _any(self.pods, pod)
 
     def of_resource(self, resource: str) -> bool:
-        """Whether a resource name, such as ``cpu`` or ``nvidia.com/gpu``, is selected."""
+        """Tell whether a resource name, such as ``cpu`` or ``nvidia.com/gpu``, is selected."""
         return _any(self.resources, resource) if self.resources else not self.drivers
 
     def of_driver(self, driver: str) -> bool:
-        """Whether a DRA driver is selected."""
+        """Tell whether a DRA driver is selected."""
         return _any(self.drivers, driver) if self.drivers else not self.resources
 
     @property
@@ -39,7 +39,7 @@ class Filters(Struct, frozen=True):
         return bool(self.namespaces or self.pods)
 
     def matches(self, allocation: PodAllocation) -> bool:
-        """Whether the allocation is selected."""
+        """Tell whether the allocation is selected."""
         if not self.of_pod(allocation.namespace, allocation.pod):
             return False
         if allocation.resource is not None:
@@ -47,12 +47,15 @@ class Filters(Struct, frozen=True):
         return self.of_driver(allocation.driver or "")
 
     def snapshot(self, whole: NodeSnapshot) -> NodeSnapshot:
-        """The selected part of a snapshot. Pods keep all their containers; CPUs and memory go with ``of_resource``."""
+        """Return the selected part of a snapshot.
+
+        Pods keep all their containers; CPUs and memory go with ``of_resource``.
+        """
         pods = tuple(pod for pod in whole.pods if self.of_pod(pod.namespace, pod.name))
         return replace(whole, pods=pods, allocations=tuple(filter(self.matches, whole.allocations)))
 
     def allocatable(self, whole: Allocatable) -> Allocatable:
-        """The selected part of the capacity."""
+        """Return the selected part of the capacity."""
         return replace(
             whole,
             devices=tuple(device for device in whole.devices if self.of_resource(device.resource)),

@@ -75,7 +75,7 @@ class AllocationKey(NamedTuple):
 
 
 class DeviceEntry(Struct, frozen=True):
-    """``ContainerDevices``: kubelet sends one per device and NUMA node, so one device may stand in several."""
+    """``ContainerDevices``: kubelet sends one per device and NUMA node, so a device may be in several."""
 
     resource: str
     device_ids: tuple[str, ...]
@@ -91,7 +91,10 @@ class Memory(Struct, frozen=True):
 
 
 class ClaimDevice(Struct, frozen=True):
-    """``ClaimResource``: one allocated device of a claim. ``cdi_ids`` may name earlier devices of the claim too."""
+    """``ClaimResource``: one allocated device of a claim.
+
+    ``cdi_ids`` may name earlier devices of the claim too.
+    """
 
     driver: str
     pool: str
@@ -101,7 +104,10 @@ class ClaimDevice(Struct, frozen=True):
 
 
 class Claim(Struct, frozen=True):
-    """``DynamicResource``: a ResourceClaim that the container refers to; without devices until it is prepared."""
+    """``DynamicResource``: a ResourceClaim that the container refers to.
+
+    It has no devices until it is prepared.
+    """
 
     namespace: str
     name: str
@@ -109,7 +115,10 @@ class Claim(Struct, frozen=True):
 
 
 class Container(Struct, frozen=True):
-    """``ContainerResources``. ``cpu_ids`` are exclusive CPUs only (static policy); empty means the shared pool."""
+    """``ContainerResources``.
+
+    ``cpu_ids`` are exclusive CPUs only (static policy); empty means the shared pool.
+    """
 
     name: str
     devices: tuple[DeviceEntry, ...] = ()
@@ -194,7 +203,7 @@ class Allocatable(Struct, frozen=True):
     socket: SocketIdentity
 
     def count_by_resource(self) -> dict[str, int]:
-        """How many healthy devices each resource has."""
+        """Tell how many healthy devices each resource has."""
         return dict(Counter(device.resource for device in self.devices))
 
 
@@ -212,7 +221,7 @@ class NodeSnapshot(Struct, frozen=True):
 
 
 def holders_by_device(allocations: Iterable[PodAllocation]) -> dict[DeviceKey, list[PodAllocation]]:
-    """Every held device with the allocations that hold it; more than one when a claim is shared."""
+    """Return held device -> the allocations that hold it; several when a claim is shared."""
     found: dict[DeviceKey, list[PodAllocation]] = {}
     for allocation in allocations:
         found.setdefault(allocation.device_key, []).append(allocation)

@@ -1,4 +1,4 @@
-"""From kubelet's answers to the model: pure, and the only module that reads protobuf messages.
+"""Turn kubelet's answers into the model. Pure, and the only module that reads protobuf messages.
 
 Kubelet's quirks that end here (observed on 1.36.2 and read in pkg/kubelet/apis/podresources):
 
@@ -33,13 +33,13 @@ NO_NODES: tuple[int, ...] = ()
 
 
 def snapshot(response: v1_pb2.ListPodResourcesResponse, socket: SocketIdentity) -> NodeSnapshot:
-    """All of ``List``'s answer. Raises ProtocolViolation when a record lacks its name."""
+    """Normalise ``List``'s answer. Raises ProtocolViolation when a record lacks its name."""
     pods = tuple(pod_from_wire(pod) for pod in response.pod_resources)
     return NodeSnapshot(pods, tuple(allocation for pod in pods for allocation in allocations_of(pod)), socket)
 
 
 def allocatable(response: v1_pb2.AllocatableResourcesResponse, socket: SocketIdentity) -> Allocatable:
-    """All of ``GetAllocatableResources``' answer, one record per device."""
+    """Normalise ``GetAllocatableResources``' answer, one record per device."""
     devices = [
         AllocatableDevice(resource, device_id, nodes)
         for (resource, device_id), nodes in _merge_numa(map(_device_entry, response.devices)).items()
@@ -48,7 +48,7 @@ def allocatable(response: v1_pb2.AllocatableResourcesResponse, socket: SocketIde
 
 
 def pod_from_wire(pod: v1_pb2.PodResources) -> Pod:
-    """One pod, close to the wire."""
+    """Read one pod, close to the wire."""
     name, namespace = pod.name, pod.namespace
     if not name or not namespace:
         raise _nameless(f"a pod (name {name!r}, namespace {namespace!r})")
@@ -56,7 +56,7 @@ def pod_from_wire(pod: v1_pb2.PodResources) -> Pod:
 
 
 def allocations_of(pod: Pod) -> Iterator[PodAllocation]:
-    """The normalised view of one pod: one Allocation per container and device, each once."""
+    """Yield the normalised view of one pod: one Allocation per container and device, each once."""
     namespace, name = pod.namespace, pod.name
     for container in pod.containers:
         for (resource, device_id), nodes in _merge_numa(container.devices).items():
@@ -125,7 +125,10 @@ def _memory(entries: Iterable[v1_pb2.ContainerMemory]) -> tuple[Memory, ...]:
 
 
 def _numa_nodes(entry: v1_pb2.ContainerDevices | v1_pb2.ContainerMemory) -> tuple[int, ...]:
-    """Sorted node numbers; ``()`` when the topology is unset or present but empty, which mean the same to a reader."""
+    """Return the node numbers, sorted.
+
+    ``()`` when the topology is unset or present but empty, which mean the same to a reader.
+    """
     nodes = entry.topology.nodes
     match len(nodes):
         case 0:
@@ -138,7 +141,7 @@ def _numa_nodes(entry: v1_pb2.ContainerDevices | v1_pb2.ContainerMemory) -> tupl
 
 @lru_cache(maxsize=64)
 def _one_node(node: int) -> tuple[int, ...]:
-    """The same tuple for every device of a node: thousands of devices, a handful of nodes."""
+    """Return the same tuple for every device of a node: thousands of devices, a handful of nodes."""
     return (node,)
 
 
@@ -154,7 +157,7 @@ def _merge_numa(entries: Iterable[DeviceEntry]) -> dict[tuple[str, str], tuple[i
 
 
 def _distinct(claims: Iterable[Claim]) -> Iterable[tuple[Claim, ClaimDevice]]:
-    """Each driver/pool/device/share of a claim once, with the shortest CDI list: repeats only ever lengthen it."""
+    """Yield each driver/pool/device/share of a claim once, with its shortest CDI list: repeats lengthen it."""
     found: dict[tuple[str, ...], tuple[Claim, ClaimDevice]] = {}
     for claim in claims:
         for device in claim.devices:

@@ -1,4 +1,4 @@
-"""What people and programs see of a snapshot: rows for tables, plain documents for JSON and YAML."""
+"""Render a snapshot: tables for people, plain documents (JSON, YAML) for programs. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Pinned(NamedTuple):
 
 
 def pinned(snapshot: NodeSnapshot, selection: Filters) -> Iterator[Pinned]:
-    """Exclusive CPUs and pinned memory of the snapshot's pods, as far as ``cpu`` or the memory type is selected."""
+    """Yield the exclusive CPUs and pinned memory of the pods, if ``cpu`` or the memory type is selected."""
     cpus = selection.of_resource("cpu")
     for pod in snapshot.pods:
         for name, cpu_ids, memory in [(c.name, c.cpu_ids, c.memory) for c in pod.containers] + [
@@ -40,7 +40,7 @@ def pinned(snapshot: NodeSnapshot, selection: Filters) -> Iterator[Pinned]:
 
 
 def list_table(snapshot: NodeSnapshot, selection: Filters, width: int | None) -> str:
-    """One line per container and resource, or claim."""
+    """Render one line per container and resource, or claim."""
     shared = shared_claims(snapshot.allocations)
     rows: list[tuple[str, ...]] = []
     for _, group in groupby(sorted(snapshot.allocations, key=_group_key), key=_group_key):
@@ -55,7 +55,7 @@ def list_table(snapshot: NodeSnapshot, selection: Filters, width: int | None) ->
 
 
 def list_wide(snapshot: NodeSnapshot, selection: Filters) -> str:
-    """One line per container and device, with everything that is known, never cut."""
+    """Render one line per container and device, with everything that is known, never cut."""
     shared = shared_claims(snapshot.allocations)
     rows: list[tuple[str, ...]] = [
         (
@@ -76,7 +76,7 @@ def list_wide(snapshot: NodeSnapshot, selection: Filters) -> str:
 
 
 def list_document(snapshot: NodeSnapshot, selection: Filters, features: KubeletFeatures) -> Document:
-    """Everything, for programs. ``notes`` are sentences on what this kubelet cannot tell."""
+    """Return everything, for programs. ``notes`` are sentences on what this kubelet cannot tell."""
     found = list(pinned(snapshot, selection))
     return {
         "pods": len(snapshot.pods),
@@ -90,7 +90,7 @@ def list_document(snapshot: NodeSnapshot, selection: Filters, features: KubeletF
 
 
 def allocatable_table(capacity: Allocatable, width: int | None) -> str:
-    """One line per resource."""
+    """Render one line per resource."""
     rows = []
     for resource, group in groupby(sorted(capacity.devices, key=lambda d: d.device_key), key=lambda d: d.resource):
         devices = list(group)
@@ -100,14 +100,14 @@ def allocatable_table(capacity: Allocatable, width: int | None) -> str:
 
 
 def allocatable_wide(capacity: Allocatable) -> str:
-    """One line per device."""
+    """Render one line per device."""
     rows = [(device.resource, device.device_id, table.ranges(device.numa_nodes)) for device in capacity.devices]
     rows += [(name, ids, nodes) for name, _, ids, nodes in _machine_rows(capacity)]
     return table.render(("RESOURCE", "DEVICE", "NUMA"), sorted(rows))
 
 
 def allocatable_document(capacity: Allocatable) -> Document:
-    """Everything, for programs."""
+    """Return everything, for programs."""
     return {
         "devices": [
             {"resource": device.resource, "device_id": device.device_id, "numa_nodes": list(device.numa_nodes)}
@@ -119,7 +119,7 @@ def allocatable_document(capacity: Allocatable) -> Document:
 
 
 def allocation_document(held: PodAllocation) -> Document:
-    """One allocation, without the fields that its API does not have."""
+    """Turn an allocation into a plain document, without the fields that its API does not have."""
     named = {
         "namespace": held.namespace,
         "pod": held.pod,
@@ -140,12 +140,12 @@ def allocation_document(held: PodAllocation) -> Document:
 
 
 def memory_document(block: Memory) -> Document:
-    """One block of pinned or allocatable memory."""
+    """Turn a block of pinned or allocatable memory into a plain document."""
     return {"memory_type": block.memory_type, "size_bytes": block.size_bytes, "numa_nodes": list(block.numa_nodes)}
 
 
 def features_document(features: KubeletFeatures) -> Document:
-    """What this kubelet supports: yes, no or unknown, and in words what that hides."""
+    """Return what this kubelet supports: yes, no or unknown, and in words what that hides."""
     return {
         "get": str(features.get),
         "allocatable": str(features.allocatable),
@@ -176,7 +176,10 @@ def _claim(held: PodAllocation, shared: frozenset[tuple[str, str]]) -> str:
 
 
 def _pinned_rows(snapshot: NodeSnapshot, selection: Filters) -> Iterator[tuple[tuple[str, ...], str]]:
-    """``(holder, API, resource, device, NUMA), count``; the API column names the part of kubelet that decided."""
+    """``(holder, API, resource, device, NUMA), count``.
+
+    The API column names the part of kubelet that decided.
+    """
     for row in pinned(snapshot, selection):
         holder = (row.namespace, row.pod, row.container)
         if row.cpu_ids:

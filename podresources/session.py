@@ -1,4 +1,7 @@
-"""What a client knows between calls, shared by the async and the sync one: pure bookkeeping, no sockets."""
+"""Remember between calls what a client knows of its kubelet.
+
+Shared by ``Client`` and ``SyncClient``; no I/O.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ class Session:
         self._random = random.Random()
 
     def meet(self, identity: SocketIdentity) -> bool:
-        """Note which socket is there now. True when it is another one, of which nothing is known yet: re-dial."""
+        """Note which socket is there now. True when it is another one: forget what was known, and dial anew."""
         if self.closed:
             raise ClientClosed("This client is closed", hint="Make a new one")
         if identity == self.identity:
@@ -52,12 +55,12 @@ class Session:
         return True
 
     def require_same(self, asked: SocketIdentity, now: SocketIdentity) -> None:
-        """Refuse an answer while the socket was replaced: nobody can tell which kubelet gave it, so ask again."""
+        """Raise KubeletUnavailable if the socket was replaced meanwhile: nobody knows which kubelet answered."""
         if asked != now:
             raise KubeletUnavailable(f"Kubelet replaced {self.socket.path} during the call", hint="It restarted")
 
     def delay_after(self, error: PodResourcesError, attempt: int, remaining_seconds: float) -> float | None:
-        """Seconds to wait before the next try, or None when ``error`` is final or there is no time left.
+        """Return the seconds to wait before the next try; None when ``error`` is final or time is over.
 
         A missing socket is worth waiting for only after this client has seen one: then kubelet is restarting.
         """
@@ -82,19 +85,19 @@ class Session:
                 self.features = self.features.after_get(served=True)
 
     def read_list(self, data: bytes, identity: SocketIdentity) -> NodeSnapshot:
-        """The answer of List."""
+        """Read the answer of List."""
         found = snapshot(decode(Rpc.LIST, v1_pb2.ListPodResourcesResponse, data), identity)
         self.features = self.features.after_list(found.has_dynamic_resources)
         return found
 
     def read_allocatable(self, data: bytes, identity: SocketIdentity) -> Allocatable:
-        """The answer of GetAllocatableResources."""
+        """Read the answer of GetAllocatableResources."""
         found = allocatable(decode(Rpc.ALLOCATABLE, v1_pb2.AllocatableResourcesResponse, data), identity)
         self.features = self.features.after_allocatable(served=True)
         return found
 
     def read_get(self, data: bytes, identity: SocketIdentity) -> NodeSnapshot:
-        """The answer of Get, as a snapshot of one pod."""
+        """Read the answer of Get, as a snapshot of one pod."""
         pod = pod_from_wire(decode(Rpc.GET, v1_pb2.GetPodResourcesResponse, data).pod_resources)
         found = of_pod(pod, identity)
         self.features = self.features.after_get(served=True).after_list(found.has_dynamic_resources)
@@ -106,12 +109,12 @@ class Session:
 
 
 def of_pod(pod: Pod, identity: SocketIdentity) -> NodeSnapshot:
-    """A snapshot of one pod."""
+    """Return a snapshot of one pod."""
     return NodeSnapshot((pod,), tuple(allocations_of(pod)), identity)
 
 
 def pick(listed: NodeSnapshot, namespace: str, pod: str) -> NodeSnapshot:
-    """One pod out of a List, for kubelets without Get. Raises PodNotFound."""
+    """Pick one pod out of a List, for kubelets without Get. Raises PodNotFound."""
     for candidate in listed.pods:
         if candidate.namespace == namespace and candidate.name == pod:
             return of_pod(candidate, listed.socket)
@@ -119,5 +122,5 @@ def pick(listed: NodeSnapshot, namespace: str, pod: str) -> NodeSnapshot:
 
 
 def get_request(namespace: str, pod: str) -> bytes:
-    """The request of Get, serialised."""
+    """Serialise the request of Get."""
     return v1_pb2.GetPodResourcesRequest(pod_namespace=namespace, pod_name=pod).SerializeToString()

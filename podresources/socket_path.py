@@ -1,8 +1,8 @@
-"""The socket's file: which one is there now, and why it cannot be used.
+"""Identify the socket's file, and explain why it cannot be used.
 
-Checked before every try instead of watching the directory: a stat costs microseconds and needs no thread, it cannot
-miss the rename by which a new kubelet's socket appears, and a call that is under way when kubelet dies ends by itself,
-because the kernel closes the connection.
+It is checked before every try instead of watching the directory: a stat costs microseconds and needs no thread, it
+cannot miss the rename by which a new kubelet's socket appears, and a call that is under way when kubelet dies ends by
+itself, because the kernel closes the connection.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOUNT_HINT = (
 
 
 def identify(path: Path) -> SocketIdentity:
-    """Which socket is at ``path`` now. Raises SocketMissing, SocketPermissionDenied or NodeError."""
+    """Tell which socket is at ``path`` now. Raises SocketMissing, SocketPermissionDenied or NodeError."""
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
         raise NodeError(
             f"The socket path {path} has {len(os.fsencode(path))} bytes; a unix socket takes at most {MAX_PATH_BYTES}",
@@ -52,12 +52,12 @@ def identify(path: Path) -> SocketIdentity:
 
 
 def mount_hint(path: Path) -> str:
-    """How a pod gets at the socket."""
+    """Tell how a pod gets at the socket."""
     return MOUNT_HINT.format(directory=path.parent)
 
 
 def permission_denied(path: Path) -> SocketPermissionDenied:
-    """The error for a socket that is there but refuses this user, naming what stands in the way."""
+    """Return the error for a socket that is there but refuses this user, naming what stands in the way."""
     return SocketPermissionDenied(
         f"User {os.geteuid()} may not connect to {path}: it takes search permission on every directory above it and "
         "write permission on the socket, which kubelet gives to root only",

@@ -67,7 +67,7 @@ class SyncClient:
         return self._session.features
 
     def list(self, *, timeout_seconds: float | None = None) -> NodeSnapshot:
-        """Every pod of the node with what it holds. Raises PodResourcesError."""
+        """Return every pod of the node with what it holds. Raises PodResourcesError."""
         return self._call(Rpc.LIST, b"", self._session.read_list, timeout_seconds)
 
     def allocatable(self, *, timeout_seconds: float | None = None) -> Allocatable:
@@ -75,7 +75,7 @@ class SyncClient:
         return self._call(Rpc.ALLOCATABLE, b"", self._session.read_allocatable, timeout_seconds)
 
     def get(self, namespace: str, pod: str, *, timeout_seconds: float | None = None) -> NodeSnapshot:
-        """One pod, as a snapshot with that pod alone. Raises PodNotFound and other PodResourcesErrors.
+        """Return one pod, as a snapshot with that pod alone. Raises PodNotFound and other PodResourcesErrors.
 
         Kubelets without Get (before 1.34) are asked for the whole List instead; ``features.get`` is then NO.
         """
@@ -88,7 +88,10 @@ class SyncClient:
         return pick(self.list(timeout_seconds=timeout_seconds), namespace, pod)
 
     def probe(self, *, timeout_seconds: float | None = None) -> KubeletFeatures:
-        """Find out whether Get is served, by asking for a pod that does not exist; the other features come with use."""
+        """Find out whether Get is served, by asking for a pod that does not exist.
+
+        The other features come with use.
+        """
         if self.features.get is Support.UNKNOWN:
             with suppress(PodNotFound, NotSupported):
                 self._call(Rpc.GET, get_request(*PROBE_POD), self._session.read_get, timeout_seconds)

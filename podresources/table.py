@@ -1,4 +1,4 @@
-"""Text tables that fit a terminal: pure."""
+"""Render text tables that fit a terminal. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text of ``podresources top``: pure."""
+"""Render the text of ``podresources top``. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The border to gRPC: how kubelet's socket is dialled, and what its failures mean."""
+"""Dial kubelet's socket by gRPC, and turn gRPC's failures into typed errors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ class Rpc(StrEnum):
 
 
 class Attempt(Struct, frozen=True):
-    """One request that reached the socket, or failed to: what an observer is told. ``code`` is a gRPC status name."""
+    """One request that reached the socket, or failed to: what an observer is told.
+
+    ``code`` is a gRPC status name.
+    """
 
     rpc: Rpc
     code: str
@@ -65,7 +68,7 @@ _NO_HTTP2 = ("Failed parsing HTTP/2", "Trying to connect an http1.x server")
 
 
 class KubeletSocket(Struct, frozen=True):
-    """Where kubelet answers, and how much it may answer."""
+    """Kubelet's socket as gRPC dials it, with the largest answer that is accepted."""
 
     path: Path
     receive_limit_bytes: int = DEFAULT_RECEIVE_LIMIT_BYTES
@@ -90,7 +93,7 @@ class KubeletSocket(Struct, frozen=True):
         ]
 
     def error(self, rpc: Rpc, code: grpc.StatusCode, details: str) -> PodResourcesError:
-        """The typed error for a failed call."""
+        """Return the typed error for a failed call."""
         match code:
             case grpc.StatusCode.UNAVAILABLE:
                 return self._unavailable(details)
@@ -108,7 +111,7 @@ class KubeletSocket(Struct, frozen=True):
                 return KubeletFailed(f"Kubelet answered {rpc} with {code.name}: {details}", code=code.name)
 
     def timeout(self, rpc: Rpc) -> KubeletTimeout:
-        """The error for a call that ran out of time."""
+        """Return the error for a call that ran out of time."""
         return KubeletTimeout(
             f"Kubelet did not answer {rpc} on {self.path} within the deadline",
             hint="It accepts connections but is stuck or overloaded; look at kubelet's log, or allow more time",
@@ -170,7 +173,7 @@ _SINCE = {
 
 
 def not_supported(rpc: Rpc, details: str) -> NotSupported:
-    """The error for a method that kubelet lacks, or has switched off."""
+    """Return the error for a method that kubelet lacks, or has switched off."""
     return NotSupported(f"This kubelet does not serve {rpc} ({details})", rpc=rpc, hint=_SINCE[rpc])
 
 

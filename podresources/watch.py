@@ -1,4 +1,4 @@
-"""A stream of changes: who was given a device, who let go of one, what capacity came or went.
+"""Follow changes: which container was given a device or released one, which capacity came or went.
 
 ::
 
@@ -35,14 +35,17 @@ JITTER = 0.2
 
 
 class Started(Struct, frozen=True):
-    """Always the first event: what everybody holds now. ``allocatable`` is None when this kubelet does not serve it."""
+    """Always the first event: what everybody holds now.
+
+    ``allocatable`` is None when this kubelet does not serve it.
+    """
 
     snapshot: NodeSnapshot
     allocatable: Allocatable | None
 
 
 class Interrupted(Struct, frozen=True):
-    """Polling began to fail; nothing is released meanwhile. Said once, until ``Resumed``."""
+    """Polling began to fail; nothing is reported as released meanwhile. Reported once, until ``Resumed``."""
 
     error: PodResourcesError
 
@@ -61,7 +64,7 @@ async def watch(
     floor_seconds: float = POLL_FLOOR_SECONDS,
     settle_seconds: float = SETTLE_SECONDS,
 ) -> AsyncIterator[Event]:
-    """A snapshot to start from, then changes, for ever.
+    """Yield a snapshot to start from, then changes, for ever.
 
     The first snapshot must succeed: its error is raised. Later failures are events, and polling goes on; only closing
     the client ends the iteration. Raises ValueError for an interval below ``floor_seconds``; lower the floor only on
@@ -95,12 +98,12 @@ async def watch(
 
 
 def pause(interval_seconds: float, jitter: random.Random) -> float:
-    """Seconds until the next poll: never less than the interval."""
+    """Return the seconds until the next poll: never less than the interval."""
     return interval_seconds * (1 + JITTER * jitter.random())
 
 
 async def _poll(client: Client) -> tuple[NodeSnapshot, Allocatable | None]:
-    """Both lists; they are two requests, so a change between them shows in one first."""
+    """Return both lists; they are two requests, so a change between them shows in one first."""
     snapshot = await client.list()
     if client.features.allocatable is Support.NO:
         return snapshot, None

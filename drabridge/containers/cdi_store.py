@@ -238,7 +238,7 @@ def _document(path: Path) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def _host_errors(directory: Path) -> Iterator[None]:
-    """Every OSError of the CDI directory, once, with what to do about it."""
+    """Turn every OSError into a HostError that says what to do about the CDI directory."""
     try:
         yield
     except OSError as error:

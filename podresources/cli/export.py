@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
+import tempfile
 from argparse import Namespace
+from pathlib import Path
 from threading import Thread
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from podresources import textfile
 from podresources.cli.metricsserver import MetricsServer
 from podresources.errors import NodeError
 from podresources.exporter import MAX_AGE_SECONDS, SCRAPE_TIMEOUT_SECONDS, Exporter
@@ -60,11 +62,11 @@ def _serve(address: tuple[str, int], registry: CollectorRegistry) -> int:
 
 
 def _write(options: Namespace, exporter: Exporter, registry: CollectorRegistry) -> int:
-    """The file is written in any case, ``podresources_up 0`` included; the exit code is that of the last try."""
+    """Write the file in any case, ``podresources_up 0`` included; return the exit code of the last try."""
     while True:
         text = generate_latest(registry).decode()
         try:
-            textfile.replace(options.textfile, text)
+            _replace(options.textfile, text)
         except OSError as error:
             raise NodeError(
                 f"Cannot write {options.textfile}: {error.strerror or error}",
@@ -77,5 +79,21 @@ def _write(options: Namespace, exporter: Exporter, registry: CollectorRegistry) 
 
 
 def _any_address() -> str:
-    """Every interface, IPv6 included where the kernel has it."""
+    """Return the address of every interface, IPv6 included where the kernel has it."""
     return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write ``text`` to ``path`` atomically, readable by everybody (node_exporter does not run as root).
+
+    Raises OSError. Not synced to disk: the file describes this moment, and is worthless after a crash.
+    """
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            os.fchmod(file.fileno(), 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

@@ -47,7 +47,7 @@ async def _follow(options: Namespace) -> None:
 
 
 def documents(event: Event, chosen: Filters) -> Iterator[dict[str, Any]]:
-    """What one event says about the selected pods and devices, as plain documents with an ``event`` field."""
+    """Yield plain documents, with a field ``event``, on what an event says of the selected pods and devices."""
     match event:
         case Started(snapshot):
             for held in sorted(filter(chosen.matches, snapshot.allocations), key=lambda held: held.key):

@@ -1,4 +1,4 @@
-"""The HTTP server of ``podresources export``: a scrape a connection, so many at once, none of them idle for long."""
+"""Serve ``podresources export`` by HTTP: one scrape per connection, few at once, none idle for long."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def width() -> int | None:
 
 
 def dump(document: dict[str, Any], output: str, *, one_line: bool = False) -> str:
-    """The document as ``json`` or ``yaml``; ``one_line`` is for streams."""
+    """Encode the document as ``json`` or ``yaml``; ``one_line`` is for streams."""
     if output == "json":
         return json.dumps(document, ensure_ascii=False, indent=None if one_line else 2)
     import yaml

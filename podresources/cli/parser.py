@@ -201,7 +201,7 @@ def _add_interval(sub: argparse.ArgumentParser, default: float) -> None:
 
 
 def selection(options: argparse.Namespace) -> Filters:
-    """The filters that were given; commands without a filter have it empty."""
+    """Return the filters that were given; commands without a filter have it empty."""
     given = vars(options)
     return Filters(
         tuple(given.get("namespace", ())),
@@ -235,7 +235,10 @@ def _interval(text: str) -> float:
 
 
 def _address(text: str) -> tuple[str, int]:
-    """``:9401``, ``127.0.0.1:9401``, ``*:9401`` or ``[::1]:9401`` as ``(host, port)``; no host means this machine."""
+    """``:9401``, ``127.0.0.1:9401``, ``*:9401`` or ``[::1]:9401`` as ``(host, port)``.
+
+    No host means this machine.
+    """
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not [HOST]:PORT, such as :9401 or *:9401")

@@ -15,7 +15,7 @@ from podresources.sync import SyncClient
 
 
 def connect(options: Namespace) -> SyncClient:
-    """A client as the command line wants it."""
+    """Return a client as the command line wants it."""
     return SyncClient(
         options.socket,
         timeout_seconds=options.timeout,

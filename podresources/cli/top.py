@@ -68,7 +68,7 @@ class _Top:
         self._since: dict[AllocationKey, float] | None = None
 
     def text(self, height: int | None) -> str:
-        """One frame of the view. Raises PodResourcesError."""
+        """Return one frame of the view. Raises PodResourcesError."""
         snapshot, capacity = self._ask()
         now = time.monotonic()
         known = self._since

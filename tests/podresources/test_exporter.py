@@ -9,9 +9,8 @@ import grpc
 from prometheus_client import CollectorRegistry, generate_latest
 
 from podresources import KubeletFeatures, NodeSnapshot, Support
-from podresources.exporter import Exposition
+from podresources.exporter import Exposition, KnownDevices
 from podresources.families import FamilyInput, families
-from podresources.known import KnownDevices
 from podresources.model import Api, DeviceKey, SocketIdentity
 from podresources.normalise import allocatable, snapshot
 from podresources.wire import v1_pb2 as wire
