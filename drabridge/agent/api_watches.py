@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 from drabridge.evidence.apiserver_pods import PodWatch
 from drabridge.kube.api import Cluster
-from drabridge.kube.node_annotation import NodeWatch
+from drabridge.kube.node_annotation import NodeAnnotationWatch
 from drabridge.system.supervise import forever
 
 
@@ -20,7 +20,7 @@ class ApiWatches:
         """``resources`` returns the names that matter in a pod's limits; it is called from another thread."""
         self._resources = resources
         self.pods = PodWatch(cluster, node, lambda: self._on_pod_ended(), lambda: self._resources())
-        self._node = NodeWatch(cluster, node, driver, self._take_annotation)
+        self._node = NodeAnnotationWatch(cluster, node, driver, self._take_annotation)
         self._on_pod_ended: Callable[[], None] = lambda: None
         self._on_annotation: Callable[[str | None], None] = lambda value: None
         self._tasks: list[asyncio.Task[None]] = []

@@ -1,1 +1,1 @@
-"""The DRA side: registration, prepare and unprepare, ResourceSlices, health, device metadata, claim status."""
+"""The DRA side: registration, prepare, unprepare, ResourceSlices, health, metadata, claim status."""

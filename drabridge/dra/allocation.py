@@ -1,4 +1,4 @@
-"""A ResourceClaim as the API server has it, read with suspicion: the results that are for this driver on this node."""
+"""Read from a ResourceClaim, which is not trusted, the devices of this driver that it is allocated."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class AllocationResult(Struct, frozen=True):
 
     @property
     def base_request(self) -> str:
-        """``gpu`` for ``gpu/large``: containers name the request, not the alternative that was taken."""
+        """``gpu`` for ``gpu/large``: containers name the request, not the chosen alternative."""
         return self.request.partition("/")[0]
 
     def use(self) -> DeviceUse:
-        """What the ledger is told."""
+        """The device in the ledger's words."""
         share = ClaimShare(self.share_id, tuple(sorted(self.consumed.items()))) if self.share_id else None
         return DeviceUse(self.device, share, self.admin)
 
 
 class ClaimAllocation(Struct, frozen=True):
-    """An allocated claim, as far as this driver is concerned."""
+    """An allocated claim with this driver's devices."""
 
     claim: ClaimRef
     results: tuple[AllocationResult, ...]
@@ -53,7 +53,10 @@ class ClaimAllocation(Struct, frozen=True):
 
 
 def allocation_of(claim: ClaimRef, obj: Mapping[str, Any], driver: str) -> ClaimAllocation:
-    """What ``obj`` allocates to ``driver``. Raises PeerError if it is another claim, unallocated, or not readable."""
+    """Read what ``obj`` allocates to ``driver``. Raises PeerError.
+
+    It does so for another claim of the name, for one that is not allocated, and for what cannot be read.
+    """
     with reading(f"the allocation of claim {claim.namespace}/{claim.name}"):
         metadata = obj.get("metadata") or {}
         if metadata.get("uid") != claim.uid:
@@ -76,20 +79,24 @@ def allocation_of(claim: ClaimRef, obj: Mapping[str, Any], driver: str) -> Claim
 
 
 def pod_claim_name_of(value: Any) -> str:
-    """The annotation's value, "" for what no pod can call a claim: users write it, and it becomes part of a path."""
+    """Return the annotation's value; "" for what no pod can call a claim.
+
+    Users write it, and it becomes part of a path.
+    """
     return value if isinstance(value, str) and _LABEL.fullmatch(value) else ""
 
 
 def is_allocated(claim: ClaimRef, obj: Mapping[str, Any] | None) -> bool:
-    """Whether ``obj`` (None: 404) is this very claim and still allocated."""
+    """Whether ``obj`` is this very claim and still allocated. None: the server has no such object."""
     if obj is None or (obj.get("metadata") or {}).get("uid") != claim.uid:
         return False
     return bool((obj.get("status") or {}).get("allocation"))
 
 
 def allocation_here(obj: Mapping[str, Any], driver: str, pool: str) -> events.ClaimDevices | None:
-    """A claim with its devices of ``pool``, all of them, because what it no longer shows counts as taken back. None:
-    it has none. Raises PeerError: see above.
+    """Read a claim with all its devices of ``pool``; None if it has none there. Raises PeerError.
+
+    All of them, because a device that is not among them counts as taken back.
     """
     metadata = obj.get("metadata") or {}
     if not (obj.get("status") or {}).get("allocation"):
@@ -102,8 +109,9 @@ def allocation_here(obj: Mapping[str, Any], driver: str, pool: str) -> events.Cl
 
 
 def devices_on(obj: Mapping[str, Any], driver: str, node: str) -> tuple[str, ...]:
-    """Names of the devices of ``driver``, in whatever pool, that a claim has, unless it can be used on other nodes
-    alone. Raises PeerError: see above.
+    """List a claim's devices of ``driver`` in any pool, unless it can only be used on other nodes.
+
+    Raises PeerError.
     """
     with reading("the allocation of a claim"):
         allocation = (obj.get("status") or {}).get("allocation") or {}
@@ -113,7 +121,10 @@ def devices_on(obj: Mapping[str, Any], driver: str, node: str) -> tuple[str, ...
 
 
 def _elsewhere(allocation: Mapping[str, Any], node: str) -> bool:
-    """Whether every term of the node selector names nodes, and none this one: so it is where slices are a node's."""
+    """Whether every term of the node selector names nodes, and none this one.
+
+    It is so wherever slices belong to one node.
+    """
     terms = (allocation.get("nodeSelector") or {}).get("nodeSelectorTerms") or ()
     named = [
         any(
@@ -140,5 +151,5 @@ def _result(entry: Mapping[str, Any]) -> AllocationResult:
 
 
 def _amount(value: Any) -> int:
-    """Rounded up: a fraction of a unit still takes it."""
+    """Return the quantity rounded up: a part of a unit takes the whole."""
     return -(-parse(str(value)) // 1)

@@ -35,7 +35,10 @@ class ClaimDemand:
         self._records = record_names(records)
 
     def read_records(self) -> None:
-        """Look which records there are. Only a driver changes them, so once at the start and after each driver."""
+        """Look which records there are.
+
+        Only a driver changes them, so once at the start and after each driver.
+        """
         self._records = record_names(self._directory)
 
     def recorded_uids(self) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Keep the files of prepared claims right: at prepare, at start, after a reboot, when a device's nodes change.
+"""Keep the files of prepared claims right: at prepare, at start, and when a device's nodes change.
 
 Kubelet replays CDI names for as long as a pod lives, without asking us again; the files behind them must say what the
 names mean now.
@@ -34,9 +34,10 @@ class ClaimFiles:
         self._disk = disk
 
     async def write(self, record: ClaimRecord, plans: Sequence[DevicePlan]) -> dict[str, str]:
-        """Write the claim's CDI file and metadata. Returns base request -> CDI id of its metadata. Raises HostError.
+        """Write the claim's CDI file and metadata; return base request -> CDI id of its metadata.
 
-        Metadata is a service to the container, not a condition for it (KEP-5304): a failure is logged.
+        Raises HostError. Metadata is a service to the container, not a condition for it (KEP-5304): a failure is only
+        logged.
         """
         await self.write_cdi(record.claim, plans)
         if (metadata := self._metadata) is None:
@@ -57,7 +58,7 @@ class ClaimFiles:
     def with_ids(
         self, claim: ClaimRef, plans: Sequence[DevicePlan], metadata_ids: dict[str, str]
     ) -> tuple[PreparedDevice, ...]:
-        """Return the devices of ``plans`` with their CDI ids; the first one of a request gets that of its metadata."""
+        """Return the devices with their CDI ids; the first one of a request gets that of its metadata."""
         spec, left = self._cdi.claim_spec(claim.uid, cdi_devices(plans)), dict(metadata_ids)
         named = ((plan, (spec.qualified(plan.cdi.name), left.pop(plan.prepared.base_request, ""))) for plan in plans)
         return tuple(plan.prepared.with_ids(tuple(id_ for id_ in ids if id_)) for plan, ids in named)
@@ -108,7 +109,7 @@ class ClaimFilesUpkeep:
         self._unreadable = Unreadable("prepared claim")
 
     async def restore(self) -> None:
-        """At start: write the files of claims prepared in this boot, remove those of all other recorded claims.
+        """At start: write the files of claims prepared in this boot; remove those of other recorded claims.
 
         Where a record is gone the claim's container may run on, and its file, all that tells of it, stays until kubelet
         unprepares the claim, the operator ends it, or the node is rebooted. A device that is not there is in no file
@@ -177,7 +178,10 @@ class ClaimFilesUpkeep:
             self._unreadable.tell(str(record.claim), error)
 
     def _plans(self, record: ClaimRecord) -> list[DevicePlan] | None:
-        """Plan the claim's devices that are here, as they are now. None when it cannot be said: its files stay then."""
+        """Plan the claim's devices that are here, as they are now.
+
+        None when it cannot be said: its files stay then.
+        """
         snapshot = self._ports.inventory()
         plans = []
         for device in record.devices:

@@ -11,7 +11,10 @@ from drabridge.ledger.model import ClaimRef
 
 
 class ClaimObjects:
-    """The claims of the cluster, one at a time. ``version`` is the newest until the server has said what it serves."""
+    """The claims of the cluster, one at a time.
+
+    ``version`` is the newest until the server has said what it serves.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

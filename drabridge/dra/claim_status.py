@@ -1,8 +1,8 @@
-"""Write ``ResourceClaim.status.devices``: what this driver says about the devices of a claim, by server-side apply.
+"""Write ``ResourceClaim.status.devices``: what this driver says about the devices of a claim.
 
-It is for people who look at claims; kubelet and scheduler do not need it. So it runs beside the answers to kubelet, and
-a failure is logged, not an error. Only our own entries are in the applied object: the server keeps everybody else's,
-and since 1.36 refuses writes to them.
+It is written by server-side apply, for people who look at claims; kubelet and scheduler do not need it. So it runs
+beside the answers to kubelet, and a failure is only logged. Only our own entries are in the applied object: the server
+keeps everybody else's, and since 1.36 refuses writes to them.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ async def join(tasks: dict[str, asyncio.Task[T]], key: str, work: Callable[[], A
 
 
 async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
-    """Wait for ``work`` to end, however often the caller is cancelled meanwhile; cancel the caller only then."""
+    """Wait for ``work`` to end, however often the caller is cancelled; cancel the caller only then."""
     task, cancelled = asyncio.ensure_future(work), False
     while not task.done():
         try:

@@ -30,7 +30,7 @@ MOST_SECONDS = 60.0  # a claim that stays allocated waits for a pod; there is no
 
 
 class Deallocations:
-    """Asks the API server about idle claims, each with its own back-off, and tells the ledger what it let go of."""
+    """Asks the API server about idle claims, each with its own back-off, and tells the ledger."""
 
     def __init__(
         self, ledger_service: LedgerService, claims: ClaimObjects, ports: DraPorts, *, driver: str, pool: str

@@ -1,4 +1,4 @@
-"""Hook commands of profiles, never two at once on one device."""
+"""Run the hook commands of profiles, never two at once on one device."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ class HookRunner:
         self._locks = KeyedLocks()
 
     async def run(self, hook: Hook, device: Device, claim: ClaimRef, phase: str) -> None:
-        """Run to the end. ``phase`` is ``prepare`` or ``unprepare``. Raises HostError with the command's output."""
-        more = {
+        """Run a hook to its end. ``phase``: ``prepare`` or ``unprepare``. Raises HostError with its output."""
+        environment = {
             "DRABRIDGE_PHASE": phase,
             "DRABRIDGE_CLAIM_UID": claim.uid,
             "DRABRIDGE_CLAIM": f"{claim.namespace}/{claim.name}",
         }
         async with self._locks.lock(device.name):
-            await run_hook(hook, device, device.name, more)
+            await run_hook(hook, device, device.name, environment)
 
 
 def encode_hook(hook: Hook | None) -> dict[str, Any] | None:
-    """A hook as a claim's record remembers it: the clean-up is the one that was configured at prepare."""
+    """Encode a hook for a claim's record: clean-up runs as it was configured at prepare."""
     return None if hook is None else {"command": list(hook.command), "timeoutSeconds": hook.timeout_seconds}
 
 
 def decode_hook(entry: Mapping[str, Any] | None) -> Hook | None:
-    """Raises ValueError for what is no hook."""
+    """Decode a hook of a record. Raises ValueError for what is no hook."""
     if entry is None:
         return None
     return Hook(command=tuple(entry["command"]), timeout_seconds=entry["timeoutSeconds"])

@@ -73,7 +73,10 @@ class DraState(Struct, frozen=True):
 
 
 class DraDriver:
-    """The DRA side, from kubelet's sockets to the slices. Runs beside the DevicePlugin side, on the same loop."""
+    """The DRA side, from kubelet's sockets to the slices.
+
+    Runs beside the DevicePlugin side, on the same loop.
+    """
 
     def __init__(
         self,
@@ -159,8 +162,9 @@ class DraDriver:
         return frozenset(names) - await self._publisher.shown(names)
 
     async def run(self) -> None:
-        """Serve until cancelled. The sockets open once the inventory is complete; slices follow when the API answers.
+        """Serve until cancelled.
 
+        The sockets open once the inventory is complete; slices follow when the API server answers.
         Unprepare works without an API server, so kubelet may call before there is one. Raises HostError when the
         sockets cannot be bound.
         """
@@ -193,7 +197,10 @@ class DraDriver:
             await asyncio.shield(self._stop())
 
     async def _stop(self) -> None:
-        """Close the sockets, then roll back. Slices stay: a successor that comes within kubelet's 30 s finds them."""
+        """Close the sockets, then roll back.
+
+        Slices stay: a successor that comes within kubelet's 30 s finds them.
+        """
         await self._server.stop(STOP_GRACE_SECONDS)
         await self._preparer.stop()
 
@@ -206,7 +213,7 @@ class DraDriver:
             self._looked.set()
 
     async def _keep_files(self, version: int) -> None:
-        """After every change of the inventory since ``version``: bring the files of prepared claims up to date."""
+        """After every change of the inventory since ``version``: refresh the files of prepared claims."""
         while True:
             await self._looked.wait(BUSY_SECONDS if self._renew_files else None)
             snapshot = self._ports.inventory()

@@ -1,4 +1,4 @@
-"""What happened on the DRA side, as frozen facts for a hook: metrics, logs and Events are made of them elsewhere."""
+"""Define the facts of the DRA side, of which metrics and logs are made elsewhere."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class ClaimOutcome(StrEnum):
 
     OK = "ok"
     REPLAYED = "replayed"  # prepared before: the same answer again
-    REFUSED = "refused"  # the ledger says that somebody else holds a device
+    REFUSED = "refused"  # by the ledger: somebody else holds a device
     INVALID = "invalid"  # the claim's parameters, or the claim itself
     FAILED = "failed"  # the node or the API server
-    CANCELLED = "cancelled"  # rolled back because kubelet unprepared the claim meanwhile, or the agent stopped
+    CANCELLED = "cancelled"  # and rolled back: kubelet unprepared the claim meanwhile, or the agent stopped
 
 
 class ClaimHandled(Struct, frozen=True):
-    """One claim of a NodePrepareResources or NodeUnprepareResources call. ``error`` is what kubelet was told."""
+    """One claim of a prepare or unprepare call was answered. ``error`` is what kubelet was told."""
 
     method: str  # "prepare" or "unprepare"
     claim: ClaimRef
@@ -33,7 +33,7 @@ class ClaimHandled(Struct, frozen=True):
 
 
 class Requested(Struct, frozen=True):
-    """One gRPC call that was answered. ``code`` is the name of the gRPC status."""
+    """One gRPC call was answered. ``code`` is the name of the gRPC status."""
 
     method: str
     code: str
@@ -48,11 +48,11 @@ class RegistrationChanged(Struct, frozen=True):
 
 
 class SlicesPublished(Struct, frozen=True):
-    """A plan was carried out."""
+    """The API server has the slices that it should have, after writes."""
 
 
 class PublishFailed(Struct, frozen=True):
-    """Slices could not be brought up to date; it is tried again."""
+    """Slices were not brought up to date; they are tried again."""
 
     error: str
 

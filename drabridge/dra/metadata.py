@@ -1,4 +1,4 @@
-"""Device metadata inside the container (KEP-5304): which devices a request got, with their attributes.
+"""Write device metadata for containers (KEP-5304): which devices a request got, with their attributes.
 
 Layout and names as the Go library writes them in 1.36 (staging/src/k8s.io/dynamic-resource-allocation, devicemetadata),
 so that readers written for any driver find our files. The container sees a bind mount of the host's file: an update
@@ -34,7 +34,10 @@ NAME_BYTES = 255  # of a file's name (limits.h, NAME_MAX); a namespace of 63 and
 
 
 class DeviceFacts(Struct, frozen=True):
-    """One allocated device. ``attributes`` in the API's form; ``request`` with its alternative: ``gpu/large``."""
+    """One allocated device.
+
+    ``attributes`` in the API's form; ``request`` with its alternative: ``gpu/large``.
+    """
 
     request: str
     pool: str
@@ -47,7 +50,7 @@ class DeviceFacts(Struct, frozen=True):
 
 
 class MetadataFiles:
-    """The metadata of this driver's claims: files on the host and the CDI files that mount them."""
+    """The metadata of this driver's claims: files on the host, and the CDI files that mount them."""
 
     def __init__(self, plugin_directory: Path, cdi: CdiStore, driver: str) -> None:
         self._root = plugin_directory / HOST_DIRECTORY
@@ -55,14 +58,14 @@ class MetadataFiles:
         self._driver = driver
 
     def write(self, claim: ClaimRef, pod_claim_name: str, devices: Sequence[DeviceFacts]) -> dict[str, str]:
-        """Write one file and one CDI mount for each request; returns base request -> CDI id. Raises HostError.
+        """Write one file and one CDI mount for each request; return base request -> CDI id. Raises HostError.
 
-        Files of an earlier claim of the same name go first: the directory's name does not have the UID.
+        Files of an earlier claim of the same name are removed first: the directory's name does not have the UID.
         """
         ids = {}
         pod_claim_name = pod_claim_name_of(pod_claim_name)
         with reading(f"device metadata of {claim}", HostError):
-            self._purge_namesake(claim)
+            self._remove_same_named(claim)
             for request in dict.fromkeys(device.base_request for device in devices):
                 mine = [device for device in devices if device.base_request == request]
                 path = self._file(claim, request)
@@ -76,7 +79,10 @@ class MetadataFiles:
         return ids
 
     def update(self, claim: ClaimRef, devices: Sequence[DeviceFacts]) -> bool:
-        """Rewrite in place what changed, for containers that run; true if something did. Raises HostError."""
+        """Rewrite in place what changed, for containers that run; return whether anything did.
+
+        Raises HostError.
+        """
         changed = False
         with reading(f"device metadata of {claim}", HostError):
             for request in dict.fromkeys(device.base_request for device in devices):
@@ -102,7 +108,7 @@ class MetadataFiles:
                 shutil.rmtree(directory, ignore_errors=True)
 
     def sweep(self, keep: Collection[str]) -> None:
-        """At start: remove the CDI files of claims that are not in ``keep``, and what a crash left half written."""
+        """At start: remove the CDI files of claims not in ``keep``, and what a crash left half written."""
         prefix = f"{self._driver}_metadata_"
         for path in self._cdi.directory.glob(f"{prefix}*.json"):
             if path.name.removeprefix(prefix).partition("_")[0] not in keep:
@@ -110,13 +116,13 @@ class MetadataFiles:
         for path in self._cdi.directory.glob(f".{prefix}*{TEMPORARY_SUFFIX}"):
             self._cdi.remove_file(path.name)
 
-    def _purge_namesake(self, claim: ClaimRef) -> None:
+    def _remove_same_named(self, claim: ClaimRef) -> None:
         directory = self._directory(claim)
         if self._uid_in(directory) not in (claim.uid, None):
             shutil.rmtree(directory, ignore_errors=True)
 
     def _uid_in(self, directory: Path) -> str | None:
-        """The claim that the files of a directory are about; None when no file says so."""
+        """Return the UID of the claim that a directory's files are about; None when no file says so."""
         for path in sorted(directory.glob("*/metadata.json")) if directory.is_dir() else ():
             if uid := (_read(path) or {}).get("metadata", {}).get("uid"):
                 return str(uid)
@@ -126,7 +132,7 @@ class MetadataFiles:
         name = f"{claim.namespace}_{claim.name}"
         if "/" in name or "\0" in name:
             raise HostError(f"{name!r} cannot be the name of a directory")
-        if len(encoded := os.fsencode(name)) > NAME_BYTES:  # no other name is without the underscore
+        if len(encoded := os.fsencode(name)) > NAME_BYTES:  # cannot be another claim's: those have an underscore
             name = f"sha256-{hashlib.sha256(encoded).hexdigest()}"
         return self._root / name
 
@@ -167,14 +173,15 @@ class MetadataFiles:
 
 
 def _encode(document: Mapping[str, Any]) -> bytes:
-    """A stream of JSON objects, newest schema first; today there is one schema."""
+    """Encode a stream of JSON objects, newest schema first; today there is one schema."""
     return (json.dumps(document) + "\n").encode()
 
 
 def _write(path: Path, data: bytes) -> None:
-    """In place, for containers hold the inode: one write, then cut. A reader that sees a torn file tries again.
+    """Write in place, because containers hold the inode: one write, then cut.
 
-    Nobody reads a new file before the CDI file that mounts it is there, and a torn one is written again.
+    A reader that sees a half-written file tries again. Nobody reads a new file before the CDI file that mounts it is
+    there, and what a crash left half written is written again.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
@@ -186,7 +193,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """The first object of the stream; None if there is none."""
+    """Read the first object of the stream; None if there is none."""
     try:
         document, _ = json.JSONDecoder().raw_decode(path.read_text())
     except (OSError, ValueError, RecursionError):

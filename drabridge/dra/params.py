@@ -1,12 +1,12 @@
-"""Opaque parameters of claims and classes: what an unprivileged user may ask of an agent that is root.
+"""Read the opaque parameters of claims and classes: what a user may ask of an agent that is root.
 
-``{apiVersion: drabridge/v1alpha1, kind: DeviceConfig, profile: NAME, env: {NAME: value}}``. A profile is a name that
-the node's configuration gives a meaning; a variable must be on the configuration's list. There is no way to write a
-host path or a command. Everything is checked before anything is done.
+``{apiVersion: drabridge/v1alpha1, kind: DeviceConfig, profile: NAME, env: {NAME: value}}``. A profile is a name
+that the node's configuration defines; a variable must be on the configuration's list. There is no way to write a host
+path or a command. Everything is checked before anything is done.
 
 Precedence, lowest first: the resource's default profile, entries from the class in list order, entries from the claim
-in list order. The last entry that applies to a device gives all variables; who names no profile keeps the one that was
-chosen before, and where a class has said ``mandatory: true`` nobody after it may name another.
+in list order. The last entry that applies to a device gives all variables; an entry without a profile keeps the one
+that was chosen before, and after a class's ``mandatory: true`` no entry may choose another.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NO_ENV: Mapping[str, str] = MappingProxyType({})
 
 
 class Choice(Struct, frozen=True):
-    """What was chosen for one device: a profile ("" for none) and variables."""
+    """What was chosen for one device: a profile ("" for none) and environment variables."""
 
     profile: str = ""
     env: Mapping[str, str] = field(default_factory=lambda: _NO_ENV)
@@ -49,7 +49,7 @@ class ParameterEntry(Struct, frozen=True):
     mandatory: bool = False  # no later entry may choose another profile
 
     def names(self, result: AllocationResult) -> bool:
-        """Whether the entry asks for this result explicitly."""
+        """Whether the entry names this result's request."""
         return result.request in self.requests or result.base_request in self.requests
 
 
@@ -59,7 +59,7 @@ def resolve(
     claim_config: Callable[[AllocationResult], ClaimConfig],
     driver: str,
 ) -> tuple[Choice, ...]:
-    """What applies to each result, in order.
+    """Choose profile and variables for each result, in order.
 
     ``config`` is ``status.allocation.devices.config``, other drivers' entries included; ``claim_config`` gives the
     rules of a result's resource. Raises ConfigError that names the entry, the field and the request.
@@ -91,7 +91,7 @@ def resolve(
 
 
 def decode(config: Iterable[Mapping[str, Any]], driver: str) -> Iterator[ParameterEntry]:
-    """This driver's entries, strictly decoded: an unknown or repeated key is an error, not a surprise later."""
+    """Decode this driver's entries strictly: an unknown or repeated key is an error. Raises ConfigError."""
     for index, raw in enumerate(config):
         source = raw.get("source")
         where = f"{source}, config[{index}]"
@@ -146,7 +146,7 @@ def _choice(where: str, parameters: Any) -> tuple[Choice, bool]:
 
 
 def _refusal(entry: ParameterEntry, rules: ClaimConfig) -> str:
-    """Why the configuration of the device's resource does not allow the entry; "" if it does."""
+    """Say why the configuration of the device's resource does not allow the entry; "" if it does."""
     profile = entry.choice.profile
     if profile and profile not in rules.profiles:
         return f"parameters.profile: there is no profile {cut(profile)!r}; known are {_names(rules.profiles)}"

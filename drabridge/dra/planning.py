@@ -41,7 +41,10 @@ class DevicePlan(Struct, frozen=True):
 
 
 class Planner:
-    """Plans the devices of claims. ``config`` may be replaced by a later one with the same driver and pool."""
+    """Plans the devices of claims.
+
+    ``config`` may be replaced by a later one with the same driver and pool.
+    """
 
     def __init__(self, config: Config, pool: str, lookup: LookupOf) -> None:
         """``lookup`` gives the value of template fields for a device."""
@@ -62,7 +65,10 @@ class Planner:
         )
 
     def again(self, uid: str, prepared: PreparedDevice, snapshot: Snapshot) -> DevicePlan:
-        """Plan a recorded device as it is now: its nodes may have other numbers. Raises NotReadyError, ConfigError."""
+        """Plan a recorded device as it is now: its nodes may have other numbers.
+
+        Raises NotReadyError, ConfigError.
+        """
         device = snapshot.by_name().get(prepared.device)
         if device is None:
             raise NotReadyError(f"device {prepared.device}, which this claim was given, is gone", hint=_GONE)

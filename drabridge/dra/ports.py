@@ -24,7 +24,7 @@ class ClaimPods(Protocol):
         """Return the seconds that they have to end when they are deleted."""
 
     def lingers(self, claim: ClaimRef, grace: float) -> float:
-        """Return for how many seconds their processes may go on after kubelet unprepared the claim; 0: none does.
+        """Return for how many seconds processes of an unprepared claim may go on; 0: none does.
 
         ``grace``: the seconds that they had to end; 0: not known.
         """

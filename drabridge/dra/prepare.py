@@ -95,7 +95,10 @@ class Preparer:
     # --- prepare
 
     async def prepare(self, claim: ClaimRef) -> tuple[PreparedDevice, ...]:
-        """Return the claim's devices with their CDI ids, in the order of its allocation. Raises a DrabridgeError."""
+        """Return the claim's devices with their CDI ids, in the order of its allocation.
+
+        Raises a DrabridgeError.
+        """
         return await join(self._preparing, claim.uid, lambda: self._prepare(claim))
 
     async def _prepare(self, claim: ClaimRef) -> tuple[PreparedDevice, ...]:
@@ -152,7 +155,10 @@ class Preparer:
         return await self._prepare_anew(allocation), False
 
     async def _allocation(self, claim: ClaimRef, record: ClaimRecord | None) -> ClaimAllocation | None:
-        """Read the claim's allocation. None: the API server does not answer, and the record says all that is needed."""
+        """Read the claim's allocation.
+
+        None: the API server does not answer, and the record says all that is needed.
+        """
         try:
             obj = await self._claims.get(claim)
         except NotFoundError as error:
@@ -246,7 +252,10 @@ class Preparer:
     # --- unprepare
 
     async def unprepare(self, claim: ClaimRef) -> None:
-        """Undo everything; success for a claim that is not known. Raises a DrabridgeError if a device is not clean."""
+        """Undo everything; success for a claim that is not known.
+
+        Raises a DrabridgeError if a device is not clean.
+        """
         await join(self._unpreparing, claim.uid, lambda: self._unprepare(claim))
 
     async def _unprepare(self, claim: ClaimRef) -> None:
@@ -286,7 +295,7 @@ class Preparer:
         return await service.apply(events.Unprepare(claim.uid, ports.clock(), lingers(service.ledger, ports, claim)))
 
     async def _check_closed(self, record: ClaimRecord) -> None:
-        """Raise HostError if a device of this claim alone is open, where open files are probed; kubelet asks again.
+        """Raise HostError if a device of this claim alone is open, where that is probed; kubelet asks again.
 
         Kubelet unprepares claims of force-deleted pods while their containers run (pkg/kubelet/cm/dra/manager.go,
         reconcileLoop), and after a restart prepares them for others without it. In a conflict it may be the pod that

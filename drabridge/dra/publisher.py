@@ -1,9 +1,9 @@
-"""Keeps the node's ResourceSlices as they should be: level-triggered, from what the server really has.
+"""Keep the node's ResourceSlices as they should be, by comparison with what the server has.
 
 Kubelet deletes all slices of a node when it starts, and a driver's when the plugin was away for 30 s; people edit and
-delete objects; Nodes are recreated. None of that is an event to handle: whatever the cause, the difference between
-desired and actual is written, and no difference writes nothing. Nothing is deleted at shutdown: a successor that comes
-within 30 s finds its slices as they were.
+delete objects; Nodes are recreated. None of these is handled by itself: whatever the cause, the difference between
+desired and actual slices is written, and without a difference nothing. Nothing is deleted at shutdown: a successor that
+comes within 30 s finds its slices as they were.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ log = logging.getLogger(__name__)
 
 SETTLE_SECONDS = (0.05, 0.4)
 """After somebody deleted a slice: kubelet deletes one after the other, and 5,000 nodes may do so at once."""
-LOOK_SECONDS = 5.0  # desired slices are worked out anew without being asked: taints that depend on time (no request)
-RELIST_SECONDS = 600.0  # a list even if the watch says nothing, in case an event was lost
+LOOK_SECONDS = 5.0  # between looks at the desired slices without a wake-up, for taints that depend on time; no request
+RELIST_SECONDS = 600.0  # a list even if the watch is silent, in case an event was lost
 RETRY_FIRST_SECONDS, RETRY_MOST_SECONDS = 0.5, 60.0
-INVALID_RETRY_SECONDS = 300.0  # the server will say the same again, unless somebody changes the server
+INVALID_RETRY_SECONDS = 300.0  # the server will answer the same, unless somebody changes the server
 
 
 def slice_view(version: str) -> ObjectView[Json]:
@@ -106,7 +106,7 @@ class Publisher:
         on_synced: Callable[[], None] = lambda: None,
         rng: random.Random | None = None,
     ) -> None:
-        """``desired`` gives the slices for the features that the server keeps; None until discovery is complete."""
+        """``desired`` gives the slices for the features that the server keeps; None: not known yet."""
         self.state = PublisherState()
         self._cluster = cluster
         self._version = version
@@ -120,24 +120,24 @@ class Publisher:
         self._rng = rng or random.Random()
         self._selector = f"spec.nodeName={pool.node},spec.driver={pool.driver}"
         self._features = ALL_FEATURES
-        self._asked: frozenset[Feature] = frozenset()  # what the server does with these is known
+        self._probed: frozenset[Feature] = frozenset()  # it is known whether the server keeps these
         self._actual: dict[str, Json] = {}
         self._listed = False  # from a list until it cannot be watched any more: ``_actual`` is what the server has
         self._unserved = False
-        self._under_way = ""  # the slice that is being written: the watch may tell what came after, before the answer
+        self._in_request = ""  # the slice being written: the watch may tell of a later change before the answer
         self._accepted: dict[str, Accepted] = {}
         self._owner: SliceOwner | None = None
-        self._dirty = WakeUp()
+        self._due = WakeUp()
         self._relist = WakeUp()
         self._settle = False
         self._writes = asyncio.Lock()
 
     def wake(self) -> None:
         """The inventory or the ledger changed."""
-        self._dirty.set()
+        self._due.set()
 
     async def run(self) -> None:
-        """Until the server serves this version of slices no more: it was upgraded, or went back to an older one."""
+        """Publish until the server no longer serves this version: it was upgraded or rolled back."""
         async with asyncio.TaskGroup() as group:
             writing = group.create_task(self._write(), name="slices-write")
             await self._follow()
@@ -146,7 +146,7 @@ class Publisher:
     # --- what the server has
 
     async def _follow(self) -> None:
-        """Anew after a while, in case an event was lost, and when a write met something unexpected."""
+        """Follow the slices; list again after a while, and when a write met something unexpected."""
         while not self._unserved:
             async with asyncio.TaskGroup() as group:
                 work = follow(self._cluster, self._kind, self._selector, self, alone=self._writes)
@@ -154,12 +154,12 @@ class Publisher:
                 await self._relist.wait(RELIST_SECONDS * self._rng.uniform(0.8, 1.2))
                 following.cancel()
 
-    # clusterwatch.Follower
+    # of watch.Follower
 
     def listed(self, objects: tuple[Json, ...]) -> None:
         self._actual = {item["metadata"]["name"]: item for item in objects}
         self._listed = True
-        self._dirty.set()
+        self._due.set()
 
     def changed(self, kind: str, obj: Json) -> None:
         name = obj["metadata"]["name"]
@@ -171,16 +171,16 @@ class Publisher:
                 del self._actual[name]
                 self._owner = None  # the Node may have been recreated: garbage collection took its slices
                 self._settle = True
-            if name == self._under_way:  # which of them came first, the answer does not say
+            if name == self._in_request:  # the answer does not say which came first
                 self._doubt()
         elif held == obj:
             return
         else:
             self._actual[name] = obj
-        self._dirty.set()
+        self._due.set()
 
     def unreadable(self, kind: str, identity: ObjectIdentity) -> None:
-        """Nobody can say what it offers: it goes, as any slice that is not wanted."""
+        """Take it for a slice that is not desired, because it is not known what it offers: it is deleted."""
         metadata = {"name": str(identity.name), "uid": identity.uid, "resourceVersion": identity.resource_version}
         self.changed(kind, {"metadata": metadata, "spec": {}})
 
@@ -192,7 +192,7 @@ class Publisher:
             self._relist.set()
 
     async def shown(self, names: Collection[str]) -> frozenset[str]:
-        """Which of these devices the API server shows in slices, asked now: a watch may lag. Raises ClusterError."""
+        """Return those of these devices that slices show, asked now: a watch may lag. Raises ClusterError."""
         listing = await self._cluster.list(self._kind, field_selector=self._selector, view=self.view)
         there = {device["name"] for item in listing.items for device in item["spec"].get("devices") or ()}
         found = frozenset(names) & there
@@ -201,7 +201,7 @@ class Publisher:
         return found
 
     def _doubt(self) -> None:
-        """What the server has may be something else than is believed: nothing is written, or said, before a list."""
+        """Do not trust what the server is believed to have: list before anything is written or reported."""
         self._listed = False
         self._relist.set()
 
@@ -210,7 +210,7 @@ class Publisher:
     async def _write(self) -> None:
         delays = self._delays()
         while True:
-            await self._dirty.wait(LOOK_SECONDS)
+            await self._due.wait(LOOK_SECONDS)
             if self._settle:
                 await asyncio.sleep(self._rng.uniform(*SETTLE_SECONDS))
             self._settle = False
@@ -224,19 +224,19 @@ class Publisher:
                 await self._failed(error, INVALID_RETRY_SECONDS if isinstance(error, InvalidError) else next(delays))
 
     async def _failed(self, error: ClusterError, delay: float) -> None:
-        if not isinstance(error, InvalidError | DeniedError):  # these were not done, for certain
+        if not isinstance(error, InvalidError | DeniedError):  # these certainly changed nothing
             self._doubt()
-        log.error("slices cannot be published", extra={"error": str(error), "retry_seconds": round(delay, 1)})
+        log.error("slices not published", extra={"reason": str(error), "retry_seconds": round(delay, 1)})
         self.state = PublisherState(False, len(self._actual), str(error), *self._known())
         self._observer(PublishFailed(str(error)))
-        if isinstance(error, InvalidError):  # unless what we want changes
-            await self._dirty.wait(delay)
+        if isinstance(error, InvalidError):  # until the desired slices change
+            await self._due.wait(delay)
         else:
             await asyncio.sleep(delay)
-        self._dirty.set()
+        self._due.set()
 
     async def _sync(self) -> None:
-        """One look, and the writes that follow from it. Another one if the server would drop fields of the first."""
+        """Compare once and write the difference; again if the server would drop fields of the first."""
         done = 0
         while True:
             wanted = self._desired(self._features)
@@ -244,9 +244,9 @@ class Publisher:
                 return
             before = self._features
             writes = await self._plan(wanted)
-            await self._ask(writes)
+            await self._probe_features(writes)
             for write in writes if self._features == before else ():
-                await self._carry_out(write)
+                await self._send(write)
                 done += 1
             if self._features == before:
                 break
@@ -255,7 +255,7 @@ class Publisher:
         self._synced(wanted, done)
 
     async def _plan(self, wanted: DesiredSlices) -> tuple[Write, ...]:
-        """The writes that are due; the Node is asked for only when there are some."""
+        """Return the writes that are due; read the Node only when there are some."""
         for _ in range(2):
             writes = plan(
                 wanted.slices, self._actual.values(), pool=self._pool, owner=self._owner, accepted=self._accepted
@@ -265,14 +265,14 @@ class Publisher:
             self._owner = await self._node_owner()
         return writes
 
-    async def _ask(self, writes: tuple[Write, ...]) -> None:
-        """Before fields are sent that this server has not been seen to keep: a dry run tells what it would drop.
+    async def _probe_features(self, writes: tuple[Write, ...]) -> None:
+        """Ask by a dry run which fields the server drops, before it gets fields that it was not seen to keep.
 
-        Without its taint, or its lease, a device would be anybody's until the next write takes it away.
+        Without its taint, or its lease, anybody could get a device until the next write.
         """
-        self._asked = self._asked.union(*map(carried, self._actual.values()))
+        self._probed = self._probed.union(*map(carried, self._actual.values()))
         for write in writes:
-            if write.body is None or carried(write.body) <= self._asked:
+            if write.body is None or carried(write.body) <= self._probed:
                 continue
             probe = {"metadata": {"generateName": "drabridge-probe-"}, "spec": write.body["spec"]}
             body = slice_from_v1(probe, self._version)
@@ -280,15 +280,15 @@ class Publisher:
                 answer = self._stored(await self._cluster.create(self._kind, body, dry_run=True))
                 self._features -= dropped(write.body, answer)
             except InvalidError as error:  # an admission webhook may refuse dry runs: do without the fields then
-                log.warning("the API server takes no dry run of a slice", extra={"error": str(error)})
+                log.warning("dry run of a slice refused", extra={"reason": str(error)})
                 self._features -= carried(write.body)
-            self._asked |= carried(write.body)
+            self._probed |= carried(write.body)
 
     def _synced(self, wanted: DesiredSlices, done: int) -> None:
         devices = sum(len(spec.get("devices") or ()) for spec in wanted.slices.values())
         if done:
             self._observer(SlicesPublished())
-        if not self._listed:  # lost meanwhile: others may have written since
+        if not self._listed:  # no longer followed: others may have written since
             return
         if wanted.notes != self.state.notes:
             for note in wanted.notes:
@@ -299,20 +299,20 @@ class Publisher:
         self.state = PublisherState(True, len(self._actual), "", gates, wanted.notes)
         self._on_synced()
 
-    async def _carry_out(self, write: Write) -> None:
-        """One request; what the server answered is what it has."""
+    async def _send(self, write: Write) -> None:
+        """Send one request; what the server answers is what it has."""
         if write.verb is Verb.DELETE:
             await self._cluster.delete(self._kind, write.name, uid=write.uid, resource_version=write.resource_version)
             self._actual.pop(write.name, None)
             return
         assert write.body is not None
         body = slice_from_v1(write.body, self._version)
-        send = self._cluster.create if write.verb is Verb.CREATE else self._cluster.replace
-        self._under_way = write.name
+        request = self._cluster.create if write.verb is Verb.CREATE else self._cluster.replace
+        self._in_request = write.name
         try:
-            stored = self._stored(await send(self._kind, body))
+            stored = self._stored(await request(self._kind, body))
         finally:
-            self._under_way = ""
+            self._in_request = ""
         if not self._is_old(stored):
             self._actual[write.name] = stored
         self._features -= dropped(write.body, stored)
@@ -324,12 +324,12 @@ class Publisher:
             return _read_slice(answer, self._version)
 
     def _is_old(self, obj: Json) -> bool:
-        """Whether more is known of this slice: an event and the answer to our own write may overtake each other."""
+        """Whether a newer state of the slice is known: events and answers may overtake each other."""
         held = self._actual.get(obj["metadata"]["name"])
         return held is not None and _number(held) > _number(obj)
 
     async def _node_owner(self) -> SliceOwner:
-        """The Node as it is now; its UID changes when somebody deletes and re-creates it."""
+        """Read the Node as it is now; its UID changes when somebody deletes and re-creates it."""
         node = await self._cluster.get(NODES, self._node)
         with reading(f"node {self._node}", UnreachableError):
             return SliceOwner(self._node, node["metadata"]["uid"])

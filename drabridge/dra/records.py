@@ -1,9 +1,9 @@
-"""What this node has prepared, on disk: one JSON file for each claim UID.
+"""Keep on disk what this node has prepared: one JSON file for each claim UID.
 
 Unprepare is told nothing but the UID, and a replayed prepare must give the same answer, so everything both need is
-here. A file that cannot be read is put aside, never believed and never a reason to stop. The envelope has a version,
-and fields of a newer agent survive being read and written by an older one. No checksum over re-serialised fields: that
-made other drivers refuse their own files after an upgrade.
+here. A file that cannot be read is put aside: it is never believed, and never a reason to stop. The document has a
+version, and fields of a newer agent survive being read and written by an older one. There is no checksum over
+re-serialised fields: that made other drivers refuse their own files after an upgrade.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NO_CAPACITY: Mapping[str, int] = MappingProxyType({})
 
 
 class RecordState(StrEnum):
-    """How far a prepare has come. The names are those of NVIDIA's driver, which people know from its checkpoint."""
+    """How far a prepare has come. The names are those of the checkpoint of NVIDIA's driver."""
 
     STARTED = "PrepareStarted"  # side effects may have happened
     COMPLETED = "PrepareCompleted"  # kubelet was, or may have been, answered
@@ -76,7 +76,7 @@ class PreparedDevice(Struct, frozen=True):
 
 
 class ClaimRecord(Struct, frozen=True):
-    """A claim on this node. ``boot_id`` is of the boot in which its side effects were made."""
+    """The record of one claim. ``boot_id``: of the boot in which its side effects were made."""
 
     claim: ClaimRef
     state: RecordState
@@ -92,7 +92,7 @@ class ClaimRecord(Struct, frozen=True):
         return tuple(DeviceUse(d.device, d.share, d.admin) for d in self.devices)
 
     def encode(self) -> bytes:
-        """The file's content."""
+        """Encode the record as its file has it."""
         document = {
             **self.unknown,
             "version": VERSION,
@@ -107,7 +107,7 @@ class ClaimRecord(Struct, frozen=True):
 
     @classmethod
     def decode(cls, data: bytes) -> ClaimRecord:
-        """Raises ValueError, KeyError or TypeError for what is no record."""
+        """Decode a file. Raises ValueError, KeyError or TypeError for what is no record."""
         document = json.loads(data)
         if not isinstance(document, dict) or not isinstance(document["version"], int):
             raise ValueError("not a record of a prepared claim")
@@ -127,24 +127,24 @@ _KNOWN = frozenset({"version", "state", "bootID", "createdAt", "podClaimName", "
 
 
 class RecordStore:
-    """The files of one directory. Everything is read from disk each time: an operator may have been there.
+    """The records of one directory, read from the disk each time: an operator may have changed them.
 
-    Whoever finds a damaged one puts it aside and logs it; from then on it is as if there were none.
+    A damaged one is put aside and logged; from then on it is as if there were none.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._unreadable: set[str] = set()  # what was told of
+        self._unreadable: set[str] = set()  # UIDs that were logged
         self.error = ""  # why the last record could not be saved, until :meth:`probe` finds that one could be now
 
     def path(self, uid: str) -> Path:
-        """Raises HostError for a UID that could not be a file's name."""
+        """Return the path of a claim's record. Raises HostError for a UID that could not be a file's name."""
         if not _UID.fullmatch(uid):
             raise HostError(f"{uid!r} is not a claim UID")
         return self.directory / f"{uid}.json"
 
     def load(self, uid: str) -> ClaimRecord | None:
-        """The claim's record; None if there is none that can be believed. Raises HostError when the disk refuses."""
+        """Read a claim's record; None if there is none, or a damaged one. Raises HostError."""
         path = self.path(uid)
         try:
             data = path.read_bytes()
@@ -162,7 +162,7 @@ class RecordStore:
         return record
 
     def save(self, record: ClaimRecord) -> None:
-        """Survives our death; a power cut may bring back what was before. Raises HostError.
+        """Write a record; a power cut may bring back the one before. Raises HostError.
 
         That is enough: who holds what is in the ledger, durably. After a reboot no side effect is left to be undone,
         and kubelet asks again for what still has pods.
@@ -171,7 +171,7 @@ class RecordStore:
         self._put(self.path(record.claim.uid), record.encode(), care)
 
     def probe(self) -> bool:
-        """After a failure: whether a record could be saved now."""
+        """Whether a record could be saved now, after one could not."""
         path = self.directory / f".probe{TEMPORARY_SUFFIX}"
         try:
             self._put(path, bytes(PROBE_BYTES), Care.PROCESS)
@@ -190,7 +190,7 @@ class RecordStore:
         self.error = ""
 
     def delete(self, uid: str) -> None:
-        """Durable when this returns, lest a power cut bring a holder back; a missing record is no error."""
+        """Remove a record, durably: a power cut must not bring a holder back. A missing record is no error."""
         path = self.path(uid)
         try:
             path.unlink()
@@ -201,7 +201,7 @@ class RecordStore:
         sync_directory(self.directory)
 
     def all(self) -> tuple[ClaimRecord, ...]:
-        """Every record, by UID. One that the disk does not let be read is no reason to forget the others."""
+        """Read every record, by UID; one that the disk does not give is logged and left out."""
         paths = sorted(self.directory.glob("*.json")) if self.directory.is_dir() else ()
         found = []
         for path in paths:
@@ -215,12 +215,12 @@ class RecordStore:
         return tuple(record for record in found if record is not None)
 
     def strangers(self, records: Iterable[ClaimRecord]) -> frozenset[str]:
-        """UIDs of claims that have a file here, damaged or not readable, and are not among these."""
+        """Return the UIDs of claims with a file here, damaged or unreadable, that are not among ``records``."""
         known = {record.claim.uid for record in records}
         return frozenset(path.name.partition(".json")[0] for path in self.directory.glob("[!.]*.json*")) - known
 
     def sweep(self) -> None:
-        """At start: remove what a crash left half written. What the disk does not let go stays: nobody reads it."""
+        """At start: remove what a crash left half written. Where the disk refuses, it stays: nobody reads it."""
         for leftover in self.directory.glob(f".*{TEMPORARY_SUFFIX}"):
             with contextlib.suppress(OSError):
                 leftover.unlink()
@@ -237,7 +237,7 @@ class RecordStore:
 
 
 class ClaimRecords:
-    """The records as the loop uses them: one worker at a time on each claim, and a thread waits for the disk."""
+    """The records for use on the loop: a lock for each claim, and a thread that waits for the disk."""
 
     def __init__(self, store: RecordStore, disk: IoThread, boot_id: str) -> None:
         self._store = store

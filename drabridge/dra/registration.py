@@ -1,5 +1,6 @@
-"""Answer kubelet's plugin watcher: GetInfo says who we are, NotifyRegistrationStatus says whether kubelet accepts us.
+"""Answer kubelet's plugin watcher.
 
+GetInfo says who we are; by NotifyRegistrationStatus kubelet says whether it accepts us.
 Kubelet gives GetInfo one second, so it is answered from memory, and calls it again after each of its own restarts
 (pkg/kubelet/pluginmanager). A refusal is remembered and shown; kubelet tries again by itself.
 """

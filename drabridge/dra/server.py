@@ -1,4 +1,4 @@
-"""Serve the plugin's two sockets, the service and the registration; bind a socket again whose file is lost."""
+"""Serve the plugin's two sockets, service and registration; bind a socket again whose file is lost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ SOCKET_MODE = 0o600
 
 
 class DraServers:
-    """The gRPC servers of both sockets. Kubelet connects lazily, so it need not matter which is bound first."""
+    """The gRPC servers of both sockets.
+
+    Kubelet connects lazily, so it need not matter which is bound first.
+    """
 
     def __init__(
         self,
@@ -67,7 +70,10 @@ class DraServers:
             await self.check()
 
     async def check(self) -> None:
-        """Bind each socket again whose file is lost. Stop first, then start: a server that stops unlinks the path."""
+        """Bind each socket again whose file is lost.
+
+        Stop first, then start: a server that stops unlinks the path.
+        """
         for path, server in tuple(self._servers.items()):
             if self._identities[path] is not None and identity(path) == self._identities[path]:
                 continue

@@ -88,7 +88,7 @@ class ClaimServicer:
 
 
 async def _result_or_error(work: Awaitable[Any], claim: ClaimRef, method: str) -> tuple[Any, str]:
-    """Return ``(result, "")`` or ``(None, text for a person)``: nothing about one claim fails the whole call."""
+    """Return ``(result, "")`` or ``(None, text for a person)``: one claim never fails the whole call."""
     fields = {"claim": claim.uid, "namespace": claim.namespace, "claim_name": claim.name}
     try:
         return await work, ""

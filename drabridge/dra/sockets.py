@@ -1,7 +1,7 @@
-"""Where the plugin's two sockets are, and what others left there.
+"""Name the plugin's two sockets, and remove dead ones that others left there.
 
 Kubelet finds a plugin by the registration socket in plugins_registry/ and then dials the service socket that it names.
-Only the agent that has the ledger serves, so its names are always the same; a standby's relay has a token in them.
+Only the agent that has the ledger's lock serves, so its names are always the same; a standby's names have a token.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ SUN_PATH_BYTES = 107  # linux/un.h: 108 with the NUL
 
 
 class PluginSockets(Struct, frozen=True):
-    """Absolute paths."""
+    """The absolute paths of both sockets."""
 
     registration: Path
     service: Path
 
     @classmethod
     def of(cls, kubelet: Path, driver: str, token: str = "") -> PluginSockets:
-        """``token``: a standby's, four hexadecimal digits. Raises HostError if a path is longer than a socket's is."""
+        """Name the sockets. ``token``: a standby's, four hexadecimal digits. Raises HostError for a long path."""
         end = f"-{token}" if token else ""
         return cls(
             _fit(kubelet / "plugins_registry" / f"{driver}{end}-reg.sock"),
@@ -37,9 +37,9 @@ class PluginSockets(Struct, frozen=True):
         )
 
     def prepare(self, driver: str) -> tuple[Path, ...]:
-        """Create our directory and remove dead sockets, ours and those of another driver that had the name before (Go's
-        kubeletplugin library puts the pod's UID into them); returns what was removed.
+        """Create our directory and remove dead sockets of this driver's name; return what was removed.
 
+        The name may have been another driver's before: Go's kubeletplugin library puts the pod's UID into the names.
         Kubelet does not create plugins/<driver>/ (seen on 1.36.2), and dials a dead registration socket for ever.
         Raises HostError when a directory is missing or something that is no socket is in the way.
         """
@@ -77,7 +77,7 @@ def _fit(path: Path) -> Path:
 
 
 def is_dead(path: Path) -> bool:
-    """Whether nobody listens on the socket: connect(2) is refused. Anything else counts as alive, a busy one too."""
+    """Whether nobody listens on the socket: connect(2) is refused. A busy one is alive."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             return False
@@ -89,7 +89,7 @@ def is_dead(path: Path) -> bool:
 
 
 def identity(path: Path) -> tuple[int, int, int] | None:
-    """What tells a socket file from its successor of the same name; None if it is not there."""
+    """Return what tells a socket file from a later one of the same name; None if it is not there."""
     try:
         status = path.lstat()
     except OSError:

@@ -1,11 +1,11 @@
-"""A standby's endpoint for claims: it passes kubelet's calls on to the agent that serves, whichever that is by then.
+"""Pass kubelet's calls for claims on from a standby to the agent that serves at that moment.
 
 Kubelet keeps every registered endpoint of a driver and calls the one that registered last and is connected (1.33 and
 later, pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go). A call that meets none fails its pod's start, which is tried
 again after 60 to 90 s. So a standby registers an endpoint under names of its own before the other agent ends; a call in
 the moment in between waits here for the agent that takes over, and the endpoint goes once kubelet knows that one's.
 
-It serves no claim, and knows nothing of what it passes on but where one message ends.
+It serves no claim, and knows of what it passes on only where a message ends.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0  # between looks whether there is an agent that serves claims
 AGAIN_SECONDS = 0.02  # between attempts while nobody serves: an agent takes over in 50 to 100 ms
-WAIT_SECONDS = 30.0  # for an agent that serves, of kubelet's 45; longer than any end and any start
+WAIT_SECONDS = 30.0  # for an agent that serves, of kubelet's 45; no agent's end or start takes longer
 ANSWER_SECONDS = 5.0  # of kubelet's time that is left for an answer in words
 IDLE_SECONDS = 0.2
 STOP_GRACE_SECONDS = 1.0  # for calls that are passed on
 _CALLS = ("NodePrepareResources", "NodeUnprepareResources")
 _STREAM = "NodeWatchResources"
-# A pool of its own: else a connection that failed is not tried again for a second, whoever asks.
+# A pool of its own, or a failed connection is not tried again for a second, whoever asks.
 _CHANNEL = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "localhost"))
-_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)  # nobody there, or it ended during the call
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)  # nobody listens, or the agent ended during the call
 _Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class Relay(grpc.GenericRpcHandler):
-    """Runs beside whatever agent serves ``driver`` on this node. :meth:`run` until cancelled."""
+    """Runs beside the agent that serves ``driver`` on this node."""
 
     def __init__(self, kubelet: Path, driver: str) -> None:
         """``kubelet``: its root directory. Raises HostError when a socket's path would be too long."""
@@ -65,7 +65,7 @@ class Relay(grpc.GenericRpcHandler):
         await self._settled.wait()
 
     async def idle(self) -> None:
-        """Wait until kubelet waits for no call here: when the endpoint goes it hangs up on those that are open."""
+        """Wait until no call is under way here: when the endpoint goes, kubelet gives up on those."""
         await asyncio.sleep(IDLE_SECONDS)  # for one that kubelet was about to make when it heard of another endpoint
         while self._calls:
             await asyncio.sleep(IDLE_SECONDS)
@@ -75,16 +75,16 @@ class Relay(grpc.GenericRpcHandler):
             self._settled.set()
 
     async def run(self) -> None:
-        """Wait for an agent that serves claims, be registered beside it, and pass calls on until cancelled."""
+        """Wait for an agent that serves claims, register beside it, and pass calls on until cancelled."""
         try:
             while is_away(self._active):
                 self._settled.set()  # claims may be served later, or never
                 await asyncio.sleep(LOOK_SECONDS)
             await self._open()
-            log.info("calls for claims are passed on", extra={"driver": self._driver, "to": str(self._active)})
+            log.info("claim calls passed on", extra={"driver": self._driver, "to": str(self._active)})
             await self._closing.wait()
-        except (HostError, OSError) as error:  # claims wait for kubelet's next attempt, as without a standby
-            log.warning("calls for claims cannot be passed on", extra={"reason": str(error)})
+        except (HostError, OSError) as error:  # then claims wait for kubelet's next attempt, as without a standby
+            log.warning("claim calls not passed on", extra={"reason": str(error)})
         finally:
             self._settled.set()
             await to_the_end(self._stop())
@@ -101,7 +101,7 @@ class Relay(grpc.GenericRpcHandler):
             await to_the_end(server.start())
 
     async def _stop(self) -> None:
-        """The registration first: kubelet calls another endpoint by the time this one is gone."""
+        """End the registration first, so that kubelet calls another endpoint before this one is gone."""
         self._closing.set()
         for server in reversed(self._servers):
             await server.stop(STOP_GRACE_SECONDS)
@@ -110,7 +110,7 @@ class Relay(grpc.GenericRpcHandler):
     # grpc.GenericRpcHandler
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """Every version of the calls and of the stream; messages stay bytes."""
+        """Handle every version of the calls and of the stream; messages stay bytes."""
         method = handler_call_details.method
         name = method.rpartition("/")[2]
 
@@ -151,7 +151,7 @@ class Relay(grpc.GenericRpcHandler):
             await asyncio.sleep(AGAIN_SECONDS)
 
     async def _watch(self, method: str, request: bytes) -> AsyncIterator[bytes]:
-        """Health, from one agent after the other: kubelet forgets what it knows when the stream ends."""
+        """Pass on health from one agent after the other: kubelet forgets it when the stream ends."""
         if not self._settled.is_set():
             log.info("kubelet has connected to the standby", extra={"driver": self._driver})
         self._settled.set()
@@ -181,7 +181,7 @@ class Relay(grpc.GenericRpcHandler):
             stream.cancel()
 
     def _channel(self) -> Any:
-        """A connection for messages that stay bytes."""
+        """Open a connection for messages that stay bytes."""
         return grpc.aio.insecure_channel(f"unix://{self._active}", options=_CHANNEL)
 
 

@@ -1,4 +1,4 @@
-"""Which claims of a cluster have devices of one driver, from the API server alone: what an uninstall would strand."""
+"""Find the claims of a cluster that have devices of one driver: what an uninstall would strand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ UNKNOWN = "?"
 
 
 class ClaimInUse(Struct, frozen=True):
-    """An allocated claim with devices of the driver. ``nodes`` and ``pods`` are for people; ``pods`` as ``ns/name``."""
+    """An allocated claim with devices of the driver.
+
+    ``nodes`` and ``pods`` are for people; ``pods`` as ``ns/name``.
+    """
 
     namespace: str
     name: str
@@ -30,14 +33,14 @@ class ClaimInUse(Struct, frozen=True):
 
 
 class Usage(Struct, frozen=True):
-    """``claims`` hold devices; ``offered``: node -> devices that the scheduler may give to a claim at any moment."""
+    """``claims`` hold devices. ``offered``: node -> how many devices the scheduler may give to claims."""
 
     claims: tuple[ClaimInUse, ...]
     offered: Mapping[str, int]
 
 
 async def usage(cluster: Cluster, driver: str) -> Usage:
-    """What the driver has to do in the whole cluster. Raises ClusterError when the API server cannot be asked."""
+    """Ask the API server what the driver is used for in the whole cluster. Raises ClusterError."""
     version = await served_version(cluster)  # all that is read here is the same in each
     if not version:
         return Usage((), {})
@@ -50,7 +53,7 @@ async def usage(cluster: Cluster, driver: str) -> Usage:
 
 
 def in_use(claims: Iterable[Mapping[str, Any]], driver: str, node_of: Mapping[str, str]) -> list[ClaimInUse]:
-    """Those of ``claims`` with devices of ``driver``. What cannot be read but names the driver counts: hold-biased."""
+    """Return those of ``claims`` with devices of ``driver``; one that cannot be read counts as such."""
     found = []
     for obj in claims:
         try:
@@ -82,7 +85,7 @@ def _in_use(obj: Mapping[str, Any], driver: str, node_of: Mapping[str, str]) -> 
 
 
 def _unread(obj: Any) -> ClaimInUse | None:
-    """A claim of which nobody can say that it has no device of ours; None where it is no object at all."""
+    """Return an unreadable claim, which may have any device; None where it is no object at all."""
     metadata = obj.get("metadata") if isinstance(obj, Mapping) else None
     if not isinstance(metadata, Mapping):
         return None
@@ -91,7 +94,7 @@ def _unread(obj: Any) -> ClaimInUse | None:
 
 
 def _place(obj: Mapping[str, Any]) -> tuple[str, str]:
-    """(pool, node) of a slice; empty for what cannot be read."""
+    """Return (pool, node) of a slice; empty for what cannot be read."""
     spec = obj.get("spec")
     pool = spec.get("pool") if isinstance(spec, Mapping) else None
     if not isinstance(spec, Mapping) or not isinstance(pool, Mapping):

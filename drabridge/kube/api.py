@@ -1,7 +1,7 @@
-"""What the agent asks of an API server: a narrow protocol over plain dicts, its errors, and the kinds that are used.
+"""Define what the agent asks of an API server: a protocol over plain dicts, errors, and kinds.
 
-No client library here: :mod:`drabridge.kube.client` speaks HTTP, tests and the demo speak to the simulated server
-through it. Objects are dicts as JSON has them, so a field that is newer than any library survives.
+No client library here: :mod:`drabridge.kube.client` speaks HTTP. Objects are dicts as JSON has them, so a field that is
+newer than any library survives.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class UnreachableError(ClusterError):
 
 
 class UnservedError(UnreachableError):
-    """404 of a path: the server lacks the kind, or this version of it. That says nothing of any object."""
+    """404 of a path: the server lacks the kind, or this version of it. That says nothing about any object."""
 
 
 _ERRORS: dict[int, type[ClusterError]] = {
@@ -76,10 +76,10 @@ _ERRORS: dict[int, type[ClusterError]] = {
 
 
 def error_of(code: int, text: str, status: Json) -> ClusterError:
-    """The error of an HTTP status. ``status``: what the server said.
+    """Return the error of an HTTP status. ``status``: the Status object that the server sent.
 
-    It names the object that is missing, and none if it lacks the path (the handler of k8s.io/apiserver that nobody
-    else takes a path from writes plain text; a proxy may answer anything).
+    A 404 names the object that is missing, and none if the server lacks the path (the last handler of k8s.io/apiserver
+    writes plain text; a proxy may answer anything).
     """
     details = status.get("details")
     if code == 404 and not (isinstance(details, dict) and details.get("name")):
@@ -88,7 +88,7 @@ def error_of(code: int, text: str, status: Json) -> ClusterError:
 
 
 class Kind(Struct, frozen=True):
-    """A resource of the API: enough to write its URL."""
+    """A resource of the API, with what its URL needs."""
 
     group: str  # "" for the core group
     version: str
@@ -96,7 +96,7 @@ class Kind(Struct, frozen=True):
     namespaced: bool = True
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """The URL path. Names come from kubelet and from objects: what is no object name is refused, not quoted."""
+        """Return the URL path. Raises InvalidError for what is no object name: kubelet and objects give names."""
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         parts = [root]
         if self.namespaced and namespace:
@@ -128,7 +128,7 @@ def resource_claims(version: str) -> Kind:
 
 
 class Listing(Struct, Generic[T], frozen=True):
-    """A consistent list and the version to watch from; without what could not be read."""
+    """A consistent list and the version to watch from. ``items`` lacks the ``unreadable`` objects."""
 
     items: tuple[T, ...]
     resource_version: str
@@ -136,7 +136,10 @@ class Listing(Struct, Generic[T], frozen=True):
 
 
 class WatchEvent(Struct, Generic[T], frozen=True):
-    """ADDED, MODIFIED, DELETED or BOOKMARK. ``object`` is None where it could not be read, and for a BOOKMARK."""
+    """ADDED, MODIFIED, DELETED or BOOKMARK.
+
+    ``object`` is None where it could not be read, and for a BOOKMARK.
+    """
 
     type: str
     object: T | None
@@ -171,7 +174,7 @@ class Cluster(Protocol):
         label_selector: str = "",
         view: ObjectView[T],
     ) -> Listing[T]:
-        """Of each object only what ``view`` makes of it; never all of them in memory."""
+        """LIST, and keep of each object only what ``view`` returns; never are all of them in memory."""
         ...
 
     async def create(self, kind: Kind, body: Mapping[str, Any], *, namespace: str = "", dry_run: bool = False) -> Json:
@@ -208,7 +211,7 @@ class Cluster(Protocol):
 
 
 async def served_version(cluster: Cluster) -> str:
-    """Return the newest version of resource.k8s.io that server and agent know; "" where the server has no DRA.
+    """Return the newest version of resource.k8s.io that both sides know; "" where the server has no DRA.
 
     Raises UnreachableError if the agent knows none that is served, or another ClusterError.
     """
@@ -220,7 +223,10 @@ async def served_version(cluster: Cluster) -> str:
 
 
 async def resource_versions(cluster: Cluster) -> tuple[str, ...]:
-    """List the versions of resource.k8s.io that the server has; none where it has no DRA. Raises ClusterError."""
+    """List the versions of resource.k8s.io that the server has; none where it has no DRA.
+
+    Raises ClusterError.
+    """
     try:
         group = await cluster.read(f"/apis/{RESOURCE_GROUP}")
     except UnservedError:
@@ -232,7 +238,10 @@ async def resource_versions(cluster: Cluster) -> tuple[str, ...]:
 def backoff(
     first_seconds: float, most_seconds: float, *, rng: random.Random | None = None, factor: float = 2.0
 ) -> Iterator[float]:
-    """Delays that grow to ``most_seconds``, each with full jitter in its upper half: thousands of nodes spread out."""
+    """Yield delays that grow to ``most_seconds``.
+
+    Each is random in its upper half, so that thousands of nodes spread out.
+    """
     uniform = (rng or random.Random()).uniform
     delay = first_seconds
     while True:

@@ -1,9 +1,12 @@
-"""The API server over HTTP: the only module that imports ``kubernetes``, and only when somebody connects.
+"""Talk to the API server over HTTP.
 
+This is the only module that imports ``kubernetes``, and it does so only when somebody connects. It uses
 ``DynamicClient`` with plain dicts and ready-made paths: no discovery requests, no predictable cache file in /tmp, no
-models that refuse fields newer than they are. A GET, which kubelet may wait for, a LIST of what users write, however
-much that is, and all else have a worker thread each, every watch one of its own (it blocks for minutes). All are
-daemons, because a blocked read must not hold up the end of the process.
+models that refuse fields newer than they are.
+
+There is one thread for GETs, which kubelet may wait for, one for LISTs of what users write, which may be long, one for
+all else, and one for every watch, which blocks for minutes. All are daemons: a blocked read must not delay the end of
+the process.
 """
 
 from __future__ import annotations
@@ -41,16 +44,16 @@ CONNECT_SECONDS = 3.0
 READ_SECONDS = 10.0
 """One request. NodePrepareResources has 45 s (kubelet pkg/kubelet/cm/dra/plugin/dra_plugin.go) and may need several."""
 WATCH_SECONDS = 240
-"""After this the server ends a watch, and we begin another: connections move to new API servers in time."""
+"""After this the server ends a watch and we begin another: so connections move to new API servers in time."""
 WATCH_READ_SECONDS = 90.0
 """Without a byte for this long a watch may be dead: a server sends a bookmark about once a minute, but 1.36.2 sends
-none for a kind of which the cluster has no object. Another watch that goes on where this one was tells them apart.
+none for a kind of which the cluster has no object. So the watch is begun again where it was: that tells them apart.
 """
 PAGE = 500  # objects of one list answer at most, as client-go's pager has it
-FIRST_PAGE = 16  # nobody knows yet how large they are; the next page has twice as many at most
-PAGE_BYTES = 1 << 20  # what an answer to a LIST is to have: the next page has as many objects as that takes
+FIRST_PAGE = 16  # the objects' size is not known yet; the next page has twice as many at most
+PAGE_BYTES = 1 << 20  # the aim for one answer to a LIST: the next page has as many objects as fit
 MOST_PAGE_BYTES = 4 << 20  # more is not read: the page is asked for again, with fewer objects
-MOST_PAGES = 10_000  # large objects come one by one: what etcd holds (8 GiB at most, etcd.io, "System limits")
+MOST_PAGES = 10_000  # enough for large objects that come one by one: etcd holds 8 GiB (etcd.io, "System limits")
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 _WHOLE: ObjectView[Json] = ObjectView(lambda obj: obj)
@@ -83,7 +86,7 @@ class KubernetesCluster:
     def in_cluster(
         cls, directory: Path = SERVICE_ACCOUNT, environ: Mapping[str, str] | None = None
     ) -> KubernetesCluster:
-        """With the pod's service account; its token is read again when it is older than a minute."""
+        """Connect with the pod's service account; its token is read again when it is older than a minute."""
 
         def load() -> Any:
             from kubernetes import client, config
@@ -106,7 +109,7 @@ class KubernetesCluster:
 
     @classmethod
     def from_kubeconfig(cls, path: Path, context: str | None = None) -> KubernetesCluster:
-        """With a kubeconfig file; ``context`` instead of its current one."""
+        """Connect with a kubeconfig file; ``context`` in place of its current one."""
 
         def load() -> Any:
             from kubernetes import client, config
@@ -140,7 +143,7 @@ class KubernetesCluster:
     ) -> Listing[Any]:
         path, items, unreadable = kind.path(namespace), [], []
         options: dict[str, Any] = {"field_selector": field_selector or None, "label_selector": label_selector or None}
-        worker = self._lists if kind.namespaced else self._worker  # lists of what we write come in order with writes
+        worker = self._lists if kind.namespaced else self._worker  # lists of what we write keep their order with writes
         limit = min(FIRST_PAGE, PAGE)
         for _ in range(MOST_PAGES):
             asked = {**options, "limit": limit}
@@ -231,7 +234,7 @@ class KubernetesCluster:
             stream.end()
 
     def close(self) -> None:
-        """End the worker and every watch; what is still blocked in a read is left to its timeout."""
+        """End the threads and every watch; a read that still blocks ends by its timeout."""
         self._closed = True
         for stream in tuple(self._streams):
             stream.end()
@@ -242,7 +245,7 @@ class KubernetesCluster:
         return await self._in(self._worker, lambda: self._request(method, path, body, options))
 
     async def _in(self, worker: IoThread, call: Callable[[], T]) -> T:
-        if self._closed:  # a task that outlives the agent's end is told so as by any server that is gone
+        if self._closed:  # a task that outlives the agent gets the error of a server that is gone
             raise UnreachableError("the connection to the API server was closed: the agent ends")
         return await worker.run(call)
 
@@ -309,7 +312,7 @@ class KubernetesCluster:
 
 
 class _Read(Struct, frozen=True):
-    """What became of one page. ``objects`` and ``bytes`` are what the server sent."""
+    """What was read of one page. ``objects`` and ``bytes`` count what the server sent."""
 
     items: list[Any]
     unreadable: list[ObjectIdentity]
@@ -327,13 +330,13 @@ class _NoDiscovery:
 
 
 def _fresh(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options for one request. The client appends to the lists it is given and to its own defaults: fresh ones."""
+    """Return the options for one request, with new lists: the client appends to those that it is given."""
     return {**options, "query_params": [], "header_params": {}}
 
 
 @contextlib.contextmanager
 def _cluster_errors(method: str, path: str) -> Iterator[None]:
-    """Everything that the client, HTTP or the network raises, once, as an error of ours."""
+    """Translate everything that the client, HTTP or the network raises into a ClusterError."""
     from kubernetes.client.exceptions import ApiException
     from kubernetes.dynamic.exceptions import DynamicApiError
     from urllib3.exceptions import HTTPError
@@ -341,21 +344,21 @@ def _cluster_errors(method: str, path: str) -> Iterator[None]:
     try:
         yield
     except (ApiException, DynamicApiError) as error:
-        status = _status(error)  # its message says more than the HTTP reason
+        status = _status(error)  # the Status has a better message than the HTTP reason
         message = status.get("message") or f"{error.status} {error.reason}"
         raise error_of(int(error.status or 0), f"{method.upper()} {path}: {message}", status) from error
     except (HTTPError, OSError) as error:
         raise UnreachableError(
             f"{method.upper()} {path}: no answer from the API server ({type(error).__name__}: {error})"
         ) from error
-    except ConfigError as error:  # of the kubeconfig, or of the token: they may come, or be mended
+    except ConfigError as error:  # in the kubeconfig or the token: both may be corrected while we run
         raise UnreachableError(error.message, hint=error.hint) from error
     except ValueError as error:
         raise UnreachableError(f"{method.upper()} {path}: the answer is not JSON ({error})") from error
 
 
 def _status(error: Any) -> Json:
-    """The Status that the server sent; empty if it sent something else."""
+    """Return the Status that the server sent; empty if it sent something else."""
     with contextlib.suppress(ValueError, TypeError):
         status = json.loads(error.body)
         if isinstance(status, dict):

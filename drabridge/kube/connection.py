@@ -25,7 +25,10 @@ class ClaimsOff(Struct, frozen=True):
 
 
 class ApiServer:
-    """The connection of one agent. ``cluster`` is None while DRA is switched off, or where there is no API server."""
+    """The connection of one agent.
+
+    ``cluster`` is None while DRA is switched off, or where there is no API server.
+    """
 
     def __init__(self, config: Callable[[], Config], kubeconfig: Path | None, cluster: Cluster | None = None) -> None:
         """Connect, unless ``cluster`` is a connection already. ``config`` returns the configuration in use."""

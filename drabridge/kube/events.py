@@ -1,7 +1,7 @@
-"""Kubernetes Events, where a person must know: a refusal, a conflict, a device gone while held.
+"""Write Kubernetes Events where a person must know: a refusal, a conflict, a device gone while held.
 
-Events are for people, so they may be lost: they are sent one after the other, repeated ones are counted instead of
-written again, and a queue that is full drops the newest. Nothing waits for them.
+Events are for people, so they may be lost: they are sent one after the other, a repeated one is not written again for
+five minutes, and a full queue drops the newest. Nothing waits for them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def reference() -> str:
 
 
 class Announcer(Struct):
-    """Takes notices of the ledger, writes Events. Without an API server it only logs them."""
+    """Logs the notices of the ledger and writes them as Events, where there is an API server."""
 
     cluster: Cluster | None
     node: str
@@ -58,11 +58,11 @@ class Announcer(Struct):
     now: Callable[[], float]
     dropped: Callable[[], None] = lambda: None
     _queue: asyncio.Queue[Notify] = field(default_factory=lambda: asyncio.Queue(QUEUE))
-    _said: dict[tuple[str, str, str, str, str], float] = field(default_factory=dict)
+    _told_at: dict[tuple[str, str, str, str, str], float] = field(default_factory=dict)
     _node_uid: str = ""
 
     def tell(self, notice: Notify) -> None:
-        """Say it in the log now, and as an Event soon. Never blocks."""
+        """Log a notice now, and write it as an Event soon. Never blocks."""
         log.log(
             logging.WARNING if notice.warning else logging.INFO,
             notice.message,
@@ -76,27 +76,27 @@ class Announcer(Struct):
             self.dropped()
 
     async def run(self) -> None:
-        """Write what waits, until cancelled."""
+        """Write the queued notices as Events, until cancelled."""
         while True:
             notice = await self._queue.get()
             try:
                 await self._write(notice)
             except ClusterError as error:
                 self.dropped()
-                log.info("an Event could not be written", extra={"event": notice.reason, "reason": str(error)})
+                log.info("Event not written", extra={"event": notice.reason, "reason": str(error)})
 
     def _is_new(self, notice: Notify) -> bool:
         key = (str(notice.subject), notice.namespace, notice.name, notice.reason, notice.message)
         now = self.now()
-        if now - self._said.get(key, float("-inf")) < REPEAT_SECONDS:
+        if now - self._told_at.get(key, float("-inf")) < REPEAT_SECONDS:
             return False
-        self._said = {k: at for k, at in self._said.items() if now - at < REPEAT_SECONDS}
-        self._said[key] = now
+        self._told_at = {k: at for k, at in self._told_at.items() if now - at < REPEAT_SECONDS}
+        self._told_at[key] = now
         return True
 
     async def _write(self, notice: Notify) -> None:
         cluster = self.cluster
-        if cluster is None:  # a reload took it away while this waited
+        if cluster is None:  # a reload switched it off meanwhile
             return
         if notice.subject is Subject.NODE and not self._node_uid:
             node = await cluster.get(NODES, self.node)
@@ -131,7 +131,10 @@ class Announcer(Struct):
 
 
 async def _api_version(cluster: Cluster, subject: Subject) -> str:
-    """Return the API version of the object that an Event is about, as this server has it. Raises ClusterError."""
+    """Return the API version of the object that an Event is about, as this server has it.
+
+    Raises ClusterError.
+    """
     match subject:
         case Subject.NODE | Subject.POD:
             return NODES.version

@@ -1,4 +1,4 @@
-"""Read JSON of an API server: pages of a LIST, watch events, single objects, however large or deeply nested.
+"""Read JSON of an API server: pages of a LIST, watch events, objects, however large or deeply nested.
 
 Users write most of what is in an object, up to 1.5 MB (etcd's limit) in ten thousand levels (Go's limit). So what is
 read of many objects is named beforehand and the rest is skipped, never built, and what is nested deeper than anything
@@ -22,27 +22,30 @@ Json = dict[str, Any]
 MOST_DEPTH = 64  # levels; the deepest field that is read, a capacity in a LIST of claims, is in the tenth
 _BRACKET = re.compile(
     rb'(?>[^"\[\]{}]++|"(?>[^"\\]++|\\.)*+"|[\[{][^"\[\]{}]*+[\]}])*+([\[\]{}])', re.DOTALL
-)  # the next one that is more than a pair with neither text nor pairs inside: such go on for megabytes
+)  # the next bracket, over all pairs with neither text nor pairs inside: those go on for megabytes
 
 
 _HALF = re.compile(
     rb"(?>[^\\]++|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\(?!u[dD][89a-fA-F]).)*+"
     rb"(\\u[dD][89a-fA-F][0-9a-fA-F]{2})",
     re.DOTALL,
-)  # the next half of a surrogate pair; before it whole pairs and other escapes
+)  # the next half of a surrogate pair, over whole pairs and other escapes
 _REPLACEMENT = rb"\ufffd"  # as long as what it replaces
 
 
 class AmbiguousObject(dict[str, Any]):
-    """A JSON object that gave some key twice. The last one counts, as everywhere; ``duplicates`` says which."""
+    """A JSON object that gives some key twice.
+
+    The last one counts, as everywhere; ``duplicates`` names the keys.
+    """
 
     duplicates: tuple[str, ...] = ()
 
 
 def decode(data: bytes | str) -> Any:
-    """JSON as an API server sends it. Duplicate keys inside opaque parameters pass the server unnoticed: keep word.
+    """Parse JSON as an API server sends it. Raises ValueError.
 
-    Raises ValueError.
+    A server lets duplicate keys in opaque parameters pass unnoticed: an object that has some is an AmbiguousObject.
     """
     try:
         return json.loads(data, object_pairs_hook=_object)
@@ -60,8 +63,11 @@ def _object(pairs: list[tuple[str, Any]]) -> Json:
 
 
 def shallow(data: bytes) -> bytes:
-    """The same JSON with null for what is in more than ``MOST_DEPTH`` levels. Raises ValueError where it is torn."""
-    kept, begin, depth, at = bytearray(), 0, 0, 0  # not a list: an object may have a million of pieces
+    """Return the JSON with null for what is deeper than ``MOST_DEPTH``.
+
+    Raises ValueError where it is cut off.
+    """
+    kept, begin, depth, at = bytearray(), 0, 0, 0  # not a list of pieces: an object may have a million
     while found := _BRACKET.match(data, at):
         at = found.end()
         if found[1] in b"[{":
@@ -80,8 +86,10 @@ def shallow(data: bytes) -> bytes:
 
 
 def tidy(data: bytes) -> bytes:
-    """The same JSON without what an API server passes on of opaque parameters and no parser takes: what is too deep,
-    halves of surrogate pairs, bytes that are no text. Raises ValueError where it is torn.
+    """Return the JSON without what no parser takes.
+
+    That is: too deep nesting, half surrogate pairs, bytes that are no UTF-8. An API server passes them on in opaque
+    parameters. Raises ValueError where the JSON is cut off.
     """
     text = shallow(data.decode("utf-8", "replace").encode())
     mended, at = bytearray(text), 0
@@ -94,8 +102,8 @@ def tidy(data: bytes) -> bytes:
 class ObjectView(Generic[T]):
     """How the objects of a LIST or a watch are read, in the thread that receives them.
 
-    ``fields`` is a TypedDict, what is read at all; ``read`` makes of that, or of the whole object, what is kept. It
-    must use nothing that changes; whatever it raises is an error of that object.
+    ``fields`` is a TypedDict of what is parsed; all else is skipped. Without it the whole object is parsed. ``read``
+    returns what is kept of that. It must use nothing that changes; what it raises is an error of that object.
     """
 
     def __init__(self, read: Callable[[Json], T], fields: Any = None) -> None:
@@ -103,7 +111,7 @@ class ObjectView(Generic[T]):
         self._decoder = None if fields is None else msgspec.json.Decoder(fields)
 
     def __call__(self, data: bytes | Raw) -> T:
-        """What is kept of one object. Raises what strange data raises: see :mod:`drabridge.system.untrusted`."""
+        """Read one object. Raises what strange data raises: see :mod:`drabridge.system.untrusted`."""
         if self._decoder is None:
             found = decode(bytes(data))
         else:
@@ -135,7 +143,7 @@ class Page(Struct, frozen=True):
 
 
 def page_of(data: bytes) -> Page:
-    """The objects of one answer to a LIST, each by itself. Raises ValueError."""
+    """Split one answer to a LIST into its objects, which are not parsed yet. Raises ValueError."""
     try:
         page = _PAGE.decode(data)
     except (RecursionError, msgspec.DecodeError):
@@ -145,14 +153,14 @@ def page_of(data: bytes) -> Page:
 
 
 class WatchLine(Struct, frozen=True):
-    """One line of a watch."""
+    """One line of a watch, its object not parsed yet."""
 
     type: str
     object: Raw
 
 
 def event_of(line: bytes) -> WatchLine:
-    """The event, its object not read yet. Raises ValueError."""
+    """Split one line of a watch. Raises ValueError."""
     try:
         return _EVENT.decode(line)
     except (RecursionError, msgspec.DecodeError):
@@ -160,7 +168,7 @@ def event_of(line: bytes) -> WatchLine:
 
 
 class ObjectIdentity(Struct, frozen=True):
-    """Which object it is."""
+    """Which object it is, as the object itself says."""
 
     uid: str | None = None
     namespace: str | None = None
@@ -176,7 +184,7 @@ class _Identified(Struct):
 
 
 def identity_of(data: bytes | Raw) -> ObjectIdentity:
-    """Who an object says it is; nothing where it does not say so."""
+    """Read an object's identity; empty where it has none."""
     try:
         return _IDENTIFIED.decode(data).metadata or ObjectIdentity()
     except (ValueError, RecursionError):
@@ -222,7 +230,7 @@ class _ExtendedResourceClaimStatus(_Claimed, total=False):
 
 
 class _Any(TypedDict, total=False):
-    """That it is there says it all."""
+    """Only its presence counts."""
 
 
 class _State(TypedDict, total=False):
@@ -272,7 +280,7 @@ class _PodMeta(TypedDict, total=False):
 
 
 class PodFields(TypedDict, total=False):
-    """What a pod takes, and who it is."""
+    """What a pod uses, and which pod it is."""
 
     metadata: _PodMeta | None
     spec: _PodSpec | None

@@ -1,4 +1,4 @@
-"""Following this node's object in the API server, for the annotation that says how lanes are to be divided."""
+"""Follow this node's Node object for the annotation that says how lanes are to be divided."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from drabridge.kube.json_reader import Json, ObjectIdentity, ObjectView
 from drabridge.kube.watch import follow
 
 
-class NodeWatch:
-    """``take`` gets the value of the annotation ``<driver>/lanes``, None when there is none."""
+class NodeAnnotationWatch:
+    """Gives ``take`` each value of the annotation ``<driver>/lanes``; None when there is none."""
 
     def __init__(self, cluster: Cluster, node: str, driver: str, take: Callable[[str | None], None]) -> None:
         self._cluster = cluster
@@ -22,32 +22,32 @@ class NodeWatch:
         self._take = take
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Follow until cancelled."""
         await follow(self._cluster, NODES, self._selector, self)
 
-    # clusterwatch.Follower
+    # of watch.Follower
 
     @property
-    def view(self) -> ObjectView[_Wish]:
+    def view(self) -> ObjectView[_Annotated]:
         key = self._key
-        return ObjectView(lambda node: _Wish(_annotation(node, key)))
+        return ObjectView(lambda node: _Annotated(_annotation(node, key)))
 
-    def listed(self, objects: tuple[_Wish, ...]) -> None:
-        for wish in objects:
-            self._take(wish.value)
+    def listed(self, objects: tuple[_Annotated, ...]) -> None:
+        for node in objects:
+            self._take(node.value)
 
-    def changed(self, kind: str, obj: _Wish) -> None:
+    def changed(self, kind: str, obj: _Annotated) -> None:
         if kind != "DELETED":
             self._take(obj.value)
 
     def unreadable(self, kind: str, identity: ObjectIdentity) -> None:
-        """What was wanted last is still wanted."""
+        """Keep the last value: lanes stay as they are desired."""
 
     def lost(self, error: ClusterError) -> None:
-        """What was wanted last is still wanted."""
+        """Keep the last value: lanes stay as they are desired."""
 
 
-class _Wish(Struct, frozen=True):
+class _Annotated(Struct, frozen=True):
     value: str | None
 
 

@@ -1,4 +1,4 @@
-"""One answer of an API server as it comes in: bounded in size, a watch line by line in a thread of its own."""
+"""Read the answers of an API server: whole, bounded in size; or a watch, line by line in a thread."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Errors = Callable[[str, str], AbstractContextManager[None]]
 
 
 class TooLargeError(UnreachableError):
-    """The answer is larger than is read."""
+    """The answer is larger than the agent reads."""
 
 
 def body_of(response: Any, what: str, most_bytes: int = MOST_BYTES) -> bytes:
-    """A whole answer. Raises TooLargeError, having read no more than that, and what urllib3 raises."""
+    """Read a whole answer. Raises TooLargeError after ``most_bytes``, and what urllib3 raises."""
     data = bytearray()
     for chunk in response.stream(CHUNK_BYTES):
         data += chunk
@@ -36,8 +36,9 @@ def body_of(response: Any, what: str, most_bytes: int = MOST_BYTES) -> bytes:
 
 
 class WatchStream:
-    """One watch in a thread of its own. A server that is busy may take as long to begin an answer as to go on with it:
-    requests do not wait for that.
+    """One watch, read in a thread of its own.
+
+    A busy server may take as long to begin the answer as to go on with it: no other request waits for that.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class WatchStream:
         self._ended = False
 
     def run(self) -> None:
-        """Open, and read to the end."""
+        """In the thread: open the watch, and read it to its end."""
         try:
             with self._errors("watch", self._path):
                 response = self._request()
@@ -72,11 +73,11 @@ class WatchStream:
             self._deliver(None)
         except ClusterError as error:
             self._deliver(error)
-        except Exception as error:  # whatever a server may send, the watch ends and is begun again
+        except Exception as error:  # whatever a server sends, the watch ends and is begun again
             self._deliver(UnreachableError(f"watch {self._path}: {type(error).__name__}: {error}"))
 
     def end(self) -> None:
-        """From another thread. One that is not open yet ends when it is."""
+        """From another thread: end the watch. One that is not open yet ends when it is."""
         with self._lock:
             self._ended, response = True, self._response
         if response is not None:
@@ -84,7 +85,10 @@ class WatchStream:
 
 
 def read_event(path: str, view: ObjectView[Any], unreadable: Unreadable, line: bytes) -> WatchEvent[Any]:
-    """One line of the watch of ``path``. Raises a ClusterError that it tells of, and what strange data raises."""
+    """Read one line of the watch of ``path``.
+
+    Raises the ClusterError that it reports, and what strange data raises.
+    """
     event = event_of(line)
     if event.type == "ERROR":
         status = decode(bytes(event.object))
@@ -96,15 +100,16 @@ def read_event(path: str, view: ObjectView[Any], unreadable: Unreadable, line: b
         with reading(str(identity)):
             return WatchEvent(event.type, view(event.object), identity)
     except DrabridgeError as error:
-        if not identity.uid:  # nobody could say when it is gone
+        if not identity.uid:  # without a UID nobody could say when it is gone
             raise
         unreadable.tell(str(identity), error)
         return WatchEvent(event.type, None, identity)
 
 
 def _until_over(response: Any) -> Iterator[bytes]:
-    """The lines of a watch until it ends, is cut off, or says nothing for the time of its reads: the next one goes on
-    where this one was, so nothing is missed; a server that is gone does not begin it.
+    """Yield the lines of a watch until it ends, is cut off, or its reads time out.
+
+    The next watch goes on where this one was, so nothing is missed; a server that is gone does not begin it.
     """
     from urllib3.exceptions import HTTPError
 

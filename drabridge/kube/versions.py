@@ -50,7 +50,7 @@ def _same(device: _Object) -> _Object:
 
 
 def _out_of_basic(device: _Object) -> _Object:
-    """A device of v1beta1, its body under ``basic`` (staging/src/k8s.io/api/resource/v1beta1/types.go), as in v1."""
+    """Move the body from ``basic`` up (staging/src/k8s.io/api/resource/v1beta1/types.go)."""
     body = device.get("basic")
     return {"name": device.get("name"), **body} if isinstance(body, Mapping) else device
 
@@ -96,7 +96,10 @@ def slice_from_v1(obj: _Object, version: str) -> dict[str, Any]:
 
 
 def slice_to_v1(obj: _Object, version: str) -> dict[str, Any]:
-    """Convert a ResourceSlice that a server sent as ``version`` to v1's form. Raises what strange data raises."""
+    """Convert a ResourceSlice that a server sent as ``version`` to v1's form.
+
+    Raises what strange data raises.
+    """
     spec = obj.get("spec") or {}
     devices = spec.get("devices")
     if not devices:

@@ -1,4 +1,4 @@
-"""Following objects of the API server: list, watch, list again when a watch expires, back off while it is away."""
+"""Follow objects of the API server: list, watch, list again when a watch expires, back off on errors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from drabridge.kube.json_reader import ObjectIdentity, ObjectView
 
 log = logging.getLogger(__name__)
 
-LEAST_WATCH_SECONDS = 1.0  # a server that ends every watch at once is not asked in a tight loop
+LEAST_WATCH_SECONDS = 1.0  # between the beginnings of two watches: no tight loop where a server ends each at once
 FIRST_SECONDS, MOST_SECONDS = 0.5, 60.0  # between attempts while it does not answer; client-go's reflector goes to 60
 STEADY_SECONDS = 10.0
-"""A watch that lived this long was well, and pauses are short again; a list that is answered says nothing of the watch.
+"""After a watch that lived this long pauses are short again; a list that is answered says nothing about the watch.
 Not client-go's two minutes: where a proxy cuts idle connections after one, we would be blind half the time."""
 
 
@@ -25,23 +25,23 @@ T = TypeVar("T")
 
 
 class Follower(Protocol[T]):
-    """Who is told, on the loop."""
+    """Whoever is told about the objects, on the loop."""
 
     @property
     def view(self) -> ObjectView[T]:
-        """What is kept of an object."""
+        """How an object is read."""
 
     def listed(self, objects: tuple[T, ...]) -> None:
-        """All that could be read, now."""
+        """Take all objects that could be read, as they are now."""
 
     def changed(self, kind: str, obj: T) -> None:
-        """``kind``: ADDED, MODIFIED or DELETED."""
+        """Take a change of one object. ``kind``: ADDED, MODIFIED or DELETED."""
 
     def unreadable(self, kind: str, identity: ObjectIdentity) -> None:
-        """The same of an object that could not be read; after :meth:`listed` of each such."""
+        """Take a change of an object that could not be read; after :meth:`listed` also each that the list had."""
 
     def lost(self, error: ClusterError) -> None:
-        """From now on nothing is known, until :meth:`listed`."""
+        """Nothing is known any more, until :meth:`listed`."""
 
 
 async def follow(
@@ -53,8 +53,10 @@ async def follow(
     alone: asyncio.Lock | None = None,
     watched: str | None = None,
 ) -> None:
-    """Until cancelled. ``alone`` is held while a list is under way: for a follower that writes the same objects.
-    ``watched`` selects what is watched, where that is more than what is listed.
+    """Tell ``follower`` about the selected objects, until cancelled.
+
+    ``alone`` is held while a list is under way: for a follower that writes the same objects. ``watched`` selects what
+    is watched, where that is more than what is listed.
     """
     loop = asyncio.get_running_loop()
     delays = backoff(FIRST_SECONDS, MOST_SECONDS)
@@ -71,14 +73,14 @@ async def follow(
             await _watch(cluster, kind, selected, follower, listing.resource_version)
         except Exception as error:  # an ExpiredError as well: a server may say 410 to every watch
             if not isinstance(error, ClusterError):
-                log.exception("what the API server sent is not understood", extra={"kind": str(kind)})
+                log.exception("API server's answer not understood", extra={"kind": str(kind)})
                 error = UnreachableError(f"what the API server sent is not understood: {type(error).__name__}: {error}")
             follower.lost(error)
             if loop.time() >= steady_at:
                 delays = backoff(FIRST_SECONDS, MOST_SECONDS)
             delay = next(delays)
-            said = {"kind": str(kind), "reason": str(error), "retry_seconds": round(delay, 1)}
-            log.warning("cannot be watched", extra=said)
+            fields = {"kind": str(kind), "reason": str(error), "retry_seconds": round(delay, 1)}
+            log.warning("objects not followed", extra=fields)
             await asyncio.sleep(delay)
 
 

@@ -23,7 +23,7 @@ from drabridge.dra.publisher import NodePool, Publisher
 from drabridge.evidence.apiserver_pods import PodWatch
 from drabridge.inventory.model import Semver
 from drabridge.kube.client import KubernetesCluster
-from drabridge.kube.node_annotation import NodeWatch
+from drabridge.kube.node_annotation import NodeAnnotationWatch
 from drabridge.kube.versions import RESOURCE_GROUP, choose_version
 from drabridge.offers.slices import Offer, Pool, desired_slices
 from drabridge.sim.apiserver.server import SimApiServer
@@ -70,7 +70,7 @@ class ApiPart:
         )
         work = (
             self._publisher.run(),
-            NodeWatch(cluster, self._node, DRIVER, lambda value: None).run(),
+            NodeAnnotationWatch(cluster, self._node, DRIVER, lambda value: None).run(),
             PodWatch(cluster, self._node, lambda: None).run(),
         )
         self._tasks = [asyncio.create_task(one) for one in work]

@@ -15,7 +15,7 @@ from drabridge.evidence.apiserver_pods import PodWatch
 from drabridge.kube import watch
 from drabridge.kube.client import KubernetesCluster
 from drabridge.kube.events import QUEUE, REPEAT_SECONDS, Announcer
-from drabridge.kube.node_annotation import NodeWatch
+from drabridge.kube.node_annotation import NodeAnnotationWatch
 from drabridge.kube.versions import RESOURCE_VERSIONS
 from drabridge.ledger.effects import Notify, Subject
 from drabridge.ledger.events import Observed
@@ -37,7 +37,7 @@ async def api(tmp_path: Path) -> AsyncIterator[tuple[SimApiServer, KubernetesClu
 
 
 @contextlib.asynccontextmanager
-async def running(work: Announcer | NodeWatch | PodWatch) -> AsyncIterator[None]:
+async def running(work: Announcer | NodeAnnotationWatch | PodWatch) -> AsyncIterator[None]:
     task = asyncio.create_task(work.run())
     try:
         yield
@@ -115,7 +115,7 @@ async def test_the_annotation_is_followed_through_every_trouble(
 ) -> None:
     server, cluster = api
     seen: list[str | None] = []
-    watch = NodeWatch(cluster, "node-a", "gpu.example.com", seen.append)
+    watch = NodeAnnotationWatch(cluster, "node-a", "gpu.example.com", seen.append)
 
     def annotate(value: str) -> None:
         def change(node: dict[str, Any]) -> None:
@@ -180,11 +180,11 @@ async def test_a_server_that_refuses_is_asked_ever_less_often_and_this_is_report
     def asked() -> list[float]:
         return [request.at_seconds for request in server.requests if request.verb == verb]
 
-    async with running(NodeWatch(cluster, "node-a", "gpu.example.com", lambda value: None)):
+    async with running(NodeAnnotationWatch(cluster, "node-a", "gpu.example.com", lambda value: None)):
         await until(lambda: len(asked()) == 4, 15)
     pauses = [after - before for before, after in itertools.pairwise(asked())]
     assert all(pause >= least for pause, least in zip(pauses, (0.25, 0.5, 1.0), strict=True)), pauses
-    assert caplog.messages.count("cannot be watched") >= 3
+    assert caplog.messages.count("objects not followed") >= 3
 
 
 async def test_pauses_are_short_again_after_a_watch_that_lived(
@@ -194,10 +194,10 @@ async def test_pauses_are_short_again_after_a_watch_that_lived(
     server, cluster = api
 
     def pauses() -> list[float]:
-        return [vars(record)["retry_seconds"] for record in caplog.records if record.message == "cannot be watched"]
+        return [vars(record)["retry_seconds"] for record in caplog.records if record.message == "objects not followed"]
 
     server.faults.fail(3, 410, verb="watch")
-    async with running(NodeWatch(cluster, "node-a", "gpu.example.com", lambda value: None)):
+    async with running(NodeAnnotationWatch(cluster, "node-a", "gpu.example.com", lambda value: None)):
         await until(lambda: sum(request.verb == "watch" for request in server.requests) == 4, 15)
         await asyncio.sleep(0.5)
         server.faults.fail(1, 410, verb="watch")

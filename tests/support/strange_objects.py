@@ -35,7 +35,7 @@ from drabridge.kube.allocated_claims import in_use
 from drabridge.kube.api import NODES, PODS, resource_claims, resource_slices
 from drabridge.kube.client import KubernetesCluster
 from drabridge.kube.json_reader import ClaimFields, Json, ObjectView, PodFields, decode
-from drabridge.kube.node_annotation import NodeWatch
+from drabridge.kube.node_annotation import NodeAnnotationWatch
 from drabridge.kube.response import read_event
 from drabridge.ledger.model import ClaimRef
 from drabridge.system.untrusted import Unreadable
@@ -221,7 +221,7 @@ class Readers:
             (PODS, POD, ObjectView(watched_pod, PodFields)),
             (resource_claims("v1"), CLAIM, ObjectView(lambda one: allocation_here(one, DRIVER, NODE), ClaimFields)),
             (resource_claims("v1"), CLAIM, ObjectView(lambda one: in_use([one], DRIVER, {}), ClaimFields)),
-            (NODES, NODE_OBJECT, NodeWatch(self._cluster, NODE, DRIVER, lambda value: None).view),
+            (NODES, NODE_OBJECT, NodeAnnotationWatch(self._cluster, NODE, DRIVER, lambda value: None).view),
             (resource_slices("v1"), SLICE, publisher.slice_view("v1")),
         ]
 
