@@ -80,40 +80,6 @@ class Current(Struct):
     devices_error: str = ""
 
 
-class Components(Struct, frozen=True):
-    """The parts of one agent that owns the ledger. Only the agent itself and its status reader get all of them."""
-
-    options: Options
-    paths: Paths
-    current: Current
-    ledger_service: LedgerService
-    inventory: Inventory
-    identities: IdentityStore
-    withheld: WithheldDevices
-    legacy: LegacyManager
-    legacy_files: LegacyCdiFiles
-    podresources: Client
-    kubelet: KubeletEvidence
-    others: OtherEvidence
-    evidence: EvidenceLoop
-    merge: StartupMerge
-    api_server: ApiServer
-    events: Announcer
-    claims: ClaimSide
-    claim_demand: ClaimDemand
-    claim_queries: ClaimQueries
-    desired: DesiredLanes
-    targets: LaneTargets
-    mover: LaneMover
-    lanes_changed: WakeUp  # ledger, inventory or desired lanes changed: lanes are looked at again
-    competing: CompetingPlugins
-    cdi_maintenance: CdiMaintenance
-    maintenance: Maintenance
-    endpoints: Endpoints
-    sinks: Sinks
-    started_at: float
-
-
 class KubeletObserver:
     """Passes the DevicePlugin side's facts on, and tells the ledger of each kubelet that is seen."""
 
@@ -135,212 +101,195 @@ class KubeletObserver:
             task.add_done_callback(self._telling.discard)
 
 
-def build(base: Foundation, config: Config, ledger_service: LedgerService, standby: Standby | None) -> Components:
-    """Build every part. What ``standby`` has ready is used. Call on the loop that the agent runs on."""
-    options, paths, current = base.options, base.paths, Current(config)
-    lanes_changed = WakeUp()
-    metrics = Metrics(lambda: samples(agent_state(parts), sinks.reconciled_at))
-    sinks = Sinks(metrics, lambda device: resource_of(ledger_service, device), base.now)
+class Components:
+    """The parts of one agent that owns the ledger. Only the agent itself and its status reader get all of them.
 
-    # What exists, and what holds it.
-    identities = IdentityStore(paths.state, base.state_worker)
-    inventory = _inventory(config, ledger_service, identities, standby, sinks)
-    cdi = CdiStore(paths.cdi, config.driver)
-    legacy_files = LegacyCdiFiles(cdi)
-    podresources = Client(paths.podresources_socket, observe=sinks.asked)
-    context = LegacyContext(
-        ledger_service=ledger_service,
-        cdi=cdi,
-        devices=lambda: current.devices,
-        resolve=lambda device: replace(device, nodes=inventory.resolve_nodes(device)),
-        now=base.now,
-    )
-    observer = KubeletObserver(ledger_service, sinks, paths)
-    watcher = standby.watcher if standby is not None else None
-    legacy = LegacyManager(paths.device_plugins, context, observer, watcher)
-    kubelet = KubeletEvidence(
-        podresources, paths.device_plugins, legacy.resend, base.now, legacy.wait_answered, config.driver
-    )
-    others = OtherEvidence(
-        lambda: ledger_service.ledger, lambda: current.devices, lambda: probed_resources(inventory.configs())
-    )
-    evidence = EvidenceLoop(ledger_service, kubelet, enrich=others.enrich)
+    ``lanes_changed`` is set when ledger, inventory or desired lanes changed: lanes are looked at again.
+    """
 
-    # Lanes and claims.
-    api_server = ApiServer(lambda: current.config, options.kubeconfig, standby.cluster if standby is not None else None)
+    def __init__(
+        self, base: Foundation, config: Config, ledger_service: LedgerService, standby: Standby | None
+    ) -> None:
+        """Build every part, with what ``standby`` has ready. Call on the loop that the agent runs on."""
+        self.options = options = base.options
+        self.paths = paths = base.paths
+        self.withheld = base.withheld
+        self.ledger_service = ledger_service
+        self.current = current = Current(config)
+        self.started_at = base.now()
+        self.lanes_changed = WakeUp()
+        self._state_worker = base.state_worker
+        metrics = Metrics(lambda: samples(agent_state(self), self.sinks.reconciled_at))
+        self.sinks = Sinks(metrics, self.resource_of, base.now)
 
-    def desired_changed() -> None:
-        lanes_changed.set()
-        claims.wake()
+        def config_in_use() -> Config:
+            return current.config
 
-    desired = DesiredLanes(
-        paths.state,
-        lambda: current.config,
-        desired_changed,
-        follows_node=api_server.cluster is not None,
-        off=lambda: api_server.claims_off,
-        files=base.state_worker,
-    )
-    demand = ClaimDemand(
-        lambda: current.config, options.node_name, ledger_service, desired, api_server, paths.claim_records
-    )
+        def devices() -> Mapping[str, Device]:
+            return current.devices
 
-    def new_driver(cluster: Cluster) -> DraDriver:
+        # What exists, and who holds it.
+        self.identities = IdentityStore(paths.state, base.state_worker)
+        self.inventory = inventory = self._inventory(config, standby)
+        self._cdi = cdi = CdiStore(paths.cdi, config.driver)
+        self.legacy_files = LegacyCdiFiles(cdi)
+        self.podresources = Client(paths.podresources_socket, observe=self.sinks.asked)
+        self.legacy = legacy = LegacyManager(
+            paths.device_plugins,
+            LegacyContext(
+                ledger_service=ledger_service,
+                cdi=cdi,
+                devices=devices,
+                resolve=lambda device: replace(device, nodes=inventory.resolve_nodes(device)),
+                now=base.now,
+            ),
+            KubeletObserver(ledger_service, self.sinks, paths),
+            standby.watcher if standby is not None else None,
+        )
+        self.kubelet = kubelet = KubeletEvidence(
+            self.podresources, paths.device_plugins, legacy.resend, base.now, legacy.wait_answered, config.driver
+        )
+        self.others = others = OtherEvidence(
+            lambda: ledger_service.ledger, devices, lambda: probed_resources(inventory.configs())
+        )
+        self.evidence = EvidenceLoop(ledger_service, kubelet, enrich=others.enrich)
+        self.merge = StartupMerge(ledger_service, kubelet, cdi, paths, options.boot_id)
+
+        # Lanes and claims.
+        connected = standby.cluster if standby is not None else None
+        self.api_server = api_server = ApiServer(config_in_use, options.kubeconfig, connected)
+        self.events = Announcer(
+            api_server.cluster, options.node_name, config.driver, base.now, lambda: metrics.count("events_dropped")
+        )
+        self.desired = desired = DesiredLanes(
+            paths.state,
+            config_in_use,
+            self._desired_changed,
+            follows_node=api_server.cluster is not None,
+            off=lambda: api_server.claims_off,
+            files=base.state_worker,
+        )
+        self.claim_demand = ClaimDemand(
+            config_in_use, options.node_name, ledger_service, desired, api_server, paths.claim_records
+        )
+        self.claims = claims = ClaimSide(
+            config_in_use,
+            self.claim_demand,
+            api_server,
+            self._new_driver,
+            self._kubelet_has_lists,
+            base.state_worker,
+        )
+        self.claim_queries = queries = ClaimQueries(
+            api_server, config.driver, options.node_name, lambda: claims.pool, lambda: claims.api_version
+        )
+        self.competing = CompetingPlugins(legacy, self.podresources, kubelet, ledger_service, devices)
+        self.targets = LaneTargets(config_in_use, devices, inventory, ledger_service, desired, api_server)
+        self.mover = LaneMover(
+            ledger_service,
+            self.targets,
+            desired,
+            claims,
+            (
+                KubeletAcknowledgements(ledger_service, legacy, kubelet, self.evidence.hurry),
+                ApiServerAcknowledgements(ledger_service, claims, api_server, queries.allocated),
+            ),
+            self.competing.found,
+            self.lanes_changed,
+        )
+
+        # What people ask for, and what is due by time.
+        release = OperatorRelease(ledger_service, self.evidence, kubelet, others, claims, queries, self._forget_device)
+        drain = Drain(
+            config_in_use,
+            options.node_name,
+            ledger_service,
+            desired,
+            ClaimsLeft(ledger_service, claims, queries, kubelet),
+            DriverFiles(cdi, self.legacy_files),
+        )
+        self.endpoints = Endpoints(
+            Views(lambda: agent_state(self), lambda: status_document(self), metrics.exposition),
+            ControlRequests(desired.set, release.request, drain.request),
+            base.port,
+            paths.control_socket,
+            options.page,
+        )
+        self.cdi_maintenance = CdiMaintenance(
+            config_in_use, devices, cdi, self.legacy_files, ledger_service, api_server, self._cdi_written_again
+        )
+        ledger_maintenance = LedgerMaintenance(ledger_service, inventory, legacy, others)
+        self.maintenance = Maintenance(
+            [
+                self.endpoints.beat,
+                self.endpoints.renew_control_socket,
+                ledger_maintenance.retry,
+                ledger_maintenance.end_lingering,
+                ledger_maintenance.forget_gone,
+                self.cdi_maintenance.sweep,
+                self.cdi_maintenance.restore,
+                claims.retry_records,
+                self._look_for_competing_plugins,
+                base.withheld.restore_file,
+                EndedAgents(base.withheld, ledger_service, kubelet, others, queries.allocated_by).look,
+            ]
+        )
+
+    def resource_of(self, device: str) -> str:
+        """Return the resource of a device that the ledger knows; "" for another."""
+        entry = self.ledger_service.ledger.entries.get(device)
+        return entry.device.resource if entry else ""
+
+    def _inventory(self, config: Config, standby: Standby | None) -> Inventory:
+        def held(device: str) -> bool:
+            entry = self.ledger_service.head.entries.get(device)
+            return entry is not None and entry.owner is not Owner.NONE
+
+        known, on_fact = self.identities.load(config), self.sinks.inventory
+        ready = standby and standby.inventory_for(config, known, held, on_fact)
+        return ready or Inventory(config, held=held, known=known, on_fact=on_fact)
+
+    def _new_driver(self, cluster: Cluster) -> DraDriver:
         from drabridge.dra.driver import DraDriver, DriverNode
         from drabridge.dra.planning import device_lookup
         from drabridge.dra.ports import DraPorts
 
+        options, paths, inventory, service = self.options, self.paths, self.inventory, self.ledger_service
         ports = DraPorts(
-            inventory=lambda: base.withheld.shown(inventory.current),
-            observer=sinks.dra,
+            inventory=lambda: self.withheld.shown(inventory.current),
+            observer=self.sinks.dra,
             lookup=lambda device: inventory.lookup(device.name) or device_lookup(device),
-            in_use=others.in_use,
-            pods=lambda: others.pods,
-            unwell=lambda: ledger_service.health.error or cdi.error,
-            on_synced=lanes_changed.set,
-            clock=base.now,
+            in_use=self.others.in_use,
+            pods=lambda: self.others.pods,
+            unwell=lambda: service.health.error or self._cdi.error,
+            on_synced=self.lanes_changed.set,
+            clock=service.now,
         )
-        node = DriverNode(options.node_name, paths.kubelet, paths.state, options.boot_id, base.state_worker)
-        return DraDriver(current.config, node, ledger_service, cluster, cdi, ports)
+        node = DriverNode(options.node_name, paths.kubelet, paths.state, options.boot_id, self._state_worker)
+        return DraDriver(self.current.config, node, service, cluster, self._cdi, ports)
 
-    async def acknowledged(seconds: float) -> bool:
-        return await legacy.delivered([resource.name for resource in current.config.resources], seconds)
+    async def _kubelet_has_lists(self, seconds: float) -> bool:
+        return await self.legacy.delivered([one.name for one in self.current.config.resources], seconds)
 
-    claims = ClaimSide(lambda: current.config, demand, api_server, new_driver, acknowledged, base.state_worker)
-    queries = ClaimQueries(
-        api_server, config.driver, options.node_name, lambda: claims.pool, lambda: claims.api_version
-    )
-    competing = CompetingPlugins(legacy, podresources, kubelet, ledger_service, lambda: current.devices)
-    targets = LaneTargets(
-        lambda: current.config, lambda: current.devices, inventory, ledger_service, desired, api_server
-    )
-    acknowledgements = (
-        KubeletAcknowledgements(ledger_service, legacy, kubelet, evidence.hurry),
-        ApiServerAcknowledgements(ledger_service, claims, api_server, queries.allocated),
-    )
-    mover = LaneMover(ledger_service, targets, desired, claims, acknowledgements, competing.found, lanes_changed)
+    async def _forget_device(self, device: str, uids: Iterable[str]) -> None:
+        records, ledger = self.paths.claim_records, self.ledger_service.ledger
+        await self._state_worker.promptly(lambda: forget_device(records, self._cdi, ledger, device, uids))
 
-    # What people ask for, and what is due by time.
-    async def forget(device: str, uids: Iterable[str]) -> None:
-        ledger = ledger_service.ledger
-        await base.state_worker.promptly(lambda: forget_device(paths.claim_records, cdi, ledger, device, uids))
+    def _desired_changed(self) -> None:
+        self.lanes_changed.set()
+        self.claims.wake()
 
-    release = OperatorRelease(ledger_service, evidence, kubelet, others, claims, queries, forget)
-    claims_left = ClaimsLeft(ledger_service, claims, queries, kubelet)
-    drain = Drain(
-        lambda: current.config,
-        options.node_name,
-        ledger_service,
-        desired,
-        claims_left,
-        DriverFiles(cdi, legacy_files),
-    )
-    endpoints = Endpoints(
-        Views(lambda: agent_state(parts), lambda: status_document(parts), metrics.exposition),
-        ControlRequests(desired.set, release.request, drain.request),
-        base.port,
-        paths.control_socket,
-        options.page,
-    )
+    def _cdi_written_again(self) -> None:
+        self.claims.wake()
+        self.claims.renew_files()
 
-    def cdi_written_again() -> None:
-        claims.wake()
-        claims.renew_files()
-
-    cdi_maintenance = CdiMaintenance(
-        lambda: current.config,
-        lambda: current.devices,
-        cdi,
-        legacy_files,
-        ledger_service,
-        api_server,
-        cdi_written_again,
-    )
-    ledger_maintenance = LedgerMaintenance(ledger_service, inventory, legacy, others)
-    ended = EndedAgents(base.withheld, ledger_service, kubelet, others, queries.allocated_by)
-
-    async def look_for_competing_plugins() -> None:
-        before = set(competing.found)
-        await competing.look()
-        if competing.found:  # whom the other plugin serves must be a holder soon
-            evidence.hurry()
-        if before - competing.found.keys():
-            lanes_changed.set()
-
-    parts = Components(
-        options=options,
-        paths=paths,
-        current=current,
-        ledger_service=ledger_service,
-        inventory=inventory,
-        identities=identities,
-        withheld=base.withheld,
-        legacy=legacy,
-        legacy_files=legacy_files,
-        podresources=podresources,
-        kubelet=kubelet,
-        others=others,
-        evidence=evidence,
-        merge=StartupMerge(ledger_service, kubelet, cdi, paths, options.boot_id),
-        api_server=api_server,
-        events=Announcer(
-            api_server.cluster,
-            options.node_name,
-            config.driver,
-            base.now,
-            lambda: metrics.count("events_dropped"),
-        ),
-        claims=claims,
-        claim_demand=demand,
-        claim_queries=queries,
-        desired=desired,
-        targets=targets,
-        mover=mover,
-        lanes_changed=lanes_changed,
-        competing=competing,
-        cdi_maintenance=cdi_maintenance,
-        maintenance=Maintenance(
-            [
-                endpoints.beat,
-                endpoints.renew_control_socket,
-                ledger_maintenance.retry,
-                ledger_maintenance.end_lingering,
-                ledger_maintenance.forget_gone,
-                cdi_maintenance.sweep,
-                cdi_maintenance.restore,
-                claims.retry_records,
-                look_for_competing_plugins,
-                base.withheld.restore_file,
-                ended.look,
-            ]
-        ),
-        endpoints=endpoints,
-        sinks=sinks,
-        started_at=base.now(),
-    )
-    return parts
-
-
-def _inventory(
-    config: Config,
-    ledger_service: LedgerService,
-    identities: IdentityStore,
-    standby: Standby | None,
-    sinks: Sinks,
-) -> Inventory:
-    def held(device: str) -> bool:
-        entry = ledger_service.head.entries.get(device)
-        return entry is not None and entry.owner is not Owner.NONE
-
-    known = identities.load(config)
-    ready = standby and standby.inventory_for(config, known, held, sinks.inventory)
-    return ready or Inventory(config, held=held, known=known, on_fact=sinks.inventory)
-
-
-def resource_of(ledger_service: LedgerService, device: str) -> str:
-    """Return the resource of a device that the ledger knows; "" for another."""
-    entry = ledger_service.ledger.entries.get(device)
-    return entry.device.resource if entry else ""
+    async def _look_for_competing_plugins(self) -> None:
+        before = set(self.competing.found)
+        await self.competing.look()
+        if self.competing.found:  # whom the other plugin serves must be a holder soon
+            self.evidence.hurry()
+        if before - self.competing.found.keys():
+            self.lanes_changed.set()
 
 
 def release_policy(config: Config) -> LedgerPolicy:

@@ -10,7 +10,7 @@ import logging
 import signal
 from collections.abc import Callable
 
-from drabridge.agent.components import Components, Foundation, build, release_policy
+from drabridge.agent.components import Components, Foundation, release_policy
 from drabridge.agent.drain import is_state_unneeded, remove_state
 from drabridge.agent.options import Options
 from drabridge.agent.reload import identity_of
@@ -118,7 +118,7 @@ class Agent:
             )
         ended, parts = False, None
         try:
-            parts = build(base, config, service, self._standby)
+            parts = Components(base, config, service, self._standby)
             await ServingAgent(base, parts, self._standby, self._stop, self._reload).run()
             ended = not service.health.lost
         finally:

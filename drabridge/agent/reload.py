@@ -95,7 +95,7 @@ class ConfigFollower:
         if faults != self._faults:
             for fault in faults:
                 fields = {"reason": fault}
-                log.error("changed configuration refused, the last good one stays", extra=fields, exc_info=cause)
+                log.error("the changed configuration is refused, the last good one stays", extra=fields, exc_info=cause)
         self._faults = faults
 
 

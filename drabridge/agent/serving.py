@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from drabridge.agent.api_watches import ApiWatches
-from drabridge.agent.components import Components, Foundation, release_policy, resource_of
+from drabridge.agent.components import Components, Foundation, release_policy
 from drabridge.agent.reload import ConfigFollower
 from drabridge.agent.standby import Standby
 from drabridge.config.schema import Config
@@ -221,7 +221,7 @@ class ServingAgent:
             if isinstance(effect, Notify):
                 parts.events.tell(effect)
             elif isinstance(effect, Readvertise):
-                parts.legacy.resend_soon({resource_of(parts.ledger_service, device) for device in effect.devices})
+                parts.legacy.resend_soon({parts.resource_of(device) for device in effect.devices})
                 parts.evidence.hurry()
         parts.inventory.released(effect.device for effect in effects if isinstance(effect, Released))
         if self._refresh is None:

@@ -204,7 +204,7 @@ async def test_a_change_that_fails_for_a_moment_is_applied_later() -> None:
         _, hard = resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE, (5, hard))  # it has more open already
         reload(agent, CONFIG.replace("random]", "random, urandom]"))
-        await until(lambda: "changed configuration refused" in agent.text(), 10)
+        await until(lambda: "the changed configuration is refused" in agent.text(), 10)
         resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE, (hard, hard))
 
         async def taken() -> bool:
