@@ -105,7 +105,10 @@ class Watcher:
         except (OSError, RuntimeError, ImportError) as error:
             if not self._complained:
                 self._complained = True
-                log.warning("cannot watch %s (%s): polling instead; see fs.inotify.max_user_instances", path, error)
+                log.warning(
+                    "directory cannot be watched, polling instead",
+                    extra={"path": str(path), "reason": str(error), "hint": "see fs.inotify.max_user_instances"},
+                )
             return None
 
     def _unschedule(self, watch: ObservedWatch) -> None:

@@ -78,6 +78,8 @@ class Listener:
         stopping.add_done_callback(_lingering.discard)
         done, _ = await asyncio.wait({stopping}, timeout=grace_seconds + STOP_SLACK_SECONDS)
         if not done:
-            log.warning("%s: a peer neither reads nor hangs up; its connection is left behind", self.path)
+            log.warning(
+                "connection left behind", extra={"path": str(self.path), "reason": "a peer neither reads nor hangs up"}
+            )
             if self.in_place():
                 self.path.unlink(missing_ok=True)

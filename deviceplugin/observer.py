@@ -130,4 +130,4 @@ class Notifier:
         try:
             self._observer.observe(fact)
         except Exception:
-            log.exception("the observer failed on %s", type(fact).__name__)
+            log.exception("observer failed", extra={"fact": type(fact).__name__})

@@ -335,7 +335,7 @@ class PluginServer:
                 RegistrationEvent.REFUSED if isinstance(error, KubeletDownError) else RegistrationEvent.REGISTER_FAILED
             )
         except Exception as error:  # a defect of ours or of gRPC must not end the registration for good
-            log.exception("registering %s failed unexpectedly", resource)
+            log.exception("registration failed unexpectedly", extra={"resource": resource})
             self._error = f"registering failed unexpectedly: {type(error).__name__}"
             self._post(RegistrationEvent.REGISTER_FAILED)
         else:

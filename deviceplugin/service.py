@@ -89,10 +89,8 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
             if size > codec.LIST_MAX_BYTES:
                 # Sending it would end the stream and leave the node without this resource: the older list is better.
                 log.error(
-                    "%s: the list has %d bytes, kubelet takes %d: not sent",
-                    self._plugin.resource,
-                    size,
-                    codec.LIST_MAX_BYTES,
+                    "device list too large for kubelet, not sent",
+                    extra={"resource": self._plugin.resource, "bytes": size, "most_bytes": codec.LIST_MAX_BYTES},
                 )
                 return
             await context.write(message)
@@ -198,7 +196,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
             answer = []
             if not self._complained_about_preference:
                 self._complained_about_preference = True
-                log.exception("%s: no preference, kubelet picks for itself (said once)", plugin.resource)
+                log.exception("preference failed, kubelet picks for itself", extra={"resource": plugin.resource})
         finally:
             self._inflight.leave(available)
         self._notify(
@@ -253,7 +251,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
             timer.cancel()
         if not task.done():
             task.cancel()
-            log.error("%s: no answer after %.1f s, given up", what, seconds)
+            log.error("call timed out", extra={"call": what, "seconds": seconds})
             return None, translate(TimeoutError(), what)
         failure = asyncio.CancelledError() if task.cancelled() else task.exception()
         if failure is not None:
@@ -275,7 +273,7 @@ def translate(error: BaseException, what: str) -> CallOutcome:
         )
     if isinstance(error, asyncio.CancelledError):
         return CallOutcome(grpc.StatusCode.CANCELLED, f"{what} was cancelled: the plugin is stopping")
-    log.error("%s failed", what, exc_info=error)
+    log.error("call failed", exc_info=error, extra={"call": what})
     return CallOutcome(
         grpc.StatusCode.INTERNAL, f"{what} failed inside the plugin ({type(error).__name__}); see its log"
     )
@@ -285,6 +283,6 @@ def _code(name: str) -> grpc.StatusCode:
     try:
         code = grpc.StatusCode[name]
     except KeyError:
-        log.error("%r is not the name of a gRPC status", name)
+        log.error("unknown gRPC status name", extra={"status": name})
         return grpc.StatusCode.UNKNOWN
     return grpc.StatusCode.UNKNOWN if code is grpc.StatusCode.OK else code  # an error must not read as success

@@ -176,7 +176,7 @@ def test_streams_share_one_message_per_version() -> None:
 async def test_a_list_too_large_for_kubelet_keeps_the_stream(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
     served = await serve(ListPlugin(ListedDevice("a")))
     served.plugin.list.publish(tuple(ListedDevice("x" * 200 + str(i)) for i in range(25000)))
-    await until(lambda: "kubelet takes" in caplog.text)
+    await until(lambda: "too large for kubelet" in caplog.text)
     assert served.kubelet.health() == {"a": "Healthy"}
     assert served.server.state.registered
     assert served.server.sent_version == 1
