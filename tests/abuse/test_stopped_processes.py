@@ -18,7 +18,7 @@ import pytest
 from drabridge.sim.kubelet.faults import ListFault
 from drabridge.sim.kubelet.pods import Phase
 from tests.support.agent_checks import RECOVERY_SECONDS, alive, holding, owners, said_in_one_line, unharmed
-from tests.support.agent_process import CONFIG, DRIVER, RESOURCE, AgentProcess, node, pod
+from tests.support.agent_process import CONFIG, DRIVER, RESOURCE, AgentProcess, node, noted, pod
 from tests.support.hostile_callers import connect
 from tests.support.kubelet_process import Kubelet, child
 from tests.support.waiting import PATIENCE, short_directory, until
@@ -181,10 +181,6 @@ async def _confirmed(agent: AgentProcess) -> bool:
     return len(rows) == 2 and all(one["pod"] for row in rows for one in row["holders"])
 
 
-async def _noted(agent: AgentProcess, words: str) -> bool:
-    return any(words in note for note in (await agent.status())["notes"])
-
-
 SHORT_WAITS = "safety: {minHoldSeconds: 0.2, unconfirmedSeconds: 0.5, absentSeconds: 0.2, settleSeconds: 0.2}\n"
 
 
@@ -204,7 +200,7 @@ async def test_an_agent_survives_a_kubelet_that_answers_nonsense(fault: ListFaul
             assert {device: now.get(device) for device in held} == held
         assert alive(agent)
         if fault in (ListFault.ERROR, ListFault.GARBAGE):  # the others are valid answers
-            await until(lambda: _noted(agent, "does not tell who holds devices"), 10, agent.text)
+            await until(lambda: noted(agent, "does not tell who holds devices"), 10, agent.text)
         kubelet.faults.podresources = ListFault.NONE
         assert (await kubelet.run_pod(pod("next"))).phase is Phase.RUNNING
         assert held.items() <= (await owners(agent)).items()

@@ -13,8 +13,6 @@ from tests.support.agent_on_cluster import bridge, claim_pod
 from tests.support.agent_process import AgentProcess
 from tests.support.waiting import until
 
-IDS = ("full", "null", "random", "zero")
-
 
 async def rows(agent: AgentProcess) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in (await agent.status())["devices"]}

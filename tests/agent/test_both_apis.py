@@ -15,9 +15,10 @@ from tests.support.agent_on_cluster import (
     devices_in_slices,
     healthy,
     limits_pod,
+    pools,
     set_lanes,
 )
-from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess
+from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, noted
 from tests.support.waiting import until
 
 
@@ -91,7 +92,7 @@ async def test_the_annotation_of_the_node_wins_and_a_bad_one_is_not_followed() -
         assert code == 400
         assert b"annotation" in body
         await _annotate(cluster, "{not json")
-        await until(lambda: _noted(agent, "annotation"), 10)
+        await until(lambda: noted(agent, "annotation"), 10)
         assert len(devices_in_slices(cluster)) == 3
 
 
@@ -104,13 +105,9 @@ async def test_a_reload_turns_claims_on_and_changes_what_a_driver_cannot() -> No
         await until(lambda: len(devices_in_slices(cluster)) == 2, 20, agent.text)
         await until(lambda: len(healthy(cluster)) == 2)
         agent.config.write_text(BOTH_LANES.replace("resources:", "dra: {pool: another}\nresources:"))
-        await until(lambda: _pools(cluster) == {"another"}, 20, lambda: f"{_pools(cluster)} {agent.text()}")
+        await until(lambda: pools(cluster) == {"another"}, 20, lambda: f"{pools(cluster)} {agent.text()}")
         await cluster.apply(claim_pod("c"))
         await cluster.wait_pod("c")
-
-
-def _pools(cluster: SimCluster) -> set[str]:
-    return {one["spec"]["pool"]["name"] for one in cluster.api.objects.peek("resourceslices")}
 
 
 async def _annotate(cluster: SimCluster, value: str) -> None:
@@ -119,10 +116,6 @@ async def _annotate(cluster: SimCluster, value: str) -> None:
     await cluster.apply(
         {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a", "annotations": {f"{DRIVER}/lanes": value}}}
     )
-
-
-async def _noted(agent: AgentProcess, word: str) -> bool:
-    return any(word in note for note in (await agent.status())["notes"])
 
 
 async def test_kill_and_restart_keep_both_sides_holders() -> None:

@@ -10,12 +10,11 @@ import shutil
 import signal
 import time
 
-from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
 from drabridge.sim.kubelet.timings import Timings
 from tests.support.agent_checks import plugin_socket
-from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod, held_by_claim
+from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod, held_by_claim, pools
 from tests.support.agent_process import CONFIG, DRIVER, RESOURCE, AgentProcess, metric, node, pod, reload
 from tests.support.hostile_callers import allocate
 from tests.support.waiting import short_directory, until
@@ -80,10 +79,6 @@ async def test_a_pod_whose_hold_is_being_written_keeps_its_device_when_a_reload_
                 await agent.stop(signal.SIGKILL)
 
 
-def _pools(cluster: SimCluster) -> set[str]:
-    return {one["spec"]["pool"]["name"] for one in cluster.api.objects.peek("resourceslices")}
-
-
 async def test_a_changed_pool_name_waits_until_no_claim_has_a_device() -> None:
     another = BOTH_LANES.replace("resources:", "dra: {pool: another}\nresources:")
     async with bridge() as (agent, cluster, _):
@@ -100,7 +95,7 @@ async def test_a_changed_pool_name_waits_until_no_claim_has_a_device() -> None:
 
         reload(agent, another)
         await until(lambda: noted("dra.pool: found another, and claims have"), 10, agent.text)
-        assert _pools(cluster) == {"node-a"}
+        assert pools(cluster) == {"node-a"}
 
         await agent.stop()
         await agent.start()
@@ -109,19 +104,19 @@ async def test_a_changed_pool_name_waits_until_no_claim_has_a_device() -> None:
         assert await noted("All else in the file is in force")
         await cluster.apply(claim_pod("d"))
         await cluster.wait_pod("d")  # another device than the held one: that is not offered in another pool
-        assert _pools(cluster) == {"node-a"}
+        assert pools(cluster) == {"node-a"}
 
         for name in ("c", "d"):
             await cluster.delete("pods", name)
             await cluster.delete("resourceclaims", name)
-        await until(lambda: _pools(cluster) == {"another"}, 20, agent.text)
+        await until(lambda: pools(cluster) == {"another"}, 20, agent.text)
         await until(lambda: not_noted("dra.pool"), 10, agent.text)  # when all of the file is in force
 
         await agent.stop()
         record.write_text(left)  # kubelet forgot a claim, and it ended: nobody has a device by it
         await agent.start()
         await agent.ready()
-        assert _pools(cluster) == {"another"}
+        assert pools(cluster) == {"another"}
 
 
 async def test_a_reload_with_another_driver_is_refused_with_a_reason() -> None:

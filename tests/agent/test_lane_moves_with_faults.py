@@ -24,7 +24,7 @@ from tests.support.agent_on_cluster import (
     limits_pod,
     set_lanes,
 )
-from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, pod
+from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, noted, pod
 from tests.support.waiting import short_directory, until
 
 QUIET_SECONDS = 0.5  # quiesceSeconds of BOTH_LANES
@@ -85,7 +85,7 @@ async def test_a_device_stays_out_of_pods_reach_while_its_slice_cannot_be_writte
         assert len(devices_in_slices(cluster)) == 2
         assert await at_step(agent, "revoking", 2), await moving(agent)
         await until(lambda: _unready(agent), 20, agent.text)
-        assert not await _noted(agent, "no ResourceSlices")  # there is one, which cannot be changed
+        assert not await noted(agent, "no ResourceSlices")  # there is one, which cannot be changed
         cluster.api.faults.heal()
 
         async def all_moved() -> bool:
@@ -126,7 +126,7 @@ async def test_pods_keep_devices_that_cannot_be_published_while_the_api_server_i
         cluster.api.faults.partition()
         await until(lambda: _unready(agent), 20, agent.text)
         await set_lanes(agent, legacy=0, dra=4)
-        await until(lambda: _noted(agent, "3 more for the dra lane wait until slices can be published"), 10, agent.text)
+        await until(lambda: noted(agent, "3 more for the dra lane wait until slices can be published"), 10, agent.text)
 
         async def kept() -> None:
             assert len(healthy(cluster)) == 3, agent.text()
@@ -169,7 +169,7 @@ async def test_devices_keep_their_lanes_while_the_desired_lanes_cannot_be_read()
         lanes.mkdir()  # as good as EIO, which nobody can order
         await agent.start()
         await agent.ready()
-        assert await _noted(agent, f"lanes that were set of {RESOURCE} are lost")
+        assert await noted(agent, f"lanes that were set of {RESOURCE} are lost")
 
         async def kept() -> None:
             assert len(devices_in_slices(cluster)) == 3
@@ -182,7 +182,7 @@ async def test_devices_keep_their_lanes_while_the_desired_lanes_cannot_be_read()
         lanes.rmdir()
         await set_lanes(agent, reset=True)
         await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
-        assert not await _noted(agent, "lost")
+        assert not await noted(agent, "lost")
 
 
 MORE = """\
@@ -223,10 +223,6 @@ async def _revoking(agent: AgentProcess, names: list[str]) -> bool:
 
 async def _unready(agent: AgentProcess) -> bool:
     return (await agent.ask("/readyz"))[0] != 200
-
-
-async def _noted(agent: AgentProcess, text: str) -> bool:
-    return any(text in note for note in (await agent.status())["notes"])
 
 
 async def _moves(agent: AgentProcess, count: int) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
 from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod, devices_in_slices
-from tests.support.agent_process import CONFIG, RESOURCE, AgentProcess, change, node, pod
+from tests.support.agent_process import CONFIG, RESOURCE, AgentProcess, node, pod, reconfigure
 from tests.support.waiting import until
 
 ALL = {"zero", "null", "full", "random"}
@@ -58,7 +58,7 @@ async def test_pods_keep_their_devices_and_nobody_else_gets_them(what: str, rest
         assert (await kubelet.run_pod(pod("a", 4))).phase is Phase.RUNNING
         await until(lambda: _seen(agent), 15, agent.text)
         before = files(agent)
-        await change(agent, config, restart)
+        await reconfigure(agent, config, restart)
         await kubelet.wait_for_resource(resource)
         assert await held(agent) == dict.fromkeys(ALL, ("present", "legacy"))
         assert (await kubelet.run_pod(pod("b", 1, resource))).phase is Phase.FAILED
@@ -105,7 +105,7 @@ async def test_claims_keep_their_devices_and_nobody_else_gets_them(what: str, re
         await until(lambda: len(devices_in_slices(cluster)) == 4, 15)
         await cluster.apply(claim_pod("c", 4))
         await cluster.wait_pod("c")
-        await change(agent, changed, restart)
+        await reconfigure(agent, changed, restart)
         await cluster.apply(claim_pod("d"))
         await until(lambda: "device events" in agent.text())
         for _ in range(3):

@@ -10,7 +10,7 @@ import pytest
 
 from drabridge.sim.cluster import SimCluster
 from tests.support.agent_on_cluster import bridge, claim_pod, devices_in_slices, limits_pod
-from tests.support.agent_process import RESOURCE, AgentProcess, lists_read, of_driver, told
+from tests.support.agent_process import RESOURCE, AgentProcess, lists_read, registration_calls, told_registered
 from tests.support.standby import beside, streams_met
 from tests.support.waiting import until
 
@@ -41,7 +41,9 @@ async def test_a_standby_passes_calls_on_and_its_end_changes_nothing() -> None:
         kubelet = cluster.kubelets["node-a"]
         async with beside(first, "second") as second:
             await until(
-                lambda: len(of_driver(kubelet, "NotifyRegistrationStatus")) >= 2 and told(kubelet), 20, second.text
+                lambda: len(registration_calls(kubelet, "NotifyRegistrationStatus")) >= 2 and told_registered(kubelet),
+                20,
+                second.text,
             )
             await cluster.apply(claim_pod("a"))
             await cluster.wait_pod("a")

@@ -15,7 +15,6 @@ from drabridge.sim.kubelet.faults import ListFault
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.timings import Timings
 from tests.agent.stopped_agent import (
-    IDS,
     become,
     claim_files,
     claimed,
@@ -36,7 +35,7 @@ from tests.support.agent_on_cluster import (
     set_lanes,
 )
 from tests.support.agent_process import CONFIG as LEGACY_ONLY
-from tests.support.agent_process import RESOURCE, AgentProcess, release, reload
+from tests.support.agent_process import IDS, RESOURCE, AgentProcess, release, reload
 from tests.support.waiting import short_directory, until
 
 

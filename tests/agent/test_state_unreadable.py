@@ -19,7 +19,6 @@ from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.runtime import LockingRuntime
 from drabridge.sim.kubelet.timings import Timings
 from tests.agent.stopped_agent import (
-    IDS,
     become,
     claim_files,
     claimed,
@@ -30,7 +29,7 @@ from tests.agent.stopped_agent import (
 )
 from tests.support.agent_on_cluster import BOTH_LANES, CLASS, bridge, claim_pod, healthy, limits_pod
 from tests.support.agent_process import CONFIG as LEGACY_ONLY
-from tests.support.agent_process import RESOURCE, AgentProcess, noted
+from tests.support.agent_process import IDS, RESOURCE, AgentProcess, noted
 from tests.support.kubelet_peers import Plugin, device
 from tests.support.waiting import short_directory, until
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.support.agent_on_cluster import BOTH_LANES, CLASS, bridge, claim_pod, limits_pod
-from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess
+from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, holder_shown
 from tests.support.waiting import HANG_SECONDS, until
 
 OTHER_DRIVER, OTHER_RESOURCE = "other.example.com", "example.com/memory"
@@ -124,7 +124,7 @@ async def test_devices_of_a_removed_driver_are_free_once_no_workload_can_have_th
             await cluster.apply(pod)
         for name in ("train", "learn"):
             await cluster.wait_pod(name)
-        await until(lambda: _seen(agent), 15, agent.text)
+        await until(lambda: holder_shown(agent), 15, agent.text)
         with contextlib.suppress(ProcessLookupError):
             await agent.stop(number)
         shutil.rmtree(agent.control.parent)
@@ -142,8 +142,3 @@ async def test_devices_of_a_removed_driver_are_free_once_no_workload_can_have_th
             await cluster.apply(limits_pod("new", 4).replace(RESOURCE, OTHER_RESOURCE))
             await cluster.wait_pod("new")
             assert runtime.conflicts == []
-
-
-async def _seen(agent: AgentProcess) -> bool:
-    rows = (await agent.status())["devices"]
-    return any(row["evidence"].startswith("running") for row in rows)

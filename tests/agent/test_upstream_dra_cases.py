@@ -16,7 +16,7 @@ from drabridge.sim.kubelet.calls import Call
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.timings import Timings
 from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod
-from tests.support.agent_process import DRIVER, AgentProcess, of_driver, told
+from tests.support.agent_process import DRIVER, AgentProcess, registration_calls, told_registered
 from tests.support.waiting import PATIENCE, short_directory, until
 
 CLAIMS_ONLY = BOTH_LANES.replace("{legacy: 2, dra: 2}", '{legacy: 0, dra: "*"}')
@@ -77,15 +77,17 @@ async def test_dr3_dr4_an_agent_that_hangs_during_its_registration_is_registered
     freezer = Freezer()
     async with alone(freezer) as (agent, kubelet):
         freezer.agent = agent
-        before = len(of_driver(kubelet, fails))
+        before = len(registration_calls(kubelet, fails))
         freezer.when = when
         await kubelet.restart()
         try:
-            await until(lambda: any(call.error for call in of_driver(kubelet, fails)[before:]), 10, agent.text)
+            await until(lambda: any(call.error for call in registration_calls(kubelet, fails)[before:]), 10, agent.text)
             await until(lambda: any(text in line for line in kubelet.node.log), 10, lambda: case)
         finally:
             freezer.signal(signal.SIGCONT)
-        await until(lambda: len(of_driver(kubelet, fails)) > before + 1 and told(kubelet), 10, agent.text)
+        await until(
+            lambda: len(registration_calls(kubelet, fails)) > before + 1 and told_registered(kubelet), 10, agent.text
+        )
         await agent.ready()
 
 
@@ -131,10 +133,10 @@ async def test_rolling_update_the_second_waits_takes_over_at_once_and_writes_not
             await until(lambda: "waiting for another agent to end" in second.text(), 20, second.text)
             await asyncio.sleep(0.5)
             assert (await first.ask("/readyz"))[0] == 200  # not disturbed
-            calls = len(of_driver(kubelet, "NotifyRegistrationStatus"))
+            calls = len(registration_calls(kubelet, "NotifyRegistrationStatus"))
             await first.stop()
             ended = time.monotonic()
-            await until(lambda: len(of_driver(kubelet, "NotifyRegistrationStatus")) > calls, 20, second.text)
+            await until(lambda: len(registration_calls(kubelet, "NotifyRegistrationStatus")) > calls, 20, second.text)
             seconds = time.monotonic() - ended
             await second.ready(20)
             await asyncio.sleep(0.5)

@@ -12,7 +12,7 @@ import sys
 from drabridge.sim.kubelet.pods import Phase
 from tests.agent import umockdev_examples
 from tests.support.agent_on_cluster import bridge, claim_pod, devices_in_slices
-from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, change, node, pod
+from tests.support.agent_process import DRIVER, RESOURCE, holder_shown, node, pod, reconfigure
 from tests.support.umockdev import Testbed
 from tests.support.waiting import until
 
@@ -43,8 +43,8 @@ async def renamed(case: str, restart: bool) -> None:
     before, after, old, new = CASES[case]
     async with node(HEAD + before) as (agent, kubelet):
         assert (await kubelet.run_pod(pod("a"))).phase is Phase.RUNNING
-        await until(lambda: _seen(agent), 15, agent.text)
-        await change(agent, HEAD + after, restart)
+        await until(lambda: holder_shown(agent), 15, agent.text)
+        await reconfigure(agent, HEAD + after, restart)
         await until(lambda: new <= kubelet.resources[RESOURCE].devices, 15, agent.text)
         assert (await kubelet.run_pod(pod("b"))).phase is Phase.FAILED, await agent.status()
         assert kubelet.pod_status("uid-a").phase is Phase.RUNNING
@@ -61,7 +61,7 @@ async def claimed(case: str, restart: bool) -> None:
         await until(lambda: devices_in_slices(cluster), 15)
         await cluster.apply(claim_pod("c"))
         await cluster.wait_pod("c")
-        await change(agent, HEAD + after, restart)
+        await reconfigure(agent, HEAD + after, restart)
         await until(lambda: devices_in_slices(cluster) == set(), 15, agent.text)
         await cluster.apply(claim_pod("d"))
         await asyncio.sleep(2)
@@ -81,15 +81,10 @@ async def side_by_side() -> None:
             assert (await kubelet.run_pod(pod(f"a{which}", 1, first))).phase is Phase.RUNNING
             assert (await kubelet.run_pod(pod(f"b{which}", 1, second))).phase is Phase.FAILED
             assert sum(row["owner"] == "legacy" for row in (await agent.status())["devices"]) == 1
-            await until(lambda: _seen(agent), 15, agent.text)
+            await until(lambda: holder_shown(agent), 15, agent.text)
             await kubelet.finish_pod(f"uid-a{which}")
             await until(lambda: kubelet.resources[child].healthy == NODES, 30, agent.text)
             await until(lambda: kubelet.resources[RESOURCE].healthy == CARDS, 30, agent.text)
-
-
-async def _seen(agent: AgentProcess) -> bool:
-    rows = (await agent.status())["devices"]
-    return any(row["evidence"].startswith("running") for row in rows)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from drabridge.sim.kubelet.pods import Phase
 from tests.agent import umockdev_examples
 from tests.support import machines
-from tests.support.agent_process import DRIVER, AgentProcess, node, pod
+from tests.support.agent_process import DRIVER, holder_shown, node, pod
 from tests.support.umockdev import Testbed
 from tests.support.waiting import until
 
@@ -47,7 +47,7 @@ async def check(by: str, held: str, restart: bool) -> None:
     whole, part = "example.com/whole", "example.com/part"
     async with node(config(by, whole, part)) as (agent, kubelet):
         assert (await kubelet.run_pod(pod("a", 1, whole if held == "whole" else part))).phase is Phase.RUNNING
-        await until(lambda: _seen(agent), 15, agent.text)
+        await until(lambda: holder_shown(agent), 15, agent.text)
         agent.config.write_text(config(by, whole + "2", part + "2"))
         if restart:
             await agent.stop()
@@ -61,11 +61,6 @@ async def check(by: str, held: str, restart: bool) -> None:
         await kubelet.finish_pod("uid-a")
         await until(lambda: kubelet.resources[other].healthy, 30, agent.text)
         assert (await kubelet.run_pod(pod("c", 1, other))).phase is Phase.RUNNING
-
-
-async def _seen(agent: AgentProcess) -> bool:
-    rows = (await agent.status())["devices"]
-    return any(row["evidence"].startswith("running") for row in rows)
 
 
 if __name__ == "__main__":

@@ -29,11 +29,6 @@ from tests.ledger.saved_ledger import POLICY, allocate, kept, ledger_of, load, o
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "state"
-
-
-@pytest.fixture
 def path(directory: Path) -> Path:
     """A file with a snapshot of four free devices and two commits: gpu-0, then gpu-2 allocated."""
     store = Store(directory, node="node-a")

@@ -21,11 +21,6 @@ from tests.ledger.saved_ledger import POLICY, allocate, kept, ledger_of, load, o
 from tests.support.waiting import HANG_SECONDS
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "state"
-
-
 def test_the_second_agent_is_told_who_has_it(directory: Path) -> None:
     store = Store(directory, node="n")
     script = (

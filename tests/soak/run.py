@@ -106,9 +106,9 @@ async def soak(
         verdict.died = stage.kubelet.crashed or ""
         if log is not None:
             log.write_text(stage.agent.text())
-        say(f"faults: {_listed(storm.counts)}")
-        say(f"pods created: {_listed(load.created)}; failed: {_listed(load.failed)}")
-        say(f"refusals: {_listed(verdict.refusals)}")
+        say(f"faults: {listed(storm.counts)}")
+        say(f"pods created: {listed(load.created)}; failed: {listed(load.failed)}")
+        say(f"refusals: {listed(verdict.refusals)}")
         say(f"kubelet's own double bookings: {verdict.kubelet_double_bookings}")
         say(f"converged after {verdict.converged_seconds:.1f} s of peace")
         for line in (*verdict.double_holds, *verdict.leaks):
@@ -178,5 +178,5 @@ def _held(rows: Iterable[dict[str, Any]]) -> Iterable[str]:
             yield f"{row['name']} is still {row['owner']} ({row['evidence']}): {row['holders']}"
 
 
-def _listed(counts: Counter[str]) -> str:
+def listed(counts: Counter[str]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.most_common()) or "none"

@@ -37,6 +37,7 @@ spec: {{selectors: [{{cel: {{expression: "device.driver == '{DRIVER}'"}}}}]}}
 
 
 def claim_pod(name: str, count: int = 1) -> str:
+    """A claim for so many devices, and a pod that uses it."""
     return f"""\
 apiVersion: resource.k8s.io/v1
 kind: ResourceClaim
@@ -54,6 +55,7 @@ spec:
 
 
 def limits_pod(name: str, count: int = 1) -> str:
+    """A pod with so many devices in its limits."""
     return f"""\
 apiVersion: v1
 kind: Pod
@@ -104,12 +106,19 @@ def devices_in_slices(cluster: SimCluster) -> set[str]:
     }
 
 
+def pools(cluster: SimCluster) -> set[str]:
+    """Names of the pools that have slices."""
+    return {one["spec"]["pool"]["name"] for one in cluster.api.objects.peek("resourceslices")}
+
+
 def healthy(cluster: SimCluster) -> set[str]:
+    """Ids that kubelet could give to a pod, held or not."""
     view = cluster.kubelets["node-a"].resources.get(RESOURCE)
     return set(view.healthy) if view else set()
 
 
 async def set_lanes(agent: AgentProcess, **lanes: Any) -> dict[str, Any]:
+    """Ask the agent for lanes; returns its answer, which must be a yes."""
     code, body = await agent.ask("/lanes", json.dumps({"resource": RESOURCE, **lanes}).encode())
     answer: dict[str, Any] = json.loads(body)
     assert code == 200, answer

@@ -35,6 +35,14 @@ resources:
   nodes: [{{from: devnode, as: "/dev/our-{{sysname}}"}}]
   env: {{WHICH: "{{sysname}}"}}
 """
+IDS = ("full", "null", "random", "zero")  # of its devices
+QUICK = CONFIG.replace(
+    "resources:\n",
+    "safety: {minHoldSeconds: 0.4, unconfirmedSeconds: 2, absentSeconds: 0.4, settleSeconds: 1}\nresources:\n",
+)
+"""The same, with safety times that a test can wait for."""
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class AgentProcess:
@@ -207,6 +215,7 @@ async def metric(agent: AgentProcess, name: str, **labels: str) -> float:
 
 
 async def held_by(agent: AgentProcess, pod: str, count: int) -> bool:
+    """Whether a pod holds so many devices."""
     rows = (await agent.status())["devices"]
     return sum(pod in {one.get("pod") for one in row["holders"]} for row in rows) == count
 
@@ -216,7 +225,7 @@ def _command(agent: AgentProcess, *words: str) -> tuple[str, ...]:
 
 
 async def drabridge(agent: AgentProcess, *words: str) -> tuple[int | None, str]:
-    """(exit status, what it said)"""
+    """Run a command about this agent; returns its exit status and its output."""
     process = await asyncio.create_subprocess_exec(
         *_command(agent, *words), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
@@ -231,7 +240,7 @@ def reload(agent: AgentProcess, text: str) -> None:
     agent.process.send_signal(signal.SIGHUP)
 
 
-async def change(agent: AgentProcess, config: str, restart: bool) -> None:
+async def reconfigure(agent: AgentProcess, config: str, restart: bool) -> None:
     """The agent has the other configuration, by a reload or by a restart."""
     if restart:
         await agent.stop()
@@ -243,35 +252,31 @@ async def change(agent: AgentProcess, config: str, restart: bool) -> None:
         await until(lambda: "configuration reloaded" in agent.text(), 15, agent.text)
 
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+async def holder_shown(agent: AgentProcess) -> bool:
+    """Whether kubelet shows a running holder of any device."""
+    rows = (await agent.status())["devices"]
+    return any(row["evidence"].startswith("running") for row in rows)
 
 
 async def noted(agent: AgentProcess, text: str) -> bool:
+    """Whether a note of the status has this text."""
     return any(text in note for note in (await agent.status())["notes"])
 
 
 async def release(agent: AgentProcess, name: str) -> tuple[int, str]:
+    """Release a device as the operator does; returns the HTTP status, and why it was refused."""
     code, body = await agent.ask("/release", json.dumps({"device": name}).encode())
     return code, str(json.loads(body).get("error", ""))
 
 
-QUICK = CONFIG.replace(
-    "resources:\n",
-    "safety: {minHoldSeconds: 0.4, unconfirmedSeconds: 2, absentSeconds: 0.4, settleSeconds: 1}\nresources:\n",
-)
-
-
-IDS = ("full", "null", "random", "zero")
-
-
-def of_driver(kubelet: SimKubelet, method: str) -> list[Call]:
+def registration_calls(kubelet: SimKubelet, method: str) -> list[Call]:
     """Kubelet's calls to the agent's registration socket."""
     return [call for call in kubelet.calls.of(method) if call.peer.startswith(DRIVER)]
 
 
-def told(kubelet: SimKubelet) -> bool:
+def told_registered(kubelet: SimKubelet) -> bool:
     """Whether the last thing that the agent was told is that it is registered."""
-    calls = of_driver(kubelet, "NotifyRegistrationStatus")
+    calls = registration_calls(kubelet, "NotifyRegistrationStatus")
     request: Any = calls[-1].request if calls else None
     return bool(calls) and not calls[-1].error and calls[-1].seconds is not None and request.plugin_registered
 
@@ -289,6 +294,7 @@ async def fetch(address: str, path: str = "/", host: str = "localhost:9400") -> 
 
 
 def address_of(agent: AgentProcess) -> str:
+    """HOST:PORT of the agent's pages, from its log."""
     found = re.search(r"msg=listening address=(\S+)", agent.text())
     assert found, agent.text()
     return found[1]

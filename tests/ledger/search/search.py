@@ -81,7 +81,9 @@ def _search(config: Config, liveness: bool, limit: int, begin: float) -> Found:
 
 def main(arguments: list[str] | None = None) -> int:
     """Search one world, or all that the tests search, and print what was found."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.ledger.search", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     default = Config()
     parser.add_argument("--tests", action="store_true", help="the worlds of the tests, instead of one described below")
     parser.add_argument("--devices", type=int, default=default.devices, choices=(1, 2))

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
-
-import pytest
 
 from drabridge.sim.apiserver.server import SimApiServer
 from tests.support.api_client import APPLY, CLAIMS, MERGE, SLICES, Client, claim_body, slice_body
 
 NOW = "2026-11-21T00:00:00Z"
-
-
-@pytest.fixture
-async def api() -> AsyncIterator[SimApiServer]:
-    async with SimApiServer() as server:
-        yield server
-
-
-@pytest.fixture
-def client(api: SimApiServer) -> Client:
-    return Client(api)
 
 
 def allocate(api: SimApiServer, *devices: tuple[str, str]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,17 +17,6 @@ from tests.support.api_client import MERGE, SLICES, Client, claim_body, slice_bo
 from tests.support.waiting import HANG_SECONDS, PATIENCE, until
 
 NODES, PODS, CONFIGMAPS = "/api/v1/nodes", "/api/v1/namespaces/default/pods", "/api/v1/namespaces/default/configmaps"
-
-
-@pytest.fixture
-async def api() -> AsyncIterator[SimApiServer]:
-    async with SimApiServer() as server:
-        yield server
-
-
-@pytest.fixture
-def client(api: SimApiServer) -> Client:
-    return Client(api)
 
 
 async def test_update_that_changes_nothing_keeps_the_revision(client: Client) -> None:

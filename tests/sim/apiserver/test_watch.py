@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -11,17 +10,6 @@ import pytest
 from drabridge.sim.apiserver.server import SimApiServer
 from tests.support.api_client import MERGE, SLICES, Client, slice_body, take
 from tests.support.waiting import PATIENCE
-
-
-@pytest.fixture
-async def api() -> AsyncIterator[SimApiServer]:
-    async with SimApiServer() as server:
-        yield server
-
-
-@pytest.fixture
-def client(api: SimApiServer) -> Client:
-    return Client(api)
 
 
 def names(events: list[Any]) -> list[tuple[str, str]]:

@@ -19,6 +19,7 @@ from tests.soak.real.bed import DRA, LEGACY, NAMES, READY_SECONDS, RealNode, com
 from tests.soak.real.judge import STUCK_SECONDS, Verdict
 from tests.soak.real.load import Load
 from tests.soak.real.storm import Storm
+from tests.soak.run import listed
 
 PROGRESS_SECONDS = 10.0
 SETTLE_SECONDS = 100.0
@@ -122,9 +123,9 @@ async def _run(node: RealNode, seconds: float, seed: int, say: Callable[[str], N
     verdict.refusals = len(load.refused)
     if not verdict.pods:
         verdict.failures.append("no container ever had a device")
-    say(f"faults: {_listed(storm.counts)}; pods force-deleted {sum(line.verb == 'forced' for line in journal)}")
-    say(f"pods created: {_listed(load.created)}; ends: {_listed(load.deaths)}; failed: {_listed(load.failed)}")
-    say(f"refusals: {_listed(Counter(load.refused.values()))}")
+    say(f"faults: {listed(storm.counts)}; pods force-deleted {sum(line.verb == 'forced' for line in journal)}")
+    say(f"pods created: {listed(load.created)}; ends: {listed(load.deaths)}; failed: {listed(load.failed)}")
+    say(f"refusals: {listed(Counter(load.refused.values()))}")
     say(f"memory of the agent, anonymous, KiB: start {memory.start}, end {last}, most {memory.most}")
     for conflict in kubelets:
         say(f"kubelet's own double booking: {conflict}")
@@ -164,10 +165,6 @@ def _progress(at: float, node: RealNode, load: Load, storm: Storm) -> str:
         f"{len(load.waiting)} waiting)  refused {len(load.refused)}  locks taken "
         f"{sum(line.verb == 'taken' for line in journal)}  stuck {len(load.waits.stuck)}  faults {storm.counts.total()}"
     )
-
-
-def _listed(counts: Counter[str]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.most_common()) or "none"
 
 
 @contextlib.asynccontextmanager
