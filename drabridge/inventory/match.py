@@ -2,57 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+import os
+from collections.abc import Iterator, Sequence
+from typing import assert_never
 
 from msgspec import Struct
 
 from drabridge.config.matcher import Matcher
 from drabridge.config.pattern import WHITESPACE, is_hex_id
 from drabridge.config.predicate import All, Ancestor, Any, Exists, Not, Predicate, Source, Test
+from drabridge.inventory.udev_device import UdevDevice
 
 SHOWN_MAX = 80  # characters of a value in an explanation
-ANCESTORS_MAX = 64  # real trees are at most about 20 deep; a loop among parents must end
-
-
-class UdevView(Protocol):
-    """What matching needs to know of one udev device. Missing text is ``""``; nothing here raises."""
-
-    @property
-    def sysname(self) -> str: ...
-
-    @property
-    def devpath(self) -> str: ...  # "/devices/pci0000:00/..."
-
-    @property
-    def subsystem(self) -> str: ...
-
-    @property
-    def devtype(self) -> str: ...
-
-    @property
-    def driver(self) -> str: ...
-
-    @property
-    def devnode(self) -> str: ...
-
-    @property
-    def devlinks(self) -> Iterable[str]: ...
-
-    @property
-    def tags(self) -> Iterable[str]: ...
-
-    def attr(self, name: str) -> str | None:
-        """A sysfs attribute, as read; None when there is none or it cannot be read."""
-
-    def property(self, name: str) -> str | None:
-        """A udev property; None when it is not set."""
-
-    def link(self, name: str) -> str | None:
-        """Last part of the target of a symbolic link in the device's sysfs directory; None when there is none."""
-
-    def parent(self) -> UdevView | None:
-        """The next device up the tree."""
 
 
 class Explanation(Struct, frozen=True):
@@ -79,78 +40,69 @@ class Explanation(Struct, frozen=True):
         return "\n".join(self.lines())
 
 
-def matches(view: UdevView, matchers: Sequence[Matcher]) -> bool:
+def matches(device: UdevDevice, matchers: Sequence[Matcher]) -> bool:
     """Whether one of the matchers holds for the device: the answer of ``explain(...).ok`` without the reasons."""
-    return any(holds(matcher.predicate(), view) for matcher in matchers)
+    return any(holds(matcher.predicate(), device) for matcher in matchers)
 
 
-def explain(view: UdevView, matchers: Sequence[Matcher]) -> Explanation:
+def explain(device: UdevDevice, matchers: Sequence[Matcher]) -> Explanation:
     """Explain why the device is matched or not. Every part of every matcher is evaluated."""
-    parts = tuple(explain_predicate(matcher.predicate(), view) for matcher in matchers)
+    parts = tuple(explain_predicate(matcher.predicate(), device) for matcher in matchers)
     return Explanation(any(part.ok for part in parts), "any", parts=parts)
 
 
-def holds(predicate: Predicate, view: UdevView) -> bool:
+def holds(predicate: Predicate, device: UdevDevice) -> bool:
     """Evaluate a predicate; stops at the first part that decides."""
     match predicate:
         case Test():
-            return _test(predicate, view)
+            return _test(predicate, device)
         case Exists(source, key):
-            return bool(_values(source, key, view))
+            return bool(_values(source, key, device))
         case All(parts):
-            return all(holds(part, view) for part in parts)
+            return all(holds(part, device) for part in parts)
         case Any(parts):
-            return any(holds(part, view) for part in parts)
+            return any(holds(part, device) for part in parts)
         case Not(part):
-            return not holds(part, view)
+            return not holds(part, device)
         case Ancestor(part, include_self):
-            return any(holds(part, device) for device in _upward(view, include_self))
+            return any(holds(part, node) for node in (device.lineage() if include_self else device.ancestors()))
 
 
-def explain_predicate(predicate: Predicate, view: UdevView) -> Explanation:
+def explain_predicate(predicate: Predicate, device: UdevDevice) -> Explanation:
     """Evaluate a predicate and say why it holds or not."""
     match predicate:
         case Test(source, patterns, key):
-            values = _values(source, key, view)
-            return Explanation(_test(predicate, view), predicate.label, f"is {patterns}", _shown(values))
+            values = _values(source, key, device)
+            return Explanation(_test(predicate, device), predicate.label, f"is {patterns}", _shown(values))
         case Exists(source, key):
-            values = _values(source, key, view)
+            values = _values(source, key, device)
             return Explanation(bool(values), f"exists {predicate.label}", "", _shown(values))
         case All(parts) | Any(parts):
-            inner = tuple(explain_predicate(part, view) for part in parts)
+            inner = tuple(explain_predicate(part, device) for part in parts)
             every = isinstance(predicate, All)
             ok = (all if every else any)(part.ok for part in inner)
             return Explanation(ok, "all" if every else "any", parts=inner)
         case Not(part):
-            reason = explain_predicate(part, view)
+            reason = explain_predicate(part, device)
             return Explanation(not reason.ok, "not", parts=(reason,))
         case Ancestor(part, include_self):
-            return _explain_ancestor(part, view, include_self)
+            return _explain_ancestor(part, device, include_self)
 
 
-def _explain_ancestor(part: Predicate, view: UdevView, include_self: bool) -> Explanation:
+def _explain_ancestor(part: Predicate, device: UdevDevice, include_self: bool) -> Explanation:
     label = "the device or one ancestor" if include_self else "one ancestor"
     tried: list[Explanation] = []
-    for device in _upward(view, include_self):
-        reason = explain_predicate(part, device)
-        named = Explanation(reason.ok, f"{device.subsystem or '?'} {_quoted(device.sysname)}", parts=(reason,))
+    for node in device.lineage() if include_self else device.ancestors():
+        reason = explain_predicate(part, node)
+        named = Explanation(reason.ok, f"{node.subsystem or '?'} {_quoted(node.sysname)}", parts=(reason,))
         if reason.ok:
             return Explanation(True, label, parts=(named,))
         tried.append(named)
     return Explanation(False, label, found="" if tried else "no ancestor", parts=tuple(tried))
 
 
-def _upward(view: UdevView, include_self: bool) -> Iterator[UdevView]:
-    device = view if include_self else view.parent()
-    for _ in range(ANCESTORS_MAX):
-        if device is None:
-            return
-        yield device
-        device = device.parent()
-
-
-def _test(test: Test, view: UdevView) -> bool:
-    values = _values(test.source, test.key, view)
+def _test(test: Test, device: UdevDevice) -> bool:
+    values = _values(test.source, test.key, device)
     if not values:
         return test.patterns.matches("") if test.missing_is_empty else test.patterns.accepts_missing
     hex_id = is_hex_id(test.source, test.key)
@@ -162,34 +114,34 @@ def _test(test: Test, view: UdevView) -> bool:
     return any(test.patterns.matches(value.rstrip(WHITESPACE), hex_id=hex_id) for value in values)
 
 
-_PLAIN = {
-    Source.SUBSYSTEM: lambda view: view.subsystem,
-    Source.DEVTYPE: lambda view: view.devtype,
-    Source.SYSNAME: lambda view: view.sysname,
-    Source.DRIVER: lambda view: view.driver,
-    Source.DEVPATH: lambda view: view.devpath,
-    Source.DEVNODE: lambda view: view.devnode,
-}
-_SEVERAL = {
-    Source.DEVLINK: lambda view: view.devlinks,
-    Source.TAG: lambda view: view.tags,
-}
-_KEYED = {
-    Source.ATTR: lambda view, key: view.attr(key),
-    Source.PROPERTY: lambda view, key: view.property(key),
-    Source.LINK: lambda view, key: view.link(key),
-}
-
-
-def _values(source: Source, key: str, view: UdevView) -> tuple[str, ...]:
+def _values(source: Source, key: str, device: UdevDevice) -> tuple[str, ...]:
     """The values that the device has. An empty attribute is a value, an empty name is not."""
-    if source in _KEYED:
-        value = _KEYED[source](view, key)
-        return () if value is None else (value,)
-    if source in _SEVERAL:
-        return tuple(sorted(_SEVERAL[source](view)))
-    value = _PLAIN[source](view)
-    return (value,) if value else ()
+    match source:
+        case Source.ATTR:
+            value = device.attributes.get(key)
+        case Source.PROPERTY:
+            value = device.properties.get(key)
+        case Source.LINK:
+            value = os.path.basename(device.links[key]) if key in device.links else None
+        case Source.DEVLINK:
+            return device.devlinks
+        case Source.TAG:
+            return device.tags
+        case Source.SUBSYSTEM:
+            value = device.subsystem or None
+        case Source.DEVTYPE:
+            value = device.devtype or None
+        case Source.SYSNAME:
+            value = device.sysname or None
+        case Source.DRIVER:
+            value = device.driver or None
+        case Source.DEVPATH:
+            value = device.devpath or None
+        case Source.DEVNODE:
+            value = device.devnode or None
+        case _:
+            assert_never(source)
+    return () if value is None else (value,)
 
 
 def _shown(values: tuple[str, ...]) -> str:

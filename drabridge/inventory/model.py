@@ -1,8 +1,8 @@
-"""Devices as immutable values, an ordered and versioned snapshot of them, and the difference of two sets."""
+"""Devices as immutable values, and an ordered and versioned snapshot of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Literal
@@ -125,25 +125,3 @@ class Snapshot(Struct, frozen=True):
     def of(self, resource: str) -> tuple[Device, ...]:
         """The devices of one resource, in the snapshot's order."""
         return tuple(device for device in self.devices if device.resource == resource)
-
-
-class Diff(Struct, frozen=True):
-    """What changed between two sets of devices, by device name; ``changed`` holds the new values."""
-
-    added: tuple[Device, ...] = ()
-    removed: tuple[Device, ...] = ()
-    changed: tuple[Device, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.added or self.removed or self.changed)
-
-
-def diff(old: Iterable[Device], new: Iterable[Device]) -> Diff:
-    """Compare two sets of devices by name."""
-    before = {device.name: device for device in old}
-    after = {device.name: device for device in new}
-    return Diff(
-        added=tuple(device for name, device in after.items() if name not in before),
-        removed=tuple(device for name, device in before.items() if name not in after),
-        changed=tuple(device for name, device in after.items() if name in before and before[name] != device),
-    )

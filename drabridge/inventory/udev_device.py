@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
@@ -71,26 +70,7 @@ class UdevDevice(Struct, frozen=True):
         yield self
         yield from self.ancestors()
 
-    # What follows is for match rules (match.UdevView).
-
     @property
     def devpath(self) -> str:
         """The path below /sys: ``/devices/pci0000:00/...``."""
         return self.syspath.removeprefix("/sys")
-
-    def attr(self, name: str) -> str | None:
-        """A sysfs attribute that was asked for; None when there is none."""
-        return self.attributes.get(name)
-
-    def link(self, name: str) -> str | None:
-        """The last part of a symbolic link's target; None when there is none."""
-        target = self.links.get(name)
-        return None if target is None else os.path.basename(target)
-
-    def parent(self) -> UdevDevice | None:
-        """The next device up the tree."""
-        return self.above
-
-    def property(self, name: str) -> str | None:  # last: it hides the builtin for what follows in this class
-        """A udev property; None when it is not set."""
-        return self.properties.get(name)

@@ -21,7 +21,6 @@ from drabridge.offers.attributes import describe
 # with 64 always, a device that becomes faulty never forces a new layout.
 DEVICES_PER_SLICE = 64
 COUNTER_SETS_PER_SLICE = 8
-COUNTER_SETS_PER_DEVICE = 2
 MAX_NAME = 253
 
 Json = dict[str, Any]  # one JSON object as the API has it

@@ -8,19 +8,20 @@ import pytest
 
 from drabridge.config import load
 from drabridge.inventory.match import explain, matches
-from tests.support.udev_tree import View, pci, usb_device, usb_tty
+from drabridge.inventory.udev_device import UdevDevice
+from tests.support.udev_tree import pci, udev_device, usb_device, usb_tty
 
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 
 
-def _drm(name: str, function: View) -> View:
-    return View(name, "drm", "drm_minor", devnode=f"/dev/dri/{name}", above=function)
+def _drm(name: str, function: UdevDevice) -> UdevDevice:
+    return udev_device(name, "drm", "drm_minor", devnode=f"/dev/dri/{name}", above=function)
 
 
 AMD = pci("0000:03:00.0", "0x1002", "0x744c", "0x030000", "amdgpu")
 BACKED = {"loop/backing_file": "/tmp/disk.img\n", "size": "2048\n"}
 
-WANTED: dict[str, list[View]] = {
+WANTED: dict[str, list[UdevDevice]] = {
     "nvidia-gpu": [
         pci("0000:18:00.0", "0x10de", "0x2335", "0x030200", "nvidia"),  # H200: 3D controller
         pci("0000:01:00.0", "0x10de", "0x2684", "0x030000", "nvidia"),  # RTX 4090: VGA
@@ -44,11 +45,11 @@ WANTED: dict[str, list[View]] = {
     "sriov-vf": [
         pci("0000:3b:00.2", "0x15b3", "0x101e", "0x020000", "vfio-pci", physfn="0000:3b:00.0", iommu_group="7")
     ],
-    "kvm": [View("kvm", "misc", devnode="/dev/kvm")],
-    "loop": [View("loop900", "block", "disk", devnode="/dev/loop900", attrs=BACKED)],
+    "kvm": [udev_device("kvm", "misc", devnode="/dev/kvm")],
+    "loop": [udev_device("loop900", "block", "disk", devnode="/dev/loop900", attrs=BACKED)],
 }
 
-NEAR_MISSES: dict[str, list[View]] = {
+NEAR_MISSES: dict[str, list[UdevDevice]] = {
     "nvidia-gpu": [
         pci("0000:18:00.1", "0x10de", "0x22bc", "0x040300", "snd_hda_intel"),  # the card's audio function
         pci("0000:18:00.0", "0x10de", "0x2335", "0x030200", "vfio-pci"),  # given to virtual machines
@@ -58,18 +59,18 @@ NEAR_MISSES: dict[str, list[View]] = {
     "amd-gpu": [
         _drm("card0", AMD),
         _drm("renderD129", pci("0000:03:00.0", "0x10de", "0x2684", "0x030000", "nvidia")),
-        View("renderD130", "drm", "drm_minor", devnode="/dev/dri/renderD130"),  # virtual
+        udev_device("renderD130", "drm", "drm_minor", devnode="/dev/dri/renderD130"),  # virtual
     ],
     "usb-serial": [
         usb_tty("0403", "6002"),
         usb_tty("2341", "0043"),  # an Arduino
         usb_device("0403", "6001"),  # the USB device itself
-        View("ttyS0", "tty", devnode="/dev/ttyS0"),
+        udev_device("ttyS0", "tty", devnode="/dev/ttyS0"),
     ],
     "rtl-sdr": [
         usb_device("0bda", "8153"),  # the same maker's network adapter
         usb_device("1d6b", "2838"),
-        View("1-2:1.0", "usb", "usb_interface", above=usb_device("0bda", "2838")),
+        udev_device("1-2:1.0", "usb", "usb_interface", above=usb_device("0bda", "2838")),
     ],
     "fpga": [
         pci("0000:3b:00.0", "0x8086", "0x1533", "0x020000", "igb"),
@@ -81,11 +82,11 @@ NEAR_MISSES: dict[str, list[View]] = {
         pci("0000:3b:00.2", "0x15b3", "0x101e", "0x020000", "mlx5_core", physfn="0000:3b:00.0"),
         pci("0000:5e:00.2", "0x8086", "0x0d54", "0x010802", "vfio-pci", physfn="0000:5e:00.0"),  # NVMe
     ],
-    "kvm": [View("vhost-net", "misc", devnode="/dev/vhost-net"), View("kvm", "module")],
+    "kvm": [udev_device("vhost-net", "misc", devnode="/dev/vhost-net"), udev_device("kvm", "module")],
     "loop": [
-        View("loop7", "block", "disk", devnode="/dev/loop7", attrs=BACKED),
-        View("loop901", "block", "disk", devnode="/dev/loop901", attrs={"size": "0\n"}),  # nothing attached
-        View("loop900p1", "block", "partition", devnode="/dev/loop900p1", attrs=BACKED),
+        udev_device("loop7", "block", "disk", devnode="/dev/loop7", attrs=BACKED),
+        udev_device("loop901", "block", "disk", devnode="/dev/loop901", attrs={"size": "0\n"}),  # nothing attached
+        udev_device("loop900p1", "block", "partition", devnode="/dev/loop900p1", attrs=BACKED),
     ],
 }
 

@@ -10,7 +10,7 @@ import pytest
 from drabridge.config import Config, ConfigErrors, load
 from drabridge.config.import_generic_device_plugin import convert
 from drabridge.inventory.match import matches
-from tests.support.udev_tree import View, usb_device
+from tests.support.udev_tree import udev_device, usb_device
 
 MANIFEST = """
 devices:
@@ -66,15 +66,15 @@ def test_the_manifest_of_its_readme() -> None:
         "squat.ai/serial", "squat.ai/video", "squat.ai/fuse", "squat.ai/audio", "squat.ai/capture", "squat.ai/zigbee"
     ]  # fmt: skip
     serial, video, fuse, audio, capture, zigbee = config.resources
-    assert matches(View("ttyUSB3", devnode="/dev/ttyUSB3"), serial.match)
-    assert matches(View("ttyACM0", devnode="/dev/ttyACM0"), serial.match)
-    assert matches(View("ttyX", devlinks=["/dev/serial/by-id/usb-Arduino_1"]), serial.match)
-    assert not matches(View("ttyS0", devnode="/dev/ttyS0"), serial.match)
+    assert matches(udev_device("ttyUSB3", devnode="/dev/ttyUSB3"), serial.match)
+    assert matches(udev_device("ttyACM0", devnode="/dev/ttyACM0"), serial.match)
+    assert matches(udev_device("ttyX", devlinks=["/dev/serial/by-id/usb-Arduino_1"]), serial.match)
+    assert not matches(udev_device("ttyS0", devnode="/dev/ttyS0"), serial.match)
     assert str(video.nodes[0].alias) == "/dev/camera"
     assert (fuse.replicas.count, fuse.nodes[0].permissions) == (10, "rw")
     assert [str(mount.host_path) for mount in audio.mounts] == ["/dev/snd"]
     assert not audio.mounts[0].read_only
-    assert matches(View(devnode="/dev/snd/controlC0"), audio.match)
+    assert matches(udev_device(devnode="/dev/snd/controlC0"), audio.match)
     assert [(node.source, node.path and str(node.path), node.permissions) for node in capture.nodes] == [
         ("devnode", None, "rw"), (None, "/dev/snd/pcmC0D0c", "r")
     ]  # fmt: skip
@@ -126,7 +126,7 @@ def test_pairs_of_patterns_become_companions() -> None:
     (resource,) = config.resources
     assert resource.group is not None
     assert resource.group.scope == "siblings"
-    assert matches(View(devnode="/dev/snd/pcmC3D0c"), resource.group.match)
+    assert matches(udev_device(devnode="/dev/snd/pcmC3D0c"), resource.group.match)
     assert [node.source for node in resource.nodes] == ["devnode", None, "group"]
     for said in (
         "pairs them by sorted order",

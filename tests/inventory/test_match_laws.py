@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from drabridge.config.pattern import Patterns
 from drabridge.config.predicate import All, Ancestor, Any, Exists, Not, Predicate, Source, Test
 from drabridge.inventory.match import explain_predicate, holds
-from tests.support.udev_tree import View
+from drabridge.inventory.udev_device import UdevDevice
+from tests.support.udev_tree import udev_device
 
 WORDS = st.sampled_from(["a", "b", "0403", "0x0403", "", "ab"])
 GLOBS = st.sampled_from(["a", "b*", "*", "", "?", "0403|a", "[ab]"])
@@ -35,15 +37,15 @@ PREDICATES: st.SearchStrategy[Predicate] = st.recursive(
 )
 VALUES = st.dictionaries(st.sampled_from(["idVendor", "serial"]), WORDS, max_size=2)
 ONE = st.builds(
-    View, WORDS, WORDS, WORDS, WORDS, WORDS, st.lists(WORDS, max_size=2), st.lists(WORDS, max_size=2), VALUES, VALUES,
-    VALUES,
+    udev_device, WORDS, WORDS, WORDS, WORDS, WORDS, st.lists(WORDS, max_size=2), st.lists(WORDS, max_size=2), VALUES,
+    VALUES, VALUES,
 )  # fmt: skip
 
 
-def _chain(views: list[View]) -> View:
-    top: View | None = None
+def _chain(views: list[UdevDevice]) -> UdevDevice:
+    top: UdevDevice | None = None
     for view in views:
-        top = View(**{**view.__dict__, "above": top})
+        top = replace(view, above=top)
     assert top is not None
     return top
 
@@ -52,38 +54,38 @@ VIEWS = st.lists(ONE, min_size=1, max_size=3).map(_chain)
 
 
 @given(PREDICATES, VIEWS)
-def test_the_explanation_agrees_with_the_result(predicate: Predicate, view: View) -> None:
+def test_the_explanation_agrees_with_the_result(predicate: Predicate, view: UdevDevice) -> None:
     assert explain_predicate(predicate, view).ok == holds(predicate, view)
 
 
 @given(PREDICATES, VIEWS)
-def test_not_not_is_nothing(predicate: Predicate, view: View) -> None:
+def test_not_not_is_nothing(predicate: Predicate, view: UdevDevice) -> None:
     assert holds(Not(Not(predicate)), view) == holds(predicate, view)
     assert holds(Not(predicate), view) != holds(predicate, view)
 
 
 @given(st.lists(PREDICATES, max_size=3).map(tuple), VIEWS)
-def test_de_morgan(parts: tuple[Predicate, ...], view: View) -> None:
+def test_de_morgan(parts: tuple[Predicate, ...], view: UdevDevice) -> None:
     assert holds(Not(All(parts)), view) == holds(Any(tuple(Not(part) for part in parts)), view)
     assert holds(Not(Any(parts)), view) == holds(All(tuple(Not(part) for part in parts)), view)
 
 
 @given(PREDICATES, PREDICATES, VIEWS)
-def test_and_or(left: Predicate, right: Predicate, view: View) -> None:
+def test_and_or(left: Predicate, right: Predicate, view: UdevDevice) -> None:
     assert holds(All((left, right)), view) == (holds(left, view) and holds(right, view))
     assert holds(Any((left, right)), view) == (holds(left, view) or holds(right, view))
     assert holds(All((left, right)), view) == holds(All((right, left)), view)
 
 
 @given(PREDICATES, PREDICATES, VIEWS)
-def test_one_ancestor_for_both_implies_one_for_each(left: Predicate, right: Predicate, view: View) -> None:
+def test_one_ancestor_for_both_implies_one_for_each(left: Predicate, right: Predicate, view: UdevDevice) -> None:
     if holds(Ancestor(All((left, right))), view):
         assert holds(Ancestor(left), view)
         assert holds(Ancestor(right), view)
 
 
 @given(PREDICATES, VIEWS)
-def test_including_the_device_is_the_device_or_above(predicate: Predicate, view: View) -> None:
+def test_including_the_device_is_the_device_or_above(predicate: Predicate, view: UdevDevice) -> None:
     assert holds(Ancestor(predicate, include_self=True), view) == (
         holds(predicate, view) or holds(Ancestor(predicate), view)
     )

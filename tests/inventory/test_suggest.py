@@ -9,16 +9,17 @@ from hypothesis import strategies as st
 from drabridge.config import load
 from drabridge.inventory.match import matches
 from drabridge.inventory.suggest import suggest
+from drabridge.inventory.udev_device import UdevDevice
 from tests.support.configurations import HEAD
-from tests.support.udev_tree import View, pci, usb_device, usb_tty
+from tests.support.udev_tree import pci, udev_device, usb_device, usb_tty
 
-LOOP = View("loop7", "block", "disk", devnode="/dev/loop7")
+LOOP = udev_device("loop7", "block", "disk", devnode="/dev/loop7")
 VF = pci("0000:3b:00.2", "0x15b3", "0x101e", "0x020000", "vfio-pci", physfn="0000:3b:00.0", iommu_group="7")
-RENDER = View("renderD128", "drm", "drm_minor", devnode="/dev/dri/renderD128",
+RENDER = udev_device("renderD128", "drm", "drm_minor", devnode="/dev/dri/renderD128",
               above=pci("0000:03:00.0", "0x1002", "0x744c", "0x030000", "amdgpu"))  # fmt: skip
 
 
-def _matched(view: View, other: View | None = None) -> bool:
+def _matched(view: UdevDevice, other: UdevDevice | None = None) -> bool:
     config = load(HEAD + "resources:\n" + suggest(view))
     return matches(view if other is None else other, config.resources[0].match)
 
@@ -26,7 +27,7 @@ def _matched(view: View, other: View | None = None) -> bool:
 @pytest.mark.parametrize(
     "view", [usb_tty("0403", "6001", serial="A5"), usb_device("0bda", "2838", serial="00000001"), LOOP, VF, RENDER]
 )
-def test_round_trip(view: View) -> None:
+def test_round_trip(view: UdevDevice) -> None:
     assert _matched(view)
 
 
@@ -64,7 +65,7 @@ HOSTILE = st.text(st.characters(codec=None), max_size=30) | st.just("x" * 300) |
 @given(HOSTILE, HOSTILE, HOSTILE, st.booleans())
 def test_whatever_the_hardware_says_it_round_trips(sysname: str, serial: str, model: str, on_usb: bool) -> None:
     above = usb_device("0403", "6001", serial=serial) if on_usb else None
-    view = View(
+    view = udev_device(
         sysname or "x", "tty", devnode="/dev/x", properties={"ID_MODEL": model}, attrs={"serial": serial}, above=above
     )
     assert _matched(view)
