@@ -347,7 +347,7 @@ class RealBed(Bed):
             connection.close()
             return answer
 
-        return bytes(self._core(ask))
+        return self._core(ask) or b""
 
     async def drabridge(self, *words: str) -> tuple[int, str]:
         (pod,) = await self.agent_pods()
@@ -420,7 +420,9 @@ class RealBed(Bed):
 
 
 def page_of(answer: bytes) -> tuple[int, str]:
-    """Status and body of an HTTP answer."""
+    """Status and body of an HTTP answer; 0 and "" where there was none."""
+    if not answer:
+        return 0, ""
     head, _, body = answer.partition(b"\r\n\r\n")
     return int(head.split()[1]), body.decode()
 
