@@ -8,12 +8,14 @@ import signal
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from drabridge.config.container import Hook
 from drabridge.containers.hooks import run_hook
+from drabridge.dra.planning import Planner
 from drabridge.dra.records import RecordState, RecordStore
 from drabridge.inventory.model import DeviceNode, Presence
 from drabridge.ledger.events import Observed
@@ -220,3 +222,25 @@ async def test_after_a_reboot_a_replay_initialises_again_and_unprepare_does_not_
         await node.unprepare(other)
         await node.unprepare(claim)
     assert log.read_text().split() == ["prepare", "prepare", "prepare", "unprepare"]
+
+
+@pytest.mark.parametrize(("hooks", "times"), [("env: {A: b}", 1), ("prepare: {command: [/bin/true]}", 2)])
+async def test_a_claim_is_planned_once_and_again_only_after_a_hook(
+    monkeypatch: pytest.MonkeyPatch, hooks: str, times: int
+) -> None:
+    """A hook that binds a driver makes other nodes. A replay without a reboot runs no hook."""
+    planned: list[str] = []
+    original = Planner._planned
+
+    def counted(self: Planner, uid: str, *more: Any) -> Any:
+        planned.append(uid)
+        return original(self, uid, *more)
+
+    monkeypatch.setattr(Planner, "_planned", counted)
+    async with a_node(with_profile(hooks)) as node:
+        claim = node.claims.add("cl", "gpu-1")
+        await node.prepared(claim)
+        assert planned == [claim.uid] * times
+        planned.clear()
+        await node.prepared(claim)
+        assert planned == [claim.uid]
