@@ -172,7 +172,7 @@ async def test_a_port_in_use_for_a_moment_is_taken_later() -> None:
             assert second.process is not None
             limits = resource.prlimit(second.process.pid, resource.RLIMIT_NOFILE)
             resource.prlimit(second.process.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
-            await until(lambda: 'msg="a task failed' in second.text(), 10, second.text)
+            await until(lambda: 'msg="task failed' in second.text(), 10, second.text)
             resource.prlimit(second.process.pid, resource.RLIMIT_NOFILE, limits)
             taken.close()
             await until(lambda: f"msg=listening address={address}" in second.text(), 10, second.text)
