@@ -117,6 +117,8 @@ def _test(test: Test, device: UdevDevice) -> bool:
 def _values(source: Source, key: str, device: UdevDevice) -> tuple[str, ...]:
     """The values that the device has. An empty attribute is a value, an empty name is not."""
     match source:
+        case Source.SUBSYSTEM:
+            value = device.subsystem or None
         case Source.ATTR:
             value = device.attributes.get(key)
         case Source.PROPERTY:
@@ -127,8 +129,6 @@ def _values(source: Source, key: str, device: UdevDevice) -> tuple[str, ...]:
             return device.devlinks
         case Source.TAG:
             return device.tags
-        case Source.SUBSYSTEM:
-            value = device.subsystem or None
         case Source.DEVTYPE:
             value = device.devtype or None
         case Source.SYSNAME:
