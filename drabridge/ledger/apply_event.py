@@ -52,8 +52,6 @@ def _apply(tx: Transaction, event: ev.Event) -> None:
     match event:
         case ev.Allocate():
             _allocate(tx, event)
-        case ev.Observed():
-            _observed(tx, event)
         case ev.Prepare():
             _prepare(tx, event)
         case ev.Unprepare():
@@ -62,6 +60,8 @@ def _apply(tx: Transaction, event: ev.Event) -> None:
             _claim_allocated(tx, event)
         case ev.ClaimDeallocated():
             _signal_claim(tx, DeviceSignal.CLAIM_DEALLOCATED, event.uid, event.uid, event.kept)
+        case ev.Observed():
+            _observed(tx, event)
         case ev.Discovered():
             _discovered(tx, event)
         case ev.Forgotten():

@@ -29,7 +29,7 @@ class DeviceSignal(StrEnum):
 
     ALLOCATE = "allocate"  # kubelet gives units of it to a pod
     SEEN = "seen"  # fresh evidence shows a pod on it
-    ABSENT = "absent"  # the evidence at hand shows none
+    ABSENT = "absent"  # the evidence shows no pod on it
     CLAIM_ALLOCATED = "claim-allocated"  # the API server gave it to a claim
     CLAIM_DEALLOCATED = "claim-deallocated"  # the API server took it from a claim
     PREPARE = "prepare"  # kubelet wants to start a claim's container

@@ -37,7 +37,7 @@ def settled(*numbers: int, lane: Lane = Lane.LEGACY) -> Node:
 
 
 def silence(node: Node, **more: dict[str, tuple[str, ...]]) -> None:
-    """Every evidence agrees that nobody has anything, for long enough."""
+    """Every source agrees that nobody has anything, for long enough."""
     for at in (NOON + 500, NOON + 600):
         node.yes(Observed(at, node.ledger.seq, {}, CheckpointRead({}), more.get("unaccounted", {})))
 

@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--kinds", default=",".join(sorted(default.kinds)), help="of crash,kubelet,force,reboot,lost,unplug"
     )
     parser.add_argument("--prompt-evidence", action="store_true", help="evidence is applied when it is gathered")
-    parser.add_argument("--no-checkpoint", action="store_true", help="the API server is the second evidence")
+    parser.add_argument("--no-checkpoint", action="store_true", help="the API server is the second source")
     parser.add_argument("--probe", action="store_true", help="open nodes are looked for; zombies live for any time")
     parser.add_argument(
         "--files-lost", action="store_true", help="the CDI files of claims may be lost with the agent's record"
