@@ -75,6 +75,26 @@ def test_whose_fault_a_double_hold_is(
     assert (len(ours), len(theirs)) == ((0, 1) if kubelets else (1, 0))
 
 
+def test_a_forced_deletion_counts_from_when_it_was_first_asked() -> None:
+    """The API server may do what the first request asks and not answer: a later one comes too late to count from."""
+    history = journal("1 has limits-1 zero", "4 forced limits-1 -", "5 taken limits-2 zero", "9 forced limits-1 -")
+    ours, theirs = judge.double_holds(history, KubeletRecord(BOOKED, {}))
+    assert (len(ours), len(theirs)) == (0, 1)
+
+
+def test_a_double_hold_is_explained() -> None:
+    history = journal("1 has limits-1 zero", "2 has limits-3 null", "5 taken limits-2 zero", "6 forced limits-1 -")
+    record = KubeletRecord(BOOKED, {})
+    (found,), _ = judge.double_holds(history, record)
+    assert judge.explain(found, history, record) == [
+        "not kubelet's own: at 5 kubelet still counted limits-1 (force-deleted: 6.0, refused: never)",
+        "1 has limits-1 u1 zero",
+        "5 taken limits-2 u2 zero",
+        "6 forced limits-1 u1 -",
+    ]
+    assert "never gave zero" in judge.explain(found, history, KubeletRecord())[0]
+
+
 def test_a_holder_that_nobody_knows_excuses_nothing() -> None:
     (found,), _ = judge.double_holds(journal("5 taken limits-2 zero"), KubeletRecord(BOOKED, {"": 1.0}))
     assert found.holder == "nobody"

@@ -195,9 +195,9 @@ class RealNode(RealBed):
         return ""
 
     def note(self, verb: str, pod: str, uid: str) -> None:
-        """A line of ours in the containers' journal, in its place among theirs."""
+        """A line of ours in the containers' journal, in its place among theirs, in whole seconds as theirs."""
         with (self.locks / JOURNAL).open("a") as file:
-            file.write(f"{time.time():.0f} {verb} {pod} {uid} -\n")
+            file.write(f"{int(time.time())} {verb} {pod} {uid} -\n")
 
     def locked(self) -> list[str]:
         """Devices whose lock some container has."""

@@ -91,23 +91,47 @@ def conflicts(journal: Iterable[Line]) -> list[Conflict]:
 
 def double_holds(journal: list[Line], kubelet: KubeletRecord) -> tuple[list[Conflict], list[Conflict]]:
     """The conflicts that the agent must answer for, and those that are kubelet's own."""
-    forced = {line.uid: line.at for line in journal if line.verb == "forced"}
+    forced: dict[str, float] = {}
+    for line in journal:
+        if line.verb == "forced":
+            forced.setdefault(line.uid, line.at)  # the API server may do the first of several requests and not answer
     ours: list[Conflict] = []
     theirs: list[Conflict] = []
     for conflict in conflicts(journal):
-        (theirs if _kubelets_own(conflict, forced, kubelet) else ours).append(conflict)
+        (ours if _against_kubelet(conflict, forced, kubelet) else theirs).append(conflict)
     return ours, theirs
 
 
-def _kubelets_own(conflict: Conflict, forced: Mapping[str, float], kubelet: KubeletRecord) -> bool:
+def explain(conflict: Conflict, journal: Iterable[Line], kubelet: KubeletRecord) -> list[str]:
+    """Tell a double hold's story: why it is not kubelet's own, and what the journal has of the device and both pods."""
+    lines = list(journal)
+    forced = {line.uid: line.at for line in lines if line.verb == "forced"}
+    both = {conflict.holder_uid, conflict.refused_uid}
+    return [
+        f"not kubelet's own: {_against_kubelet(conflict, forced, kubelet)}",
+        *(
+            f"{line.at:.0f} {line.verb} {line.pod} {line.uid} {line.device}"
+            for line in lines
+            if line.device == conflict.device or line.uid in both
+        ),
+    ]
+
+
+def _against_kubelet(conflict: Conflict, forced: Mapping[str, float], kubelet: KubeletRecord) -> str:
+    """Say why the conflict is not kubelet's own double booking; empty when it is."""
     if not (conflict.holder.startswith("limits-") and conflict.refused.startswith("limits-")):
-        return False
+        return "one of them has a claim"
     if (conflict.device, conflict.refused_uid) not in kubelet.booked:
-        return False
+        return f"kubelet's checkpoint never gave {conflict.device} to {conflict.refused}"
     holder = conflict.holder_uid
-    was_forced = holder in forced and forced[holder] <= conflict.at
-    was_rejected = holder in kubelet.rejected and kubelet.rejected[holder] <= conflict.at + LAG_SECONDS
-    return was_forced or was_rejected
+    if holder in forced and forced[holder] <= conflict.at:
+        return ""
+    if holder in kubelet.rejected and kubelet.rejected[holder] <= conflict.at + LAG_SECONDS:
+        return ""
+    return (
+        f"at {conflict.at:.0f} kubelet still counted {conflict.holder} (force-deleted: {forced.get(holder, 'never')}, "
+        f"refused: {kubelet.rejected.get(holder, 'never')})"
+    )
 
 
 def broken(journal: list[Line]) -> list[str]:
@@ -225,6 +249,8 @@ class Verdict(Struct):
     failures: list[str] = []
     """Why the run proves nothing, though it found nothing."""
     seconds: float = 0.0
+    story: list[str] = []
+    """What the journal and kubelet's records say of each double hold."""
 
     @property
     def ok(self) -> bool:

@@ -169,10 +169,10 @@ class Load:
             due = (pod.death != "ends" and now >= pod.dies_at) or (running and not self.running)
             if (ended or due) and not pod.deleted:
                 forced = pod.death == "forced" and not ended
+                if forced:  # asked, not answered: the answer may be late or lost
+                    self.node.note("forced", pod.name, pod.uid)
                 if await self.node.end_pod(pod.name, forced=forced):
                     pod.deleted = True
-                    if forced:
-                        self.node.note("forced", pod.name, pod.uid)
                     pod.end = pod.end or ("force-deleted" if forced else "deleted")
 
     def _ended(self, pod: Pod, found: Json) -> bool:

@@ -28,14 +28,17 @@ POD_LOGS = Path("/var/log/pods")  # kubelet's podLogsDir
 
 
 class Logbook:
-    """A line for each fact, with the time, in a file where one was asked for."""
+    """A line for each fact, with the time; in a file too where one was asked for."""
 
     def __init__(self, file: TextIO | None) -> None:
         self._file = file
+        self.lines: list[str] = []
 
     def __call__(self, line: str) -> None:
+        now = datetime.now(UTC)
+        self.lines.append(f"{now.timestamp():.1f} {line}")
         if self._file is not None:
-            print(datetime.now(UTC).strftime("%H:%M:%S.%f")[:-3], line, file=self._file, flush=True)
+            print(now.strftime("%H:%M:%S.%f")[:-3], line, file=self._file, flush=True)
 
 
 class Memory:
@@ -79,6 +82,10 @@ async def soak(
                 for line in lines:
                     book(f"!! {kind}: {line}")
                     say(f"!! {kind}: {line}")
+            if not verdict.ok:
+                say("what happened, all of it:")
+                for line in (*book.lines, *verdict.story):
+                    say(f"  {line}")
     verdict.seconds = time.monotonic() - began
     return verdict
 
@@ -116,8 +123,10 @@ async def _run(node: RealNode, seconds: float, seed: int, say: Callable[[str], N
     verdict.leaks = await _settled(node)
     verdict.leaks += [f"pod {name} does not end" for name in terminating]
     journal = judge.parse(node.journal())
-    ours, kubelets = judge.double_holds(journal, node.kubelet_record())
+    record = node.kubelet_record()
+    ours, kubelets = judge.double_holds(journal, record)
     verdict.double_holds = list(map(str, ours))
+    verdict.story = [line for conflict in ours for line in judge.explain(conflict, journal, record)]
     verdict.failures = judge.broken(journal)
     verdict.pods = len({line.uid for line in journal if line.verb == "has"})
     verdict.refusals = len(load.refused)
