@@ -45,7 +45,7 @@ soak: $(VENV)/.dev  ## legacy pods and claims at full load with crashes, for 10 
 	$(BIN)/python -m tests.soak --minutes 10 --seed 1
 
 docs: $(VENV)/.dev  ## the documentation as a site, in build/site
-	$(BIN)/mkdocs build --strict
+	$(BIN)/mkdocs build --strict --config-file docs/site/mkdocs.yml
 
 generated: $(VENV)/.dev  ## write what is made from the code anew: pages under docs/reference, the chart's schema, kustomize
 	$(BIN)/python -m docs.generate
