@@ -1,16 +1,16 @@
-"""Pods with claims, and what a driver answers for them."""
+"""Pods with claims, a kubelet with a driver, and what the driver answers for the claims."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Container, ContainerClaim, PodClaim, PodSpec
 from drabridge.wire import dra_v1_pb2
-from tests.support.kubelet_peers import (
-    Driver,
-    FakeApi,
-)
+from tests.support.kubelet_peers import Driver, FakeApi, running, serving, short_dir
 from tests.support.waiting import PATIENCE
 
 DRIVER = "obs.example.com"
@@ -53,3 +53,14 @@ async def registered(driver: Driver) -> None:
             return
         await asyncio.sleep(0.005)
     raise TimeoutError(f"never registered: {driver.statuses}")
+
+
+@asynccontextmanager
+async def dra_kubelet(**options: object) -> AsyncIterator[tuple[SimKubelet, Driver, FakeApi]]:
+    """A kubelet in a directory of its own, a driver that is registered with it, and the claims that it reads."""
+    api = FakeApi()
+    async with short_dir() as root, running(root, api=api, **options) as kubelet:
+        driver = Driver(root)
+        async with serving(driver):
+            await registered(driver)
+            yield kubelet, driver, api

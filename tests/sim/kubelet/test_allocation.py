@@ -10,269 +10,218 @@ from deviceplugin.wire import v1beta1_pb2 as pb
 from drabridge.sim.kubelet.checkpoint import FILE_NAME
 from drabridge.sim.kubelet.pods import Container, Phase, PodSpec
 from drabridge.sim.kubelet.runtime import LockingRuntime, MemoryRuntime
-from tests.sim.kubelet.gpu_pods import NUMA, pod
+from tests.sim.kubelet.gpu_pods import NUMA, gpu_kubelet, pod
 from tests.sim.kubelet.podresources_client import PodResourcesClient, shape
 from tests.support.kubelet_peers import GPU, Plugin, device, running, serving, short_dir
 
 
 async def test_the_observed_pod_with_an_init_container() -> None:
     """Three Allocate calls, a re-uses init's device; checkpoint and PodResources have the observed shapes."""
-    async with short_dir() as root, running(root, seed=1) as kubelet:
-        plugin = Plugin(root, "p.sock", NUMA)
+    async with gpu_kubelet(NUMA, seed=1) as (kubelet, plugin):
         plugin.preferred = ["d0"]
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=4)
-            spec = pod("p", 1, 2, init=1)
-            status = await kubelet.run_pod(spec)
-            assert status.phase is Phase.RUNNING
-            assert status.running == ("a", "b")
-            (first, second, third) = [ids for method, ids in plugin.calls if method == "Allocate"]
-            assert (first, second) == (["d0"], ["d0"])
-            assert len(third) == 2
-            assert "d0" not in third
-            asked = plugin.preferred_requests
-            assert [(len(r.available_deviceIDs), r.allocation_size) for r in asked] == [(4, 1), (3, 2)], "not for a"
-            assert all(not r.must_include_deviceIDs for r in asked)
+        spec = pod("p", 1, 2, init=1)
+        status = await kubelet.run_pod(spec)
+        assert status.phase is Phase.RUNNING
+        assert status.running == ("a", "b")
+        (first, second, third) = [ids for method, ids in plugin.calls if method == "Allocate"]
+        assert (first, second) == (["d0"], ["d0"])
+        assert len(third) == 2
+        assert "d0" not in third
+        asked = plugin.preferred_requests
+        assert [(len(r.available_deviceIDs), r.allocation_size) for r in asked] == [(4, 1), (3, 2)], "not for a"
+        assert all(not r.must_include_deviceIDs for r in asked)
 
-            document = json.loads((root / "device-plugins" / FILE_NAME).read_text())
-            assert list(document) == ["Data", "Checksum"]
-            assert list(document["Data"]) == ["PodDeviceEntries", "RegisteredDevices"]
-            entries = document["Data"]["PodDeviceEntries"]
-            assert [e["ContainerName"] for e in entries] == ["init", "a", "b"]
-            assert list(entries[0]) == ["PodUID", "ContainerName", "ResourceName", "DeviceIDs", "AllocResp"]
-            assert entries[0]["DeviceIDs"] == {"0": ["d0"]}
-            cached = pb.ContainerAllocateResponse.FromString(base64.b64decode(entries[0]["AllocResp"]))
-            assert cached.envs["IDS"] == "d0"
-            assert {r: sorted(ids) for r, ids in document["Data"]["RegisteredDevices"].items()} == {
-                GPU: ["d0", "d1", "d2", "d3"]
-            }
+        document = json.loads((kubelet.node.root / "device-plugins" / FILE_NAME).read_text())
+        assert list(document) == ["Data", "Checksum"]
+        assert list(document["Data"]) == ["PodDeviceEntries", "RegisteredDevices"]
+        entries = document["Data"]["PodDeviceEntries"]
+        assert [e["ContainerName"] for e in entries] == ["init", "a", "b"]
+        assert list(entries[0]) == ["PodUID", "ContainerName", "ResourceName", "DeviceIDs", "AllocResp"]
+        assert entries[0]["DeviceIDs"] == {"0": ["d0"]}
+        cached = pb.ContainerAllocateResponse.FromString(base64.b64decode(entries[0]["AllocResp"]))
+        assert cached.envs["IDS"] == "d0"
+        assert {r: sorted(ids) for r, ids in document["Data"]["RegisteredDevices"].items()} == {
+            GPU: ["d0", "d1", "d2", "d3"]
+        }
 
-            listed = (await PodResourcesClient(root).list()).pod_resources
-            assert [c.name for c in listed[0].containers] == ["a", "b"], "plain init containers do not appear"
-            assert shape(listed[0].containers[0].devices) == [(GPU, "d0", 0)]
-            assert {row[1] for row in shape(listed[0].containers[1].devices)} == set(third)
+        listed = (await PodResourcesClient(kubelet.node.root).list()).pod_resources
+        assert [c.name for c in listed[0].containers] == ["a", "b"], "plain init containers do not appear"
+        assert shape(listed[0].containers[0].devices) == [(GPU, "d0", 0)]
+        assert {row[1] for row in shape(listed[0].containers[1].devices)} == set(third)
 
 
 async def test_devices_by_numa_node_in_checkpoint_list_and_allocatable() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", NUMA)
+    async with gpu_kubelet(NUMA) as (kubelet, plugin):
         plugin.preferred = ["d1", "d2"]
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=4)
-            await kubelet.run_pod(pod("p", 2))
-            (entry,) = json.loads((root / "device-plugins" / FILE_NAME).read_text())["Data"]["PodDeviceEntries"]
-            assert entry["DeviceIDs"] == {"-1": ["d2"], "0": ["d1"], "1": ["d1"]}
-            assert list(entry["DeviceIDs"]) == ["-1", "0", "1"]
-            client = PodResourcesClient(root)
-            (container,) = (await client.list()).pod_resources[0].containers
-            assert shape(container.devices) == [(GPU, "d1", 0), (GPU, "d1", 1), (GPU, "d2", None)]
-            assert shape((await client.allocatable()).devices) == [
-                (GPU, "d0", 0),
-                (GPU, "d1", 0),
-                (GPU, "d1", 1),
-                (GPU, "d2", None),
-            ], "d3 was sent with an empty TopologyInfo: counted, allocatable, and not listed"
-            assert kubelet.node_status()["capacity"] == {GPU: 4}
+        await kubelet.run_pod(pod("p", 2))
+        document = json.loads((kubelet.node.root / "device-plugins" / FILE_NAME).read_text())
+        (entry,) = document["Data"]["PodDeviceEntries"]
+        assert entry["DeviceIDs"] == {"-1": ["d2"], "0": ["d1"], "1": ["d1"]}
+        assert list(entry["DeviceIDs"]) == ["-1", "0", "1"]
+        client = PodResourcesClient(kubelet.node.root)
+        (container,) = (await client.list()).pod_resources[0].containers
+        assert shape(container.devices) == [(GPU, "d1", 0), (GPU, "d1", 1), (GPU, "d2", None)]
+        assert shape((await client.allocatable()).devices) == [
+            (GPU, "d0", 0),
+            (GPU, "d1", 0),
+            (GPU, "d1", 1),
+            (GPU, "d2", None),
+        ], "d3 was sent with an empty TopologyInfo: counted, allocatable, and not listed"
+        assert kubelet.node_status()["capacity"] == {GPU: 4}
 
 
 async def test_the_checkpoint_is_null_when_nobody_holds_anything() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", NUMA)
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=4)
-            path = root / "device-plugins" / FILE_NAME
-            assert '"PodDeviceEntries":null' in path.read_text()
-            before = path.stat().st_ino
-            await plugin.send(NUMA)
-            await kubelet.wait_for(lambda: path.stat().st_ino != before, what="a rewrite after an equal list")
-            spec = pod("p", 1)
-            await kubelet.run_pod(spec)
-            await kubelet.finish_pod(spec.uid)
-            assert '"PodDeviceEntries":[{' in path.read_text(), "freed lazily"
-            await PodResourcesClient(root).list()
-            await plugin.send(NUMA)
-            await kubelet.wait_for(lambda: '"PodDeviceEntries":null' in path.read_text(), what="the entries to go")
+    async with gpu_kubelet(NUMA) as (kubelet, plugin):
+        path = kubelet.node.root / "device-plugins" / FILE_NAME
+        assert '"PodDeviceEntries":null' in path.read_text()
+        before = path.stat().st_ino
+        await plugin.send(NUMA)
+        await kubelet.wait_for(lambda: path.stat().st_ino != before, what="a rewrite after an equal list")
+        spec = pod("p", 1)
+        await kubelet.run_pod(spec)
+        await kubelet.finish_pod(spec.uid)
+        assert '"PodDeviceEntries":[{' in path.read_text(), "freed lazily"
+        await PodResourcesClient(kubelet.node.root).list()
+        await plugin.send(NUMA)
+        await kubelet.wait_for(lambda: '"PodDeviceEntries":null' in path.read_text(), what="the entries to go")
 
 
 async def test_preferences_are_intersected_cut_and_filled_up() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", [device(f"d{i}") for i in range(6)])
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=6)
-            plugin.preferred = ["d5", "nonsense"]
-            await kubelet.run_pod(pod("p", 1))
-            assert plugin.calls[-1] == ("Allocate", ["d5"])
-            plugin.preferred = ["d5", "d4"]  # d5 is taken: one preferred, one filled up
-            await kubelet.run_pod(pod("q", 2))
-            ids = plugin.calls[-1][1]
-            assert "d4" in ids
-            assert "d5" not in ids
-            assert len(ids) == 2
+    async with gpu_kubelet([device(f"d{i}") for i in range(6)]) as (kubelet, plugin):
+        plugin.preferred = ["d5", "nonsense"]
+        await kubelet.run_pod(pod("p", 1))
+        assert plugin.calls[-1] == ("Allocate", ["d5"])
+        plugin.preferred = ["d5", "d4"]  # d5 is taken: one preferred, one filled up
+        await kubelet.run_pod(pod("q", 2))
+        ids = plugin.calls[-1][1]
+        assert "d4" in ids
+        assert "d5" not in ids
+        assert len(ids) == 2
 
 
 async def test_available_ids_come_in_an_order_that_the_seed_decides() -> None:
     orders = []
     for seed in (1, 1, 2):
-        async with short_dir() as root, running(root, seed=seed) as kubelet:
-            plugin = Plugin(root, "p.sock", [device(f"d{i}") for i in range(20)])
-            async with serving(plugin):
-                await plugin.register()
-                await kubelet.wait_for_resource(GPU, healthy=20)
-                await kubelet.run_pod(pod("p", 1))
-                orders.append(list(plugin.preferred_requests[0].available_deviceIDs))
+        async with gpu_kubelet([device(f"d{i}") for i in range(20)], seed=seed) as (kubelet, plugin):
+            await kubelet.run_pod(pod("p", 1))
+            orders.append(list(plugin.preferred_requests[0].available_deviceIDs))
     assert orders[0] == orders[1] != orders[2]
     assert orders[0] != sorted(orders[0])
 
 
 async def test_every_list_replaces_the_one_before() -> None:  # DF2, DF4
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", [device(f"d{i}") for i in range(4)])
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=4)
-            for sick in ({0}, set(), {1, 2}, {2}, set()):
-                await plugin.send(device(f"d{i}", "Unhealthy" if i in sick else "Healthy") for i in range(4))
-                await kubelet.wait_for_resource(GPU, healthy=4 - len(sick))
-                assert kubelet.node_status() == {"capacity": {GPU: 4}, "allocatable": {GPU: 4 - len(sick)}}
+    async with gpu_kubelet([device(f"d{i}") for i in range(4)]) as (kubelet, plugin):
+        for sick in ({0}, set(), {1, 2}, {2}, set()):
+            await plugin.send(device(f"d{i}", "Unhealthy" if i in sick else "Healthy") for i in range(4))
+            await kubelet.wait_for_resource(GPU, healthy=4 - len(sick))
+            assert kubelet.node_status() == {"capacity": {GPU: 4}, "allocatable": {GPU: 4 - len(sick)}}
 
 
 async def test_a_list_may_change_while_the_plugin_is_asked_for_its_preference() -> None:
     """The kubelet's lock is open then: what it allocates afterwards may just have become unhealthy."""
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", [device("d0")])
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=1)
-            plugin.preferred_gate.clear()
-            admission = asyncio.create_task(kubelet.run_pod(pod("p", 1)))
-            await kubelet.wait_for(lambda: plugin.preferred_requests, what="the question")
-            await plugin.send([device("d0", "Unhealthy")])
-            await kubelet.wait_for_resource(GPU, healthy=0)
-            plugin.preferred_gate.set()
-            assert (await admission).phase is Phase.RUNNING
-            assert plugin.calls[-1] == ("Allocate", ["d0"])
+    async with gpu_kubelet([device("d0")]) as (kubelet, plugin):
+        plugin.preferred_gate.clear()
+        admission = asyncio.create_task(kubelet.run_pod(pod("p", 1)))
+        await kubelet.wait_for(lambda: plugin.preferred_requests, what="the question")
+        await plugin.send([device("d0", "Unhealthy")])
+        await kubelet.wait_for_resource(GPU, healthy=0)
+        plugin.preferred_gate.set()
+        assert (await admission).phase is Phase.RUNNING
+        assert plugin.calls[-1] == ("Allocate", ["d0"])
 
 
 async def test_sidecars_keep_their_device_plain_init_containers_do_not() -> None:  # DP11
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", [device("d0"), device("d1")])
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=2)
-            spec = PodSpec(
-                "default",
-                "p",
-                init_containers=(Container("i", {GPU: 1}), Container("s", {GPU: 1}, restart_policy="Always")),
-                containers=(Container("m", {GPU: 1}),),
-            )
-            assert (await kubelet.run_pod(spec)).running == ("s", "m")
-            init, sidecar, main = (ids for method, ids in plugin.calls if method == "Allocate")
-            assert init == sidecar != main
-            (listed,) = (await PodResourcesClient(root).list()).pod_resources
-            assert [(c.name, [d.device_ids[0] for d in c.devices]) for c in listed.containers] == [
-                ("s", sidecar),
-                ("m", main),
-            ]
+    async with gpu_kubelet([device("d0"), device("d1")]) as (kubelet, plugin):
+        spec = PodSpec(
+            "default",
+            "p",
+            init_containers=(Container("i", {GPU: 1}), Container("s", {GPU: 1}, restart_policy="Always")),
+            containers=(Container("m", {GPU: 1}),),
+        )
+        assert (await kubelet.run_pod(spec)).running == ("s", "m")
+        init, sidecar, main = (ids for method, ids in plugin.calls if method == "Allocate")
+        assert init == sidecar != main
+        (listed,) = (await PodResourcesClient(kubelet.node.root).list()).pod_resources
+        assert [(c.name, [d.device_ids[0] for d in c.devices]) for c in listed.containers] == [
+            ("s", sidecar),
+            ("m", main),
+        ]
 
 
 async def test_a_held_device_that_turns_unhealthy_shows_in_the_pod_status() -> None:  # PS1, DF3
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", [device("d3")])
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=1)
-            spec = pod("p", 1)
-            await kubelet.run_pod(spec)
-            await plugin.send([device("d3", "Unhealthy")])
-            await kubelet.wait_for_resource(GPU, healthy=0)
-            assert kubelet.pod_status(spec.uid).phase is Phase.RUNNING
-            assert kubelet.allocated_resources_status(spec.uid)["a"] == [
-                {"name": GPU, "resources": [{"health": "Unhealthy", "resourceID": "d3"}]}
-            ]
-            await plugin.send([])
-            await kubelet.wait_for(lambda: not kubelet.resources[GPU].devices, what="the empty list")
-            (entry,) = kubelet.allocated_resources_status(spec.uid)["a"]
-            assert entry["resources"][0]["health"] == "Healthy", "a device that is dropped counts as healthy"
+    async with gpu_kubelet([device("d3")]) as (kubelet, plugin):
+        spec = pod("p", 1)
+        await kubelet.run_pod(spec)
+        await plugin.send([device("d3", "Unhealthy")])
+        await kubelet.wait_for_resource(GPU, healthy=0)
+        assert kubelet.pod_status(spec.uid).phase is Phase.RUNNING
+        assert kubelet.allocated_resources_status(spec.uid)["a"] == [
+            {"name": GPU, "resources": [{"health": "Unhealthy", "resourceID": "d3"}]}
+        ]
+        await plugin.send([])
+        await kubelet.wait_for(lambda: not kubelet.resources[GPU].devices, what="the empty list")
+        (entry,) = kubelet.allocated_resources_status(spec.uid)["a"]
+        assert entry["resources"][0]["health"] == "Healthy", "a device that is dropped counts as healthy"
 
 
 async def test_dropping_an_id_of_an_allocate_in_flight_kills_the_kubelet() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", [device("d0")])
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=1)
-            plugin.allocate_gate.clear()
-            spec = pod("p", 1)
-            running_pod = asyncio.create_task(kubelet.run_pod(spec))
-            await kubelet.wait_for(lambda: plugin.calls[-1][0] == "Allocate", what="Allocate")
-            await plugin.send([device("d9")])
-            await kubelet.wait_for(lambda: kubelet.resources[GPU].devices == {"d9"}, what="the new list")
-            plugin.allocate_gate.set()
-            assert (await running_pod).phase is Phase.PENDING
-            assert kubelet.crashed is not None
-            assert "nil pointer dereference" in kubelet.crashed
-            assert "allocateContainerResources" in kubelet.crashed
-            assert not kubelet.is_running
-            await kubelet.start()
-            await plugin.stop()
-            await plugin.serve()
-            await plugin.register()
-            await kubelet.wait_for(lambda: kubelet.pods[spec.uid].phase is Phase.RUNNING, what="re-admission")
+    async with gpu_kubelet([device("d0")]) as (kubelet, plugin):
+        plugin.allocate_gate.clear()
+        spec = pod("p", 1)
+        running_pod = asyncio.create_task(kubelet.run_pod(spec))
+        await kubelet.wait_for(lambda: plugin.calls[-1][0] == "Allocate", what="Allocate")
+        await plugin.send([device("d9")])
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].devices == {"d9"}, what="the new list")
+        plugin.allocate_gate.set()
+        assert (await running_pod).phase is Phase.PENDING
+        assert kubelet.crashed is not None
+        assert "nil pointer dereference" in kubelet.crashed
+        assert "allocateContainerResources" in kubelet.crashed
+        assert not kubelet.is_running
+        await kubelet.start()
+        await plugin.stop()
+        await plugin.serve()
+        await plugin.register()
+        await kubelet.wait_for(lambda: kubelet.pods[spec.uid].phase is Phase.RUNNING, what="re-admission")
 
 
 async def test_marking_it_unhealthy_instead_does_no_harm() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", [device("d0")])
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=1)
-            plugin.allocate_gate.clear()
-            running_pod = asyncio.create_task(kubelet.run_pod(pod("p", 1)))
-            await kubelet.wait_for(lambda: plugin.calls[-1][0] == "Allocate", what="Allocate")
-            await plugin.send([device("d0", "Unhealthy")])
-            await kubelet.wait_for_resource(GPU, healthy=0)
-            plugin.allocate_gate.set()
-            assert (await running_pod).phase is Phase.RUNNING
-            assert kubelet.crashed is None
+    async with gpu_kubelet([device("d0")]) as (kubelet, plugin):
+        plugin.allocate_gate.clear()
+        running_pod = asyncio.create_task(kubelet.run_pod(pod("p", 1)))
+        await kubelet.wait_for(lambda: plugin.calls[-1][0] == "Allocate", what="Allocate")
+        await plugin.send([device("d0", "Unhealthy")])
+        await kubelet.wait_for_resource(GPU, healthy=0)
+        plugin.allocate_gate.set()
+        assert (await running_pod).phase is Phase.RUNNING
+        assert kubelet.crashed is None
 
 
 async def test_a_hung_allocate_stops_every_admission_on_the_node() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", [device("d0")])
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=1)
-            plugin.allocate_gate.clear()
-            hung = asyncio.create_task(kubelet.run_pod(pod("p", 1)))
-            await kubelet.wait_for(lambda: plugin.calls[-1][0] == "Allocate", what="Allocate")
-            other = asyncio.create_task(kubelet.run_pod(PodSpec("default", "plain", containers=(Container("c"),))))
-            await asyncio.sleep(0.2)
-            assert not other.done()
-            plugin.allocate_gate.set()
-            assert {(await hung).phase, (await other).phase} == {Phase.RUNNING}
+    async with gpu_kubelet([device("d0")]) as (kubelet, plugin):
+        plugin.allocate_gate.clear()
+        hung = asyncio.create_task(kubelet.run_pod(pod("p", 1)))
+        await kubelet.wait_for(lambda: plugin.calls[-1][0] == "Allocate", what="Allocate")
+        other = asyncio.create_task(kubelet.run_pod(PodSpec("default", "plain", containers=(Container("c"),))))
+        await asyncio.sleep(0.2)
+        assert not other.done()
+        plugin.allocate_gate.set()
+        assert {(await hung).phase, (await other).phase} == {Phase.RUNNING}
 
 
 async def test_a_container_restart_replays_the_cached_answer() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", [device("d0")])
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=1)
-            spec = pod("p", 1)
-            await kubelet.run_pod(spec)
-            await kubelet.restart_container(spec.uid, "a")
-            runtime = kubelet.node.runtime
-            assert isinstance(runtime, MemoryRuntime)
-            first, second = (options for _, _, options in runtime.started)
-            assert first == second
-            assert second.cdi_devices == ("y.example.com/gpu=d0",)
-            assert second.envs == {"IDS": "d0"}
-            assert sum(method == "Allocate" for method, _ in plugin.calls) == 1
-            assert kubelet.pod_status(spec.uid).restarts == {"a": 1}
+    async with gpu_kubelet([device("d0")]) as (kubelet, plugin):
+        spec = pod("p", 1)
+        await kubelet.run_pod(spec)
+        await kubelet.restart_container(spec.uid, "a")
+        runtime = kubelet.node.runtime
+        assert isinstance(runtime, MemoryRuntime)
+        first, second = (options for _, _, options in runtime.started)
+        assert first == second
+        assert second.cdi_devices == ("y.example.com/gpu=d0",)
+        assert second.envs == {"IDS": "d0"}
+        assert sum(method == "Allocate" for method, _ in plugin.calls) == 1
+        assert kubelet.pod_status(spec.uid).restarts == {"a": 1}
 
 
 async def test_pre_start_is_called_before_every_start_and_retried() -> None:
@@ -318,16 +267,12 @@ async def test_a_force_deleted_pod_gives_its_device_away_while_it_is_in_use() ->
 
 
 async def test_a_pod_that_is_deleted_gracefully_holds_its_device_to_the_end() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", [device("d0")])
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=1)
-            first = pod("first", 1)
-            await kubelet.run_pod(first)
-            deletion = asyncio.create_task(kubelet.delete_pod(first.uid, linger_seconds=3))
-            await asyncio.sleep(0.05)
-            assert len((await PodResourcesClient(root).list()).pod_resources) == 1
-            assert "Available: 0" in (await kubelet.run_pod(pod("second", 1))).message
-            await deletion
-            assert (await kubelet.run_pod(pod("third", 1))).phase is Phase.RUNNING
+    async with gpu_kubelet([device("d0")]) as (kubelet, _):
+        first = pod("first", 1)
+        await kubelet.run_pod(first)
+        deletion = asyncio.create_task(kubelet.delete_pod(first.uid, linger_seconds=3))
+        await asyncio.sleep(0.05)
+        assert len((await PodResourcesClient(kubelet.node.root).list()).pod_resources) == 1
+        assert "Available: 0" in (await kubelet.run_pod(pod("second", 1))).message
+        await deletion
+        assert (await kubelet.run_pod(pod("third", 1))).phase is Phase.RUNNING

@@ -20,7 +20,7 @@ from drabridge.sim.kubelet.pods import Container, Phase, PodSpec
 from drabridge.sim.kubelet.timings import Timings
 from podresources.wire import v1_pb2 as pb
 from podresources.wire import v1_pb2_grpc as rpc
-from tests.sim.kubelet.gpu_pods import pod
+from tests.sim.kubelet.gpu_pods import gpu_kubelet, pod
 from tests.sim.kubelet.podresources_client import PodResourcesClient, shape
 from tests.support.kubelet_peers import GPU, Plugin, device, running, serving, short_dir
 from tests.support.waiting import PATIENCE
@@ -139,16 +139,12 @@ async def test_before_1_34_get_is_off_and_finished_pods_are_listed() -> None:
 
 
 async def test_v1alpha1_answers_on_the_same_socket() -> None:  # DP2
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", [device("d0", numa=[0])])
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=1)
-            await kubelet.run_pod(pod("p", 1))
-            async with unix_channel(kubelet.node.podresources_socket) as channel:
-                old: Any = channel.unary_unary("/v1alpha1.PodResourcesLister/List")
-                answer = pb.ListPodResourcesResponse.FromString(await old(b""))
-            assert shape(answer.pod_resources[0].containers[0].devices) == [(GPU, "d0", None)]
+    async with gpu_kubelet([device("d0", numa=[0])]) as (kubelet, _):
+        await kubelet.run_pod(pod("p", 1))
+        async with unix_channel(kubelet.node.podresources_socket) as channel:
+            old: Any = channel.unary_unary("/v1alpha1.PodResourcesLister/List")
+            answer = pb.ListPodResourcesResponse.FromString(await old(b""))
+        assert shape(answer.pod_resources[0].containers[0].devices) == [(GPU, "d0", None)]
 
 
 async def test_the_socket_is_renamed_into_place_and_kubelet_sock_is_plainly_bound() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from drabridge.sim.kubelet.timings import Timings
+from tests.sim.kubelet.gpu_pods import gpu_kubelet
 from tests.support.kubelet_peers import GPU, Plugin, WatchedPlugin, device, running, serving, short_dir
 
 import grpc  # isort: skip
@@ -136,22 +137,18 @@ async def test_a_failed_second_registration_orphans_the_live_stream() -> None:
 
 @pytest.mark.parametrize("cause", ["plugin", "connection", "death"])
 async def test_a_stream_that_ends_is_never_opened_again(cause: str) -> None:  # DF5, DF6, DF7
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", FOUR)
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=4)
-            match cause:
-                case "plugin":
-                    await plugin.end_streams()
-                case "connection":
-                    await kubelet.drop_stream(GPU)
-                case "death":
-                    await plugin.stop()
-            await kubelet.wait_for(lambda: not kubelet.resources[GPU].healthy, what="the devices to go")
-            assert kubelet.node_status() == {"capacity": {GPU: 4}, "allocatable": {GPU: 0}}
-            await asyncio.sleep(0.2)
-            assert len(kubelet.calls.of("ListAndWatch")) == 1
+    async with gpu_kubelet(FOUR) as (kubelet, plugin):
+        match cause:
+            case "plugin":
+                await plugin.end_streams()
+            case "connection":
+                await kubelet.drop_stream(GPU)
+            case "death":
+                await plugin.stop()
+        await kubelet.wait_for(lambda: not kubelet.resources[GPU].healthy, what="the devices to go")
+        assert kubelet.node_status() == {"capacity": {GPU: 4}, "allocatable": {GPU: 0}}
+        await asyncio.sleep(0.2)
+        assert len(kubelet.calls.of("ListAndWatch")) == 1
 
 
 async def test_a_stream_without_a_list_leaves_zeros() -> None:
@@ -169,11 +166,8 @@ async def test_a_stream_without_a_list_leaves_zeros() -> None:
 
 async def test_capacity_goes_after_the_grace_and_its_key_stays() -> None:
     timings = Timings.fast(endpoint_grace_seconds=300.0)
-    async with short_dir() as root, running(root, timings=timings) as kubelet:
-        plugin = Plugin(root, "p.sock", FOUR)
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=4)
+    async with gpu_kubelet(FOUR, timings=timings) as (kubelet, plugin):
+        await plugin.stop()
         await kubelet.wait_for(lambda: not kubelet.resources[GPU].healthy, what="the devices to go")
         assert kubelet.node_status()["capacity"] == {GPU: 4}
         timings.endpoint_grace_seconds = 0.0
@@ -236,18 +230,14 @@ async def test_registration_faults_on_demand() -> None:
 
 
 async def test_a_frozen_kubelet_reads_nothing_and_goes_on_later() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", FOUR)
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=4)
-            kubelet.freeze()
-            await plugin.send([device("d0", "Unhealthy")])
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(plugin.register(), 0.2)
-            assert len(kubelet.resources[GPU].healthy) == 4
-            kubelet.thaw()
-            await kubelet.wait_for(lambda: not kubelet.resources[GPU].healthy, what="the list to be read")
+    async with gpu_kubelet(FOUR) as (kubelet, plugin):
+        kubelet.freeze()
+        await plugin.send([device("d0", "Unhealthy")])
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(plugin.register(), 0.2)
+        assert len(kubelet.resources[GPU].healthy) == 4
+        kubelet.thaw()
+        await kubelet.wait_for(lambda: not kubelet.resources[GPU].healthy, what="the list to be read")
 
 
 async def test_a_slow_consumer_reads_one_list_at_a_time() -> None:
@@ -274,12 +264,8 @@ async def test_a_list_beyond_four_mebibytes_kills_the_stream() -> None:
 
 
 async def test_the_plugin_directory_may_vanish_under_a_live_stream() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", FOUR)
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=4)
-            kubelet.delete_device_plugin_dir()
-            await plugin.send(FOUR[:1])
-            await kubelet.wait_for_resource(GPU, healthy=1)
-            assert not Path(plugin.path).exists()
+    async with gpu_kubelet(FOUR) as (kubelet, plugin):
+        kubelet.delete_device_plugin_dir()
+        await plugin.send(FOUR[:1])
+        await kubelet.wait_for_resource(GPU, healthy=1)
+        assert not Path(plugin.path).exists()

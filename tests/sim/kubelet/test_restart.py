@@ -15,7 +15,7 @@ from drabridge.sim.kubelet.kubelet import KubeletDownError
 from drabridge.sim.kubelet.pods import Container, Phase, PodSpec
 from drabridge.sim.kubelet.runtime import MemoryRuntime
 from drabridge.sim.kubelet.timings import Timings
-from tests.sim.kubelet.gpu_pods import REJECTED, pod
+from tests.sim.kubelet.gpu_pods import REJECTED, gpu_kubelet, pod
 from tests.sim.kubelet.podresources_client import PodResourcesClient, shape
 from tests.support.kubelet_peers import GPU, Plugin, back_in_time, device, running, serving, short_dir
 from tests.support.waiting import HANG_SECONDS
@@ -64,82 +64,67 @@ async def test_start_wipes_visible_sockets_and_nothing_else() -> None:
 
 
 async def test_pods_survive_when_the_plugin_is_back_before_they_are_admitted() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", FOUR)
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=4)
-            spec = pod("p", 1, 1, init=1)
-            await kubelet.run_pod(spec)
-            client = PodResourcesClient(root)
-            before = (await client.list()).pod_resources[0].containers
-            kubelet.faults.pods_arrive.clear()
-            await kubelet.restart()
-            assert kubelet.node_status() == {"capacity": {GPU: 0}, "allocatable": {GPU: 0}}
-            assert not plugin.path.exists(), "wiped: the plugin must bind again"
-            await back_in_time(plugin, kubelet)
-            await kubelet.process.sources_ready.wait()
-            assert kubelet.pod_status(spec.uid).phase is Phase.RUNNING
-            assert sum(method == "Allocate" for method, _ in plugin.calls) == 3, "no Allocate for what runs"
-            after = (await client.list()).pod_resources[0].containers
-            assert [(c.name, shape(c.devices)) for c in before] == [(c.name, shape(c.devices)) for c in after]
-            assert kubelet.node_status()["capacity"] == {GPU: 4}
+    async with gpu_kubelet(FOUR) as (kubelet, plugin):
+        spec = pod("p", 1, 1, init=1)
+        await kubelet.run_pod(spec)
+        client = PodResourcesClient(kubelet.node.root)
+        before = (await client.list()).pod_resources[0].containers
+        kubelet.faults.pods_arrive.clear()
+        await kubelet.restart()
+        assert kubelet.node_status() == {"capacity": {GPU: 0}, "allocatable": {GPU: 0}}
+        assert not plugin.path.exists(), "wiped: the plugin must bind again"
+        await back_in_time(plugin, kubelet)
+        await kubelet.process.sources_ready.wait()
+        assert kubelet.pod_status(spec.uid).phase is Phase.RUNNING
+        assert sum(method == "Allocate" for method, _ in plugin.calls) == 3, "no Allocate for what runs"
+        after = (await client.list()).pod_resources[0].containers
+        assert [(c.name, shape(c.devices)) for c in before] == [(c.name, shape(c.devices)) for c in after]
+        assert kubelet.node_status()["capacity"] == {GPU: 4}
 
 
 async def test_a_late_plugin_costs_the_running_pod_whose_init_container_had_a_device() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", FOUR)
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=4)
-            with_init, without = pod("with-init", 1, init=1), pod("without", 1)
-            await kubelet.run_pod(with_init)
-            await kubelet.run_pod(without)
-            await kubelet.restart()
-            await kubelet.process.sources_ready.wait()
-            killed, alive = kubelet.pod_status(with_init.uid), kubelet.pod_status(without.uid)
-            assert (killed.phase, killed.reason) == (Phase.FAILED, "UnexpectedAdmissionError")
-            assert killed.message == NO_HEALTHY
-            assert killed.running == ()
-            assert alive.phase is Phase.RUNNING
-            runtime = kubelet.node.runtime
-            assert isinstance(runtime, MemoryRuntime)
-            assert set(runtime.running) == {(without.uid, "a")}
+    async with gpu_kubelet(FOUR) as (kubelet, _):
+        with_init, without = pod("with-init", 1, init=1), pod("without", 1)
+        await kubelet.run_pod(with_init)
+        await kubelet.run_pod(without)
+        await kubelet.restart()
+        await kubelet.process.sources_ready.wait()
+        killed, alive = kubelet.pod_status(with_init.uid), kubelet.pod_status(without.uid)
+        assert (killed.phase, killed.reason) == (Phase.FAILED, "UnexpectedAdmissionError")
+        assert killed.message == NO_HEALTHY
+        assert killed.running == ()
+        assert alive.phase is Phase.RUNNING
+        runtime = kubelet.node.runtime
+        assert isinstance(runtime, MemoryRuntime)
+        assert set(runtime.running) == {(without.uid, "a")}
 
 
 async def test_the_pod_that_lived_keeps_its_device_and_gets_the_cached_answer() -> None:  # DP6
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", FOUR)
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=4)
-            spec = pod("p", 1)
-            await kubelet.run_pod(spec)
-            held = kubelet.resources[GPU].allocated
-            await kubelet.restart()
-            await kubelet.process.sources_ready.wait()
-            assert kubelet.resources[GPU].allocated == held
-            await plugin.stop()
-            await plugin.serve()
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=4)
-            await kubelet.restart_container(spec.uid, "a")
-            runtime = kubelet.node.runtime
-            assert isinstance(runtime, MemoryRuntime)
-            assert runtime.started[0][2] == runtime.started[1][2]
-            assert (await kubelet.run_pod(pod("three", 3))).phase is Phase.RUNNING
-            assert (await kubelet.run_pod(pod("none-left", 1))).message.count("Available: 0") == 1
+    async with gpu_kubelet(FOUR) as (kubelet, plugin):
+        spec = pod("p", 1)
+        await kubelet.run_pod(spec)
+        held = kubelet.resources[GPU].allocated
+        await kubelet.restart()
+        await kubelet.process.sources_ready.wait()
+        assert kubelet.resources[GPU].allocated == held
+        await plugin.stop()
+        await plugin.serve()
+        await plugin.register()
+        await kubelet.wait_for_resource(GPU, healthy=4)
+        await kubelet.restart_container(spec.uid, "a")
+        runtime = kubelet.node.runtime
+        assert isinstance(runtime, MemoryRuntime)
+        assert runtime.started[0][2] == runtime.started[1][2]
+        assert (await kubelet.run_pod(pod("three", 3))).phase is Phase.RUNNING
+        assert (await kubelet.run_pod(pod("none-left", 1))).message.count("Available: 0") == 1
 
 
 async def test_a_container_that_starts_while_the_plugin_is_expired_says_why() -> None:
     timings = Timings.fast(endpoint_grace_seconds=0.1, node_status_seconds=0.05)
-    async with short_dir() as root, running(root, timings=timings) as kubelet:
-        plugin = Plugin(root, "p.sock", FOUR)
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=4)
-            spec = pod("p", 1)
-            await kubelet.run_pod(spec)
+    async with gpu_kubelet(FOUR, timings=timings) as (kubelet, plugin):
+        spec = pod("p", 1)
+        await kubelet.run_pod(spec)
+        await plugin.stop()
         await kubelet.wait_for(lambda: GPU not in kubelet.resources, what="the grace to pass")
         restart = asyncio.create_task(kubelet.restart_container(spec.uid, "a"))
         await kubelet.wait_for(lambda: kubelet.pod_status(spec.uid).waiting, what="the start to fail")
@@ -152,99 +137,80 @@ async def test_a_container_that_starts_while_the_plugin_is_expired_says_why() ->
 
 
 async def test_reboot_with_the_plugin_back_in_time_replays_the_allocation() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", FOUR)
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=4)
-            spec = pod("p", 1, init=1)
-            await kubelet.run_pod(spec)
-            kubelet.faults.pods_arrive.clear()
-            await kubelet.reboot()
-            assert kubelet.pod_status(spec.uid).running == ()
-            await back_in_time(plugin, kubelet)
-            await kubelet.wait_for(lambda: kubelet.pod_status(spec.uid).running == ("a",), what="the pod to run again")
-            assert sum(method == "Allocate" for method, _ in plugin.calls) == 2, "no RPC: the answer is replayed"
-            runtime = kubelet.node.runtime
-            assert isinstance(runtime, MemoryRuntime)
-            assert [name for _, name, _ in runtime.started] == ["init", "a", "init", "a"]
+    async with gpu_kubelet(FOUR) as (kubelet, plugin):
+        spec = pod("p", 1, init=1)
+        await kubelet.run_pod(spec)
+        kubelet.faults.pods_arrive.clear()
+        await kubelet.reboot()
+        assert kubelet.pod_status(spec.uid).running == ()
+        await back_in_time(plugin, kubelet)
+        await kubelet.wait_for(lambda: kubelet.pod_status(spec.uid).running == ("a",), what="the pod to run again")
+        assert sum(method == "Allocate" for method, _ in plugin.calls) == 2, "no RPC: the answer is replayed"
+        runtime = kubelet.node.runtime
+        assert isinstance(runtime, MemoryRuntime)
+        assert [name for _, name, _ in runtime.started] == ["init", "a", "init", "a"]
 
 
 async def test_reboot_without_the_plugin_rejects_every_pod_with_devices() -> None:  # DP12, DM1
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", FOUR)
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=4)
-            spec, plain = pod("p", 1), PodSpec("default", "plain", containers=(Container("c"),))
-            await kubelet.run_pod(spec)
-            await kubelet.run_pod(plain)
+    async with gpu_kubelet(FOUR) as (kubelet, plugin):
+        spec, plain = pod("p", 1), PodSpec("default", "plain", containers=(Container("c"),))
+        await kubelet.run_pod(spec)
+        await kubelet.run_pod(plain)
+        await plugin.stop()
         await kubelet.reboot()
         await kubelet.process.sources_ready.wait()
         assert kubelet.pod_status(spec.uid).message == NO_HEALTHY
         await kubelet.wait_for(lambda: kubelet.pod_status(plain.uid).phase is Phase.RUNNING, what="the plain pod")
-        assert [p.name for p in (await PodResourcesClient(root).list()).pod_resources] == ["plain"]
+        assert [p.name for p in (await PodResourcesClient(kubelet.node.root).list()).pod_resources] == ["plain"]
 
 
 async def test_a_device_that_came_back_unhealthy_rejects_too() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", FOUR)
+    async with gpu_kubelet(FOUR) as (kubelet, plugin):
         plugin.preferred = ["d1"]
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=4)
-            spec = pod("p", 1)
-            await kubelet.run_pod(spec)
-            kubelet.faults.pods_arrive.clear()
-            await kubelet.reboot()
-            await plugin.send([device("d0"), device("d1", "Unhealthy")])
-            await back_in_time(plugin, kubelet, healthy=1)
-            await kubelet.process.sources_ready.wait()
-            text = f"previously allocated devices are no longer healthy; cannot allocate unhealthy devices {GPU}"
-            assert kubelet.pod_status(spec.uid).message == REJECTED.format(text)
+        spec = pod("p", 1)
+        await kubelet.run_pod(spec)
+        kubelet.faults.pods_arrive.clear()
+        await kubelet.reboot()
+        await plugin.send([device("d0"), device("d1", "Unhealthy")])
+        await back_in_time(plugin, kubelet, healthy=1)
+        await kubelet.process.sources_ready.wait()
+        text = f"previously allocated devices are no longer healthy; cannot allocate unhealthy devices {GPU}"
+        assert kubelet.pod_status(spec.uid).message == REJECTED.format(text)
 
 
 async def test_a_lost_checkpoint_and_a_late_plugin_start_the_container_without_its_device() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", FOUR)
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=4)
-            spec = pod("p", 1)
-            await kubelet.run_pod(spec)
-            await kubelet.stop()
-            (root / "device-plugins" / FILE_NAME).unlink()
-            kubelet.node.live.zero()
-            kubelet.node.published.capacity.clear()
-            kubelet.node.published.allocatable.clear()
-            kubelet.node.live.capacity.clear()
-            kubelet.node.live.allocatable.clear()
-            await kubelet.reboot()
-            await kubelet.wait_for(lambda: kubelet.pod_status(spec.uid).running == ("a",), what="the pod to run")
-            runtime = kubelet.node.runtime
-            assert isinstance(runtime, MemoryRuntime)
-            assert runtime.running[spec.uid, "a"].device_ids == ()
-            await plugin.stop()
-            await plugin.serve()
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=4)
-            await kubelet.restart_container(spec.uid, "a")
-            assert len(runtime.running[spec.uid, "a"].device_ids) == 1, "allocated again at the next start"
+    async with gpu_kubelet(FOUR) as (kubelet, plugin):
+        spec = pod("p", 1)
+        await kubelet.run_pod(spec)
+        await kubelet.stop()
+        (kubelet.node.root / "device-plugins" / FILE_NAME).unlink()
+        kubelet.node.live.zero()
+        kubelet.node.published.capacity.clear()
+        kubelet.node.published.allocatable.clear()
+        kubelet.node.live.capacity.clear()
+        kubelet.node.live.allocatable.clear()
+        await kubelet.reboot()
+        await kubelet.wait_for(lambda: kubelet.pod_status(spec.uid).running == ("a",), what="the pod to run")
+        runtime = kubelet.node.runtime
+        assert isinstance(runtime, MemoryRuntime)
+        assert runtime.running[spec.uid, "a"].device_ids == ()
+        await plugin.stop()
+        await plugin.serve()
+        await plugin.register()
+        await kubelet.wait_for_resource(GPU, healthy=4)
+        await kubelet.restart_container(spec.uid, "a")
+        assert len(runtime.running[spec.uid, "a"].device_ids) == 1, "allocated again at the next start"
 
 
 async def test_a_corrupt_checkpoint_is_ignored() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", FOUR)
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=4)
-            await kubelet.run_pod(pod("p", 1))
-            await kubelet.stop()
-            path = root / "device-plugins" / FILE_NAME
-            path.write_text(path.read_text().replace('"d', '"e'))
-            await kubelet.start()
-            assert "checkpoint is corrupted" in kubelet.process.manager.checkpoint_error
-            assert kubelet.resources == {}
+    async with gpu_kubelet(FOUR) as (kubelet, _):
+        await kubelet.run_pod(pod("p", 1))
+        await kubelet.stop()
+        path = kubelet.node.root / "device-plugins" / FILE_NAME
+        path.write_text(path.read_text().replace('"d', '"e'))
+        await kubelet.start()
+        assert "checkpoint is corrupted" in kubelet.process.manager.checkpoint_error
+        assert kubelet.resources == {}
 
 
 async def test_podresources_is_partial_until_the_sources_are_ready() -> None:
@@ -264,59 +230,48 @@ async def test_podresources_is_partial_until_the_sources_are_ready() -> None:
 
 
 async def test_a_pod_deleted_while_the_kubelet_is_down_frees_its_device() -> None:  # DP10
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", [device("d0")])
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=1)
-            spec = pod("p", 1)
-            await kubelet.run_pod(spec)
-            await kubelet.stop()
-            await kubelet.delete_pod(spec.uid, force=True)
-            runtime = kubelet.node.runtime
-            assert isinstance(runtime, MemoryRuntime)
-            assert list(runtime.running) == [(spec.uid, "a")], "nobody is there to stop it"
-            kubelet.faults.pods_arrive.clear()
-            await kubelet.start()
-            await back_in_time(plugin, kubelet, healthy=1)
-            await kubelet.process.sources_ready.wait()
-            assert runtime.running == {}, "killed by the new kubelet"
-            assert list((await PodResourcesClient(root).list()).pod_resources) == []
-            assert (await kubelet.run_pod(pod("q", 1))).phase is Phase.RUNNING
+    async with gpu_kubelet([device("d0")]) as (kubelet, plugin):
+        spec = pod("p", 1)
+        await kubelet.run_pod(spec)
+        await kubelet.stop()
+        await kubelet.delete_pod(spec.uid, force=True)
+        runtime = kubelet.node.runtime
+        assert isinstance(runtime, MemoryRuntime)
+        assert list(runtime.running) == [(spec.uid, "a")], "nobody is there to stop it"
+        kubelet.faults.pods_arrive.clear()
+        await kubelet.start()
+        await back_in_time(plugin, kubelet, healthy=1)
+        await kubelet.process.sources_ready.wait()
+        assert runtime.running == {}, "killed by the new kubelet"
+        assert list((await PodResourcesClient(kubelet.node.root).list()).pod_resources) == []
+        assert (await kubelet.run_pod(pod("q", 1))).phase is Phase.RUNNING
 
 
 async def test_a_succeeded_pod_is_not_admitted_again() -> None:  # DP7
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", FOUR)
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=4)
-            spec = PodSpec("default", "p", containers=(Container("a", {GPU: 1}, run_seconds=0.02),))
-            await kubelet.run_pod(spec)
-            await kubelet.wait_for(lambda: kubelet.pod_status(spec.uid).phase is Phase.SUCCEEDED, what="its end")
+    async with gpu_kubelet(FOUR) as (kubelet, plugin):
+        spec = PodSpec("default", "p", containers=(Container("a", {GPU: 1}, run_seconds=0.02),))
+        await kubelet.run_pod(spec)
+        await kubelet.wait_for(lambda: kubelet.pod_status(spec.uid).phase is Phase.SUCCEEDED, what="its end")
+        await plugin.stop()
         await kubelet.restart()
         await kubelet.process.sources_ready.wait()
         assert kubelet.pod_status(spec.uid).phase is Phase.SUCCEEDED
 
 
 async def test_a_kubelet_that_ends_during_admission_rejects_nobody() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", FOUR)
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=4)
-            plugin.allocate_gate.clear()
-            spec = pod("p", 1)
-            admission = asyncio.create_task(kubelet.run_pod(spec))
-            await kubelet.wait_for(lambda: plugin.calls[-1][0] == "Allocate", what="Allocate")
-            await kubelet.stop()
-            assert (await admission).phase is Phase.PENDING
-            assert kubelet.events == []
-            plugin.allocate_gate.set()
-            kubelet.faults.pods_arrive.clear()
-            await kubelet.start()
-            await back_in_time(plugin, kubelet)
-            await kubelet.wait_for(lambda: kubelet.pod_status(spec.uid).phase is Phase.RUNNING, what="re-admission")
+    async with gpu_kubelet(FOUR) as (kubelet, plugin):
+        plugin.allocate_gate.clear()
+        spec = pod("p", 1)
+        admission = asyncio.create_task(kubelet.run_pod(spec))
+        await kubelet.wait_for(lambda: plugin.calls[-1][0] == "Allocate", what="Allocate")
+        await kubelet.stop()
+        assert (await admission).phase is Phase.PENDING
+        assert kubelet.events == []
+        plugin.allocate_gate.set()
+        kubelet.faults.pods_arrive.clear()
+        await kubelet.start()
+        await back_in_time(plugin, kubelet)
+        await kubelet.wait_for(lambda: kubelet.pod_status(spec.uid).phase is Phase.RUNNING, what="re-admission")
 
 
 async def test_a_pod_bound_while_the_sources_are_not_ready_is_admitted_once() -> None:
@@ -368,11 +323,8 @@ async def test_a_pod_that_was_ending_when_the_kubelet_stopped_ends_with_the_next
 
 
 async def test_an_empty_plugin_directory_means_a_new_node() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", FOUR)
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=4)
+    async with gpu_kubelet(FOUR) as (kubelet, plugin):
+        await plugin.stop()
         assert kubelet.node_status()["capacity"] == {GPU: 4}
         await kubelet.stop()
         assert kubelet.node_status()["capacity"] == {GPU: 4}, "the last known value"
