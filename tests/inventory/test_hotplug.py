@@ -23,9 +23,9 @@ from drabridge.inventory.facts import EventSeen, MonitorRestarted, Reconciled, S
 from drabridge.inventory.model import Presence, Snapshot
 from drabridge.inventory.udev import Udev
 from drabridge.inventory.udev_scope import UdevScope
-from tests.support.hardware import Loops, Watched, config, loops, needs_loop_devices, watching
+from tests.support.hardware import LOOP_MAJOR, Loops, Watched, config, loops, needs_loop_devices, watching
 from tests.support.udevd import RUN_UDEV, Udevd
-from tests.support.waiting import HANG_SECONDS, PATIENCE
+from tests.support.waiting import HANG_SECONDS, PATIENCE, until
 
 pytestmark = [pytest.mark.loopdev, pytest.mark.root, needs_loop_devices]
 
@@ -369,6 +369,8 @@ async def test_a_lost_database_renames_nothing(udevd: Udevd, loop: Loops) -> Non
     (rules / "99-drabridge-test.rules").write_text(f'KERNEL=="{loop.name(0)}", ENV{{ID_SERIAL_SHORT}}="serial-of-0"\n')
     udevd.start()
     loop.add(0)
+    # Only then the inventory looks: before udevd has written anything there is no database that it could wait for.
+    await until((RUN_UDEV / "data" / f"b{LOOP_MAJOR}:{loop.number(0)}").exists)
     resource = {
         "name": "example.com/loop",
         "match": [{"subsystem": "block", "sysname": loop.pattern}],

@@ -50,12 +50,17 @@ class Udevd:
     def start(self) -> None:
         RUN_UDEV.mkdir(exist_ok=True)
         OURS.touch()
-        self._process = subprocess.Popen([UDEVD], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        # A process group of its own: its workers are ended with it.
+        self._process = subprocess.Popen(
+            [UDEVD], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
         end = time.monotonic() + HANG_SECONDS
         while not event_source.udevd_listens():
             assert self._process.poll() is None, "systemd-udevd ended at once"
             assert time.monotonic() < end, f"systemd-udevd does not listen after {HANG_SECONDS:g} s"
             time.sleep(0.02)
+        # It listens before it hears the kernel's events; it answers a ping from the loop that reads them.
+        subprocess.run(["udevadm", "control", "--ping", f"--timeout={HANG_SECONDS:.0f}"], check=True)
 
     def send(self, number: int) -> None:
         assert self._process is not None
@@ -64,10 +69,25 @@ class Udevd:
     def kill(self) -> None:
         """As a crash would do it: its socket file stays, and so does its database."""
         if self._process is not None:
-            self._process.send_signal(signal.SIGCONT)
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):  # it ended by itself
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(HANG_SECONDS)
+            end = time.monotonic() + HANG_SECONDS
+            while living := _living_processes(self._process.pid):  # a worker writes to /run/udev while it lives
+                assert time.monotonic() < end, f"udevd's workers live on after {HANG_SECONDS:g} s: {living}"
+                time.sleep(0.01)
             self._process = None
+
+
+def _living_processes(group: int) -> list[int]:
+    """The process ids of a group, without those that have ended and only wait for their parent (state Z; proc(5))."""
+    living = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            state, _, group_id, *_ = path.read_text().rpartition(")")[2].split()
+            if int(group_id) == group and state not in "ZX":
+                living.append(int(path.parent.name))
+    return living
 
 
 @pytest.fixture
