@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+_RESERVATIONS: list[socket.socket] = []
+
 
 class QuietHandler(http.server.BaseHTTPRequestHandler):
     """Answers without telling the terminal."""
@@ -19,12 +21,26 @@ class QuietHandler(http.server.BaseHTTPRequestHandler):
 
 
 def free_port() -> int:
-    """A port of localhost that nobody listens on, and that the kernel gives to nobody who asks for any."""
+    """A TCP port that nobody listens on, at any IPv4 or IPv6 address, and that nobody else is given.
+
+    Not by the kernel, which gives ports of its own range to who asks for any; not by this function to another test run
+    of this machine while this process lives.
+    """
     first, _ = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     for port in random.SystemRandom().sample(range(first // 2, first), 100):
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+        reservation = socket.socket(socket.AF_UNIX)
+        with suppress(OSError), _listening_everywhere(port):
+            reservation.bind(f"\0drabridge-tests-port-{port}")  # of one owner, which the kernel frees at its end
+            _RESERVATIONS.append(reservation)
             return port
+        reservation.close()
     raise OSError("no port is free")
+
+
+def _listening_everywhere(port: int) -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
 
 
 @contextmanager
