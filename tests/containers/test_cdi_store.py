@@ -1,4 +1,4 @@
-"""CDI spec files, read back as a runtime reads them."""
+"""CDI files in their directory: written, found again, removed, and what a directory that cannot be used does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 from drabridge.containers.cdi_spec import (
     CdiDevice,
-    CdiSpec,
     ContainerEdits,
     claim_device_name,
     claim_uid_of,
@@ -17,25 +16,8 @@ from drabridge.containers.cdi_spec import (
 )
 from drabridge.containers.cdi_store import CdiStore, Family
 from drabridge.errors import HostError
-from drabridge.inventory.model import Device, DeviceNode, Mount
-
-UID = "34553fd1-cf06-469c-b877-c1432ff67333"
-NODE = DeviceNode("/dev/radio0", "/dev/radio0", major=189, minor=4)
-RENAMED = DeviceNode("/dev/radio7", "/dev/radio", "rwm", "b", 7, 7)
-DEVICE = Device(
-    "radio-a", "SN1", "example.com/radio", nodes=(NODE,), env={"B": "2", "A": "1"}, mounts=(Mount("/opt/fw", "/fw"),)
-)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> CdiStore:
-    return CdiStore(tmp_path / "cdi", "drabridge.example.com")
-
-
-def read(store: CdiStore, spec: CdiSpec) -> dict[str, object]:
-    document = json.loads((store.directory / spec.file_name).read_bytes())
-    assert isinstance(document, dict)
-    return document
+from drabridge.inventory.model import Device
+from tests.containers.cdi_samples import DEVICE, NODE, UID, read
 
 
 def test_a_legacy_device_has_one_file_and_one_name(store: CdiStore) -> None:
@@ -73,40 +55,6 @@ def test_every_replica_of_a_device_gets_the_same_name(store: CdiStore) -> None:
 
     assert len(shared.units) == 3
     assert store.legacy_spec(shared).names == ("drabridge.example.com/device=legacy-kvm",)
-
-
-@pytest.mark.parametrize(
-    ("device", "version"),
-    [
-        (CdiDevice("a", ContainerEdits((NODE,))), "0.3.0"),
-        (CdiDevice("0a", ContainerEdits((NODE,))), "0.5.0"),
-        (CdiDevice("a", ContainerEdits((RENAMED,))), "0.5.0"),
-        (CdiDevice("a", ContainerEdits((DeviceNode("/dev/x", ""),))), "0.3.0"),
-        (CdiDevice("0a", ContainerEdits()), "0.3.0"),
-    ],
-    ids=["plain", "digit-name", "renamed-node", "no-alias", "not-written"],
-)
-def test_the_version_is_the_lowest_that_covers_the_file(device: CdiDevice, version: str) -> None:
-    assert CdiSpec("f.json", "v/c", (CdiDevice("plain", ContainerEdits((NODE,))), device)).version == version
-
-
-def test_a_renamed_node_names_both_paths(store: CdiStore) -> None:
-    spec = store.claim_spec(UID, [CdiDevice("a", ContainerEdits((RENAMED,)))])
-    store.write(spec)
-
-    devices = read(store, spec)["devices"]
-    assert isinstance(devices, list)
-    assert devices[0]["containerEdits"]["deviceNodes"] == [
-        {"path": "/dev/radio", "hostPath": "/dev/radio7", "type": "b", "major": 7, "minor": 7, "permissions": "rwm"}
-    ]
-
-
-def test_names_of_claims_begin_with_a_letter_and_hold_everything_that_makes_them_one(store: CdiStore) -> None:
-    name = claim_device_name(UID, "gpu", "radio-a", "share-1")
-
-    assert name == f"claim-{UID}-gpu-radio-a-share-1"
-    assert store.claim_spec(UID, [CdiDevice(name, ContainerEdits((NODE,)))]).version == "0.3.0"
-    assert claim_device_name(UID, "look", "radio-a", admin=True) == f"admin-{UID}-look-radio-a"
 
 
 def test_nothing_to_inject_means_no_file_and_no_name(store: CdiStore) -> None:
@@ -173,29 +121,6 @@ def test_a_key_that_is_not_a_valid_file_name_is_refused(store: CdiStore, key: st
         store.file_name(Family.CLAIM, key)
 
 
-@pytest.mark.parametrize(
-    "device",
-    [
-        CdiDevice("bad name", ContainerEdits((NODE,))),
-        CdiDevice("a", ContainerEdits((DeviceNode("dev/x", "/dev/x"),))),
-        CdiDevice("a", ContainerEdits(mounts=(Mount("relative", "/x"),))),
-        CdiDevice("a", ContainerEdits(env={"A=B": "1"})),
-        CdiDevice("a", ContainerEdits(env={"A": "1\0"})),
-    ],
-)
-def test_what_no_runtime_would_accept_is_refused_before_it_is_written(store: CdiStore, device: CdiDevice) -> None:
-    with pytest.raises(HostError):
-        store.write(store.claim_spec(UID, [device]))
-    assert not store.directory.exists()
-
-
-def test_two_devices_of_one_name_are_refused(store: CdiStore) -> None:
-    with pytest.raises(HostError, match="twice"):
-        store.write(
-            store.claim_spec(UID, [CdiDevice("a", ContainerEdits((NODE,))), CdiDevice("a", ContainerEdits((RENAMED,)))])
-        )
-
-
 def test_a_directory_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
@@ -220,14 +145,6 @@ def test_a_directory_that_refuses_even_root_says_what_to_do() -> None:
 def test_an_invalid_kind_is_refused(tmp_path: Path, vendor: str, device_class: str) -> None:
     with pytest.raises(ValueError, match="is not a CDI kind"):
         CdiStore(tmp_path, vendor, device_class)
-
-
-def test_edits_join_and_the_later_wins() -> None:
-    joined = ContainerEdits((NODE,), {"A": "1", "B": "1"}) | ContainerEdits(
-        (RENAMED,), {"B": "2"}, (Mount("/a", "/b"),)
-    )
-
-    assert joined == ContainerEdits((NODE, RENAMED), {"A": "1", "B": "2"}, (Mount("/a", "/b"),))
 
 
 def test_a_failure_lasts_until_a_probe_succeeds(tmp_path: Path) -> None:
