@@ -123,10 +123,10 @@ class Bed(Protocol):
     kubelet_directory: Path | None
     """Kubelet's root, where the node's files are on this machine."""
     runs_programs: bool
-    """Whether containers run what they are told to, so that :meth:`said` knows what they wrote."""
+    """Whether containers run what they are told to."""
 
-    async def said(self, pod: str, container: str = "") -> str:
-        """The log of the pod's container, or of its only one."""
+    async def said(self, pod: str, container: str = "") -> str | None:
+        """The log of the pod's container, or of its only one. None where containers run no programs."""
 
     async def restarted(self, pod: str) -> bool:
         """Whether the pod's container was started more than once."""
