@@ -34,7 +34,7 @@ resources:
 """
 
 
-async def test_a_profile_reads_properties_attributes_links_and_files_of_the_device() -> None:
+async def test_a_profile_reads_properties_and_attributes_and_links_and_files_of_the_device() -> None:
     async with bridge(CONFIG) as (agent, cluster, _):
         await cluster.apply(claim_pod("p"))
         await until(lambda: list(agent.cdi.glob("*-claim-*.json")), 20, agent.text)

@@ -178,7 +178,7 @@ async def test_a_start_with_another_driver_is_refused_while_the_former_one_holds
         await agent.ready()
 
 
-async def test_a_signal_to_read_the_configuration_never_ends_an_agent() -> None:
+async def test_a_reload_signal_never_ends_an_agent() -> None:
     async with node() as (agent, _):
         (agent.root / "second").mkdir()
         other = AgentProcess(agent.root / "second")
@@ -217,7 +217,7 @@ async def test_a_removed_control_socket_is_created_again() -> None:
             assert (await agent.status())["ready"]
 
 
-async def test_each_fault_of_a_refused_file_is_a_note_of_its_own() -> None:
+async def test_each_fault_of_a_refused_file_is_reported_separately() -> None:
     async with node(CONFIG) as (agent, _):
         reload(agent, CONFIG.replace("kind: AgentConfig", "kind: AgentConfig\nfoo: 1\nbar: 2"))
 

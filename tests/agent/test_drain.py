@@ -230,7 +230,7 @@ async def test_invalid_bodies_are_refused(body: bytes, said: bytes) -> None:
     ],
     ids=str,
 )
-async def test_bad_usage_is_two(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+async def test_bad_usage_exits_with_2(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
     code, _, err = await drain_command("--socket", str(tmp_path / "none"), *words)
     assert code == 2
     assert said in err

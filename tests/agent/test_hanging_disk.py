@@ -59,7 +59,7 @@ async def meanwhile(work: Coroutine[Any, Any, Any]) -> AsyncIterator[asyncio.Tas
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_lanes_that_cannot_be_saved_wait_and_nothing_else_does() -> None:
+async def test_only_lanes_wait_while_they_cannot_be_saved() -> None:
     async with on_a_disk_that_may_hang() as (agent, cluster, hold):
         hold.write_text("/.lanes.json")
         async with meanwhile(set_lanes(agent, legacy=3, dra=1)) as setting:
@@ -86,7 +86,7 @@ async def test_an_annotation_that_cannot_be_saved_is_followed() -> None:
         await until(lambda: kept.exists() and json.loads(kept.read_text()) == json.loads(lanes), 15, agent.text)
 
 
-async def test_names_that_cannot_be_saved_are_given() -> None:
+async def test_devices_get_names_that_cannot_be_saved() -> None:
     async with on_a_disk_that_may_hang() as (agent, cluster, hold):
         hold.write_text("/.identities.json")
         agent.config.write_text(BOTH_LANES.replace('"{sysname}"', '"x-{sysname}"'))

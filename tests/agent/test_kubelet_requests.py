@@ -197,7 +197,7 @@ async def test_a_hook_that_fails_keeps_the_container_waiting_until_it_succeeds(t
         await until(lambda: started(kubelet), 10, agent.text)
 
 
-async def test_a_hook_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -> None:
+async def test_a_hook_that_hangs_is_killed_with_all_its_processes(tmp_path: Path) -> None:
     """What the hook starts in the background goes too, and the agent answers others meanwhile."""
     script = f"sleep 7654321 & echo $! > {tmp_path}/pid; wait"
     async with node(config(preStart=hook(script, 3))) as (agent, _), socket(agent) as plugin:
@@ -220,7 +220,7 @@ def _zombie(directory: Path) -> bool:
         return True
 
 
-async def test_without_a_hook_prestart_is_served_and_not_required() -> None:
+async def test_without_a_hook_pre_start_container_is_served_and_not_required() -> None:
     async with node(config()) as (agent, _), socket(agent) as plugin:
         options = await plugin.GetDevicePluginOptions(pb.Empty())
         assert (options.pre_start_required, options.get_preferred_allocation_available) == (False, True)

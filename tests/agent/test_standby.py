@@ -34,7 +34,7 @@ def sockets(agent: AgentProcess) -> dict[str, int]:
     return {str(path): path.stat().st_ino for path in found}
 
 
-async def test_a_standby_is_ready_says_what_it_is_and_touches_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_standby_is_ready_and_reports_its_role_and_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     async with node() as (first, kubelet):
         await kubelet.run_pod(pod("a"))
         before, written = sockets(first), sorted(os.listdir(first.cdi))

@@ -23,7 +23,7 @@ def conditions(node: DraNode, name: str) -> list[tuple[str, str]]:
     return [(one["device"], one["conditions"][0]["status"]) for one in devices]
 
 
-async def test_a_damaged_record_is_told_of_and_other_claims_get_their_status() -> None:
+async def test_a_damaged_record_is_reported_and_other_claims_get_their_status() -> None:
     """Whoever reads it first: here the writer of statuses, when a device changes."""
     async with a_node() as node:
         first, second = node.claims.add("first", "gpu-1"), node.claims.add("second", "gpu-2")
@@ -82,7 +82,7 @@ async def test_a_writer_that_meets_a_damaged_record_goes_on(tmp_path: Path, capl
         await task
 
 
-async def test_a_defect_in_one_part_leaves_kubelet_its_sockets(
+async def test_a_defect_in_the_status_writer_leaves_the_driver_serving(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def broken(writer: StatusWriter, uid: str) -> None:

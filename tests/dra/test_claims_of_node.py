@@ -40,7 +40,7 @@ async def test_claims_with_devices_of_this_node_are_listed() -> None:
         assert await queries.allocated() is None
 
 
-async def test_where_the_server_has_no_claims_nobody_has_a_device_by_one() -> None:
+async def test_where_the_server_has_no_claims_no_device_is_held_by_one() -> None:
     async with asking(versions=()) as (queries, _):
         assert await queries.allocated() == ()
 

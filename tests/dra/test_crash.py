@@ -74,7 +74,7 @@ def clear(root: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-async def test_death_at_every_step_of_prepare_loses_and_doubles_nothing() -> None:
+async def test_a_crash_at_any_step_of_prepare_loses_nothing_and_gives_nothing_twice() -> None:
     async with world() as (root, api, kubeconfig):
         claims = Claims(api)
         claim = claims.add("cl", "gpu-0", "gpu-1")
@@ -112,7 +112,7 @@ async def ends_clean(node: DraNode) -> None:
     assert not any(held.phase == "prepared" for held in node.ledger_service.ledger.entries["gpu-0"].claims)
 
 
-async def test_death_at_every_step_of_unprepare_ends_clean() -> None:
+async def test_a_crash_at_any_step_of_unprepare_leaves_nothing_behind() -> None:
     async with world() as (root, api, kubeconfig):
         claim = Claims(api).add("cl", "gpu-0", "gpu-1")
         async with child(root, kubeconfig, "unprepare", 0):
@@ -136,7 +136,7 @@ async def test_death_at_every_step_of_unprepare_ends_clean() -> None:
 
 
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
-async def test_death_in_the_middle_of_publishing_is_made_good(at: int) -> None:
+async def test_a_crash_in_the_middle_of_publishing_is_repaired_at_the_next_start(at: int) -> None:
     """Three slices; the fourth step never comes."""
     async with world() as (root, api, kubeconfig):
         async with child(root, kubeconfig, "publish", at) as process:

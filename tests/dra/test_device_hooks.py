@@ -50,7 +50,7 @@ async def test_hooks_run_around_a_claim_and_know_their_device(log: Path) -> None
     ]
 
 
-async def test_a_failed_prepare_hook_is_undone_and_its_output_reaches_the_person(log: Path) -> None:
+async def test_a_failed_prepare_hook_is_undone_and_its_output_is_in_the_message(log: Path) -> None:
     prepare = script('[ "$DRABRIDGE_DEVICE" = gpu-1 ] || { echo no firmware; exit 7; }')
     undo = script(f"echo undone $DRABRIDGE_DEVICE >> {log}")
     quoted = with_profile(f"prepare: {prepare}, unprepare: {undo}").replace("'[ ", '"[ ').replace("; }'", '; }"')
@@ -64,7 +64,7 @@ async def test_a_failed_prepare_hook_is_undone_and_its_output_reaches_the_person
         assert node.owner("gpu-1") is Owner.DRA_GRANTED
 
 
-async def test_what_a_hook_says_takes_no_memory_but_for_its_end() -> None:
+async def test_only_the_end_of_a_hooks_output_is_kept_in_memory() -> None:
     """A pipe holds 64 KiB; a file in memory held all of it, and grew with what the hook had left running."""
     text = "head -c 5000000 /dev/zero | tr '\\0' x; readlink /proc/self/fd/1"
     said = await run_hook(Hook(command=("/bin/sh", "-c", text), timeout_seconds=300), None, "gpu")
@@ -72,7 +72,7 @@ async def test_what_a_hook_says_takes_no_memory_but_for_its_end() -> None:
     assert "xxxpipe:[" in said
 
 
-async def test_what_a_hook_leaves_running_may_go_on_to_speak(tmp_path: Path) -> None:
+async def test_a_process_that_a_hook_leaves_running_may_go_on_to_write(tmp_path: Path) -> None:
     done, gate = tmp_path / "done", tmp_path / "gate"
     later = f"(while [ ! -e {gate} ]; do sleep 0.01; done; head -c 300000 /dev/zero && touch {done}) & echo now"
     assert await run_hook(Hook(command=("/bin/sh", "-c", later)), None, "gpu") == "now"
@@ -99,7 +99,7 @@ async def test_a_claim_gets_its_device_as_the_hook_left_it(log: Path) -> None:
         assert "/dev/zero" in text_of(node, claim)
 
 
-async def test_a_device_is_nobody_elses_before_its_cleaning_has_ended(log: Path) -> None:
+async def test_a_device_is_given_to_nobody_else_before_its_cleaning_has_ended(log: Path) -> None:
     """The prepare runs out of time and is undone; kubelet unprepares the claim of a pod that was deleted meanwhile."""
     prepare, undo = script("sleep 60", 60), script(f"echo begin >> {log}; sleep 0.5; echo end >> {log}", 60)
     async with a_node(with_profile(f"prepare: {prepare}, unprepare: {undo}")) as node:
@@ -118,7 +118,7 @@ async def test_a_device_is_nobody_elses_before_its_cleaning_has_ended(log: Path)
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-async def test_what_escapes_from_a_hook_that_is_killed_holds_up_nobody(tmp_path: Path, *, cancelled: bool) -> None:
+async def test_a_process_that_escapes_from_a_killed_hook_delays_nobody(tmp_path: Path, *, cancelled: bool) -> None:
     """A daemon, say, in a session of its own: it lives on, and the output that it shares with the hook never ends."""
     pid = tmp_path / "pid"
     escape = f"setsid sleep 7654 & echo $! > {pid}.new; mv {pid}.new {pid}; sleep 7654"
@@ -166,7 +166,7 @@ async def test_admin_access_runs_no_hooks(log: Path) -> None:
     assert log.read_text() == ""
 
 
-async def test_nothing_is_cleaned_for_a_claim_that_was_refused(log: Path) -> None:
+async def test_a_refused_claim_causes_no_cleaning(log: Path) -> None:
     """Its record, which is written first, outlives the refusal when the agent is killed, or an answer is lost."""
     async with a_node(with_profile(f"unprepare: {script(f'echo $DRABRIDGE_CLAIM >> {log}')}")) as node:
         holder, claim = node.claims.add("holder", "gpu-1"), node.claims.add("claim", "gpu-1")
@@ -184,7 +184,7 @@ async def test_nothing_is_cleaned_for_a_claim_that_was_refused(log: Path) -> Non
     assert log.read_text() == "default/holder\n"
 
 
-async def test_a_claim_that_ends_in_a_conflict_leaves_the_device_to_the_pod(log: Path) -> None:
+async def test_a_claim_that_ends_in_a_conflict_runs_no_cleaning_while_the_pod_has_the_device(log: Path) -> None:
     """The pod has it open, and its work does not survive a reset; the device stays held."""
 
     async def in_use(names: set[str]) -> dict[str, str]:

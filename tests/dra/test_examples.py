@@ -100,7 +100,7 @@ PLAIN = {
 
 
 @pytest.mark.parametrize("example", PLAIN)
-async def test_an_example_runs_and_leaves_nothing_behind(example: str) -> None:
+async def test_an_example_runs_and_leaves_nothing_on_the_node(example: str) -> None:
     async with cluster() as (sim, node):
         pods = await run(sim, example)
         assert held(node) == PLAIN[example]
@@ -139,7 +139,7 @@ async def test_parameters_reach_the_container() -> None:
         assert spec["devices"][0]["containerEdits"]["env"] == ["GPU=0", "MODE=exclusive", "TUNED=high"]
 
 
-async def test_two_pods_have_a_part_each_and_a_third_finds_no_room() -> None:
+async def test_two_pods_have_a_part_each_and_a_third_stays_pending() -> None:
     async with cluster() as (sim, node):
         await run(sim, "shared-device")
         (entry,) = [entry for entry in node.ledger_service.ledger.entries.values() if entry.holders]

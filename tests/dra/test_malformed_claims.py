@@ -42,7 +42,7 @@ async def let_go(node: DraNode, claim: dra_v1_pb2.Claim, device: str) -> None:
 
 
 @pytest.mark.parametrize("before", [(), ("honest",)], ids=["the first claim", "not the first claim"])
-async def test_a_claim_with_the_longest_name_is_served_and_lets_go(before: tuple[str, ...]) -> None:
+async def test_a_claim_with_the_longest_name_is_prepared_and_unprepared(before: tuple[str, ...]) -> None:
     async with a_node() as node:
         for name in before:
             await node.prepared(node.claims.add(name, "gpu-0"))

@@ -140,7 +140,7 @@ async def test_the_status_of_a_claim_follows_its_devices_and_leaves_other_driver
         assert "nic-0" not in json.dumps(ours)  # never sent, not even unchanged
 
 
-async def test_a_status_that_is_refused_is_said_and_the_claim_works(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_status_that_is_refused_is_reported_and_the_claim_works(caplog: pytest.LogCaptureFixture) -> None:
     async with a_node(gates={"DRAResourceClaimDeviceStatus": True}) as node:
         node.api.faults.fail(20, 422, verb="patch", resource="resourceclaims")
         claim = node.claims.add("cl", "gpu-0")

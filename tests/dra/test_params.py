@@ -31,13 +31,13 @@ def choose(
     return resolve(config, results, lambda result: rules, DRIVER)
 
 
-def test_without_parameters_the_default_profile_counts() -> None:
+def test_without_parameters_the_default_profile_applies() -> None:
     assert choose() == (Choice("safe"),)
     assert choose(rules=STRICT) == (Choice(),)
 
 
 @pytest.mark.parametrize("fields", [{}, {"profile": ""}, {"env": {"MODE": "1"}}])
-def test_who_names_no_profile_keeps_the_administrators(fields: dict[str, Any]) -> None:
+def test_without_a_named_profile_the_administrators_applies(fields: dict[str, Any]) -> None:
     assert choose(entry(**fields))[0].profile == "safe"
     assert choose(entry("FromClass", profile="fast"), entry(**fields))[0].profile == "fast"
 
@@ -79,7 +79,7 @@ def test_every_device_gets_its_own_choice() -> None:
     assert (first.profile, second.profile) == ("fast", "safe")
 
 
-def test_other_drivers_entries_are_nobodys_business_here() -> None:
+def test_entries_of_other_drivers_are_ignored() -> None:
     foreign = entry(nonsense=True)
     foreign["opaque"]["driver"] = "other.example.com"
     assert choose(foreign) == (Choice("safe"),)
@@ -120,7 +120,7 @@ def test_the_class_follows_the_same_rules_unless_it_is_trusted() -> None:
         ({"env": {"MODE": "a\0b"}}, "text was expected"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(fields: dict[str, Any], text: str) -> None:
+def test_an_error_is_reported_with_its_place(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         choose(entry("FromClass"), entry(**fields))
     assert text in str(caught.value)
@@ -136,7 +136,7 @@ def test_a_key_given_twice_is_an_error_and_not_the_last_one() -> None:
 
 
 @pytest.mark.parametrize("raw", [{"source": "FromMoon", "opaque": {"driver": DRIVER}}, {"source": "FromClaim"}])
-def test_a_form_that_is_not_known_is_an_error(raw: dict[str, Any]) -> None:
+def test_an_unknown_kind_of_parameters_is_an_error(raw: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="of a form that this agent does not know"):
         choose(raw)
 
@@ -150,7 +150,7 @@ VALUES = JSON | st.sampled_from(["drabridge/v1alpha1", "DeviceConfig", "fast"]) 
 
 
 @given(st.dictionaries(KEYS, VALUES) | JSON, st.sampled_from(["FromClass", "FromClaim"]))
-def test_whatever_a_user_writes_is_refused_or_stays_within_the_rules(parameters: Any, source: str) -> None:
+def test_any_user_input_is_refused_or_stays_within_the_rules(parameters: Any, source: str) -> None:
     config = {"source": source, "opaque": {"driver": DRIVER, "parameters": parameters}}
     try:
         (choice,) = choose(config)

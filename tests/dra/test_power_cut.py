@@ -21,13 +21,13 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
     return Disk(tmp_path, monkeypatch)
 
 
-def test_a_record_that_was_answered_for_is_never_half_written(tmp_path: Path, disk: Disk) -> None:
+def test_a_record_is_complete_before_its_call_is_answered(tmp_path: Path, disk: Disk) -> None:
     RecordStore(tmp_path).save(RECORD)
     assert disk.undone == [f"rename to {UID}.json"]  # then the ledger says who holds what, and kubelet asks again
     assert not disk.torn
 
 
-def test_a_record_that_is_begun_costs_no_wait(tmp_path: Path, disk: Disk) -> None:
+def test_beginning_a_record_does_not_wait_for_the_disk(tmp_path: Path, disk: Disk) -> None:
     RecordStore(tmp_path).save(replace(RECORD, state=RecordState.STARTED))
     assert not disk.synced
 
@@ -59,7 +59,7 @@ class Facts(list[Fact]):
             self.undone[fact.method] = self._disk.undone
 
 
-async def test_kubelet_is_answered_when_the_ledger_is_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_kubelet_is_answered_only_when_the_ledger_is_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_node(start=False) as node:
         disk = Disk(node.state, monkeypatch)
         defaults = {**(Store.__init__.__kwdefaults__ or {}), "fsync": os.fsync}  # else the one of its definition

@@ -66,7 +66,7 @@ async def test_an_empty_request_is_answered_at_once() -> None:
         assert node.api.requests == [] or all(r.resource != "resourceclaims" for r in node.api.requests)
 
 
-async def test_repeating_gives_the_same_answer() -> None:
+async def test_a_repeated_request_gets_the_same_answer() -> None:
     async with a_node() as node:
         claim = node.claims.add("cl1", "gpu-1", "gpu-2")
         first = await node.prepared(claim)
@@ -80,7 +80,7 @@ async def test_repeating_gives_the_same_answer() -> None:
         assert [fact.outcome for fact in node.handled("prepare")] == ["ok", "replayed", "replayed", "replayed"]
 
 
-async def test_unprepare_of_the_unknown_is_a_success() -> None:
+async def test_unprepare_of_an_unknown_claim_succeeds() -> None:
     async with a_node() as node:
         stranger = dra_v1_pb2.Claim(namespace="default", name="x", uid="34553fd1-cf06-469c-b877-c1432ff67333")
         assert await node.unprepare(stranger) == {stranger.uid: ""}
@@ -129,7 +129,7 @@ async def test_a_device_that_was_freed_in_the_api_is_taken_over_inside_the_call(
         assert node.told == []
 
 
-async def test_a_refusal_is_told_once_with_the_answer_that_kubelet_gets() -> None:
+async def test_a_refusal_is_reported_once_with_the_answer_that_kubelet_gets() -> None:
     async with a_node() as node:
         await node.prepared(node.claims.add("first", "gpu-1"))
         second = node.claims.add("second", "gpu-1")
@@ -294,7 +294,7 @@ async def test_a_claim_that_was_allocated_anew_gives_up_the_old_devices() -> Non
         assert "gpu-1" not in spec
 
 
-async def test_one_bad_claim_of_a_request_does_not_spoil_the_others() -> None:
+async def test_one_bad_claim_of_a_request_does_not_affect_the_others() -> None:
     async with a_node() as node:
         good, bad = node.claims.add("good", "gpu-1"), node.claims.add("bad", "gpu-2", config=(params(nonsense=1),))
         answers = await node.prepare(good, bad)

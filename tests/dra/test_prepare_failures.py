@@ -23,7 +23,7 @@ async def _under_way(node: DraNode) -> tuple[dra_v1_pb2.Claim, asyncio.Future[di
     return claim, late
 
 
-async def test_transient_trouble_of_the_api_server_is_absorbed_inside_the_call() -> None:
+async def test_a_short_failure_of_the_api_server_is_retried_inside_the_call() -> None:
     async with a_node() as node:
         claim = node.claims.add("cl", "gpu-1")
         node.api.faults.fail(2, 503, verb="get", resource="resourceclaims")

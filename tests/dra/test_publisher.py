@@ -97,7 +97,7 @@ async def test_a_restart_changes_nothing_and_nothing_is_deleted_at_shutdown() ->
         assert node.slices() == before
 
 
-async def test_a_faulty_device_is_tainted_and_cleared_when_it_is_well() -> None:
+async def test_a_faulty_device_is_tainted_until_it_works_again() -> None:
     async with a_node() as node:
         await published(node)
         await node.change(gpu_1=(Presence.FAULTY, "its node is missing"))
@@ -135,7 +135,7 @@ async def test_devices_of_the_legacy_lane_are_in_no_slice() -> None:
 
 
 @pytest.mark.parametrize("versions", [("v1",), ("v1beta2",), ("v1beta1",)])
-async def test_every_version_of_the_api_is_spoken(versions: tuple[str, ...]) -> None:
+async def test_every_version_of_the_api_is_supported(versions: tuple[str, ...]) -> None:
     async with a_node(versions=versions) as node:
         await published(node)
         assert node.driver.state.api_version == versions[0]
@@ -146,7 +146,7 @@ async def test_every_version_of_the_api_is_spoken(versions: tuple[str, ...]) -> 
 
 
 @pytest.mark.parametrize(("before", "after"), [(("v1beta2",), ("v1",)), (("v1", "v1beta1"), ("v1beta1",))])
-async def test_a_control_plane_that_changes_its_versions_is_spoken_to_in_those(
+async def test_versions_are_chosen_anew_when_the_control_plane_changes_them(
     before: tuple[str, ...], after: tuple[str, ...]
 ) -> None:
     """Upgraded, or rolled back: what it says of a version that it lacks, 404, frees no claim's device."""
@@ -170,7 +170,7 @@ async def test_a_control_plane_that_changes_its_versions_is_spoken_to_in_those(
         await until(lambda: node.owner("gpu-0") is Owner.NONE, why="the release")
 
 
-async def test_a_version_that_was_spoken_for_long_makes_the_next_search_quick_again(
+async def test_a_version_that_worked_for_long_makes_the_next_search_quick_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     drawn: list[int] = []
@@ -217,7 +217,7 @@ async def test_an_api_server_that_fails_is_retried_and_one_that_is_away_is_waite
         await published(node, ["gpu-0"])
 
 
-async def test_watches_that_end_are_begun_again_and_a_list_follows_410() -> None:
+async def test_watches_that_end_are_restarted_and_a_list_follows_status_410() -> None:
     async with a_node() as node:
         await published(node)
         for _ in range(3):
@@ -227,7 +227,7 @@ async def test_watches_that_end_are_begun_again_and_a_list_follows_410() -> None
             await published(node)
 
 
-async def test_nobody_claims_that_slices_are_published_while_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slices_are_not_reported_as_published_while_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look that finds nothing to write asks nobody: whoever waits for the API server's answer has none."""
     monkeypatch.setattr(publisher, "LOOK_SECONDS", 0.05)
     async with a_node() as node:
@@ -247,7 +247,7 @@ async def test_nobody_claims_that_slices_are_published_while_that_is_not_known(m
         assert not [fact for fact in node.facts[facts:] if isinstance(fact, SlicesPublished)]  # there was no write
 
 
-async def test_a_write_that_may_have_been_done_is_looked_for_before_anything_is_said() -> None:
+async def test_the_result_of_an_unanswered_write_is_read_before_it_is_reported() -> None:
     async with a_node() as node:
         await published(node)
         await node.ledger_service.apply(SetLane("gpu-0", Lane.LEGACY, time.time()))
@@ -286,7 +286,7 @@ async def test_a_slice_that_is_edited_before_its_write_is_answered_is_restored()
         await published(node, ALL[:2])
 
 
-async def test_what_a_watch_does_not_tell_is_seen_by_who_asks() -> None:
+async def test_a_change_that_the_watch_does_not_report_is_found_by_a_list() -> None:
     async with a_node() as node:
         await published(node)
         await node.ledger_service.apply(SetLane("gpu-0", Lane.LEGACY, time.time()))
@@ -327,7 +327,7 @@ async def test_many_devices_fill_slices_of_64() -> None:
         assert node.writes() == 3
 
 
-async def test_a_cluster_without_dra_is_said_and_the_sockets_serve_all_the_same() -> None:
+async def test_a_cluster_without_dra_is_reported_and_the_sockets_serve_anyway() -> None:
     async with a_node(CONFIG, versions=()) as node:
         await until(lambda: node.driver.state.error, why="the reason")
         assert "does not serve" in node.driver.state.error or "no version" in node.driver.state.error
@@ -410,7 +410,7 @@ async def test_where_a_dry_run_is_refused_a_device_that_needs_the_field_is_left_
         await published(node, ["gpu-0", "gpu-2", "gpu-3"])
 
 
-async def test_without_the_gate_a_shared_device_is_one_claims_and_that_is_said() -> None:
+async def test_without_the_gate_a_shared_device_goes_to_one_claim_and_that_is_reported() -> None:
     device = replace(gpu(0), name="shared-0", id="S0", resource="example.com/shared", capacity={"memory": 8 * 2**30})
     async with a_node(devices=(device,), gates={"DRAConsumableCapacity": False}) as node:
         await published(node, ["shared-0"])

@@ -27,7 +27,7 @@ def _anew(node: DraNode, name: str, *devices: Any) -> None:
     node.claims.allocate(name, *devices)
 
 
-async def test_a_claim_that_is_allocated_anew_gives_up_what_it_had() -> None:
+async def test_a_claim_that_is_allocated_anew_releases_its_former_device() -> None:
     async with a_node() as node:
         claim = await _used(node, "cl1", "gpu-1", "gpu-2")
         _anew(node, "cl1", "gpu-2", "gpu-3")
@@ -36,7 +36,7 @@ async def test_a_claim_that_is_allocated_anew_gives_up_what_it_had() -> None:
         assert [node.owner(name) for name in ("gpu-2", "gpu-3")] == [Owner.DRA_PREPARED] * 2
 
 
-async def test_a_device_that_is_still_open_is_not_given_up_for_another() -> None:
+async def test_a_device_that_is_still_open_is_not_released_for_another() -> None:
     """A kubelet that has restarted does not unprepare the claim of a force-deleted pod before it prepares it anew."""
     users: dict[str, str] = {}
 
@@ -76,7 +76,7 @@ async def test_a_claim_that_never_had_the_device_does_not_wait_until_its_holder_
         assert node.holders("gpu-1") == ["cl1"]
 
 
-async def test_two_claims_that_change_places_do_not_wait_for_each_other() -> None:
+async def test_two_claims_that_exchange_devices_do_not_wait_for_each_other() -> None:
     async with a_node() as node:
         claims = [await _used(node, "cl1", "gpu-1"), await _used(node, "cl2", "gpu-2")]
         _anew(node, "cl1", "gpu-2")
@@ -94,7 +94,7 @@ async def test_a_device_of_the_same_name_on_another_node_is_another_device() -> 
 
 
 @pytest.mark.parametrize("results", [[{"driver": DRIVER, "pool": NODE}], "gpu-2", [7]])
-async def test_an_allocation_that_cannot_be_read_takes_nothing_away(results: Any) -> None:
+async def test_an_allocation_that_cannot_be_read_releases_nothing(results: Any) -> None:
     async with a_node() as node:
         claim = await _used(node, "cl1", "gpu-1")
         store = node.api.objects.store  # no client could write it: a server of later days might
@@ -108,7 +108,7 @@ async def test_an_allocation_that_cannot_be_read_takes_nothing_away(results: Any
         assert "cannot be read" in await node.refused(claim)
 
 
-async def test_what_is_prepared_stays_though_the_claim_has_other_devices_now() -> None:
+async def test_a_prepared_device_stays_although_the_claim_has_other_devices_now() -> None:
     async with a_node() as node:
         claim = node.claims.add("cl1", "gpu-1")
         await node.prepared(claim)

@@ -98,7 +98,7 @@ def test_a_uid_that_is_no_file_name_is_refused(tmp_path: Path, uid: str) -> None
         RecordStore(tmp_path).load(uid)
 
 
-def test_a_directory_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(HostError, match="cannot record the claim in"):
         RecordStore(tmp_path / "file" / "claims").save(RECORD)

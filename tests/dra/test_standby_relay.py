@@ -118,7 +118,7 @@ async def test_a_call_whose_agent_ends_is_made_again_at_the_next_one(root: Path)
             assert second.asked == ["u"]
 
 
-async def test_what_the_agent_refuses_is_refused_in_its_words(root: Path) -> None:
+async def test_a_refusal_of_the_agent_is_passed_on_with_its_words(root: Path) -> None:
     active = Active()
     active.go.set()
     async with active.served(root), relayed(root) as (_, path):
@@ -128,7 +128,7 @@ async def test_what_the_agent_refuses_is_refused_in_its_words(root: Path) -> Non
         assert active.asked == ["bad"]
 
 
-async def test_a_call_that_nobody_serves_in_time_is_refused_in_words(
+async def test_a_call_that_nobody_serves_in_time_is_refused_with_a_reason(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(standby_relay, "WAIT_SECONDS", 0.2)
@@ -142,9 +142,7 @@ async def test_a_call_that_nobody_serves_in_time_is_refused_in_words(
         assert "serves claims on this node now; kubelet tries again" in (caught.value.details() or "")
 
 
-async def test_a_standby_that_cannot_pass_calls_on_is_none_the_less_ready(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_standby_that_cannot_pass_calls_on_is_still_ready(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rollout waits for it; claims are tried again by kubelet."""
 
     def refused(_: object, __: str) -> tuple[Path, ...]:

@@ -51,7 +51,7 @@ async def test_dr2_a_driver_that_was_killed_registers_again_over_its_dead_socket
         assert other.exists()  # dead as well, but not ours
 
 
-async def test_dr4_a_refused_registration_is_shown_and_mended_by_kubelet_alone() -> None:
+async def test_dr4_a_refused_registration_is_reported_and_repeated_by_kubelet() -> None:
     async with a_node() as node, kubelet_beside(node) as kubelet:
         await registered(node)
         kubelet.faults.notify_error = "kubelet says no"
@@ -82,7 +82,7 @@ async def test_a_pod_is_prepared_and_unprepared() -> None:
 SLOW = "prepare: {command: [/bin/sleep, '0.6'], timeoutSeconds: 60}"
 
 
-async def test_dr6_a_prepare_longer_than_kubelets_patience_leaves_the_pod_pending_and_then_serves_it() -> None:
+async def test_dr6_a_prepare_longer_than_kubelets_deadline_leaves_the_pod_pending_until_it_is_done() -> None:
     async with a_node(with_profile(SLOW)) as node, kubelet_beside(node, dra_call_seconds=0.2) as kubelet:
         await registered(node)
         spec = pod(node, "p", "cl", "gpu-0")
@@ -259,7 +259,7 @@ async def test_dr23_the_health_stream_is_a_full_list_at_once_on_change_and_as_a_
         call.cancel()
 
 
-async def test_sockets_that_live_stay() -> None:
+async def test_sockets_that_are_served_are_kept() -> None:
     async with a_node() as node:
         sockets = PluginSockets.of(node.root, DRIVER)
         assert sockets.prepare(DRIVER) == ()
@@ -275,7 +275,7 @@ def test_names_that_no_socket_can_have_are_refused() -> None:
         PluginSockets.of(Path("/var/lib/kubelet-of-another-root"), longest)
 
 
-async def test_what_is_in_the_way_of_a_socket_is_named() -> None:
+async def test_a_file_in_the_place_of_a_socket_is_named() -> None:
     async with a_node(start=False) as node:
         sockets = PluginSockets.of(node.root, DRIVER)
         sockets.service.parent.mkdir(parents=True)
@@ -288,7 +288,7 @@ async def test_what_is_in_the_way_of_a_socket_is_named() -> None:
             sockets.prepare(DRIVER)
 
 
-async def test_sockets_are_for_root_alone() -> None:
+async def test_sockets_are_accessible_by_root_only() -> None:
     async with a_node() as node:
         sockets = node.driver._server.sockets
         for path in (sockets.service, sockets.registration):
@@ -297,7 +297,7 @@ async def test_sockets_are_for_root_alone() -> None:
 
 @pytest.mark.parametrize("turns", range(3))  # of the loop, which a start takes
 @pytest.mark.parametrize("lost", [False, True])
-async def test_an_end_while_a_socket_is_bound_is_quiet_and_leaves_none(
+async def test_stopping_while_a_socket_is_bound_logs_nothing_and_leaves_no_socket(
     lost: bool, turns: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """For the first time, or because somebody removed it."""

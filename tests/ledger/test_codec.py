@@ -17,7 +17,7 @@ from drabridge.ledger.model import (
 )
 
 
-def test_stamps_come_back_and_an_older_agents_file_has_one_for_all() -> None:
+def test_stamps_are_saved_and_a_file_of_an_older_agent_has_one_for_all() -> None:
     entry = Entry(
         LedgerDevice("gpu-0", "r", ("GPU-0",)), lane=Lane.DRA, since=3.0, presence_since=1.0, legacy_until=2.0
     )

@@ -61,7 +61,7 @@ def test_new_devices_start_where_the_plan_says_and_in_quarantine_after_a_loss() 
     assert node.owner("gpu-0") is Owner.QUARANTINE
 
 
-def test_a_doubt_about_some_devices_spares_the_others_and_known_holders() -> None:
+def test_a_doubt_about_some_devices_does_not_affect_others_or_known_holders() -> None:
     node = Node(*map(device, range(3)))
     node.yes(allocate(1))
     node.yes(RecordLost(NOON, ("gpu-0", "gpu-1", "unheard-of"), "strange pods"))

@@ -42,7 +42,7 @@ def silence(node: Node, **more: dict[str, tuple[str, ...]]) -> None:
         node.yes(Observed(at, node.ledger.seq, {}, CheckpointRead({}), more.get("unaccounted", {})))
 
 
-def test_a_node_that_is_taken_over_under_another_name_keeps_pods_devices_from_everybody() -> None:
+def test_a_take_over_under_another_resource_name_gives_nobody_what_pods_have() -> None:
     for lane in (Lane.LEGACY, Lane.DRA):
         for listed, checkpoint in ((ELSEWHERE, None), (None, CheckpointRead(ELSEWHERE, barrier=False))):
             node = new(0, 1, lane=lane)
@@ -85,7 +85,7 @@ def test_another_plugin_s_ids_are_not_ours() -> None:
     assert node.owner("gpu-0") is Owner.DRA_PREPARED
 
 
-def test_a_holder_that_is_known_is_not_put_in_doubt_by_another_plugin_s_ids() -> None:
+def test_ids_of_another_plugin_do_not_put_a_known_holder_in_doubt() -> None:
     node = new(0, 1)
     mine = ClaimDevices(CLAIM, (DeviceUse("gpu-1"),))
     node.yes(AgentStarted(NOON, (mine,), {**PODS, **ELSEWHERE, ("vendor", "GPU-1"): (POD,)}))
@@ -94,7 +94,7 @@ def test_a_holder_that_is_known_is_not_put_in_doubt_by_another_plugin_s_ids() ->
     assert node.offers("gpu-0") == (True, False), "its pod has it under our own name"
 
 
-def test_quarantine_outlasts_a_pod_that_may_have_another_device() -> None:
+def test_quarantine_stays_while_a_pod_may_have_another_device() -> None:
     for merged in (False, True):
         node = settled(0) if merged else new(0)
         node.yes(RecordLost(NOON, reason="rotten"))

@@ -95,7 +95,7 @@ def test_a_move_can_be_taken_back(lane: Lane) -> None:
 
 
 @pytest.mark.parametrize("conflict", [False, True])
-def test_what_was_in_doubt_goes_back_to_claims_when_kubelet_confirms(conflict: bool) -> None:
+def test_a_device_in_doubt_goes_back_to_claims_when_kubelet_confirms_it(conflict: bool) -> None:
     node = Node(device(0, Lane.DRA))
     if conflict:
         node.yes(prepare(0))
@@ -113,7 +113,7 @@ def test_what_was_in_doubt_goes_back_to_claims_when_kubelet_confirms(conflict: b
 
 
 @pytest.mark.parametrize("lane", [Lane.LEGACY, Lane.DRA])
-def test_a_busy_device_that_is_to_leave_is_marked_until_it_moves_or_may_stay(lane: Lane) -> None:
+def test_a_busy_device_with_a_move_requested_is_marked_until_it_moves_or_the_request_is_withdrawn(lane: Lane) -> None:
     other = Lane.DRA if lane is Lane.LEGACY else Lane.LEGACY
     node = Node(device(0, lane), device(1, lane))
 
@@ -177,7 +177,7 @@ def test_a_lease_can_be_denied() -> None:
     assert [held.admin for held in node["gpu-0"].claims] == [True], "admin access needs no lease"
 
 
-def test_no_pod_takes_what_is_leased_where_leases_were_switched_off_since() -> None:
+def test_no_pod_gets_a_leased_device_after_leases_are_switched_off() -> None:
     node = Node(device(0, Lane.SHARED), g2=True)
     node.yes(allocated(0, guarded=True))
     node.policy = LedgerPolicy(g2=False)

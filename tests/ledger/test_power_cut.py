@@ -45,7 +45,7 @@ def test_every_commit_is_on_the_disk_on_return(tmp_path: Path, disk: Disk, monke
     ledger.close()
 
 
-def test_while_the_file_is_replaced_there_is_always_a_whole_one(tmp_path: Path, disk: Disk) -> None:
+def test_a_complete_file_exists_at_every_moment_while_it_is_replaced(tmp_path: Path, disk: Disk) -> None:
     """Whenever something is synced, the file and its older copy can be read, whatever of the rest was kept."""
     ledger = store(tmp_path)
     ledger.rewrite(LEDGER)
@@ -56,7 +56,7 @@ def test_while_the_file_is_replaced_there_is_always_a_whole_one(tmp_path: Path, 
     ledger.close()
 
 
-async def test_nobody_is_told_before_it_is_on_the_disk(tmp_path: Path) -> None:
+async def test_nobody_is_told_of_a_change_before_it_is_on_the_disk(tmp_path: Path) -> None:
     """The first alone, at once; the others of a burst together, by the worker, while the next batch is written."""
     (path := tmp_path / "state").mkdir()
     (copy := tmp_path / "copy").mkdir()
@@ -90,7 +90,7 @@ async def test_nobody_is_told_before_it_is_on_the_disk(tmp_path: Path) -> None:
         (Care.DURABLE, [], []),
     ],
 )
-def test_a_small_file_survives_what_its_writer_asked_for(
+def test_a_small_file_survives_a_power_cut_as_its_level_promises(
     tmp_path: Path, disk: Disk, care: Care, torn: list[str], undone: list[str]
 ) -> None:
     write_atomically(tmp_path / "file", b"data", care=care)

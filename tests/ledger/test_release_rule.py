@@ -76,7 +76,7 @@ def test_two_observations_ten_seconds_apart_release() -> None:
         (replace(NOBODY, barrier=False, unaccounted=None), HeldBecause.NO_SECOND_SOURCE),
     ],
 )
-def test_one_witness_is_enough_to_hold_and_begins_the_count_again(
+def test_one_source_that_shows_the_pod_is_enough_to_hold_and_restarts_the_count(
     evidence: DeviceEvidence, because: HeldBecause
 ) -> None:
     verdict = judge(replace(OLD, absences=1, absent_since=900.0), evidence)
@@ -92,7 +92,7 @@ def test_one_witness_is_enough_to_hold_and_begins_the_count_again(
         replace(NOBODY, opened=False),
     ],
 )
-def test_two_kinds_of_witness_are_enough(evidence: DeviceEvidence) -> None:
+def test_two_kinds_of_source_are_enough_to_release(evidence: DeviceEvidence) -> None:
     assert isinstance(judge(replace(GRACEFUL, absences=1, absent_since=900.0), evidence), HoldEnded)
 
 
@@ -108,7 +108,7 @@ def test_two_kinds_of_witness_are_enough(evidence: DeviceEvidence) -> None:
         (NOBODY, True),
     ],
 )
-def test_what_this_kubelet_never_showed_ends_by_another_witness(evidence: DeviceEvidence, free: bool) -> None:
+def test_a_hold_that_this_kubelet_never_showed_ends_by_another_source(evidence: DeviceEvidence, free: bool) -> None:
     hold = replace(GRACEFUL, absences=1, absent_since=900.0, known=False)
     assert isinstance(judge(hold, evidence), HoldEnded) is free
 
@@ -145,7 +145,7 @@ def test_a_pod_without_a_known_grace_period_has_the_default(hold: Hold, evidence
         hold = verdict
 
 
-def test_what_kubelet_gives_out_again_may_still_be_a_pod_s_that_it_skips() -> None:
+def test_a_device_that_kubelet_gives_out_again_may_still_be_used_by_a_pod_that_it_skips() -> None:
     ledger = step(held(), KubeletStarted(100.0), POLICY).applied_to(held())
     ledger = step(ledger, Allocate({"gpu-0": ("GPU-0",)}, 101.0), POLICY).applied_to(ledger)
     ledger = look(ledger, 110.0, listed=True)
@@ -173,7 +173,7 @@ def test_quarantine_wants_the_api_server_as_well() -> None:
     assert isinstance(judge(once, NOBODY, quarantined=True), HoldEnded)
 
 
-def test_quarantine_ends_for_no_claim_either() -> None:
+def test_quarantine_does_not_end_for_a_claim_either() -> None:
     once = replace(OLD, absences=1, absent_since=900.0)
     shown = judge(once, replace(NOBODY, claimed=(CLAIM,)), quarantined=True)
     assert isinstance(shown, Hold)
@@ -186,13 +186,13 @@ def test_quarantine_ends_for_no_claim_either() -> None:
     )  # a pod's hold is its own
 
 
-def test_what_leaves_quarantine_was_allocated_to_nobody_as_far_as_is_known() -> None:
+def test_the_reason_after_a_quarantine_says_that_no_pod_was_seen() -> None:
     verdict = judge(Hold(absences=1, absent_since=900.0), NOBODY, quarantined=True)
     assert isinstance(verdict, HoldEnded)
     assert verdict.because.startswith("no pod was seen on it: ")
 
 
-def test_the_reason_says_who_agreed() -> None:
+def test_the_reason_names_the_sources_that_agreed() -> None:
     verdict = judge(replace(OLD, absences=1, absent_since=900.0), replace(NOBODY, opened=False))
     assert isinstance(verdict, HoldEnded)
     assert verdict.because == (
@@ -281,7 +281,7 @@ def started(*events: Event) -> Ledger:
         AgentStarted(111.0, kubelet=KUBELET),  # another agent met it
     ],
 )
-def test_a_kubelet_that_is_known_goes_on_knowing_its_pods(event: Event) -> None:
+def test_a_kubelet_that_the_agent_knew_before_still_knows_its_pods(event: Event) -> None:
     ledger = started(event)
     assert ledger.node.releases_suspended_until == 60.0
     assert owner(look(look(ledger, 112.0), 155.0)) is Owner.NONE
@@ -289,7 +289,7 @@ def test_a_kubelet_that_is_known_goes_on_knowing_its_pods(event: Event) -> None:
 
 @pytest.mark.parametrize("kind", [KubeletStarted, AgentStarted])
 @pytest.mark.parametrize("kubelet", ["", "7:8:10"])
-def test_a_kubelet_that_may_be_another_one_settles_anew(
+def test_a_kubelet_that_may_be_another_one_is_waited_for_again(
     kind: type[KubeletStarted | AgentStarted], kubelet: str
 ) -> None:
     ledger = started(kind(111.0, kubelet=kubelet))
@@ -307,7 +307,7 @@ def test_a_kubelet_that_may_be_another_one_settles_anew(
         (AgentStarted(105.0), RecordLost(110.0)),
     ],
 )
-def test_an_agent_that_cannot_prove_its_view_waits(between: tuple[Event, ...]) -> None:
+def test_an_agent_that_cannot_prove_it_met_the_same_kubelet_waits(between: tuple[Event, ...]) -> None:
     ledger = started(*between, AgentStarted(111.0, kubelet=KUBELET))
     assert ledger.node.releases_suspended_until == 171.0
 
@@ -325,7 +325,7 @@ def test_a_clock_that_was_set_back_does_not_make_a_proven_start_wait_for_longer(
     assert ledger.node.releases_suspended_until == 171.0
 
 
-def test_the_moments_after_allocate_hold() -> None:
+def test_a_device_is_held_in_the_first_moments_after_allocate() -> None:
     ledger = look(held(), 5.0)
     ledger = look(ledger, 29.0)
     assert because(ledger) is HeldBecause.TOO_YOUNG
@@ -408,7 +408,7 @@ def test_a_release_tells_who_left_and_begins_a_waiting_move() -> None:
 
 
 @pytest.mark.parametrize("admin", [False, True])
-def test_what_leaves_quarantine_goes_to_the_claim_that_the_api_server_shows(admin: bool) -> None:
+def test_a_device_that_leaves_quarantine_goes_to_the_claim_that_the_api_server_shows(admin: bool) -> None:
     ledger = Ledger.of([Entry(LedgerDevice("gpu-0", "r", ("GPU-0",)))], NodeState(merged=True))
     ledger = step(ledger, RecordLost(0.0), POLICY).applied_to(ledger)
     ledger = step(ledger, AgentStarted(0.0), POLICY).applied_to(ledger)
@@ -420,7 +420,7 @@ def test_what_leaves_quarantine_goes_to_the_claim_that_the_api_server_shows(admi
     assert [held.claim for held in ledger.entries["gpu-0"].claims] == ([] if admin else [CLAIM])
 
 
-def test_a_claim_that_only_looks_at_a_device_in_quarantine_may_have_it_as_well() -> None:
+def test_a_claim_with_admin_access_to_a_device_in_quarantine_may_also_hold_it() -> None:
     ledger = Ledger.of([Entry(LedgerDevice("gpu-0", "r", ("GPU-0",)))], NodeState(merged=True))
     uses = (DeviceUse("gpu-0", admin=True), DeviceUse("gpu-0"))
     for event in (RecordLost(0.0), AgentStarted(0.0, (ClaimDevices(CLAIM, uses[:1]),))):
@@ -443,7 +443,7 @@ def test_nothing_leaves_quarantine_before_the_node_s_claims_are_known() -> None:
     assert owner(ledger) is Owner.QUARANTINE
 
 
-def test_a_claim_known_by_its_uid_alone_gets_its_name_when_somebody_tells() -> None:
+def test_a_claim_known_by_its_uid_alone_gets_its_name_from_a_later_event() -> None:
     ledger = Ledger.of([Entry(LedgerDevice("gpu-0", "r", ("GPU-0",)))])
     found = ClaimDevices(ClaimRef(CLAIM.uid), (DeviceUse("gpu-0"),))
     ledger = step(ledger, AgentStarted(0.0, (found,)), POLICY).applied_to(ledger)

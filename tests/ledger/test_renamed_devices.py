@@ -96,7 +96,7 @@ def test_a_new_name_for_a_place_that_a_claim_holds_is_given_to_nobody() -> None:
         assert node.do(Prepare(CLAIM, (DeviceUse("gpu-0"),), NOON)).decision.accepted, "the claim has what it has"
 
 
-def test_a_whole_with_a_new_name_overlaps_with_what_its_part_was_called_before() -> None:
+def test_a_whole_device_with_a_new_name_overlaps_with_its_part_under_the_former_name() -> None:
     whole, part = (replace(OLD, name=n, units=(n,), syspath=f"/sys/{n}", root=r) for n, r in (("w", ""), ("p", "w")))
     other_whole, other_part = replace(whole, name="w2", units=("w2",)), replace(part, name="p2", root="w2")
     node = Node(Entry(whole), Entry(part))
@@ -156,7 +156,7 @@ def test_a_renamed_child_of_held_hardware_is_given_out_once_the_hardware_is_rele
     assert node.offers("a") == (False, True)
 
 
-def test_a_former_name_that_is_gone_does_not_hinder_what_it_handed_out_in_another_lane() -> None:
+def test_a_former_name_that_is_gone_does_not_block_its_hardware_in_another_lane() -> None:
     node = Node(Entry(CARD))
     node.yes(Discovered((A,), NOON + 1, {"a": Lane.DRA}))
     assert node.offers("a") == (False, True)
@@ -164,7 +164,7 @@ def test_a_former_name_that_is_gone_does_not_hinder_what_it_handed_out_in_anothe
     assert node.offers("a") == node.offers("card") == (False, False), "each lane takes it for its own"
 
 
-def test_a_former_name_that_is_gone_does_not_hinder_the_parts_or_the_whole_of_what_has_its_place() -> None:
+def test_a_former_name_that_is_gone_does_not_block_parts_or_whole_of_the_device_at_its_place() -> None:
     whole = LedgerDevice("gpu", "r", ("gpu",), syspath=PLACE)
     part = LedgerDevice("part", "r", ("part",), syspath=f"{PLACE}/0", root="gpu")
     former_whole = replace(whole, name="x-gpu", units=("x-gpu",), presence=Presence.GONE)

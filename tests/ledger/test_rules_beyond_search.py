@@ -235,7 +235,7 @@ PINNED = (
 
 
 @pytest.mark.parametrize("pinned", PINNED, ids=lambda pinned: pinned.rule.replace(" ", "-"))
-def test_a_rule_that_the_search_cannot_check_is_kept(pinned: Pinned) -> None:
+def test_a_rule_that_the_search_cannot_check_is_tested_by_a_history_of_its_own(pinned: Pinned) -> None:
     def after(step: Stepper) -> Entry:
         return _after(step, *pinned.history, lane=pinned.lane, merged=pinned.merged).entries["d"]
 

@@ -69,7 +69,7 @@ def test_the_packed_search_sees_every_state_and_no_other(
         (DeviceSignal.NO_CLAIM_LISTED, replace(PROMPT, pods=1, claims=1, faults=0, moves=1)),
     ],
 )
-def test_both_see_the_same_leaks(signal: DeviceSignal, config: Config) -> None:
+def test_both_searches_find_the_same_leaks(signal: DeviceSignal, config: Config) -> None:
     explorer = Explorer(World(replace(config, step=other_rows(signal, set(Owner), ignore))))
     stuck = set(explorer.stuck(explored(explorer)).tolist())
     graph = plain.reachable(explorer.world)
@@ -77,7 +77,7 @@ def test_both_see_the_same_leaks(signal: DeviceSignal, config: Config) -> None:
     assert {explorer.canonical(state) for state in plain.stuck(explorer.world, graph)} == stuck
 
 
-def test_both_see_the_same_violation() -> None:
+def test_both_searches_find_the_same_violation() -> None:
     config = replace(SMALL, restart_as_free=True)
     with pytest.raises(Broken) as seen:
         plain.reachable(World(config))

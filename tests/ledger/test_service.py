@@ -170,7 +170,7 @@ async def test_a_disk_that_works_again_is_noticed_without_a_request(ledger_servi
     assert owner(ledger_service, "gpu-0") is Owner.NONE
 
 
-async def test_a_try_does_not_queue_behind_a_disk_that_hangs(ledger_service: LedgerService, disk: Disk) -> None:
+async def test_a_retry_does_not_queue_behind_a_disk_that_hangs(ledger_service: LedgerService, disk: Disk) -> None:
     disk.error = OSError(28, "No space left on device")
     await ledger_service.apply(allocate(0))
     disk.error = None
@@ -196,9 +196,7 @@ async def test_what_happened_while_a_write_failed_is_not_forgotten(ledger_servic
     assert ledger_service.ledger.node.kubelet == "7:8:9"
 
 
-async def test_an_unprepare_that_is_not_durable_is_not_answered_with_yes(
-    ledger_service: LedgerService, disk: Disk
-) -> None:
+async def test_an_unprepare_is_answered_only_when_it_is_durable(ledger_service: LedgerService, disk: Disk) -> None:
     await ledger_service.apply(prepare(2))
     disk.error = OSError(5, "Input/output error")
     assert not (await ledger_service.apply(Unprepare("u", 2.0))).accepted
@@ -214,7 +212,7 @@ async def test_a_cancelled_caller_does_not_undo_the_step(ledger_service: LedgerS
     await until(lambda: owner(ledger_service, "gpu-0") is Owner.LEGACY)
 
 
-async def test_evidence_costs_no_fsync_and_is_written_with_the_next_commit(
+async def test_evidence_is_written_with_the_next_commit_without_an_fsync_of_its_own(
     ledger_service: LedgerService, disk: Disk, tmp_path: Path
 ) -> None:
     await ledger_service.apply(allocate(0))
@@ -335,7 +333,7 @@ async def test_a_subscriber_may_take_a_step_of_its_own(ledger_service: LedgerSer
     assert owner(ledger_service, "gpu-1") is Owner.LEGACY
 
 
-async def test_a_failing_disk_is_said_once(
+async def test_a_failing_disk_is_reported_once(
     ledger_service: LedgerService, disk: Disk, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk.error = OSError(5, "Input/output error")
@@ -346,7 +344,7 @@ async def test_a_failing_disk_is_said_once(
     assert "Input/output error" in vars(record)["reason"]
 
 
-async def test_a_closed_service_refuses_whatever_its_disk_was_like(ledger_service: LedgerService, disk: Disk) -> None:
+async def test_a_closed_service_refuses_every_request(ledger_service: LedgerService, disk: Disk) -> None:
     disk.seconds = 0.02
     assert (await ledger_service.apply(allocate(0))).accepted
     await ledger_service.close()
@@ -357,7 +355,7 @@ async def test_a_closed_service_refuses_whatever_its_disk_was_like(ledger_servic
     assert owner(ledger_service, "gpu-1") is Owner.NONE
 
 
-async def test_a_slow_disk_holds_the_loop_once(
+async def test_a_slow_disk_blocks_the_loop_once(
     ledger_service: LedgerService, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("drabridge.ledger.service.PATIENCE_SECONDS", 0.2)  # longer than a busy machine stands still
@@ -373,7 +371,7 @@ async def test_a_slow_disk_holds_the_loop_once(
     assert sum(seconds > 0.2 for seconds in held) <= 3  # one, and what the machine did meanwhile
 
 
-async def test_a_disk_that_hangs_is_told_and_does_not_keep_the_agent(
+async def test_a_disk_that_hangs_is_reported_and_does_not_keep_the_agent_from_ending(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("drabridge.ledger.service.HANGS_SECONDS", 0.05)

@@ -186,7 +186,7 @@ def test_without_an_older_copy_everything_is_lost_and_nothing_is_free(path: Path
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_an_older_copy_keeps_its_holders_and_only_those(path: Path, action: str) -> None:
+def test_an_older_copy_keeps_exactly_its_own_holders(path: Path, action: str) -> None:
     store = Store(path.parent, node="node-a")
     ledger = allocate(merged(store.load().ledger), 0, 9.0)
     store.rewrite(ledger)  # the file with both held becomes the previous copy
@@ -210,7 +210,7 @@ def test_a_file_with_the_nodes_uid_as_it_was_written_once_still_loads(path: Path
     assert owners(loaded.ledger) == BOTH_HELD
 
 
-def test_another_boot_is_loaded_as_it_is_and_said_by_the_event(path: Path) -> None:
+def test_the_state_of_another_boot_is_loaded_unchanged_and_the_boot_is_an_event(path: Path) -> None:
     assert load(path.parent).ledger.node.boot_id == "boot-1"
 
 

@@ -21,7 +21,7 @@ from tests.ledger.saved_ledger import POLICY, allocate, kept, ledger_of, load, o
 from tests.support.waiting import HANG_SECONDS
 
 
-def test_the_second_agent_is_told_who_has_it(directory: Path) -> None:
+def test_the_second_agent_is_told_which_process_holds_the_lock(directory: Path) -> None:
     store = Store(directory, node="n")
     script = (
         "import sys; from pathlib import Path; from drabridge.ledger.store import Store\n"
@@ -42,13 +42,13 @@ def test_the_second_agent_is_told_who_has_it(directory: Path) -> None:
     Store(directory, node="n").close()
 
 
-def test_a_directory_that_cannot_be_used_says_so(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_used_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(HostError, match="cannot be used"):
         Store(tmp_path / "file" / "state", node="n")
 
 
-def test_the_journal_is_rewritten_before_it_grows_for_ever(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_journal_is_rewritten_before_it_grows_too_large(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drabridge.ledger.store._COMPACT_BYTES", 2000)
     store = Store(directory, node="n")
     ledger = ledger_of()

@@ -106,7 +106,7 @@ def test_a_refused_allocate_names_the_holder_and_marks_the_device_unhealthy_for_
     assert "held by claim team-a/train" in str(done.decision)
 
 
-def test_an_old_hold_is_told_with_its_date() -> None:
+def test_a_refusal_for_an_old_hold_names_its_date() -> None:
     node = Node(device(0, Lane.DRA))
     node.yes(prepare(0))
     assert "prepared 2023-11-14 22:13 UTC" in node.no(allocate(0, at=NOON + 90_000))[1]
@@ -133,14 +133,14 @@ def test_replicas_of_one_device_add_up() -> None:
     assert done.changes[0].hold.confirmed  # type: ignore[union-attr]
 
 
-def test_what_is_gone_faulty_or_unknown_is_refused() -> None:
+def test_a_device_that_is_gone_or_faulty_or_unknown_is_refused() -> None:
     node = Node(Entry(LedgerDevice("gpu-0", "r", ("GPU-0",), presence=Presence.FAULTY)))
     assert node.no(allocate(0))[0] is RefusalCode.NOT_PRESENT
     assert "'drabridge devices'" in node.no(allocate(0))[1]
     assert node.no(allocate(7))[0] is RefusalCode.UNKNOWN
 
 
-def test_what_a_pod_has_is_not_given_to_its_next_container_while_it_is_faulty() -> None:
+def test_a_faulty_device_of_a_pod_is_not_given_to_its_next_container() -> None:
     node = Node(device(0))
     node.yes(allocate(0))
     node.yes(Discovered((replace(device(0).device, presence=Presence.FAULTY),), NOON))
@@ -178,7 +178,7 @@ def test_a_claim_that_was_bound_after_the_quiet_time_is_refused_and_takes_nothin
     assert node.owner("gpu-0") is Owner.LEGACY
 
 
-def test_processes_that_linger_keep_what_is_unprepared() -> None:
+def test_processes_that_linger_keep_an_unprepared_device_held() -> None:
     node = Node(device(0, Lane.DRA), device(1, Lane.DRA))
     node.yes(prepare(0, 1))
     node.yes(Unprepare("uid-1", NOON + 5, lingers=40.0))
@@ -234,7 +234,7 @@ def test_a_prepared_claim_ends_only_when_deallocated_and_unprepared() -> None:
     assert node.owner("gpu-0") is Owner.NONE
 
 
-def test_a_second_claim_is_refused_and_told_who_has_it() -> None:
+def test_a_second_claim_is_refused_with_the_holder_named() -> None:
     node = Node(device(0, Lane.DRA))
     node.yes(prepare(0))
     code, text = node.no(prepare(0, claim=OTHER))
@@ -292,7 +292,7 @@ def test_a_start_finds_every_share_of_a_claim(before: str) -> None:
     assert "gpu-0 has 0 of memory left and 5 is asked for" in text
 
 
-def test_a_quarantine_ends_with_every_share_of_a_claim() -> None:
+def test_every_share_of_a_claim_is_known_when_quarantine_ends() -> None:
     node = Node(device(0, Lane.DRA, shareable=True))
     node.yes(RecordLost(NOON, reason="rotten"))
     node.yes(AgentStarted(NOON))
@@ -328,7 +328,7 @@ def test_a_claims_device_that_is_to_leave_is_not_offered_to_the_next() -> None:
 
 
 @pytest.mark.parametrize("share", [None, ClaimShare("s1", (("memory", 1),))])
-def test_a_device_that_is_held_whole_is_not_offered_in_shares_nor_the_other_way(share: ClaimShare | None) -> None:
+def test_a_device_held_whole_is_not_offered_in_shares_and_a_shared_one_not_as_a_whole(share: ClaimShare | None) -> None:
     """The scheduler keeps the two apart: what one claim has in one manner is free to the next in the other."""
     node = Node(device(0, Lane.DRA, shareable=share is not None))
     node.yes(Prepare(CLAIM, (DeviceUse("gpu-0", share),), NOON))
@@ -341,7 +341,7 @@ def test_a_device_that_is_held_whole_is_not_offered_in_shares_nor_the_other_way(
     assert node.offers("gpu-0") == (False, True)
 
 
-def test_what_a_claim_left_prepared_is_not_offered_to_the_next_which_is_told_the_way_out() -> None:
+def test_a_device_that_a_claim_left_prepared_is_not_offered_and_the_refusal_says_what_to_do() -> None:
     node = Node(device(0, Lane.DRA))
     node.yes(prepare(0))
     assert "lanes release" not in node.no(prepare(0, claim=OTHER))[1]
@@ -354,7 +354,7 @@ def test_what_a_claim_left_prepared_is_not_offered_to_the_next_which_is_told_the
     assert node.offers("gpu-0") == (False, True)  # allocated to it again
 
 
-def test_the_capacity_that_a_claim_left_is_counted_and_what_has_none_is_offered_on() -> None:
+def test_the_capacity_that_a_claim_left_prepared_counts_and_a_device_without_capacity_stays_offered() -> None:
     for capacity, offered in ((("memory", 10),), False), ((), True):
         facts = replace(device(0, Lane.DRA, shareable=True).device, capacity=capacity)
         node = Node(Entry(facts, lane=Lane.DRA))
@@ -450,7 +450,7 @@ def test_a_checkpoint_without_barrier_makes_no_conflict() -> None:
     assert node.owner("gpu-0") is Owner.DRA_PREPARED
 
 
-def test_quarantine_has_a_way_out_by_hand() -> None:
+def test_quarantine_can_be_ended_by_hand() -> None:
     node = Node(device(0))
     node.yes(RecordLost(NOON, reason="rotten"))
     assert node.owner("gpu-0") is Owner.QUARANTINE

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.long
 LEAST_PODS = 30
 
 
-def test_a_minute_under_load_and_faults_no_double_hold_no_leak() -> None:
+def test_a_minute_of_load_and_faults_causes_no_double_hold_and_no_leak() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.soak", "--seconds", "60", "--seed", "1", "--least-pods", str(LEAST_PODS)],
         cwd=ROOT,
@@ -58,7 +58,7 @@ def test_a_minute_under_load_and_faults_no_double_hold_no_leak() -> None:
         (f"claim-one-{OPENS}1", "claim-one-2", True, True, True),  # and the open node said otherwise
     ],
 )
-async def test_whose_fault_a_conflict_is(
+async def test_a_conflict_is_attributed_to_kubelet_or_to_the_agent(
     tmp_path: Path, holder: str, refused: str, forced: bool, unprepared: bool, ours: bool
 ) -> None:
     judge = Judge(tmp_path)
@@ -78,7 +78,7 @@ async def test_whose_fault_a_conflict_is(
 
 
 @pytest.mark.parametrize("deleted_first", [True, False])
-async def test_what_kubelet_does_after_a_conflict_excuses_nobody(tmp_path: Path, deleted_first: bool) -> None:
+async def test_kubelets_later_actions_do_not_excuse_a_conflict(tmp_path: Path, deleted_first: bool) -> None:
     judge = Judge(tmp_path)
     main, options = Container("main"), RunOptions(device_ids=(("r", "d0"),))
     await judge.start_container(PodSpec("default", "claim-one-1", uid="1"), main, options)
@@ -119,7 +119,7 @@ def test_kinds_of_refusals(message: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-async def test_a_list_during_allocate_is_kubelets_own_and_only_between_pods(tmp_path: Path, overlap: bool) -> None:
+async def test_a_list_during_allocate_excuses_only_conflicts_between_pods(tmp_path: Path, overlap: bool) -> None:
     judge = Judge(tmp_path)
     judge.raced = lambda device: overlap
     main, options = Container("main"), RunOptions(device_ids=(("r", "d0"),))

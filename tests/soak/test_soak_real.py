@@ -31,12 +31,12 @@ def journal(*lines: str) -> list[judge.Line]:
 # --- double holds -----------------------------------------------------------------------------------------------------
 
 
-def test_one_after_the_other_is_no_double_hold() -> None:
+def test_holds_in_sequence_are_no_double_hold() -> None:
     history = journal("1 has limits-1 zero", "2 ends limits-1 -", "3 has claim-2 zero", "3 has limits-3 null")
     assert judge.double_holds(history, NO_RECORD) == ([], [])
 
 
-def test_a_taken_lock_names_both() -> None:
+def test_a_lock_that_is_taken_names_both_pods() -> None:
     history = journal("1 has claim-1 zero", "2 has claim-3 null", "3 taken claim-2 zero")
     (found,), theirs = judge.double_holds(history, NO_RECORD)
     assert str(found) == "zero: claim-2 (u2) found it held by claim-1 (u1)"
@@ -59,7 +59,7 @@ def test_a_taken_lock_names_both() -> None:
         ("claim-1", "claim-2", 4, None, BOOKED, False),
     ],
 )
-def test_whose_fault_a_double_hold_is(
+def test_a_double_hold_is_attributed_to_kubelet_or_to_the_agent(
     first: str,
     second: str,
     forced_at: int | None,
@@ -95,7 +95,7 @@ def test_a_double_hold_is_explained() -> None:
     assert "never gave zero" in judge.explain(found, history, KubeletRecord())[0]
 
 
-def test_a_holder_that_nobody_knows_excuses_nothing() -> None:
+def test_an_unknown_holder_excuses_nothing() -> None:
     (found,), _ = judge.double_holds(journal("5 taken limits-2 zero"), KubeletRecord(BOOKED, {"": 1.0}))
     assert found.holder == "nobody"
 
@@ -150,7 +150,7 @@ def test_a_pod_that_waits_for_devices_that_are_not_free_is_not_stuck(free: dict[
     assert waits(*((float(at), 2, free) for at in range(400))) == {}
 
 
-def test_the_wait_begins_anew() -> None:
+def test_an_interruption_restarts_the_count_of_a_wait() -> None:
     """When nothing was free, when the pod got its device, when this run's own fault hit it, and after a blind time."""
     long = [(float(at), 1, {"dra": 1}) for at in range(200)]
     nothing_free = [(at, needs, {"dra": 0} if at == 100 else free) for at, needs, free in long]
@@ -274,7 +274,7 @@ FREE = [{"name": "a", "owner": "none", "offered": ["dra"]}, {"name": "b", "owner
         (FREE, [], [], ["pods p"], "pods p is still there"),
     ],
 )
-def test_what_is_left_over_is_a_leak(
+def test_state_left_on_the_node_is_a_leak(
     rows: list[dict[str, Any]], locked: list[str], files: list[str], objects: list[str], leak: str
 ) -> None:
     assert judge.left_over(FREE, 2, [], [], []) == []
@@ -286,7 +286,7 @@ def test_a_run_without_an_agent_leaks_everything() -> None:
     assert judge.left_over([], 2, [], [], []) == ["0 devices are known, 2 exist"]
 
 
-def test_the_last_line_and_what_it_says_of_the_exit() -> None:
+def test_the_last_line_counts_and_any_finding_fails_the_run() -> None:
     clean = Verdict(pods=5, refusals=2, seconds=180.2)
     assert str(clean) == CLEAN
     assert clean.ok
@@ -297,14 +297,14 @@ def test_the_last_line_and_what_it_says_of_the_exit() -> None:
         assert not bad.ok
 
 
-def test_memory_is_what_is_anonymous() -> None:
+def test_memory_counts_anonymous_pages_only() -> None:
     assert bed.anonymous_kib("Rss:   67156 kB\nAnonymous:          47328 kB\nLazyFree: 0 kB\n") == 47328
     assert bed.anonymous_kib(Path("/proc/self/smaps_rollup").read_text()) > 0
     with pytest.raises(ValueError, match="no line"):
         bed.anonymous_kib("")
 
 
-def test_without_a_cluster_it_says_what_is_missing() -> None:
+def test_without_a_cluster_the_missing_settings_are_named() -> None:
     environment = {name: value for name, value in os.environ.items() if name not in bed.NEEDED}
     done = subprocess.run(
         [sys.executable, "-m", "tests.soak", "--real", "--minutes", "1"],

@@ -96,7 +96,7 @@ def test_each_container_locks_its_own_device(node: Node) -> None:
 
 
 @pytest.mark.parametrize("shared", ["", "claim-b"])
-def test_a_taken_device_is_seen_and_written_down(node: Node, shared: str) -> None:
+def test_a_device_that_is_already_locked_is_recorded(node: Node, shared: str) -> None:
     node.holds("limits-1", "zero")
     assert node.code("second-2", "null", "zero", shared=shared) == TAKEN
     assert node.verbs("second-2") == [("has", "null"), ("taken", "zero")]
@@ -136,7 +136,7 @@ def test_a_container_ends_by_itself(node: Node) -> None:
     assert node.verbs("limits-1") == [("has", "zero"), ("ends", "-")]
 
 
-def test_without_flock_nothing_is_said_of_the_device(node: Node, tmp_path: Path) -> None:
+def test_without_flock_nothing_is_reported_about_the_device(node: Node, tmp_path: Path) -> None:
     """A missing program is no double hold, nor is one that fails with the exit status of a taken lock."""
     node.holds("limits-1", "zero")
     tools = tmp_path / "tools"
