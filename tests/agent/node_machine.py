@@ -254,7 +254,7 @@ class Node(RuleBasedStateMachine):
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def teardown(self) -> None:
-        """Peace: every device comes back to somebody."""
+        """Without faults, every device is offered on one side again."""
         try:
             if hasattr(self, "stage"):
                 self.loop.run_until_complete(self._drain())

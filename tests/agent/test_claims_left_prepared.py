@@ -158,7 +158,7 @@ async def test_the_operator_ends_a_conflict_of_a_pod_with_an_ended_claim() -> No
 
 
 def _lose(obj: dict[str, Any]) -> None:
-    """As somebody who edits the status by hand."""
+    """Empty the claim's status, as a user who edits it by hand."""
     obj["status"] = {}
 
 
@@ -175,7 +175,7 @@ async def _prepared_devices(agent: AgentProcess) -> list[str]:
 
 
 async def _lose_state(agent: AgentProcess, cluster: SimCluster) -> None:
-    """And kubelet does not tell of claims, for now."""
+    """And kubelet does not report claims until the test allows it."""
     await agent.stop()
     shutil.rmtree(agent.control.parent)
     cluster.kubelets["node-a"].faults.podresources = ListFault.ERROR
@@ -184,7 +184,7 @@ async def _lose_state(agent: AgentProcess, cluster: SimCluster) -> None:
 
 
 async def _prepared_without_a_name(agent: AgentProcess, cluster: SimCluster) -> str:
-    """The same after the agent's state was lost, and kubelet, which is asked first, does not tell; it does not yet."""
+    """The same after the agent's state was lost, while kubelet does not report claims yet."""
     name = await _prepared(agent, cluster)
     await _lose_state(agent, cluster)
     (holder,) = (await agent.device(name))["holders"]

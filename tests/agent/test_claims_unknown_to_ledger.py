@@ -66,7 +66,7 @@ async def test_a_ledger_copy_of_the_previous_boot_is_not_taken_for_a_reboot() ->
 
 
 def damage(agent: AgentProcess) -> None:
-    """One bit of the ledger; what is taken instead is as old as the agent's last start."""
+    """One bit of the ledger is damaged; the copy that is used instead is from the agent's last start."""
     ledger = agent.control.parent / "ledger.jsonl"
     damaged = bytearray(ledger.read_bytes())
     damaged[40] ^= 1
@@ -74,7 +74,7 @@ def damage(agent: AgentProcess) -> None:
 
 
 async def test_devices_that_a_claim_knows_by_another_name_stay_in_quarantine() -> None:
-    """Another driver of the same name, or an ``id`` that was changed: which of them a claim has, nobody can say."""
+    """Another driver of the same name, or a changed ``id``: it cannot be known which device a claim has."""
     async with stopped_while_a_claim_runs() as (agent, cluster, used):
         everything(agent.control.parent)
         shutil.rmtree(agent.cdi)

@@ -154,7 +154,7 @@ async def test_events_are_written_after_the_first_reload_that_configures_claims(
 
 
 async def test_a_start_with_another_driver_is_refused_while_the_former_one_holds_devices() -> None:
-    """As an upgrade does it that changes the name: the new one would know of nothing."""
+    """As an upgrade that changes the driver's name: the new driver would know no claims."""
     async with node() as (agent, kubelet):
         await kubelet.run_pod(pod("a"))
         (name,) = kubelet.resources[RESOURCE].allocated

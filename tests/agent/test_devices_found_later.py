@@ -45,7 +45,7 @@ async def taken_over(agent: AgentProcess, cluster: SimCluster, manifest: str) ->
 
 
 async def given_to_claims(agent: AgentProcess, cluster: SimCluster, held: set[str]) -> None:
-    """What nobody has is offered to claims, and a claim for everything gets nothing of ``held``."""
+    """Free devices are offered to claims; a claim for all devices gets none of ``held``."""
     (free,) = set(NAMES) - held
     await until(lambda: free in devices_in_slices(cluster), 20, agent.text)
     await cluster.apply(claim_pod("c", 3))
@@ -99,7 +99,7 @@ async def test_new_devices_wait_for_kubelet() -> None:
 
 
 async def test_new_devices_that_left_again_do_not_delay_other_resources() -> None:
-    """Nobody serves theirs any more, so kubelet is never heard of it."""
+    """No plugin serves their resource any more, so kubelet reports nothing about it."""
     async with bridge(OTHER) as (agent, cluster, _):
         kubelet = cluster.kubelets["node-a"]
         await kubelet.stop()

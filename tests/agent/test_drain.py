@@ -121,7 +121,7 @@ async def test_a_drained_node_offers_nothing_to_claims_until_the_drain_is_undone
 
 @pytest.mark.parametrize("device", ["null", "no-such-device"])
 async def test_an_allocated_claim_that_cannot_be_prepared_delays_the_drain(device: str) -> None:
-    """Kubelet asks to unprepare it all the same when its pod is deleted; without the driver it would wait for ever."""
+    """Kubelet still calls unprepare when the pod is deleted; without a driver it would wait for ever."""
     async with bridge() as (agent, cluster, _):
         assert (await drain(agent))[0] == 0
         await allocate(cluster, "late", device)

@@ -97,7 +97,7 @@ async def test_a_pod_that_only_kubelet_s_checkpoint_shows_keeps_its_devices_from
                 await until(lambda: published() == set(IDS) - held, 10, agent.text)
                 owners = await _owners(agent)
                 assert {name for name, owner in owners.items() if owner == "legacy"} == held
-                await asyncio.sleep(2)  # longer than every doubt of QUICK, with a List that never shows the pod
+                await asyncio.sleep(2)  # longer than every wait of QUICK, with a List that never shows the pod
                 assert published() == set(IDS) - held
                 assert {name for name, owner in (await _owners(agent)).items() if owner == "legacy"} == held
             finally:
@@ -269,7 +269,7 @@ async def test_a_refused_release_says_why() -> None:
 
 
 async def test_a_released_claim_stays_released_after_a_restart() -> None:
-    """Kubelet was wiped and forgot its pods: nobody will ever unprepare the claim."""
+    """Kubelet's directory was wiped and its pods are forgotten: the claim will never be unprepared."""
     async with bridge() as (agent, cluster, runtime):
         kubelet = cluster.kubelets["node-a"]
         await cluster.apply(claim_pod("c"))
@@ -333,7 +333,7 @@ async def _doubt(agent: AgentProcess) -> bool:
 
 
 async def test_an_agent_ends_when_another_one_has_its_ledger() -> None:
-    """And begins anew: what it knows of holders is of before, whether or not the other one stays."""
+    """It starts again from the file: its own view of holders is out of date, whether or not the other agent stays."""
     async with node() as (agent, kubelet):
         state = agent.control.parent
         for name in ("ledger.lock", "ledger.jsonl"):

@@ -265,7 +265,7 @@ async def test_metrics_tell_who_holds_what() -> None:
 
 
 async def test_a_busy_agent_stops_in_time() -> None:
-    """3 s are promised of a machine of one's own."""
+    """The limit of 3 s is for an otherwise idle machine."""
     async with node() as (agent, kubelet):
         await asyncio.gather(*(kubelet.run_pod(pod(f"p{n}")) for n in range(4)))
         before = time.monotonic()

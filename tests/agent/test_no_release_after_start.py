@@ -41,7 +41,7 @@ async def waits(agent: AgentProcess) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 async def test_an_agent_restarted_beside_the_same_kubelet_releases_at_once(number: signal.Signals) -> None:
-    """Killed every few seconds, an agent that waited anew each time would release nothing, ever."""
+    """An agent that is killed every few seconds must not wait from the beginning each time."""
     async with bridge() as (agent, cluster, _):
         await pod_runs(agent, cluster, "l")
         for _ in range(2):
@@ -65,7 +65,7 @@ async def test_an_agent_restarted_beside_a_new_kubelet_waits_before_it_releases(
 
 
 async def test_a_kubelet_that_comes_after_the_agent_is_waited_for() -> None:
-    """It was down when the agent began, and its socket lay there still."""
+    """Kubelet was stopped when the agent started, and its socket file was still there."""
     async with bridge() as (agent, cluster, _):
         kubelet = cluster.kubelets["node-a"]
         await pod_runs(agent, cluster, "l")

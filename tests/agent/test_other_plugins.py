@@ -72,7 +72,7 @@ async def test_a_takeover_under_another_resource_name_gives_nobody_what_pods_hav
 
 @contextlib.asynccontextmanager
 async def cluster_node() -> AsyncIterator[tuple[AgentProcess, SimCluster]]:
-    """A cluster, and an agent that is not started yet. No judge: he knows devices by their ids alone."""
+    """A cluster and an agent that is not started. Without the judge, which knows devices by their ids alone."""
     with short_directory() as root:
         async with SimCluster(root, timings=replace(ClusterTimings.fast(), kubelet=Timings.fast())) as cluster:
             kubeconfig = str(cluster.api.kubeconfig(root / "kubeconfig"))
@@ -114,7 +114,7 @@ async def test_equal_ids_of_another_plugin_are_not_our_devices() -> None:
 
 
 async def test_a_plugin_that_registers_our_resource_is_noticed_and_replaced() -> None:
-    """Kubelet tells nobody: our stream stays open, and pods would be given what claims have."""
+    """Kubelet reports nothing: the agent's stream stays open, and pods would get devices that claims have."""
     async with claim_node(2) as (agent, cluster):
         kubelet = cluster.kubelets["node-a"]
         ours = {name for name, owner in (await owners(agent)).items() if owner == "none"}
@@ -147,7 +147,7 @@ async def test_pods_with_another_plugins_ids_put_free_devices_in_doubt() -> None
 
 
 async def test_pods_served_by_another_plugin_while_no_agent_ran_put_free_devices_in_doubt() -> None:
-    """The vendor's plugin for an hour, and back again: the ledger is whole, and knows nothing of that hour."""
+    """The vendor's plugin serves for an hour, then the agent again: the ledger is intact but lacks that hour."""
     async with claim_node() as (agent, cluster):
         kubelet = cluster.kubelets["node-a"]
         before = await owners(agent)
@@ -176,7 +176,7 @@ async def unready_because(agent: AgentProcess, words: str) -> bool:
 
 
 async def test_pods_with_unknown_ids_put_every_device_in_doubt_while_they_run() -> None:
-    """The name is ours and the ids are not: the plugin before us took another attribute for them."""
+    """The resource name is ours but the ids are not: the former plugin made them from another attribute."""
     async with cluster_node() as (agent, cluster):
         kubelet = cluster.kubelets["node-a"]
         async with plugin(kubelet, RESOURCE, [f"v{n}" for n in range(4)]):

@@ -1,4 +1,4 @@
-"""Pods that ended unseen: deleted by force, or while the API server could not be asked.
+"""Pods whose end the agent did not see: force-deleted, or ended while the API server was away.
 
 Their processes may go on for their grace period, and until then nobody else gets what they have.
 """
@@ -59,7 +59,7 @@ async def test_the_devices_of_force_deleted_pods_wait_for_their_grace_period() -
 
 
 async def test_a_kubelet_without_checkpoint_releases_nothing_that_it_never_showed() -> None:
-    """It skips containers that run already, so neither of its answers names them; the API server cannot be asked."""
+    """Kubelet skips containers that run already, so neither of its answers names them. The API server is away."""
     async with bridge() as (agent, cluster, _):
         kubelet = cluster.kubelets["node-a"]
         await cluster.apply(limits_pod("train", 2))

@@ -163,7 +163,7 @@ async def test_on_the_hosts_network_a_standby_gets_the_port_when_the_first_agent
 
 
 async def test_a_port_in_use_for_a_moment_is_taken_later() -> None:
-    """Free again, and the agent out of descriptors just then."""
+    """The port is free again while the agent has no file descriptors left."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         async with node() as (first, kubelet), beside(first, "second", "", "--listen", address) as second:

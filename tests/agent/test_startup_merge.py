@@ -97,14 +97,14 @@ def test_a_claim_without_a_name_from_kubelet_is_known_by_its_record_or_not_at_al
 
 
 def test_a_record_from_a_backup_does_not_hide_what_kubelet_shows(node: Node) -> None:
-    """The claim was allocated anew since: who has which device is what either of them says."""
+    """The claim was reallocated since: the devices that either source names are held."""
     record = ClaimRecord(CLAIM, RecordState.COMPLETED, "this", (PreparedDevice("r", "node-a", "gpu-0"),))
     node.records.save(record)
     assert _claims(node, SHOWN) == (ClaimDevices(CLAIM, (DeviceUse("gpu-0"), DeviceUse("gpu-1"))),)
 
 
 def test_a_record_knows_more_than_kubelet_shows(node: Node) -> None:
-    """Admin access holds nothing, and neither kubelet nor a CDI file tells of it."""
+    """Admin access holds nothing, and neither kubelet nor a CDI file shows it."""
     record = ClaimRecord(CLAIM, RecordState.COMPLETED, "this", (PreparedDevice("r", "node-a", "gpu-1", admin=True),))
     node.records.save(record)
     write_file(node)

@@ -1,4 +1,4 @@
-"""The checks of the random histories notice an agent with one rule missing, and accept a whole one."""
+"""The checks of the random histories find an agent that lacks one rule, and accept a correct one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.long
 
 @contextlib.contextmanager
 def history(variant: str) -> Iterator[Node]:
-    """A node whose agent is broken (or whole: no variant), for a history of one's own, without a peaceful end."""
+    """A node whose agent lacks the rule ``variant`` (empty: none), driven by the test; devices may stay held."""
     node = Node()
     Node.loop = asyncio.new_event_loop()
     node.command = ("-m", "tests.support.broken_agent", variant) if variant else ("-m", "drabridge")
@@ -33,7 +33,7 @@ def history(variant: str) -> Iterator[Node]:
 
 
 def _judged(node: Node, variant: str) -> None:
-    """A broken agent has given somebody what another's container has, a whole one has not; then all containers end."""
+    """A broken agent has given a device to two containers, a correct one has not; then all containers end."""
     judge = node.stage.judge
     if variant:
         node.do(until(judge.double_holds, 20, node.stage.agent.text))

@@ -227,7 +227,7 @@ async def test_dp11_an_init_container_s_device_is_used_again(there: Node) -> Non
 
 
 async def test_dp12_and_dm1_reboot_while_the_plugin_does_not_register(there: Node) -> None:
-    """The agent stands still as upstream's does without its control file; when it goes on the node is whole again."""
+    """The agent is stopped, as upstream's plugin without its control file; then it continues and serves everything."""
     agent, kubelet = there
     await kubelet.run_pod(pod("a"))
     assert agent.process is not None
@@ -329,7 +329,7 @@ class TestHealth:
 
 
 class NoImage(MemoryRuntime):
-    """A runtime in which one image is never there."""
+    """A runtime that never has one image."""
 
     async def start_container(self, pod: PodSpec, container: Container, options: RunOptions) -> None:
         if pod.name == "no-image":

@@ -33,7 +33,7 @@ async def test_a_change_while_the_sockets_are_bound_is_not_missed(monkeypatch: p
 
 
 async def test_a_claim_whose_hook_takes_long_holds_up_no_other(tmp_path: Path) -> None:
-    """Neither the files of other claims nor the health that kubelet is told of; its own follow when it is over."""
+    """A hook delays neither the files of other claims nor health reports; its own claim's files follow when it ends."""
     gate = tmp_path / "gate"
     gate.touch()
     hook = f"{{command: [/bin/sh, -c, 'while [ -e {gate} ]; do sleep 0.01; done; exit 1'], timeoutSeconds: 60}}"

@@ -18,13 +18,13 @@ from tests.support.waiting import until
 
 
 def conditions(node: DraNode, name: str) -> list[tuple[str, str]]:
-    """(device, Ready) of a claim's status."""
+    """The pairs (device, Ready) of a claim's status."""
     devices = node.claims.get(name)["status"].get("devices", ())
     return [(one["device"], one["conditions"][0]["status"]) for one in devices]
 
 
 async def test_a_damaged_record_is_reported_and_other_claims_get_their_status() -> None:
-    """Whoever reads it first: here the writer of statuses, when a device changes."""
+    """The writer of statuses is the first to read the record, when a device changes."""
     async with a_node() as node:
         first, second = node.claims.add("first", "gpu-1"), node.claims.add("second", "gpu-2")
         await node.prepared(first)
@@ -64,7 +64,7 @@ async def test_a_record_that_cannot_be_read_ends_neither_the_writer_nor_the_driv
 
 
 async def test_a_writer_that_meets_a_damaged_record_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Between the claim's preparation and its status; found by a test that damaged one just then."""
+    """The record is damaged between the claim's preparation and the write of its status."""
     caplog.set_level(logging.WARNING)
     records = ClaimRecords(RecordStore(tmp_path), IoThread("records"), "boot")
     writer = StatusWriter(ClaimObjects(None), records, DRIVER)  # type: ignore[arg-type]

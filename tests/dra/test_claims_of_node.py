@@ -1,4 +1,4 @@
-"""The LIST of claims that ends a quarantine, over HTTP: what it says, and when nobody can say."""
+"""The LIST of claims that ends a quarantine, over HTTP: its answers, and when there is none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.waiting import short_directory
 
 @contextlib.asynccontextmanager
 async def asking(**options: Any) -> AsyncIterator[tuple[ClaimQueries, SimApiServer]]:
-    """The questions of an agent without a DRA driver, beside an API server."""
+    """The API requests of an agent without a DRA driver."""
     with short_directory() as root:
         async with SimApiServer(**options) as api:
             add_node(api)

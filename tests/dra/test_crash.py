@@ -1,4 +1,4 @@
-"""Death as by SIGKILL before every step of prepare, unprepare and publishing, and what the next process does."""
+"""The driver is killed before each step of prepare, unprepare and publishing; the next process recovers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def child(root: Path, kubeconfig: Path, phase: str, at: int) -> AsyncItera
 
 
 async def call(root: Path, method: str, claim: dra_v1_pb2.Claim) -> Any:
-    """One call to the child; None if it dies over it."""
+    """One call to the child; None if the child is killed during the call."""
     service = PluginSockets.of(root, DRIVER).service
     for _ in range(1000 * PATIENCE):
         if service.exists() and not is_dead(service):
@@ -93,7 +93,7 @@ async def test_a_crash_at_any_step_of_prepare_loses_nothing_and_gives_nothing_tw
 
 
 async def recovers(node: DraNode, claim: dra_v1_pb2.Claim, expected: Any, rival: dra_v1_pb2.Claim) -> None:
-    """The successor gives the same answer, keeps rivals out, and ends clean."""
+    """The next process gives the same answer, refuses other claims, and leaves nothing behind."""
     await node.start()
     try:
         assert (await node.prepare(claim))[claim.uid] == expected
@@ -137,7 +137,7 @@ async def test_a_crash_at_any_step_of_unprepare_leaves_nothing_behind() -> None:
 
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
 async def test_a_crash_in_the_middle_of_publishing_is_repaired_at_the_next_start(at: int) -> None:
-    """Three slices; the fourth step never comes."""
+    """Three slices are written; there is no fourth step."""
     async with world() as (root, api, kubeconfig):
         async with child(root, kubeconfig, "publish", at) as process:
             if at < 4:

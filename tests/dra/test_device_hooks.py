@@ -65,7 +65,7 @@ async def test_a_failed_prepare_hook_is_undone_and_its_output_is_in_the_message(
 
 
 async def test_only_the_end_of_a_hooks_output_is_kept_in_memory() -> None:
-    """A pipe holds 64 KiB; a file in memory held all of it, and grew with what the hook had left running."""
+    """Only the last part is kept: a process that the hook leaves running may write for ever."""
     text = "head -c 5000000 /dev/zero | tr '\\0' x; readlink /proc/self/fd/1"
     said = await run_hook(Hook(command=("/bin/sh", "-c", text), timeout_seconds=300), None, "gpu")
     assert len(said) <= 2_000
@@ -86,7 +86,7 @@ async def test_a_hook_that_does_not_end_is_killed() -> None:
 
 
 async def test_a_claim_gets_its_device_as_the_hook_left_it(log: Path) -> None:
-    """A driver that is bound makes another node; the inventory learns of it while the claim is only begun."""
+    """The hook binds a driver, which makes another device node. The inventory sees it before the claim is prepared."""
     hook = script(f"echo ran >> {log}; while [ -s {log} ]; do sleep 0.01; done", 60)
     async with a_node(with_profile(f"prepare: {hook}")) as node:
         claim = node.claims.add("cl", "gpu-1")
@@ -100,7 +100,7 @@ async def test_a_claim_gets_its_device_as_the_hook_left_it(log: Path) -> None:
 
 
 async def test_a_device_is_given_to_nobody_else_before_its_cleaning_has_ended(log: Path) -> None:
-    """The prepare runs out of time and is undone; kubelet unprepares the claim of a pod that was deleted meanwhile."""
+    """The prepare exceeds its deadline and is undone. Its pod was deleted, so kubelet unprepares the claim."""
     prepare, undo = script("sleep 60", 60), script(f"echo begin >> {log}; sleep 0.5; echo end >> {log}", 60)
     async with a_node(with_profile(f"prepare: {prepare}, unprepare: {undo}")) as node:
         node.driver._preparer._budget_seconds = 2
@@ -119,7 +119,7 @@ async def test_a_device_is_given_to_nobody_else_before_its_cleaning_has_ended(lo
 
 @pytest.mark.parametrize("cancelled", [False, True])
 async def test_a_process_that_escapes_from_a_killed_hook_delays_nobody(tmp_path: Path, *, cancelled: bool) -> None:
-    """A daemon, say, in a session of its own: it lives on, and the output that it shares with the hook never ends."""
+    """For example a daemon in its own session: it goes on running and keeps the hook's output open."""
     pid = tmp_path / "pid"
     escape = f"setsid sleep 7654 & echo $! > {pid}.new; mv {pid}.new {pid}; sleep 7654"
     hook = Hook(command=("/bin/sh", "-c", escape), timeout_seconds=300 if cancelled else 3)
@@ -137,7 +137,7 @@ async def test_a_process_that_escapes_from_a_killed_hook_delays_nobody(tmp_path:
 
 
 async def test_hooks_of_one_device_never_overlap(log: Path) -> None:
-    """Two claims on a device that is shared; their hooks would run at once. Those of two devices may."""
+    """Two claims share a device: their hooks run one after the other. Hooks of different devices may run at once."""
     others = f"while [ $(grep -c begin {log}) -lt 2 ]; do sleep 0.01; done"  # else the first one would wait in vain
     body = script(f"echo begin $DRABRIDGE_DEVICE >> {log}; {others}; sleep 0.2; echo end $DRABRIDGE_DEVICE >> {log}")
     profile = (
@@ -167,7 +167,7 @@ async def test_admin_access_runs_no_hooks(log: Path) -> None:
 
 
 async def test_a_refused_claim_causes_no_cleaning(log: Path) -> None:
-    """Its record, which is written first, outlives the refusal when the agent is killed, or an answer is lost."""
+    """The record is written before the refusal. It stays when the agent is killed or its answer is lost."""
     async with a_node(with_profile(f"unprepare: {script(f'echo $DRABRIDGE_CLAIM >> {log}')}")) as node:
         holder, claim = node.claims.add("holder", "gpu-1"), node.claims.add("claim", "gpu-1")
         await node.prepared(holder)
@@ -185,7 +185,7 @@ async def test_a_refused_claim_causes_no_cleaning(log: Path) -> None:
 
 
 async def test_a_claim_that_ends_in_a_conflict_runs_no_cleaning_while_the_pod_has_the_device(log: Path) -> None:
-    """The pod has it open, and its work does not survive a reset; the device stays held."""
+    """The pod has the device open and a reset would destroy its work; the device stays held."""
 
     async def in_use(names: set[str]) -> dict[str, str]:
         return dict.fromkeys(names, "process 7 (python)")

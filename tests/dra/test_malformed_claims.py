@@ -1,4 +1,4 @@
-"""Claims as a careless or hostile user may write them: other claims are served whatever they say."""
+"""Malformed and hostile claims: other claims are served as before."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_a_pod_claim_name_that_is_no_name_is_ignored(text: str) -> None:
 
 
 async def test_a_claim_whose_files_cannot_be_written_leaves_no_other_with_old_device_numbers() -> None:
-    """A device came back with another number while the agent was away."""
+    """While the agent was stopped, a device came back with another number."""
     async with a_node() as node:
         evil, victim = node.claims.add("evil", "gpu-0"), node.claims.add("victim", "gpu-1")
         for claim in (evil, victim):
@@ -85,7 +85,7 @@ async def test_a_claim_whose_files_cannot_be_written_leaves_no_other_with_old_de
 
 
 def damage(node: DraNode, claim: dra_v1_pb2.Claim) -> None:
-    """Make the record of ``claim`` hold what no file of ours can say."""
+    """Put a value into the record of ``claim`` that the agent itself never writes."""
     path = node.state / "claims" / f"{claim.uid}.json"
     record = json.loads(path.read_text())
     record["podClaimName"] = "x\0y"

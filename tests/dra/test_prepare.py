@@ -43,7 +43,7 @@ async def test_a_claim_gets_exactly_its_devices_and_gives_them_back() -> None:
 
 
 async def test_no_claim_is_asked_about_before_it_is_known_which_versions_the_server_has() -> None:
-    """A server says 404 of a claim in a version that it lacks, as it does of one that is gone."""
+    """A server answers 404 for a claim in an unknown API version, as for a claim that does not exist."""
     async with a_node(versions=("v1beta1",)) as node:
         await until(lambda: node.driver.state.api_version, why="the version")
         claim = node.claims.add("cl1", "gpu-1")
@@ -336,7 +336,7 @@ async def test_a_device_whose_node_was_renumbered_keeps_its_name_and_gets_its_ne
 
 
 async def test_a_device_that_is_away_is_in_no_file_until_it_is_back() -> None:
-    """Its number may be another device's by then, which a container that is started again must not get."""
+    """Its number may belong to another device then; a restarted container must not get that device."""
     async with a_node() as node:
         claim = node.claims.add("cl", "gpu-1", "gpu-2")
         before = await node.prepared(claim)

@@ -97,7 +97,7 @@ async def test_two_calls_at_once_are_one_prepare() -> None:
 
 
 async def test_unprepare_while_a_prepare_is_running_leaves_nothing_behind() -> None:
-    """kubelet gave up on the prepare, its pod was deleted: what the late prepare did must not stay."""
+    """Kubelet's call timed out and the pod was deleted. Nothing that the late prepare did may stay."""
     async with a_node() as node:
         claim, late = await _under_way(node)
 

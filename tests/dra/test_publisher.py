@@ -85,7 +85,7 @@ async def test_an_edited_slice_is_restored() -> None:
 
 
 async def test_a_restart_changes_nothing_and_nothing_is_deleted_at_shutdown() -> None:
-    """DR21: a driver that is back soon finds its slices unchanged, and leaves them so."""
+    """DR21: a driver that restarts quickly finds its slices unchanged and does not write them."""
     async with a_node() as node:
         await published(node)
         before = node.slices()
@@ -149,7 +149,7 @@ async def test_every_version_of_the_api_is_supported(versions: tuple[str, ...]) 
 async def test_versions_are_chosen_anew_when_the_control_plane_changes_them(
     before: tuple[str, ...], after: tuple[str, ...]
 ) -> None:
-    """Upgraded, or rolled back: what it says of a version that it lacks, 404, frees no claim's device."""
+    """After an upgrade or rollback, 404 for an API version that the server lacks frees no device."""
     async with a_node(versions=before) as node:
         await published(node)
         held = node.claims.add("held", "gpu-0")
@@ -228,7 +228,7 @@ async def test_watches_that_end_are_restarted_and_a_list_follows_status_410() ->
 
 
 async def test_slices_are_not_reported_as_published_while_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look that finds nothing to write asks nobody: whoever waits for the API server's answer has none."""
+    """A check that finds nothing to write sends no request, so nothing may wait for an answer of the API server."""
     monkeypatch.setattr(publisher, "LOOK_SECONDS", 0.05)
     async with a_node() as node:
         await published(node)
@@ -263,7 +263,7 @@ async def test_the_result_of_an_unanswered_write_is_read_before_it_is_reported()
 
 
 async def test_a_slice_that_is_taken_away_before_its_write_is_answered_comes_back() -> None:
-    """A kubelet that starts beside us deletes what we write, and the watch says so before the answer comes."""
+    """A starting kubelet deletes the slices that the agent writes. The watch reports it before the answer."""
     async with a_node(start=False) as node:
         node.api.faults.answer_lag_seconds = 0.5
         starting = asyncio.ensure_future(node.start())
@@ -369,7 +369,7 @@ def dry_runs(node: DraNode) -> int:
 
 
 async def test_a_successor_never_shows_a_faulty_device_where_the_server_drops_taints() -> None:
-    """What the predecessor found out about the server is not on disk: it is asked before anything is written."""
+    """What an earlier agent learned about the server is not saved: the agent asks again before it writes."""
     async with a_node(gates={"DRADeviceTaints": False}) as node:
         await published(node)
         await node.change(gpu_1=(Presence.FAULTY, "its node is missing"))

@@ -22,7 +22,7 @@ async def _used(node: DraNode, name: str, *devices: str) -> Any:
 
 
 def _anew(node: DraNode, name: str, *devices: Any) -> None:
-    """No pod is left that uses the claim, and a new one is scheduled, both before anybody looks."""
+    """The claim's last pod ends and a new one is scheduled before the agent looks."""
     node.claims.deallocate(name)
     node.claims.allocate(name, *devices)
 
@@ -142,7 +142,7 @@ async def test_after_a_reboot_a_claim_holds_its_device_though_the_api_server_can
 async def test_an_unprepared_claim_lingers_for_the_default_grace_where_its_pods_grace_is_not_known(
     known: float | None, lingers: float
 ) -> None:
-    """Its pod was deleted by force before anybody followed pods (kubernetes#141471)."""
+    """Its pod was force-deleted before the agent watched pods (kubernetes#141471)."""
 
     class Pods:
         def grace(self, claim: ClaimRef) -> float:

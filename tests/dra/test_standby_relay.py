@@ -1,4 +1,4 @@
-"""A standby's endpoint for claims passes calls on, lets them wait, or refuses them."""
+"""A standby's DRA endpoint forwards calls, lets them wait, or refuses them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def root() -> Iterator[Path]:
 
 
 async def test_a_call_that_is_open_is_answered_before_the_endpoint_may_go(root: Path) -> None:
-    """Kubelet hangs up on the calls of an endpoint whose registration goes."""
+    """Kubelet cancels its calls to an endpoint that it deregisters."""
     active = Active()
     async with active.served(root), relayed(root) as (made, path):
         asking = asyncio.create_task(prepare(path, "u"))
@@ -143,7 +143,7 @@ async def test_a_call_that_nobody_serves_in_time_is_refused_with_a_reason(
 
 
 async def test_a_standby_that_cannot_pass_calls_on_is_still_ready(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rollout waits for it; claims are tried again by kubelet."""
+    """A rollout waits until it is ready; kubelet repeats the calls for claims."""
 
     def refused(_: object, __: str) -> tuple[Path, ...]:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

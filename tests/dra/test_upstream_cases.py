@@ -300,7 +300,7 @@ async def test_sockets_are_accessible_by_root_only() -> None:
 async def test_stopping_while_a_socket_is_bound_logs_nothing_and_leaves_no_socket(
     lost: bool, turns: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """For the first time, or because somebody removed it."""
+    """The socket is bound for the first time, or again after it was removed."""
     async with a_node(start=lost) as node:
         sockets = PluginSockets.of(node.root, DRIVER)
         if lost:

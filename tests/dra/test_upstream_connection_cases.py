@@ -32,7 +32,7 @@ async def ends(node: DraNode, claims: int) -> None:
 
 
 async def test_dr14_dr22_a_driver_that_cannot_listen_has_no_slices_and_serves_once_it_can() -> None:
-    """The registration goes on; the service's socket is lost, and something is in its place."""
+    """The registration stays. The service's socket is removed and another file is in its place."""
     async with a_node() as node, kubelet_beside(node) as kubelet:
         await registered(node)
         await until(node.published, why="slices")

@@ -1,4 +1,4 @@
-"""A clock that was ahead in an earlier run: its stamps must not hold devices until the clock gets there."""
+"""The clock was ahead in an earlier run: a device may not stay held until the clock reaches the old time stamps."""
 
 from __future__ import annotations
 

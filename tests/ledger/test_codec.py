@@ -1,4 +1,4 @@
-"""Entries as they are on disk: what older agents wrote is read, too."""
+"""Entries as they are on disk, also those that older agents wrote."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_stamps_are_saved_and_a_file_of_an_older_agent_has_one_for_all() -> None
 
 
 def test_every_field_that_is_written_is_known_when_it_is_read() -> None:
-    """One that is not would be kept as a newer agent's, and come back after it has its default again."""
+    """A field that is not read is kept as a newer agent's: it would come back after a reset to its default."""
     facts = LedgerDevice("a", "r", ("A",), root="whole", shareable=True, syspath="/sys/a", also_at=("/sys/b",))
     hold, move = Hold(("A",)), Move(Lane.LEGACY, Lane.DRA, MoveStep.WAITING, 1.0, 1.0)
     claims = (ClaimHold(ClaimRef("u"), ClaimPhase.PREPARED, 1.0, admin=True),)

@@ -1,4 +1,4 @@
-"""What the ledger does with what is found: devices that come, go and come back; starts and reboots."""
+"""Events of inventory and start: devices come, go and come back; the agent starts; the node reboots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lock beside the ledger: its holder is named, and it can be taken again and again."""
+"""The lock of the ledger's directory: its holder is named, and it can be taken many times."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_closed_lock_is_not_taken_again_by_renewing_it(tmp_path: Path) -> None
 
 
 def test_an_agent_that_lost_the_lock_never_has_it_again(tmp_path: Path) -> None:
-    """The ledger on disk is the other one's by then, and what this process knows is of before."""
+    """Another agent owns the ledger on disk by then; what this process knows is out of date."""
     lock = Lock(tmp_path)
     (tmp_path / "ledger.lock").unlink()
     other = Lock(tmp_path)
@@ -69,7 +69,7 @@ def test_an_agent_that_lost_the_lock_never_has_it_again(tmp_path: Path) -> None:
 
 
 def test_a_lock_file_removed_by_its_holder_is_not_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent that ends for good removes its directory's files, between our open and our flock."""
+    """An agent that cleans up removes the directory's files between our open and our flock."""
     ending = Lock(tmp_path)
     flock = fcntl.flock
 

@@ -1,4 +1,4 @@
-"""The ledger and a power cut: nothing that anybody was told is lost, and no file is ever half written."""
+"""The ledger after a power cut: every answered change is kept, and no file is half written."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_commit_is_on_the_disk_on_return(tmp_path: Path, disk: Disk, monke
 
 
 def test_a_complete_file_exists_at_every_moment_while_it_is_replaced(tmp_path: Path, disk: Disk) -> None:
-    """Whenever something is synced, the file and its older copy can be read, whatever of the rest was kept."""
+    """At each sync, the file and its older copy can be read, whatever else a power cut loses."""
     ledger = store(tmp_path)
     ledger.rewrite(LEDGER)
     seen: list[list[str]] = []
@@ -57,7 +57,7 @@ def test_a_complete_file_exists_at_every_moment_while_it_is_replaced(tmp_path: P
 
 
 async def test_nobody_is_told_of_a_change_before_it_is_on_the_disk(tmp_path: Path) -> None:
-    """The first alone, at once; the others of a burst together, by the worker, while the next batch is written."""
+    """The first change is written alone at once, the others of a burst together by the worker."""
     (path := tmp_path / "state").mkdir()
     (copy := tmp_path / "copy").mkdir()
     safe = [b""]

@@ -1,4 +1,4 @@
-"""The release rule, and the four readings of kubelet that look like a release and are not."""
+"""The release rule, and four answers of kubelet that look like a release and are none."""
 
 from __future__ import annotations
 
@@ -434,7 +434,7 @@ def test_a_claim_with_admin_access_to_a_device_in_quarantine_may_also_hold_it() 
 
 
 def test_nothing_leaves_quarantine_before_the_node_s_claims_are_known() -> None:
-    """Evidence may come first: the merge waits for a disk that is full."""
+    """Evidence may come before the merge, which waits while the disk is full."""
     ledger = Ledger.of([Entry(LedgerDevice("gpu-0", "r", ("GPU-0",)))], NodeState(merged=True))
     ledger = step(ledger, RecordLost(0.0), POLICY).applied_to(ledger)
     for at in (200.0, 220.0):

@@ -1,4 +1,4 @@
-"""The configuration renames held hardware: nobody else gets it, under whatever name or resource."""
+"""The configuration renames held hardware: no other pod or claim gets it under any name or resource."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NEW = LedgerDevice("gpu-1", "r", ("GPU-1",), syspath=PLACE)
 
 
 def renamed(lane: Lane) -> Discovered:
-    """The inventory calls the device of gpu-0 gpu-1 from now on."""
+    """The inventory names the device of gpu-0 "gpu-1" from now on."""
     return Discovered((replace(OLD, presence=Presence.GONE), NEW), NOON + 1, {"gpu-1": lane})
 
 

@@ -1,8 +1,8 @@
-"""Rules that no world of the search can tell from their absence, each pinned by the shortest history that does.
+"""Rules that the search of small worlds cannot check, each tested by the shortest history that needs it.
 
-In those worlds every evidence that is asked says the truth about that moment, and two of them agree before anything
-ends. So what guards against a evidence that is behind, or that was never asked, is a second guard there. Real witnesses
-are behind: each rule is here with what it is for, and a ledger without it is seen to act differently.
+In those worlds every source tells the truth about the moment it is asked, and two sources agree before a hold ends.
+Real sources may be out of date, or may not have been asked. Each entry names a rule and a ledger without that rule, and
+asserts that the history ends differently in the two.
 """
 
 from __future__ import annotations

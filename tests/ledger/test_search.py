@@ -35,7 +35,7 @@ def test_every_broken_ledger_is_found(mutant: Mutant, record_property: Callable[
 
 
 def test_a_leak_is_found() -> None:
-    """The liveness half has teeth: without Unprepare's way back, a prepared claim never drains."""
+    """The check for leaks finds one: without the transition for Unprepare, a prepared claim never drains."""
     config = Config(devices=1, pods=0, claims=1, faults=0, moves=0, lanes=(Lane.DRA, Lane.DRA), late_evidence=False)
     assert not search(config).violation
     found = search(replace(config, step=other_rows(DeviceSignal.UNPREPARE, set(Owner), ignore)))

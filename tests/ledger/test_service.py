@@ -184,7 +184,7 @@ async def test_a_retry_does_not_queue_behind_a_disk_that_hangs(ledger_service: L
 
 
 async def test_what_happened_while_a_write_failed_is_not_forgotten(ledger_service: LedgerService, disk: Disk) -> None:
-    """Kubelet is restarted while the disk hangs, and what waits for that is refused: a new kubelet is no request."""
+    """Kubelet restarts while the disk hangs. Waiting requests are refused; the event of a new kubelet is kept."""
     disk.gate.clear()
     disk.error = OSError(5, "Input/output error")
     grant = ledger_service.submit(allocate(0))
@@ -309,7 +309,7 @@ async def test_close_writes_what_is_only_in_memory(tmp_path: Path, disk: Disk) -
 
 
 async def test_a_subscriber_may_take_a_step_of_its_own(ledger_service: LedgerService, disk: Disk) -> None:
-    """It is told in the middle of ours; what it starts must not be taken for finished while the disk works."""
+    """The subscriber is called during a step. The step that it starts is not finished before the disk has it."""
     inner: list[asyncio.Future[Decision]] = []
 
     def follow(ledger: Ledger, effects: tuple[Effect, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Any sequence of events, faults of the disk included: the invariants hold and no promise is forgotten."""
+"""Random events and disk faults: the invariants hold and no acknowledged change is lost."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Machine(RuleBasedStateMachine):
         self.happen(AgentStarted(self.clock))
 
     def happen(self, event: Event) -> bool:
-        """What the ledger_service does: step, write, and only then believe it."""
+        """Do what the service does: compute the step, write it, then adopt it."""
         done = step(self.ledger, event, POLICY)
         after = done.applied_to(self.ledger)
         assert not invariants.check_step(self.ledger, event, after, POLICY)
@@ -232,7 +232,7 @@ class Machine(RuleBasedStateMachine):
         self.start_again(expect={Loaded.COMPLETE})
 
     def start_again(self, expect: set[Loaded]) -> None:
-        """Whatever was acknowledged is there; what was tried to write may be: it holds more, never less."""
+        """Everything acknowledged is there. An unfinished write may be: it holds more devices, never fewer."""
         self.store.close()
         self.store = Store(self.directory, node="n", fsync=self.fsync)
         loaded = self.store.load()
@@ -257,7 +257,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(where=st.floats(0, 0.999), bit=st.integers(0, 7))
     def the_file_rots(self, where: float, bit: int) -> None:
-        """One bit, anywhere but in the very last byte: what was held is held, or in quarantine."""
+        """Flip one bit anywhere but in the last byte: each held device stays held or is in quarantine."""
         held = {name for name, entry in self.ledger.entries.items() if entry.owner is not Owner.NONE}
         content = bytearray(self.store.path.read_bytes())
         content[int(where * (len(content) - 1))] ^= 1 << bit
@@ -287,7 +287,7 @@ def _pods(listed: list[str] | None) -> dict[tuple[str, str], tuple[PodRef, ...]]
 
 
 def _durable(ledger: Ledger) -> dict[str, object]:
-    """What a commit promises to keep: everything but the evidence."""
+    """The part of a ledger that a commit keeps: everything except evidence."""
     return {
         name: (
             entry.owner,

@@ -1,4 +1,4 @@
-"""The writer of the ledger's file: a failing disk, a removed file, another agent; and how the file stays small."""
+"""The writer of the ledger's file: failing disk, removed file, another agent, and rewriting to keep it small."""
 
 from __future__ import annotations
 

@@ -329,7 +329,7 @@ def test_a_claims_device_that_is_to_leave_is_not_offered_to_the_next() -> None:
 
 @pytest.mark.parametrize("share", [None, ClaimShare("s1", (("memory", 1),))])
 def test_a_device_held_whole_is_not_offered_in_shares_and_a_shared_one_not_as_a_whole(share: ClaimShare | None) -> None:
-    """The scheduler keeps the two apart: what one claim has in one manner is free to the next in the other."""
+    """The scheduler counts whole devices and shares apart: a device taken in one way is free for it in the other."""
     node = Node(device(0, Lane.DRA, shareable=share is not None))
     node.yes(Prepare(CLAIM, (DeviceUse("gpu-0", share),), NOON))
     assert node.offers("gpu-0") == (False, True)

@@ -1,1 +1,1 @@
-"""Soak runs: a real agent under full load and a storm of faults, judged by locks that know nothing of it."""
+"""Soak runs: a real agent under full load and many faults, judged by locks that do not depend on the agent."""

@@ -79,7 +79,7 @@ CLASSES = [
 
 
 def timings() -> ClusterTimings:
-    """The fast simulation, with the lags that matter a twentieth of the real ones."""
+    """The fast simulation with a twentieth of the real delays."""
     real = Timings()
     kubelet = Timings.fast(
         node_status_seconds=real.node_status_seconds / SCALE,
@@ -114,7 +114,7 @@ class Bed:
             await self.agent.start()
 
     async def reboot(self) -> None:
-        """The machine: agent and containers are gone, /run is empty, the disk is as it was."""
+        """Reboot the machine: agent and containers end, /run is empty, the disk is unchanged."""
         await self.agent.stop(signal.SIGKILL)
         shutil.rmtree(self.agent.cdi, ignore_errors=True)
         self.boot_id.write_text(str(uuid.uuid4()))
@@ -180,7 +180,7 @@ def _loops(count: int) -> Iterator[Loops | None]:
 async def bed(
     seed: int, command: tuple[str, ...] = ("-m", "drabridge"), loop_devices: int = LOOP_DEVICES
 ) -> AsyncIterator[Bed]:
-    """Everything, ready. ``command`` is how the agent is started: another one is how a check is checked."""
+    """Start all parts. ``command`` starts the agent; a test of the judge passes one that starts a broken agent."""
     with short_directory() as root, _loops(loop_devices) as loops:
         (root / "locks").mkdir()
         judge = Judge(root / "locks")

@@ -1,6 +1,6 @@
 """The judge of a soak run: whoever starts a container takes its devices' locks, and opens their nodes.
 
-It knows neither the ledger nor kubelet's books. Every refused start is a device that was given to two at once:
+It reads neither the ledger nor kubelet's records. Every refused start is a device that was given to two at once:
 
 * *double hold*: the agent's fault, whatever led to it. At least one of the two uses a claim, or both have limits
   without anything below having happened. The soak fails.

@@ -68,9 +68,10 @@ async def soak(
     log: Path | None = None,
     least_pods: int = 0,
 ) -> Verdict:
-    """Load and storm for ``seconds``, then peace, then the verdict. ``log``: where the agent's log is kept.
+    """Load and faults for ``seconds``, then a time without faults, then the verdict.
 
-    ``least_pods``: on a machine that is slow it goes on until so many have run, and one was refused.
+    ``log``: where the agent's log is kept. ``least_pods``: on a slow machine the load goes on
+    until so many pods have run and one was refused.
     """
     verdict = Verdict()
     began = time.monotonic()

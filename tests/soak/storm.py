@@ -21,7 +21,7 @@ CALM_SECONDS = (0.5, 3.0)  # between two faults; a fault itself lasts as long as
 
 @dataclass(slots=True)
 class Storm:
-    """Runs until ``blowing`` is false, and leaves everything whole."""
+    """Run until ``blowing`` is false, and repair every fault at the end."""
 
     bed: Bed
     rng: random.Random
@@ -146,7 +146,7 @@ class Storm:
             await asyncio.to_thread(ask, self.bed.agent.control, "/lanes", wish)
 
     async def _middle(self) -> None:
-        """The usual division again."""
+        """Restore the default lanes."""
         with contextlib.suppress(DrabridgeError):
             await asyncio.to_thread(ask, self.bed.agent.control, "/lanes", {"resource": MEM, "reset": True})
 

@@ -60,7 +60,7 @@ class Pod:
 
 @dataclass(slots=True)
 class Load:
-    """Creates, watches and ends pods until stopped."""
+    """Create, watch and end pods until stopped."""
 
     bed: Bed
     rng: random.Random
@@ -72,7 +72,7 @@ class Load:
     _serial: int = 0
 
     async def run(self) -> None:
-        """Until ``running`` is false; then every pod is deleted."""
+        """Run until ``running`` is false, then delete every pod."""
         while self.running or self._pods:
             self._look()
             if self.running:
@@ -80,7 +80,7 @@ class Load:
             await asyncio.sleep(TICK_SECONDS)
 
     def finish(self) -> None:
-        """No new pods; the present ones are deleted, as a person would."""
+        """Create no more pods and delete the present ones, as a user would."""
         self.running = False
         for pod in self._pods.values():
             pod.death, pod.dies_at = "deleted", 0.0

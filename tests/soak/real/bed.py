@@ -91,7 +91,7 @@ def anonymous_kib(smaps_rollup: str) -> int:
 
 
 class RealNode(RealBed):
-    """The bed of the cluster tests, with a configuration of its own, and eyes and hands on the node."""
+    """The bed of the cluster tests with its own configuration, which also reads and changes the node's files."""
 
     def __init__(self, api: KubernetesCluster, node: Json, locks: Path, log: Log) -> None:
         self.object_name = str(node["metadata"]["name"])

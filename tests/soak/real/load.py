@@ -69,7 +69,7 @@ class Pod:
 
 @dataclass(slots=True)
 class Load:
-    """Creates, watches and ends pods until stopped."""
+    """Create, watch and end pods until stopped."""
 
     node: RealNode
     rng: random.Random
@@ -87,7 +87,7 @@ class Load:
     _serial: int = 0
 
     async def run(self) -> None:
-        """Until ``running`` is false and every pod has gone."""
+        """Run until ``running`` is false and every pod has gone."""
         away = False
         while self.running or self._pods or self._claims:
             try:
@@ -106,7 +106,7 @@ class Load:
             raise AssertionError("the claim template could not be created")
 
     def finish(self) -> None:
-        """No new pods. Who runs is deleted; who waits gets its turn first."""
+        """Create no more pods. Delete those that run; let those that wait run first."""
         self.running = False
 
     @property

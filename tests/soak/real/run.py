@@ -60,7 +60,7 @@ class Memory:
 async def soak(
     seconds: float, seed: int, environ: Mapping[str, str], say: Callable[[str], None] = print, log: Path | None = None
 ) -> Verdict:
-    """Load and storm for ``seconds``, then peace for at most 150 s, then the verdict, and a node as it was before."""
+    """Load and faults for ``seconds``, then at most 150 s without faults, then the verdict; restore the node."""
     verdict, began = Verdict(), time.monotonic()
     with contextlib.ExitStack() as files:
         file = files.enter_context(log.open("w")) if log is not None else None
