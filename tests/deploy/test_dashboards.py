@@ -12,6 +12,7 @@ from deploy.helm import ROOT
 from drabridge.telemetry.metrics import TABLE
 from tests.support import promql
 from tests.support.agent_promql import EXPORTED, SUFFIXES, TARGET_LABELS, faults, parse
+from tests.support.dashboards import assert_panels_are_laid_out
 from tests.support.promql import named_labels, selectors
 
 FOLDER = ROOT / "deploy/dashboards"
@@ -101,23 +102,7 @@ def test_the_dashboard_has_the_shape_that_grafana_imports() -> None:
     assert "id" not in DASHBOARD
     variables = {entry["name"]: entry["type"] for entry in DASHBOARD["templating"]["list"]}
     assert variables == {"datasource": "datasource", "instance": "query", "resource": "query", "namespace": "query"}
-    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
-    taken: set[tuple[int, int]] = set()
-    for panel in PANELS:
-        assert panel["type"] in ("stat", "timeseries", "table")
-        assert panel["title"]
-        assert panel["description"]
-        area = panel["gridPos"]
-        cells = {
-            (x, y) for x in range(area["x"], area["x"] + area["w"]) for y in range(area["y"], area["y"] + area["h"])
-        }
-        assert max(x for x, _ in cells) < 24, "Grafana's grid has 24 columns"
-        assert not cells & taken, f"{panel['title']} covers another panel"
-        taken |= cells
-        references = [target["refId"] for target in panel["targets"]]
-        assert len(set(references)) == len(references)
-        for owner in (panel, *panel["targets"]):
-            assert owner["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+    assert_panels_are_laid_out(PANELS)
 
 
 @pytest.mark.parametrize(

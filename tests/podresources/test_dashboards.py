@@ -16,6 +16,7 @@ from podresources.model import SocketIdentity
 from podresources.normalise import allocatable, snapshot
 from podresources.transport import Attempt, Rpc
 from tests.podresources.sample_vectors import DCGM, GPU0, GPU1, held, joined
+from tests.support.dashboards import assert_panels_are_laid_out
 from tests.support.podresources_server import (
     capacity,
     claim,
@@ -121,24 +122,9 @@ def test_the_dashboard_has_the_shape_that_grafana_imports() -> None:
     assert "id" not in DASHBOARD, "an id of another Grafana would overwrite a dashboard there"
     variables = {entry["name"]: entry["type"] for entry in DASHBOARD["templating"]["list"]}
     assert variables == {"datasource": "datasource", "instance": "query", "namespace": "query"}
-    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
-    taken: set[tuple[int, int]] = set()
+    assert_panels_are_laid_out(PANELS)
     for panel in PANELS:
-        assert panel["type"] in ("stat", "timeseries", "table")
-        assert panel["title"]
-        assert panel["description"]
         assert {"defaults", "overrides"} <= panel["fieldConfig"].keys()
-        area = panel["gridPos"]
-        cells = {
-            (x, y) for x in range(area["x"], area["x"] + area["w"]) for y in range(area["y"], area["y"] + area["h"])
-        }
-        assert max(x for x, _ in cells) < 24, "Grafana's grid has 24 columns"
-        assert not cells & taken, f"{panel['title']} covers another panel"
-        taken |= cells
-        references = [target["refId"] for target in panel["targets"]]
-        assert len(set(references)) == len(references)
-        for owner in (panel, *panel["targets"]):
-            assert owner["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
 
 
 @pytest.mark.parametrize("entry", [entry for entry in DASHBOARD["templating"]["list"] if entry["type"] == "query"])

@@ -43,13 +43,8 @@ def test_a_minute_of_load_and_faults_causes_no_double_hold_and_no_leak() -> None
 @pytest.mark.parametrize(
     ("holder", "refused", "forced", "unprepared", "ours"),
     [
-        (
-            "limits-one-1",
-            "limits-one-2",
-            True,
-            False,
-            False,
-        ),  # kubelet forgets a force-deleted pod; the agent answered correctly
+        # kubelet forgets a force-deleted pod; the agent answered correctly
+        ("limits-one-1", "limits-one-2", True, False, False),
         ("limits-one-1", "limits-one-2", False, False, True),
         (
             "limits-one-1",
