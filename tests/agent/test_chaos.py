@@ -49,7 +49,7 @@ class World:
         self.agent_runs = False
 
     async def kill_kubelet(self) -> None:
-        await self.kubelet.stop()  # as a kill leaves it: the socket files stay, nobody listens
+        await self.kubelet.stop()  # as after a kill: the socket files stay without a listener
 
     async def kill_udevd(self) -> None:
         self.udevd.kill()
@@ -130,7 +130,7 @@ async def test_any_order_of_disasters_ends_registered_and_correct(
         for step, name in enumerate(order):
             await world.faults[name]()
             if step == plugged_after:
-                loop.add(DEVICES)  # whoever is dead at that moment must hear of it later
+                loop.add(DEVICES)  # a part that is down at that moment must learn of it later
             await asyncio.sleep(pick.random() * 0.3)
             if pick.random() < 0.4:
                 await world.mend()

@@ -46,7 +46,7 @@ async def test_new_claims_do_not_get_a_device_that_was_never_unprepared() -> Non
     async with bridge() as (agent, cluster, runtime):
         name = await _prepared(agent, cluster)
         await _forget(agent, cluster, runtime)
-        await until(lambda: name in devices_in_slices(cluster), why=agent.text)  # nobody has asked the API server
+        await until(lambda: name in devices_in_slices(cluster), why=agent.text)  # the API server was not asked
         await cluster.apply(claim_pod("d"))
         said = f"'drabridge lanes release {name}'"
         await until(lambda: any(said in event["message"] for event in cluster.events("d")), why=agent.text)
@@ -122,7 +122,7 @@ async def test_a_released_device_of_a_claim_with_two_stays_released(named: bool)
             cluster.kubelets["node-a"].faults.podresources = ListFault.NONE
         await _forget(agent, cluster, runtime)
         assert (await release(agent, first))[0] == 200
-        if named:  # else nobody knows enough to write its CDI file again
+        if named:  # without its name the CDI file cannot be written again
             (file,) = agent.cdi.glob("*-device-claim-*.json")
             await until(lambda: f"-{first}" not in file.read_text(), why=agent.text)
             assert f"-{second}" in file.read_text()

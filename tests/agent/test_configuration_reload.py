@@ -113,7 +113,7 @@ async def test_a_changed_pool_name_waits_until_no_claim_has_a_device() -> None:
         await until(lambda: not_noted("dra.pool"), 10, agent.text)  # when all of the file is in force
 
         await agent.stop()
-        record.write_text(left)  # kubelet forgot a claim, and it ended: nobody has a device by it
+        record.write_text(left)  # kubelet forgot a claim, and it ended: it holds no device
         await agent.start()
         await agent.ready()
         assert pools(cluster) == {"another"}

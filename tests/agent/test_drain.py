@@ -69,7 +69,7 @@ async def test_a_drain_moves_what_is_free_and_names_what_claims_hold() -> None:
         assert "NOT DRAINED" in screen
         assert "default/c1" in screen
         assert "Terminating" in screen
-        assert progress == "", "nothing is on its way any more"
+        assert progress == "", "no move is in progress any more"
 
         await end(cluster, "c1")
         code, found = await drain(agent, "--wait", "60")

@@ -105,7 +105,7 @@ async def test_no_device_is_offered_while_claim_records_cannot_be_written() -> N
         await until(lambda: devices_in_slices(cluster) == {held}, 20, agent.text)
         code, body = await agent.ask("/readyz")
         assert (code, b"cannot record the claim" in body) == (503, True)
-        await _gone(cluster, "c")  # who tried again would find out by himself that it is well
+        await _gone(cluster, "c")  # a repeated claim would show by itself that the disk works
         claims.unlink()
         aside.rename(claims)
         await agent.ready(10)
@@ -116,7 +116,7 @@ async def test_no_device_is_offered_while_claim_records_cannot_be_written() -> N
 
 async def test_no_device_is_offered_while_cdi_files_cannot_be_written() -> None:
     async with bridge() as (agent, cluster, _):
-        agent.cdi.write_text("")  # nobody has needed the directory yet
+        agent.cdi.write_text("")  # the directory was not needed yet
         await cluster.apply(claim_pod("c"))
         await until(lambda: len(devices_in_slices(cluster)) == 1, 20, agent.text)  # its own
         await _gone(cluster, "c")

@@ -114,7 +114,7 @@ async def test_a_reboot_keeps_pods_holds_until_proven_free_and_drops_prepared_ma
         await stage.cluster.wait_pod("c")
         assert sorted((await _owners(stage.agent)).values()) == ["dra-prepared", "legacy", "none", "none"]
         files = _legacy_files(stage.agent)
-        # Everything dies, the agent comes first and alone: only its ledger says who had what.
+        # Everything is killed and the agent starts first: only its ledger knows the holders.
         await stage.agent.stop(signal.SIGKILL)
         await stage.kubelet.stop()
         stage.boot_id.write_text(str(uuid.uuid4()))
@@ -206,7 +206,7 @@ async def test_an_unreadable_ledger_means_quarantine_until_the_operator_releases
         assert doubtful, owners
         # In doubt nothing is handed out...
         assert (await kubelet.run_pod(pod("b", 4 - len(doubtful)))).phase is Phase.FAILED
-        # ... and the way out is refused where a pod runs, granted where nobody is.
+        # ... and a manual release is refused while a pod runs, and granted otherwise.
         await until(lambda: _settled(agent), 15, agent.text)
         code, said = await _lanes_release(agent, used)
         assert code == 1, said

@@ -166,7 +166,7 @@ async def test_devices_keep_their_lanes_while_the_desired_lanes_cannot_be_read()
         await agent.stop()
         lanes = agent.control.parent / "lanes.json"
         lanes.unlink()
-        lanes.mkdir()  # as good as EIO, which nobody can order
+        lanes.mkdir()  # stands for EIO, which a test cannot cause
         await agent.start()
         await agent.ready()
         assert await noted(agent, f"lanes that were set of {RESOURCE} are lost")
@@ -204,7 +204,7 @@ async def test_a_resource_that_kubelet_refuses_delays_no_other() -> None:
         await until(lambda: _revoking(agent, ["urandom"]), 20, agent.text)  # new to the node: a move as well
         await set_lanes(agent, legacy=0, dra=4)
         await until(lambda: len(devices_in_slices(cluster)) == 4, 10, agent.text)
-        agent.config.write_text(config)  # nor does one that nobody serves any more
+        agent.config.write_text(config)  # nor does one that is not served any more
         await until(lambda: "example.com/more" not in kubelet.resources and _reloads(agent) == 2, 10, agent.text)
         await set_lanes(agent, legacy=2, dra=2)
         await until(lambda: len(healthy(cluster)) == 2, 10, agent.text)

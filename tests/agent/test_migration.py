@@ -118,8 +118,8 @@ async def test_all_devices_go_to_claims_and_back_by_annotation(config: str) -> N
         (LEFT_OUT, True, False, False, True),
         (LEFT_OUT, False, True, True, True),
         (LEFT_OUT, False, False, False, False),
-        (LEFT_OUT, False, False, True, False),  # every pod has the variable; nobody has asked for claims here
-        (BOTH_LANES, False, False, True, True),  # somebody has: that the pod has no token is said when it is read
+        (LEFT_OUT, False, False, True, False),  # every pod has the variable; claims are not configured here
+        (BOTH_LANES, False, False, True, True),  # claims are configured: the missing token is reported when it is read
         (OFF, True, True, True, False),
     ],
 )

@@ -47,7 +47,7 @@ async def test_a_standby_is_ready_and_reports_its_role_and_changes_nothing(capsy
             assert (await fetch(address, "/readyz"))[::2] == (200, words.encode())
             assert (await fetch(address, "/healthz"))[0] == 200
             assert b"\ndrabridge_standby 1.0\n" in (await fetch(address, "/metrics"))[2]
-            assert (await fetch(address, "/"))[::2] == (200, words.encode()), "as for who forwards a port to its pod"
+            assert (await fetch(address, "/"))[::2] == (200, words.encode()), "as through a port-forward to its pod"
             assert b"\ndrabridge_standby 0.0\n" in (await fetch(address_of(first), "/metrics"))[2]
             notes = (await first.status())["notes"]
             assert [note for note in notes if standby_socket(second).name in note], notes
@@ -90,7 +90,7 @@ async def test_several_standbys_take_over_one_after_the_other() -> None:
         current, waiting = first, [second, third]
         for registrations in (2, 3):
             await current.stop()
-            await took_over(first, kubelet, registrations)  # whoever it is that answers
+            await took_over(first, kubelet, registrations)  # either agent may answer
             (current,) = [agent for agent in waiting if "takes over" in agent.text()]
             waiting.remove(current)
         assert not streams_met(kubelet)
@@ -134,7 +134,7 @@ async def test_a_standby_with_a_bad_configuration_ends_with_2() -> None:
         assert second.process is not None
         assert await second.process.wait() == 2
         second.config.write_text(CONFIG)
-        second.arguments = ("--listen", "192.0.2.1:9400")  # TEST-NET-1: nobody has it
+        second.arguments = ("--listen", "192.0.2.1:9400")  # TEST-NET-1: an address of no machine
         await second.start()
         assert await second.process.wait() == 2
         assert "cannot listen on 192.0.2.1:9400" in second.text()

@@ -99,7 +99,7 @@ async def test_quarantine_does_not_end_while_kubelet_shows_a_claim_on_the_device
         kubelet = cluster.kubelets["node-a"]
         for file in agent.cdi.glob("*"):
             file.unlink()
-        kubelet.faults.podresources = ListFault.ERROR  # nobody on this node tells of the claim
+        kubelet.faults.podresources = ListFault.ERROR  # no source on this node shows the claim
         agent.control.parent.mkdir(parents=True)
         (agent.control.parent / "ledger.lock").touch()  # an agent ran here
         await agent.start()

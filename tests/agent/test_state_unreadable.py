@@ -79,7 +79,7 @@ async def test_an_agent_that_cannot_read_a_claims_record_serves_what_its_ledger_
         await agent.stop()
         (record,) = (agent.control.parent / "claims").iterdir()
         record.unlink()
-        record.mkdir()  # as good as EIO, which nobody can order
+        record.mkdir()  # stands for EIO, which a test cannot cause
         await agent.start()
         await agent.ready()
         assert await claimed(agent) == used

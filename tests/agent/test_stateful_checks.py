@@ -99,7 +99,7 @@ def test_the_checks_notice_an_agent_that_does_not_wait_for_unprepare(variant: st
 @pytest.mark.parametrize("variant", ["", "a move without kubelet's acknowledgement"])
 def test_the_checks_notice_a_move_without_kubelets_acknowledgement(variant: str) -> None:
     with history(variant) as node:
-        node.stage.kubelet.freeze()  # it reads no list, and gives what it knows of to pods when it goes on
+        node.stage.kubelet.freeze()  # it reads no list, and allocates by its old one when it continues
         node.set_lanes(MEM, 0)
         if variant:
             node.do(until(node.on_both_sides, 20, node.stage.agent.text))

@@ -128,7 +128,7 @@ async def test_devices_of_a_removed_driver_are_free_once_no_workload_can_have_th
         with contextlib.suppress(ProcessLookupError):
             await agent.stop(number)
         shutil.rmtree(agent.control.parent)
-        left = 2 if number == signal.SIGTERM else 4  # of one that was killed nobody knows what is held
+        left = 2 if number == signal.SIGTERM else 4  # the holds of a killed agent are not known
         async with beside(agent, OTHER.replace(*ALL_FOR_PODS)) as second:
             await kubelet.wait_for_resource(OTHER_RESOURCE, healthy=4 - left)
             await cluster.delete("pods", "train")

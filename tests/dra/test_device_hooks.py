@@ -129,7 +129,7 @@ async def test_a_process_that_escapes_from_a_killed_hook_delays_nobody(tmp_path:
         running.cancel()
     try:
         done, _ = await asyncio.wait({running}, timeout=5 * PATIENCE)
-        assert done, "run_hook waits for what it cannot kill"
+        assert done, "run_hook waits for a process that it cannot kill"
         assert running.cancelled() if cancelled else "it was killed" in str(running.exception())
     finally:
         running.cancel()

@@ -222,7 +222,7 @@ async def test_shares_of_one_device_go_to_several_claims_and_twice_to_one() -> N
         assert await node.unprepare(one) == {one.uid: ""}
         assert "shared-0 has 0 of memory left" in await node.refused(three)  # it may be prepared again
         node.claims.deallocate("one")
-        assert await node.prepared(three)  # though nobody told the ledger
+        assert await node.prepared(three)  # although the ledger was not told
 
 
 async def test_v1beta1_gives_the_same_answer_without_share_ids() -> None:

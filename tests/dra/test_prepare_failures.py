@@ -39,7 +39,7 @@ async def test_without_the_api_server_a_replay_and_unprepare_work_and_a_new_clai
         node.driver._preparer._budget_seconds = 2
         assert "no answer from the API server" in await node.refused(new)
         assert await node.unprepare(claim) == {claim.uid: ""}
-        assert node.owner("gpu-1") is Owner.DRA_GRANTED  # nobody said that it is free
+        assert node.owner("gpu-1") is Owner.DRA_GRANTED  # no source has shown that it is free
         assert node.cdi_files() == []
         node.api.faults.heal()
 

@@ -69,7 +69,7 @@ async def test_a_claim_that_never_had_the_device_does_not_wait_until_its_holder_
         await node.start(in_use=in_use)
         await node.prepared(node.claims.add("cl1", "gpu-1"))
         claim = node.claims.add("cl2", "gpu-1")
-        device = PreparedDevice("gpu", NODE, "gpu-1")  # what a crash leaves of a prepare that was refused
+        device = PreparedDevice("gpu", NODE, "gpu-1")  # left by a crash during a refused prepare
         left = ClaimRecord(ClaimRef(claim.uid, "default", "cl2"), RecordState.STARTED, node.boot_id, (device,))
         RecordStore(node.state / "claims").save(left)
         assert await node.unprepare(claim) == {claim.uid: ""}

@@ -74,7 +74,7 @@ def test_a_damaged_record_is_put_aside_once_and_never_believed(
 def test_a_record_that_cannot_be_read_hides_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = RecordStore(tmp_path)
     store.save(RECORD)
-    store.path("0000").mkdir()  # as good as EIO, which nobody can order
+    store.path("0000").mkdir()  # stands for EIO, which a test cannot cause
     for _ in range(2):
         assert store.all() == (RECORD,)
     assert [record.getMessage() for record in caplog.records] == ["claim record left out"]
@@ -84,7 +84,7 @@ def test_a_record_that_cannot_be_read_hides_no_other(tmp_path: Path, caplog: pyt
 def test_what_a_crash_left_half_written_goes_or_is_left_alone(tmp_path: Path) -> None:
     store = RecordStore(tmp_path)
     store.save(RECORD)
-    (tmp_path / ".a.json.tmp").mkdir()  # as good as EIO, which nobody can order
+    (tmp_path / ".a.json.tmp").mkdir()  # stands for EIO, which a test cannot cause
     (tmp_path / ".b.json.tmp").write_text("{")
     store.sweep()
     assert sorted(path.name for path in tmp_path.iterdir()) == [".a.json.tmp", f"{UID}.json"]

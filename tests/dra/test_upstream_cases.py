@@ -317,7 +317,7 @@ async def test_stopping_while_a_socket_is_bound_logs_nothing_and_leaves_no_socke
         binding.cancel()
         await asyncio.gather(binding, return_exceptions=True)
         await asyncio.sleep(0.1)
-        gc.collect()  # what nobody fetched is said now
+        gc.collect()  # asyncio reports errors that were not fetched now
         assert not sockets.service.exists()
         assert not sockets.registration.exists()
         assert not [record.message for record in caplog.records if record.name == "asyncio"]
@@ -346,7 +346,7 @@ def test_a_socket_whose_server_is_busy_is_not_dead() -> None:
         path = root / "busy.sock"
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(str(path))
-        assert is_dead(path)  # bound, and nobody listens
+        assert is_dead(path)  # bound, without a listener
         listener.listen(0)
         with contextlib.suppress(BlockingIOError):
             while True:

@@ -51,7 +51,7 @@ async def test_dr14_dr22_a_driver_that_cannot_listen_has_no_slices_and_serves_on
             node.driver.publish()
             await asyncio.sleep(0.05)
         assert node.slices() == []
-        assert node.writes() == writes  # nobody is sent here, not for a moment
+        assert node.writes() == writes  # no slice was published, not even for a moment
         spec = pod(node, "p", "cl", "gpu-0")
         await kubelet.run_pod(spec)
         assert kubelet.pod_status(spec.uid).phase is Phase.PENDING

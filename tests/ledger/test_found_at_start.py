@@ -91,7 +91,7 @@ def test_a_free_device_of_claims_that_was_away_is_asked_about_again() -> None:
     faulty = replace(device(0).device, presence=Presence.FAULTY)
     node.yes(Discovered((faulty,), NOON + 1))
     node.yes(Discovered((device(0).device,), NOON + 2))
-    assert node.offers("gpu-0") == (False, True), "it was faulty, and nobody else's"
+    assert node.offers("gpu-0") == (False, True), "it was faulty, but never away"
     node.yes(Discovered((), NOON + 3))
     assert node["gpu-0"].lane is Lane.DRA
     node.yes(Discovered((device(0).device,), NOON + 4))

@@ -303,7 +303,7 @@ def test_a_kubelet_that_may_be_another_one_is_waited_for_again(
     "between",
     [
         (NodeBooted("another boot", 110.0),),  # a file that was left, and another process behind it
-        (RecordLost(110.0),),  # who knows which kubelet that ledger had known
+        (RecordLost(110.0),),  # it is not known which kubelet the lost ledger had met
         (AgentStarted(105.0), RecordLost(110.0)),
     ],
 )
@@ -447,7 +447,7 @@ def test_a_claim_known_by_its_uid_alone_gets_its_name_from_a_later_event() -> No
     ledger = Ledger.of([Entry(LedgerDevice("gpu-0", "r", ("GPU-0",)))])
     found = ClaimDevices(ClaimRef(CLAIM.uid), (DeviceUse("gpu-0"),))
     ledger = step(ledger, AgentStarted(0.0, (found,)), POLICY).applied_to(ledger)
-    ledger = step(ledger, ClaimDeallocated(CLAIM.uid, 0.0), POLICY).applied_to(ledger)  # nobody knows better
+    ledger = step(ledger, ClaimDeallocated(CLAIM.uid, 0.0), POLICY).applied_to(ledger)  # no other source knows it
     assert owner(ledger) is Owner.DRA_PREPARED
     ledger = step(ledger, Prepare(CLAIM, (DeviceUse("gpu-0"),), 1.0), POLICY).applied_to(ledger)
     (held,) = ledger.entries["gpu-0"].claims

@@ -161,7 +161,7 @@ def test_a_former_name_that_is_gone_does_not_block_its_hardware_in_another_lane(
     node.yes(Discovered((A,), NOON + 1, {"a": Lane.DRA}))
     assert node.offers("a") == (False, True)
     node.yes(Discovered((CARD, A), NOON + 2))
-    assert node.offers("a") == node.offers("card") == (False, False), "each lane takes it for its own"
+    assert node.offers("a") == node.offers("card") == (False, False), "each lane counts it as its own"
 
 
 def test_a_former_name_that_is_gone_does_not_block_parts_or_whole_of_the_device_at_its_place() -> None:
@@ -174,7 +174,7 @@ def test_a_former_name_that_is_gone_does_not_block_parts_or_whole_of_the_device_
     )
     assert node.offers("part") == node.offers("gpu") == (True, False)
     node = Node(Entry(part), Entry(replace(whole, presence=Presence.GONE)), Entry(former_whole, lane=Lane.DRA))
-    assert node.offers("part") == (False, False), "nobody has its place: it may come back"
+    assert node.offers("part") == (False, False), "no device is at its place: it may come back"
 
 
 def test_the_place_and_the_resource_of_a_hold_are_saved(tmp_path: Path) -> None:

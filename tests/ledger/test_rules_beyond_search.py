@@ -240,4 +240,4 @@ def test_a_rule_that_the_search_cannot_check_is_tested_by_a_history_of_its_own(p
         return _after(step, *pinned.history, lane=pinned.lane, merged=pinned.merged).entries["d"]
 
     assert pinned.sound(after(apply_event.step))
-    assert not pinned.sound(after(pinned.without)), "the history does not tell the rule from its absence"
+    assert not pinned.sound(after(pinned.without)), "the history ends the same without the rule"

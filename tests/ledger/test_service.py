@@ -368,7 +368,7 @@ async def test_a_slow_disk_blocks_the_loop_once(
         time.sleep(0.5)  # noqa: ASYNC251  # the loop is busy: when it looks, the write is long over, but was not quick
         await answer
         await asyncio.sleep(0.002)  # no burst
-    assert sum(seconds > 0.2 for seconds in held) <= 3  # one, and what the machine did meanwhile
+    assert sum(seconds > 0.2 for seconds in held) <= 3  # one, and pauses of the machine
 
 
 async def test_a_disk_that_hangs_is_reported_and_does_not_keep_the_agent_from_ending(
@@ -389,5 +389,5 @@ async def test_a_disk_that_hangs_is_reported_and_does_not_keep_the_agent_from_en
         assert time.monotonic() - started < 1 * PATIENCE
     finally:
         disk.gate.set()
-    assert (await answer).accepted  # it came back
+    assert (await answer).accepted  # the answer came when the disk worked again
     assert ledger_service.health.ok

@@ -241,7 +241,7 @@ def test_a_second_claim_is_refused_with_the_holder_named() -> None:
     assert code is RefusalCode.CLAIM_HELD
     assert "claim team-a/train (uid uid-1)" in text
     done = node.do(allocated(0, claim=OTHER))
-    assert not [effect for effect in done.effects if isinstance(effect, Notify)]  # who asked is told with the answer
+    assert not [effect for effect in done.effects if isinstance(effect, Notify)]  # the caller learns it from the answer
     *_, told = refusal_effects(Side.DRA, done.decision.refusals, OTHER)
     assert isinstance(told, Notify)
     assert (told.subject, told.name, told.uid) == (Subject.CLAIM, "serve", "uid-2")
@@ -430,7 +430,7 @@ def test_a_conflict_is_ended_by_hand_on_the_side_that_has_ended() -> None:
     assert node.owner("gpu-0") is Owner.LEGACY
 
     node.ledger = conflict
-    node.yes(Observed(NOON + 500, node.ledger.seq, {}, None, None))  # nobody sees the pod, the claim lives
+    node.yes(Observed(NOON + 500, node.ledger.seq, {}, None, None))  # no source shows the pod, the claim is allocated
     node.yes(ManualRelease("gpu-0", NOON + 501))
     assert node.owner("gpu-0") is Owner.DRA_PREPARED
 
@@ -509,7 +509,7 @@ def test_a_prepared_claim_that_kubelet_forgot_can_be_ended_by_hand() -> None:
     assert "the API server shows it allocated" in node.no(ManualRelease("gpu-0", NOON, ended))[1]
     node.yes(ClaimDeallocated("uid-1", NOON))
     node.yes(Prepare(OTHER, (DeviceUse("gpu-0", admin=True),), NOON))
-    assert node.no(ManualRelease("gpu-0", NOON))[0] is RefusalCode.IN_USE  # nobody has asked kubelet about it
+    assert node.no(ManualRelease("gpu-0", NOON))[0] is RefusalCode.IN_USE  # kubelet was not asked about it
     node.yes(ManualRelease("gpu-0", NOON, ended))
     assert node.owner("gpu-0") is Owner.NONE
-    assert [held.claim for held in node["gpu-0"].claims] == [OTHER]  # it looks, and nobody said that it had ended
+    assert [held.claim for held in node["gpu-0"].claims] == [OTHER]  # it has admin access, and its end was not reported

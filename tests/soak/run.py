@@ -111,7 +111,7 @@ async def soak(
         say(f"pods created: {listed(load.created)}; failed: {listed(load.failed)}")
         say(f"refusals: {listed(verdict.refusals)}")
         say(f"kubelet's own double bookings: {verdict.kubelet_double_bookings}")
-        say(f"converged after {verdict.converged_seconds:.1f} s of peace")
+        say(f"converged after {verdict.converged_seconds:.1f} s without faults")
         for line in (*verdict.double_holds, *verdict.leaks):
             say(f"!! {line}")
         if verdict.died:

@@ -50,9 +50,9 @@ def test_a_lock_that_is_taken_names_both_pods() -> None:
         ("limits-1", "limits-2", None, 4, BOOKED, True),  # and here when it admitted its pods again
         ("limits-1", "limits-2", None, 9, BOOKED, True),  # seen late
         ("limits-1", "limits-2", None, None, BOOKED, False),  # nothing happened to the first
-        ("limits-1", "limits-2", 6, None, BOOKED, False),  # what happens later excuses nobody
+        ("limits-1", "limits-2", 6, None, BOOKED, False),  # a later deletion is no excuse
         ("limits-1", "limits-2", None, 11, BOOKED, False),
-        ("limits-1", "limits-2", 4, None, frozenset(), False),  # kubelet has given that device to nobody else
+        ("limits-1", "limits-2", 4, None, frozenset(), False),  # kubelet gave that device to no other pod
         ("limits-1", "limits-2", 4, None, frozenset({("null", "u2"), ("zero", "u1")}), False),
         ("limits-1", "claim-2", 4, None, BOOKED, False),  # the ledger must refuse a claim, whatever kubelet does
         ("claim-1", "limits-2", 4, None, BOOKED, False),
@@ -113,7 +113,7 @@ def test_a_container_that_could_not_look_is_a_failure_and_no_double_hold() -> No
 @pytest.mark.parametrize(("pod", "excused"), [("limits-1", True), ("claim-1", False)])
 def test_kubelet_starts_a_pod_that_was_force_deleted_without_its_device(pod: str, excused: bool) -> None:
     assert bool(judge.broken(journal(f"1 forced {pod} -", f"2 nothing {pod} -"))) is not excused
-    assert judge.broken(journal(f"1 forced {pod} -", f"2 broken {pod} zero")), "its lock is another matter"
+    assert judge.broken(journal(f"1 forced {pod} -", f"2 broken {pod} zero")), "a lock that cannot be taken is never excused"
     assert judge.broken(journal("1 forced limits-2 -", f"2 nothing {pod} -")), "another pod was deleted"
 
 

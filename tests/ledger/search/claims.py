@@ -92,7 +92,7 @@ class _Claim:
             if claim.seen == 0 or number != state.ledger:
                 after = self.having(state, claim._replace(seen=1))._replace(ledger=number)
                 yield f"the watch shows {self.uid} allocated: {'granted' if accepted else 'not granted'}", after
-        if claim.api == 2 and (claim.seen < 2 or recorded):  # what is recorded is asked about until it is gone
+        if claim.api == 2 and (claim.seen < 2 or recorded):  # a recorded claim is asked about until it is gone
             number, _ = self.ledgers.apply(
                 state.ledger, ("deallocated", self.uid), lambda: ev.ClaimDeallocated(self.uid, NOW)
             )

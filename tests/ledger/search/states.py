@@ -80,7 +80,7 @@ class Gathered(NamedTuple):
     healthy: int
     api: int
     shown: int  # kubelet shows a container that has it by a claim
-    allocated: tuple[int, ...] | None  # by claim, in the API; None: nobody said so
+    allocated: tuple[int, ...] | None  # by claim, in the API; None: not asked
     unaccounted: bool
     cluster: bool  # whether the API server answered
 

@@ -66,7 +66,7 @@ class Checks:
     def __init__(self, ledgers: Ledgers) -> None:
         self.ledgers = ledgers
         config = ledgers.config
-        # Where the files are lost and kubelet shows no claims, nobody can tell prepared from allocated: either holds.
+        # Without files and without claims from kubelet, prepared cannot be told from allocated: either holds.
         self.recorded = config.claims_shown or not config.files_lost
 
     def parts(self) -> Iterator[Stage]:

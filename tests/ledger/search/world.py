@@ -80,7 +80,7 @@ class World:
         yield where(" ".join(f"pod{index}" for index in range(self.config.pods)), self._pods_settled)
         if self.config.grace:
             yield where(" ".join(f"claim{index}" for index in range(self.config.claims)), _no_zombies)
-        if self.config.files_lost:  # for nothing else shows what a force-deleted pod had by a claim
+        if self.config.files_lost:  # nothing else shows the claim's devices of a force-deleted pod
             yield where(" ".join(f"claim{index}" for index in range(self.config.claims)), _claims_settled)
         yield stage("ledger healthy api", self._tick)
 

@@ -136,7 +136,7 @@ class RealNode(RealBed):
         """The cluster as it was, and no ledger on the node. Raises AssertionError for what does not go."""
         await super().restore()
         shutil.rmtree(self.paths.state, ignore_errors=True)
-        for driver in (DRIVER, TESTS_DRIVER):  # no pod is left: what agents left word of to others is let go
+        for driver in (DRIVER, TESTS_DRIVER):  # no pod is left: remove the files that agents left for other drivers
             (self.paths.plugins_registry / f".drabridge-{driver}.hardware").unlink(missing_ok=True)
 
     async def roll_out(self) -> None:
@@ -258,7 +258,7 @@ async def real_node(environ: Mapping[str, str], log: Log) -> AsyncIterator[RealN
             if (one["metadata"]["name"] == chosen if chosen else not one["spec"].get("unschedulable"))
         )
         made = RealNode(api, node, locks, log)
-        await made.restore()  # what a run that was killed has left
+        await made.restore()  # leftovers of a killed run
         try:
             await made.install()
             await wait_for(made, "the agent to be ready", made.ready)

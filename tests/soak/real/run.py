@@ -112,7 +112,7 @@ async def _run(node: RealNode, seconds: float, seed: int, say: Callable[[str], N
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(working), max(1.0, calm + STUCK_SECONDS - time.monotonic()))
         stuck = load.waits.stuck | {
-            uid: f"{name} still waits after {STUCK_SECONDS:.0f} s of peace" for uid, name in load.waiting.items()
+            uid: f"{name} still waits after {STUCK_SECONDS:.0f} s without faults" for uid, name in load.waiting.items()
         }
         terminating = [] if working.done() else [name for name in load.names if name not in load.waiting.values()]
         working.cancel()
