@@ -113,7 +113,7 @@ def test_a_container_that_could_not_look_is_a_failure_and_no_double_hold() -> No
 @pytest.mark.parametrize(("pod", "excused"), [("limits-1", True), ("claim-1", False)])
 def test_kubelet_starts_a_pod_that_was_force_deleted_without_its_device(pod: str, excused: bool) -> None:
     assert bool(judge.broken(journal(f"1 forced {pod} -", f"2 nothing {pod} -"))) is not excused
-    assert judge.broken(journal(f"1 forced {pod} -", f"2 broken {pod} zero")), "a lock that cannot be taken is never excused"
+    assert judge.broken(journal(f"1 forced {pod} -", f"2 broken {pod} zero")), "a lock that fails is never excused"
     assert judge.broken(journal("1 forced limits-2 -", f"2 nothing {pod} -")), "another pod was deleted"
 
 

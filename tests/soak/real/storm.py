@@ -60,7 +60,7 @@ class Storm:
             self._deck = [*first, *rest]
         return self._deck.pop(0)
 
-    # --- faults: each says what it did ------------------------------------------------------------------------------
+    # --- faults: each returns what it did ---------------------------------------------------------------------------
 
     async def _kill(self) -> str:
         """Kubelet starts a container again at once the first time, later after 10, 20, 40 s: then its pod goes too."""
