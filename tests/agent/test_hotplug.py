@@ -125,17 +125,28 @@ def attached(loop: Loops, index: int, file: Path) -> Iterator[None]:
         os.close(backing)
 
 
+def disk_for_two_places(loop: Loops, directory: Path) -> Path:
+    """Add two loop devices; returns a file that may be attached to either."""
+    for index in (0, 1):
+        loop.add(index)
+    file = directory / "disk.img"
+    file.write_bytes(b"\0" * (1 << 20))
+    return file
+
+
+async def pod_gets_the_device(agent: AgentProcess, kubelet: SimKubelet) -> None:
+    """Run pod "a" with the one device, once it is allocatable."""
+    await until(lambda: healthy(kubelet) == 1, 10, agent.text)
+    assert (await kubelet.run_pod(pod("a", resource=RESOURCE))).phase is Phase.RUNNING
+
+
 async def test_a_device_that_comes_back_under_another_number_keeps_name_holder_and_alias(
     no_udevd: None, loop: Loops, tmp_path: Path
 ) -> None:
-    file = tmp_path / "disk.img"
-    file.write_bytes(b"\0" * (1 << 20))
-    for index in (0, 1):
-        loop.add(index)
+    file = disk_for_two_places(loop, tmp_path)
     async with node(by_file(loop, tmp_path), DRIVER) as (agent, kubelet):
         with attached(loop, 0, file):
-            await until(lambda: healthy(kubelet) == 1, 10, agent.text)
-            assert (await kubelet.run_pod(pod("a", resource=RESOURCE))).phase is Phase.RUNNING
+            await pod_gets_the_device(agent, kubelet)
             (before,) = device_nodes(agent)
         await until(lambda: counted(kubelet) == (0, 1), 10, agent.text)
         with attached(loop, 1, file):
@@ -160,8 +171,7 @@ async def test_a_held_device_that_is_renamed_and_comes_back_at_another_place_is_
     config = by_file(loop, tmp_path)
     async with node(config, DRIVER) as (agent, kubelet):
         with attached(loop, 0, disk):
-            await until(lambda: healthy(kubelet) == 1, 10, agent.text)
-            assert (await kubelet.run_pod(pod("a", resource=RESOURCE))).phase is Phase.RUNNING
+            await pod_gets_the_device(agent, kubelet)
             (held,) = (await agent.status())["devices"]
             agent.config.write_text(config.replace('"{attr:', '"disk-{attr:'))
             await until(lambda: "configuration reloaded" in agent.text(), 15, agent.text)
@@ -186,14 +196,10 @@ async def test_a_held_device_that_is_renamed_and_comes_back_at_another_place_is_
 async def test_an_equal_device_plugged_in_at_a_held_devices_place_is_not_taken_for_it(
     no_udevd: None, loop: Loops, tmp_path: Path
 ) -> None:
-    file = tmp_path / "disk.img"
-    file.write_bytes(b"\0" * (1 << 20))
-    for index in (0, 1):
-        loop.add(index)
+    file = disk_for_two_places(loop, tmp_path)
     async with node(by_file(loop, tmp_path), DRIVER) as (agent, kubelet):
         with attached(loop, 1, file):
-            await until(lambda: healthy(kubelet) == 1, 10, agent.text)
-            assert (await kubelet.run_pod(pod("a", resource=RESOURCE))).phase is Phase.RUNNING
+            await pod_gets_the_device(agent, kubelet)
             await agent.stop()
         with attached(loop, 0, file):
             await agent.start()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from drabridge.ledger.model import Owner
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.pods import PodSpec
 from tests.dra.kubelet_beside import kubelet_beside, pod, ran, registered
-from tests.support.dra_node import a_node, with_profile
+from tests.support.dra_node import DraNode, a_node, with_profile
 from tests.support.waiting import until
 
 
@@ -16,13 +20,20 @@ def stuck_while(path: Path) -> str:
     return f"unprepare: {{command: [/bin/sh, -c, 'test ! -e {path} || {{ echo stuck; exit 3; }}']}}"
 
 
-async def test_dr10_unprepare_fails_kubelet_restarts_and_it_succeeds(tmp_path: Path) -> None:
-    broken = tmp_path / "broken"
+@contextlib.asynccontextmanager
+async def unprepare_fails_while(broken: Path) -> AsyncIterator[tuple[DraNode, SimKubelet, PodSpec]]:
+    """A node with kubelet and a running pod, whose claim cannot be unprepared while the file exists: it does."""
     broken.touch()
     async with a_node(with_profile(stuck_while(broken))) as node, kubelet_beside(node) as kubelet:
         await registered(node)
         spec = pod(node, "p", "cl", "gpu-0")
         await ran(kubelet, spec)
+        yield node, kubelet, spec
+
+
+async def test_dr10_unprepare_fails_kubelet_restarts_and_it_succeeds(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    async with unprepare_fails_while(broken) as (node, kubelet, spec):
         deleting = asyncio.ensure_future(kubelet.delete_pod(spec.uid))
         await until(lambda: node.handled("unprepare"), why="a try")
         await kubelet.restart()
@@ -36,11 +47,7 @@ async def test_dr10_unprepare_fails_kubelet_restarts_and_it_succeeds(tmp_path: P
 
 async def test_dr12_a_pod_is_force_deleted_while_unprepare_fails_over_a_kubelet_restart(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
-    broken.touch()
-    async with a_node(with_profile(stuck_while(broken))) as node, kubelet_beside(node) as kubelet:
-        await registered(node)
-        spec = pod(node, "p", "cl", "gpu-0")
-        await ran(kubelet, spec)
+    async with unprepare_fails_while(broken) as (node, kubelet, spec):
         await kubelet.delete_pod(spec.uid, force=True)
         await until(lambda: node.handled("unprepare"), why="a try")
         node.claims.delete("cl")
