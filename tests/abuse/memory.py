@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,35 +87,22 @@ class Churn:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._limits())
-            group.create_task(self._claims())
+            group.create_task(self._pods("limits", limits_pod, "pods"))
+            group.create_task(self._pods("claim", claim_pod, "pods", "resourceclaims"))
             group.create_task(self._ask())
             group.create_task(self._restart())
 
-    async def _limits(self) -> None:
-        number = 0
-        while True:
-            number += 1
-            name = f"limits-{number}"
-            await self._cluster.apply(limits_pod(name))
+    async def _pods(self, prefix: str, make: Callable[[str], str], *created: str) -> None:
+        """One pod after another; ``created``: the kinds of objects in its manifest, deleted in this order."""
+        for number in itertools.count(1):
+            name = f"{prefix}-{number}"
+            await self._cluster.apply(make(name))
             # Pods with limits may wait for the evidence that the one before has let go: a minute is generous.
             with contextlib.suppress(TimeoutError):
                 await self._cluster.wait_pod(name, timeout=60)
                 self.pods += 1
-            await self._cluster.delete("pods", name)
-            await asyncio.sleep(PAUSE_SECONDS)
-
-    async def _claims(self) -> None:
-        number = 0
-        while True:
-            number += 1
-            name = f"claim-{number}"
-            await self._cluster.apply(claim_pod(name))
-            with contextlib.suppress(TimeoutError):
-                await self._cluster.wait_pod(name, timeout=60)
-                self.pods += 1
-            await self._cluster.delete("pods", name)
-            await self._cluster.delete("resourceclaims", name)
+            for resource in created:
+                await self._cluster.delete(resource, name)
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def _ask(self) -> None:

@@ -175,7 +175,7 @@ async def _prepared_devices(agent: AgentProcess) -> list[str]:
 
 
 async def _lose_state(agent: AgentProcess, cluster: SimCluster) -> None:
-    """And kubelet does not report claims until the test allows it."""
+    """Delete the agent's state and start it again, while kubelet does not report claims."""
     await agent.stop()
     shutil.rmtree(agent.control.parent)
     cluster.kubelets["node-a"].faults.podresources = ListFault.ERROR

@@ -51,7 +51,7 @@ async def test_refusals_are_counted_by_reason() -> None:
 
 
 async def test_without_an_api_server_the_agent_is_not_ready_until_it_answers() -> None:
-    """For longer than the publisher looks without being asked (5 s): a look that finds nothing to write asks nobody."""
+    """The failure outlasts the publisher's interval (5 s): a check that finds nothing to write sends nothing."""
     async with bridge() as (agent, cluster, _):
         await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
         published = await metric(agent, "resourceslice_publish_total", result="OK")
@@ -115,7 +115,7 @@ async def test_every_pod_that_shares_a_device_is_named() -> None:
 
 
 async def test_an_agent_whose_event_loop_hangs_fails_its_liveness_probe() -> None:
-    """Its slow tick comes once an hour, and half a second without one is too long."""
+    """The agent writes its heartbeat once an hour; the liveness limit is half a second."""
     code = "import sys; from drabridge.agent import endpoints, maintenance; from drabridge.cli import main; "
     code += "maintenance.TICK_SECONDS, endpoints.HEARTBEAT_SECONDS = 3600.0, 0.5; sys.exit(main(sys.argv[1:]))"
     with short_directory() as root:

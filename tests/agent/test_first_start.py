@@ -241,7 +241,7 @@ async def test_an_older_ledger_is_corrected_by_kubelets_answers() -> None:
 
 
 async def _settled(agent: AgentProcess) -> bool:
-    """Until kubelet has been asked about every device in doubt."""
+    """Whether kubelet has been asked about every device in doubt."""
     return b'drabridge_hold_reason{reason="no-second-witness"}' in (await agent.ask("/metrics"))[1]
 
 

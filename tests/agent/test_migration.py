@@ -52,7 +52,7 @@ async def restart(agent: AgentProcess, number: int = signal.SIGTERM, config: str
 
 
 async def offered(cluster: SimCluster, agent: AgentProcess, *, pods: int, claims: int) -> None:
-    """Until each side has so many, as kubelet and the API server see it."""
+    """Wait until each side has so many devices, as kubelet and the API server see it."""
     await until(
         lambda: (len(healthy(cluster)), len(devices_in_slices(cluster))) == (pods, claims),
         20,

@@ -22,7 +22,7 @@ from tests.support.waiting import until
 
 
 async def took_over(agent: AgentProcess, kubelet: SimKubelet, registrations: int) -> None:
-    """Until the agent has registered, is ready, and kubelet has its list."""
+    """Wait until the agent has registered, is ready, and kubelet has its list."""
     await until(lambda: len(kubelet.calls.of("Register")) >= registrations, 30, agent.text)
     await agent.ready()
     await lists_read(kubelet)

@@ -127,7 +127,7 @@ def test_torn_lines_are_left_out() -> None:
 
 
 def waits(*moments: tuple[float, int, dict[str, int]], excused: float = -1.0, lane: str = "dra") -> dict[str, str]:
-    """Who is stuck after moments of (at, what the pod p needs, what is free)."""
+    """Return who is stuck after moments of (at, devices that pod p needs, free devices)."""
     waiting = Waits()
     for at, needs, free in moments:
         marks = {"p-uid"} if at == excused else set()

@@ -141,7 +141,7 @@ class Agent:
         )
 
     def judge(self, state: State) -> Outcomes:
-        """Who has let go?"""
+        """Apply the gathered evidence: holds that it shows ended are released."""
         seen = state.gathered
         assert seen is not None
         entries = self.ledgers.ledgers[state.ledger].entries
@@ -167,7 +167,7 @@ class Agent:
         )
 
     def acknowledge(self, state: State) -> Outcomes:
-        """Which moves may go on?"""
+        """Apply acknowledgements: a device that the other side gave up goes on with its move."""
         seen, number, apply = state.gathered, state.ledger, self.ledgers.apply
         assert seen is not None
         for bit, name in enumerate(DEVICES):

@@ -162,7 +162,7 @@ class RealNode(RealBed):
         return False
 
     async def move_lanes(self, legacy: int) -> None:
-        """By the Node's annotation, as an administrator does it from afar."""
+        """Change lanes by the Node's annotation, as an administrator does remotely."""
         wish = {RESOURCE: {"legacy": legacy, "dra": len(NAMES) - legacy}}
         await apply_node(self, {f"{DRIVER}/lanes": json.dumps(wish)})
 
