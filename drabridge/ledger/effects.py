@@ -17,7 +17,7 @@ class RefusalCode(StrEnum):
     CONFLICT = "conflict"
     QUARANTINE = "quarantine"
     OTHER_LANE = "other-lane"  # free, but not for this side (now)
-    PENDING = "pending"  # its lease is not confirmed yet (G2)
+    PENDING = "pending"  # its lease is not confirmed yet
     OVERCOMMITTED = "overcommitted"  # the shares of a shareable device exceed its capacity
     NOT_PRESENT = "not-present"  # gone or faulty
     UNKNOWN = "unknown"  # no such device
@@ -25,7 +25,7 @@ class RefusalCode(StrEnum):
     NOT_DURABLE = "not-durable"  # the ledger could not be written
     STALE = "stale"  # an answer about an earlier state
     IN_USE = "in-use"  # the operator's request contradicts evidence
-    DISABLED = "disabled"  # needs guard level G2
+    DISABLED = "disabled"  # needs the lease, which is off
 
 
 class Refusal(Struct, frozen=True):
@@ -103,14 +103,14 @@ class LaneMoveAborted(Struct, frozen=True):
 
 
 class DenyClaim(Struct, frozen=True):
-    """G2: set the failure condition of this claim, after the device was withdrawn."""
+    """Set the failure condition of this claim, after the device was withdrawn."""
 
     uid: str
     because: str
 
 
 class ConfirmClaim(Struct, frozen=True):
-    """G2: set the binding condition of this claim."""
+    """Set the binding condition of this claim."""
 
     uid: str
 

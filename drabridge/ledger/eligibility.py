@@ -47,8 +47,8 @@ def _scheduler_counts(held: ClaimHold, entry: Entry) -> bool:
 
 
 def needs_lease_conditions(entry: Entry, policy: LedgerPolicy) -> bool:
-    """Whether the device carries the lease's binding conditions in its slice (G2)."""
-    return policy.g2 and entry.lane is Lane.SHARED
+    """Whether the device carries the lease's binding conditions in its slice."""
+    return policy.leases and entry.lane is Lane.SHARED
 
 
 def must_list(entry: Entry, at: float, policy: LedgerPolicy) -> bool:
@@ -66,7 +66,7 @@ def _free_for(ledger: Ledger, entry: Entry, lanes: frozenset[Lane], policy: Ledg
     """Whether it is free, in one of ``lanes``, and no overlapping device is held or offered elsewhere."""
     if entry.owner is not Owner.NONE or entry.lane not in lanes:
         return False
-    if entry.lane is Lane.SHARED and not policy.g2:
+    if entry.lane is Lane.SHARED and not policy.leases:
         return False
     return blocking_relative(ledger, entry) is None
 

@@ -48,7 +48,7 @@ class ClaimAllocated(Struct, frozen=True):
     claim: ClaimRef
     uses: tuple[DeviceUse, ...]
     at: float
-    guarded: bool = False  # every result carries our binding condition (G2)
+    guarded: bool = False  # every result carries our binding condition
 
 
 class ClaimDeallocated(Struct, frozen=True):
@@ -230,7 +230,7 @@ class ManualRelease(Struct, frozen=True):
     ended: frozenset[str] = frozenset()  # UIDs of its claims that no container uses, as far as kubelet was asked
 
 
-# --- the lease of level G2 ------------------------------------------------------------------------------------------
+# --- the lease ------------------------------------------------------------------------------------------------------
 
 
 class LeaseGranted(Struct, frozen=True):

@@ -23,7 +23,7 @@ class Owner(StrEnum):
 
     NONE = "none"
     LEGACY = "legacy"  # a pod, through Allocate
-    DRA_PENDING = "dra-pending"  # a claim is allocated; kubelet has not yet given the device up (level G2)
+    DRA_PENDING = "dra-pending"  # a claim is allocated; kubelet has not yet given the device up
     DRA_GRANTED = "dra-granted"  # a claim is allocated; no container uses the device yet
     DRA_PREPARED = "dra-prepared"  # kubelet prepared the claim: a container may run
     CONFLICT = "conflict"  # kubelet shows a legacy pod on a device that a claim holds
@@ -38,7 +38,7 @@ class Lane(StrEnum):
 
     LEGACY = "legacy"
     DRA = "dra"
-    SHARED = "shared"  # both sides, guarded by the lease of level G2
+    SHARED = "shared"  # both sides, guarded by the lease
     LEGACY_TO_DRA = "legacy-to-dra"  # moving: being withdrawn from kubelet; offered nowhere
     DRA_TO_LEGACY = "dra-to-legacy"  # moving: being withdrawn from the scheduler; offered nowhere
 
@@ -49,8 +49,8 @@ MOVING = frozenset({Lane.LEGACY_TO_DRA, Lane.DRA_TO_LEGACY})
 class ClaimPhase(StrEnum):
     """How far a claim has come on this node, weakest first."""
 
-    PENDING = "pending"  # G2: kubelet has not yet given the device up
-    WITHDRAWN = "withdrawn"  # G2: kubelet has given it up; the lease is not yet confirmed
+    PENDING = "pending"  # kubelet has not yet given the device up
+    WITHDRAWN = "withdrawn"  # kubelet has given it up; the lease is not yet confirmed
     GRANTED = "granted"
     PREPARED = "prepared"
 
@@ -279,7 +279,7 @@ class NodeState(NamedTuple):
     kubelet_seq: int = 0  # evidence gathered before this sequence number came from an earlier kubelet
     releases_suspended_until: float = 0.0
     suspended_because: str = ""  # which program started, for people
-    denied: frozenset[str] = frozenset()  # claim UIDs whose lease was denied (G2)
+    denied: frozenset[str] = frozenset()  # claim UIDs whose lease was denied
     lost: str = ""  # why the record was lost; until the merge, a device without an entry is quarantined, not free
 
     @property
@@ -466,4 +466,4 @@ class LedgerPolicy(Struct, frozen=True):
     quiesce_seconds: float = defaults.QUIESCE_SECONDS
     grace_seconds: float = 30.0  # of a pod whose own value is not known: the API server's default (core/v1/defaults.go)
     tombstone_seconds: float = defaults.TOMBSTONE_SECONDS
-    g2: bool = False  # the shared lane and its lease
+    leases: bool = False  # the shared lane and its lease

@@ -154,7 +154,7 @@ def exclusive(entry: Entry, other: ClaimHold, at: float, more: str = "") -> Refu
 
 
 def pending(entry: Entry) -> Refusal:
-    """G2: refuse a device that kubelet has not given up yet."""
+    """Refuse a device that kubelet has not given up yet."""
     return Refusal(
         entry.name,
         RefusalCode.PENDING,
@@ -181,12 +181,12 @@ def stale(name: str, what: str) -> Refusal:
 
 
 def disabled(entry: Entry) -> Refusal:
-    """Refuse the shared lane, which needs level G2."""
+    """Refuse the shared lane, which needs the lease."""
     return Refusal(
         entry.name,
         RefusalCode.DISABLED,
         "",
-        f"{entry.name} is in the shared lane, which needs guard level G2",
+        f"{entry.name} is in the shared lane, which needs the lease; it is off",
         "move it to the legacy or the dra lane",
     )
 

@@ -134,7 +134,7 @@ def test_a_busy_device_with_a_move_requested_is_marked_until_it_moves_or_the_req
         assert (marked(), node["gpu-0"].lane) == ([], Lane.DRA_TO_LEGACY)
 
 
-# --- the lease of level G2 ---
+# --- the lease ---
 
 
 def test_the_shared_lane_is_off_without_g2() -> None:
@@ -146,7 +146,7 @@ def test_the_shared_lane_is_off_without_g2() -> None:
 
 
 def test_a_lease_is_granted_after_kubelet_gave_the_device_up() -> None:
-    node = Node(device(0, Lane.SHARED), g2=True)
+    node = Node(device(0, Lane.SHARED), leases=True)
     assert node.offers("gpu-0") == (True, True)
     node.yes(allocated(0, guarded=True))
     assert node.owner("gpu-0") is Owner.DRA_PENDING
@@ -160,7 +160,7 @@ def test_a_lease_is_granted_after_kubelet_gave_the_device_up() -> None:
 
 
 def test_a_pod_wins_until_the_lease_is_granted_and_the_claim_loses_all_of_its_devices() -> None:
-    node = Node(device(0, Lane.SHARED), device(1, Lane.SHARED), g2=True)
+    node = Node(device(0, Lane.SHARED), device(1, Lane.SHARED), leases=True)
     node.yes(allocated(0, 1, guarded=True))
     done = node.yes(allocate(0))
     assert any(isinstance(effect, DenyClaim) for effect in done.effects)
@@ -169,7 +169,7 @@ def test_a_pod_wins_until_the_lease_is_granted_and_the_claim_loses_all_of_its_de
 
 
 def test_a_lease_can_be_denied() -> None:
-    node = Node(device(0, Lane.SHARED), g2=True)
+    node = Node(device(0, Lane.SHARED), leases=True)
     node.yes(allocated(0, guarded=True))
     node.yes(prepare(0, admin=True))
     node.yes(LeaseDenied("uid-1", NOON, "30 s have passed"))
@@ -178,7 +178,7 @@ def test_a_lease_can_be_denied() -> None:
 
 
 def test_no_pod_gets_a_leased_device_after_leases_are_switched_off() -> None:
-    node = Node(device(0, Lane.SHARED), g2=True)
+    node = Node(device(0, Lane.SHARED), leases=True)
     node.yes(allocated(0, guarded=True))
-    node.policy = LedgerPolicy(g2=False)
+    node.policy = LedgerPolicy(leases=False)
     assert node.no(allocate(0))[0] is RefusalCode.CLAIM_HELD

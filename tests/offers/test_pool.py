@@ -143,7 +143,7 @@ def test_a_faulty_device_is_tainted_as_configured_and_a_gone_one_after_a_while()
 
 def test_the_shared_lane_needs_a_lease() -> None:
     shared = replace(FREE, lane=Lane.SHARED)
-    offer = one(shared, policy=LedgerPolicy(g2=True))
+    offer = one(shared, policy=LedgerPolicy(leases=True))
     assert offer is not None
     assert offer.lease
     assert offer.taints == ()

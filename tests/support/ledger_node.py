@@ -17,8 +17,8 @@ PODS = {("r", "GPU-0"): (POD,)}
 class Node:
     """A ledger with its policy; ``do`` applies an event and returns the step."""
 
-    def __init__(self, *entries: Entry, g2: bool = False) -> None:
-        self.policy = LedgerPolicy(g2=g2)
+    def __init__(self, *entries: Entry, leases: bool = False) -> None:
+        self.policy = LedgerPolicy(leases=leases)
         self.ledger = Ledger.of(entries, NodeState("boot", merged=True))
 
     def do(self, event: Event) -> Step:

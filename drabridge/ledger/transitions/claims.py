@@ -1,4 +1,4 @@
-"""Transitions about claims: allocated, prepared, unprepared, deallocated, and the lease of level G2."""
+"""Transitions about claims: allocated, prepared, unprepared, deallocated, and the lease."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def grant(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
 
 def pend(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
     """Record that a claim was given a device of the shared lane: if it has a lease, kubelet must give it up first."""
-    if not tx.policy.g2:
+    if not tx.policy.leases:
         return refusals.disabled(entry)
     return obstacle(tx, entry) or _give(
         tx, entry, request, ClaimPhase.PENDING if request.guarded else ClaimPhase.GRANTED
@@ -216,7 +216,7 @@ def _change_claim(
     return entry if left == entry.claims else with_claims(tx, entry, left, because)
 
 
-# --- the lease of level G2 --------------------------------------------------------------------------------------------
+# --- the lease ------------------------------------------------------------------------------------------------------
 
 
 def lease_withdrawn(tx: Transaction, entry: Entry, event: WithdrawnFromKubelet) -> Outcome:

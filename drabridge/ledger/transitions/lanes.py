@@ -14,7 +14,7 @@ from drabridge.ledger.transaction import Outcome, Transaction
 
 def move_free(tx: Transaction, entry: Entry, event: SetLane) -> Outcome:
     """Begin to move a free device. If it moves there already, only the reason why it waits may change."""
-    if event.lane is Lane.SHARED and not tx.policy.g2:
+    if event.lane is Lane.SHARED and not tx.policy.leases:
         return refusals.disabled(entry)
     source = entry.move.source if entry.lane in MOVING and entry.move else entry.lane
     if entry.move and entry.lane in MOVING and event.lane is entry.move.target:
@@ -26,7 +26,7 @@ def move_free(tx: Transaction, entry: Entry, event: SetLane) -> Outcome:
 
 def move_when_released(tx: Transaction, entry: Entry, event: SetLane) -> Outcome:
     """Mark a held device: it moves when it is released."""
-    if event.lane is Lane.SHARED and not tx.policy.g2:
+    if event.lane is Lane.SHARED and not tx.policy.leases:
         return refusals.disabled(entry)
     if event.lane is (entry.move.target if entry.move else entry.lane):
         return entry

@@ -35,7 +35,7 @@ def take(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
 
 def take_shared(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
     """Give a free device of the shared lane to a pod."""
-    return take(tx, entry, units) if tx.policy.g2 else refusals.disabled(entry)
+    return take(tx, entry, units) if tx.policy.leases else refusals.disabled(entry)
 
 
 def retake(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
@@ -56,8 +56,8 @@ def retake(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
 
 
 def preempt(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
-    """G2: give a device to a pod although a claim waits for it: until its lease is confirmed, the claim is denied."""
-    if not tx.policy.g2:
+    """Give a device to a pod although a claim waits for it: until its lease is confirmed, the claim is denied."""
+    if not tx.policy.leases:
         return refusals.held(entry, tx.at)
     tx.denied += [held.claim.uid for held in entry.holders]
     hold = Hold(units, tx.at, known=True)

@@ -105,7 +105,7 @@ def durable_promise(ledger: Ledger, truth: Truth, policy: LedgerPolicy) -> Found
 
 def one_side(ledger: Ledger, truth: Truth, policy: LedgerPolicy) -> Found:
     """I3: without the lease, a free device is offered on at most one side, what others still believe included."""
-    if policy.g2:
+    if policy.leases:
         return
     for name in set(truth.healthy) & set(truth.schedulable):
         entry = ledger.entries.get(name)
