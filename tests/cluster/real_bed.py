@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import secrets
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -339,13 +340,18 @@ class RealBed(Bed):
 
         def ask(core: Any) -> bytes:
             connect = core.connect_get_namespaced_pod_portforward
-            connection = portforward(connect, pod, NAMESPACE, ports=str(HTTP_PORT)).socket(HTTP_PORT)
-            connection.setblocking(True)
-            connection.settimeout(LOG_SECONDS)
-            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-            answer = b"".join(iter(lambda: connection.recv(65536), b""))
-            connection.close()
-            return answer
+            forward = portforward(connect, pod, NAMESPACE, ports=str(HTTP_PORT))
+            try:
+                with contextlib.closing(forward.socket(HTTP_PORT)) as connection:
+                    connection.setblocking(True)
+                    connection.settimeout(LOG_SECONDS)
+                    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+                    return b"".join(iter(lambda: connection.recv(65536), b""))
+            finally:
+                for thread in threading.enumerate():  # the client library forwards in one, and closes no TLS socket
+                    if thread.name.startswith("Kubernetes port forward proxy"):
+                        thread.join(LOG_SECONDS)
+                forward.websocket.shutdown()
 
         return self._core(ask) or b""
 

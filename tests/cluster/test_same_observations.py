@@ -43,6 +43,7 @@ EXPECTED: Mapping[str, str] = {
 NODES_AVAILABLE = re.compile(r"\d+/\d+ nodes are available")
 UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 STRUCT = "into Go struct field"  # whose name only Go's compiler knows
+OBJECT = re.compile(r"(?<=Invalid value: )\{.*\}(?=: )")  # with the names of the fields of Go's internal types
 GONE = {"uid", "resourceVersion", "creationTimestamp", "managedFields", "generation", "generateName", "annotations"}
 """Of metadata: the cluster's own numbers. Annotations are those that kubectl or a controller adds for itself."""
 
@@ -252,7 +253,7 @@ async def answers(bed: Bed) -> Json:
         "change an old version": ("PUT", f"{ROOT}/there", _changed(w.claim("there"), metadata=OLD)),
         "change what may not change": ("PUT", f"{ROOT}/there", w.claim("there", w.request(count=2))),
         "another name than the URL's": ("PUT", f"{ROOT}/there", w.claim("elsewhere")),
-        "another kind": ("POST", ROOT, _changed(w.claim("bad"), kind="ResourceSlice")),
+        "another kind": ("POST", ROOT, _changed(w.claim("bad"), kind="ResourceSlice", spec={})),
         "a list from nowhere": ("GET", f"{ROOT}?continue=nonsense", None),
         "a list by an unknown field": ("GET", f"{ROOT}?fieldSelector=spec.colour%3Dred", None),
         "a version that is not served": ("GET", "/apis/resource.k8s.io/v9/resourceslices", None),
@@ -285,9 +286,16 @@ def _answer(bed: Bed, method: str, path: str, body: Any) -> Json:
     return {
         "code": response.status,
         "reason": status.get("reason", ""),
-        "message": status.get("message", "").partition(STRUCT)[0],
-        "causes": sorted((one.get("reason", ""), one.get("field", ""), one.get("message", "")) for one in causes),
+        "message": _without_go(status.get("message", "")),
+        "causes": sorted(
+            (one.get("reason", ""), one.get("field", ""), _without_go(one.get("message", ""))) for one in causes
+        ),
     }
+
+
+def _without_go(message: str) -> str:
+    """A message of the API server without what only Go's types say."""
+    return OBJECT.sub("<object>", message.partition(STRUCT)[0])
 
 
 # --- the comparison -------------------------------------------------------------------------------------------------

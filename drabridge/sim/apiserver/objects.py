@@ -95,7 +95,8 @@ class Objects:
         """The stored objects themselves, for reading only (no kind and apiVersion in them)."""
         resource = BY_PLURAL[plural]
         wanted = selectors.both(
-            selectors.field_predicate(fields, resource.selectable, resource.kind), selectors.label_predicate(labels)
+            selectors.field_predicate(fields, resource.selectable, f" for {resource.kind}"),
+            selectors.label_predicate(labels),
         )
         return [
             obj

@@ -28,7 +28,7 @@ def field_value(obj: JSON, path: str) -> str:
 def field_predicate(selector: str, supported: Mapping[str, str] | tuple[str, ...], what: str) -> Predicate:
     """Parse a field selector, ``a=b,c!=d``.
 
-    Raises ApiError 400 for a label that the kind does not index; ``what`` is ``group/version, Kind=K``.
+    Raises ApiError 400 for a label that the kind does not index; ``what`` says of which kind in the answer's words.
     """
     if not selector:
         return everything
@@ -39,7 +39,10 @@ def field_predicate(selector: str, supported: Mapping[str, str] | tuple[str, ...
             raise bad_request(f"invalid selector: '{selector}'; can't understand '{term}'")
         path, operator, value = match.groups()
         if path not in supported and path not in ("metadata.name", "metadata.namespace"):
-            raise bad_request(f"field label not supported for {what}: {path}")
+            if not supported:
+                known = 'only "metadata.name", "metadata.namespace"'
+                raise bad_request(f'"{path}" is not a known field selector: {known}')
+            raise bad_request(f"field label not supported{what}: {path}")
         terms.append((path, value, operator != "!="))
     return lambda obj: all((field_value(obj, path) == value) is equal for path, value, equal in terms)
 

@@ -31,6 +31,10 @@ MAX_RESULTS = 32
 MAX_RESERVED = 256
 MAX_CEL_BYTES = 10 * 1024
 MAX_OPAQUE_BYTES = 10 * 1024
+EMPTY_EXPRESSION = (  # in the words of Kubernetes 1.36.2
+    "ERROR: <input>:1:0: Syntax error: mismatched input '<EOF>' expecting {'[', '{', '(', '.', '-', '!', 'true', "
+    "'false', 'null', NUM_FLOAT, NUM_INT, NUM_UINT, STRING, BYTES, IDENTIFIER}"
+)
 MAX_STATUS_CONDITIONS = 8
 MAX_IPS = 16
 
@@ -82,7 +86,7 @@ def claim_spec(path: str, spec: JSON) -> Errors:
         yield from _request(one, request)
         name = request.get("name", "")
         if name in known:
-            yield duplicate(f"{one}.name", name)
+            yield duplicate(one, name)
         known |= {name} | {f"{name}/{sub.get('name', '')}" for sub in request.get("firstAvailable", [])}
     constraints = devices.get("constraints", [])
     if len(constraints) > MAX_CONSTRAINTS:
@@ -120,7 +124,7 @@ def _request(path: str, request: JSON) -> Errors:
         one = f"{path}.firstAvailable[{index}]"
         yield from named(f"{one}.name", sub.get("name", ""), label_problems)
         if sub.get("name") in names:
-            yield duplicate(f"{one}.name", sub["name"])
+            yield duplicate(one, sub["name"])
         names.add(sub.get("name", ""))
         yield from _wanted(one, sub)
 
@@ -151,7 +155,7 @@ def _selectors(path: str, selectors: Sequence[JSON]) -> Errors:
         if "cel" not in selector:
             yield required(where)
         elif not selector["cel"].get("expression"):
-            yield required(f"{where}.expression")
+            yield invalid(f"{where}.expression", "", f"compilation failed: {EMPTY_EXPRESSION}")
         elif len(selector["cel"]["expression"]) > MAX_CEL_BYTES:
             yield too_long(f"{where}.expression", MAX_CEL_BYTES)
 

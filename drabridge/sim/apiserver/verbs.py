@@ -120,10 +120,16 @@ class Call:
             raise bad_request("the body of the request must be an object")
         group = f"{resource.group}/" if resource.group else ""
         wanted = f"{group}{self.target.version}"
-        given = (body.setdefault("apiVersion", wanted), body.setdefault("kind", resource.kind))
-        if given != (wanted, resource.kind):
+        given, kind = body.setdefault("apiVersion", wanted), body.setdefault("kind", resource.kind)
+        if kind != resource.kind:
+            version = str(given).rpartition("/")[2]
             raise bad_request(
-                f'{given[1]} in version "{given[0]}" was sent to the endpoint of {resource.kind} in version "{wanted}"'
+                f'{kind} in version "{version}" cannot be handled as a {resource.kind}: converting ({version}.{kind}) '
+                f"to ({resource.group.partition('.')[0] or 'core'}.{resource.kind}): unknown conversion"
+            )
+        if given != wanted:
+            raise bad_request(
+                f"the API version in the data ({given}) does not match the expected API version ({wanted})"
             )
         name = body.setdefault("metadata", {}).get("name", self.target.name)
         if self.target.name and name != self.target.name:
@@ -135,8 +141,7 @@ class Call:
     def wanted(self) -> Predicate:
         """The request's selectors. Raises ApiError 400."""
         resource = self.target.resource
-        group = f"{resource.group}/" if resource.group else ""
-        what = f"{group}{self.target.version}, Kind={resource.kind}"
+        what = f" for {resource.group}/{self.target.version}, Kind={resource.kind}" if resource.group else ""
         fields = selectors.field_predicate(self.query.get("fieldSelector", ""), resource.selectable, what)
         return selectors.both(fields, selectors.label_predicate(self.query.get("labelSelector", "")))
 
