@@ -124,7 +124,9 @@ D0 = "spec.devices[0]"
         (
             claim_body("c", selectors=[{"cel": {}}]),
             "spec.devices.requests[0].exactly.selectors[0].cel.expression",
-            "Required value",
+            "Invalid value: \"\": compilation failed: ERROR: <input>:1:0: Syntax error: mismatched input '<EOF>' "
+            "expecting {'[', '{', '(', '.', '-', '!', 'true', 'false', 'null', NUM_FLOAT, NUM_INT, NUM_UINT, STRING, "
+            "BYTES, IDENTIFIER}",
         ),
         (slice_body("Upper", "d0"), "metadata.name", None),
     ],
