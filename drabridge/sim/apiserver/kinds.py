@@ -55,6 +55,7 @@ class Resource:
 
 
 _SLICE_BLANK = {"spec": {"driver": "", "pool": {"name": "", "generation": 0, "resourceSliceCount": 0}}}
+_BLANK: dict[str, object] = {"spec": {}, "status": {}}
 _CLAIM_BLANK: dict[str, object] = {"spec": {"devices": {}}, "status": {}}
 
 RESOURCES: tuple[Resource, ...] = (
@@ -139,6 +140,20 @@ RESOURCES: tuple[Resource, ...] = (
     ),
     Resource("configmaps", "ConfigMap", schema.OPEN_KIND),
     Resource("leases", "Lease", schema.OPEN_KIND, "coordination.k8s.io", blank={"spec": {}}),
+    Resource("resourcequotas", "ResourceQuota", schema.OPEN_KIND, blank=_BLANK),
+    Resource("replicasets", "ReplicaSet", schema.OPEN_KIND, "apps", blank=_BLANK),
+    Resource("deployments", "Deployment", schema.OPEN_KIND, "apps", blank=_BLANK),
+    Resource("statefulsets", "StatefulSet", schema.OPEN_KIND, "apps", blank=_BLANK),
+    Resource("daemonsets", "DaemonSet", schema.OPEN_KIND, "apps", blank=_BLANK),
+    Resource("cronjobs", "CronJob", schema.OPEN_KIND, "batch", blank=_BLANK),
+    Resource(
+        "mutatingadmissionpolicies",
+        "MutatingAdmissionPolicy",
+        schema.OPEN_KIND,
+        "admissionregistration.k8s.io",
+        namespaced=False,
+        blank={"spec": {}},
+    ),
     Resource("jobs", "Job", schema.JOB, "batch", subresources=("status",), counts_generations=True),
 )
 BY_PLURAL: Mapping[str, Resource] = MappingProxyType({one.plural: one for one in RESOURCES})
