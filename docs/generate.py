@@ -54,7 +54,8 @@ def commands_page() -> str:
         "Exit status of all commands: 0 it worked, 1 what was asked failed, 2 bad usage or configuration.",
         "## drabridge",
     ]
-    parts += [_command(f"drabridge {name}", _subcommands(build_parser(name))[name]) for name in COMMANDS]
+    for name in COMMANDS:
+        parts += _commands(f"drabridge {name}", _subcommands(build_parser(name))[name])
     parts.append("## podresources")
     parts += [
         _command(f"podresources {name}", sub) for name, sub in _subcommands(podresources_parser.build_parser()).items()
@@ -65,6 +66,13 @@ def commands_page() -> str:
 def _subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     (found,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     return dict(found.choices)
+
+
+def _commands(name: str, parser: argparse.ArgumentParser) -> list[str]:
+    """One command, or those that it has of its own."""
+    if not any(isinstance(action, argparse._SubParsersAction) for action in parser._actions):
+        return [_command(name, parser)]
+    return [_command(f"{name} {inner}", subparser) for inner, subparser in _subcommands(parser).items()]
 
 
 def _command(name: str, parser: argparse.ArgumentParser) -> str:

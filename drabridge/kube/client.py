@@ -108,7 +108,9 @@ class KubernetesCluster:
         return cls(load)
 
     @classmethod
-    def from_kubeconfig(cls, path: Path, context: str | None = None) -> KubernetesCluster:
+    def from_kubeconfig(
+        cls, path: Path, context: str | None = None, *, read_seconds: float = READ_SECONDS
+    ) -> KubernetesCluster:
         """Connect with a kubeconfig file; ``context`` in place of its current one."""
 
         def load() -> Any:
@@ -123,7 +125,7 @@ class KubernetesCluster:
                 raise ConfigError(f"{path} is not a kubeconfig that can be used: {error}") from error
             return configuration
 
-        return cls(load)
+        return cls(load, read_seconds=read_seconds)
 
     async def read(self, path: str) -> Json:
         return await self._call("get", path)

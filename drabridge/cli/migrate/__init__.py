@@ -1,0 +1,24 @@
+"""``drabridge migrate``: move the workloads of a cluster from limits to claims, from an administrator's desk."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+# name -> (module with `configure(parser)` and `run(arguments) -> int`, one line of help)
+COMMANDS = {
+    "report": ("report", "who uses which devices in a cluster, by which API, and what stands in the way of claims"),
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    subparsers = parser.add_subparsers(dest="migration", metavar="COMMAND", required=True)
+    for name, (module, help_text) in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=help_text, description=help_text)
+        importlib.import_module(f"drabridge.cli.migrate.{module}").configure(subparser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    module = importlib.import_module(f"drabridge.cli.migrate.{COMMANDS[arguments.migration][0]}")
+    code: int = module.run(arguments)
+    return code

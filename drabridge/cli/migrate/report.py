@@ -1,0 +1,163 @@
+"""``drabridge migrate report``: who uses which devices in a cluster, and what stands in the way of claims."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drabridge.cli.output import OUTPUTS, as_json_or_yaml, terminal_width
+from drabridge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from drabridge.kube.client import KubernetesCluster
+    from drabridge.migrate.report.build import Facts
+    from drabridge.migrate.report.model import Report
+
+READ_SECONDS = 60.0  # for one page; an API server under load answers a LIST late (its --request-timeout is 60)
+PROGRESS_SECONDS = 0.2  # between two lines of progress
+FAIL_ON = ("blocker", "trap", "never")
+
+_EPILOG = """\
+Asks the API server alone, and writes nothing. Nothing of drabridge needs to be
+installed in the cluster. What you have no right to read is named, and the rest
+is reported.
+
+examples:
+  drabridge migrate report
+  drabridge migrate report -o wide
+  drabridge migrate report -o html > report.html
+  drabridge migrate report --class nvidia.com/gpu=gpu.example.com
+  drabridge migrate report --rbac | kubectl apply -f -
+
+exit status: 0 nothing blocks, 1 something does (--fail-on says what counts)
+or the cluster cannot be read, 2 bad usage"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-o",
+        "--output",
+        choices=(*OUTPUTS, "html"),
+        default=OUTPUTS[0],
+        help="how to print; html is one page without scripts; default: table",
+    )
+    parser.add_argument(
+        "--kubeconfig",
+        metavar="FILE",
+        help="default: $KUBECONFIG, ~/.kube/config, or the account of the pod that this runs in",
+    )
+    parser.add_argument("--context", metavar="NAME", help="a context of the kubeconfig; default: its current one")
+    parser.add_argument(
+        "--class",
+        dest="classes",
+        action="append",
+        type=_class,
+        default=[],
+        metavar="RESOURCE=CLASS",
+        help="claims of this DeviceClass count as this resource; may be given several times",
+    )
+    parser.add_argument(
+        "--fail-on",
+        choices=FAIL_ON,
+        default=FAIL_ON[0],
+        help="exit with 1 where there is a blocker, where there is a blocker or a trap, or never; default: blocker",
+    )
+    parser.add_argument("--rbac", action="store_true", help="print the ClusterRole that this needs, and end")
+    parser.epilog = _EPILOG
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the report. Raises ConfigError for a kubeconfig that cannot be used, ClusterError for the API server's."""
+    if arguments.rbac:
+        from drabridge.migrate.report.reads import cluster_role
+
+        print(as_json_or_yaml(cluster_role(), "yaml"))
+        return 0
+    from drabridge.migrate.report.build import build
+
+    logging.getLogger().addHandler(logging.NullHandler())  # what is logged of strange objects is in the report
+    cluster = _cluster(arguments.kubeconfig, arguments.context)
+    report = build(asyncio.run(_collect(cluster)), {name: resource for resource, name in arguments.classes})
+    _print(report, arguments.output)
+    return _status(report, arguments.fail_on)
+
+
+async def _collect(cluster: KubernetesCluster) -> Facts:
+    from drabridge.migrate.report.collect import collect
+
+    progress = Progress()
+    try:
+        return await collect(cluster, progress)
+    finally:
+        progress.end()
+        cluster.close()
+
+
+def _cluster(kubeconfig: str | None, context: str | None) -> KubernetesCluster:
+    """Return the connection. ``kubeconfig``: a path, or several, as $KUBECONFIG has them."""
+    from drabridge.kube.client import SERVICE_ACCOUNT, KubernetesCluster
+
+    said = kubeconfig or os.environ.get("KUBECONFIG")
+    usual = Path.home() / ".kube" / "config"
+    if said is None and not usual.exists():
+        if SERVICE_ACCOUNT.exists():
+            return KubernetesCluster.in_cluster()
+        raise ConfigError(f"there is no kubeconfig: {usual} does not exist", hint="Give one with --kubeconfig")
+    if kubeconfig is not None and not any(Path(one).is_file() for one in kubeconfig.split(os.pathsep)):
+        raise ConfigError(f"there is no file {kubeconfig}", hint="Give a kubeconfig with --kubeconfig")
+    return KubernetesCluster.from_kubeconfig(Path(said) if said else usual, context, read_seconds=READ_SECONDS)
+
+
+def _print(report: Report, output: str) -> None:
+    from drabridge.migrate.report import text
+
+    if output in ("json", "yaml"):
+        print(as_json_or_yaml(text.builtins(report), output))
+    elif output == "html":
+        from drabridge.migrate.report import page
+
+        print(page.render(report, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")), end="")
+    else:
+        print(text.text(report, text.Layout(terminal_width(output), output == "wide")))
+
+
+def _status(report: Report, fail_on: str) -> int:
+    from drabridge.migrate.report.codes import Severity
+
+    counting = {"blocker": (Severity.BLOCKER,), "trap": tuple(Severity), "never": ()}[fail_on]
+    return int(any(report.count(severity) for severity in counting))
+
+
+def _class(words: str) -> tuple[str, str]:
+    resource, _, name = words.partition("=")
+    if not resource or not name:
+        raise argparse.ArgumentTypeError(f"found {words!r}, expected RESOURCE=CLASS")
+    return resource, name
+
+
+class Progress:
+    """Says on a terminal what is read, in one line that is written over. The thread that reads calls it."""
+
+    def __init__(self) -> None:
+        self._shown = sys.stderr.isatty()
+        self._next_seconds = 0.0
+        self._written = False
+
+    def __call__(self, kind: str, count: int) -> None:
+        if self._shown and (now := time.monotonic()) >= self._next_seconds:
+            self._next_seconds = now + PROGRESS_SECONDS
+            self._written = True
+            print(f"\r\033[Kreading {kind}: {count:,}", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Clear the line."""
+        self._shown = False
+        if self._written:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,167 @@
+"""Read a cluster for the report: list by list, page by page, and keep small facts of each object."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from drabridge.errors import ClusterError, ConfigError
+from drabridge.kube.api import (
+    NODES,
+    PODS,
+    Cluster,
+    DeniedError,
+    ExpiredError,
+    Kind,
+    Listing,
+    UnreachableError,
+    UnservedError,
+    resource_claims,
+    resource_slices,
+    resource_versions,
+)
+from drabridge.kube.json_reader import Json, ObjectView
+from drabridge.kube.versions import RESOURCE_GROUP, choose_version
+from drabridge.migrate.report import facts as read
+from drabridge.migrate.report import fields
+from drabridge.migrate.report.build import Facts
+from drabridge.migrate.report.model import Unread
+from drabridge.migrate.report.reads import QUOTAS, WORKLOADS, all_kinds, claim_templates, device_classes
+
+T = TypeVar("T")
+Progress = Callable[[str, int], None]
+"""Called with a kind's plural name and how many of its objects have been read, from the thread that reads."""
+
+PAUSES_SECONDS = (1.0, 3.0)  # before a list is begun again: a page expired, or the server had no answer
+_POLICIES = "mutatingadmissionpolicies"
+_NOTHING_CHANGED = "The report only reads, so run it again at any time"
+
+
+class _CountingView(ObjectView[T]):
+    """Reads objects, and tells how many."""
+
+    def __init__(self, read: Callable[[Json], T], fields: Any, tell: Callable[[int], None]) -> None:
+        super().__init__(read, fields)
+        self._tell = tell
+        self._count = 0
+
+    def __call__(self, data: Any) -> T:
+        self._count += 1
+        self._tell(self._count)
+        return super().__call__(data)
+
+
+async def collect(cluster: Cluster, progress: Progress, pauses: tuple[float, ...] = PAUSES_SECONDS) -> Facts:
+    """Read everything. What the caller has no right to is named in ``unread``, and the rest is read.
+
+    Raises ConfigError for a kubeconfig that cannot be used, ClusterError where the API server does not answer, accepts
+    no credentials, or allows nothing at all.
+    """
+    return await _Collector(cluster, progress, pauses).run()
+
+
+class _Collector:
+    def __init__(self, cluster: Cluster, progress: Progress, pauses: tuple[float, ...]) -> None:
+        self._cluster = cluster
+        self._progress = progress
+        self._pauses = pauses
+        self._facts = Facts()
+        self._denied: list[DeniedError] = []
+
+    async def run(self) -> Facts:
+        found = self._facts
+        try:
+            found.server_version = await self._version()
+            found.serves_policies = await self._serves_policies()
+            version = await self._dra_version()
+            found.nodes = await self._list(NODES, read.node_facts, fields.NodeFields)
+            if version:
+                await self._dra(version)
+            found.quotas = await self._list(QUOTAS, read.quota_facts, fields.QuotaFields)
+            for kind, where in WORKLOADS.items():
+                reader = functools.partial(read.workload_facts, kind)
+                found.workloads += filter(None, await self._list(where, reader, fields.WorkloadFields))
+            pods = await self._list(PODS, read.pod_facts, fields.PodFields)
+        except UnreachableError as error:
+            if isinstance(error.__cause__, ConfigError):
+                hint = error.hint or "Give one with --kubeconfig"
+                raise ConfigError(error.message, hint=hint) from error
+            hint = f"Check that the server in the kubeconfig can be reached from here. {_NOTHING_CHANGED}"
+            raise UnreachableError(error.message, hint=error.hint or hint) from error
+        found.pods_read = len(pods)
+        found.pods = [pod for pod in pods if pod is not None]
+        if len(self._denied) == len(all_kinds()) - (0 if version else 4):
+            hint = "Bind the role that `drabridge migrate report --rbac` prints to your user"
+            raise ClusterError(f"nothing could be read: {self._denied[0].message}", hint=hint)
+        return found
+
+    async def _dra(self, version: str) -> None:
+        found = self._facts
+        found.classes = await self._list(device_classes(version), read.class_facts, fields.ClassFields)
+        found.slices = await self._list(resource_slices(version), read.slice_facts, fields.SliceFields)
+        found.claims = await self._list(resource_claims(version), read.claim_facts, fields.ClaimFields)
+        denied = len(self._denied)
+        templates = await self._list(claim_templates(version), read.template_name, fields.NamedFields)
+        found.templates = set(templates) if len(self._denied) == denied else None
+
+    async def _version(self) -> str:
+        try:
+            return str((await self._cluster.read("/version")).get("gitVersion") or "unknown")
+        except DeniedError as error:
+            self._check_credentials(error)
+            return "unknown"
+
+    async def _serves_policies(self) -> bool:
+        try:
+            group = await self._cluster.read("/apis/admissionregistration.k8s.io/v1")
+        except (DeniedError, UnservedError):
+            return False
+        return any(isinstance(one, dict) and one.get("name") == _POLICIES for one in group.get("resources") or ())
+
+    async def _dra_version(self) -> str:
+        """Return the version of resource.k8s.io to use; "" without DRA, which the report then says."""
+        try:
+            version = choose_version(await resource_versions(self._cluster)) or ""
+        except DeniedError as error:
+            self._check_credentials(error)
+            self._facts.unread.append(Unread("get", f"/apis/{RESOURCE_GROUP}", error.message))
+            return ""
+        self._facts.serves_dra = bool(version)
+        return version
+
+    async def _list(self, kind: Kind, reader: Callable[[Json], T], wanted: Any) -> list[T]:
+        """Return the facts of all objects of a kind; none, and why in ``unread``, where the caller has no right."""
+        try:
+            listing = await self._retried(kind, reader, wanted)
+        except DeniedError as error:
+            self._check_credentials(error)
+            self._denied.append(error)
+            name = f"{kind.plural}.{kind.group}" if kind.group else kind.plural
+            self._facts.unread.append(Unread("list", name, error.message))
+            return []
+        except UnservedError:
+            return []
+        for one in listing.unreadable:
+            self._facts.unread.append(Unread("", f"{kind.plural} {one}", "it does not have the form of such an object"))
+        return list(listing.items)
+
+    async def _retried(self, kind: Kind, reader: Callable[[Json], T], wanted: Any) -> Listing[T]:
+        for pause in (*self._pauses, None):
+            view = _CountingView(reader, wanted, functools.partial(self._progress, kind.plural))
+            try:
+                return await self._cluster.list(kind, view=view)
+            except UnservedError:
+                raise
+            except (ExpiredError, UnreachableError):
+                if pause is None:
+                    raise
+                await asyncio.sleep(pause)
+        raise AssertionError("the last round returns or raises")
+
+    def _check_credentials(self, error: DeniedError) -> None:
+        """Raise ClusterError where the server does not know who asks: then nothing else can be read either."""
+        if getattr(error.__cause__, "status", None) == 401:
+            hint = "The kubeconfig's credentials are not accepted, or have expired: log in again, then report again"
+            raise ClusterError(error.message, hint=hint) from error

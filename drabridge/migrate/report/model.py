@@ -1,0 +1,121 @@
+"""Define the report: what JSON and YAML show, and what tables and the page are made of."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from drabridge.migrate.report.codes import Code, Severity
+
+
+class Ways(Struct, rename="camel"):
+    """A number of pods, or of devices, by the way in which pods get devices.
+
+    ``kubelet``: limits, served by a device plugin. ``dra``: limits, served by DRA. ``claims``: ResourceClaims.
+    ``pending``: no node yet, whatever the pod asks for.
+    """
+
+    kubelet: int = 0
+    dra: int = 0
+    claims: int = 0
+    pending: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.kubelet + self.dra + self.claims + self.pending
+
+    @property
+    def done_percent(self) -> int | None:
+        """How many of those with a node are served by DRA, rounded down; None where there are none."""
+        placed = self.kubelet + self.dra + self.claims
+        return 100 * (self.dra + self.claims) // placed if placed else None
+
+    def add(self, way: str, count: int) -> None:
+        setattr(self, way, getattr(self, way) + count)
+
+
+class ResourceUse(Struct, rename="camel"):
+    """One extended resource. ``allocatable`` counts what kubelet offers, ``in_slices`` what DRA drivers do."""
+
+    name: str
+    classes: list[str]
+    nodes: int
+    allocatable: int
+    in_slices: int
+    free_in_slices: int
+    pods: Ways
+    devices: Ways
+    done_percent: int | None = None
+
+
+class NamespaceUse(Struct, rename="camel"):
+    """What a namespace uses of one resource."""
+
+    resource: str
+    pods: Ways
+    devices: Ways
+    done_percent: int | None = None
+
+
+class Namespace(Struct, rename="camel"):
+    """``fits`` says how its pods come to DRA: ``done``, ``convert``, ``switch`` or ``limits``; ``because`` says why."""
+
+    name: str
+    uses: list[NamespaceUse]
+    fits: str
+    because: str
+
+
+class Workload(Struct, rename="camel"):
+    """What makes pods, at the end of the chain of owners. ``chain`` begins with Pod. ``per_pod``: devices."""
+
+    namespace: str
+    kind: str
+    name: str
+    chain: list[str]
+    resource: str
+    per_pod: int
+    pods: Ways
+    devices: Ways
+
+
+class Obstacle(Struct, rename="camel"):
+    """One blocker or trap at one object. ``seen``: what was found there; ``pods``: how many pods it is about."""
+
+    code: Code
+    severity: Severity
+    namespace: str
+    object: str
+    resource: str
+    seen: str
+    pods: int
+    why: str
+    action: str
+
+
+class Unread(Struct, rename="camel"):
+    """What could not be read: a right that is missing, or an object that is strange."""
+
+    verb: str
+    resource: str
+    reason: str
+
+
+class Report(Struct, rename="camel"):
+    """All that is known. Lists are sorted, so that two reports can be compared."""
+
+    server_version: str
+    nodes: int
+    pods: int
+    resources: list[ResourceUse]
+    namespaces: list[Namespace]
+    workloads: list[Workload]
+    obstacles: list[Obstacle]
+    unread: list[Unread]
+
+    def count(self, severity: Severity) -> int:
+        return sum(one.severity is severity for one in self.obstacles)
+
+
+def number(count: int, word: str) -> str:
+    """Return ``1 pod`` or ``2,000 pods``."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"

@@ -1,0 +1,69 @@
+"""Say what blocks workloads, or will surprise their owners, when their limits become claims. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from drabridge.migrate.report.codes import TEXTS, Code
+from drabridge.migrate.report.model import Obstacle, number
+from drabridge.migrate.report.owners import OwnerChain
+from drabridge.migrate.report.tally import WorkloadTally
+
+# API group -> what its operator does with limits. Each was reported to its project.
+COUNTING_OPERATORS: Mapping[str, str] = {
+    "kubeflow.org": "the training operator counts GPUs in limits (kubeflow/trainer#3540)",
+    "trainer.kubeflow.org": "the trainer counts GPUs in limits (kubeflow/trainer#3540)",
+    "nvidia.com": "Dynamo's operator counts GPUs in limits (dynamo#12164)",
+    "ray.io": "KubeRay makes num-gpus of limits",
+    "serving.kserve.io": "KServe's schema has limits, and no claims (kserve#5294)",
+    "serving.knative.dev": "Knative drops resourceClaims (knative#15332)",
+}
+
+
+def obstacle(
+    code: Code, object: str, *, namespace: str = "", resource: str = "", seen: str = "", pods: int = 0
+) -> Obstacle:
+    """Return a obstacle with the words of its code."""
+    text = TEXTS[code]
+    return Obstacle(code, text.severity, namespace, object, resource, seen, pods, text.why, text.action)
+
+
+def object_name(chain: OwnerChain) -> str:
+    return f"{chain.kind}/{chain.name}"
+
+
+def workload_obstacles(
+    workload: WorkloadTally, free_in_slices: Mapping[str, int], templates: Collection[tuple[str, str]] | None
+) -> Iterator[Obstacle]:
+    """Yield everything about one workload. ``templates``: (namespace, name) of those there are; None if unread."""
+    chain = workload.chain
+
+    def about(code: Code, resource: str = "", seen: str = "", pods: int | None = None) -> Obstacle:
+        pods = workload.limit_pods if pods is None else pods
+        name = object_name(chain)
+        return obstacle(code, name, namespace=chain.namespace, resource=resource, seen=seen, pods=pods)
+
+    for (code, resource), one in workload.signs.items():
+        yield about(code, resource, one.seen, one.pods)
+    for name in sorted(workload.templates):
+        if templates is not None and (chain.namespace, name) not in templates:
+            yield about(Code.CLAIM_TEMPLATE_MISSING, "", f"ResourceClaimTemplate/{name}", workload.total_pods)
+    if not workload.has_limits:
+        return
+    if chain.group in COUNTING_OPERATORS:
+        yield about(Code.OPERATOR_COUNTS_LIMITS, "", COUNTING_OPERATORS[chain.group])
+    elif chain.is_custom:
+        yield about(Code.CUSTOM_OWNER, "", " < ".join(reversed(chain.kinds)))
+    if chain.kind == "Pod" and (Code.STATIC_POD, "") not in workload.signs:
+        yield about(Code.BARE_POD)
+    if chain.kind == "Job":
+        yield about(Code.JOB_IMMUTABLE)
+    if "StatefulSet" in chain.kinds:
+        yield about(Code.STATEFUL_SET_ROLLS)
+    surge = max((one.surge for one in chain.read if one.kind == "Deployment"), default=0)
+    for resource, per_pod in sorted(workload.per_pod.items()):
+        free = free_in_slices.get(resource, 0)
+        if surge * per_pod > free:
+            wanted = f"{number(surge, 'pod')} more at a time, {number(per_pod, 'device')} each"
+            seen = f"a rollout makes {wanted}; free for claims: {free}"
+            yield about(Code.SURGE_NEEDS_DEVICE, resource, seen)
