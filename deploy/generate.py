@@ -92,6 +92,7 @@ def values_schema() -> Json:
         ),
         "serviceAccount": _object({"create": _SWITCH, "name": _TEXT, "annotations": _LABELS}),
         "rbac": _object({"create": _SWITCH}),
+        "migration": _object({"reportRole": _SWITCH}),
         "admissionPolicy": _object({"create": _SWITCH}),
         "deviceClasses": _object({"create": _SWITCH}),
         "uninstall": _object({"check": _SWITCH}),

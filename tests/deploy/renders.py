@@ -37,6 +37,7 @@ EVERYTHING: Json = {
     "podAnnotations": {"note": "x"},
     "nodeSelector": {"gpu": "yes"},
     "affinity": {"nodeAffinity": {}},
+    "migration": {"reportRole": True},
     "capabilities": ["SYS_PTRACE"],
     "hostPID": True,
     "seLinuxOptions": {"type": "spc_t"},
