@@ -1,0 +1,67 @@
+"""What ``drabridge migrate report`` costs on a cluster of 5,000 nodes and 50,000 pods, process start to end."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.bench.core import Benchmark
+from tests.support.large_cluster import NODES, PODS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def benchmarks() -> list[Benchmark]:
+    """All of this area. Both numbers are of one run."""
+    return [
+        Benchmark("migrate_report_5000_nodes_s", "s", 30, lambda: _report()[0]),
+        Benchmark("migrate_report_rss_mib", "MiB", 300, lambda: _report()[1]),
+    ]
+
+
+@functools.cache
+def _report() -> tuple[float, float]:
+    """Seconds, and the most resident memory in MiB, of the command; the API server is a process of its own."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    server = [sys.executable, "-m", "tests.support.large_cluster"]
+    with tempfile.TemporaryDirectory() as directory:
+        with subprocess.Popen(server, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT) as serving:
+            try:
+                assert serving.stdout is not None
+                kubeconfig = _kubeconfig(Path(directory, "kubeconfig"), serving.stdout.readline().strip())
+                return _measured(kubeconfig, Path(directory, "report.json"), environment)
+            finally:
+                serving.kill()
+
+
+def _measured(kubeconfig: Path, answer: Path, environment: dict[str, str]) -> tuple[float, float]:
+    command = [sys.executable, "-m", "drabridge", "migrate", "report", "-o", "json", "--kubeconfig", str(kubeconfig)]
+    began = time.perf_counter()
+    with answer.open("w") as out, subprocess.Popen(command, stdout=out, env=environment) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    seconds = time.perf_counter() - began
+    report = json.loads(answer.read_text())
+    (gpu,) = report["resources"]
+    assert (report["nodes"], report["pods"]) == (NODES, PODS)
+    assert gpu["pods"] == {"kubelet": PODS // 2, "dra": 0, "claims": PODS // 4, "pending": 0}
+    return seconds, usage.ru_maxrss / 1024
+
+
+def _kubeconfig(path: Path, url: str) -> Path:
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "large", "cluster": {"server": url}}],
+        "users": [{"name": "large", "user": {}}],
+        "contexts": [{"name": "large", "context": {"cluster": "large", "user": "large"}}],
+        "current-context": "large",
+    }
+    path.write_text(json.dumps(config))
+    return path
