@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from deploy.helm import manifests
 from drabridge.migrate.report.reads import cluster_role
 
@@ -9,7 +11,7 @@ ROLE = cluster_role()["metadata"]["name"]
 ON = {"migration": {"reportRole": True}}
 
 
-def roles(values: dict[str, object]) -> dict[str, object]:
+def roles(values: Mapping[str, object]) -> dict[str, object]:
     return {obj["metadata"]["name"]: obj["rules"] for obj in manifests(values) if obj["kind"] == "ClusterRole"}
 
 

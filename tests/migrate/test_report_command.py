@@ -113,6 +113,16 @@ async def test_classes_belong_to_resources_by_name_by_word_or_have_a_row_of_thei
     assert [(row.name, row.pods.claims) for row in rows] == [(GPU, 1)]
 
 
+async def test_devices_of_a_driver_with_several_resources_count_by_their_attribute() -> None:
+    """The agent publishes the attribute ``resource``; without it nobody can say which resource a device is."""
+    classes = [device_class("a", GPU, "d"), device_class("b", "example.com/b", "d")]
+    devices = resource_slice("s", 3, driver="d")
+    devices["spec"]["devices"][0]["attributes"] = {"resource": {"string": GPU}}
+    devices["spec"]["devices"][1]["attributes"] = {"resource": {"string": "example.com/b"}}
+    rows = (await report_of(*classes, devices)).resources
+    assert [(row.name, row.in_slices, row.classes) for row in rows] == [("example.com/b", 1, ["b"]), (GPU, 1, ["a"])]
+
+
 @pytest.mark.parametrize(
     ("objects", "fits", "words"),
     [

@@ -16,6 +16,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for name, (module, help_text) in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=help_text, description=help_text)
         importlib.import_module(f"drabridge.cli.migrate.{module}").configure(subparser)
+    parser.epilog = "example: drabridge migrate report -o html > report.html"
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -104,7 +104,7 @@ def _cluster(kubeconfig: str | None, context: str | None) -> KubernetesCluster:
     """Return the connection. ``kubeconfig``: a path, or several, as $KUBECONFIG has them."""
     from drabridge.kube.client import SERVICE_ACCOUNT, KubernetesCluster
 
-    said = kubeconfig or os.environ.get("KUBECONFIG")
+    said = kubeconfig or os.environ.get("KUBECONFIG") or None
     usual = Path.home() / ".kube" / "config"
     if said is None and not usual.exists():
         if SERVICE_ACCOUNT.exists():
