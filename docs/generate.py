@@ -11,6 +11,7 @@ from pathlib import Path
 from drabridge.cli import COMMANDS, build_parser
 from drabridge.config import reference as configuration
 from drabridge.kube import events
+from drabridge.migrate.report import codes
 from drabridge.telemetry import metrics
 from podresources.cli import parser as podresources_parser
 
@@ -44,6 +45,17 @@ def events_page() -> str:
         "The agent writes these Kubernetes Events. They are for people, so they may be lost: a repeated one is\n"
         "written again only after five minutes, and nothing waits for them.\n\n"
         f"{events.reference()}\n"
+    )
+
+
+def obstacles_page() -> str:
+    """Every blocker and trap that the report on a cluster knows."""
+    return (
+        "# Blockers and traps\n\n"
+        "What `drabridge migrate report` looks for on the way from limits to claims. A blocker makes pods fail, or\n"
+        "makes a control of the cluster ineffective, once limits became claims. A trap works, but not as one expects.\n"
+        "[From limits to claims](../migration.md) shows a report.\n\n"
+        f"{codes.reference()}\n"
     )
 
 
@@ -107,6 +119,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "configuration.md": configuration_page,
     "metrics.md": metrics_page,
     "events.md": events_page,
+    "obstacles.md": obstacles_page,
     "cli.md": commands_page,
 }
 

@@ -76,14 +76,14 @@ TEXTS: dict[Code, CodeText] = {
         "make it a DaemonSet, or keep a device for limits on its node",
     ),
     Code.FIXED_NODE_NAME: _blocker(
-        "spec.nodeName bypasses the scheduler, and only the scheduler allocates claims: kubelet refuses such a pod",
+        "spec.nodeName bypasses the scheduler, and only the scheduler allocates claims: such a pod does not start",
         "select the node with a nodeSelector on kubernetes.io/hostname instead",
     ),
     Code.MORE_THAN_32_DEVICES: _blocker(
         "one claim holds at most 32 devices", "split the demand over several claims of the pod"
     ),
     Code.OPERATOR_COUNTS_LIMITS: _blocker(
-        "the operator that makes these pods reads device limits, or drops claims",
+        "the operator that makes these pods reads device limits, or takes no claims",
         "keep its limits, and let DRA serve them: set extendedResourceName on the DeviceClass, at the end",
     ),
     Code.QUOTA_COUNTS_LIMITS_ONLY: _blocker(
@@ -194,3 +194,13 @@ TEXTS: dict[Code, CodeText] = {
         "select by the device's attributes in the claim (CEL) instead",
     ),
 }
+
+
+def reference() -> str:
+    """Return the table of all codes for ``docs/reference/obstacles.md``, as Markdown."""
+    rows = ["| code | severity | why | what to do |", "|---|---|---|---|"]
+    for code in Code:
+        text = TEXTS[code]
+        cells = (f"`{code}`", text.severity, text.why, text.action)
+        rows.append(f"| {' | '.join(cell.replace('<', '&lt;') for cell in cells)} |")
+    return "\n".join(rows)
