@@ -120,7 +120,7 @@ def pod_facts(obj: Json) -> PodFacts | None:
     templates = _templates(spec)
     mapped = (status.get("extendedResourceClaimStatus") or {}).get("requestMappings") or ()
     by_dra = frozenset(one.get("resourceName") or "" for one in mapped)
-    signs = signs_of(meta, spec, template=False)
+    signs = signs_of(meta, spec, limits, template=False)
     if not limits and not any(claims) and not templates and not signs:
         return None
     return PodFacts(
@@ -158,7 +158,7 @@ def workload_facts(kind: str, obj: Json) -> WorkloadFacts | None:
         _surge(spec) if kind == "Deployment" else 0,
         limits,
         templates,
-        signs_of(template.get("metadata") or {}, pod, template=True),
+        signs_of(template.get("metadata") or {}, pod, limits, template=True),
     )
 
 

@@ -31,6 +31,7 @@ class Sign(Struct, frozen=True):
     seen: str
 
 
+@functools.lru_cache(maxsize=1024)
 def is_extended(name: str) -> bool:
     """Return whether a resource is an extended one (IsExtendedResourceName in pkg/apis/core/v1/helper)."""
     domain, slash, _ = name.partition("/")
@@ -43,7 +44,9 @@ def is_extended(name: str) -> bool:
 
 def limits_of(amounts: Json | None, *, zero: bool = False) -> tuple[tuple[str, int], ...]:
     """Return (name, count) of the extended resources, sorted. ``zero`` keeps those of which there is none."""
-    found = {name: _count(str(value)) for name, value in (amounts or {}).items() if value and is_extended(name)}
+    if not amounts:
+        return ()
+    found = {name: _count(str(value)) for name, value in amounts.items() if value and is_extended(name)}
     return tuple(sorted((name, count) for name, count in found.items() if count or zero))
 
 
@@ -58,22 +61,25 @@ def pod_limits(spec: Json) -> tuple[tuple[str, int], ...]:
     Init containers run one after the other, beside the sidecars that began before them (PodRequests in
     k8s.io/component-helpers/resource).
     """
+    init: Sequence[Json] = spec.get("initContainers") or ()
+    app: Sequence[Json] = spec.get("containers") or ()
+    if not init and len(app) == 1:  # most pods, and there may be fifty thousand of them
+        return _limits(app[0])
     running: Counter[str] = Counter()
     most: Counter[str] = Counter()
-    for container in spec.get("initContainers") or ():
+    for container in init:
         own = Counter(dict(_limits(container)))
         if container.get("restartPolicy") == "Always":
             running += own
             own = Counter()
         most |= running + own
-    for container in spec.get("containers") or ():
+    for container in app:
         running += Counter(dict(_limits(container)))
     return tuple(sorted((running | most).items()))
 
 
-def signs_of(meta: Json, spec: Json, *, template: bool) -> tuple[Sign, ...]:
-    """Return what a pod, or a pod template, has that matters once its limits are claims."""
-    limits = pod_limits(spec)
+def signs_of(meta: Json, spec: Json, limits: Sequence[tuple[str, int]], *, template: bool) -> tuple[Sign, ...]:
+    """Return what a pod, or a pod template, has that matters once its ``limits`` are claims."""
     return tuple(_signs(meta, spec, limits, template=template)) if limits else tuple(_without_limits(spec))
 
 
