@@ -40,7 +40,8 @@ from drabridge.lanes.desired import DesiredLanes
 from drabridge.lanes.mover import LaneMover
 from drabridge.lanes.targets import LaneTargets
 from drabridge.ledger.events import KubeletStarted
-from drabridge.ledger.model import LedgerPolicy, Owner
+from drabridge.ledger.model import Owner
+from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.service import LedgerService
 from drabridge.legacy.cdi_files import LegacyCdiFiles
 from drabridge.legacy.manager import LegacyManager

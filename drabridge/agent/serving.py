@@ -19,14 +19,14 @@ from drabridge.inventory.model import Snapshot
 from drabridge.ledger.effects import Effect, Notify, Readvertise, Released
 from drabridge.ledger.events import NodeBooted
 from drabridge.ledger.model import Ledger
-from drabridge.system.memory import settle
+from drabridge.system.memory import release_memory_of_start
 from drabridge.system.supervise import WakeUp, forever
 
 log = logging.getLogger(__name__)
 
 STOP_GRACE_SECONDS = 1.5  # for calls in flight at SIGTERM; the whole stop is promised within 3 s
 REFRESH_SECONDS = 0.01  # an Allocate is answered first; several that come together make one list
-SETTLE_SECONDS = 1.0  # after the first list: registration is over by then, or waits for kubelet
+MEMORY_SECONDS = 1.0  # after the first list: registration is over by then, or waits for kubelet
 REFUSALS = frozenset({"AllocateRefused", "DeviceRefused"})  # notices with a refusal's words
 
 Work = Callable[[], Awaitable[None]]
@@ -168,7 +168,7 @@ class ServingAgent:
         self._join_cluster()
         if self._standby is not None:
             self._tasks.append(asyncio.create_task(self._standby.retire_relay(parts.claims), name="relay"))
-        asyncio.get_running_loop().call_later(SETTLE_SECONDS, settle)
+        asyncio.get_running_loop().call_later(MEMORY_SECONDS, release_memory_of_start)
 
     # --- the API server ---------------------------------------------------------------------------------------------
 

@@ -158,7 +158,7 @@ class Standby:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REGISTER_SECONDS):
                 if self._relay is not None:
-                    await self._relay.settled()
+                    await self._relay.decided()
         self._ready = True
 
     async def _open_control(self) -> None:

@@ -39,7 +39,7 @@ from drabridge.ledger.service import LedgerService
 log = logging.getLogger(__name__)
 
 BUDGET_SECONDS = 40.0  # of kubelet's 45
-SETTLE_SECONDS = 10.0  # how long a device that is not there may take to come (USB re-enumeration, a reset)
+RETURN_SECONDS = 10.0  # how long a device that is not there may take to come (USB re-enumeration, a reset)
 RETRY_FIRST_SECONDS, RETRY_MOST_SECONDS = 0.1, 2.0
 
 # Refusals that pass by themselves within seconds.
@@ -80,7 +80,7 @@ class Preparer:
         self._deallocations = deallocations
         self._ports = ports
         self._budget_seconds = BUDGET_SECONDS
-        self._settle_seconds = SETTLE_SECONDS
+        self._return_seconds = RETURN_SECONDS
         self._hooks = HookRunner()
         self._preparing: dict[str, asyncio.Task[tuple[PreparedDevice, ...]]] = {}
         self._unpreparing: dict[str, asyncio.Task[None]] = {}
@@ -131,7 +131,7 @@ class Preparer:
                     try:
                         return await self._attempt(claim)
                     except NotReadyError as error:
-                        if time.monotonic() - started > self._settle_seconds:
+                        if time.monotonic() - started > self._return_seconds:
                             raise
                         reason = error
                     except (UnreachableError, PassingRefusalError) as error:

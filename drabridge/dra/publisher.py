@@ -47,7 +47,7 @@ from drabridge.system.untrusted import reading
 
 log = logging.getLogger(__name__)
 
-SETTLE_SECONDS = (0.05, 0.4)
+DELETED_PAUSE_SECONDS = (0.05, 0.4)
 """After somebody deleted a slice: kubelet deletes one after the other, and 5,000 nodes may do so at once."""
 LOOK_SECONDS = 5.0  # between looks at the desired slices without a wake-up, for taints that depend on time; no request
 RELIST_SECONDS = 600.0  # a list even if the watch is silent, in case an event was lost
@@ -129,7 +129,7 @@ class Publisher:
         self._owner: SliceOwner | None = None
         self._due = WakeUp()
         self._relist = WakeUp()
-        self._settle = False
+        self._slice_deleted = False
         self._writes = asyncio.Lock()
 
     def wake(self) -> None:
@@ -170,7 +170,7 @@ class Publisher:
             if held is not None:
                 del self._actual[name]
                 self._owner = None  # the Node may have been recreated: garbage collection took its slices
-                self._settle = True
+                self._slice_deleted = True
             if name == self._in_request:  # the answer does not say which came first
                 self._doubt()
         elif held == obj:
@@ -211,9 +211,9 @@ class Publisher:
         delays = self._delays()
         while True:
             await self._due.wait(LOOK_SECONDS)
-            if self._settle:
-                await asyncio.sleep(self._rng.uniform(*SETTLE_SECONDS))
-            self._settle = False
+            if self._slice_deleted:
+                await asyncio.sleep(self._rng.uniform(*DELETED_PAUSE_SECONDS))
+            self._slice_deleted = False
             try:
                 async with self._writes:
                     if not self._listed:

@@ -55,14 +55,14 @@ class Relay(grpc.GenericRpcHandler):
         self._closing = asyncio.Event()
         self._calls = 0  # that kubelet waits for
         self._registration = RegistrationService(driver, self._sockets.service, self._told)
-        self._settled = asyncio.Event()
+        self._decided = asyncio.Event()
 
-    async def settled(self) -> None:
+    async def decided(self) -> None:
         """Wait until kubelet has connected to the endpoint or refused it, or there is nothing to pass on.
 
         Kubelet 1.34 and later connects at once, for the stream (dra_plugin_manager.go); earlier ones for a call.
         """
-        await self._settled.wait()
+        await self._decided.wait()
 
     async def idle(self) -> None:
         """Wait until no call is under way here: when the endpoint goes, kubelet gives up on those."""
@@ -72,13 +72,13 @@ class Relay(grpc.GenericRpcHandler):
 
     def _told(self, fact: Fact) -> None:
         if isinstance(fact, RegistrationChanged) and not fact.registered:
-            self._settled.set()
+            self._decided.set()
 
     async def run(self) -> None:
         """Wait for an agent that serves claims, register beside it, and pass calls on until cancelled."""
         try:
             while is_away(self._active):
-                self._settled.set()  # claims may be served later, or never
+                self._decided.set()  # claims may be served later, or never
                 await asyncio.sleep(LOOK_SECONDS)
             await self._open()
             log.info("claim calls passed on", extra={"driver": self._driver, "to": str(self._active)})
@@ -86,7 +86,7 @@ class Relay(grpc.GenericRpcHandler):
         except (HostError, OSError) as error:  # then claims wait for kubelet's next attempt, as without a standby
             log.warning("claim calls not passed on", extra={"reason": str(error)})
         finally:
-            self._settled.set()
+            self._decided.set()
             await to_the_end(self._stop())
 
     async def _open(self) -> None:
@@ -152,9 +152,9 @@ class Relay(grpc.GenericRpcHandler):
 
     async def _watch(self, method: str, request: bytes) -> AsyncIterator[bytes]:
         """Pass on health from one agent after the other: kubelet forgets it when the stream ends."""
-        if not self._settled.is_set():
+        if not self._decided.is_set():
             log.info("kubelet has connected to the standby", extra={"driver": self._driver})
-        self._settled.set()
+        self._decided.set()
         while not self._closing.is_set():
             with contextlib.suppress(grpc.aio.AioRpcError):
                 async with self._channel() as channel:

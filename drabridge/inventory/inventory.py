@@ -45,7 +45,7 @@ from drabridge.inventory.udev_scope import UdevScope, distinct_configs, needs_nv
 UNANSWERED_SECONDS = 1.0
 """How long udevd may take for an event before the kernel's is acted on; its rules usually run for 5 to 50 ms."""
 
-SETTLE_SECONDS = (0.1, 1.0)
+RECHECK_SECONDS = (0.1, 1.0)
 """After a kernel event, when to look again for what udevd adds: its database may reach us where its events do not."""
 
 FAULTY_RECHECK_SECONDS = 5.0
@@ -285,7 +285,7 @@ class Inventory:
             fresh=full,
         )
         for syspath in built.waiting:
-            self._rechecks.add(syspath, now + SETTLE_SECONDS[0])
+            self._rechecks.add(syspath, now + RECHECK_SECONDS[0])
         faulty = any(device.presence is Presence.FAULTY for device in built.devices)
         self._recheck_at = now + FAULTY_RECHECK_SECONDS if faulty else None
         names = [resource.name for resource in self._config.resources]
@@ -308,10 +308,10 @@ class Inventory:
                 self._rechecks.add(syspath, now + UNANSWERED_SECONDS, event.seqnum)
                 continue
             elif self._database:
-                for delay in SETTLE_SECONDS:
+                for delay in RECHECK_SECONDS:
                     self._rechecks.add(syspath, now + delay)
             if event.action == "remove":
-                self._rechecks.add(syspath, now + SETTLE_SECONDS[0])  # a synthetic event removes nothing
+                self._rechecks.add(syspath, now + RECHECK_SECONDS[0])  # a synthetic event removes nothing
                 touched |= self._cache.remove(syspath, alone=enumerated)
             elif not enumerated:
                 touched |= self._cache.check([syspath])

@@ -27,9 +27,10 @@ from drabridge.ledger.effects import (
     Step,
     Subject,
 )
-from drabridge.ledger.model import ClaimRef, Entry, Lane, Ledger, LedgerDevice, LedgerPolicy, Owner
+from drabridge.ledger.model import ClaimRef, Entry, Lane, Ledger, LedgerDevice, Owner
 from drabridge.ledger.observation import EvidenceRound, KubeletAnswer, shown_as_another_resource, shown_on
 from drabridge.ledger.ownership import begin_move
+from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.table import TABLE, DeviceSignal, Transition
 from drabridge.ledger.transaction import RequestedUse, Transaction
 

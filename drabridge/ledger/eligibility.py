@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from drabridge.inventory.model import Presence
-from drabridge.ledger.model import DRA_OWNERS, ClaimHold, Entry, Lane, Ledger, LedgerPolicy, Owner
+from drabridge.ledger.model import DRA_OWNERS, ClaimHold, Entry, Lane, Ledger, Owner
+from drabridge.ledger.policy import LedgerPolicy
 
 _LEGACY_LANES = frozenset({Lane.LEGACY, Lane.SHARED})
 _DRA_LANES = frozenset({Lane.DRA, Lane.SHARED})

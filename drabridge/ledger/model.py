@@ -15,7 +15,6 @@ from msgspec import Struct, field
 
 from drabridge.inventory.model import COMPANION, Device, Presence, device_id_of
 from drabridge.ledger.persistent_map import PersistentMap
-from drabridge.system import safety_defaults as defaults
 
 
 class Owner(StrEnum):
@@ -442,28 +441,9 @@ def _is_node(place: str) -> bool:
 
 def _share_a_node(some: tuple[str, ...], others: tuple[str, ...]) -> bool:
     """Whether a node that is the device's own on one side is also on the other side, there its own or a companion's."""
-    if not some or not others:
-        return False
-    return any(
+    return bool(some and others) and any(
         place in there or f"{COMPANION}{place}" in there
         for here, there in ((some, others), (others, some))
         for place in here
         if _is_node(place) and place[:1] != COMPANION
     )
-
-
-class LedgerPolicy(Struct, frozen=True):
-    """The numbers behind the rules, in seconds; the agent sets them from the section ``safety`` of its configuration.
-
-    Both take their defaults from ``drabridge.system.safety_defaults``, where each has its reason.
-    """
-
-    min_hold_seconds: float = defaults.MIN_HOLD_SECONDS
-    unconfirmed_seconds: float = defaults.UNCONFIRMED_SECONDS
-    absent_lists: int = 2  # one List can miss a pod (kubelet lists active pods only)
-    absent_seconds: float = defaults.ABSENT_SECONDS
-    settle_seconds: float = defaults.SETTLE_SECONDS
-    quiesce_seconds: float = defaults.QUIESCE_SECONDS
-    grace_seconds: float = 30.0  # of a pod whose own value is not known: the API server's default (core/v1/defaults.go)
-    tombstone_seconds: float = defaults.TOMBSTONE_SECONDS
-    leases: bool = False  # the shared lane and its lease

@@ -40,7 +40,7 @@ def owner_of(hold: Hold | None, claims: tuple[ClaimHold, ...]) -> Owner:
     return Owner.LEGACY if strongest is Owner.NONE else Owner.CONFLICT
 
 
-def settle(
+def with_holders(
     tx: Transaction, before: Entry, hold: Hold | None, claims: tuple[ClaimHold, ...] = (), because: str = ""
 ) -> Entry:
     """Return the entry with these holders, and the owner and lane that follow; ``because``: why a holder left.
@@ -64,8 +64,8 @@ def settle(
         began = [held.since for held in before.holders if held.claim.uid not in left]
         tx.effects.append(Released(before.name, who, because, tx.at - min(began, default=before.since)))
     stamps = (before.presence_since, before.legacy_until, before.was_at if owner is not Owner.NONE else ())
-    settled = Entry(before.device, owner, lane, hold, claims, move, since, tx.seq, released, *stamps)
-    return stamp_legacy_end(tx, before, settled)
+    changed = Entry(before.device, owner, lane, hold, claims, move, since, tx.seq, released, *stamps)
+    return stamp_legacy_end(tx, before, changed)
 
 
 def stamp_legacy_end(tx: Transaction, before: Entry, entry: Entry) -> Entry:

@@ -20,7 +20,8 @@ from msgspec.structs import replace
 
 from drabridge.inventory.model import device_id_of
 from drabridge.ledger.events import DeviceUse
-from drabridge.ledger.model import ClaimRef, Entry, HeldBecause, Hold, LedgerPolicy, PodRef
+from drabridge.ledger.model import ClaimRef, Entry, HeldBecause, Hold, PodRef
+from drabridge.ledger.policy import LedgerPolicy
 
 
 class DeviceEvidence(Struct, frozen=True):

@@ -20,7 +20,8 @@ from drabridge.ledger.apply_event import refusal_effects, step
 from drabridge.ledger.effects import ACCEPTED, Decision, Effect, Notify, Refusal, RefusalCode, Side, Step
 from drabridge.ledger.events import Event, RecordLost
 from drabridge.ledger.lock import LedgerLockedError
-from drabridge.ledger.model import ClaimRef, Ledger, LedgerPolicy
+from drabridge.ledger.model import ClaimRef, Ledger
+from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.store import LoadResult, Store
 from drabridge.system.io_thread import IoThread, Job
 

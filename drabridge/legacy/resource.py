@@ -21,7 +21,8 @@ from drabridge.inventory.model import Device, Presence
 from drabridge.lanes.plan import packing_order
 from drabridge.ledger import events
 from drabridge.ledger.effects import Decision
-from drabridge.ledger.model import Ledger, LedgerPolicy
+from drabridge.ledger.model import Ledger
+from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.service import StoreHealth
 from drabridge.legacy.ids import KubeletIds
 from drabridge.offers.device_list import legacy_list, of_resource, surplus

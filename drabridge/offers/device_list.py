@@ -9,7 +9,8 @@ from msgspec import Struct
 
 from drabridge.inventory.model import Device
 from drabridge.ledger.eligibility import legacy_healthy, must_list
-from drabridge.ledger.model import Entry, Ledger, LedgerPolicy
+from drabridge.ledger.model import Entry, Ledger
+from drabridge.ledger.policy import LedgerPolicy
 
 _NONE: Mapping[str, Collection[str]] = MappingProxyType({})
 

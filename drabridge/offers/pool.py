@@ -17,7 +17,8 @@ from drabridge.config.published import RequestPolicy, quantity_value
 from drabridge.config.schema import Config, Resource
 from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.ledger import eligibility
-from drabridge.ledger.model import DRA_OWNERS, Entry, Lane, Ledger, LedgerPolicy, Owner
+from drabridge.ledger.model import DRA_OWNERS, Entry, Lane, Ledger, Owner
+from drabridge.ledger.policy import LedgerPolicy
 from drabridge.offers.slices import CapacityPolicy, Effect, Offer, Pool, Taint
 
 PARTS = "parts"  # the counter of wholes whose parts have no counters of their own in the configuration

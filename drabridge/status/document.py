@@ -15,7 +15,8 @@ from msgspec import Struct
 
 from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.ledger.eligibility import blocking_relative, dra_schedulable, legacy_healthy
-from drabridge.ledger.model import ClaimHold, Entry, Hold, Lane, Ledger, LedgerPolicy, Owner, PodRef
+from drabridge.ledger.model import ClaimHold, Entry, Hold, Lane, Ledger, Owner, PodRef
+from drabridge.ledger.policy import LedgerPolicy
 
 API_VERSION = "drabridge/v1alpha1"
 _UNPUBLISHED = "waits for the API server, which has not taken our slices"  # kubelet is asked when it has

@@ -20,7 +20,7 @@ MADV_DONTNEED = 4  # asm-generic/mman-common.h
 _TEXT = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r-xp [0-9a-f]+ \S+ [1-9]\d*\s+/")
 
 
-def settle(maps: Path = Path("/proc/self/maps")) -> int:
+def release_memory_of_start(maps: Path = Path("/proc/self/maps")) -> int:
     """Drop the mappings of program text, once the start is over.
 
     Returns how many bytes; 0 where that cannot be.

@@ -26,7 +26,8 @@ from drabridge.inventory.identity_store import FILE_NAME, IdentityStore
 from drabridge.inventory.model import Snapshot
 from drabridge.inventory.nvidia import NOTHING
 from drabridge.inventory.udev_device import UdevDevice, clean
-from drabridge.ledger.model import Entry, Ledger, LedgerDevice, LedgerPolicy
+from drabridge.ledger.model import Entry, Ledger, LedgerDevice
+from drabridge.ledger.policy import LedgerPolicy
 from drabridge.offers.device_list import legacy_list
 from drabridge.status import page
 from drabridge.status.document import AgentInfo, Findings, NodeDevices, document

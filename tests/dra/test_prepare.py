@@ -251,7 +251,7 @@ async def test_v1beta1_gives_the_same_answer_without_share_ids() -> None:
 async def test_a_device_that_cannot_be_prepared_is_named(device: Any, expected: str) -> None:
     async with a_node(start=False) as node:
         await node.start()
-        node.driver._preparer._settle_seconds = 0.1
+        node.driver._preparer._return_seconds = 0.1
         assert expected in await node.refused(node.claims.add("cl", device))
         assert node.records() == []
         assert node.ledger_service.ledger.by_claim == {}

@@ -153,4 +153,4 @@ async def test_a_standby_that_cannot_pass_calls_on_is_still_ready(root: Path, mo
         made = standby_relay.Relay(root, DRIVER)
         async with asyncio.timeout(HANG_SECONDS):
             await made.run()
-            await made.settled()
+            await made.decided()

@@ -32,7 +32,8 @@ from drabridge.ledger.events import (
     SetLane,
     WithdrawnFromKubelet,
 )
-from drabridge.ledger.model import ClaimRef, Lane, Ledger, LedgerDevice, LedgerPolicy, Owner
+from drabridge.ledger.model import ClaimRef, Lane, Ledger, LedgerDevice, Owner
+from drabridge.ledger.policy import LedgerPolicy
 from tests.support.hardware import MemoryHost, config, record
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "examples"

@@ -18,7 +18,8 @@ from drabridge.ledger.events import (
     WithdrawnFromKubelet,
     WithdrawnFromSlices,
 )
-from drabridge.ledger.model import Entry, Lane, Ledger, LedgerDevice, LedgerPolicy, NodeState
+from drabridge.ledger.model import Entry, Lane, Ledger, LedgerDevice, NodeState
+from drabridge.ledger.policy import LedgerPolicy
 
 POLICY = LedgerPolicy()
 

@@ -8,14 +8,8 @@ from msgspec.structs import replace
 
 from drabridge.ledger.apply_event import step
 from drabridge.ledger.events import Allocate
-from drabridge.ledger.model import (
-    Entry,
-    Lane,
-    Ledger,
-    LedgerDevice,
-    LedgerPolicy,
-    NodeState,
-)
+from drabridge.ledger.model import Entry, Lane, Ledger, LedgerDevice, NodeState
+from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.store import LoadResult, Store
 
 POLICY = LedgerPolicy()

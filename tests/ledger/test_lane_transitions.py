@@ -19,7 +19,8 @@ from drabridge.ledger.events import (
     WithdrawnFromKubelet,
     WithdrawnFromSlices,
 )
-from drabridge.ledger.model import ClaimPhase, Lane, LedgerPolicy, MoveStep, Owner
+from drabridge.ledger.model import ClaimPhase, Lane, MoveStep, Owner
+from drabridge.ledger.policy import LedgerPolicy
 from tests.support.ledger_node import NOON, PODS, Node, allocate, allocated, device, prepare
 
 # --- lanes ---

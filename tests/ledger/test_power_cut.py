@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from drabridge.ledger.events import AgentStarted, Allocate, Discovered
-from drabridge.ledger.model import Entry, Ledger, LedgerDevice, LedgerPolicy, NodeState, Owner
+from drabridge.ledger.model import Entry, Ledger, LedgerDevice, NodeState, Owner
+from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import FILE, Store
 from drabridge.system.files import Care, sync_directory, write_atomically

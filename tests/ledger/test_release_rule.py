@@ -34,11 +34,11 @@ from drabridge.ledger.model import (
     Lane,
     Ledger,
     LedgerDevice,
-    LedgerPolicy,
     NodeState,
     Owner,
     PodRef,
 )
+from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.release_rule import DeviceEvidence, HoldEnded
 
 POLICY = LedgerPolicy()

@@ -16,19 +16,9 @@ from msgspec.structs import replace
 from drabridge.ledger import apply_event, release_rule
 from drabridge.ledger import events as ev
 from drabridge.ledger.effects import ACCEPTED, Step
-from drabridge.ledger.model import (
-    Entry,
-    HeldBecause,
-    Hold,
-    Lane,
-    Ledger,
-    LedgerDevice,
-    LedgerPolicy,
-    NodeState,
-    Owner,
-    PodRef,
-)
-from drabridge.ledger.ownership import settle
+from drabridge.ledger.model import Entry, HeldBecause, Hold, Lane, Ledger, LedgerDevice, NodeState, Owner, PodRef
+from drabridge.ledger.ownership import with_holders
+from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.table import DeviceSignal
 from drabridge.ledger.transaction import Outcome, Transaction
 from drabridge.ledger.transitions.no_change import ignore
@@ -129,7 +119,7 @@ def _straight(ledger: Ledger, event: ev.Event, policy: LedgerPolicy) -> Step:
 
 
 def _free(tx: Transaction, entry: Entry, what: object) -> Outcome:
-    return settle(tx, entry, None, (), "mutant")
+    return with_holders(tx, entry, None, (), "mutant")
 
 
 _AS_IT_IS = _weighed(lambda evidence: evidence, settled=True)

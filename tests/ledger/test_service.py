@@ -26,7 +26,8 @@ from drabridge.ledger.events import (
     Prepare,
     Unprepare,
 )
-from drabridge.ledger.model import ClaimRef, Lane, Ledger, LedgerDevice, LedgerPolicy, Owner, PodRef
+from drabridge.ledger.model import ClaimRef, Lane, Ledger, LedgerDevice, Owner, PodRef
+from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import Loaded, Store, read_if_possible
 from tests.support.waiting import PATIENCE, until

@@ -36,17 +36,8 @@ from drabridge.ledger.events import (
     WithdrawnFromKubelet,
     WithdrawnFromSlices,
 )
-from drabridge.ledger.model import (
-    ClaimPhase,
-    ClaimRef,
-    ClaimShare,
-    Lane,
-    Ledger,
-    LedgerDevice,
-    LedgerPolicy,
-    Owner,
-    PodRef,
-)
+from drabridge.ledger.model import ClaimPhase, ClaimRef, ClaimShare, Lane, Ledger, LedgerDevice, Owner, PodRef
+from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.store import Loaded, Store
 from tests.ledger.search import invariants
 

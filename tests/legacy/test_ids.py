@@ -14,7 +14,8 @@ from drabridge.containers.cdi_store import CdiStore
 from drabridge.evidence.apiserver_pods import PodWatch, watched_pod
 from drabridge.inventory.model import Device, DeviceNode
 from drabridge.ledger.events import AgentStarted, CheckpointRead, Discovered, NodeBooted, Observed
-from drabridge.ledger.model import LedgerDevice, LedgerPolicy, Owner, PodRef
+from drabridge.ledger.model import LedgerDevice, Owner, PodRef
+from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import Store
 from drabridge.legacy.resource import LegacyContext, LegacyResource

@@ -16,7 +16,8 @@ from drabridge.errors import HostError
 from drabridge.inventory.model import Device, DeviceNode
 from drabridge.ledger import store
 from drabridge.ledger.events import AgentStarted, Allocate, Discovered, NodeBooted, SetLane
-from drabridge.ledger.model import Lane, LedgerDevice, LedgerPolicy, Owner
+from drabridge.ledger.model import Lane, LedgerDevice, Owner
+from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import Store
 from drabridge.legacy.resource import LegacyContext, LegacyResource

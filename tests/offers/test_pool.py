@@ -18,12 +18,12 @@ from drabridge.ledger.model import (
     Lane,
     Ledger,
     LedgerDevice,
-    LedgerPolicy,
     Move,
     MoveStep,
     NodeState,
     Owner,
 )
+from drabridge.ledger.policy import LedgerPolicy
 from drabridge.offers.pool import pool_of
 from drabridge.offers.reported_health import ReportedHealth, health_of
 from drabridge.offers.slices import Offer, Pool

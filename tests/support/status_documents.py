@@ -16,12 +16,12 @@ from drabridge.ledger.model import (
     Lane,
     Ledger,
     LedgerDevice,
-    LedgerPolicy,
     Move,
     MoveStep,
     Owner,
     PodRef,
 )
+from drabridge.ledger.policy import LedgerPolicy
 from drabridge.status.document import (
     AgentInfo,
     Document,

@@ -17,7 +17,7 @@ from drabridge.ledger.model import (
     Entry,
     Owner,
 )
-from drabridge.ledger.ownership import obstacle, overlap, settle
+from drabridge.ledger.ownership import obstacle, overlap, with_holders
 from drabridge.ledger.transaction import Outcome, RequestedUse, Transaction
 
 
@@ -46,7 +46,7 @@ def _replaced(claims: tuple[ClaimHold, ...], new: ClaimHold) -> tuple[ClaimHold,
 
 def _give(tx: Transaction, entry: Entry, request: RequestedUse, phase: ClaimPhase) -> Entry:
     new = ClaimHold(request.claim, phase, tx.at, _shares(request.use), grace=request.grace)
-    return settle(tx, entry, entry.hold, (*entry.claims, new))
+    return with_holders(tx, entry, entry.hold, (*entry.claims, new))
 
 
 def grant(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
@@ -113,7 +113,7 @@ def _join(tx: Transaction, entry: Entry, request: RequestedUse, phase: ClaimPhas
         grace=max(known.grace, request.grace),
         lingers=0.0 if stronger else known.lingers,
     )
-    return settle(tx, entry, entry.hold, _replaced(entry.claims, changed))
+    return with_holders(tx, entry, entry.hold, _replaced(entry.claims, changed))
 
 
 def _overcommitted(entry: Entry, share: ClaimShare) -> Refusal | None:
@@ -165,14 +165,14 @@ def found_prepared(tx: Transaction, entry: Entry, request: RequestedUse) -> Outc
     claim = known.claim if known and known.claim.name else request.claim  # a CDI file does not know the names
     new = ClaimHold(claim, ClaimPhase.PREPARED, tx.at, shares, grace=known.grace if known else 0.0)
     hold = None if entry.owner is Owner.QUARANTINE and entry.hold and not entry.hold.confirmed else entry.hold
-    return settle(tx, entry, hold, _replaced(entry.claims, new))
+    return with_holders(tx, entry, hold, _replaced(entry.claims, new))
 
 
 def with_claims(tx: Transaction, entry: Entry, claims: tuple[ClaimHold, ...], because: str) -> Entry:
     """Return the entry with other claims. A quarantine stays one."""
     if entry.owner is Owner.QUARANTINE:
         return replace(entry, claims=claims, seq=tx.seq)
-    return settle(tx, entry, entry.hold, claims, because)
+    return with_holders(tx, entry, entry.hold, claims, because)
 
 
 def deallocate(tx: Transaction, entry: Entry, uid: str) -> Outcome:
@@ -240,10 +240,10 @@ def _advance(tx: Transaction, entry: Entry, source: ClaimPhase, target: ClaimPha
         replace(held, phase=target, since=tx.at) if held.phase is source and uid in ("", held.claim.uid) else held
         for held in entry.claims
     )
-    return entry if claims == entry.claims else settle(tx, entry, entry.hold, claims)
+    return entry if claims == entry.claims else with_holders(tx, entry, entry.hold, claims)
 
 
 def lease_deny(tx: Transaction, entry: Entry, uid: str) -> Outcome:
     """Take the lease from the claim."""
     claims = tuple(held for held in entry.claims if held.claim.uid != uid or held.admin)
-    return entry if claims == entry.claims else settle(tx, entry, entry.hold, claims, "the lease was denied")
+    return entry if claims == entry.claims else with_holders(tx, entry, entry.hold, claims, "the lease was denied")

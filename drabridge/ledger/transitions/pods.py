@@ -22,7 +22,7 @@ from drabridge.ledger.model import (
     Hold,
     Owner,
 )
-from drabridge.ledger.ownership import obstacle, settle
+from drabridge.ledger.ownership import obstacle, with_holders
 from drabridge.ledger.release_rule import DeviceEvidence, HoldEnded
 from drabridge.ledger.transaction import Outcome, Transaction
 from drabridge.ledger.transitions.claims import with_share
@@ -30,7 +30,7 @@ from drabridge.ledger.transitions.claims import with_share
 
 def take(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
     """Give a free device to a pod."""
-    return obstacle(tx, entry) or settle(tx, entry, Hold(units, tx.at, known=True), entry.claims)
+    return obstacle(tx, entry) or with_holders(tx, entry, Hold(units, tx.at, known=True), entry.claims)
 
 
 def take_shared(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
@@ -52,7 +52,7 @@ def retake(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
     kept = old.units if set(units) <= set(old.units) else tuple(sorted({*old.units, *units}))
     retaken = old.retaken or not old.known
     hold = Hold(kept, tx.at, False, old.last_seen, pods=old.pods, known=not retaken, retaken=retaken, grace=old.grace)
-    return settle(tx, entry, hold, entry.claims)
+    return with_holders(tx, entry, hold, entry.claims)
 
 
 def preempt(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
@@ -61,7 +61,7 @@ def preempt(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
         return refusals.held(entry, tx.at)
     tx.denied += [held.claim.uid for held in entry.holders]
     hold = Hold(units, tx.at, known=True)
-    return settle(tx, entry, hold, tuple(held for held in entry.claims if held.admin))
+    return with_holders(tx, entry, hold, tuple(held for held in entry.claims if held.admin))
 
 
 def confirm(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Outcome:
@@ -107,7 +107,7 @@ def adopt(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Outcome:
     if evidence.elsewhere:
         message += f" as {evidence.elsewhere}"
     tx.effects.append(Notify(Subject.NODE, "DeviceAdopted", message, warning=False))
-    return settle(tx, entry, hold, entry.claims)
+    return with_holders(tx, entry, hold, entry.claims)
 
 
 def judge_absence(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Outcome:
@@ -127,7 +127,7 @@ def judge_absence(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Ou
     )
     if isinstance(verdict, HoldEnded):
         claims = (*entry.claims, *_allocated(tx, evidence)) if quarantined else entry.claims
-        return settle(tx, entry, None, claims, verdict.because)
+        return with_holders(tx, entry, None, claims, verdict.because)
     return entry if verdict is hold else replace(entry, hold=verdict)
 
 

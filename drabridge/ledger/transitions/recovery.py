@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from drabridge.ledger import refusals
 from drabridge.ledger.events import ManualRelease
 from drabridge.ledger.model import ClaimPhase, Entry, HeldBecause, Hold, Owner
-from drabridge.ledger.ownership import lane_when_held, settle
+from drabridge.ledger.ownership import lane_when_held, with_holders
 from drabridge.ledger.transaction import Outcome, Transaction
 from drabridge.ledger.transitions.claims import with_claims
 from drabridge.ledger.transitions.pods import recount
@@ -49,7 +49,7 @@ def release_manually(tx: Transaction, entry: Entry, event: ManualRelease) -> Out
         ended = {held.claim.uid for held in entry.holders} - {held.claim.uid for held in used}
         claims = tuple(held for held in claims if held.claim.uid not in ended)
     sides = 2 if entry.owner is Owner.CONFLICT else 1  # a conflict is over when one side is
-    return staying[0] if len(staying) >= sides else settle(tx, entry, hold, claims, "the operator resolved it")
+    return staying[0] if len(staying) >= sides else with_holders(tx, entry, hold, claims, "the operator resolved it")
 
 
 def reboot(tx: Transaction, entry: Entry, argument: None) -> Outcome:

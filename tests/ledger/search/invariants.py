@@ -14,8 +14,9 @@ from drabridge.inventory.model import Presence
 from drabridge.ledger import eligibility
 from drabridge.ledger import events as ev
 from drabridge.ledger.apply_event import step
-from drabridge.ledger.model import MOVING, ClaimHold, ClaimPhase, Entry, Ledger, LedgerPolicy, Owner
+from drabridge.ledger.model import MOVING, ClaimHold, ClaimPhase, Entry, Ledger, Owner
 from drabridge.ledger.ownership import owner_of
+from drabridge.ledger.policy import LedgerPolicy
 
 _NONE: Collection[str] = frozenset()
 

@@ -15,8 +15,9 @@ from msgspec.structs import replace
 from drabridge.ledger import apply_event
 from drabridge.ledger import events as ev
 from drabridge.ledger.effects import Decision, Step
-from drabridge.ledger.model import ClaimHold, ClaimPhase, Entry, Hold, Lane, Ledger, LedgerPolicy, Owner
-from drabridge.ledger.ownership import settle
+from drabridge.ledger.model import ClaimHold, ClaimPhase, Entry, Hold, Lane, Ledger, Owner
+from drabridge.ledger.ownership import with_holders
+from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.table import CLAIMED, TABLE, DeviceSignal, Transition
 from drabridge.ledger.transaction import Outcome, RequestedUse, Transaction
 from tests.ledger.search.states import POLICY, Config, Stepper
@@ -62,21 +63,21 @@ def _heard(change: Callable[[ev.Observed, Ledger], ev.Observed]) -> Stepper:
 
 
 def _steal(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
-    return settle(tx, entry, Hold(units, tx.at), ())
+    return with_holders(tx, entry, Hold(units, tx.at), ())
 
 
 def _forget_claim(tx: Transaction, entry: Entry, uid: str) -> Outcome:
     left = tuple(held for held in entry.claims if held.claim.uid != uid)
-    return entry if left == entry.claims else settle(tx, entry, entry.hold, left, "deallocated")
+    return entry if left == entry.claims else with_holders(tx, entry, entry.hold, left, "deallocated")
 
 
 def _second_claim(tx: Transaction, entry: Entry, demand: RequestedUse) -> Outcome:
     rest = tuple(held for held in entry.claims if held.claim.uid != demand.claim.uid)
-    return settle(tx, entry, entry.hold, (*rest, ClaimHold(demand.claim, ClaimPhase.PREPARED, tx.at)))
+    return with_holders(tx, entry, entry.hold, (*rest, ClaimHold(demand.claim, ClaimPhase.PREPARED, tx.at)))
 
 
 def _free(tx: Transaction, entry: Entry, what: Any) -> Outcome:
-    return settle(tx, entry, None, (), "mutant") if entry.hold or entry.claims else entry
+    return with_holders(tx, entry, None, (), "mutant") if entry.hold or entry.claims else entry
 
 
 def _jump(tx: Transaction, entry: Entry, event: ev.SetLane) -> Outcome:

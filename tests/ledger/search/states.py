@@ -12,13 +12,8 @@ from drabridge.ledger import eligibility
 from drabridge.ledger import events as ev
 from drabridge.ledger.apply_event import step
 from drabridge.ledger.effects import Step
-from drabridge.ledger.model import (
-    Entry,
-    Lane,
-    Ledger,
-    LedgerPolicy,
-    PodRef,
-)
+from drabridge.ledger.model import Entry, Lane, Ledger, PodRef
+from drabridge.ledger.policy import LedgerPolicy
 from tests.ledger.search import invariants
 
 NOW = 1.0  # the time of every event; what happened "long ago" happened at 0
