@@ -1,1 +1,1 @@
-"""Convert manifests from limits to ResourceClaims and back: a program for an administrator's desk, not for a node."""
+"""From limits to claims: report on a cluster, convert manifests. For an administrator's desk, not for a node."""

@@ -1,0 +1,282 @@
+"""``drabridge migrate convert``: rewrite manifests from limits to ResourceClaims, or back."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import stat
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drabridge.cli.output import cell
+from drabridge.errors import ConfigError, HostError
+
+if TYPE_CHECKING:
+    from drabridge.migrate.convert.batch import Outcome, Source
+    from drabridge.migrate.convert.settings import Device, Finding, Settings
+
+STDIN = "-"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", nargs="*", metavar="FILE", help="files, folders, kustomizations; - for standard input")
+    parser.add_argument(
+        "--resource",
+        action="append",
+        default=[],
+        metavar="NAME=CLASS",
+        help="convert this resource to this DeviceClass",
+    )
+    parser.add_argument(
+        "--config",
+        "-c",
+        type=Path,
+        metavar="FILE",
+        help="take resources, DeviceClasses and attributes from the agent's file",
+    )
+    parser.add_argument(
+        "--path", action="append", default=[], metavar="KIND=PATH", help="where a kind has its pod template; * is each"
+    )
+    parser.add_argument("--reverse", action="store_true", help="claims that convert made become the limits they were")
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--diff", action="store_true", help="print what would change, and change nothing")
+    ways.add_argument("--check", action="store_true", help="fail if anything is left to convert, and change nothing")
+    ways.add_argument("--in-place", action="store_true", help="write the files, each with a backup beside it")
+    ways.add_argument(
+        "--post-renderer", action="store_true", help="be a filter for rendered manifests, as Helm calls it"
+    )
+    ways.add_argument(
+        "-o",
+        "--output",
+        choices=("manifests", "kustomize"),
+        default="manifests",
+        help="manifests, or a Kustomize component",
+    )
+    parser.add_argument("--to", type=Path, metavar="FOLDER", help="with -o kustomize: the component's folder")
+    parser.add_argument(
+        "--backup", default=".orig", metavar="SUFFIX", help="with --in-place: suffix of the backup (default: .orig)"
+    )
+    parser.epilog = (
+        "Only lines that must change do; comments, order, quoting and anchors stay. What is left on limits is named\n"
+        "with its reason on standard error, and the exit status is then 1. --reverse gives back the bytes that were\n"
+        "there; it makes no backup.\n\n"
+        "examples:\n"
+        "  drabridge migrate convert --resource nvidia.com/gpu=gpu.example.com --diff deploy/\n"
+        "  drabridge migrate convert --config agent.yaml --in-place deploy/\n"
+        "  drabridge migrate convert --reverse --in-place deploy/\n"
+        "  drabridge migrate convert --config agent.yaml -o kustomize --to claims/ deploy/\n"
+        "  helm template chart | drabridge migrate convert --config agent.yaml --post-renderer | kubectl apply -f -"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Convert and print, compare or write. Raises ConfigError for arguments that mean nothing."""
+    from drabridge.migrate.convert.settings import Level
+
+    _check(arguments)
+    settings = None if arguments.reverse else _settings(arguments)
+    groups, findings = _sources(arguments, settings)
+    outcomes = list(_outcomes(groups, settings, can_undo=not arguments.post_renderer))
+    for outcome in outcomes:
+        findings += outcome.findings()
+    for finding in findings:
+        print(cell(finding), file=sys.stderr)
+    broken = any(finding.level is Level.ERROR for finding in findings)
+    left = any(finding.level is Level.LEFT for finding in findings)
+    if arguments.post_renderer:
+        if not broken:
+            _print(outcomes)
+        return int(broken)
+    changed = [outcome for outcome in outcomes if outcome.changed]
+    if arguments.check:
+        for outcome in changed:
+            print(f"{outcome.source.name}: {_counted(outcome)} to convert")
+        left |= bool(changed)
+    elif arguments.diff:
+        for outcome in changed:
+            sys.stdout.writelines(_diff(outcome))
+    elif arguments.in_place:
+        _write(changed, "" if arguments.reverse else arguments.backup)
+    elif arguments.output == "kustomize":
+        _write_component(outcomes, arguments.to)
+    elif outcomes:
+        _print(outcomes)
+    return int(broken or left)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if not arguments.files and not arguments.post_renderer:
+        raise ConfigError("no FILE was named", hint="Name files or folders, or - for standard input")
+    if arguments.post_renderer and arguments.files not in ([], [STDIN]):
+        raise ConfigError("--post-renderer reads standard input alone", hint="Leave the files out")
+    if arguments.post_renderer and arguments.reverse:
+        raise ConfigError("--post-renderer leaves nothing in its output that --reverse could use")
+    if arguments.in_place and STDIN in arguments.files:
+        raise ConfigError("standard input cannot be written in place", hint="Leave --in-place out")
+    if (arguments.output == "kustomize") != (arguments.to is not None):
+        raise ConfigError("-o kustomize and --to FOLDER belong together")
+    if arguments.output == "kustomize" and arguments.reverse:
+        raise ConfigError("-o kustomize changes no manifest", hint="To go back, take the component out")
+
+
+# --- what goes in ---------------------------------------------------------------------------------------------------
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    from drabridge.config.names import device_class_name, extended_resource_name
+    from drabridge.config.problems import Problems
+    from drabridge.migrate.convert.settings import Device, Settings
+
+    devices = _from_config(arguments.config) if arguments.config is not None else {}
+    for text in arguments.resource:
+        name, _, device_class = text.partition("=")
+        try:
+            known = devices.get(extended_resource_name(name))
+            devices[name] = Device(device_class_name(device_class), known.published if known else None)
+        except Problems as error:
+            raise ConfigError(
+                f"--resource {text}: {error}", hint="For example nvidia.com/gpu=gpu.example.com"
+            ) from error
+    if not devices:
+        hint = "Give --resource nvidia.com/gpu=gpu.example.com, or --config with a deviceClass for each resource"
+        raise ConfigError("no resource was named", hint=hint)
+    paths: dict[str, tuple[str, ...]] = {}
+    for text in arguments.path:
+        kind, equals, path = text.partition("=")
+        if not kind or not equals or not path:
+            raise ConfigError(f"--path {text} is not KIND=PATH", hint="For example Fleet=spec.groups.*.template")
+        paths[kind] = (*paths.get(kind, ()), path)
+    return Settings(devices, paths)
+
+
+def _from_config(path: Path) -> dict[str, Device]:
+    """Return the resources of an agent's configuration that have a DeviceClass."""
+    from drabridge.config import load
+    from drabridge.migrate.convert.labels import Published
+    from drabridge.migrate.convert.settings import Device
+
+    config = load(path)
+    found: dict[str, Device] = {}
+    for resource in config.resources:
+        if resource.device_class is not None:
+            kinds = {name: attribute.kind for name, attribute in resource.attributes.items() if "/" not in name}
+            published = Published(
+                config.driver,
+                texts=frozenset(name for name, kind in kinds.items() if kind == "string"),
+                versions=frozenset(name for name, kind in kinds.items() if kind == "version"),
+                capacity=frozenset(name for name in resource.capacity if "/" not in name),
+            )
+            found[resource.name] = Device(resource.device_class.name, published)
+    return found
+
+
+def _sources(arguments: argparse.Namespace, settings: Settings | None) -> tuple[list[list[Source]], list[Finding]]:
+    """Read everything that was named: texts by what is deployed together, and what could not be read."""
+    from drabridge.migrate.convert import files
+
+    paths = [Path(name) for name in arguments.files if name != STDIN]
+    found = files.find(paths, settings.devices if settings else ())
+    findings = found.findings
+    groups = [list(_texts(((str(path), path) for path in group.files), findings)) for group in found.groups]
+    if arguments.post_renderer or STDIN in arguments.files:
+        groups.append(list(_texts([("(standard input)", None)], findings)))
+    several = sum(map(len, groups)) > 1
+    if several and not (arguments.diff or arguments.check or arguments.in_place or arguments.to):
+        raise ConfigError(
+            "several files cannot be printed as one",
+            hint="Add --diff, --check, --in-place, or -o kustomize --to FOLDER",
+        )
+    return groups, findings
+
+
+def _texts(named: Iterable[tuple[str, Path | None]], findings: list[Finding]) -> Iterator[Source]:
+    from msgspec.structs import replace
+
+    from drabridge.migrate.convert.batch import Source, text_of
+    from drabridge.migrate.convert.settings import Finding, Level
+
+    for name, path in named:
+        try:
+            text = text_of(sys.stdin.buffer.read() if path is None else path.read_bytes())
+        except OSError as error:
+            text = Finding(Level.ERROR, 0, "", f"it cannot be read: {error.strerror}", "")
+        if isinstance(text, Finding):
+            findings.append(replace(text, file=name))
+        else:
+            yield Source(name, text)
+
+
+def _outcomes(groups: list[list[Source]], settings: Settings | None, *, can_undo: bool) -> Iterator[Outcome]:
+    """Convert every group, or go back where there are no settings."""
+    from drabridge.migrate.convert.batch import Outcome, convert_group
+    from drabridge.migrate.convert.conversion import reverse
+
+    for sources in groups:
+        if settings is None:
+            yield from (Outcome(source, reverse(source.text)) for source in sources)
+        else:
+            yield from convert_group(sources, settings, can_undo=can_undo)
+
+
+# --- what comes out -------------------------------------------------------------------------------------------------
+
+
+def _print(outcomes: Iterable[Outcome]) -> None:
+    """Print the texts byte for byte."""
+    sys.stdout.flush()
+    for outcome in outcomes:
+        sys.stdout.buffer.write(outcome.conversion.text.encode())
+    sys.stdout.buffer.flush()
+
+
+def _diff(outcome: Outcome) -> Iterator[str]:
+    name = outcome.source.name
+    before, after = (text.splitlines(keepends=True) for text in (outcome.source.text, outcome.conversion.text))
+    for line in difflib.unified_diff(before, after, f"a/{name}", f"b/{name}"):
+        yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+
+
+def _counted(outcome: Outcome) -> str:
+    number = len(outcome.conversion.pods)
+    return f"{number} pod template{'' if number == 1 else 's'}" if number else "claims"
+
+
+def _write(changed: Iterable[Outcome], backup: str) -> None:
+    """Write the files over, each with a backup of what it was. Nothing is written if a backup is there already."""
+    from drabridge.system.files import Care, write_atomically
+
+    paths = [Path(os.path.realpath(outcome.source.name)) for outcome in changed]
+    for path in paths:
+        if backup and Path(f"{path}{backup}").exists():
+            raise HostError(
+                f"there is a backup {path}{backup} already", hint="Move it away, or choose another --backup"
+            )
+    for path, outcome in zip(paths, changed, strict=True):
+        try:
+            mode = stat.S_IMODE(path.stat().st_mode)
+            if backup:
+                write_atomically(f"{path}{backup}", outcome.source.text.encode(), mode=mode, care=Care.WHOLE)
+            write_atomically(path, outcome.conversion.text.encode(), mode=mode, care=Care.WHOLE)
+        except OSError as error:
+            raise HostError(f"{path} cannot be written: {error.strerror}") from error
+        print(f"{outcome.source.name}: {'converted' if backup else 'as it was'}")
+
+
+def _write_component(outcomes: Iterable[Outcome], folder: Path) -> None:
+    from drabridge.migrate.convert.kustomize import component
+    from drabridge.system.files import write_atomically
+
+    pods = [pod for outcome in outcomes for pod in outcome.conversion.pods]
+    if not pods:
+        print("nothing to convert", file=sys.stderr)
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in component(pods).items():
+            write_atomically(folder / name, text.encode(), mode=0o644)
+            print(folder / name)
+    except OSError as error:
+        raise HostError(f"{folder} cannot be written: {error.strerror}") from error

@@ -1,0 +1,56 @@
+"""Convert several files: those that are deployed together share their templates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct, structs
+
+from drabridge.migrate.convert.conversion import Conversion, convert, existing_templates
+from drabridge.migrate.convert.settings import Finding, Level, Settings
+from drabridge.migrate.convert.templates import Existing
+
+
+class Source(Struct, frozen=True):
+    """A file's name and its text, as it is, with its line breaks."""
+
+    name: str
+    text: str
+
+
+class Outcome(Struct):
+    """What became of one file."""
+
+    source: Source
+    conversion: Conversion
+
+    @property
+    def changed(self) -> bool:
+        """Whether the text is another one now."""
+        return self.conversion.text != self.source.text
+
+    def findings(self) -> list[Finding]:
+        """Return the findings with the file's name."""
+        return [structs.replace(one, file=self.source.name) for one in self.conversion.findings]
+
+
+def convert_group(sources: Sequence[Source], settings: Settings, *, can_undo: bool = True) -> list[Outcome]:
+    """Convert files that are deployed together; each template is written once, into the first file that needs it."""
+    there = [one for source in sources for one in existing_templates(source.text)]
+    outcomes: list[Outcome] = []
+    for source in sources:
+        conversion = convert(source.text, settings, there, can_undo=can_undo)
+        there += [Existing(one.namespace, one.name, one.spec()) for one in conversion.templates]
+        outcomes.append(Outcome(source, conversion))
+    return outcomes
+
+
+def text_of(data: bytes) -> str | Finding:
+    """Return a file's text, or the finding that it is none."""
+    if b"\0" in data:
+        return Finding(Level.ERROR, 0, "", "no text: it has zero bytes", "name files with manifests only")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        return Finding(Level.ERROR, line, "", "no UTF-8 text", "save it as UTF-8, which Kubernetes asks for")

@@ -1,0 +1,310 @@
+"""Convert the text of a manifest from limits to claims: text in, text and findings out, no files and no cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from msgspec import Struct, field, structs
+
+from drabridge.migrate.convert.kinds import (
+    COUNT_LIMITS,
+    NO_POD_TEMPLATE,
+    OTHERWISE,
+    REMARKS,
+    Manifest,
+    at,
+    manifests,
+    pod_specs,
+)
+from drabridge.migrate.convert.pods import PodPlan, Refused, plan_pod
+from drabridge.migrate.convert.settings import Finding, Level, Settings
+from drabridge.migrate.convert.splice import Edit, Operation, Unspliceable, applied, edits, in_order, spliced
+from drabridge.migrate.convert.templates import KIND, Existing, Template, foreign, missing
+from drabridge.migrate.convert.undo import CannotUndo, undone, with_block, with_templates
+from drabridge.migrate.convert.yaml_nodes import Leaf, Mapping, Node, NotYaml, Path, Value, owner_of, parse, same, value
+
+_BOM = "\ufeff"
+# Below these keys a number counts devices: in pods, quotas and limit ranges.
+_COUNTS = frozenset({"limits", "requests", "hard", "default", "defaultRequest", "max", "min"})
+HELM_HINT = (
+    "templates of a chart are no YAML; convert what Helm makes of them: "
+    "helm template ... | drabridge migrate convert --post-renderer"
+)
+
+
+class ConvertedPod(Struct, frozen=True):
+    """One pod spec that is converted: whose it is, and what changes, with paths from the object."""
+
+    manifest: Manifest
+    operations: tuple[Operation, ...]
+    templates: tuple[Template, ...]
+
+
+class Conversion(Struct):
+    """What became of one text. ``text`` is the given one where nothing changed."""
+
+    text: str
+    findings: list[Finding] = field(default_factory=list)
+    pods: list[ConvertedPod] = field(default_factory=list)
+    templates: list[Template] = field(default_factory=list)  # those that are new, and in the text
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether something stays on limits or could not be read."""
+        return any(finding.level is not Level.NOTE for finding in self.findings)
+
+
+def convert(text: str, settings: Settings, there: Iterable[Existing] = (), *, can_undo: bool = True) -> Conversion:
+    """Convert all pod specs of a text that can be converted whole, and say what is left and why.
+
+    ``there``: templates that other files of the same place have, which are not written again. ``can_undo``: add what
+    :func:`reverse` needs. The result was parsed again and says what it shall; where that fails, the pod spec stays.
+    """
+    bom, body = _split_bom(text)
+    try:
+        converter = _Converter(body, parse(body), settings, there)
+    except NotYaml as error:
+        return Conversion(text, [_not_yaml(body, error)])
+    pods = converter.pods()
+    found = Conversion(text, converter.findings)
+    try:
+        after, templates = converter.result(pods, can_undo=can_undo)
+    except Unspliceable:
+        pods = converter.each_alone(pods)
+        try:
+            after, templates = converter.result(pods, can_undo=can_undo)
+        except Unspliceable:
+            message = "the last value runs to the end of the text, so nothing can be put after it"
+            converter.find(Level.LEFT, pods[0], (), message, "end the last line with a line break")
+            return found
+    if not pods:
+        return found
+    found.text, found.templates = bom + after, templates
+    found.pods = [ConvertedPod(pod.manifest, tuple(pod.within_manifest()), tuple(pod.plan.templates)) for pod in pods]
+    return found
+
+
+def reverse(text: str) -> Conversion:
+    """Return the text as it was before :func:`convert`; a finding where that cannot be."""
+    bom, body = _split_bom(text)
+    try:
+        return Conversion(bom + undone(body))
+    except CannotUndo as error:
+        hint = "restore the file from its backup or from version control"
+        return Conversion(text, [Finding(Level.ERROR, error.line, "", error.message, hint)])
+
+
+def existing_templates(text: str) -> list[Existing]:
+    """Return the ResourceClaimTemplates of a text; none where it is no YAML, which its own conversion says."""
+    if KIND not in text:
+        return []
+    try:
+        return [one for root in parse(_split_bom(text)[1]) for one in _templates_in(value(root))]
+    except NotYaml:
+        return []
+
+
+def _split_bom(text: str) -> tuple[str, str]:
+    return (_BOM, text[1:]) if text.startswith(_BOM) else ("", text)
+
+
+def _not_yaml(text: str, error: NotYaml) -> Finding:
+    if "{{" in text:
+        return Finding(Level.ERROR, error.line, "", "a Helm template", HELM_HINT)
+    hint = "indent with spaces, and quote values that contain : { } [ ] , & * #"
+    return Finding(Level.ERROR, error.line, "", f"no valid YAML: {error.message}", hint)
+
+
+def _templates_in(document: Value) -> Iterator[Existing]:
+    for manifest in manifests(document):
+        spec = manifest.body.get("spec")
+        if manifest.kind == KIND and spec is not None:
+            yield Existing(manifest.namespace, manifest.name, spec)
+
+
+class _Pod(Struct):
+    """The plan of one pod spec."""
+
+    document: int
+    manifest: Manifest
+    path: Path
+    plan: PodPlan
+
+    def operations(self) -> list[Operation]:
+        """The operations with paths from the document's root."""
+        return [structs.replace(one, path=(*self.path, *one.path)) for one in self.plan.operations]
+
+    def within_manifest(self) -> list[Operation]:
+        """The operations with paths from the object, in an order in which each can be done after the other."""
+        start = len(self.manifest.path)
+        return in_order([structs.replace(one, path=one.path[start:]) for one in self.operations()])
+
+
+class _Converter:
+    """The conversion of one text that is YAML."""
+
+    def __init__(self, text: str, roots: list[Node], settings: Settings, there: Iterable[Existing]) -> None:
+        self._text = text
+        self._roots = roots
+        self._settings = settings
+        self._documents = [value(root) for root in roots]
+        self.known = [*there, *(one for document in self._documents for one in _templates_in(document))]
+        self.findings: list[Finding] = []
+
+    def pods(self) -> list[_Pod]:
+        """Return the pod specs that can be converted; findings say what else there is."""
+        taken = list(self.known)
+        found: list[_Pod] = []
+        for number, document in enumerate(self._documents):
+            objects = manifests(document)
+            for manifest in objects:
+                found += self._of_manifest(number, manifest, taken)
+            if not objects:
+                hint = f"if these are the values of a chart: {HELM_HINT}"
+                self._find_left(number, Manifest((), "", "", "", {}), document, (), set(), hint)
+        if found and self._text.lstrip().startswith("{"):
+            self.find(Level.LEFT, found[0], (), "JSON, after which no template can stand", "write it as YAML")
+            return []
+        return found
+
+    def result(self, pods: Sequence[_Pod], *, can_undo: bool) -> tuple[str, list[Template]]:
+        """Return the converted text and the templates that are new in it.
+
+        Raises Unspliceable where the text cannot be changed, or would not say what it shall.
+        """
+        if not pods:
+            return self._text, []
+        templates = missing([template for pod in pods for template in pod.plan.templates], self.known)
+        changes = self._edits(pods)
+        after = spliced(self._text, changes)
+        if can_undo:
+            after = with_block(self._text, after, changes, templates)
+        else:
+            after = with_templates(after, templates)
+        if not _says(after, [*self._intended(pods), *(template.document() for template in templates)]):
+            raise Unspliceable("the text would not say what it shall")
+        return after, templates
+
+    def each_alone(self, pods: Sequence[_Pod]) -> list[_Pod]:
+        """Return the pod specs whose text can be changed, where not all can; findings say which cannot."""
+        kept: list[_Pod] = []
+        for pod in pods:
+            problem = self._problem([*kept, pod])
+            if problem is None:
+                kept.append(pod)
+            else:
+                self.find(Level.LEFT, pod, (), problem, "write these lines out by hand, then convert again")
+        return kept
+
+    def find(self, level: Level, pod: _Pod, path: Path, message: str, hint: str) -> None:
+        """Note a finding about one pod spec; ``path`` begins at it."""
+        self._find(level, pod.document, pod.manifest, (*pod.path, *path), message, hint)
+
+    # -- what is there
+
+    def _of_manifest(self, number: int, manifest: Manifest, taken: list[Existing]) -> Iterator[_Pod]:
+        specs = pod_specs(manifest, self._settings.paths)
+        converted = False
+        for spec in specs:
+            try:
+                plan = plan_pod(at(self._documents[number], spec.path) or {}, manifest.namespace, self._settings)
+            except Refused as refused:
+                path = (*spec.path, *refused.path)
+                self._find(Level.LEFT, number, manifest, path, refused.message, refused.hint)
+                continue
+            if plan is None:
+                continue
+            pod = _Pod(number, manifest, spec.path, plan)
+            if (clash := foreign(plan.templates, taken)) is not None:
+                message = f"there is a ResourceClaimTemplate {clash.name} already, and it says something else"
+                self.find(Level.LEFT, pod, (), message, "rename or remove it")
+                continue
+            taken += [Existing(one.namespace, one.name, one.spec()) for one in plan.templates]
+            converted = True
+            for remark in plan.remarks:
+                self.find(Level.NOTE, pod, remark.path, remark.message, remark.hint)
+            if spec.by_shape:
+                message = "found by its shape: this kind is not in the table of pod templates"
+                self.find(Level.NOTE, pod, (), message, "see that its CRD has resourceClaims")
+            yield pod
+        if converted and manifest.kind in REMARKS:
+            self._find(Level.NOTE, number, manifest, manifest.path, REMARKS[manifest.kind], "")
+        hint = NO_POD_TEMPLATE.get(manifest.kind, OTHERWISE)
+        self._find_left(number, manifest, manifest.body, manifest.path, {spec.path for spec in specs}, hint)
+
+    def _find_left(self, number: int, manifest: Manifest, body: Value, path: Path, pods: set[Path], hint: str) -> None:
+        """Find limits outside pod specs, and other extended resources anywhere."""
+        if isinstance(body, dict):
+            for key, child in body.items():
+                if path and path[-1] in _COUNTS and isinstance(child, Leaf):
+                    self._find_count(number, manifest, (*path, key), child, path in pods, hint)
+                inside = pods | {(*path, key)} if path in pods else pods
+                self._find_left(number, manifest, child, (*path, key), inside, hint)
+        elif isinstance(body, list):
+            for place, child in enumerate(body):
+                inside = pods | {(*path, place)} if path in pods else pods
+                self._find_left(number, manifest, child, (*path, place), inside, hint)
+
+    def _find_count(self, number: int, manifest: Manifest, path: Path, count: Leaf, in_pod: bool, hint: str) -> None:
+        key = str(path[-1])
+        resource = key.removeprefix("requests.").removeprefix("limits.")
+        if count.text.strip() in ("", "0"):
+            return
+        if resource in self._settings.devices:
+            if manifest.kind in COUNT_LIMITS:
+                self._find(Level.NOTE, number, manifest, path, f"{key}: {count.text} counts limits", hint)
+            elif not in_pod:
+                self._find(Level.LEFT, number, manifest, path, f"{key}: {count.text} is in no pod template", hint)
+        elif in_pod and _is_extended(resource) and path[-2] == "limits":
+            message = f"{resource} stays on limits"
+            self._find(Level.NOTE, number, manifest, path, message, f"to convert it, add --resource {resource}=CLASS")
+
+    def _find(self, level: Level, number: int, manifest: Manifest, path: Path, message: str, hint: str) -> None:
+        finding = Finding(level, self._line(number, path), str(manifest), message, hint)
+        if finding not in self.findings:
+            self.findings.append(finding)
+
+    def _line(self, number: int, path: Path) -> int:
+        """Return the line of a key or an item, or of the nearest thing above it that there is."""
+        while path and (owned := owner_of(self._roots[number], path)) is not None:
+            owner, place = owned
+            start = owner.entries[place][0].start if isinstance(owner, Mapping) else owner.items[place].start
+            return self._text.count("\n", 0, start) + 1
+        return self._line(number, path[:-1]) if path else self._text.count("\n", 0, self._roots[number].start) + 1
+
+    # -- what changes
+
+    def _problem(self, pods: Sequence[_Pod]) -> str | None:
+        try:
+            after = spliced(self._text, self._edits(pods))
+        except Unspliceable as error:
+            return str(error)
+        if _says(after, self._intended(pods)):
+            return None
+        return "an alias shares what must change with something that must not"
+
+    def _edits(self, pods: Sequence[_Pod]) -> list[Edit]:
+        found: list[Edit] = []
+        for number, root in enumerate(self._roots):
+            operations = [one for pod in pods if pod.document == number for one in pod.operations()]
+            found += edits(self._text, root, operations) if operations else []
+        return found
+
+    def _intended(self, pods: Sequence[_Pod]) -> list[Value]:
+        return [
+            applied(document, [one for pod in pods if pod.document == number for one in pod.operations()])
+            for number, document in enumerate(self._documents)
+        ]
+
+
+def _says(text: str, documents: Sequence[Value]) -> bool:
+    try:
+        found = [value(root) for root in parse(text)]
+    except NotYaml:
+        return False
+    return len(found) == len(documents) and all(map(same, found, documents))
+
+
+def _is_extended(name: str) -> bool:
+    domain, slash, _ = name.partition("/")
+    return bool(slash) and not domain.endswith("kubernetes.io")

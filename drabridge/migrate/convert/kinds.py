@@ -1,0 +1,188 @@
+"""Which kinds have pod templates, and where: a table of paths, and the shape of a pod for all others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from msgspec import Struct
+
+from drabridge.migrate.convert.yaml_nodes import Leaf, Path, Value
+
+EACH = "*"  # in a path: every key of the mapping, every item of the list
+
+# kind -> the paths of its pod specs. Sources: the Kubernetes API; the CRDs of KubeRay 1.4, Kubeflow's training operator
+# 1.9 and trainer 2.0, mpi-operator 0.6, JobSet 0.8, LeaderWorkerSet 0.6, Volcano 1.12, Argo Rollouts 1.8, KServe 0.15.
+_TRAINING = "template.spec"
+_RAY_CLUSTER = ("headGroupSpec.template.spec", "workerGroupSpecs.*.template.spec")
+POD_SPECS: Mapping[str, tuple[str, ...]] = {
+    "Pod": ("spec",),
+    "PodTemplate": ("template.spec",),
+    "Deployment": ("spec.template.spec",),
+    "StatefulSet": ("spec.template.spec",),
+    "DaemonSet": ("spec.template.spec",),
+    "ReplicaSet": ("spec.template.spec",),
+    "ReplicationController": ("spec.template.spec",),
+    "Job": ("spec.template.spec", "spec.tasks.*.template.spec"),  # batch/v1; Volcano
+    "CronJob": ("spec.jobTemplate.spec.template.spec",),
+    "Rollout": ("spec.template.spec",),
+    "InferenceService": ("spec.predictor", "spec.transformer", "spec.explainer"),
+    "RayCluster": tuple(f"spec.{path}" for path in _RAY_CLUSTER),
+    "RayJob": (*(f"spec.rayClusterSpec.{path}" for path in _RAY_CLUSTER), "spec.submitterPodTemplate.spec"),
+    "RayService": tuple(f"spec.rayClusterConfig.{path}" for path in _RAY_CLUSTER),
+    "PyTorchJob": (f"spec.pytorchReplicaSpecs.*.{_TRAINING}",),
+    "TFJob": (f"spec.tfReplicaSpecs.*.{_TRAINING}",),
+    "XGBoostJob": (f"spec.xgbReplicaSpecs.*.{_TRAINING}",),
+    "PaddleJob": (f"spec.paddleReplicaSpecs.*.{_TRAINING}",),
+    "JAXJob": (f"spec.jaxReplicaSpecs.*.{_TRAINING}",),
+    "MPIJob": (f"spec.mpiReplicaSpecs.*.{_TRAINING}",),
+    "JobSet": ("spec.replicatedJobs.*.template.spec.template.spec",),
+    "TrainingRuntime": ("spec.template.spec.replicatedJobs.*.template.spec.template.spec",),
+    "ClusterTrainingRuntime": ("spec.template.spec.replicatedJobs.*.template.spec.template.spec",),
+    "LeaderWorkerSet": (
+        "spec.leaderWorkerTemplate.leaderTemplate.spec",
+        "spec.leaderWorkerTemplate.workerTemplate.spec",
+    ),
+}
+
+# kind -> what to do where it asks for devices outside a pod template.
+_UNIFIED = "else leave it on limits and set extendedResourceName on the DeviceClass"
+NO_POD_TEMPLATE: Mapping[str, str] = {
+    "InferenceService": f"write the predictor as containers with resourceClaims beside them; {_UNIFIED}",
+    "ServingRuntime": f"its pod has no resourceClaims: write containers into the InferenceService; {_UNIFIED}",
+    "ClusterServingRuntime": f"its pod has no resourceClaims: write containers into the InferenceService; {_UNIFIED}",
+    "TrainJob": "convert the pod template of its TrainingRuntime, and take resourcesPerNode out",
+    "Workflow": "name the claim in the template's podSpecPatch: resourceClaims, and resources.claims of main",
+    "WorkflowTemplate": "name the claim in the template's podSpecPatch, as for a Workflow",
+    "CronWorkflow": "name the claim in the template's podSpecPatch, as for a Workflow",
+    "ClusterWorkflowTemplate": "name the claim in the template's podSpecPatch, as for a Workflow",
+    "ResourceQuota": "set extendedResourceName on the DeviceClass, or limit CLASS.deviceclass.resource.k8s.io/devices",
+    "LimitRange": "it does not count claims: limit CLASS.deviceclass.resource.k8s.io/devices by a ResourceQuota",
+}
+COUNT_LIMITS = frozenset({"ResourceQuota", "LimitRange"})  # they ask for nothing, so they may stay as they are
+OTHERWISE = f"name its pod template with --path KIND=PATH if it has one; {_UNIFIED}"
+# Their controllers make pods of parts of a pod: what looks like a pod's spec is none, and has no place for a claim.
+_NO_PODS = frozenset(
+    {
+        "Workflow",
+        "WorkflowTemplate",
+        "CronWorkflow",
+        "ClusterWorkflowTemplate",
+        "ServingRuntime",
+        "ClusterServingRuntime",
+    }
+)
+
+# kind -> what its controller makes of limits, so that it must be told something once they are gone.
+_RAY_NOTE = "KubeRay counts GPUs from limits: set num-gpus in rayStartParams of this group"
+REMARKS: Mapping[str, str] = {
+    "RayCluster": _RAY_NOTE,
+    "RayJob": _RAY_NOTE,
+    "RayService": _RAY_NOTE,
+    "MPIJob": "mpi-operator sets slots from slotsPerWorker, not from claims: see that it says the number of devices",
+    "Job": "the pod template of a Job that is there cannot change: delete the Job and create it again",
+}
+
+
+class PodSpec(Struct, frozen=True):
+    """One pod spec: where it is in the document, and whether only its shape says that it is one."""
+
+    path: Path
+    by_shape: bool = False
+
+
+class Manifest(Struct, frozen=True):
+    """One object of a document: a List has several."""
+
+    path: Path
+    kind: str
+    name: str
+    namespace: str
+    body: dict[str, Value]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}" if self.name else self.kind
+
+
+def manifests(document: Value) -> list[Manifest]:
+    """Return the objects of a document; none where it is no Kubernetes object."""
+    return list(_manifests(document, ()))
+
+
+def _manifests(document: Value, path: Path) -> Iterator[Manifest]:
+    kind, metadata = text_at(document, "kind"), at(document, ("metadata",))
+    if not kind or not text_at(document, "apiVersion") or not isinstance(document, dict):
+        return
+    items = document.get("items")
+    if kind.endswith("List") and isinstance(items, list):
+        for number, item in enumerate(items):
+            yield from _manifests(item, (*path, "items", number))
+        return
+    name = text_at(metadata, "name") or text_at(metadata, "generateName")
+    yield Manifest(path, kind, name, text_at(metadata, "namespace"), document)
+
+
+def pod_specs(manifest: Manifest, own_paths: Mapping[str, tuple[str, ...]]) -> list[PodSpec]:
+    """Return the pod specs of an object: by the caller's paths, by the table, then by shape, each once.
+
+    A path of the caller's may name the template or the spec in it.
+    """
+    if manifest.kind in _NO_PODS:
+        return []
+    found: dict[Path, PodSpec] = {}
+    for pattern in (*own_paths.get(manifest.kind, ()), *POD_SPECS.get(manifest.kind, ())):
+        for path in _matching(manifest.body, tuple(pattern.split("."))):
+            inner = (*path, "spec") if at(manifest.body, (*path, "containers")) is None else path
+            if isinstance(at(manifest.body, (*inner, "containers")), list):
+                found[inner] = PodSpec((*manifest.path, *inner))
+    for path in _shaped(manifest.body, ()):
+        found.setdefault(path, PodSpec((*manifest.path, *path), by_shape=True))
+    return list(found.values())
+
+
+def _matching(body: Value, pattern: tuple[str, ...]) -> Iterator[Path]:
+    if not pattern:
+        yield ()
+        return
+    children: Iterable[tuple[str | int, Value]] = ()
+    if isinstance(body, dict):
+        children = body.items() if pattern[0] == EACH else [(key, body[key]) for key in (pattern[0],) if key in body]
+    elif isinstance(body, list) and pattern[0] == EACH:
+        children = enumerate(body)
+    for key, child in children:
+        yield from ((key, *rest) for rest in _matching(child, pattern[1:]))
+
+
+def _shaped(body: Value, path: Path) -> Iterator[Path]:
+    """Yield where a mapping has containers with names and images, and nothing within it."""
+    if isinstance(body, dict):
+        containers = body.get("containers")
+        if isinstance(containers, list) and containers and all(map(_is_container, containers)):
+            yield path
+            return
+        for key, child in body.items():
+            yield from _shaped(child, (*path, key))
+    elif isinstance(body, list):
+        for number, child in enumerate(body):
+            yield from _shaped(child, (*path, number))
+
+
+def _is_container(body: Value) -> bool:
+    return bool(text_at(body, "name") and text_at(body, "image"))
+
+
+def at(document: Value | None, path: Path) -> Value | None:
+    """Return what is at a path; None where nothing is."""
+    for part in path:
+        if isinstance(document, dict) and part in document:
+            document = document[str(part)]
+        elif isinstance(document, list) and isinstance(part, int) and part < len(document):
+            document = document[part]
+        else:
+            return None
+    return document
+
+
+def text_at(document: Value | None, key: str) -> str:
+    """Return the text of a mapping's key; empty where there is none."""
+    found = document.get(key) if isinstance(document, dict) else None
+    return found.text if isinstance(found, Leaf) else ""

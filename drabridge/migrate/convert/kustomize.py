@@ -1,0 +1,61 @@
+"""Write a conversion as a Kustomize component: patches of the objects, beside their templates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from drabridge.migrate.convert.conversion import ConvertedPod
+from drabridge.migrate.convert.kinds import text_at
+from drabridge.migrate.convert.splice import Add, Append, Operation, flow_text, scalar
+from drabridge.migrate.convert.templates import Template, missing
+from drabridge.migrate.convert.yaml_nodes import Path, Value
+
+TEMPLATES_FILE = "resourceclaimtemplates.yaml"
+COMPONENT_FILE = "kustomization.yaml"
+
+
+def component(pods: Iterable[ConvertedPod]) -> dict[str, str]:
+    """Return the component's files by name: add its folder to ``components:`` of a kustomization.
+
+    A patch is written for each object, as RFC 6902 has it, and fails if the object is not as it was read.
+    """
+    pods = list(pods)
+    templates = missing([template for pod in pods for template in pod.templates], ())
+    lines = [
+        "# Written by drabridge migrate convert: name this folder under components: of your kustomization.",
+        "apiVersion: kustomize.config.k8s.io/v1alpha1",
+        "kind: Component",
+        "resources:",
+        f"- {TEMPLATES_FILE}",
+        "patches:",
+    ]
+    for pod in pods:
+        group, _, version = text_at(pod.manifest.body, "apiVersion").rpartition("/")
+        target = {"group": group, "version": version, "kind": pod.manifest.kind, "name": pod.manifest.name}
+        if pod.manifest.namespace:
+            target["namespace"] = pod.manifest.namespace
+        lines += ["- target:"]
+        lines += [f"    {key}: {scalar(text)}" for key, text in target.items() if text]
+        lines += ["  patch: |-", *(f"    - {line}" for line in map(_patch, pod.operations))]
+    return {COMPONENT_FILE: "\n".join(lines) + "\n", TEMPLATES_FILE: templates_file(templates)}
+
+
+def templates_file(templates: Iterable[Template]) -> str:
+    """Return the templates as one file."""
+    return "---\n".join("\n".join(template.lines()) + "\n" for template in templates)
+
+
+def _patch(operation: Operation) -> str:
+    if isinstance(operation, Add):
+        return _operation("add", (*operation.path, operation.key), operation.new)
+    if isinstance(operation, Append):
+        return _operation("add", (*operation.path, "-"), operation.new)
+    return _operation("remove", operation.path)
+
+
+def _operation(word: str, path: Path, new: Value | None = None) -> str:
+    pointer = "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
+    said: dict[str, Value] = {"op": word, "path": pointer}
+    if new is not None:
+        said["value"] = new
+    return flow_text(said, json_style=True)

@@ -1,0 +1,300 @@
+"""Plan how one pod spec goes from limits to claims: the operations, and the templates that it needs.
+
+A container that asks for devices gets a claim of its own for each resource, so that no two containers share a device.
+Init containers use the devices of the app containers again, as a device plugin lets them. A claim is held for the
+pod's whole life, so one of their own would stay unused. Sidecars run beside the app containers and get their own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain, count
+
+from msgspec import Struct, field
+
+from drabridge.migrate.convert.kinds import at, text_at
+from drabridge.migrate.convert.labels import PROFILES, Term, cel
+from drabridge.migrate.convert.settings import Settings
+from drabridge.migrate.convert.splice import Add, Append, Operation, Remove
+from drabridge.migrate.convert.templates import Template, request_name, slug
+from drabridge.migrate.convert.yaml_nodes import Leaf, Path, Value
+
+DEVICES_MAX = 32  # resource.k8s.io/v1 AllocationResultsMaxSize: devices of one claim
+_CLAIM_NAME_MAX = 63
+_LISTS = ("initContainers", "containers")
+_SECTIONS = ("limits", "requests")
+_SELECTOR = ("nodeSelector",)
+_NODE_AFFINITY = ("affinity", "nodeAffinity")
+_TERMS = (*_NODE_AFFINITY, "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")
+
+
+class Refused(Exception):
+    """This pod spec cannot be converted. ``path`` is the place within it."""
+
+    def __init__(self, path: Path, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.path = path
+        self.message = message
+        self.hint = hint
+
+
+class Remark(Struct, frozen=True):
+    """Something to know about a pod spec that is converted."""
+
+    path: Path
+    message: str
+    hint: str = ""
+
+
+class PodPlan(Struct):
+    """What to do with one pod spec; all paths begin at the spec."""
+
+    operations: list[Operation] = field(default_factory=list)
+    templates: list[Template] = field(default_factory=list)
+    remarks: list[Remark] = field(default_factory=list)
+
+
+class _Container(Struct):
+    path: Path
+    name: str
+    role: str  # app, init or sidecar
+    counts: dict[str, int]  # resource -> devices; never 0
+
+
+class _Claim(Struct):
+    name: str
+    resource: str
+    count: int
+
+
+def plan_pod(spec: Value, namespace: str, settings: Settings) -> PodPlan | None:
+    """Return the plan of one pod spec; None where it asks for none of the resources. Raises Refused."""
+    containers = [one for one in _containers(spec, settings) if one.counts]
+    if not containers:
+        return None
+    if at(spec, ("nodeName",)) is not None:
+        raise Refused(
+            ("nodeName",),
+            "the pod names its node, so no scheduler allocates its claims",
+            "use a nodeSelector on kubernetes.io/hostname instead",
+        )
+    plan = PodPlan()
+    claims, uses = _claims(spec, containers, plan)
+    for container in containers:
+        plan.operations += _container_operations(spec, container, uses[container.path])
+    selectors = _selectors(spec, {claim.resource for claim in claims}, settings, plan)
+    entries: list[Value] = []
+    for claim in claims:
+        device = settings.devices[claim.resource]
+        chosen = selectors.get(claim.resource, ())
+        template = Template(namespace, claim.resource, device.device_class, claim.count, chosen)
+        plan.templates.append(template)
+        entries.append({"name": claim.name, "resourceClaimTemplateName": template.name})
+    plan.operations += _put(spec, (), "resourceClaims", entries)
+    return plan
+
+
+# --- who needs what -------------------------------------------------------------------------------------------------
+
+
+def _containers(spec: Value, settings: Settings) -> Iterator[_Container]:
+    for key in _LISTS:
+        found = at(spec, (key,))
+        for number, body in enumerate(found if isinstance(found, list) else []):
+            path: Path = (key, number)
+            sidecar = text_at(body, "restartPolicy") == "Always"
+            role = "app" if key == "containers" else "sidecar" if sidecar else "init"
+            counts = {name: _count(body, path, name) for name in settings.devices}
+            name = text_at(body, "name") or str(number)
+            yield _Container(path, name, role, {resource: number for resource, number in counts.items() if number})
+
+
+def _count(container: Value, path: Path, resource: str) -> int:
+    """Return how many devices a container asks for."""
+    said: dict[str, int] = {}
+    for section in _SECTIONS:
+        place: Path = ("resources", section, resource)
+        found = at(container, place)
+        if found is None:
+            continue
+        text = found.text.strip() if isinstance(found, Leaf) else ""
+        if not re.fullmatch(r"[0-9]{1,9}", text):
+            raise Refused(
+                (*path, *place),
+                f"{resource}: {text or 'not a number'} is no whole number of devices",
+                "a claim holds whole devices; for shares of one, publish them with allowMultipleAllocations",
+            )
+        said[section] = int(text)
+    if len(set(said.values())) > 1:
+        raise Refused(
+            (*path, "resources", "requests", resource),
+            f"requests say {said['requests']} of {resource}, limits say {said['limits']}",
+            "Kubernetes takes such a pod on neither way: make them equal",
+        )
+    wanted = next(iter(said.values()), 0)
+    if wanted > DEVICES_MAX:
+        raise Refused(
+            (*path, "resources", next(iter(said)), resource),
+            f"{wanted} of {resource}; one claim holds at most {DEVICES_MAX} devices",
+            "write several claims by hand",
+        )
+    return wanted
+
+
+def _claims(spec: Value, containers: list[_Container], plan: PodPlan) -> tuple[list[_Claim], dict[Path, list[_Claim]]]:
+    """Return the pod's claims, and for each container those that it uses."""
+    claims: list[_Claim] = []
+    uses: dict[Path, list[_Claim]] = {container.path: [] for container in containers}
+    namer = _Namer(spec, containers)
+    for resource in dict.fromkeys(name for container in containers for name in container.counts):
+        shared: list[_Claim] = []  # what init containers may use again
+        for container in sorted(containers, key=lambda one: ("app", "sidecar", "init").index(one.role)):
+            wanted = container.counts.get(resource, 0)
+            if not wanted:
+                continue
+            if container.role == "init":
+                uses[container.path] += _reused(shared, resource, namer, container, plan, claims)
+                continue
+            claim = _Claim(namer.name(resource, container), resource, wanted)
+            claims.append(claim)
+            uses[container.path].append(claim)
+            if container.role == "app":
+                shared.append(claim)
+    for claim in claims:
+        if claim.count > DEVICES_MAX:
+            raise Refused((), f"init containers need {claim.count} of {claim.resource}", "write the claims by hand")
+    return claims, uses
+
+
+def _reused(
+    shared: list[_Claim],
+    resource: str,
+    namer: _Namer,
+    container: _Container,
+    plan: PodPlan,
+    claims: list[_Claim],
+) -> list[_Claim]:
+    """Return the claims whose devices an init container uses; the first one grows where they are too few."""
+    wanted = container.counts[resource]
+    if not shared:
+        shared.append(_Claim(namer.name(resource, container), resource, wanted))
+        claims.append(shared[0])
+    lacking = wanted - sum(claim.count for claim in shared)
+    if lacking > 0:
+        shared[0].count += lacking
+        message = (
+            f"the claim {shared[0].name} has {shared[0].count} devices, as the init container {container.name} needs"
+        )
+        plan.remarks.append(Remark(container.path, message, "the container that runs after it sees all of them"))
+    used: list[_Claim] = []
+    for claim in shared:
+        if sum(one.count for one in used) < wanted:
+            used.append(claim)
+    return used
+
+
+class _Namer:
+    """Name a pod's claims: the first of a resource after it, the others after their container as well."""
+
+    def __init__(self, spec: Value, containers: list[_Container]) -> None:
+        there = at(spec, ("resourceClaims",))
+        self._taken = {text_at(one, "name") for one in there} if isinstance(there, list) else set()
+        words = [request_name(name) for name in dict.fromkeys(name for one in containers for name in one.counts)]
+        self._ambiguous = {word for word in words if words.count(word) > 1}
+
+    def name(self, resource: str, container: _Container) -> str:
+        word = request_name(resource)
+        if word in self._ambiguous:
+            word = slug(resource, _CLAIM_NAME_MAX)
+        numbered = (f"{word[: _CLAIM_NAME_MAX - 6]}-{number}" for number in count(2))
+        names = chain((word, slug(f"{word}-{container.name}", _CLAIM_NAME_MAX)), numbered)
+        name = next(name for name in names if name not in self._taken)
+        self._taken.add(name)
+        return name
+
+
+# --- what changes ---------------------------------------------------------------------------------------------------
+
+
+def _container_operations(spec: Value, container: _Container, claims: list[_Claim]) -> Iterator[Operation]:
+    resources: Path = (*container.path, "resources")
+    for section in _SECTIONS:
+        found = at(spec, (*resources, section))
+        gone = [name for name in container.counts if isinstance(found, dict) and name in found]
+        if gone and isinstance(found, dict) and len(gone) == len(found):
+            yield Remove((*resources, section))
+        else:
+            yield from (Remove((*resources, section, name)) for name in gone)
+    yield from _put(spec, resources, "claims", [{"name": claim.name} for claim in claims])
+
+
+def _put(spec: Value, path: Path, key: str, items: list[Value]) -> Iterator[Operation]:
+    """Yield the operations that bring items into the list at ``path`` and ``key``, which may not be there."""
+    there = at(spec, (*path, key))
+    if there is None:
+        yield Add(path, key, items)
+    elif isinstance(there, list):
+        yield from (Append((*path, key), item) for item in items)
+    else:
+        raise Refused((*path, key), f"{key} has no value", "take the line out, or write a list")
+
+
+# --- which devices will do ------------------------------------------------------------------------------------------
+
+
+def _selectors(spec: Value, resources: set[str], settings: Settings, plan: PodPlan) -> dict[str, tuple[str, ...]]:
+    """Return the CEL selectors of each resource, and plan to take out the node selectors that they replace."""
+    known = [name for name in sorted(resources) if name in PROFILES]
+    published = settings.devices[known[0]].published if len(known) == 1 else None
+    found: list[str] = []
+    for path, term in _terms(spec):
+        if not any(term.label in profile for profile in PROFILES.values()):
+            continue
+        expression = cel(term, known[0], published) if published is not None else None
+        if expression is None or path is None:
+            remark = (
+                "give the agent's configuration with --config" if published is None else "see that the nodes keep it"
+            )
+            plan.remarks.append(Remark(path or _TERMS, f"the node label {term.label} is still asked for", remark))
+            continue
+        plan.operations.append(Remove(path))
+        found += [expression] if expression else []
+    plan.operations = _emptied(spec, plan.operations)
+    return {known[0]: tuple(found)} if found else {}
+
+
+def _terms(spec: Value) -> Iterator[tuple[Path | None, Term]]:
+    """Yield every condition on a node label that must be met, with its place; None where it is one of several ways."""
+    labels = at(spec, _SELECTOR)
+    for label, wanted in labels.items() if isinstance(labels, dict) else ():
+        yield (*_SELECTOR, label), Term(label, "In", (wanted.text if isinstance(wanted, Leaf) else "",))
+    terms = at(spec, _TERMS)
+    for number, term in enumerate(terms if isinstance(terms, list) else []):
+        expressions = at(term, ("matchExpressions",))
+        for place, one in enumerate(expressions if isinstance(expressions, list) else []):
+            values = at(one, ("values",))
+            texts = tuple(text.text for text in values if isinstance(text, Leaf)) if isinstance(values, list) else ()
+            alone = isinstance(terms, list) and len(terms) == 1
+            path = (*_TERMS, number, "matchExpressions", place) if alone else None
+            yield path, Term(text_at(one, "key"), text_at(one, "operator"), texts)
+
+
+def _emptied(spec: Value, operations: Iterable[Operation]) -> list[Operation]:
+    """Take out a mapping or list as a whole where all that is in it is taken out, and so on upwards.
+
+    Only below the selectors: a node affinity without a term matches no node at all.
+    """
+    kept = [one for one in operations if not (isinstance(one, Remove) and one.path[0] in ("nodeSelector", "affinity"))]
+    gone = {one.path for one in operations if isinstance(one, Remove)} - {one.path for one in kept}
+    while gone:
+        parents = {path[:-1] for path in gone if len(path) > 1}
+        whole = {path for path in parents if _size(at(spec, path)) == sum(one[:-1] == path for one in gone)}
+        if not whole:
+            break
+        gone = {path for path in gone if path[:-1] not in whole} | whole
+    return [*kept, *(Remove(path) for path in sorted(gone, key=str))]
+
+
+def _size(value: Value | None) -> int:
+    return len(value) if isinstance(value, dict | list) else -1

@@ -1,0 +1,386 @@
+"""Change values in YAML text so that only the lines that must change do. Knows nothing of Kubernetes.
+
+An operation names a place by its path in the document. ``applied`` says what the document shall say afterwards,
+``edits`` where the text changes for it; whoever splices parses the result and compares the two.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
+from itertools import pairwise
+
+import yaml
+from msgspec import Struct, field
+
+from drabridge.migrate.convert.yaml_nodes import (
+    Key,
+    Leaf,
+    Mapping,
+    Node,
+    Path,
+    Sequence,
+    Value,
+    content_end,
+    key_text,
+    leaf_text,
+    node_at,
+    owner_of,
+    target,
+)
+
+_DASH = re.compile(r"[ \t]*-[ ]+")
+_WORD = re.compile(r"[A-Za-z][-./A-Za-z0-9]*")
+
+
+class Unspliceable(Exception):
+    """The text is written in a way that cannot be changed in place; the message says which."""
+
+
+class Remove(Struct, frozen=True):
+    """Take out a key of a mapping, or an item of a list."""
+
+    path: Path
+
+
+class Add(Struct, frozen=True):
+    """Put a new key into the mapping at ``path``, before the others."""
+
+    path: Path
+    key: str
+    new: Value
+
+
+class Append(Struct, frozen=True):
+    """Put a new item at the end of the list at ``path``."""
+
+    path: Path
+    new: Value
+
+
+Operation = Remove | Add | Append
+
+
+class Edit(Struct, frozen=True, order=True):
+    """Replace the characters from ``start`` to ``end``."""
+
+    start: int
+    end: int
+    text: str
+
+
+# --- what the document shall say ------------------------------------------------------------------------------------
+
+
+def applied(document: Value, operations: Iterable[Operation]) -> Value:
+    """Return the document after the operations; the given one stays as it is.
+
+    Removals come last, so that all paths are those of the given document.
+    """
+    for operation in in_order(operations):
+        if isinstance(operation, Remove):
+            document = _changed(document, operation.path[:-1], _without(operation.path[-1]))
+        elif isinstance(operation, Add):
+            document = _changed(document, operation.path, _with_key(operation.key, operation.new))
+        else:
+            document = _changed(document, operation.path, _with_item(operation.new))
+    return document
+
+
+def in_order(operations: Iterable[Operation]) -> list[Operation]:
+    """Return the operations so that each can be done after those before it: of list items the last one first."""
+    return sorted(operations, key=lambda one: (isinstance(one, Remove), _reverse_of(one.path)))
+
+
+def _reverse_of(path: Path) -> tuple[tuple[int, str], ...]:
+    return tuple((-part, "") if isinstance(part, int) else (0, part) for part in path)
+
+
+def _changed(document: Value, path: Path, change: Callable[[Value], Value]) -> Value:
+    """Copy what lies along the path and share the rest: an alias's other places must not change."""
+    if not path:
+        return change(document)
+    head, *rest = path
+    if isinstance(document, dict) and isinstance(head, str):
+        return {**document, head: _changed(document[head], tuple(rest), change)}
+    assert isinstance(document, list)
+    assert isinstance(head, int)
+    return [*document[:head], _changed(document[head], tuple(rest), change), *document[head + 1 :]]
+
+
+def _without(key: Key) -> Callable[[Value], Value]:
+    def change(owner: Value) -> Value:
+        if isinstance(owner, dict):
+            return {name: child for name, child in owner.items() if name != key}
+        assert isinstance(owner, list)
+        return [item for number, item in enumerate(owner) if number != key]
+
+    return change
+
+
+def _with_key(key: str, new: Value) -> Callable[[Value], Value]:
+    def change(owner: Value) -> Value:
+        assert isinstance(owner, dict)
+        return {key: new, **owner}
+
+    return change
+
+
+def _with_item(new: Value) -> Callable[[Value], Value]:
+    def change(owner: Value) -> Value:
+        assert isinstance(owner, list)
+        return [*owner, new]
+
+    return change
+
+
+# --- where the text changes for it ----------------------------------------------------------------------------------
+
+
+class _Changes(Struct):
+    """All that happens to one mapping or list, whichever aliases lead to it."""
+
+    owner: Mapping | Sequence
+    removed: set[int] = field(default_factory=set)
+    added: dict[str, Value] = field(default_factory=dict)
+    appended: list[Value] = field(default_factory=list)
+
+
+def edits(text: str, root: Node, operations: Iterable[Operation]) -> list[Edit]:
+    """Return the edits for one document of ``text``, in order and apart from each other.
+
+    Raises Unspliceable where the text does not allow it.
+    """
+    changes: dict[int, _Changes] = {}
+    for operation in operations:
+        _collect(changes, root, operation)
+    writer = _Writer(text, root)
+    return sorted(edit for change in changes.values() for edit in writer.edits(change))
+
+
+def spliced(text: str, changes: Iterable[Edit]) -> str:
+    """Return the text with the edits made. They must not overlap."""
+    parts: list[str] = []
+    position = 0
+    for edit in sorted(changes):
+        if edit.start < position:
+            raise Unspliceable("two changes meet in one line")
+        parts += [text[position : edit.start], edit.text]
+        position = edit.end
+    return "".join([*parts, text[position:]])
+
+
+def _collect(changes: dict[int, _Changes], root: Node, operation: Operation) -> None:
+    if isinstance(operation, Remove):
+        found = owner_of(root, operation.path)
+        if found is None:
+            raise Unspliceable(f"{operation.path[-1]} is not where it seems to be")
+        owner, number = found
+        changes.setdefault(id(owner), _Changes(owner)).removed.add(number)
+        return
+    node = node_at(root, operation.path)
+    owner_node = target(node) if node is not None else None
+    if isinstance(operation, Add) and isinstance(owner_node, Mapping):
+        change = changes.setdefault(id(owner_node), _Changes(owner_node))
+        if change.added.setdefault(operation.key, operation.new) != operation.new:
+            raise Unspliceable(f"an alias shares {operation.path[-1]} with another place that needs another value")
+    elif isinstance(operation, Append) and isinstance(owner_node, Sequence):
+        change = changes.setdefault(id(owner_node), _Changes(owner_node))
+        if operation.new not in change.appended:
+            change.appended.append(operation.new)
+    else:
+        raise Unspliceable(f"{operation.path[-1]} is empty; give it a value")
+
+
+class _Writer:
+    """Turn the changes of one collection into edits of the text."""
+
+    def __init__(self, text: str, root: Node) -> None:
+        self._text = text
+        self._dash_offset = self._offset_of_dashes(root)
+        first = text.find("\n")
+        self._newline = "\r\n" if first > 0 and text[first - 1] == "\r" else "\n"
+
+    def edits(self, change: _Changes) -> list[Edit]:
+        owner = change.owner
+        if owner.flow:
+            return self._flow(owner, change)
+        if isinstance(owner, Mapping):
+            found = [self._removed_entry(*owner.entries[number]) for number in sorted(change.removed)]
+            return [*self._added_to_block(owner, change.added), *found]
+        found = [self._removed_item(owner.items[number]) for number in sorted(change.removed)]
+        return [*found, *self._appended_to_block(owner, change.appended)]
+
+    def _offset_of_dashes(self, root: Node) -> int:
+        """Return how far this document indents the dashes of a list below its key; 0 where it has no such list."""
+        pending: list[Node] = [root]
+        while pending:
+            node = pending.pop()
+            if isinstance(node, Sequence):
+                pending += node.items
+            elif isinstance(node, Mapping):
+                for key, child in node.entries:
+                    if isinstance(child, Sequence) and not child.flow and not self._before(key.start).strip():
+                        return max(0, self._before(child.items[0].start).find("-") - len(self._before(key.start)))
+                    pending.append(child)
+        return 0
+
+    # -- block style: whole lines
+
+    def _before(self, position: int) -> str:
+        return self._text[self._line_start(position) : position]
+
+    def _line_start(self, position: int) -> int:
+        return self._text.rfind("\n", 0, position) + 1
+
+    def _line_end(self, position: int) -> int:
+        found = self._text.find("\n", position)
+        return len(self._text) if found < 0 else found + 1
+
+    def _lines(self, start: int, node: Node) -> Edit:
+        end = content_end(node)
+        if self._text[end - 1 : end] != "\n":  # the end of a block scalar is the next line's start
+            rest = self._text[end : self._line_end(end)].strip()
+            if rest and not rest.startswith("#"):
+                raise Unspliceable("something else begins in the same line")
+            end = self._line_end(end)
+        start = self._line_start(start)
+        return Edit(start, end, "" if _has_long_text(self._text, node) else self._comments(start, end))
+
+    def _comments(self, start: int, end: int) -> str:
+        """Return the lines that are comments: they stay when what is between them goes."""
+        lines = self._text[start:end].split("\n")
+        return "".join(f"{line}\n" for line in lines if line.lstrip().startswith("#"))
+
+    def _removed_entry(self, key: Node, child: Node) -> Edit:
+        if self._before(key.start).strip():
+            raise Unspliceable(f"{key_text(key)} shares its line with what stands before it")
+        return self._lines(key.start, child)
+
+    def _removed_item(self, item: Node) -> Edit:
+        if not _DASH.fullmatch(self._before(item.start)):
+            raise Unspliceable("a list's item shares its line with what stands before it")
+        return self._lines(item.start, item)
+
+    def _added_to_block(self, owner: Mapping, added: dict[str, Value]) -> list[Edit]:
+        if not added:
+            return []
+        key = owner.entries[0][0]
+        start = self._line_start(key.start)
+        before = self._before(key.start)
+        lines = [line for name, new in added.items() for line in self._block_lines(name, new)]
+        if before.strip():  # "- name: x": the new key takes the dash, the old one gets a line of its own
+            indent = " " * len(before)
+            joined = f"{self._newline}{indent}".join(lines)
+            return [Edit(key.start, key.start, f"{joined}{self._newline}{indent}")]
+        start = self._above_comments(start)
+        return [Edit(start, start, "".join(f"{before}{line}{self._newline}" for line in lines))]
+
+    def _above_comments(self, start: int) -> int:
+        """Return the start of the comment lines directly above a line: they belong to it."""
+        while start:
+            above = self._line_start(start - 1)
+            if not self._text[above:start].lstrip().startswith("#"):
+                break
+            start = above
+        return start
+
+    def _appended_to_block(self, owner: Sequence, appended: Items[Value]) -> list[Edit]:
+        if not appended:
+            return []
+        first = owner.items[0]
+        before = self._before(first.start)
+        if not _DASH.fullmatch(before):
+            raise Unspliceable("a list's item shares its line with what stands before it")
+        indent = before[: before.index("-")]
+        text = "".join(f"{indent}{line}{self._newline}" for new in appended for line in self._item_lines(new))
+        end = content_end(owner)
+        end = end if self._text[end - 1 : end] == "\n" else self._line_end(end)
+        if not self._text[:end].endswith("\n"):
+            text = self._newline + text.removesuffix(self._newline)
+        return [Edit(end, end, text)]
+
+    def _block_lines(self, key: str, new: Value) -> list[str]:
+        if isinstance(new, str | Leaf):
+            return [f"{scalar(key)}: {scalar(leaf_text(new))}"]
+        if isinstance(new, list):
+            indent = " " * self._dash_offset
+            return [f"{scalar(key)}:", *(indent + line for item in new for line in self._item_lines(item))]
+        return [
+            f"{scalar(key)}:",
+            *("  " + line for name, child in new.items() for line in self._block_lines(name, child)),
+        ]
+
+    def _item_lines(self, new: Value) -> list[str]:
+        if isinstance(new, dict):
+            first, *others = [line for key, child in new.items() for line in self._block_lines(key, child)]
+            return [f"- {first}", *(f"  {line}" for line in others)]
+        return [f"- {flow_text(new, json_style=False)}"]
+
+    # -- flow style: parts of a line
+
+    def _flow(self, owner: Mapping | Sequence, change: _Changes) -> list[Edit]:
+        if isinstance(owner, Mapping):
+            spans = [(key.start, child.end) for key, child in owner.entries]
+            json_style = bool(owner.entries) and self._text[owner.entries[0][0].start] == '"'
+            new = [f"{scalar(key, json_style)}: {flow_text(child, json_style)}" for key, child in change.added.items()]
+        else:
+            spans = [(item.start, item.end) for item in owner.items]
+            json_style = bool(spans) and self._text[spans[0][0] : spans[0][0] + 2] == '{"'
+            new = [flow_text(child, json_style) for child in change.appended]
+        kept = [number for number in range(len(spans)) if number not in change.removed]
+        if not kept:
+            start, end = (spans[0][0], spans[-1][1]) if spans else (owner.end - 1, owner.end - 1)
+            return [Edit(start, end, ", ".join(new))]
+        found = list(_flow_removals(spans, kept))
+        if new and isinstance(owner, Mapping):
+            at = spans[kept[0]][0]
+            before = self._before(at)
+            joint = f",{self._newline}{before}" if not before.strip() else ", "  # a key with a line of its own keeps it
+            return [Edit(found.pop(0).start if kept[0] else at, at, "".join(part + joint for part in new)), *found]
+        if new:
+            at = spans[kept[-1]][1]
+            found.append(Edit(at, at, "".join(f", {part}" for part in new)))
+        return found
+
+
+def _has_long_text(text: str, node: Node) -> bool:
+    """Return whether a scalar runs over several lines: what looks like a comment in it is none."""
+    if isinstance(node, Mapping):
+        return any(_has_long_text(text, child) for entry in node.entries for child in entry)
+    if isinstance(node, Sequence):
+        return any(_has_long_text(text, item) for item in node.items)
+    return "\n" in text[node.start : node.end]
+
+
+def _flow_removals(spans: Items[tuple[int, int]], kept: Items[int]) -> Iterable[Edit]:
+    """Yield the edits that leave only the kept parts, each with one comma between them."""
+    if kept[0]:
+        yield Edit(spans[0][0], spans[kept[0]][0], "")
+    for one, other in pairwise(kept):
+        if other > one + 1:
+            yield Edit(spans[one + 1][0], spans[other][0], "")
+    if kept[-1] < len(spans) - 1:
+        yield Edit(spans[kept[-1]][1], spans[-1][1], "")
+
+
+def flow_text(new: Value, json_style: bool) -> str:
+    if isinstance(new, str | Leaf):
+        return scalar(leaf_text(new), json_style)
+    if isinstance(new, list):
+        return "[" + ", ".join(flow_text(item, json_style) for item in new) + "]"
+    return (
+        "{"
+        + ", ".join(f"{scalar(key, json_style)}: {flow_text(child, json_style)}" for key, child in new.items())
+        + "}"
+    )
+
+
+def scalar(text: str, json_style: bool = False) -> str:
+    """Return a scalar that every reader takes for this text: plain where it can only be text, else in quotes."""
+    resolvers = yaml.SafeLoader.yaml_implicit_resolvers.get(text[:1], [])
+    if not json_style and _WORD.fullmatch(text) and not any(pattern.match(text) for _, pattern in resolvers):
+        return text
+    return json.dumps(text)

@@ -1,0 +1,170 @@
+"""Keep in a converted file what its changed lines were, and put them back byte for byte.
+
+All that a conversion adds to a file stands in one block at its end, between two marked comments: first one comment for
+each group of changed lines, then the ResourceClaimTemplates. Nothing else is needed to go back, no second file, no
+state. Lines that a person changes elsewhere stay changed; where the changed lines themselves were changed again, going
+back is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+
+from msgspec import Struct, structs
+
+from drabridge.migrate.convert.splice import Edit
+from drabridge.migrate.convert.templates import Template
+
+BEGIN = "# drabridge migrate convert wrote the lines from here to its end mark; --reverse needs them as they are"
+END = "# drabridge migrate convert: end mark"
+_WAS = "# was "
+_NO_BREAK = "# the last line had no line break"
+
+
+class Hunk(Struct, frozen=True):
+    """Lines that were changed together: what they are now and were before, with their line breaks.
+
+    ``place`` tells them from equal lines elsewhere in the converted text: they are number ``place`` of ``places``,
+    from 0. So they are found when lines come or go above them, and nothing else is taken for them.
+    """
+
+    place: int
+    places: int
+    now: str
+    was: str
+
+
+class CannotUndo(Exception):
+    """The block at the end, or a line that was converted, is not as the conversion left it. ``line`` counts from 1."""
+
+    def __init__(self, line: int, message: str) -> None:
+        super().__init__(message)
+        self.line = line
+        self.message = message
+
+
+def with_block(before: str, after: str, edits: Iterable[Edit], templates: Sequence[Template]) -> str:
+    """Return the converted text with the block that can undo it and with its templates."""
+    newline = _newline(before)
+    lines = [BEGIN, *([] if after.endswith("\n") else [_NO_BREAK])]
+    lines += [f"{_WAS}{json.dumps(structs.astuple(hunk))}" for hunk in _hunks(before, after, edits)]
+    after += "" if after.endswith("\n") else newline
+    return with_templates(after + "".join(f"{line}{newline}" for line in lines), templates) + END + newline
+
+
+def with_templates(text: str, templates: Iterable[Template]) -> str:
+    """Return the text with the templates as documents after it."""
+    newline = _newline(text)
+    lines = [line for template in templates for line in ("---", *template.lines())]
+    return text + ("" if text.endswith("\n") else newline) + "".join(f"{line}{newline}" for line in lines)
+
+
+def _newline(text: str) -> str:
+    return "\r\n" if text[: text.find("\n") + 1].endswith("\r\n") else "\n"
+
+
+def _hunks(before: str, after: str, edits: Iterable[Edit]) -> Iterator[Hunk]:
+    """Yield what edits do to whole lines. Where lines only go, the line before them stands for the place."""
+    after_lines = _split(after)
+    shift = 0  # lines that the hunks above brought
+    for start, end, members in _line_groups(before, edits):
+        was, now = before[start:end], _edited(before, start, end, members)
+        if not now and start:
+            above = before.rfind("\n", 0, start - 1) + 1
+            was, now, start = before[above:end], before[above:start], above
+        places = _places(after_lines, _split(now))
+        yield Hunk(places.index(before.count("\n", 0, start) + shift), len(places), now, was)
+        shift += now.count("\n") - was.count("\n")
+
+
+def _line_groups(text: str, edits: Iterable[Edit]) -> list[tuple[int, int, list[Edit]]]:
+    """Return the edits by the lines that they change: the lines' start and end, and the edits within them."""
+    groups: list[tuple[int, int, list[Edit]]] = []
+    for edit in sorted(edits):
+        start = text.rfind("\n", 0, edit.start) + 1
+        if edit.start == edit.end == start or text[edit.end - 1 : edit.end] == "\n":
+            end = edit.end
+        else:
+            end = text.find("\n", edit.end) + 1 or len(text)
+        if groups and start <= groups[-1][1]:
+            first, last, members = groups.pop()
+            groups.append((first, max(last, end), [*members, edit]))
+        else:
+            groups.append((start, end, [edit]))
+    return groups
+
+
+def _places(lines: list[str], wanted: list[str]) -> list[int]:
+    """Return the numbers of the lines at which the wanted lines stand."""
+    return [at for at in range(len(lines) - len(wanted) + 1) if lines[at : at + len(wanted)] == wanted]
+
+
+def _edited(text: str, start: int, end: int, edits: Iterable[Edit]) -> str:
+    parts: list[str] = []
+    for edit in edits:
+        parts += [text[start : edit.start], edit.text]
+        start = edit.end
+    return "".join([*parts, text[start:end]])
+
+
+def is_converted(text: str) -> bool:
+    """Return whether a conversion has left its block in the text."""
+    return BEGIN in text
+
+
+def undone(text: str) -> str:
+    """Return the text as it was before it was converted. Raises CannotUndo."""
+    while is_converted(text):
+        text = _undone_once(text)
+    return text
+
+
+def _undone_once(text: str) -> str:
+    start = text.rindex(BEGIN)
+    line = text.count("\n", 0, start) + 1
+    end = text.find(END, start)
+    if end < 0:
+        raise CannotUndo(line, "the end mark of what convert wrote is gone")
+    end = text.find("\n", end) + 1 or len(text)
+    block, before, after = text[start:end].replace("\r", "").split("\n"), text[:start], text[end:]
+    kept: list[tuple[int, Hunk]] = []
+    for number, one in enumerate(block):
+        if one.startswith(_WAS):
+            kept.append((line + number, _read(one.removeprefix(_WAS), line + number)))
+    if _NO_BREAK in block:
+        before = before.removesuffix(_newline(before))
+    before = _put_back(before, kept)
+    if after and not before.endswith("\n"):  # a person put something after the block
+        before += _newline(before)
+    return before + after
+
+
+def _read(text: str, line: int) -> Hunk:
+    try:
+        place, places, now, was = json.loads(text)
+        if not (isinstance(place, int) and isinstance(places, int) and isinstance(now, str) and isinstance(was, str)):
+            raise ValueError
+    except ValueError as error:
+        raise CannotUndo(line, "the comment that says what lines were cannot be read") from error
+    return Hunk(place, places, now, was)
+
+
+def _put_back(text: str, hunks: Iterable[tuple[int, Hunk]]) -> str:
+    """Put the old lines where the new ones are. Each hunk comes with the line of its comment."""
+    lines = _split(text)
+    found: list[tuple[int, Hunk]] = []
+    for comment, hunk in hunks:
+        places = _places(lines, _split(hunk.now))
+        if not hunk.now or len(places) != hunk.places or not 0 <= hunk.place < len(places):
+            shown = hunk.now.strip().partition("\n")[0].strip()
+            raise CannotUndo(comment, f"the converted lines at {shown!r} were changed, added or taken out since")
+        found.append((places[hunk.place], hunk))
+    for place, hunk in sorted(found, key=lambda one: one[0], reverse=True):
+        lines[place : place + len(_split(hunk.now))] = [hunk.was]
+    return "".join(lines)
+
+
+def _split(text: str) -> list[str]:
+    """Split at line feeds alone: other signs that Python takes for line breaks are text to YAML or to editors."""
+    return [part for part in text.replace("\n", "\n\0").split("\0") if part]

@@ -1,0 +1,89 @@
+"""What tests of conversions share: settings, and what must hold of every conversion."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from drabridge.migrate.convert.conversion import Conversion, convert, reverse
+from drabridge.migrate.convert.kinds import manifests, pod_specs
+from drabridge.migrate.convert.labels import Published
+from drabridge.migrate.convert.settings import Device, Settings
+from drabridge.migrate.convert.undo import BEGIN
+from drabridge.migrate.convert.yaml_nodes import parse, value
+
+PUBLISHED = Published(
+    "gpu.example.com",
+    texts=frozenset({"productName", "architecture"}),
+    versions=frozenset({"cudaComputeCapability", "driverVersion"}),
+    capacity=frozenset({"memory"}),
+)
+SETTINGS = Settings(
+    {
+        "nvidia.com/gpu": Device("gpu.example.com", PUBLISHED),
+        "amd.com/gpu": Device("amd.example.com"),
+        "rdma/hca_shared": Device("rdma.example.com"),
+        "devices.kubevirt.io/kvm": Device("kvm.example.com"),
+        "smarter-devices/ttyUSB0": Device("serial.example.com"),
+        "radio.example.com/rtl-sdr": Device("radio.example.com"),
+    }
+)
+# Lines that a conversion may change: what is not of these words must stay.
+_MAY_CHANGE = re.compile(
+    r"limits|requests|resources|[cC]laims|nodeSelector|requiredDuring|[aA]ffinity|matchExpressions|operator:|values:"
+    + "".join(f"|{re.escape(name)}" for name in [*SETTINGS.devices, "nvidia.com/gpu"])
+)
+
+Json = dict[str, Any]
+
+
+def untouched(text: str) -> list[str]:
+    """The lines of a text that no conversion has a reason to change, with their line breaks."""
+    return [line for line in text.replace("\r\n", "\n").split("\n") if line.strip() and not _MAY_CHANGE.search(line)]
+
+
+def converted_lines(text: str) -> list[str]:
+    """The lines of a converted text before what was put at its end."""
+    return text.partition(BEGIN)[0].replace("\r\n", "\n").split("\n")
+
+
+def is_in_order(wanted: list[str], lines: list[str]) -> bool:
+    """Whether all wanted lines are there, in their order."""
+    rest = iter(lines)
+    return all(any(line == one for one in rest) for line in wanted)
+
+
+def check(text: str, settings: Settings = SETTINGS) -> Conversion:
+    """Convert a text and assert what must hold of every conversion; return it."""
+    found = convert(text, settings)
+    if found.pods:
+        assert is_in_order(untouched(text), converted_lines(found.text))
+        assert found.text.count("\r") == (found.text.count("\n") if "\r\n" in text else 0)
+    else:
+        assert found.text == text
+    assert convert(found.text, settings).text == found.text
+    back = reverse(found.text)
+    assert not back.findings
+    assert back.text == text
+    return found
+
+
+def pods_of(text: str, settings: Settings = SETTINGS) -> Iterator[Json]:
+    """Every pod spec of a text, as an object of kind Pod."""
+    loaded = [one for one in yaml.load_all(text, Loader=yaml.CSafeLoader) if one is not None]
+    for document, root in zip(loaded, parse(text.removeprefix("\ufeff")), strict=True):
+        for manifest in manifests(value(root)):
+            for spec in pod_specs(manifest, settings.paths):
+                found = document
+                for part in spec.path:
+                    found = found[part]
+                yield {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": found}
+
+
+def templates_of(text: str) -> list[Json]:
+    """Every ResourceClaimTemplate of a text."""
+    documents = [one for one in yaml.load_all(text, Loader=yaml.CSafeLoader) if isinstance(one, dict)]
+    return [one for one in documents if one.get("kind") == "ResourceClaimTemplate"]

@@ -1,0 +1,268 @@
+"""What a conversion does to single manifests, and what it says about those it cannot convert."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from drabridge.migrate.convert.batch import Source, convert_group, text_of
+from drabridge.migrate.convert.conversion import Conversion, convert
+from drabridge.migrate.convert.settings import Device, Finding, Level, Settings
+from tests.migrate.convert.checks import SETTINGS, check, converted_lines, templates_of
+
+POD = """\
+apiVersion: v1
+kind: Pod
+metadata:
+  name: p
+spec:
+  containers:
+  - name: main
+    image: busybox
+    resources: { limits: { nvidia.com/gpu: 1 } }   # why
+"""
+CONVERTED = """\
+apiVersion: v1
+kind: Pod
+metadata:
+  name: p
+spec:
+  resourceClaims:
+  - name: gpu
+    resourceClaimTemplateName: nvidia-gpu-1
+  containers:
+  - name: main
+    image: busybox
+    resources: { claims: [{name: gpu}] }   # why
+"""
+TEMPLATE = """\
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata:
+  name: nvidia-gpu-1
+spec:
+  spec:
+    devices:
+      requests:
+      - name: gpu
+        exactly:
+          deviceClassName: gpu.example.com
+"""
+
+
+def pod(containers: str, spec: str = "") -> str:
+    """A pod whose containers (and init containers) are given as YAML, one flow mapping a line."""
+    return f"apiVersion: v1\nkind: Pod\nmetadata: {{name: p}}\nspec:\n{spec}  containers:\n{containers}"
+
+
+def container(name: str, count: object) -> str:
+    return f"  - {{name: {name}, image: busybox, resources: {{limits: {{nvidia.com/gpu: {count}}}}}}}\n"
+
+
+def only(found: Conversion, level: Level = Level.LEFT) -> Finding:
+    """The one finding of a level."""
+    (finding,) = (one for one in found.findings if one.level is level)
+    return finding
+
+
+def claims_of(text: str) -> dict[str, str]:
+    """The pod's claims: name -> template."""
+    return dict(re.findall(r"- name: (\S+)\n +resourceClaimTemplateName: (\S+)", text))
+
+
+def used_by(text: str) -> dict[str, list[str]]:
+    """Which claims each container of a pod uses."""
+    found = re.findall(r"name: ([\w-]+), image: busybox.*?claims: \[(.*?)\]", text)
+    return {name: re.findall(r"name: ([\w-]+)", claims) for name, claims in found}
+
+
+def test_only_the_lines_that_must_change_do() -> None:
+    text = check(POD).text
+    assert "\n".join(converted_lines(text)) == CONVERTED
+    assert TEMPLATE in text
+
+
+def test_a_filter_adds_templates_and_nothing_else() -> None:
+    assert convert(POD, SETTINGS, can_undo=False).text == CONVERTED + TEMPLATE
+
+
+def test_a_finding_says_place_object_reason_and_what_to_do() -> None:
+    found = check(POD.replace("nvidia.com/gpu: 1", "nvidia.com/gpu: 500m"))
+    assert found.unfinished
+    assert str(only(found)) == (
+        "left: 9: Pod p: nvidia.com/gpu: 500m is no whole number of devices. "
+        "A claim holds whole devices; for shares of one, publish them with allowMultipleAllocations"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        (POD.replace("1 } }", "33 } }"), 9, "one claim holds at most 32 devices"),
+        (POD.replace("1 } }", "1 }, requests: {nvidia.com/gpu: 2} }"), 9, "requests say 2 of nvidia.com/gpu"),
+        (POD.replace("1 } }", '"{{ .Values.gpus }}" } }'), 9, "{{ .Values.gpus }} is no whole number"),
+        (POD.replace("spec:", "spec:\n  nodeName: a"), 6, "the pod names its node"),
+        (POD.replace("spec:", "spec:\n  resourceClaims:"), 6, "resourceClaims has no value"),
+        (POD.replace("kind: Pod", "kind: Gadget").replace("    image: busybox\n", ""), 8, "is in no pod template"),
+        (POD.partition("spec:\n")[2].replace("  containers", "containers"), 4, "is in no pod template"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_converted_stays_and_is_named(text: str, line: int, said: str) -> None:
+    found = check(text)
+    assert found.text == text
+    assert (only(found).line, bool(only(found).hint)) == (line, True)
+    assert said in only(found).message
+
+
+def test_init_containers_use_the_devices_of_app_containers() -> None:
+    inits = f"  initContainers:\n{container('one', 1)}{container('two', 2)}"
+    text = check(pod(container("a", 1) + container("b", 1), inits)).text
+    assert claims_of(text) == {"gpu": "nvidia-gpu-1", "gpu-b": "nvidia-gpu-1"}
+    assert used_by(text) == {"one": ["gpu"], "two": ["gpu", "gpu-b"], "a": ["gpu"], "b": ["gpu-b"]}
+
+
+def test_a_claim_grows_to_what_an_init_container_needs() -> None:
+    found = check(pod(container("app", 1), f"  initContainers:\n{container('init', 4)}"))
+    assert claims_of(found.text) == {"gpu": "nvidia-gpu-4"}
+    assert "sees all of them" in only(found, Level.NOTE).hint
+
+
+def test_a_sidecar_has_a_claim_of_its_own() -> None:
+    sidecar = container("side", 1).replace("image", "restartPolicy: Always, image")
+    text = check(pod(container("app", 1), f"  initContainers:\n{sidecar}")).text
+    assert claims_of(text) == {"gpu": "nvidia-gpu-1", "gpu-side": "nvidia-gpu-1"}
+
+
+def test_names_that_are_taken_are_not_used_again() -> None:
+    taken = "  resourceClaims: [{name: gpu, resourceClaimName: x}, {name: gpu-app, resourceClaimName: y}]\n"
+    text = check(pod(container("app", 1), taken)).text
+    assert "{name: gpu-2, resourceClaimTemplateName: nvidia-gpu-1}" in text
+    assert used_by(text) == {"app": ["gpu-2"]}
+
+
+def test_long_and_strange_names_become_valid_ones() -> None:
+    resource = f"hardware.example.com/{'Very_Long.' * 6}x"
+    settings = Settings({resource: Device("long.example.com")})
+    text = check(
+        pod(container("m" * 63, 1) + container("n" * 63, 1)).replace("nvidia.com/gpu", resource), settings
+    ).text
+    names = [name for pair in claims_of(text).items() for name in pair]
+    names += [one["metadata"]["name"] for one in templates_of(text)]
+    assert len(names) == 5
+    assert all(re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name) for name in names)
+    words = Settings({"example.com/null": Device("true")})
+    (template,) = templates_of(check(POD.replace("nvidia.com/gpu", "example.com/null"), words).text)
+    assert template["spec"]["spec"]["devices"]["requests"] == [{"name": "null", "exactly": {"deviceClassName": "true"}}]
+
+
+def test_a_kind_of_ones_own_by_path() -> None:
+    text = POD.replace("kind: Pod", "kind: Fleet").replace("    image: busybox\n", "")
+    assert only(check(text))
+    assert check(text, Settings(SETTINGS.devices, {"Fleet": ("spec",)})).pods
+    nested = text.replace("spec:\n", "spec:\n groups:\n - template:\n    spec:\n").replace(
+        "  containers", "     containers"
+    )
+    nested = nested.replace("  - name", "     - name").replace("    resources", "       resources")
+    assert check(nested, Settings(SETTINGS.devices, {"Fleet": ("spec.groups.*.template",)})).pods
+
+
+def test_a_resource_that_was_not_named_stays_with_a_note() -> None:
+    found = check(POD, Settings({"amd.com/gpu": Device("amd")}))
+    assert not found.unfinished
+    assert "add --resource nvidia.com/gpu=CLASS" in only(found, Level.NOTE).hint
+
+
+def test_labels_stay_where_nobody_knows_what_devices_publish() -> None:
+    text = pod(container("app", 1), "  nodeSelector: {nvidia.com/gpu.product: Tesla-T4}\n")
+    found = check(text, Settings({"nvidia.com/gpu": Device("gpu")}))
+    assert "nodeSelector: {nvidia.com/gpu.product: Tesla-T4}" in found.text
+    assert "--config" in only(found, Level.NOTE).hint
+
+
+# --- input that is none ---------------------------------------------------------------------------------------------
+
+
+BOMB = "a: &a [x, x]\n" + "".join(
+    f"{b}: &{b} [{', '.join([f'*{a}'] * 8)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
+JSON = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "spec": {"containers": [{"name": "a", "resources": {"limits": {"nvidia.com/gpu": 1}}}]},
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("a: 1\n b: 2\n", 2, "mapping values are not allowed"),
+        ("a:\n\t- b\n", 2, "cannot start any token"),
+        ("a: &x [*x]\n", 1, "*x stands for nothing above it"),
+        ("a: !!python/object:os.system x\n", 1, "the tag"),
+        ("a: 1\nb: 2\na: 3\n", 3, "the key a a second time; the first is in line 1"),
+        ("spec:\n  limits: {nvidia.com/gpu: 1, nvidia.com/gpu: 2}\n", 2, "the key nvidia.com/gpu a second time"),
+        ("? [a]\n: 1\n", 1, "a key that is no plain word"),
+        ("[" * 200 + "]" * 200, 1, "nested deeper"),
+        (BOMB, 7, "aliases written out"),
+        ("{{- if .Values.gpu }}\na: 1\n{{- end }}\n", 1, "a Helm template"),
+        ("a: \x07\n", 1, "control characters"),
+    ],
+)  # fmt: skip
+def test_a_text_that_is_no_yaml_is_left_alone(text: str, line: int, said: str) -> None:
+    found = convert(text, SETTINGS)
+    assert found.text == text
+    finding = only(found, Level.ERROR)
+    assert finding.line == line
+    assert said in finding.message
+    assert finding.hint
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n", "# only a comment\n", "---\n---\n", "just words\n", "- a\n- b\n", "kind: X\n"]
+)
+def test_a_text_without_manifests_is_fine(text: str) -> None:
+    assert convert(text, SETTINGS) == Conversion(text)
+
+
+def test_json_is_refused_because_nothing_can_stand_after_it() -> None:
+    text = json.dumps(JSON)
+    found = convert(text, SETTINGS)
+    assert found.text == text
+    assert "JSON" in only(found).message
+
+
+def test_a_value_that_runs_to_the_end_is_not_changed() -> None:
+    text = POD + "---\na: |\n  no line break"
+    found = convert(text, SETTINGS)
+    assert found.text == text
+    assert "line break" in only(found).hint
+
+
+@pytest.mark.parametrize(("data", "said"), [(b"PK\x03\x04\x00\x00", "zero bytes"), (b"a: 1\nb: \xff\n", "no UTF-8")])
+def test_bytes_that_are_no_text_are_named(data: bytes, said: str) -> None:
+    found = text_of(data)
+    assert isinstance(found, Finding)
+    assert said in found.message
+
+
+# --- several files --------------------------------------------------------------------------------------------------
+
+
+def test_files_of_one_place_share_a_template() -> None:
+    one, two, other = convert_group(
+        [Source("1", POD), Source("2", POD), Source("3", POD.replace("name: p", "name: p\n  namespace: other"))],
+        SETTINGS,
+    )
+    assert [len(templates_of(outcome.conversion.text)) for outcome in (one, two, other)] == [1, 0, 1]
+
+
+def test_a_template_that_is_there_is_used() -> None:
+    there = Source("t", TEMPLATE)
+    _, outcome = convert_group([there, Source("p", POD)], SETTINGS)
+    assert outcome.changed
+    assert not templates_of(outcome.conversion.text)
+    before, _ = convert_group([Source("p", POD), there], SETTINGS)
+    assert not templates_of(before.conversion.text)

@@ -1,0 +1,59 @@
+"""Manifests in the shapes of charts and operators that people use: each is converted, checked, and goes back.
+
+A file's first line says what is expected: pod templates that are converted, templates that are written, what is left.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from drabridge.migrate.convert.settings import Level
+from drabridge.sim.apiserver.gates import merged_gates
+from drabridge.sim.apiserver.objects import Objects, Writer
+from drabridge.sim.apiserver.store import Store
+from tests.migrate.convert.checks import check, pods_of, templates_of
+
+kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="the API's schemas are not installed")
+
+RELEASE = "1.36"
+FILES = sorted((Path(__file__).parents[1] / "manifests").glob("*.yaml"))
+EXPECT = re.compile(r"# expect: pods=(\d+) templates=(\S*) left=(\d+)")
+
+
+def test_there_are_sixty() -> None:
+    assert len(FILES) >= 60
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_manifest_is_converted_as_it_says(path: Path) -> None:
+    text = path.read_bytes().decode()
+    expected = EXPECT.search(text)
+    assert expected is not None
+    found = check(text)
+    left = [one for one in found.findings if one.level is not Level.NOTE]
+    said = len(found.pods), ",".join(one.name for one in found.templates), len(left)
+    assert said == (int(expected[1]), expected[2], int(expected[3])), found.findings
+    for finding in left:
+        assert finding.hint
+        assert finding.line
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_api_takes_what_it_became(path: Path) -> None:
+    text = check(path.read_bytes().decode()).text
+    for template in templates_of(text):
+        kubernetes_validate.validate(template, RELEASE, strict=True)
+        namespace = template["metadata"].get("namespace", "default")
+        server = Objects(Store(), merged_gates({}))
+        if namespace != "default":
+            server.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+        server.create(template, by=Writer(strict=True, dry_run=True))
+    for pod in pods_of(text):
+        if all("image" in container for container in pod["spec"]["containers"]):
+            kubernetes_validate.validate(pod, RELEASE, strict=True)
+        names = {claim["name"] for claim in pod["spec"].get("resourceClaims", ())}
+        for container in [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]:
+            assert {claim["name"] for claim in container.get("resources", {}).get("claims", ())} <= names
