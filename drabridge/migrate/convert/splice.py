@@ -247,7 +247,7 @@ class _Writer:
                 raise Unspliceable("something else begins in the same line")
             end = self._line_end(end)
         start = self._line_start(start)
-        return Edit(start, end, "" if _has_long_text(self._text, node) else self._comments(start, end))
+        return Edit(start, end, self._comments(start, end))
 
     def _comments(self, start: int, end: int) -> str:
         """Return the lines that are comments: they stay when what is between them goes."""
@@ -344,15 +344,6 @@ class _Writer:
             at = spans[kept[-1]][1]
             found.append(Edit(at, at, "".join(f", {part}" for part in new)))
         return found
-
-
-def _has_long_text(text: str, node: Node) -> bool:
-    """Return whether a scalar runs over several lines: what looks like a comment in it is none."""
-    if isinstance(node, Mapping):
-        return any(_has_long_text(text, child) for entry in node.entries for child in entry)
-    if isinstance(node, Sequence):
-        return any(_has_long_text(text, item) for item in node.items)
-    return "\n" in text[node.start : node.end]
 
 
 def _flow_removals(spans: Items[tuple[int, int]], kept: Items[int]) -> Iterable[Edit]:

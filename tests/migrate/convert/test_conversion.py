@@ -182,6 +182,52 @@ def test_labels_stay_where_nobody_knows_what_devices_publish() -> None:
     assert "--config" in only(found, Level.NOTE).hint
 
 
+def test_a_label_that_no_attribute_says_stays_with_a_note() -> None:
+    found = check(pod(container("app", 1), "  nodeSelector: {nvidia.com/gpu.product: Tesla-T4-SHARED}\n"))
+    assert "nodeSelector: {nvidia.com/gpu.product: Tesla-T4-SHARED}" in found.text
+    assert "see that the nodes keep it" in only(found, Level.NOTE).hint
+
+
+# --- anchors, aliases, comments -------------------------------------------------------------------------------------
+
+
+def test_a_comment_above_a_key_stays_above_it() -> None:
+    text = check(POD.replace("  containers", "  # the only one\n  containers")).text
+    assert "  # the only one\n  containers:\n" in text
+
+
+def two_pods(first: str, second: str) -> str:
+    """A List of two pods of one container each; the containers' resources are given."""
+    items = "".join(
+        f"- apiVersion: v1\n  kind: Pod\n  metadata: {{name: p{number}}}\n  spec:\n    containers:\n"
+        f"    - name: main\n      image: busybox\n      resources: {resources}\n"
+        for number, resources in enumerate([first, second])
+    )
+    return f"apiVersion: v1\nkind: List\nitems:\n{items}"
+
+
+@pytest.mark.parametrize("claims", ["", ", claims: [{name: net}]"])
+def test_pods_may_share_what_becomes_the_same(claims: str) -> None:
+    found = check(two_pods(f"&r {{limits: {{nvidia.com/gpu: 1, cpu: 1}}{claims}}}", "*r"))
+    assert len(found.pods) == 2
+    lines = "\n".join(converted_lines(found.text))
+    assert lines.count("{name: gpu}") == 1
+    assert "resources: *r\n" in lines
+
+
+def test_containers_that_share_what_must_differ_are_left() -> None:
+    shared = "  - {name: a, image: busybox, resources: &r {limits: {nvidia.com/gpu: 1}}}\n"
+    found = check(pod(shared + "  - {name: b, image: busybox, resources: *r}\n"))
+    assert "an alias shares resources" in only(found).message
+
+
+def test_limits_that_a_merge_key_brings_in_are_seen() -> None:
+    found = check(two_pods("{limits: &l {nvidia.com/gpu: 1, cpu: 1}}", "{limits: {<<: *l, memory: 1Gi}}"))
+    assert [len(found.pods), found.unfinished] == [2, False]
+    found = check(f"x-limits: &l {{nvidia.com/gpu: 1}}\n{POD.replace('{ nvidia.com/gpu: 1 }', '{<<: *l, cpu: 1}')}")
+    assert "an alias shares" in only(found).message
+
+
 # --- input that is none ---------------------------------------------------------------------------------------------
 
 

@@ -73,6 +73,11 @@ def test_a_kustomization_stands_for_what_it_names(tree: Path, name: str) -> None
     ]
 
 
+def test_a_kustomization_that_is_named_twice_is_read_once(tree: Path) -> None:
+    assert groups(tree, "base", "shared", "base") == [["base/one.yaml", "shared/two.yaml"]]
+    assert said(tree, "base", "base") == said(tree, "base")
+
+
 def test_an_overlay_that_renames_templates_is_named(tree: Path) -> None:
     assert groups(tree, "overlay") == [["base/one.yaml", "shared/two.yaml"]]
     assert (Level.LEFT, "namePrefix and nameSuffix rename templates, but not where pods name them") in said(

@@ -40,6 +40,7 @@ def test_a_second_conversion_and_both_back() -> None:
     [
         ("nvidia-gpu-1\n      containers", "x\n      containers", "were changed"),
         ("          claims:\n          - name: gpu\n", "", "were changed, added or taken out"),
+        ("kind: Service\n", "kind: Service\n          claims:\n          - name: gpu\n", "were changed, added"),
         (END, "# other", "end mark"),
         ("# was [", "# was (", "cannot be read"),
     ],
