@@ -233,7 +233,7 @@ def _print(outcomes: Iterable[Outcome]) -> None:
 
 
 def _diff(outcome: Outcome) -> Iterator[str]:
-    name = outcome.source.name
+    name = outcome.source.name.lstrip("/")
     before, after = (text.splitlines(keepends=True) for text in (outcome.source.text, outcome.conversion.text))
     for line in difflib.unified_diff(before, after, f"a/{name}", f"b/{name}"):
         yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
