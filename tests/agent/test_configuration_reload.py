@@ -60,7 +60,7 @@ async def test_a_pod_whose_hold_is_being_written_keeps_its_device_when_a_reload_
                 await kubelet.wait_for_resource(RESOURCE, healthy=4)
                 hold.touch()
                 running = asyncio.create_task(kubelet.run_pod(pod("a")))
-                await until(lambda: kubelet.calls.of("Allocate"), 10, agent.text)
+                await until((root / "hold.hung").exists, 10, agent.text)
                 began = time.time()
                 reload(agent, CONFIG.replace('id: ["{sysname}"]', 'id: ["mem-{sysname}"]'))
 

@@ -2,6 +2,7 @@
 
 An fsync that does not return is what a disk of a node under load looks like; everything else of the agent is as it is.
 Where FILE has a text, what hangs is every change of a file, and every sync, whose path has that text in it.
+``FILE.hung`` is made when a call hangs for the first time.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 def stand_still(hold: Path) -> None:
     """Replace calls of this process, before the agent is imported."""
+    hung = Path(f"{hold}.hung")
 
     def hangs(path: str) -> bool:
         try:
@@ -34,6 +36,7 @@ def stand_still(hold: Path) -> None:
                 path = os.readlink(f"/proc/self/fd/{first}") if isinstance(first, int) else os.fspath(first)
                 if not hangs(str(path)):
                     break
+                hung.touch()
                 time.sleep(POLL_SECONDS)
             return real(first, *rest, **more)
 
