@@ -69,7 +69,7 @@ def prefer(
 ) -> list[str]:
     """Choose ``size`` of the ``available`` ids, in the order of rank.
 
-    None when the request makes no sense.
+    Empty when the request makes no sense.
 
     ``units`` describes all ids of the resource, held ones too: they tell how loaded a device or group is. An available
     id that ``units`` does not know is taken last.

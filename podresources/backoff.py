@@ -29,7 +29,7 @@ class Backoff(Struct, frozen=True):
     """Share of the wait that is random, so that agents that died together do not come back together."""
 
     def delay(self, attempt: int, random_source: random.Random) -> float:
-        """Return the seconds before try ``attempt + 1``."""
+        """Return the seconds to wait after try ``attempt``; the first try is 0."""
         full = min(self.maximum_seconds, self.initial_seconds * self.factor ** min(attempt, 32))
         return full * (1.0 - self.jitter * random_source.random())
 

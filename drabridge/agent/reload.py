@@ -35,7 +35,7 @@ class ConfigFollower:
         """``reload`` asks to read the file now, though it seems unchanged (SIGHUP); ``apply`` takes a good one.
 
         ``refused`` gets the faults of one that cannot be used, "" when all is well. ``unfit`` says why a running agent
-        cannot take a configuration that is good in itself.
+        cannot take a configuration that is good in itself: another ``dra.pool`` while claims hold devices.
         """
         self._path = path
         self._apply = apply
@@ -76,7 +76,7 @@ class ConfigFollower:
             return True
         if why := self._unfit(config):
             self._refuse(f"{self._path}: {why}")
-            return False  # it passes without the file being changed
+            return False  # looked at again: what speaks against it may end while the file stays
         if config != self.current:
             self.current = None  # if that fails, a part of it may be applied
             try:

@@ -61,7 +61,8 @@ class MountRule(Model):
 class Group(Model):
     """Companions: other udev devices that belong to the same logical device.
 
-    If one whose node goes with it is a device of its own as well, only one of the two is given out at a time.
+    If one whose node goes with it is a device of its own as well, only one of the two is given out at a time. A device
+    whose nodes are taken `from: group` is unhealthy when no companion with a node is left.
     """
 
     scope: Literal["children", "siblings", "parent", "iommuGroup"] = Field(default="children", alias="with")

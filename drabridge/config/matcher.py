@@ -23,6 +23,7 @@ from drabridge.config.predicate import All, Ancestor, Exists, Not, Predicate, So
 from drabridge.config.predicate import Any as AnyOf
 from drabridge.config.problems import Problem, Problems, did_you_mean, refuse_if_any, unmet
 
+# Keys with one value. DEVPATH is no key of ours: it is for udev rules (``udev_rule.py``).
 _PLAIN_SOURCES = (Source.SUBSYSTEM, Source.DEVTYPE, Source.SYSNAME, Source.DRIVER, Source.DEVNODE, Source.DEVLINK,
                   Source.TAG)  # fmt: skip
 _KEYED_SOURCES = (Source.ATTR, Source.PROPERTY, Source.LINK)

@@ -1,4 +1,4 @@
-"""Say whether anything on this node is, or is to be, for claims, and under which pool name."""
+"""Say whether anything on this node is for claims, and under which pool name; refuse a name that would harm them."""
 
 from __future__ import annotations
 

@@ -27,7 +27,10 @@ def failures(
     missing_nodes: Sequence[str],
     missing_mounts: Sequence[str],
 ) -> list[str]:
-    """Why the device is not healthy, one sentence for each failure; empty when it is healthy."""
+    """Why the device is not healthy, one sentence for each failure; empty when it is healthy.
+
+    ``missing_nodes`` (companions' too) and ``missing_mounts``: what ``container_edits.py`` did not find.
+    """
     found = [] if any(rule.node_exists is False for rule in rules) else [*missing_nodes]
     found += missing_mounts
     if device.nvidia.get("excluded") == "true":

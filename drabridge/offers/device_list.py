@@ -51,7 +51,8 @@ def legacy_list(
     stay, Unhealthy: no other pod gets them. An id that a pod has is as Healthy as its device: otherwise kubelet fails
     the pod when it restarts ("previously allocated devices are no longer healthy", devicemanager/manager.go).
     ``refused``: nothing can be granted now (a full disk); these are the ids for which kubelet was told so. What pods
-    have stays Healthy. The rest does not, or kubelet would send one pod after another into the same failure.
+    have stays Healthy, but for ids that were just refused to them. The rest does not, or kubelet would send one pod
+    after another into the same failure.
     """
     entries = of_resource(ledger, resource)
     if not any(entry.with_kubelet or at - entry.legacy_until < policy.tombstone_seconds for entry in entries):
