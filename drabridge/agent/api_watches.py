@@ -14,9 +14,7 @@ from drabridge.system.supervise import forever
 class ApiWatches:
     """The two watches. :meth:`notify` sets the callbacks; until then a standby only keeps what is seen."""
 
-    def __init__(
-        self, cluster: Cluster, node: str, driver: str, resources: Callable[[], Collection[str]] = frozenset
-    ) -> None:
+    def __init__(self, cluster: Cluster, node: str, driver: str, resources: Callable[[], Collection[str]]) -> None:
         """``resources`` returns the names that matter in a pod's limits; it is called from another thread."""
         self._resources = resources
         self.pods = PodWatch(cluster, node, lambda: self._on_pod_ended(), lambda: self._resources())
@@ -43,7 +41,7 @@ class ApiWatches:
         self,
         on_pod_ended: Callable[[], None],
         on_annotation: Callable[[str | None], None],
-        resources: Callable[[], Collection[str]] = frozenset,
+        resources: Callable[[], Collection[str]],
     ) -> None:
         """Set the callbacks: a pod with devices is gone or has ended; the annotation has this value (also now)."""
         self._on_pod_ended, self._on_annotation, self._resources = on_pod_ended, on_annotation, resources

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.ledger.eligibility import blocking_relative, dra_schedulable, legacy_healthy
@@ -96,23 +97,10 @@ def document(agent: AgentInfo, devices: NodeDevices, findings: Findings, *, now:
         "notes": [*findings.notes, *filter(None, [releases_wait(ledger, devices.policy, now)]), *collisions],
         "collisions": collisions,
         "releasesSuspendedUntil": stamp(until) if (until := ledger.node.releases_suspended_until) > now else "",
-        "endpoints": [
-            {
-                "api": one.api,
-                "name": one.name,
-                "phase": one.phase,
-                "ready": one.ready,
-                "since": stamp(one.since),
-                "error": one.error,
-            }
-            for one in findings.connections
-        ],
+        "endpoints": [asdict(one) | {"since": stamp(one.since)} for one in findings.connections],
         "resources": _resources(rows, devices.desired),
         "devices": rows,
-        "refusals": [
-            {"at": stamp(one.at), "api": one.api, "device": one.device, "reason": one.reason, "message": one.message}
-            for one in findings.refusals
-        ],
+        "refusals": [asdict(one) | {"at": stamp(one.at)} for one in findings.refusals],
     }
 
 

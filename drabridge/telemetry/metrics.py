@@ -109,7 +109,7 @@ TABLE: dict[str, Definition] = {
             "1 while this agent waits for another one to end, else 0.",
         ),
         Definition("ledger_healthy", "gauge", (), "1 while grants can be made durable, else 0."),
-        Definition("quarantined_devices", "gauge", (), "Devices that are offered to nobody until somebody decides."),
+        Definition("quarantined_devices", "gauge", (), "Devices offered to nobody until it is clear who has them."),
         Definition("config_last_reload_successful", "gauge", (), "0 when the file on disk was refused."),
         Definition("events_dropped", "counter", (), "Kubernetes Events that could not be delivered."),
         Definition(
