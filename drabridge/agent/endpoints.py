@@ -67,7 +67,7 @@ class Endpoints:
         self._beat_at = asyncio.get_running_loop().time()
 
     async def open(self) -> None:
-        """Bind the control socket, which lies in our locked directory, and serve on it and on the port."""
+        """Bind the control socket, in the state directory that our lock is for, and serve on it and on the port."""
         requests = self._requests
         self._control.routes = {
             **self._public(),

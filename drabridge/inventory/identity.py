@@ -9,7 +9,7 @@ A held device keeps its name. An id once assigned to a device (resource and sysp
 forgotten, as long as it is still one of its values. So a twin that is plugged in later takes another value, or collides
 alone; it never renames, or takes away, what somebody may hold. A shared value may be the name of a held device, and no
 device here is known to be that one: nothing is remembered after a restart, or it was unplugged and the same stick may
-be in another port now. Then all newcomers with that value are withheld until the holder releases: the pod may still
+be in another port now. Then no newcomer with that value is offered until the holder releases: the pod may still
 have the number that a returning device gets.
 """
 

@@ -14,6 +14,7 @@ from drabridge.kube.json_reader import ObjectView, decode, event_of, identity_of
 from drabridge.system.untrusted import Unreadable, reading
 
 MOST_BYTES = 16 << 20  # of one object: 1.5 MB as etcd stores them (its --max-request-bytes), JSON is several times that
+"""A page of a list has a limit of its own, in ``client.py``."""
 CHUNK_BYTES = 1 << 16
 
 Errors = Callable[[str, str], AbstractContextManager[None]]
