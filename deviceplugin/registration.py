@@ -3,11 +3,12 @@
 Three rules:
 
 * Register is called only in ``REGISTERING``. No row enters that phase while kubelet reads a stream of ours, because
-kubelet <= 1.36 keeps one client per resource name, and the end of the older stream kills the newer (kubernetes#121994).
-* A stream is the proof of registration. Kubelet opens one only after it took our Register, and never again after losing
-it (plugin/v1beta1/client.go). So a lost stream means: register again. * A kubelet that we have not asked yet
-(``FRESH``) is asked at once, because every 100 ms of delay can cost running pods. One that we have asked (``ASKED``) is
-asked again after a second at least.
+  kubelet <= 1.36 keeps one client per resource name, and the end of the older stream kills the newer
+  (kubernetes#121994).
+* A stream is the proof of registration. Kubelet opens one only after it took our Register, and never again after
+  losing it (plugin/v1beta1/client.go). So a lost stream means: register again.
+* A kubelet that we have not asked yet (``FRESH``) is asked at once, because every 100 ms of delay can cost running
+  pods. One that we have asked (``ASKED``) is asked again after a second at least.
 
 The machine knows no time, no sockets and no randomness. ``step`` returns the next state; entering a state means the
 action and the timer that ``ENTRY`` names. Events without a row for the current phase change nothing but the
