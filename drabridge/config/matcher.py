@@ -1,4 +1,7 @@
-"""Match rules: udev's vocabulary as YAML, compiled to a predicate when the file is loaded."""
+"""Match rules: udev's vocabulary as YAML, compiled to a predicate when the file is loaded.
+
+A new key also needs a member of ``Source`` (``predicate.py``) and its value of a device (``inventory/match.py``).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Follow objects of the API server: list, watch, list again when a watch expires, back off on errors."""
+"""Follow objects of the API server: list, watch, list again when a watch expires, back off on errors.
+
+A watch that the server ends, or that is cut off, is no error (``response.py``): the next one goes on at its revision.
+"""
 
 from __future__ import annotations
 
