@@ -356,8 +356,8 @@ async def test_apply_refuses_with_the_servers_words() -> None:
         with pytest.raises(ApiError) as refused:
             await cluster.apply(CLAIM.replace("deviceClassName: gpu", "deviceClassName: gpu, cuont: 1"))
         assert ".spec.devices.requests[0].exactly.cuont: field not declared in schema" in refused.value.message
-        with pytest.raises(ApiError, match='no kind "Deployment" is registered'):
-            await cluster.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"}})
+        with pytest.raises(ApiError, match='no kind "Ingress" is registered'):
+            await cluster.apply({"apiVersion": "networking.k8s.io/v1", "kind": "Ingress", "metadata": {"name": "d"}})
 
 
 async def test_wait_says_what_it_waited_for() -> None:

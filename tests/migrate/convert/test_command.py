@@ -76,7 +76,7 @@ def test_the_agents_configuration_gives_class_and_selectors(folder: Path, capsys
 def test_diff_shows_and_writes_nothing(folder: Path, capsys: Output) -> None:
     assert run(*RESOURCE, "--diff", folder) == 0
     out = capsys.readouterr().out.splitlines()
-    assert out[:2] == [f"--- a/{folder}/pod.yaml", f"+++ b/{folder}/pod.yaml"]
+    assert out[:2] == [f"--- a{folder}/pod.yaml", f"+++ b{folder}/pod.yaml"]
     assert [line for line in out[2:] if line.startswith("-")] == ["-      limits:", "-        nvidia.com/gpu: 1  # one"]
     assert (folder / "pod.yaml").read_text() == POD
 
