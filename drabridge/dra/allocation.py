@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -30,7 +30,6 @@ class AllocationResult(Struct, frozen=True):
     share_id: str = ""
     admin: bool = False
     consumed: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
-    binding_conditions: tuple[str, ...] = ()
 
     @property
     def base_request(self) -> str:
@@ -138,7 +137,6 @@ def _elsewhere(allocation: Mapping[str, Any], node: str) -> bool:
 
 def _result(entry: Mapping[str, Any]) -> AllocationResult:
     consumed = {str(name): _amount(value) for name, value in (entry.get("consumedCapacity") or {}).items()}
-    conditions: Sequence[Any] = entry.get("bindingConditions") or ()
     return AllocationResult(
         str(entry["request"]),
         str(entry["pool"]),
@@ -146,7 +144,6 @@ def _result(entry: Mapping[str, Any]) -> AllocationResult:
         str(entry.get("shareID") or ""),
         bool(entry.get("adminAccess")),
         consumed,
-        tuple(map(str, conditions)),
     )
 
 

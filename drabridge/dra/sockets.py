@@ -15,10 +15,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from drabridge.errors import HostError
-
-_TOKEN = "[0-9a-f]{4}"
-_UID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-SUN_PATH_BYTES = 107  # linux/un.h: 108 with the NUL
+from drabridge.system.paths import SUN_PATH_BYTES
 
 
 class PluginSockets(Struct, frozen=True):

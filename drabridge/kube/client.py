@@ -36,6 +36,7 @@ from drabridge.kube.api import (
 from drabridge.kube.json_reader import Json, ObjectIdentity, ObjectView, decode, identity_of, page_of
 from drabridge.kube.response import MOST_BYTES, TooLargeError, WatchStream, body_of, read_event
 from drabridge.system.io_thread import IoThread
+from drabridge.system.paths import SERVICE_ACCOUNT
 from drabridge.system.untrusted import Unreadable, reading
 
 T = TypeVar("T")
@@ -54,7 +55,6 @@ FIRST_PAGE = 16  # the objects' size is not known yet; the next page has twice a
 PAGE_BYTES = 1 << 20  # the aim for one answer to a LIST: the next page has as many objects as fit
 MOST_PAGE_BYTES = 4 << 20  # more is not read: the page is asked for again, with fewer objects
 MOST_PAGES = 10_000  # enough for large objects that come one by one: etcd holds 8 GiB (etcd.io, "System limits")
-SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 _WHOLE: ObjectView[Json] = ObjectView(lambda obj: obj)
 

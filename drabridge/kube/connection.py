@@ -11,10 +11,9 @@ from msgspec import Struct
 
 from drabridge.config.schema import Config
 from drabridge.kube.api import Cluster
+from drabridge.system.paths import SERVICE_ACCOUNT
 
 log = logging.getLogger(__name__)
-
-SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class ClaimsOff(Struct, frozen=True):

@@ -93,7 +93,7 @@ class HeldBecause(StrEnum):
     TOO_YOUNG = "too-young"  # Allocate was moments ago: kubelet may not have recorded the pod yet
     KUBELET_UNSETTLED = "kubelet-unsettled"  # kubelet restarted: it does not know all of its pods yet
     NO_LIST = "no-list"  # PodResources did not answer
-    NO_SECOND_SOURCE = "no-second-witness"  # neither kubelet's checkpoint nor the API server could be asked
+    NO_SECOND_WITNESS = "no-second-witness"  # neither kubelet's checkpoint nor the API server could be asked
     IN_CHECKPOINT = "in-checkpoint"  # not listed, but kubelet's checkpoint names it: an init container
     POD_UNACCOUNTED = "pod-unaccounted"  # a pod bound here asks for the resource and kubelet shows no device for it
     STILL_OPEN = "still-open"  # a process has the device node open

@@ -141,7 +141,7 @@ def judge(
     # miss them. So kubelet alone is believed only about a device that this kubelet process has known.
     by_kubelet = by_checkpoint and (hold.known or evidence.alone or evidence.opened is False)
     if not (by_all if quarantined else by_kubelet or by_api):
-        return _held(hold, HeldBecause.NO_SECOND_SOURCE)
+        return _held(hold, HeldBecause.NO_SECOND_WITNESS)
     if at - hold.allocated_at < (policy.min_hold_seconds if hold.confirmed else policy.unconfirmed_seconds):
         return _held(hold, HeldBecause.TOO_YOUNG)
     since = hold.absent_since if hold.absences else at

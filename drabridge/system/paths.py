@@ -11,6 +11,7 @@ from drabridge.errors import ConfigError
 KUBELET_ROOT = Path("/var/lib/kubelet")
 CDI_DIRECTORY = Path("/var/run/cdi")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # another text after each boot (random(4))
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # in a pod: token, certificate, namespace
 SUN_PATH_BYTES = 107  # sizeof(sockaddr_un.sun_path) less the NUL, linux/un.h
 
 

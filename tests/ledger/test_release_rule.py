@@ -72,8 +72,8 @@ def test_two_observations_ten_seconds_apart_release() -> None:
         (replace(NOBODY, checkpointed=(POD,), barrier=False), HeldBecause.IN_CHECKPOINT),
         (replace(NOBODY, opened=True), HeldBecause.STILL_OPEN),
         (replace(NOBODY, unaccounted=("team-a/other",)), HeldBecause.POD_UNACCOUNTED),
-        (replace(NOBODY, checkpointed=None, unaccounted=None), HeldBecause.NO_SECOND_SOURCE),
-        (replace(NOBODY, barrier=False, unaccounted=None), HeldBecause.NO_SECOND_SOURCE),
+        (replace(NOBODY, checkpointed=None, unaccounted=None), HeldBecause.NO_SECOND_WITNESS),
+        (replace(NOBODY, barrier=False, unaccounted=None), HeldBecause.NO_SECOND_WITNESS),
     ],
 )
 def test_one_source_that_shows_the_pod_is_enough_to_hold_and_restarts_the_count(
@@ -180,7 +180,7 @@ def test_quarantine_does_not_end_for_a_claim_either() -> None:
     assert (shown.because, shown.absences) == (HeldBecause.RUNNING, 0)
     unasked = judge(once, replace(NOBODY, allocated=None), quarantined=True)
     assert isinstance(unasked, Hold)
-    assert unasked.because is HeldBecause.NO_SECOND_SOURCE
+    assert unasked.because is HeldBecause.NO_SECOND_WITNESS
     assert isinstance(
         judge(once, replace(NOBODY, claimed=(CLAIM,), allocated=None)), HoldEnded
     )  # a pod's hold is its own

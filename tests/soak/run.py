@@ -85,13 +85,13 @@ async def soak(
 
         async with asyncio.TaskGroup() as group:
             working = group.create_task(load.run(), name="load")
-            blowing = group.create_task(storm.run(), name="storm")
+            faults = group.create_task(storm.run(), name="storm")
             while (left := began + seconds - time.monotonic()) > 0 or not enough():
                 await asyncio.sleep(min(max(left, 1.0), PROGRESS_SECONDS))
                 refusals.read()
                 say(progress(time.monotonic() - began, stage, load, storm, refusals.counts))
-            storm.blowing = False
-            await blowing
+            storm.active = False
+            await faults
             load.finish()
             await working
         peace = time.monotonic()

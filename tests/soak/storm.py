@@ -1,4 +1,4 @@
-"""The storm: what goes wrong on a node and around it, one thing after another, drawn by a seeded generator."""
+"""Let things go wrong on a node and around it, one after another, drawn by a seeded generator."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ CALM_SECONDS = (0.5, 3.0)  # between two faults; a fault itself lasts as long as
 
 @dataclass(slots=True)
 class Storm:
-    """Run until ``blowing`` is false, and repair every fault at the end."""
+    """Run until ``active`` is false, and repair every fault at the end."""
 
     bed: Bed
     rng: random.Random
-    blowing: bool = True
+    active: bool = True
     counts: Counter[str] = field(default_factory=Counter)
     _unplugged: set[int] = field(default_factory=set)
 
     async def run(self) -> None:
         names, weights = zip(*((name, weight) for name, (weight, _) in FAULTS.items()), strict=True)
-        while self.blowing:
+        while self.active:
             await asyncio.sleep(self.rng.uniform(*CALM_SECONDS))
             (name,) = self.rng.choices(names, weights)
             if self.bed.loops is None and name == "unplug":

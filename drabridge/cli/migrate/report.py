@@ -102,7 +102,8 @@ async def _collect(cluster: KubernetesCluster) -> Facts:
 
 def _cluster(kubeconfig: str | None, context: str | None) -> KubernetesCluster:
     """Return the connection. ``kubeconfig``: a path, or several, as $KUBECONFIG has them."""
-    from drabridge.kube.client import SERVICE_ACCOUNT, KubernetesCluster
+    from drabridge.kube.client import KubernetesCluster
+    from drabridge.system.paths import SERVICE_ACCOUNT
 
     said = kubeconfig or os.environ.get("KUBECONFIG") or None
     usual = Path.home() / ".kube" / "config"

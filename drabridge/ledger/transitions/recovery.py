@@ -29,7 +29,7 @@ def quarantine(tx: Transaction, entry: Entry, reason: str) -> Outcome:
 
 
 _NOBODY_SEEN = frozenset(  # kubelet was asked and shows nobody; only certainty is missing
-    {HeldBecause.ONCE_ABSENT, HeldBecause.NO_SECOND_SOURCE, HeldBecause.POD_UNACCOUNTED, HeldBecause.GRACE_PERIOD}
+    {HeldBecause.ONCE_ABSENT, HeldBecause.NO_SECOND_WITNESS, HeldBecause.POD_UNACCOUNTED, HeldBecause.GRACE_PERIOD}
 )
 
 
