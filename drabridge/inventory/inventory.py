@@ -238,7 +238,10 @@ class Inventory:
 
         A hold that was taken before is known to that round, so what is held keeps its name.
         """
+        events_before = self._builder.config.udev_events
         self._builder = DeviceBuilder(self._config, self._host, self._held_ones(self._builder.named_by))
+        if self._config.udev_events != events_before:
+            self._close()
         if (scope := self._scope()) != self._udev.scope:
             self._udev.scope = scope
             self._close()  # the sockets filter by the scope's subsystems

@@ -284,6 +284,18 @@ async def test_another_configuration_takes_over_at_once(no_udevd: None, loop: Lo
         await watched.snapshot_with(lambda s: _state(s, third) is Presence.PRESENT)
 
 
+@pytest.mark.udevd
+async def test_another_source_of_events_takes_over_at_once(udevd: Udevd, loop: Loops) -> None:
+    udevd.start()
+    async with watching(loops(loop.pattern)) as watched:
+        watched.inventory.reconfigure(loops(loop.pattern, udevEvents="kernel"))
+        await until(lambda: watched.inventory.status.kind is EventKind.KERNEL)
+        await comes_and_goes(watched, loop, 0)
+        watched.inventory.reconfigure(loops(loop.pattern, udevEvents="udev"))
+        await until(lambda: watched.inventory.status.kind is EventKind.UDEV)
+        await comes_and_goes(watched, loop, 0)
+
+
 # --- cost -----------------------------------------------------------------------------------------------------------
 
 
