@@ -77,7 +77,10 @@ class Hook(Model):
     command: Annotated[Many[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=COMMAND_MAX)]
     """Program and arguments. The device is described in the environment (DRABRIDGE_DEVICE, DRABRIDGE_NODES, ...)."""
     timeout_seconds: int = Field(default=20, ge=1, le=300)
-    """It is killed, and has failed, after this time."""
+    """It is killed, and has failed, after this time; also when the hooks of its claim took 40 s together.
+
+    Kubelet waits 45 s for a claim that is prepared or unprepared (pkg/kubelet/cm/dra/plugin/dra_plugin.go).
+    """
 
     @model_validator(mode="after")
     def _check(self) -> Hook:

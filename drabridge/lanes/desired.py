@@ -227,7 +227,10 @@ class DesiredLanes:
     # --- the Node's annotation --------------------------------------------------------------------------------------
 
     def annotate(self, text: str | None) -> None:
-        """Take the annotation's value as it is now; None when there is none. A bad one is reported, not followed."""
+        """Take the annotation's value as it is now; None when there is none.
+
+        A bad one is reported, and what the annotation said before stays in force.
+        """
         self._annotation_text = (text,)
         if self._unreadable.pop(self._annotation_path, None) is not None:
             self._annotation_on_disk = None
