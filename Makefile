@@ -4,7 +4,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-WORKERS := -n 3 --dist loadfile --no-loadscope-reorder  # for two cores: most tests wait more than they work
+WORKERS := -n 5 --dist loadfile --no-loadscope-reorder  # for two cores: most tests wait more than they work
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests import a small part of what is installed.
 export PIP_NO_COMPILE := 1

@@ -8,6 +8,7 @@ import importlib
 # name -> (module with `configure(parser)` and `run(arguments) -> int`, one line of help)
 COMMANDS = {
     "report": ("report", "who uses which devices in a cluster, by which API, and what stands in the way of claims"),
+    "switch": ("switch", "switch namespaces by a label: their new pods get claims instead of limits"),
     "convert": ("convert", "rewrite manifests from limits to ResourceClaims, or back"),
 }
 

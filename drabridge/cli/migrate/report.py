@@ -5,22 +5,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import os
 import sys
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from drabridge.cli.migrate import cluster
 from drabridge.cli.output import OUTPUTS, as_json_or_yaml, terminal_width
-from drabridge.errors import ConfigError
 
 if TYPE_CHECKING:
     from drabridge.kube.client import KubernetesCluster
     from drabridge.migrate.report.build import Facts
     from drabridge.migrate.report.model import Report
 
-READ_SECONDS = 60.0  # for one page; an API server under load answers a LIST late (its --request-timeout is 60)
 PROGRESS_SECONDS = 0.2  # between two lines of progress
 FAIL_ON = ("blocker", "trap", "never")
 
@@ -48,17 +45,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=OUTPUTS[0],
         help="how to print; html is one page without scripts; default: table",
     )
-    parser.add_argument(
-        "--kubeconfig",
-        metavar="FILE",
-        help="default: $KUBECONFIG, ~/.kube/config, or the account of the pod that this runs in",
-    )
-    parser.add_argument("--context", metavar="NAME", help="a context of the kubeconfig; default: its current one")
+    cluster.add_arguments(parser)
     parser.add_argument(
         "--class",
         dest="classes",
         action="append",
-        type=_class,
+        type=cluster.resource_class,
         default=[],
         metavar="RESOURCE=CLASS",
         help="claims of this DeviceClass count as this resource; may be given several times",
@@ -83,37 +75,21 @@ def run(arguments: argparse.Namespace) -> int:
     from drabridge.migrate.report.build import build
 
     logging.getLogger().addHandler(logging.NullHandler())  # what is logged of strange objects is in the report
-    cluster = _cluster(arguments.kubeconfig, arguments.context)
-    report = build(asyncio.run(_collect(cluster)), {name: resource for resource, name in arguments.classes})
+    api = cluster.connect(arguments.kubeconfig, arguments.context)
+    report = build(asyncio.run(_collect(api)), {name: resource for resource, name in arguments.classes})
     _print(report, arguments.output)
     return _status(report, arguments.fail_on)
 
 
-async def _collect(cluster: KubernetesCluster) -> Facts:
+async def _collect(api: KubernetesCluster) -> Facts:
     from drabridge.migrate.report.collect import collect
 
     progress = Progress()
     try:
-        return await collect(cluster, progress)
+        return await collect(api, progress)
     finally:
         progress.end()
-        cluster.close()
-
-
-def _cluster(kubeconfig: str | None, context: str | None) -> KubernetesCluster:
-    """Return the connection. ``kubeconfig``: a path, or several, as $KUBECONFIG has them."""
-    from drabridge.kube.client import KubernetesCluster
-    from drabridge.system.paths import SERVICE_ACCOUNT
-
-    said = kubeconfig or os.environ.get("KUBECONFIG") or None
-    usual = Path.home() / ".kube" / "config"
-    if said is None and not usual.exists():
-        if SERVICE_ACCOUNT.exists():
-            return KubernetesCluster.in_cluster()
-        raise ConfigError(f"there is no kubeconfig: {usual} does not exist", hint="Give one with --kubeconfig")
-    if kubeconfig is not None and not any(Path(one).is_file() for one in kubeconfig.split(os.pathsep)):
-        raise ConfigError(f"there is no file {kubeconfig}", hint="Give a kubeconfig with --kubeconfig")
-    return KubernetesCluster.from_kubeconfig(Path(said) if said else usual, context, read_seconds=READ_SECONDS)
+        api.close()
 
 
 def _print(report: Report, output: str) -> None:
@@ -134,13 +110,6 @@ def _status(report: Report, fail_on: str) -> int:
 
     counting = {"blocker": (Severity.BLOCKER,), "trap": tuple(Severity), "never": ()}[fail_on]
     return int(any(report.count(severity) for severity in counting))
-
-
-def _class(words: str) -> tuple[str, str]:
-    resource, _, name = words.partition("=")
-    if not resource or not name:
-        raise argparse.ArgumentTypeError(f"found {words!r}, expected RESOURCE=CLASS")
-    return resource, name
 
 
 class Progress:

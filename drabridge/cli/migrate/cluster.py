@@ -1,0 +1,49 @@
+"""Connect to the cluster that an administrator means."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drabridge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from drabridge.kube.client import KubernetesCluster
+
+READ_SECONDS = 60.0  # for one page; an API server under load answers a LIST late (its --request-timeout is 60)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which cluster."""
+    parser.add_argument(
+        "--kubeconfig",
+        metavar="FILE",
+        help="default: $KUBECONFIG, ~/.kube/config, or the account of the pod that this runs in",
+    )
+    parser.add_argument("--context", metavar="NAME", help="a context of the kubeconfig; default: its current one")
+
+
+def connect(kubeconfig: str | None, context: str | None) -> KubernetesCluster:
+    """Return the connection. ``kubeconfig``: a path, or several, as $KUBECONFIG has them."""
+    from drabridge.kube.client import KubernetesCluster
+    from drabridge.system.paths import SERVICE_ACCOUNT
+
+    said = kubeconfig or os.environ.get("KUBECONFIG") or None
+    usual = Path.home() / ".kube" / "config"
+    if said is None and not usual.exists():
+        if SERVICE_ACCOUNT.exists():
+            return KubernetesCluster.in_cluster()
+        raise ConfigError(f"there is no kubeconfig: {usual} does not exist", hint="Give one with --kubeconfig")
+    if kubeconfig is not None and not any(Path(one).is_file() for one in kubeconfig.split(os.pathsep)):
+        raise ConfigError(f"there is no file {kubeconfig}", hint="Give a kubeconfig with --kubeconfig")
+    return KubernetesCluster.from_kubeconfig(Path(said) if said else usual, context, read_seconds=READ_SECONDS)
+
+
+def resource_class(words: str) -> tuple[str, str]:
+    """Read RESOURCE=CLASS, for argparse."""
+    resource, _, name = words.partition("=")
+    if not resource or not name:
+        raise argparse.ArgumentTypeError(f"found {words!r}, expected RESOURCE=CLASS")
+    return resource, name

@@ -1,0 +1,163 @@
+"""``drabridge migrate switch``: new pods of whole namespaces get claims instead of limits, or their limits again."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+from typing import TYPE_CHECKING
+
+from drabridge.cli.migrate import cluster
+from drabridge.cli.output import as_json_or_yaml, cell, table
+from drabridge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from drabridge.kube.client import KubernetesCluster
+    from drabridge.migrate.switch.switcher import Choice, State
+
+_EPILOG = """\
+While a namespace is switched, a MutatingAdmissionPolicy in the API server turns
+the limits of its new pods into claims. Manifests stay as they are, and so do
+pods that run: roll a workload out to move it (kubectl rollout restart). Pods
+of DaemonSets, static pods, and pods with the annotation drabridge/switch: "off"
+keep their limits. Without NAMESPACE, shows what is switched.
+
+examples:
+  drabridge migrate switch team-a team-b --to claims --class nvidia.com/gpu=gpu.example.com
+  drabridge migrate switch team-a --to claims --percent 20
+  drabridge migrate switch team-a --to claims --selector app=web
+  drabridge migrate switch team-a --to limits
+  drabridge migrate switch
+  drabridge migrate switch --print --class nvidia.com/gpu=gpu.example.com > policies.yaml
+
+exit status: 0 done, 1 the API server or the cluster does not allow it, 2 bad usage"""
+
+_PAIR = re.compile(r"[A-Za-z0-9./_-]+=[A-Za-z0-9._-]*")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("namespaces", nargs="*", metavar="NAMESPACE", help="the namespaces to switch")
+    parser.add_argument("--to", choices=("claims", "limits"), help="what new pods get")
+    parser.add_argument(
+        "--class",
+        dest="classes",
+        action="append",
+        type=cluster.resource_class,
+        default=[],
+        metavar="RESOURCE=CLASS",
+        help="claims for this resource name this DeviceClass; default: the class with that extendedResourceName",
+    )
+    parser.add_argument(
+        "--count",
+        dest="counts",
+        action="append",
+        type=_count,
+        default=[],
+        metavar="N",
+        help="make a template for N devices as well; those for counts in use are made anyway",
+    )
+    parser.add_argument(
+        "--percent",
+        type=_percent,
+        metavar="N",
+        help="switch only N of a hundred owners (Deployments, Jobs, ...), always the same ones; default: all",
+    )
+    parser.add_argument(
+        "--selector", type=_selector, metavar="KEY=VALUE,...", help="switch only pods with these labels"
+    )
+    parser.add_argument(
+        "--print", action="store_true", help="print the policies, to be kept in git, and change nothing"
+    )
+    parser.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table", help="default: table")
+    cluster.add_arguments(parser)
+    parser.epilog = _EPILOG
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Switch, print or show. Raises ConfigError for what cannot be meant, ClusterError for the API server's."""
+    from drabridge.migrate.switch.switcher import Choice
+
+    _check(arguments)
+    classes = dict(arguments.classes)
+    if arguments.print:
+        from drabridge.migrate.switch.policy import policies
+
+        print("---\n".join(as_json_or_yaml(one, "yaml") + "\n" for one in policies(classes)), end="")
+        return 0
+    api = cluster.connect(arguments.kubeconfig, arguments.context)
+    choice = Choice(classes, frozenset(arguments.counts), arguments.percent, arguments.selector or "")
+    done, state = asyncio.run(_switch(api, arguments, choice))
+    _show(done, state, arguments)
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if bool(arguments.namespaces) != bool(arguments.to):
+        raise ConfigError("NAMESPACE and --to belong together", hint="drabridge migrate switch team-a --to claims")
+    if arguments.print and (arguments.to or not arguments.classes):
+        raise ConfigError("--print needs --class and no --to", hint="The policies are the same for all namespaces")
+    only_to_claims = arguments.counts or arguments.percent is not None or arguments.selector
+    if arguments.to != "claims" and (only_to_claims or (arguments.classes and not arguments.print)):
+        raise ConfigError("--class, --count, --percent and --selector are for --to claims")
+
+
+async def _switch(api: KubernetesCluster, arguments: argparse.Namespace, choice: Choice) -> tuple[list[str], State]:
+    from drabridge.migrate.switch.switcher import state_of, to_claims, to_limits
+
+    done: list[str] = []
+
+    def tell(line: str) -> None:
+        done.append(line)
+        if arguments.output == "table":
+            print(cell(line), flush=True)
+
+    try:
+        if arguments.to == "claims":
+            await to_claims(api, arguments.namespaces, choice, tell)
+        elif arguments.to == "limits":
+            await to_limits(api, arguments.namespaces, tell)
+        return done, await state_of(api)
+    finally:
+        api.close()
+
+
+def _show(done: list[str], state: State, arguments: argparse.Namespace) -> None:
+    rows = [
+        {"namespace": one.namespace, "percent": one.percent, "selector": one.selector, "templates": list(one.templates)}
+        for one in state.namespaces
+    ]
+    if arguments.output != "table":
+        print(as_json_or_yaml({"done": done, "classes": dict(state.classes), "namespaces": rows}, arguments.output))
+    elif not arguments.to:
+        print(
+            table(rows, ("namespace", "percent", "selector", "templates"))
+            if rows
+            else "No namespace is switched. For example: drabridge migrate switch team-a --to claims"
+        )
+    elif arguments.to == "claims":
+        for namespace in arguments.namespaces:
+            print(
+                f"Pods that run keep their limits until they are replaced: kubectl -n {namespace} rollout restart ..."
+            )
+    else:
+        print("Pods that run keep their claims until they are replaced; the templates stay for them.")
+
+
+def _count(text: str) -> int:
+    return _whole(text, 1, 32)
+
+
+def _percent(text: str) -> int:
+    return _whole(text, 0, 100)
+
+
+def _whole(text: str, least: int, most: int) -> int:
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number from {least} to {most}")
+    return int(text)
+
+
+def _selector(text: str) -> str:
+    if not all(_PAIR.fullmatch(pair) for pair in text.split(",")):
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected KEY=VALUE, several with commas")
+    return text

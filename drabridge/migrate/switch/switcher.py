@@ -1,0 +1,302 @@
+"""Switch namespaces of a cluster to claims, and back. Every step can be done again, and another call continues it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import yaml
+from msgspec import Struct
+
+from drabridge.config.names import device_class_name, extended_resource_name
+from drabridge.errors import ClusterError, ConfigError
+from drabridge.kube.api import (
+    PODS,
+    Cluster,
+    DeniedError,
+    InvalidError,
+    Kind,
+    NotFoundError,
+    UnservedError,
+    served_version,
+)
+from drabridge.migrate.convert.templates import Template
+from drabridge.migrate.report.reads import WORKLOADS, claim_templates, device_classes
+from drabridge.migrate.switch import marks
+from drabridge.migrate.switch.claims_of_pod import bucket, claims_of_pod
+from drabridge.migrate.switch.policy import GROUP, base_of, classes_of, policies
+
+Json = Mapping[str, Any]
+Tell = Callable[[str], None]
+"""Called with each thing that was done, in a line."""
+
+NAMESPACES = Kind("", "v1", "namespaces", namespaced=False)
+POLICIES = {
+    kind: Kind(GROUP, "v1", plural, namespaced=False)
+    for kind, plural in {
+        "MutatingAdmissionPolicy": "mutatingadmissionpolicies",
+        "MutatingAdmissionPolicyBinding": "mutatingadmissionpolicybindings",
+        "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
+        "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
+    }.items()
+}
+_SWITCH = POLICIES["MutatingAdmissionPolicy"]
+EFFECT_SECONDS = 30.0  # an API server compiles a new policy within a second or two; then each pod sees it
+_POLL_SECONDS = 0.5
+
+
+class Choice(Struct, frozen=True):
+    """What a namespace is switched with. ``counts`` get a template even if no pod asks for so many now."""
+
+    classes: Mapping[str, str]  # resource -> DeviceClass
+    counts: frozenset[int] = frozenset()
+    percent: int | None = None
+    selector: str = ""
+
+
+class Switched(Struct, frozen=True):
+    """One switched namespace: its templates, and how many owners and which pods the switch is for."""
+
+    namespace: str
+    templates: tuple[str, ...]
+    percent: int
+    selector: str
+
+
+class State(Struct, frozen=True):
+    """What is switched in a cluster, and which resources with which DeviceClass."""
+
+    classes: Mapping[str, str]
+    namespaces: tuple[Switched, ...]
+
+
+async def state_of(cluster: Cluster) -> State:
+    """Read what is switched. Raises ClusterError."""
+    await _require_policies(cluster)
+    found = await cluster.list(NAMESPACES, label_selector=f"{marks.LABEL}={marks.CLAIMS}")
+    return State(await _classes_in_use(cluster), tuple(_switched(one) for one in found.items))
+
+
+async def to_claims(cluster: Cluster, namespaces: Sequence[str], choice: Choice, tell: Tell) -> None:
+    """Switch namespaces to claims: templates, the policies, then the label, and a pod that is only tried.
+
+    Raises ConfigError for what cannot be meant, ClusterError for the API server's answers.
+    """
+    await _require_policies(cluster)
+    version = await served_version(cluster)
+    if not version:
+        raise ConfigError("this API server serves no claims", hint="Kubernetes 1.34 and later have resource.k8s.io/v1")
+    for namespace in namespaces:
+        await _namespace(cluster, namespace)
+    specs = {namespace: await _pod_specs(cluster, namespace) for namespace in namespaces}
+    classes = await _classes(cluster, version, choice, [spec for some in specs.values() for spec in some])
+    for namespace in namespaces:
+        names = await _make_templates(cluster, version, namespace, specs[namespace], classes, choice.counts, tell)
+        for policy in policies(classes):  # before the first label, so that no labelled namespace is without
+            await cluster.apply(POLICIES[policy["kind"]], policy, manager=marks.MANAGER)
+        await cluster.apply(NAMESPACES, _labelled(namespace, names, choice), manager=marks.MANAGER)
+        tell(f"namespace {namespace}: new pods get claims instead of limits")
+        await _wait_for_effect(cluster, namespace, min(classes), choice, names, tell)
+
+
+async def to_limits(cluster: Cluster, namespaces: Sequence[str], tell: Tell) -> None:
+    """Take the label away, and the policies after the last one. Templates stay: pods that run may use them.
+
+    Raises ConfigError for a label that somebody else set, ClusterError for the API server's answers.
+    """
+    await _require_policies(cluster)
+    for namespace in namespaces:
+        before = await _namespace(cluster, namespace)
+        if marks.CLAIMS not in (before["metadata"].get("labels") or {}).get(marks.LABEL, ""):
+            tell(f"namespace {namespace}: was not switched")
+            continue
+        bare = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
+        after = await cluster.apply(NAMESPACES, bare, manager=marks.MANAGER)
+        if marks.LABEL in (after["metadata"].get("labels") or {}):
+            raise ConfigError(
+                f"the label {marks.LABEL} of namespace {namespace} was set by somebody else",
+                hint=f"kubectl label namespace {namespace} {marks.LABEL}-",
+            )
+        tell(f"namespace {namespace}: new pods keep their limits")
+    left = await cluster.list(NAMESPACES, label_selector=f"{marks.LABEL}={marks.CLAIMS}")
+    if not left.items:
+        for policy in reversed(policies(await _classes_in_use(cluster))):
+            await cluster.delete(POLICIES[policy["kind"]], policy["metadata"]["name"])
+        tell("no namespace is switched any more: the policies are removed")
+
+
+# --- what is there --------------------------------------------------------------------------------------------------
+
+
+async def _require_policies(cluster: Cluster) -> None:
+    """Raise ConfigError where the API server has no MutatingAdmissionPolicy."""
+    try:
+        group = await cluster.read(f"/apis/{GROUP}/v1")
+        served = {one.get("name") for one in group.get("resources") or ()}
+    except UnservedError:
+        served = set()
+    if _SWITCH.plural not in served:
+        raise ConfigError(
+            "this API server has no MutatingAdmissionPolicy (admissionregistration.k8s.io/v1, Kubernetes 1.36)",
+            hint="Rewrite the manifests instead: drabridge migrate convert",
+        )
+
+
+async def _namespace(cluster: Cluster, name: str) -> Json:
+    try:
+        return await cluster.get(NAMESPACES, name)
+    except NotFoundError as error:
+        raise ConfigError(f"there is no namespace {name}", hint="kubectl get namespaces lists them") from error
+
+
+async def _classes_in_use(cluster: Cluster) -> dict[str, str]:
+    try:
+        return classes_of(await cluster.get(_SWITCH, marks.POLICY))
+    except NotFoundError:
+        return {}
+
+
+async def _pod_specs(cluster: Cluster, namespace: str) -> list[Json]:
+    """Return the specs of the namespace's pods, and those that its workloads make pods of."""
+    specs = [pod["spec"] for pod in (await cluster.list(PODS, namespace=namespace)).items]
+    for name, kind in WORKLOADS.items():
+        for one in (await cluster.list(kind, namespace=namespace)).items:
+            spec = one["spec"]["jobTemplate"]["spec"] if name == "CronJob" else one["spec"]
+            specs.append(spec["template"]["spec"])
+    return specs
+
+
+async def _classes(cluster: Cluster, version: str, choice: Choice, specs: Iterable[Json]) -> dict[str, str]:
+    """Return the DeviceClass of each resource: those that are switched already, the choice's, and those in use.
+
+    A resource in use that the choice does not name has the class that says so itself with ``extendedResourceName``.
+    """
+    there = (await cluster.list(device_classes(version))).items
+    names = {one["metadata"]["name"] for one in there}
+    of_resource = {name: one["metadata"]["name"] for one in there if (name := one["spec"].get("extendedResourceName"))}
+    used = {resource for spec in specs for resource in of_resource if claims_of_pod(spec, {resource: ""}).claims}
+    classes = await _classes_in_use(cluster)
+    for resource, name in choice.classes.items():
+        if classes.get(resource, name) != name:
+            raise ConfigError(
+                f"{resource} is switched to DeviceClass {classes[resource]} already, and {name} was asked for",
+                hint="All namespaces have one class for a resource: switch the others to limits first",
+            )
+    classes |= {extended_resource_name(one): device_class_name(name) for one, name in choice.classes.items()}
+    classes |= {resource: of_resource[resource] for resource in used - classes.keys()}
+    if not classes:
+        raise ConfigError("no resource was named", hint="For example --class nvidia.com/gpu=gpu.example.com")
+    for resource, name in classes.items():
+        if name not in names:
+            raise ConfigError(f"there is no DeviceClass {name} for {resource}", hint="kubectl get deviceclasses")
+    return classes
+
+
+# --- what is made ---------------------------------------------------------------------------------------------------
+
+
+async def _make_templates(
+    cluster: Cluster,
+    version: str,
+    namespace: str,
+    specs: Sequence[Json],
+    classes: Mapping[str, str],
+    counts: frozenset[int],
+    tell: Tell,
+) -> tuple[str, ...]:
+    """Make a template for every count that pods of the namespace ask for; return the names of all that may be used."""
+    kind = claim_templates(version)
+    there = {one["metadata"]["name"]: one for one in (await cluster.list(kind, namespace=namespace)).items}
+    bases = {resource: base_of(resource) for resource in classes}
+    found = [claims_of_pod(spec, bases) for spec in specs]
+    names = {name for name, one in there.items() if _ours(one)}
+    for resource, device_class in sorted(classes.items()):
+        used = frozenset(count for one in found for count in one.counts(bases[resource]))
+        for count in sorted(used | counts or {1}):
+            template = Template(namespace, resource, device_class, count)
+            body = yaml.safe_load("\n".join(template.lines()))
+            body["apiVersion"] = f"{kind.group}/{version}"
+            body["metadata"]["labels"] = dict(marks.MANAGED_BY)
+            names.add(template.name)
+            old = there.get(template.name)
+            if old is None:
+                await cluster.create(kind, body, namespace=namespace)
+                tell(f"namespace {namespace}: made ResourceClaimTemplate {template.name}")
+            elif (asked := _asked(old)) != (device_class, count):
+                raise ConfigError(
+                    f"ResourceClaimTemplate {template.name} of namespace {namespace} asks for {asked[1]} of {asked[0]}",
+                    hint=f"The switch needs the name for {count} of {device_class}: delete or rename that template",
+                )
+    return tuple(sorted(names))
+
+
+def _ours(template: Json) -> bool:
+    labels = template["metadata"].get("labels") or {}
+    return bool(marks.MANAGED_BY.items() <= labels.items())
+
+
+def _asked(template: Json) -> tuple[str, int]:
+    """Return (DeviceClass, count) of a template that asks for nothing else; ("something else", 0) of another one."""
+    requests = template["spec"]["spec"]["devices"].get("requests") or []
+    exactly = requests[0].get("exactly") or requests[0] if len(requests) == 1 else {}
+    if not exactly or exactly.get("selectors") or exactly.get("adminAccess"):
+        return "something else", 0
+    return str(exactly.get("deviceClassName")), int(exactly.get("count") or 1)
+
+
+def _labelled(namespace: str, templates: Sequence[str], choice: Choice) -> Json:
+    annotations = {marks.TEMPLATES: ",".join(templates)}
+    if choice.percent is not None:
+        annotations[marks.PERCENT] = str(choice.percent)
+    if choice.selector:
+        annotations[marks.SELECTOR] = choice.selector
+    metadata = {"name": namespace, "labels": {marks.LABEL: marks.CLAIMS}, "annotations": annotations}
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
+
+
+def _switched(namespace: Json) -> Switched:
+    meta = namespace["metadata"]
+    notes = meta.get("annotations") or {}
+    templates = tuple(filter(None, (notes.get(marks.TEMPLATES) or "").split(",")))
+    return Switched(meta["name"], templates, int(notes.get(marks.PERCENT) or 100), notes.get(marks.SELECTOR) or "")
+
+
+# --- whether it works -----------------------------------------------------------------------------------------------
+
+
+async def _wait_for_effect(
+    cluster: Cluster, namespace: str, resource: str, choice: Choice, templates: Sequence[str], tell: Tell
+) -> None:
+    """Try to make a pod, without making it, until its limits became claims. Raises ClusterError if they do not."""
+    if choice.percent == 0:
+        return
+    share = 100 if choice.percent is None else choice.percent
+    name = next(name for name in (f"drabridge-probe-{i}" for i in range(10_000)) if bucket(name) < share)
+    base = base_of(resource)
+    matches = (re.fullmatch(rf"{base}-([0-9]+)", one) for one in templates)
+    count = min(int(one[1]) for one in matches if one)
+    labels = dict(pair.split("=") for pair in choice.selector.split(",") if pair)
+    container = {"name": "probe", "image": "probe", "resources": {"limits": {resource: str(count)}}}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": namespace, "labels": labels},
+        "spec": {"containers": [container]},
+    }
+    deadline = asyncio.get_running_loop().time() + EFFECT_SECONDS
+    while True:
+        try:
+            tried = await cluster.create(PODS, pod, namespace=namespace, dry_run=True)
+        except (DeniedError, InvalidError) as error:
+            tell(f"namespace {namespace}: whether the switch works could not be tried: {error.message}")
+            return
+        if tried["spec"].get("resourceClaims"):
+            return
+        if asyncio.get_running_loop().time() > deadline:
+            raise ClusterError(
+                f"pods of namespace {namespace} still keep their limits after {EFFECT_SECONDS:.0f} s",
+                hint=f"kubectl get mutatingadmissionpolicy {marks.POLICY} -o yaml says why under status",
+            )
+        await asyncio.sleep(_POLL_SECONDS)
