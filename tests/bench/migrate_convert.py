@@ -87,7 +87,7 @@ def convert_1000_files_s() -> float:
         command = [sys.executable, "-m", "drabridge.cli", "migrate", "convert", "--in-place"]
         started = time.perf_counter()
         done = subprocess.run(
-            [*command, "--resource", "nvidia.com/gpu=gpu.example.com", folder],
+            [*command, "--class", "nvidia.com/gpu=gpu.example.com", folder],
             capture_output=True,
             text=True,
             check=True,

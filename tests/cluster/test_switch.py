@@ -173,7 +173,7 @@ REPLICA_SET = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-5d9c"
 @pytest.mark.parametrize(
     "pod",
     [
-        pytest.param(one_gpu(annotations={marks.OPT_OUT: marks.OFF}), id="opted out"),
+        pytest.param(one_gpu(annotations={marks.OPT_OUT: marks.LIMITS}), id="opted out"),
         pytest.param(one_gpu(ownerReferences=[{**REPLICA_SET, "kind": "DaemonSet"}]), id="of a DaemonSet"),
         pytest.param(pod_of({"nodeName": "n", "containers": [container("c", {GPU: "1"})]}), id="has a node"),
         pytest.param(pod_of({"containers": [container("c", {GPU: "33"})]}), id="more than a claim can have"),

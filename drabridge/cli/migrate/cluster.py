@@ -1,4 +1,4 @@
-"""Connect to the cluster that an administrator means."""
+"""Read what the commands have in common: which cluster is meant, and which DeviceClass a resource has."""
 
 from __future__ import annotations
 
@@ -43,7 +43,11 @@ def connect(kubeconfig: str | None, context: str | None) -> KubernetesCluster:
 
 def resource_class(words: str) -> tuple[str, str]:
     """Read RESOURCE=CLASS, for argparse."""
+    from drabridge.config.names import device_class_name, extended_resource_name
+    from drabridge.config.problems import Problems
+
     resource, _, name = words.partition("=")
-    if not resource or not name:
-        raise argparse.ArgumentTypeError(f"found {words!r}, expected RESOURCE=CLASS")
-    return resource, name
+    try:
+        return extended_resource_name(resource), device_class_name(name)
+    except Problems as error:
+        raise argparse.ArgumentTypeError(f"{words}: {error}; for example nvidia.com/gpu=gpu.example.com") from error

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from drabridge.cli.migrate.cluster import resource_class
 from drabridge.cli.output import cell
 from drabridge.errors import ConfigError, HostError
 
@@ -24,10 +25,12 @@ STDIN = "-"
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="*", metavar="FILE", help="files, folders, kustomizations; - for standard input")
     parser.add_argument(
-        "--resource",
+        "--class",
+        dest="classes",
         action="append",
+        type=resource_class,
         default=[],
-        metavar="NAME=CLASS",
+        metavar="RESOURCE=CLASS",
         help="convert this resource to this DeviceClass",
     )
     parser.add_argument(
@@ -64,7 +67,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "with its reason on standard error, and the exit status is then 1. --reverse gives back the bytes that were\n"
         "there; it makes no backup.\n\n"
         "examples:\n"
-        "  drabridge migrate convert --resource nvidia.com/gpu=gpu.example.com --diff deploy/\n"
+        "  drabridge migrate convert --class nvidia.com/gpu=gpu.example.com --diff deploy/\n"
         "  drabridge migrate convert --config agent.yaml --in-place deploy/\n"
         "  drabridge migrate convert --reverse --in-place deploy/\n"
         "  drabridge migrate convert --config agent.yaml -o kustomize --to claims/ deploy/\n"
@@ -126,22 +129,14 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:
-    from drabridge.config.names import device_class_name, extended_resource_name
-    from drabridge.config.problems import Problems
     from drabridge.migrate.convert.settings import Device, Settings
 
     devices = _from_config(arguments.config) if arguments.config is not None else {}
-    for text in arguments.resource:
-        name, _, device_class = text.partition("=")
-        try:
-            known = devices.get(extended_resource_name(name))
-            devices[name] = Device(device_class_name(device_class), known.published if known else None)
-        except Problems as error:
-            raise ConfigError(
-                f"--resource {text}: {error}", hint="For example nvidia.com/gpu=gpu.example.com"
-            ) from error
+    for name, device_class in arguments.classes:
+        known = devices.get(name)
+        devices[name] = Device(device_class, known.published if known else None)
     if not devices:
-        hint = "Give --resource nvidia.com/gpu=gpu.example.com, or --config with a deviceClass for each resource"
+        hint = "Give --class nvidia.com/gpu=gpu.example.com, or --config with a deviceClass for each resource"
         raise ConfigError("no resource was named", hint=hint)
     paths: dict[str, tuple[str, ...]] = {}
     for text in arguments.path:

@@ -19,11 +19,11 @@ _EPILOG = """\
 While a namespace is switched, a MutatingAdmissionPolicy in the API server turns
 the limits of its new pods into claims. Manifests stay as they are, and so do
 pods that run: roll a workload out to move it (kubectl rollout restart). Pods
-of DaemonSets, static pods, and pods with the annotation drabridge/switch: "off"
-keep their limits. Without NAMESPACE, shows what is switched.
+of DaemonSets, static pods, and pods with the annotation "switch.drabridge/to:
+limits" keep their limits. Without NAMESPACE, shows what is switched.
 
 examples:
-  drabridge migrate switch team-a team-b --to claims --class nvidia.com/gpu=gpu.example.com
+  drabridge migrate switch team-a --to claims --class nvidia.com/gpu=gpu.example.com
   drabridge migrate switch team-a --to claims --percent 20
   drabridge migrate switch team-a --to claims --selector app=web
   drabridge migrate switch team-a --to limits

@@ -257,7 +257,7 @@ class _Converter:
                 self._find(Level.LEFT, number, manifest, path, f"{key}: {count.text} is in no pod template", hint)
         elif in_pod and _is_extended(resource) and path[-2] == "limits":
             message = f"{resource} stays on limits"
-            self._find(Level.NOTE, number, manifest, path, message, f"to convert it, add --resource {resource}=CLASS")
+            self._find(Level.NOTE, number, manifest, path, message, f"to convert it, add --class {resource}=CLASS")
 
     def _find(self, level: Level, number: int, manifest: Manifest, path: Path, message: str, hint: str) -> None:
         finding = Finding(level, self._line(number, path), str(manifest), message, hint)

@@ -72,7 +72,7 @@ def classes_of(policy: Mapping[str, Any]) -> dict[str, str]:
 
 _NOT_OPTED_OUT = (
     f"!has(object.metadata.annotations) || !('{marks.OPT_OUT}' in object.metadata.annotations) "
-    f"|| object.metadata.annotations['{marks.OPT_OUT}'] != '{marks.OFF}'"
+    f"|| object.metadata.annotations['{marks.OPT_OUT}'] != '{marks.LIMITS}'"
 )
 _NOT_OF_A_DAEMONSET = (
     "!has(object.metadata.ownerReferences) || !object.metadata.ownerReferences.exists(o, o.kind == 'DaemonSet')"

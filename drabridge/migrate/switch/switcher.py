@@ -10,7 +10,6 @@ from typing import Any
 import yaml
 from msgspec import Struct
 
-from drabridge.config.names import device_class_name, extended_resource_name
 from drabridge.errors import ClusterError, ConfigError
 from drabridge.kube.api import (
     PODS,
@@ -184,7 +183,7 @@ async def _classes(cluster: Cluster, version: str, choice: Choice, specs: Iterab
                 f"{resource} is switched to DeviceClass {classes[resource]} already, and {name} was asked for",
                 hint="All namespaces have one class for a resource: switch the others to limits first",
             )
-    classes |= {extended_resource_name(one): device_class_name(name) for one, name in choice.classes.items()}
+    classes |= choice.classes
     classes |= {resource: of_resource[resource] for resource in used - classes.keys()}
     if not classes:
         raise ConfigError("no resource was named", hint="For example --class nvidia.com/gpu=gpu.example.com")

@@ -14,7 +14,7 @@ from drabridge.cli import main
 from tests.support.waiting import HANG_SECONDS
 
 Output = pytest.CaptureFixture[str]
-RESOURCE = ("--resource", "nvidia.com/gpu=gpu.example.com")
+RESOURCE = ("--class", "nvidia.com/gpu=gpu.example.com")
 CONVERT = ("migrate", "convert")
 POD = """\
 apiVersion: v1
@@ -163,10 +163,8 @@ def test_a_kustomize_component_does_the_same(folder: Path, capsys: Output) -> No
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--resource", "nvidia.com/gpu=gpu"], "no FILE was named"),
+        (["--class", "nvidia.com/gpu=gpu"], "no FILE was named"),
         (["x.yaml"], "no resource was named"),
-        (["--resource", "gpu=gpu", "x.yaml"], "expected a domain and a name"),
-        (["--resource", "nvidia.com/gpu", "x.yaml"], "expected a lower-case DNS subdomain"),
         ([*RESOURCE, "--path", "spec.template", "x.yaml"], "is not KIND=PATH"),
         ([*RESOURCE, "--post-renderer", "x.yaml"], "reads standard input alone"),
         (["--post-renderer", "--reverse"], "leaves nothing in its output"),
@@ -177,6 +175,17 @@ def test_a_kustomize_component_does_the_same(folder: Path, capsys: Output) -> No
 )
 def test_arguments_that_mean_nothing(arguments: list[str], said: str, capsys: Output) -> None:
     assert run(*arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [("gpu=gpu", "expected a domain and a name"), ("nvidia.com/gpu", "expected a lower-case DNS subdomain")],
+)
+def test_a_class_is_named_for_a_resource(words: str, said: str, capsys: Output) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run("--class", words, "x.yaml")
+    assert ended.value.code == 2
     assert said in capsys.readouterr().err
 
 

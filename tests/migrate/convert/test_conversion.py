@@ -172,7 +172,7 @@ def test_a_kind_of_ones_own_by_path() -> None:
 def test_a_resource_that_was_not_named_stays_with_a_note() -> None:
     found = check(POD, Settings({"amd.com/gpu": Device("amd")}))
     assert not found.unfinished
-    assert "add --resource nvidia.com/gpu=CLASS" in only(found, Level.NOTE).hint
+    assert "add --class nvidia.com/gpu=CLASS" in only(found, Level.NOTE).hint
 
 
 def test_labels_stay_where_nobody_knows_what_devices_publish() -> None:
