@@ -60,8 +60,8 @@ async def api() -> AsyncIterator[Api]:
     await cluster.apply(NAMESPACES, namespace, manager=MANAGER)
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": TEAM}}
     await cluster.apply(SERVICE_ACCOUNTS, account, manager=MANAGER, namespace=TEAM)
-    for name in OTHER_CLASSES.values():
-        await cluster.apply(CLASSES, device_class(name), manager=MANAGER)
+    await cluster.apply(CLASSES, device_class(OTHER_CLASSES[GPU]), manager=MANAGER)
+    await cluster.apply(CLASSES, device_class(OTHER_CLASSES[NIC], extendedResourceName=NIC), manager=MANAGER)
     try:
         yield cluster
     finally:
@@ -83,8 +83,15 @@ async def team(api: Api) -> AsyncIterator[str]:
                 await api.delete(kind, one["metadata"]["name"], namespace=TEAM)
 
 
-def device_class(name: str) -> Json:
-    return {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": name}, "spec": {}}
+def device_class(name: str, **spec: str) -> Json:
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": name}, "spec": spec}
+
+
+def deployment(limits: Json) -> Json:
+    """A Deployment of no pods."""
+    template = {"metadata": {"labels": {"app": "w"}}, "spec": {"containers": [container("c", limits)]}}
+    spec = {"replicas": 0, "selector": {"matchLabels": {"app": "w"}}, "template": template}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "w", "namespace": TEAM}, "spec": spec}
 
 
 def container(name: str, limits: Json, **more: object) -> Json:
@@ -224,16 +231,23 @@ async def test_a_missing_template_is_named_with_the_command_that_makes_it(api: A
 
 
 async def test_templates_are_made_for_what_workloads_ask_for(api: Api, team: str) -> None:
-    template = {"metadata": {"labels": {"app": "w"}}, "spec": {"containers": [container("c", {GPU: "4"})]}}
-    spec = {"replicas": 0, "selector": {"matchLabels": {"app": "w"}}, "template": template}
-    meta = {"name": "w", "namespace": team}
-    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta, "spec": spec}
-    await api.apply(DEPLOYMENTS, deployment, manager=MANAGER, namespace=team)
+    await api.apply(DEPLOYMENTS, deployment({GPU: "4"}), manager=MANAGER, namespace=team)
     await switch(team, "--to", "claims", *classes(GPU))
     found = (await api.list(TEMPLATES, namespace=team)).items
     (made,) = [one for one in found if one["metadata"]["name"] == "example-gpu-4"]
     (asked,) = made["spec"]["spec"]["devices"]["requests"]
     assert (asked["exactly"]["deviceClassName"], asked["exactly"]["count"]) == (OTHER_CLASSES[GPU], 4)
+
+
+async def test_the_class_that_names_a_resource_itself_need_not_be_named(api: Api, team: str) -> None:
+    said = await switch(team, "--to", "claims", status=2)
+    assert "no pod of namespace" in said
+    await api.apply(DEPLOYMENTS, deployment({NIC: "2", GPU: "1"}), manager=MANAGER, namespace=team)
+    await switch(team, "--to", "claims")
+    assert {one["metadata"]["name"] for one in (await api.list(TEMPLATES, namespace=team)).items} == {
+        "example-rdma-nic-2"
+    }
+    assert json.loads(await switch("-o", "json"))["classes"] == {NIC: OTHER_CLASSES[NIC]}
 
 
 async def test_the_policies_are_there_while_anything_is_switched(api: Api, team: str) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -24,7 +23,7 @@ from drabridge.kube.api import (
 from drabridge.migrate.convert.templates import Template
 from drabridge.migrate.report.reads import WORKLOADS, claim_templates, device_classes
 from drabridge.migrate.switch import marks
-from drabridge.migrate.switch.claims_of_pod import bucket, claims_of_pod
+from drabridge.migrate.switch.claims_of_pod import MOST_DEVICES, bucket, claims_of_pod
 from drabridge.migrate.switch.policy import GROUP, base_of, classes_of, policies
 
 Json = Mapping[str, Any]
@@ -44,6 +43,7 @@ POLICIES = {
 _SWITCH = POLICIES["MutatingAdmissionPolicy"]
 EFFECT_SECONDS = 30.0  # an API server compiles a new policy within a second or two; then each pod sees it
 _POLL_SECONDS = 0.5
+_COUNTS = range(1, MOST_DEVICES + 1)  # that a template of ours can have
 
 
 class Choice(Struct, frozen=True):
@@ -89,15 +89,19 @@ async def to_claims(cluster: Cluster, namespaces: Sequence[str], choice: Choice,
         raise ConfigError("this API server serves no claims", hint="Kubernetes 1.34 and later have resource.k8s.io/v1")
     for namespace in namespaces:
         await _namespace(cluster, namespace)
-    specs = {namespace: await _pod_specs(cluster, namespace) for namespace in namespaces}
-    classes = await _classes(cluster, version, choice, [spec for some in specs.values() for spec in some])
+    classes = await _classes(cluster, version, choice)
+    templates = {}
     for namespace in namespaces:
-        names = await _make_templates(cluster, version, namespace, specs[namespace], classes, choice.counts, tell)
-        for policy in policies(classes):  # before the first label, so that no labelled namespace is without
-            await cluster.apply(POLICIES[policy["kind"]], policy, manager=marks.MANAGER)
+        specs = await _pod_specs(cluster, namespace)
+        templates[namespace] = await _make_templates(cluster, version, namespace, specs, classes, choice, tell)
+    of_these = _resources({name for names in templates.values() for name in names}, classes)
+    wanted = await _classes_in_use(cluster) | {resource: classes[resource] for resource in of_these}
+    for policy in policies(wanted):  # before a label, so that no labelled namespace is without
+        await cluster.apply(POLICIES[policy["kind"]], policy, manager=marks.MANAGER)
+    for namespace, names in templates.items():
         await cluster.apply(NAMESPACES, _labelled(namespace, names, choice), manager=marks.MANAGER)
         tell(f"namespace {namespace}: new pods get claims instead of limits")
-        await _wait_for_effect(cluster, namespace, min(classes), choice, names, tell)
+        await _wait_for_effect(cluster, namespace, of_these, choice, names, tell)
 
 
 async def to_limits(cluster: Cluster, namespaces: Sequence[str], tell: Tell) -> None:
@@ -167,28 +171,23 @@ async def _pod_specs(cluster: Cluster, namespace: str) -> list[Json]:
     return specs
 
 
-async def _classes(cluster: Cluster, version: str, choice: Choice, specs: Iterable[Json]) -> dict[str, str]:
-    """Return the DeviceClass of each resource: those that are switched already, the choice's, and those in use.
+async def _classes(cluster: Cluster, version: str, choice: Choice) -> dict[str, str]:
+    """Return the DeviceClass of every resource that is known: from the policy, the choice, and the classes themselves.
 
-    A resource in use that the choice does not name has the class that says so itself with ``extendedResourceName``.
+    A class says with ``extendedResourceName`` which resource it is for.
     """
     there = (await cluster.list(device_classes(version))).items
-    names = {one["metadata"]["name"] for one in there}
-    of_resource = {name: one["metadata"]["name"] for one in there if (name := one["spec"].get("extendedResourceName"))}
-    used = {resource for spec in specs for resource in of_resource if claims_of_pod(spec, {resource: ""}).claims}
-    classes = await _classes_in_use(cluster)
+    before = await _classes_in_use(cluster)
     for resource, name in choice.classes.items():
-        if classes.get(resource, name) != name:
+        if before.get(resource, name) != name:
             raise ConfigError(
-                f"{resource} is switched to DeviceClass {classes[resource]} already, and {name} was asked for",
+                f"{resource} is switched to DeviceClass {before[resource]} already, and {name} was asked for",
                 hint="All namespaces have one class for a resource: switch the others to limits first",
             )
-    classes |= choice.classes
-    classes |= {resource: of_resource[resource] for resource in used - classes.keys()}
-    if not classes:
-        raise ConfigError("no resource was named", hint="For example --class nvidia.com/gpu=gpu.example.com")
-    for resource, name in classes.items():
-        if name not in names:
+    named = {name: one["metadata"]["name"] for one in there if (name := one["spec"].get("extendedResourceName"))}
+    classes = {**named, **before, **choice.classes}
+    for resource, name in choice.classes.items():
+        if name not in {one["metadata"]["name"] for one in there}:
             raise ConfigError(f"there is no DeviceClass {name} for {resource}", hint="kubectl get deviceclasses")
     return classes
 
@@ -202,18 +201,23 @@ async def _make_templates(
     namespace: str,
     specs: Sequence[Json],
     classes: Mapping[str, str],
-    counts: frozenset[int],
+    choice: Choice,
     tell: Tell,
 ) -> tuple[str, ...]:
-    """Make a template for every count that pods of the namespace ask for; return the names of all that may be used."""
+    """Make a template for every count that pods of the namespace ask for; return the names of all that may be used.
+
+    Resources that no pod asks for get one only where the choice names them.
+    """
     kind = claim_templates(version)
     there = {one["metadata"]["name"]: one for one in (await cluster.list(kind, namespace=namespace)).items}
     bases = {resource: base_of(resource) for resource in classes}
     found = [claims_of_pod(spec, bases) for spec in specs]
     names = {name for name, one in there.items() if _ours(one)}
     for resource, device_class in sorted(classes.items()):
-        used = frozenset(count for one in found for count in one.counts(bases[resource]))
-        for count in sorted(used | counts or {1}):
+        counts = {count for one in found for count in one.counts(bases[resource])}
+        if counts or resource in choice.classes or resource in _resources(names, [resource]):
+            counts = counts | choice.counts or {1}
+        for count in sorted(counts):
             template = Template(namespace, resource, device_class, count)
             body = yaml.safe_load("\n".join(template.lines()))
             body["apiVersion"] = f"{kind.group}/{version}"
@@ -228,7 +232,18 @@ async def _make_templates(
                     f"ResourceClaimTemplate {template.name} of namespace {namespace} asks for {asked[1]} of {asked[0]}",
                     hint=f"The switch needs the name for {count} of {device_class}: delete or rename that template",
                 )
+    if not names:
+        raise ConfigError(
+            f"no pod of namespace {namespace} asks for a resource whose DeviceClass is known",
+            hint="Name one: --class nvidia.com/gpu=gpu.example.com",
+        )
     return tuple(sorted(names))
+
+
+def _resources(templates: Collection[str], resources: Iterable[str]) -> frozenset[str]:
+    """Return those resources of which a template has the name that a switch gives it."""
+    named = {one: {Template("", one, "", count).name for count in _COUNTS} for one in resources}
+    return frozenset(one for one, names in named.items() if not names.isdisjoint(templates))
 
 
 def _ours(template: Json) -> bool:
@@ -266,16 +281,20 @@ def _switched(namespace: Json) -> Switched:
 
 
 async def _wait_for_effect(
-    cluster: Cluster, namespace: str, resource: str, choice: Choice, templates: Sequence[str], tell: Tell
+    cluster: Cluster,
+    namespace: str,
+    resources: Iterable[str],
+    choice: Choice,
+    templates: Sequence[str],
+    tell: Tell,
 ) -> None:
     """Try to make a pod, without making it, until its limits became claims. Raises ClusterError if they do not."""
     if choice.percent == 0:
         return
     share = 100 if choice.percent is None else choice.percent
     name = next(name for name in (f"drabridge-probe-{i}" for i in range(10_000)) if bucket(name) < share)
-    base = base_of(resource)
-    matches = (re.fullmatch(rf"{base}-([0-9]+)", one) for one in templates)
-    count = min(int(one[1]) for one in matches if one)
+    known = {Template("", resource, "", count).name: (resource, count) for resource in resources for count in _COUNTS}
+    resource, count = next(known[one] for one in templates if one in known)
     labels = dict(pair.split("=") for pair in choice.selector.split(",") if pair)
     container = {"name": "probe", "image": "probe", "resources": {"limits": {resource: str(count)}}}
     pod = {
