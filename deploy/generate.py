@@ -1,7 +1,8 @@
-"""``python -m deploy.generate``: write the chart's values schema and the kustomize base.
+"""``python -m deploy.generate``: write the chart's values schema, its template of a switch, and the kustomize base.
 
-``deploy/chart/values.schema.json`` comes from the agent's configuration model, ``deploy/kustomize/`` from the chart's
-default render. The tests fail while either is not what this would write.
+``deploy/chart/values.schema.json`` comes from the agent's configuration model, ``deploy/chart/templates/switch.yaml``
+from the policies of ``drabridge migrate switch``, ``deploy/kustomize/`` from the chart's default render. The tests fail
+while one is not what this would write.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import Any
 
 import yaml
 
+from deploy import switch_template
 from deploy.helm import CHART, ROOT, manifests
 from drabridge.config.json_schema import json_schema
 
 SCHEMA = CHART / "values.schema.json"
+SWITCH = CHART / "templates/switch.yaml"
 KUSTOMIZE = ROOT / "deploy/kustomize"
 NAMESPACE = "drabridge"
 DRAFT = "http://json-schema.org/draft-07/schema#"  # what every Helm 3 and 4 reads
@@ -43,6 +46,15 @@ _ANY_OBJECT: Json = {"type": "object"}
 _ANY_OBJECTS: Json = {"type": "array", "items": _ANY_OBJECT}
 _PORT: Json = {"type": "integer", "minimum": 1, "maximum": 65535}
 _SHARE: Json = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^[0-9]+%$"}]}
+_TEAM = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["name"],
+    "properties": {
+        "name": {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"},
+        "counts": {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 1, "maximum": 32}},
+    },
+}
 _PATH: Json = {"type": "string", "pattern": "^/[^ ]*[^/ ]$"}
 
 
@@ -92,7 +104,7 @@ def values_schema() -> Json:
         ),
         "serviceAccount": _object({"create": _SWITCH, "name": _TEXT, "annotations": _LABELS}),
         "rbac": _object({"create": _SWITCH}),
-        "migration": _object({"reportRole": _SWITCH}),
+        "migration": _object({"reportRole": _SWITCH, "namespaces": {"type": "array", "items": _TEAM}}),
         "admissionPolicy": _object({"create": _SWITCH}),
         "deviceClasses": _object({"create": _SWITCH}),
         "uninstall": _object({"check": _SWITCH}),
@@ -177,13 +189,15 @@ def schema_text() -> str:
 def files() -> Iterator[tuple[Path, str]]:
     """Every generated file and what it has to contain."""
     yield SCHEMA, schema_text()
+    yield SWITCH, switch_template.template()
     for name, text in kustomize_files().items():
         yield KUSTOMIZE / name, text
 
 
 def main() -> None:
     KUSTOMIZE.mkdir(exist_ok=True)
-    SCHEMA.write_text(schema_text())  # first: Helm reads it when it renders
+    SCHEMA.write_text(schema_text())  # these first: Helm reads them when it renders
+    SWITCH.write_text(switch_template.template())
     wanted = dict(files())
     for stale in set(KUSTOMIZE.glob("*.yaml")) - set(wanted):
         stale.unlink()

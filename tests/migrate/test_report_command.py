@@ -324,7 +324,7 @@ async def test_a_strange_object_is_named_and_hides_no_other() -> None:
     ("words", "said"),
     [
         (("--kubeconfig", "/nowhere/config"), "there is no file /nowhere/config"),
-        (("--class", "gpu"), "expected RESOURCE=CLASS"),
+        (("--class", "gpu"), "expected a domain and a name"),
         (("-o", "xml"), "invalid choice"),
     ],
 )

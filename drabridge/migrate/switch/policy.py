@@ -8,8 +8,10 @@ lists have maps; and CEL has no functions of one's own, so texts are put togethe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+from msgspec import Struct, field
 
 from drabridge.migrate.convert.templates import Template
 from drabridge.migrate.switch import marks
@@ -18,9 +20,8 @@ from drabridge.migrate.switch.claims_of_pod import BUCKETS, LETTERS, MOST_DEVICE
 Json = dict[str, Any]
 GROUP = "admissionregistration.k8s.io"
 API_VERSION = f"{GROUP}/v1"
+MISSING = "has no ResourceClaimTemplate"  # in what the second policy says
 _PODS = {"resourceRules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}]}
-_SWITCHED = {"namespaceSelector": {"matchLabels": {marks.LABEL: marks.CLAIMS}}}
-_KNOWN = f"'{marks.TEMPLATES}' in variables.notes ? variables.notes['{marks.TEMPLATES}'].split(',') : []"
 _NOTES = "has(namespaceObject.metadata.annotations) ? namespaceObject.metadata.annotations : {}"
 
 
@@ -29,35 +30,59 @@ def base_of(resource: str) -> str:
     return Template("", resource, "", 1).name.removesuffix("-1")
 
 
+class Form(Struct, frozen=True):
+    """What differs between the policies that the command makes and those of the chart."""
+
+    policy: str = marks.POLICY
+    guard: str = marks.GUARD
+    known: str = f"'{marks.TEMPLATES}' in variables.notes ? variables.notes['{marks.TEMPLATES}'].split(',') : []"
+    """CEL of the list of the namespace's templates."""
+    namespaces: Json = field(default_factory=lambda: {"matchLabels": {marks.LABEL: marks.CLAIMS}})
+    """The selector of the namespaces that are switched."""
+
+
+class Parts:
+    """The resources of a policy, each with its CEL."""
+
+    def __init__(self, resources: Sequence[str]) -> None:
+        self._parts = [Part(str(number), resource, base_of(resource)) for number, resource in enumerate(resources)]
+
+    def joined(self, first: str, operator: str, cel: Callable[[Part], str]) -> str:
+        """Return ``first``, and after it for each resource the operator with its CEL."""
+        return first + "".join(f" {operator} {cel(part)}" for part in self._parts)
+
+    def variables(self) -> Iterable[tuple[str, str]]:
+        """Yield names and expressions of the variables of all resources."""
+        return (variable for part in self._parts for variable in part.variables())
+
+
 def policies(classes: Mapping[str, str]) -> list[Json]:
     """Return the four objects of a switch: both policies and their bindings. ``classes``: resource -> DeviceClass."""
     listed = ",".join(f"{resource}={name}" for resource, name in sorted(classes.items()))
-    meta = {"labels": marks.MANAGED_BY, "annotations": {marks.RESOURCES: listed}}
+    found = objects(Parts(sorted(classes)), Form())
+    found[0]["metadata"]["annotations"] = {marks.RESOURCES: listed}
+    return found
+
+
+def objects(parts: Parts, form: Form) -> list[Json]:
+    """Return the four objects, without what says later which resources they are for."""
+    specs = {
+        ("MutatingAdmissionPolicy", form.policy): _switch(parts, form),
+        ("MutatingAdmissionPolicyBinding", form.policy): {"policyName": form.policy},
+        ("ValidatingAdmissionPolicy", form.guard): _guard(parts, form),
+        ("ValidatingAdmissionPolicyBinding", form.guard): {"policyName": form.guard, "validationActions": ["Deny"]},
+    }
+    for (kind, _), spec in specs.items():
+        if kind.endswith("Binding"):
+            spec["matchResources"] = {"namespaceSelector": form.namespaces}
     return [
         {
             "apiVersion": API_VERSION,
-            "kind": "MutatingAdmissionPolicy",
-            "metadata": {"name": marks.POLICY, **meta},
-            "spec": _switch(sorted(classes)),
-        },
-        {
-            "apiVersion": API_VERSION,
-            "kind": "MutatingAdmissionPolicyBinding",
-            "metadata": {"name": marks.POLICY, "labels": marks.MANAGED_BY},
-            "spec": {"policyName": marks.POLICY, "matchResources": _SWITCHED},
-        },
-        {
-            "apiVersion": API_VERSION,
-            "kind": "ValidatingAdmissionPolicy",
-            "metadata": {"name": marks.GUARD, "labels": marks.MANAGED_BY},
-            "spec": _guard(sorted(classes)),
-        },
-        {
-            "apiVersion": API_VERSION,
-            "kind": "ValidatingAdmissionPolicyBinding",
-            "metadata": {"name": marks.GUARD, "labels": marks.MANAGED_BY},
-            "spec": {"policyName": marks.GUARD, "matchResources": _SWITCHED, "validationActions": ["Deny"]},
-        },
+            "kind": kind,
+            "metadata": {"name": name, "labels": dict(marks.MANAGED_BY)},
+            "spec": spec,
+        }
+        for (kind, name), spec in specs.items()
     ]
 
 
@@ -106,37 +131,33 @@ _CLAIMS_THERE = (
 )
 
 
-def _switch(resources: Sequence[str]) -> Json:
-    parts = [_Part(number, resource) for number, resource in enumerate(resources)]
+def _switch(parts: Parts, form: Form) -> Json:
     variables = [
         ("notes", _NOTES),
-        ("known", _KNOWN),
+        ("known", form.known),
         ("inits", "has(object.spec.initContainers) ? object.spec.initContainers : []"),
         ("labels", "has(object.metadata.labels) ? object.metadata.labels : {}"),
         ("owner", _OWNER),
         ("chosen", _CHOSEN),
-        *(variable for part in parts for variable in part.variables()),
-        ("fits", " && ".join(part.fits for part in parts)),
-        ("count", " + ".join(f"{part.all}.size()" for part in parts)),
+        *parts.variables(),
+        ("fits", parts.joined("true", "&&", lambda part: part.fits)),
+        ("count", parts.joined("0", "+", lambda part: f"{part.all}.size()")),
     ]
     patches = [
-        *(patch for part in parts for patch in part.removals()),
+        parts.joined("[]", "+", lambda part: part.removals()),
         _uses("containers", "object.spec.containers", parts),
         _uses("initContainers", "variables.inits", parts),
         "has(object.spec.resourceClaims) ? [] : [JSONPatch{op: 'add', path: '/spec/resourceClaims', value: []}]",
-        *(
-            f"{part.all}.map(e, JSONPatch{{op: 'add', path: '/spec/resourceClaims/-', "
-            "value: {'name': e.name, 'resourceClaimTemplateName': e.template}})"
-            for part in parts
-        ),
+        parts.joined("[]", "+", lambda part: part.claims()),
     ]
-    added = "\n+ ".join(f"({patch})" for patch in patches)
+    added = " + ".join(f"({patch})" for patch in patches)
+    wanted = parts.joined("false", "||", lambda part: part.wanted)
     return {
         "failurePolicy": "Fail",
         "reinvocationPolicy": "Never",
         "matchConstraints": _PODS,
         "matchConditions": [
-            {"name": "has-limits", "expression": " || ".join(part.wanted for part in parts)},
+            {"name": "has-limits", "expression": wanted},
             {"name": "not-opted-out", "expression": _NOT_OPTED_OUT},
             {"name": "not-of-a-daemonset", "expression": _NOT_OF_A_DAEMONSET},
             {"name": "has-no-node", "expression": "!has(object.spec.nodeName) || object.spec.nodeName == ''"},
@@ -146,14 +167,14 @@ def _switch(resources: Sequence[str]) -> Json:
             {
                 "patchType": "JSONPatch",
                 "jsonPatch": {
-                    "expression": f"variables.chosen && variables.fits && variables.count > 0 ? (\n{added}\n) : []"
+                    "expression": f"variables.chosen && variables.fits && variables.count > 0 ? {added} : []"
                 },
             }
         ],
     }
 
 
-class _Part:
+class Part:
     """The CEL of one resource. Its variables are numbered, as an identifier cannot have the resource's name.
 
     ``here`` is whether the namespace is switched for it, which its templates say. ``app``, ``side`` and ``init`` are
@@ -162,10 +183,10 @@ class _Part:
     are all the pod's claims, as {name, template}.
     """
 
-    def __init__(self, number: int, resource: str) -> None:
+    def __init__(self, number: str, resource: str, base: str) -> None:
         self._number = number
         self._resource = resource
-        self._base = base_of(resource)
+        self._base = base
         self._has = f"has(c.resources) && has(c.resources.limits) && '{resource}' in c.resources.limits"
         self._count = f"quantity(string(c.resources.limits['{resource}'])).asInteger()"
         words = ("app", "side", "init", "lacking", "own", "all")
@@ -203,15 +224,28 @@ class _Part:
             f"+ {self.side}.map(e, {{'name': '{self._base}-s' + string(e.i), {template}}})",
         )
 
-    def removals(self) -> Iterable[str]:
-        """Yield the patches that take the resource out of limits and requests."""
+    @property
+    def is_missing(self) -> str:
+        """Whether a pod's claim ``c``, whose template is not there, is one that the switch made."""
+        name = f"c.name.matches('^{self._base}-(c[0-9]+|s[0-9]+|init)$')"
+        return f"({name} && c.resourceClaimTemplateName.matches('^{self._base}-[0-9]+$'))"
+
+    def claims(self) -> str:
+        """Return the patches that add the pod's claims."""
+        value = "{'name': e.name, 'resourceClaimTemplateName': e.template}"
+        return f"{self.all}.map(e, JSONPatch{{op: 'add', path: '/spec/resourceClaims/-', value: {value}}})"
+
+    def removals(self) -> str:
+        """Return the patches that take the resource out of limits and requests."""
+        patches = []
         for found, containers in ((self.app, "containers"), (f"({self.side} + {self.init})", "initContainers")):
             place = f"object.spec.{containers}[e.i].resources"
             asked = f".filter(e, has({place}.requests) && '{self._resource}' in {place}.requests)"
             for section, those in (("limits", ""), ("requests", asked)):
                 path = f"'/spec/{containers}/' + string(e.i) + '/resources/{section}/'"
                 key = f"jsonpatch.escapeKey('{self._resource}')"
-                yield f"{found}{those}.map(e, JSONPatch{{op: 'remove', path: {path} + {key}}})"
+                patches.append(f"{found}{those}.map(e, JSONPatch{{op: 'remove', path: {path} + {key}}})")
+        return " + ".join(patches)
 
     def uses(self, containers: str) -> tuple[str, str]:
         """Return whether the container number ``i`` uses claims of the resource, and the list of these."""
@@ -225,11 +259,10 @@ class _Part:
         return f"({self.side} + {self.init}).exists(e, e.i == i)", mine
 
 
-def _uses(containers: str, listed: str, parts: Sequence[_Part]) -> str:
+def _uses(containers: str, listed: str, parts: Parts) -> str:
     """Return the patches that name in each container the claims that it uses, after those that it has."""
-    uses = [part.uses(containers) for part in parts]
-    some = " || ".join(any_of for any_of, _ in uses)
-    value = " + ".join([_CLAIMS_THERE, *(f"({mine})" for _, mine in uses)])
+    some = parts.joined("false", "||", lambda part: part.uses(containers)[0])
+    value = parts.joined(_CLAIMS_THERE, "+", lambda part: f"({part.uses(containers)[1]})")
     path = f"'/spec/{containers}/' + string(i) + '/resources/claims'"
     return f"{listed}.transformList(i, c, {some}, JSONPatch{{op: 'add', path: {path}, value: {value}}})"
 
@@ -237,16 +270,15 @@ def _uses(containers: str, listed: str, parts: Sequence[_Part]) -> str:
 # --- a template is missing ------------------------------------------------------------------------------------------
 
 
-def _guard(resources: Sequence[str]) -> Json:
-    bases = "|".join(base_of(resource) for resource in resources)
+def _guard(parts: Parts, form: Form) -> Json:
+    ours = parts.joined("false", "||", lambda part: part.is_missing)
     missing = (
         "!has(object.spec.resourceClaims) ? [] : object.spec.resourceClaims.filter(c, "
-        f"has(c.resourceClaimTemplateName) && c.name.matches('^({bases})-(c[0-9]+|s[0-9]+|init)$') "
-        f"&& c.resourceClaimTemplateName.matches('^({bases})-[0-9]+$') "
-        "&& !(c.resourceClaimTemplateName in variables.known)).map(c, c.resourceClaimTemplateName)"
+        f"has(c.resourceClaimTemplateName) && !(c.resourceClaimTemplateName in variables.known) && ({ours}))"
+        ".map(c, c.resourceClaimTemplateName)"
     )
     message = (
-        "'namespace ' + namespaceObject.metadata.name + ' is switched to claims and has no ResourceClaimTemplate ' + "
+        f"'namespace ' + namespaceObject.metadata.name + ' is switched to claims and {MISSING} ' + "
         "variables.missing.join(', ') + '. To make it: drabridge migrate switch ' + namespaceObject.metadata.name + "
         "' --to claims --count ' + variables.missing[0].substring(variables.missing[0].lastIndexOf('-') + 1)"
     )
@@ -255,7 +287,7 @@ def _guard(resources: Sequence[str]) -> Json:
         "matchConstraints": _PODS,
         "variables": [
             {"name": "notes", "expression": _NOTES},
-            {"name": "known", "expression": _KNOWN},
+            {"name": "known", "expression": form.known},
             {"name": "missing", "expression": missing},
         ],
         "validations": [{"expression": "variables.missing.size() == 0", "messageExpression": message}],

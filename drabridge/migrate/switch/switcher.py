@@ -24,7 +24,7 @@ from drabridge.migrate.convert.templates import Template
 from drabridge.migrate.report.reads import WORKLOADS, claim_templates, device_classes
 from drabridge.migrate.switch import marks
 from drabridge.migrate.switch.claims_of_pod import MOST_DEVICES, bucket, claims_of_pod
-from drabridge.migrate.switch.policy import GROUP, base_of, classes_of, policies
+from drabridge.migrate.switch.policy import GROUP, MISSING, base_of, classes_of, policies
 
 Json = Mapping[str, Any]
 Tell = Callable[[str], None]
@@ -288,33 +288,46 @@ async def _wait_for_effect(
     templates: Sequence[str],
     tell: Tell,
 ) -> None:
-    """Try to make a pod, without making it, until its limits became claims. Raises ClusterError if they do not."""
+    """Try to make pods, without making them, until both policies act. Raises ClusterError if they do not.
+
+    The first policy gives a pod claims, the second refuses one whose template is missing; each needs a second or two.
+    """
     if choice.percent == 0:
         return
     share = 100 if choice.percent is None else choice.percent
     name = next(name for name in (f"drabridge-probe-{i}" for i in range(10_000)) if bucket(name) < share)
     known = {Template("", resource, "", count).name: (resource, count) for resource in resources for count in _COUNTS}
-    resource, count = next(known[one] for one in templates if one in known)
+    there = [known[one] for one in templates if one in known]
+    lacking = [one for one in known.values() if one not in there]
     labels = dict(pair.split("=") for pair in choice.selector.split(",") if pair)
-    container = {"name": "probe", "image": "probe", "resources": {"limits": {resource: str(count)}}}
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": namespace, "labels": labels},
-        "spec": {"containers": [container]},
-    }
+
+    def pod(resource: str, count: int) -> Json:
+        container = {"name": "probe", "image": "probe", "resources": {"limits": {resource: str(count)}}}
+        metadata = {"name": name, "namespace": namespace, "labels": labels}
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}}
+
     deadline = asyncio.get_running_loop().time() + EFFECT_SECONDS
-    while True:
-        try:
-            tried = await cluster.create(PODS, pod, namespace=namespace, dry_run=True)
-        except (DeniedError, InvalidError) as error:
-            tell(f"namespace {namespace}: whether the switch works could not be tried: {error.message}")
-            return
-        if tried["spec"].get("resourceClaims"):
-            return
-        if asyncio.get_running_loop().time() > deadline:
-            raise ClusterError(
-                f"pods of namespace {namespace} still keep their limits after {EFFECT_SECONDS:.0f} s",
-                hint=f"kubectl get mutatingadmissionpolicy {marks.POLICY} -o yaml says why under status",
-            )
-        await asyncio.sleep(_POLL_SECONDS)
+    try:
+        while not (
+            await _gets_claims(cluster, pod(*there[0]))
+            and (not lacking or await _gets_claims(cluster, pod(*lacking[0])) is None)
+        ):
+            if asyncio.get_running_loop().time() > deadline:
+                raise ClusterError(
+                    f"pods of namespace {namespace} still keep their limits after {EFFECT_SECONDS:.0f} s",
+                    hint=f"kubectl get mutatingadmissionpolicy {marks.POLICY} -o yaml says why under status",
+                )
+            await asyncio.sleep(_POLL_SECONDS)
+    except (DeniedError, InvalidError) as error:
+        tell(f"namespace {namespace}: whether the switch works could not be tried: {error.message}")
+
+
+async def _gets_claims(cluster: Cluster, pod: Json) -> bool | None:
+    """Try to make a pod; return whether it would get claims, None where a template is missing. Raises ClusterError."""
+    try:
+        tried = await cluster.create(PODS, pod, namespace=pod["metadata"]["namespace"], dry_run=True)
+    except InvalidError as error:
+        if MISSING in error.message:
+            return None
+        raise
+    return bool(tried["spec"].get("resourceClaims"))
