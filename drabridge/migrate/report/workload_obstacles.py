@@ -34,7 +34,7 @@ COUNTING_OPERATORS = (
 def obstacle(
     code: Code, object: str, *, namespace: str = "", resource: str = "", seen: str = "", pods: int = 0
 ) -> Obstacle:
-    """Return a obstacle with the words of its code."""
+    """Return an obstacle with the words of its code."""
     text = TEXTS[code]
     return Obstacle(code, text.severity, namespace, object, resource, seen, pods, text.why, text.action)
 
