@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
+import socketserver
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -162,34 +165,34 @@ def large_listing(
 async def raw_server(path: Path, answer: bytes | None) -> AsyncIterator[bytearray]:
     """A socket that reads a first piece, says ``answer`` and hangs up; None says nothing and keeps the line open.
 
-    Yields all bytes that clients sent.
+    Yields all bytes that clients sent. It runs in threads, so that its end can wait for every connection it took.
     """
     seen = bytearray()
-    done = asyncio.Event()
+    done = threading.Event()
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
+    class Serve(socketserver.BaseRequestHandler):
+        request: socket.socket
+
+        def handle(self) -> None:
             if answer is None:
-                await done.wait()
+                done.wait()
                 return
-            writer.write(SETTINGS if answer.startswith(SETTINGS) or not answer else answer)
-            for _ in range(2):  # the preface and settings, then, once settings came, the request
-                seen.extend(await asyncio.wait_for(reader.read(65536), 0.1))
-            writer.write(answer.removeprefix(SETTINGS))
-            await writer.drain()
-        except (TimeoutError, ConnectionError):
-            pass
-        finally:
-            writer.close()
+            self.request.settimeout(0.1)
+            with suppress(OSError):  # the client hung up, or has nothing more to say
+                self.request.sendall(SETTINGS if answer.startswith(SETTINGS) or not answer else answer)
+                for _ in range(2):  # the preface and settings, then, once settings came, the request
+                    seen.extend(self.request.recv(65536))
+                self.request.sendall(answer.removeprefix(SETTINGS))
 
-    server = await asyncio.start_unix_server(serve, str(path))
-    try:
-        yield seen
-    finally:
-        done.set()
-        server.close()
-        await server.wait_closed()
-        await asyncio.sleep(0.01)
+    with socketserver.ThreadingUnixStreamServer(str(path), Serve) as server:
+        accepting = threading.Thread(target=server.serve_forever, args=(0.01,))
+        accepting.start()
+        try:
+            yield seen
+        finally:
+            done.set()
+            await asyncio.to_thread(server.shutdown)
+            accepting.join()
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
