@@ -32,7 +32,7 @@ def node_obstacles(nodes: Sequence[NodeFacts], classes: Sequence[ClassFacts]) ->
             by_resource.setdefault(name, []).append(node)
     named = {one.extended: one.name for one in classes if one.extended}
     for resource, having in sorted(by_resource.items()):
-        tainted = [node for node in having if resource in node.taints]
+        tainted = [node for node in having if resource in {key for key, _, _ in node.taints}]
         if tainted:
             yield obstacle(
                 Code.EXTENDED_RESOURCE_TOLERATION, _nodes(tainted), resource=resource, seen=f"taint {resource}"
@@ -108,18 +108,18 @@ def _nodes(nodes: Sequence[NodeFacts]) -> str:
 
 
 def _gpu_label(node: NodeFacts) -> str:
-    labels = dict(node.labels)
+    labels = node.labels
     return next((label for label in GPU_LABELS if label in labels), "")
 
 
 def _is_sliced(node: NodeFacts, resource: str) -> bool:
     """Whether GPU feature discovery, or the resource's own name, says that devices are offered several times."""
-    labels = dict(node.labels)
+    labels = node.labels
     replicas = labels.get(f"{resource}.replicas", "")
     shared = labels.get(f"{resource}.product", "").endswith("-SHARED")
     return (replicas.isdecimal() and int(replicas) > 1) or shared or resource.endswith(".shared")
 
 
 def _sliced_words(node: NodeFacts, resource: str) -> str:
-    replicas = dict(node.labels).get(f"{resource}.replicas")
+    replicas = node.labels.get(f"{resource}.replicas")
     return f"label {resource}.replicas={replicas}" if replicas else f"{resource} is shared"

@@ -23,7 +23,7 @@ Amounts = tuple[tuple[str, int], ...]
 
 CLASS_RESOURCE = "deviceclass.resource.kubernetes.io/"
 """Every DeviceClass may be asked for under this name and its own in limits (KEP-5004)."""
-DEFAULT_SURGE = "25%"  # of a Deployment (pkg/apis/apps/v1/defaults.go)
+DEFAULT_SURGE = "25%"  # maxSurge and maxUnavailable of a Deployment (pkg/apis/apps/v1/defaults.go)
 _DRIVER = re.compile(r"""device\.driver\s*==\s*["']([^"']+)["']""")
 _FINISHED = ("Succeeded", "Failed")
 
@@ -37,14 +37,42 @@ class PodOwner(Struct, frozen=True):
     uid: str
 
 
+class Toleration(Struct, frozen=True):
+    """A taint that a pod bears; every one where ``key`` is empty, every effect where that is."""
+
+    key: str
+    exists: bool
+    value: str
+    effect: str
+
+
+class Requirement(Struct, frozen=True):
+    """What a pod asks of one label of its node; the operators are Kubernetes' own."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...]
+
+
+class Place(Struct, frozen=True):
+    """Where pods may run: on nodes with all the ``labels``, and of ``terms`` one whole, if there are some."""
+
+    labels: tuple[tuple[str, str], ...] = ()
+    terms: tuple[tuple[Requirement, ...], ...] = ()
+    tolerations: tuple[Toleration, ...] = ()
+
+
 class PodFacts(Struct, frozen=True):
-    """What a pod uses, and who made it. ``by_dra`` are the extended resources that DRA serves to it."""
+    """What a pod uses, and who made it. ``by_dra`` are the extended resources that DRA serves to it.
+
+    ``node`` is empty while it has none.
+    """
 
     namespace: str
     name: str
     uid: str
     owner: PodOwner | None
-    bound: bool
+    node: str
     limits: Amounts
     by_dra: frozenset[str]
     claims: tuple[str, ...]
@@ -53,32 +81,48 @@ class PodFacts(Struct, frozen=True):
 
 
 class WorkloadFacts(Struct, frozen=True):
-    """What makes pods. ``surge`` pods are made in a rollout before old ones end; ``limits`` are of one pod."""
+    """What makes pods. ``limits`` are of one pod.
+
+    ``replicas``: how many pods it wants at a time. ``strategy``: RollingUpdate, Recreate or OnDelete, "" without
+    rollouts. In a rollout ``surge`` pods are made before old ones end, and ``unavailable`` ones may lack meanwhile.
+    """
 
     kind: str
     namespace: str
     name: str
     uid: str
     owner: PodOwner | None
+    replicas: int
+    strategy: str
     surge: int
+    unavailable: int
     limits: Amounts
     templates: tuple[str, ...]
+    place: Place
     signs: tuple[Sign, ...]
 
 
 class NodeFacts(Struct, frozen=True):
-    """What kubelet says of a node's extended resources: ``allocatable`` has those with 0, too."""
+    """What kubelet says of a node's extended resources: ``allocatable`` has those with 0, too.
+
+    ``taints``: (key, value, effect). ``cordoned``: the scheduler gives it no new pods.
+    """
 
     name: str
     allocatable: Amounts
-    taints: tuple[str, ...]
-    labels: tuple[tuple[str, str], ...]
+    cordoned: bool
+    taints: tuple[tuple[str, str, str], ...]
+    labels: Mapping[str, str]
 
 
 class SliceFacts(Struct, frozen=True):
-    """How many devices one ResourceSlice has, by their attribute ``resource`` ("" where they have none)."""
+    """How many devices one ResourceSlice has, by their attribute ``resource`` ("" where they have none).
+
+    ``node`` is empty where its devices are not of one node.
+    """
 
     driver: str
+    node: str
     pool: str
     generation: int
     devices: Amounts
@@ -93,12 +137,16 @@ class ClassFacts(Struct, frozen=True):
 
 
 class ClaimFacts(Struct, frozen=True):
-    """A ResourceClaim: how many devices of each class it holds, or asks for until it is allocated."""
+    """A ResourceClaim: how many devices of each class it holds, or asks for until it is allocated.
+
+    ``held``: how many it holds of each (driver, pool, class).
+    """
 
     namespace: str
     name: str
     allocated: bool
     classes: Amounts
+    held: tuple[tuple[tuple[str, str, str], int], ...]
 
 
 class QuotaFacts(Struct, frozen=True):
@@ -128,7 +176,7 @@ def pod_facts(obj: Json) -> PodFacts | None:
         meta.get("name") or "",
         meta.get("uid") or "",
         _owner(meta),
-        bool(spec.get("nodeName")),
+        spec.get("nodeName") or "",
         limits,
         by_dra,
         tuple(sorted(filter(None, claims))),
@@ -149,27 +197,34 @@ def workload_facts(kind: str, obj: Json) -> WorkloadFacts | None:
     template = (job if kind == "CronJob" else spec).get("template") or {}
     pod = template.get("spec") or {}
     limits, templates = pod_limits(pod), _templates(pod)
+    replicas = _replicas(kind, job if kind == "CronJob" else spec)
+    strategy, surge, unavailable = _rollout(kind, spec, replicas)
     return WorkloadFacts(
         kind,
         meta.get("namespace") or "",
         meta.get("name") or "",
         meta.get("uid") or "",
         _owner(meta),
-        _surge(spec) if kind == "Deployment" else 0,
+        replicas,
+        strategy,
+        surge,
+        unavailable,
         limits,
         templates,
+        _place(pod),
         signs_of(template.get("metadata") or {}, pod, limits, template=True),
     )
 
 
 def node_facts(obj: Json) -> NodeFacts:
     meta, spec, status = _parts(obj)
-    labels = {key: value or "" for key, value in (meta.get("labels") or {}).items()}
+    taints = spec.get("taints") or ()
     return NodeFacts(
         meta.get("name") or "",
         limits_of({**dict.fromkeys(status.get("capacity") or (), "0"), **(status.get("allocatable") or {})}, zero=True),
-        tuple(one.get("key") or "" for one in spec.get("taints") or ()),
-        tuple(sorted((key, value) for key, value in labels.items() if _tells_of_devices(key))),
+        bool(spec.get("unschedulable")),
+        tuple((one.get("key") or "", one.get("value") or "", one.get("effect") or "") for one in taints),
+        {key: value or "" for key, value in (meta.get("labels") or {}).items()},
     )
 
 
@@ -181,7 +236,11 @@ def slice_facts(obj: Json) -> SliceFacts:
         attributes = device.get("attributes") or (device.get("basic") or {}).get("attributes") or {}
         count[(attributes.get("resource") or {}).get("string") or ""] += 1
     return SliceFacts(
-        spec.get("driver") or "", pool.get("name") or "", pool.get("generation") or 0, tuple(sorted(count.items()))
+        spec.get("driver") or "",
+        spec.get("nodeName") or "",
+        pool.get("name") or "",
+        pool.get("generation") or 0,
+        tuple(sorted(count.items())),
     )
 
 
@@ -204,11 +263,16 @@ def claim_facts(obj: Json) -> ClaimFacts:
         classes_by_request[name] = first.get("deviceClassName") or ""
         count[classes_by_request[name]] += first.get("count") or 1
     allocation = status.get("allocation")
+    held: Counter[tuple[str, str, str]] = Counter()
     if allocation:
-        results = (allocation.get("devices") or {}).get("results") or ()
-        count = Counter(classes_by_request.get(one.get("request") or "", "") for one in results)
+        count.clear()
+        for one in (allocation.get("devices") or {}).get("results") or ():
+            device_class = classes_by_request.get(one.get("request") or "", "")
+            count[device_class] += 1
+            held[one.get("driver") or "", one.get("pool") or "", device_class] += 1
     classes = tuple(sorted((name, amount) for name, amount in count.items() if name))
-    return ClaimFacts(meta.get("namespace") or "", meta.get("name") or "", bool(allocation), classes)
+    names = meta.get("namespace") or "", meta.get("name") or ""
+    return ClaimFacts(*names, bool(allocation), classes, tuple(sorted(held.items())))
 
 
 def quota_facts(obj: Json) -> QuotaFacts:
@@ -240,19 +304,53 @@ def _templates(spec: Json) -> tuple[str, ...]:
     return tuple(sorted(filter(None, names)))
 
 
-def _surge(spec: Json) -> int:
-    """Return how many pods a Deployment's rollout makes before it ends old ones; a percentage is rounded up."""
-    strategy = spec.get("strategy") or {}
-    if strategy.get("type") == "Recreate":
+def _place(spec: Json) -> Place:
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    return Place(
+        tuple(sorted((key, value or "") for key, value in (spec.get("nodeSelector") or {}).items())),
+        tuple(
+            tuple(
+                Requirement(one.get("key") or "", one.get("operator") or "", tuple(one.get("values") or ()))
+                for one in term.get("matchExpressions") or ()
+            )
+            for term in required.get("nodeSelectorTerms") or ()
+        ),
+        tuple(
+            Toleration(
+                one.get("key") or "", one.get("operator") == "Exists", one.get("value") or "", one.get("effect") or ""
+            )
+            for one in spec.get("tolerations") or ()
+        ),
+    )
+
+
+def _replicas(kind: str, spec: Json) -> int:
+    """Return how many pods are wanted at a time: of a DaemonSet 0, because nodes decide."""
+    if kind == "DaemonSet":
         return 0
-    wanted = (strategy.get("rollingUpdate") or {}).get("maxSurge")
-    replicas = spec.get("replicas")
-    replicas = 1 if replicas is None else replicas
+    wanted = spec.get("parallelism" if kind in ("Job", "CronJob") else "replicas")
+    return 1 if wanted is None else wanted
+
+
+def _rollout(kind: str, spec: Json, replicas: int) -> tuple[str, int, int]:
+    """Return (strategy, surge, unavailable) of a rollout.
+
+    Kubernetes rounds a percentage up for ``maxSurge`` and down for ``maxUnavailable``, and never lets both be 0.
+    """
+    if kind not in ("Deployment", "StatefulSet"):
+        return "", 0, 0
+    strategy = spec.get("strategy" if kind == "Deployment" else "updateStrategy") or {}
+    name, rolling = strategy.get("type") or "RollingUpdate", strategy.get("rollingUpdate") or {}
+    if name != "RollingUpdate":
+        return name, 0, replicas
+    if kind == "StatefulSet":
+        return name, 0, 1
+    surge = math.ceil(_share(rolling.get("maxSurge"), replicas))
+    unavailable = math.floor(_share(rolling.get("maxUnavailable"), replicas))
+    return name, surge if replicas else 0, unavailable or int(not surge)
+
+
+def _share(wanted: str | int | None, replicas: int) -> Fraction:
     text = DEFAULT_SURGE if wanted is None else str(wanted)
-    if text.endswith("%"):
-        return math.ceil(Fraction(text[:-1]) * replicas / 100)
-    return int(parse(text)) if replicas else 0
-
-
-def _tells_of_devices(label: str) -> bool:
-    return "accelerator" in label or ".replicas" in label or label.endswith(".product")
+    return Fraction(text[:-1]) * replicas / 100 if text.endswith("%") else Fraction(parse(text))

@@ -65,6 +65,8 @@ class _PodClaim(TypedDict, total=False):
 
 class _Expression(TypedDict, total=False):
     key: str | None
+    operator: str | None
+    values: list[str] | None
 
 
 class _Term(TypedDict, total=False):
@@ -81,6 +83,13 @@ class _NodeAffinity(TypedDict, total=False):
 
 class _Affinity(TypedDict, total=False):
     nodeAffinity: _NodeAffinity | None
+
+
+class _Toleration(TypedDict, total=False):
+    key: str | None
+    operator: str | None
+    value: str | None
+    effect: str | None
 
 
 class _PodSpec(TypedDict, total=False):
@@ -118,13 +127,20 @@ class PodFields(TypedDict, total=False):
     status: _PodStatus | None
 
 
+class _TemplateSpec(_PodSpec, total=False):
+    """Tolerations of pods are not read: kubelet's own are on each."""
+
+    tolerations: list[_Toleration] | None
+
+
 class _Template(TypedDict, total=False):
     metadata: _PodMeta | None
-    spec: _PodSpec | None
+    spec: _TemplateSpec | None
 
 
 class _RollingUpdate(TypedDict, total=False):
     maxSurge: int | str | None
+    maxUnavailable: int | str | None
 
 
 class _Strategy(TypedDict, total=False):
@@ -133,6 +149,7 @@ class _Strategy(TypedDict, total=False):
 
 
 class _InnerJobSpec(TypedDict, total=False):
+    parallelism: int | None
     template: _Template | None
 
 
@@ -142,8 +159,10 @@ class _InnerJob(TypedDict, total=False):
 
 class _WorkloadSpec(TypedDict, total=False):
     replicas: int | None
+    parallelism: int | None
     template: _Template | None
     strategy: _Strategy | None
+    updateStrategy: _Strategy | None
     jobTemplate: _InnerJob | None
 
 
@@ -167,10 +186,12 @@ class WorkloadFields(TypedDict, total=False):
 
 class _Taint(TypedDict, total=False):
     key: str | None
+    value: str | None
     effect: str | None
 
 
 class _NodeSpec(TypedDict, total=False):
+    unschedulable: bool | None
     taints: list[_Taint] | None
 
 
@@ -260,6 +281,8 @@ class _ClaimSpec(TypedDict, total=False):
 
 class _Result(TypedDict, total=False):
     request: str | None
+    driver: str | None
+    pool: str | None
 
 
 class _Results(TypedDict, total=False):

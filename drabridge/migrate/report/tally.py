@@ -117,12 +117,12 @@ class Tally:
         """Yield (resource, way, devices) of a pod."""
         for name, count in pod.limits:
             served = "dra" if name in pod.by_dra else "kubelet"
-            yield self._names.of_limit(name), served if pod.bound else "pending", count
+            yield self._names.of_limit(name), served if pod.node else "pending", count
         for claim in pod.claims:
             key = pod.namespace, claim
             facts = self._claims.get(key)
             counted = key in self._counted_claims
             self._counted_claims.add(key)
             for device_class, count in facts.classes if facts else ():
-                way = "claims" if pod.bound else "pending"
+                way = "claims" if pod.node else "pending"
                 yield self._names.of_class(device_class), way, 0 if counted else count
