@@ -44,11 +44,12 @@ def read(
     name: str = "configuration",
     raw_keys: frozenset[str] = RAW_KEYS,
     hint: str = "",
+    largest_bytes: int = DOCUMENT_MAX,
 ) -> M:
     """Read a document that ``model`` describes. Below ``raw_keys`` every scalar is text."""
     if isinstance(source, FilePath):
-        return read(model, _bytes_of(source), name=str(source), raw_keys=raw_keys, hint=hint)
-    root, problems = compose(_decode(source, name))
+        name, source = str(source), _bytes_of(source, largest_bytes)
+    root, problems = compose(_decode(source, name, largest_bytes))
     if root is None and not problems:
         raise _single_fault(name, "an empty file", "a configuration", hint)
     if isinstance(root, Scalar | Sequence):
@@ -69,23 +70,22 @@ def _single_fault(name: str, found: str, expected: str, hint: str = "") -> Confi
     return ConfigErrors((Fault(name, 0, 0, "", found, expected, hint),))
 
 
-def _bytes_of(path: FilePath) -> bytes:
+def _bytes_of(path: FilePath, largest: int) -> bytes:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise _single_fault(str(path), "something else than a regular file", "a configuration file")
         with path.open("rb") as file:
-            return file.read(DOCUMENT_MAX + 1)
+            return file.read(largest + 1)
     except OSError as error:
         raise _single_fault(str(path), f"no readable file ({error.strerror})", "a configuration file") from error
     except ValueError as error:  # a NUL in the name
         raise _single_fault(shorten(str(path)), "a name that no file can have", "a configuration file") from error
 
 
-def _decode(source: str | bytes, name: str) -> str:
-    if len(source) > DOCUMENT_MAX:
-        raise _single_fault(
-            name, f"more than {DOCUMENT_MAX} bytes", "a configuration that fits into a ConfigMap (1 MiB)"
-        )
+def _decode(source: str | bytes, name: str, largest: int) -> str:
+    if len(source) > largest:
+        expected = "a configuration that fits into a ConfigMap (1 MiB)" if largest == DOCUMENT_MAX else "a smaller file"
+        raise _single_fault(name, f"more than {largest} bytes", expected)
     try:
         if isinstance(source, bytes):
             return source.decode("utf-8-sig")

@@ -9,6 +9,10 @@ import importlib
 COMMANDS = {
     "report": ("report", "who uses which devices in a cluster, by which API, and what stands in the way of claims"),
     "switch": ("switch", "switch namespaces by a label: their new pods get claims instead of limits"),
+    "plan": ("plan", "say in which order workloads come to claims, and whether each step fits"),
+    "apply": ("apply", "do the next steps of a plan"),
+    "rollback": ("rollback", "undo the last steps of a plan"),
+    "status": ("progress", "show which steps of a plan are done"),
     "convert": ("convert", "rewrite manifests from limits to ResourceClaims, or back"),
 }
 

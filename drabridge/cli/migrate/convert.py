@@ -17,7 +17,7 @@ from drabridge.errors import ConfigError, HostError
 
 if TYPE_CHECKING:
     from drabridge.migrate.convert.batch import Outcome, Source
-    from drabridge.migrate.convert.settings import Device, Finding, Settings
+    from drabridge.migrate.convert.settings import Finding, Settings
 
 STDIN = "-"
 
@@ -129,12 +129,10 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:
-    from drabridge.migrate.convert.settings import Device, Settings
+    from drabridge.migrate.configured import devices_of
+    from drabridge.migrate.convert.settings import Settings
 
-    devices = _from_config(arguments.config) if arguments.config is not None else {}
-    for name, device_class in arguments.classes:
-        known = devices.get(name)
-        devices[name] = Device(device_class, known.published if known else None)
+    devices = devices_of(arguments.config, dict(arguments.classes))
     if not devices:
         hint = "Give --class nvidia.com/gpu=gpu.example.com, or --config with a deviceClass for each resource"
         raise ConfigError("no resource was named", hint=hint)
@@ -145,27 +143,6 @@ def _settings(arguments: argparse.Namespace) -> Settings:
             raise ConfigError(f"--path {text} is not KIND=PATH", hint="For example Fleet=spec.groups.*.template")
         paths[kind] = (*paths.get(kind, ()), path)
     return Settings(devices, paths)
-
-
-def _from_config(path: Path) -> dict[str, Device]:
-    """Return the resources of an agent's configuration that have a DeviceClass."""
-    from drabridge.config import load
-    from drabridge.migrate.convert.labels import Published
-    from drabridge.migrate.convert.settings import Device
-
-    config = load(path)
-    found: dict[str, Device] = {}
-    for resource in config.resources:
-        if resource.device_class is not None:
-            kinds = {name: attribute.kind for name, attribute in resource.attributes.items() if "/" not in name}
-            published = Published(
-                config.driver,
-                texts=frozenset(name for name, kind in kinds.items() if kind == "string"),
-                versions=frozenset(name for name, kind in kinds.items() if kind == "version"),
-                capacity=frozenset(name for name in resource.capacity if "/" not in name),
-            )
-            found[resource.name] = Device(resource.device_class.name, published)
-    return found
 
 
 def _sources(arguments: argparse.Namespace, settings: Settings | None) -> tuple[list[list[Source]], list[Finding]]:

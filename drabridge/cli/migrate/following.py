@@ -1,0 +1,113 @@
+"""What ``apply``, ``rollback`` and ``status`` have in common: a plan, its state, and what is said meanwhile."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drabridge.cli.migrate import cluster
+from drabridge.cli.output import cell
+
+if TYPE_CHECKING:
+    from drabridge.migrate.apply.runner import Options, Runner
+    from drabridge.migrate.apply.state import State
+    from drabridge.migrate.apply.waiting import Event
+    from drabridge.migrate.plan.document import Plan
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of what changes a cluster."""
+    parser.add_argument("plan", type=Path, metavar="PLAN", help="the file that `drabridge migrate plan --write` made")
+    parser.add_argument(
+        "--wait",
+        type=_seconds,
+        default=1800.0,
+        metavar="SECONDS",
+        help="how long to wait for each thing: devices, a rollout; default: 1800",
+    )
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="json: an event in each line")
+    cluster.add_arguments(parser)
+
+
+def follow(
+    arguments: argparse.Namespace,
+    options: Options,
+    act: Callable[[Plan, State, Runner], Awaitable[None]],
+) -> int:
+    """Let ``act`` work on the cluster, alone. Says how to go on when it is interrupted."""
+    from drabridge.migrate.apply.runner import Runner
+    from drabridge.migrate.apply.state import State, alone, state_path
+    from drabridge.migrate.plan.document import load
+
+    teller = Teller(arguments.output)
+
+    async def work(plan: Plan, state: State) -> None:
+        api = cluster.connect(arguments.kubeconfig, arguments.context)
+        folder = arguments.plan.absolute().parent
+        try:
+            runner = Runner(api, plan, state, folder, options, teller)
+            await runner.check()
+            await act(plan, state, runner)
+        finally:
+            api.close()
+
+    plan = load(arguments.plan)
+    with alone(arguments.plan):
+        try:
+            asyncio.run(work(plan, State(state_path(arguments.plan), plan)))
+        except KeyboardInterrupt:
+            teller.end()
+            print(
+                f"interrupted: the same command goes on here; drabridge migrate rollback {arguments.plan} goes back",
+                file=sys.stderr,
+            )
+            return INTERRUPTED
+        finally:
+            teller.end()
+    return 0
+
+
+class Teller:
+    """Says what happens: a line for what is done; on a terminal one that is written over for what is waited for."""
+
+    def __init__(self, output: str) -> None:
+        self._json = output == "json"
+        self._terminal = sys.stdout.isatty()
+        self._waiting = ""
+        self._said = ""
+
+    def __call__(self, event: Event) -> None:
+        if self._json:
+            words = {"step": event.step, "object": event.object, "message": event.message}
+            waited = {} if event.waited is None else {"waitedSeconds": round(event.waited, 1)}
+            print(json.dumps(words | waited), flush=True)
+            return
+        line = cell(f"{event.step}: {event.object}: {event.message}")
+        if event.waited is None:
+            self.end()
+            print(line, flush=True)
+        elif self._terminal:
+            self._waiting = f"{line} ({event.waited:.0f} s)"
+            print(f"\r\033[K{self._waiting}", end="", flush=True)
+        elif line != self._said:  # once for each thing that is waited for
+            self._said = line
+            print(f"{line} ...", flush=True)
+
+    def end(self) -> None:
+        """Clear the line that is written over."""
+        if self._waiting:
+            self._waiting = ""
+            print("\r\033[K", end="", flush=True)
+
+
+def _seconds(text: str) -> float:
+    if not text.isdecimal() or int(text) > 604_800:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number of seconds, at most a week")
+    return float(text)

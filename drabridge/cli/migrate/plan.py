@@ -1,0 +1,193 @@
+"""``drabridge migrate plan``: in which order workloads come to claims, and whether each step fits."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drabridge.cli.migrate import cluster
+from drabridge.cli.output import as_json_or_yaml, cell, table, terminal_width, wrapped
+from drabridge.errors import ConfigError, HostError
+
+if TYPE_CHECKING:
+    from drabridge.kube.client import KubernetesCluster
+    from drabridge.migrate.plan.build import Objects
+    from drabridge.migrate.plan.document import Plan
+    from drabridge.migrate.report.build import Facts
+
+_EPILOG = """\
+Reads the cluster, writes nothing there, and says which workloads come to claims
+in which step, and how many devices each node gives to claims before it. Each
+step is tried on numbers: where a rollout would lack a device, the plan says
+which one, and the exit status is 1. With --write the plan is a YAML file that
+`drabridge migrate apply` follows; read and edit it first.
+
+examples:
+  drabridge migrate plan --class nvidia.com/gpu=gpu.example.com --write plan.yaml
+  drabridge migrate plan --manifests deploy/ --config agent.yaml --write plan.yaml
+  drabridge migrate plan plan.yaml
+  drabridge migrate plan plan.yaml --explain team-a
+
+exit status: 0 every step fits, 1 one does not or the cluster cannot be read,
+2 bad usage"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", nargs="?", type=Path, metavar="PLAN", help="show this plan instead of making one")
+    parser.add_argument("--explain", metavar="STEP", help="say what a step of PLAN does, and why it fits or does not")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the plan; a file that is there stays")
+    parser.add_argument("--resource", default="", metavar="NAME", help="default: the only one in limits")
+    parser.add_argument(
+        "--class",
+        dest="classes",
+        action="append",
+        type=cluster.resource_class,
+        default=[],
+        metavar="RESOURCE=CLASS",
+        help="claims name this DeviceClass; default: the class with that extendedResourceName",
+    )
+    parser.add_argument("--driver", default="", metavar="NAME", help="default: the one that the DeviceClass names")
+    parser.add_argument(
+        "-n", "--namespace", dest="namespaces", action="append", default=[], metavar="NAME", help="only this namespace"
+    )
+    parser.add_argument(
+        "--keep", type=_whole, default=0, metavar="N", help="devices of each node that stay for limits; default: 0"
+    )
+    parser.add_argument(
+        "--manifests",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="PATH",
+        help="convert the workloads whose manifests are here; namespaces of others are switched",
+    )
+    parser.add_argument("--config", "-c", type=Path, metavar="FILE", help="the agent's file, for --manifests")
+    parser.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table", help="default: table")
+    cluster.add_arguments(parser)
+    parser.epilog = _EPILOG
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Make or show a plan. Raises ConfigError for what cannot be meant, ClusterError for the API server's answers."""
+    from drabridge.migrate.plan.document import load
+
+    _check(arguments)
+    plan = load(arguments.plan) if arguments.plan else _made(arguments)
+    if arguments.explain:
+        return _explain(plan, arguments.explain)
+    if arguments.write:
+        _write(plan, arguments.write)
+    _show(plan, arguments)
+    return int(not plan.fits)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if arguments.explain and not arguments.plan:
+        raise ConfigError("--explain needs a PLAN", hint="drabridge migrate plan plan.yaml --explain team-a")
+    made = (arguments.resource, arguments.classes, arguments.driver, arguments.namespaces, arguments.manifests)
+    if arguments.plan and any((*made, arguments.write, arguments.keep, arguments.config)):
+        raise ConfigError("a PLAN that is shown takes no other choices", hint="Leave PLAN out to make a new one")
+    if arguments.config and not arguments.manifests:
+        raise ConfigError("--config is for --manifests")
+
+
+def _made(arguments: argparse.Namespace) -> Plan:
+    from drabridge.migrate.plan.build import Choice, choose, plan
+
+    api = cluster.connect(arguments.kubeconfig, arguments.context)
+    facts, identity = asyncio.run(_collect(api))
+    names = choose(facts, arguments.resource, dict(arguments.classes), arguments.driver)
+    base = (arguments.write or Path("plan.yaml")).absolute().parent
+    choice = Choice(
+        *names,
+        keep=arguments.keep,
+        namespaces=frozenset(arguments.namespaces),
+        manifests=tuple(_beside(path, base) for path in arguments.manifests),
+        config=_beside(arguments.config, base) if arguments.config else "",
+        in_manifests=_in_manifests(arguments, {names[0]: names[1]}),
+    )
+    return plan(facts, choice, identity, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+
+
+def _beside(path: Path, base: Path) -> str:
+    """Return how the plan names a path: from its own folder where it lies below that."""
+    absolute = path.absolute()
+    return str(absolute.relative_to(base) if absolute.is_relative_to(base) else absolute)
+
+
+def _in_manifests(arguments: argparse.Namespace, classes: dict[str, str]) -> Objects:
+    """Return the workloads that the manifests make, and that can be converted. Says on standard error what cannot."""
+    if not arguments.manifests:
+        return frozenset()
+    from drabridge.migrate.apply.manifests import read_manifests
+
+    found = read_manifests(arguments.manifests, arguments.config, classes)
+    for finding in found.findings:
+        print(cell(finding), file=sys.stderr)
+    return frozenset(found.objects)
+
+
+async def _collect(api: KubernetesCluster) -> tuple[Facts, str]:
+    from drabridge.cli.migrate.report import Progress
+    from drabridge.migrate.plan.identity import cluster_id
+    from drabridge.migrate.report.collect import collect
+
+    progress = Progress()
+    try:
+        return await collect(api, progress), await cluster_id(api)
+    finally:
+        progress.end()
+        api.close()
+
+
+def _write(plan: Plan, path: Path) -> None:
+    from drabridge.migrate.plan.document import as_data
+    from drabridge.system.files import Care, write_atomically
+
+    if path.exists():
+        raise HostError(f"{path} is there already", hint="Move it away, or choose another name")
+    text = as_json_or_yaml(as_data(plan), "yaml") + "\n"
+    try:
+        write_atomically(path, text.encode(), mode=0o644, care=Care.WHOLE)
+    except OSError as error:
+        raise HostError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _show(plan: Plan, arguments: argparse.Namespace) -> None:
+    from drabridge.migrate.plan import text
+    from drabridge.migrate.plan.document import as_data
+
+    if arguments.output != "table":
+        print(as_json_or_yaml(as_data(plan), arguments.output))
+        return
+    width = terminal_width("table")
+    print(table(text.rows(plan), text.COLUMNS, width))
+    for line in wrapped(text.remarks(plan), width, ""):
+        print(line)
+    if arguments.write:
+        print(f"\nRead {arguments.write}, edit it if need be, then: drabridge migrate apply {arguments.write}")
+
+
+def _explain(plan: Plan, name: str) -> int:
+    from drabridge.config.problems import did_you_mean
+    from drabridge.migrate.plan.text import explained
+
+    step = next((one for one in plan.steps if one.name == name), None)
+    if step is None:
+        known = [one.name for one in plan.steps]
+        raise ConfigError(
+            f"the plan has no step {name}", hint=did_you_mean(name, known) or f"It has {', '.join(known)}"
+        )
+    for line in explained(plan, step):
+        print(cell(line))
+    return int(bool(step.missing))
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or int(text) > 1000:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number of devices")
+    return int(text)

@@ -1,0 +1,345 @@
+"""Do the steps of a plan, one by one, and undo them. Each can be interrupted anywhere, and done again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from drabridge.errors import ClusterError, HostError
+from drabridge.kube.api import Cluster, ConflictError, NotFoundError, served_version
+from drabridge.migrate.apply import manifests, rollouts
+from drabridge.migrate.apply.lanes import LaneKeeper
+from drabridge.migrate.apply.merge import merged
+from drabridge.migrate.apply.state import FileBefore, Progress, Record, State, now
+from drabridge.migrate.apply.waiting import Tell, Waiting
+from drabridge.migrate.plan.build import demands_of
+from drabridge.migrate.plan.document import How, Move, Plan, Step, Way
+from drabridge.migrate.plan.identity import cluster_id
+from drabridge.migrate.plan.packing import Demand
+from drabridge.migrate.report.collect import collect
+from drabridge.migrate.report.reads import claim_templates
+from drabridge.migrate.switch import marks
+from drabridge.migrate.switch.switcher import NAMESPACES, Choice, to_claims, to_limits
+from drabridge.system.files import Care, write_atomically
+
+_TRIES = 5  # an object that changes while it is written is read again
+
+
+class Options(Struct, frozen=True):
+    """How steps are done. ``wait_seconds``: for each thing that others do.
+
+    ``lanes_only``: somebody else changes what pods ask for; ``wait_for_manifests``: wait until that is seen.
+    """
+
+    wait_seconds: float = 1800.0
+    lanes_only: bool = False
+    wait_for_manifests: bool = False
+
+
+class Runner:
+    """Follows one plan. ``folder``: where the plan is, for the manifests that it names."""
+
+    def __init__(self, cluster: Cluster, plan: Plan, state: State, folder: Path, options: Options, tell: Tell) -> None:
+        self._cluster = cluster
+        self._plan = plan
+        self._state = state
+        self._folder = folder
+        self._options = options
+        self._tell = tell
+
+    async def check(self) -> None:
+        """Raise ClusterError where this is another cluster than the plan's."""
+        found = await cluster_id(self._cluster)
+        if found != self._plan.cluster:
+            raise ClusterError(
+                f"the plan is of another cluster: kube-system has the UID {found}, the plan says {self._plan.cluster}",
+                hint="Choose the cluster with --context, or plan again",
+            )
+
+    # --- forth ------------------------------------------------------------------------------------------------------
+
+    async def apply(self, step: Step) -> None:
+        """Do a step: lanes, what pods ask for, rollouts. Raises DrabridgeError where something is not as planned."""
+        waiting = self._waiting(step)
+        version, lanes = await self._lanes()
+        if self._state.of(step) is None:
+            await self._begin(step, lanes)
+        record = self._state.begin(step)
+        if record.progress is Progress.GOING_BACK:
+            raise ClusterError(f"step {step.name} is going back", hint="Finish that first: drabridge migrate rollback")
+        if step.lanes:
+            await lanes.ask(step.lanes, record.annotations)
+            waiting.say("lanes", _lanes_words(step))
+            await lanes.wait(step.lanes, waiting)
+        if self._options.lanes_only and step.way is not Way.LANES:
+            await self._by_others(step, waiting)
+        elif step.way is Way.SWITCH:
+            await self._switch(step, waiting)
+            await self._roll(step, step.moves, record.restarts, waiting)
+        elif step.way is Way.MANIFESTS:
+            await self._convert(step, record, version, waiting)
+            await self._roll(step, step.moves, {}, waiting)
+        self._state.set(step, Progress.DONE)
+        waiting.say("step", "done")
+
+    async def _begin(self, step: Step, lanes: LaneKeeper) -> None:
+        """Check that the step is as planned, and keep what is there before it."""
+        if step.missing:
+            raise ClusterError(
+                f"step {step.name} does not fit: {step.missing[0]}",
+                hint=f"Mend that and plan again, or take `missing` out of step {step.name} if you know better",
+            )
+        if step.moves:
+            facts = await collect(self._cluster, lambda kind, count: None)
+            there = {(one.namespace, one.object): one for one in demands_of(facts, self._plan.resource)}
+            _check_moves(step, there)
+        annotations = await lanes.annotations(step.lanes)
+        devices = await lanes.devices()
+        for name in step.lanes:
+            planned, found = self._plan.devices.get(name, 0), devices.get(name)
+            if found is None or found.for_limits + found.for_claims + found.held_by_limits < planned:
+                now_there = found.for_limits + found.for_claims if found else 0
+                raise ClusterError(f"{name} has {now_there} devices, and had {planned}", hint="Plan again")
+        was_switched = step.way is Way.SWITCH and await self._is_switched(step.namespace)
+        record = self._state.begin(step)
+        record.annotations = annotations
+        record.was_switched = was_switched
+        self._state.save()
+
+    async def _is_switched(self, namespace: str) -> bool:
+        """Whether all of a namespace is switched. Raises ClusterError where a part of it is, or it is not there."""
+        try:
+            meta = (await self._cluster.get(NAMESPACES, namespace))["metadata"]
+        except NotFoundError as error:
+            raise ClusterError(f"there is no namespace {namespace}", hint="Plan again") from error
+        if (meta.get("labels") or {}).get(marks.LABEL) != marks.CLAIMS:
+            return False
+        notes = meta.get("annotations") or {}
+        if notes.get(marks.PERCENT) or notes.get(marks.SELECTOR):
+            raise ClusterError(
+                f"a part of namespace {namespace} is switched already",
+                hint=f"drabridge migrate switch {namespace} --to limits, or --to claims for all of it",
+            )
+        return True
+
+    async def _switch(self, step: Step, waiting: Waiting) -> None:
+        unseen = frozenset(move.devices for move in step.moves if move.how is How.BY_HAND)  # their templates are not
+        choice = Choice({self._plan.resource: self._plan.device_class}, unseen)
+        await to_claims(self._cluster, [step.namespace], choice, lambda line: waiting.say("switch", line))
+
+    async def _convert(self, step: Step, record: Record, version: str, waiting: Waiting) -> None:
+        """Make the templates, then bring each manifest's changes to the cluster, then to its file."""
+        found = manifests.of_plan(self._plan, self._folder)
+        written = {Path(one.path) for one in record.files}
+        for move in step.moves:
+            kind, name = rollouts.split(move.object)
+            converted = found.objects.get((step.namespace, kind, name))
+            if converted is None:
+                if any(path.exists() for path in written):  # it was interrupted after the file was written
+                    continue
+                raise ClusterError(
+                    f"no manifest makes {step.namespace}/{move.object} any more, or it has no limits",
+                    hint="Plan again, with --manifests where they are now",
+                )
+            for template in converted.templates:
+                await self._template(template, step.namespace, version)
+            if await self._bring(step.namespace, move, converted.before, converted.after):
+                waiting.say(move.object, "has the converted manifest")
+            self._write_when_all_are_done(step, record, converted.path, found, waiting)
+
+    async def _template(self, template: Mapping[str, Any], namespace: str, version: str) -> None:
+        kind = claim_templates(version)
+        with suppress(ConflictError):  # it is there already; its name says what it asks for
+            await self._cluster.create(kind, {**template, "apiVersion": f"{kind.group}/{version}"}, namespace=namespace)
+
+    async def _bring(self, namespace: str, move: Move, before: Any, after: Any) -> bool:
+        """Bring what changed between two manifests to the live object; return whether that changed it."""
+        where = rollouts.kind_of(rollouts.split(move.object)[0])
+        for turn in range(_TRIES):
+            live = await rollouts.find(self._cluster, namespace, move.object)
+            if live is None:
+                raise ClusterError(f"there is no {namespace}/{move.object}", hint="Plan again")
+            wanted = merged(live, before, after)
+            if wanted == live:
+                return False
+            try:
+                await self._cluster.replace(where, wanted, namespace=namespace)
+                return True
+            except ConflictError:
+                if turn == _TRIES - 1:
+                    raise
+        raise AssertionError("the last turn returns or raises")
+
+    def _write_when_all_are_done(
+        self, step: Step, record: Record, path: Path, found: manifests.Manifests, waiting: Waiting
+    ) -> None:
+        """Write a converted file when no other step still needs it as it was. Raises HostError."""
+        mine = {(step.namespace, *rollouts.split(move.object)) for move in step.moves}
+        for other in self._plan.steps:
+            known = self._state.of(other)
+            if other.way is Way.MANIFESTS and known is not None and known.progress is Progress.DONE:
+                mine |= {(other.namespace, *rollouts.split(move.object)) for move in other.moves}
+        planned = {
+            (one.namespace, *rollouts.split(move.object))
+            for one in self._plan.steps
+            if one.way is Way.MANIFESTS
+            for move in one.moves
+        }
+        if any(key in planned - mine for key, one in found.objects.items() if one.path == path):
+            return
+        before, after = found.texts[path]
+        if not any(one.path == str(path) for one in record.files):
+            record.files.append(FileBefore(str(path), before, after))
+            self._state.save()
+        _write(path, after)
+        waiting.say(str(path), "converted")
+
+    async def _by_others(self, step: Step, waiting: Waiting) -> None:
+        if not self._options.wait_for_manifests:
+            waiting.say("manifests", "are yours to change now, in your repository")
+            return
+
+        async def lacking() -> str:
+            facts = await collect(self._cluster, lambda kind, count: None)
+            there = {(one.namespace, one.object) for one in demands_of(facts, self._plan.resource)}
+            left = [move.object for move in step.moves if (step.namespace, move.object) in there]
+            return f"{', '.join(left)} still with limits" if left else ""
+
+        await waiting.until("manifests", lacking)
+
+    # --- back -------------------------------------------------------------------------------------------------------
+
+    async def undo(self, step: Step) -> None:
+        """Undo a step: lanes, what pods ask for, rollouts. Raises DrabridgeError where that cannot be.
+
+        New pods wait for their devices by themselves, which agents move as soon as they are free.
+        """
+        record = self._state.of(step)
+        if record is None:
+            return
+        waiting = self._waiting(step)
+        _, lanes = await self._lanes()
+        self._state.set(step, Progress.GOING_BACK)
+        for name, text in record.annotations.items():
+            await lanes.annotate(name, text)
+        if record.annotations:
+            waiting.say("lanes", "as they were")
+        if step.way is Way.SWITCH and not record.was_switched:
+            await to_limits(self._cluster, [step.namespace], lambda line: waiting.say("switch", line))
+            rolled_out = [move for move in step.moves if move.object in record.restarts]
+            await self._roll(step, rolled_out, record.undo_restarts, waiting)
+        elif step.way is Way.MANIFESTS:
+            await self._convert_back(step, record, waiting)
+            await self._roll(step, step.moves, {}, waiting)
+        await lanes.wait(lanes.asked(record.annotations), waiting)
+        self._state.forget(step)
+        waiting.say("step", "undone")
+
+    async def _convert_back(self, step: Step, record: Record, waiting: Waiting) -> None:
+        """Bring the manifests as they were to their files, then to the cluster. Raises HostError."""
+        for one in record.files:
+            path = Path(one.path)
+            try:
+                text = path.read_bytes().decode()
+            except (OSError, UnicodeError) as error:
+                raise HostError(f"{path} cannot be read: {error}") from error
+            if text not in (one.before, one.after):
+                raise HostError(
+                    f"{path} was changed since it was converted",
+                    hint="drabridge migrate convert --reverse, or your version control, gives you what it was",
+                )
+            _write(path, one.before)
+            waiting.say(one.path, "as it was")
+        found = manifests.of_plan(self._plan, self._folder)
+        for move in step.moves:
+            kind, name = rollouts.split(move.object)
+            converted = found.objects.get((step.namespace, kind, name))
+            if converted is None:
+                raise ClusterError(f"no manifest makes {step.namespace}/{move.object} any more")
+            if await self._bring(step.namespace, move, converted.after, converted.before):
+                waiting.say(move.object, "has its manifest as it was")
+
+    # --- both -------------------------------------------------------------------------------------------------------
+
+    async def _roll(self, step: Step, moves: Sequence[Move], restarts: dict[str, str], waiting: Waiting) -> None:
+        """Roll workloads out, one after the other.
+
+        ``restarts`` are kept with the step; where manifests changed, the change itself is what rolls them out.
+        """
+        for move in moves:
+            if move.how is not How.ROLLOUT:
+                if move.how is not How.NEXT:
+                    waiting.say(move.object, "is not rolled out: its pods stay as they are until they end")
+                continue
+            if await rollouts.find(self._cluster, step.namespace, move.object) is None:
+                waiting.say(move.object, "is gone")
+                continue
+            if step.way is Way.SWITCH:
+                if move.object not in restarts:
+                    restarts[move.object] = now()
+                    self._state.save()
+                await rollouts.restart(self._cluster, step.namespace, move.object, restarts[move.object])
+            await rollouts.wait(self._cluster, step.namespace, move.object, waiting)
+            waiting.say(move.object, "rolled out")
+
+    async def _lanes(self) -> tuple[str, LaneKeeper]:
+        version = await served_version(self._cluster)
+        if not version:
+            raise ClusterError(
+                "this API server serves no claims", hint="Kubernetes 1.34 and later have resource.k8s.io/v1"
+            )
+        return version, LaneKeeper(self._cluster, self._plan, version)
+
+    def _waiting(self, step: Step) -> Waiting:
+        return Waiting(step.name, self._tell, self._options.wait_seconds)
+
+
+def _check_moves(step: Step, there: Mapping[tuple[str, str], Demand]) -> None:
+    """Raise ClusterError where the step's workloads are not what they were when the plan was made."""
+    problems: list[str] = []
+    planned = {move.object: move for move in step.moves}
+    for name, move in planned.items():
+        found = there.get((step.namespace, name))
+        if found is not None and found.devices != move.devices:
+            problems.append(f"{name} has {found.devices} devices each, and had {move.devices}")
+        elif found is not None and len(found.on) > move.pods:
+            problems.append(f"{name} has {len(found.on)} pods, and had {move.pods}")
+    if step.way is Way.SWITCH:
+        new = sorted(name for namespace, name in there if namespace == step.namespace and name not in planned)
+        problems += [f"{name} is new" for name in new if not name.startswith("DaemonSet/")]
+    if problems:
+        raise ClusterError(
+            f"namespace {step.namespace} has changed since the plan was made: {'; '.join(problems)}",
+            hint="Plan again; steps that are done stay done",
+        )
+
+
+def _lanes_words(step: Step) -> str:
+    shown = ", ".join(f"{name}: {claims}" for name, claims in list(step.lanes.items())[:4])
+    more = f" and {len(step.lanes) - 4} more nodes" if len(step.lanes) > 4 else ""
+    return f"devices for claims: {shown}{more}"
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        write_atomically(path, text.encode(), mode=path.stat().st_mode & 0o777, care=Care.WHOLE)
+    except OSError as error:
+        raise HostError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def next_step(plan: Plan, state: State) -> Step | None:
+    """Return the first step that is not done."""
+    for step in plan.steps:
+        record = state.of(step)
+        if record is None or record.progress is not Progress.DONE:
+            return step
+    return None
+
+
+def undoable(plan: Plan, state: State) -> Sequence[Step]:
+    """Return the steps that were begun, the last one first."""
+    return [step for step in reversed(plan.steps) if state.of(step) is not None]

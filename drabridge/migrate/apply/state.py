@@ -1,0 +1,160 @@
+"""Keep what was done of a plan, and what was there before, in a file beside the plan. One command at a time has it."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct, field
+
+from drabridge.errors import ConfigError, HostError
+from drabridge.migrate.plan.document import Plan, Step
+from drabridge.system.files import write_atomically
+
+SUFFIX = ".state.json"
+VERSION = 1
+
+
+class Progress(StrEnum):
+    """How far a step is. What was begun can be done again: it continues."""
+
+    BEGUN = "begun"
+    DONE = "done"
+    GOING_BACK = "going back"
+
+
+class FileBefore(Struct, rename="camel"):
+    """A manifest that a step converted: what it was, and what the step made of it."""
+
+    path: str
+    before: str
+    after: str
+
+
+class Record(Struct, rename="camel"):
+    """One step. ``annotations``: the Nodes' annotations before, None where there was none.
+
+    ``restarts``: workload -> when its rollout was asked for, so that nobody asks twice; ``undo_restarts`` on the way
+    back.
+    """
+
+    digest: str
+    progress: Progress
+    since: str
+    annotations: dict[str, str | None] = field(default_factory=dict)
+    was_switched: bool = False
+    restarts: dict[str, str] = field(default_factory=dict)
+    undo_restarts: dict[str, str] = field(default_factory=dict)
+    files: list[FileBefore] = field(default_factory=list)
+
+
+class _Document(Struct, rename="camel"):
+    version: int
+    cluster: str
+    steps: dict[str, Record]
+
+
+class State:
+    """The file. ``records`` has a step from when it is begun until it is undone."""
+
+    def __init__(self, path: Path, plan: Plan) -> None:
+        """Raises ConfigError for a file that is damaged, or of another plan."""
+        self._path = path
+        self._plan = plan
+        self.records: dict[str, Record] = {}
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise HostError(f"{path} cannot be read: {error.strerror}") from error
+        try:
+            found = msgspec.json.decode(data, type=_Document)
+        except (msgspec.DecodeError, UnicodeError) as error:
+            hint = "It says what was there before each step: restore it from a backup"
+            raise ConfigError(f"{path} is damaged: {error}", hint=hint) from error
+        if found.version != VERSION or found.cluster != plan.cluster:
+            raise ConfigError(f"{path} is not of this plan", hint="Give each plan a folder or a name of its own")
+        self.records = found.steps
+        self._check_steps()
+
+    def of(self, step: Step) -> Record | None:
+        return self.records.get(step.name)
+
+    def begin(self, step: Step) -> Record:
+        """Return the step's record, made now if there is none."""
+        record = self.records.get(step.name)
+        if record is None:
+            record = self.records[step.name] = Record(_digest(step), Progress.BEGUN, now())
+        return record
+
+    def set(self, step: Step, progress: Progress) -> None:
+        """Say how far a step is, and save it."""
+        record = self.records[step.name]
+        if record.progress is not progress:
+            record.progress, record.since = progress, now()
+        self.save()
+
+    def forget(self, step: Step) -> None:
+        """The step is undone."""
+        del self.records[step.name]
+        self.save()
+
+    def save(self) -> None:
+        """Raises HostError."""
+        data = msgspec.json.format(msgspec.json.encode(_Document(VERSION, self._plan.cluster, self.records)), indent=1)
+        try:
+            write_atomically(self._path, data, mode=0o600)
+        except OSError as error:
+            raise HostError(
+                f"{self._path} cannot be written: {error.strerror}", hint="Make room, then run the command again"
+            ) from error
+
+    def _check_steps(self) -> None:
+        """Raise ConfigError where the plan says something else of a step than when it was begun."""
+        known = {step.name: _digest(step) for step in self._plan.steps}
+        for name, record in self.records.items():
+            if known.get(name) != record.digest:
+                raise ConfigError(
+                    f"step {name} was begun with another text",
+                    hint=f"Give the plan the step as it was; {self._path.name} is about that one",
+                )
+
+
+def state_path(plan: Path) -> Path:
+    """Return where the state of a plan is: ``plan.yaml.state.json``."""
+    return plan.with_name(plan.name + SUFFIX)
+
+
+@contextmanager
+def alone(plan: Path) -> Iterator[None]:
+    """Be the only command that follows a plan. Raises HostError while another one does."""
+    try:
+        lock = os.open(plan, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise HostError(f"{plan} cannot be read: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise HostError(f"another command follows {plan} now", hint="Wait for it, or end it") from error
+    finally:
+        os.close(lock)
+
+
+def now() -> str:
+    """Return this second as Kubernetes writes it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _digest(step: Step) -> str:
+    """Return what changes when the step's actions do. Its remarks do not count."""
+    data = step.model_dump(mode="json", exclude={"missing", "notes"})
+    return hashlib.sha256(msgspec.json.encode(data, order="deterministic")).hexdigest()[:16]

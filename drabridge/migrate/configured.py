@@ -1,0 +1,39 @@
+"""Say what an agent's configuration, or the caller, makes of each resource when manifests are converted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from drabridge.config import load
+from drabridge.migrate.convert.labels import Published
+from drabridge.migrate.convert.settings import Device
+
+
+def devices_of(config: Path | None, classes: Mapping[str, str]) -> dict[str, Device]:
+    """Return how each resource is claimed. ``classes``: resource -> DeviceClass, which outranks the configuration.
+
+    Raises ConfigError for a configuration that cannot be read.
+    """
+    found = _configured(config) if config is not None else {}
+    for name, device_class in classes.items():
+        known = found.get(name)
+        found[name] = Device(device_class, known.published if known else None)
+    return found
+
+
+def _configured(path: Path) -> dict[str, Device]:
+    """Return the resources of an agent's configuration that have a DeviceClass."""
+    config = load(path)
+    found: dict[str, Device] = {}
+    for resource in config.resources:
+        if resource.device_class is not None:
+            kinds = {name: attribute.kind for name, attribute in resource.attributes.items() if "/" not in name}
+            published = Published(
+                config.driver,
+                texts=frozenset(name for name, kind in kinds.items() if kind == "string"),
+                versions=frozenset(name for name, kind in kinds.items() if kind == "version"),
+                capacity=frozenset(name for name in resource.capacity if "/" not in name),
+            )
+            found[resource.name] = Device(resource.device_class.name, published)
+    return found

@@ -1,0 +1,259 @@
+"""Make a plan of what was read of a cluster. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Set
+from typing import Literal
+
+from msgspec import Struct
+
+from drabridge.errors import ConfigError
+from drabridge.migrate.plan.document import VERSION, How, Left, Move, Plan, Step, Way
+from drabridge.migrate.plan.packing import Demand, NodeState, Packing
+from drabridge.migrate.plan.supply import NodeDevices, devices_by_node, kubelet_devices
+from drabridge.migrate.report.build import Facts, build
+from drabridge.migrate.report.codes import Code, Severity
+from drabridge.migrate.report.model import Obstacle
+from drabridge.migrate.report.owners import OwnerChain, OwnerChains
+
+REST = "rest/lanes"
+"""The last step. No namespace has a slash in its name, and no kind is written in small letters."""
+_LEFT_ALONE = (Code.STATIC_POD, Code.FIXED_NODE_NAME, Code.MORE_THAN_32_DEVICES)  # by the switch's policy
+_RANKS = ("idle", "single", "rolling", "last")
+
+Objects = Set[tuple[str, str, str]]
+"""(namespace, kind, name) of each."""
+
+
+class Choice(Struct, frozen=True):
+    """What the caller decides. ``in_manifests``: the workloads whose manifests were given."""
+
+    resource: str
+    device_class: str
+    driver: str
+    keep: int = 0
+    namespaces: frozenset[str] = frozenset()  # empty: all
+    manifests: tuple[str, ...] = ()
+    config: str = ""
+    in_manifests: Objects = frozenset()
+
+
+def choose(facts: Facts, resource: str, said: Mapping[str, str], driver: str) -> tuple[str, str, str]:
+    """Return (resource, DeviceClass, driver): as said, or the only ones that can be meant. Raises ConfigError.
+
+    ``said``: resource -> DeviceClass.
+    """
+    used = sorted(
+        {name for pod in facts.pods for name, _ in pod.limits} | {n for w in facts.workloads for n, _ in w.limits}
+    )
+    if not resource:
+        if len(said or used) != 1:
+            raise ConfigError(
+                f"a plan is for one resource, and pods have limits for {', '.join(used) or 'none'}",
+                hint="Name one: --resource nvidia.com/gpu",
+            )
+        resource = next(iter(said or used))
+    device_class = said.get(resource, "")
+    if not device_class:
+        named = [one.name for one in facts.classes if one.extended == resource]
+        if not named:
+            raise ConfigError(
+                f"no DeviceClass has extendedResourceName {resource}",
+                hint=f"Say which claims are to name: --class {resource}=gpu.example.com",
+            )
+        device_class = named[0]
+    if not driver:
+        drivers = [one.drivers for one in facts.classes if one.name == device_class]
+        if not drivers or len(drivers[0]) != 1:
+            raise ConfigError(
+                f"which driver serves DeviceClass {device_class} cannot be seen",
+                hint="It is `driver` in the agent's configuration: --driver gpu.example.com",
+            )
+        driver = drivers[0][0]
+    return resource, device_class, driver
+
+
+def plan(facts: Facts, choice: Choice, cluster: str, made: str) -> Plan:
+    """Return the plan: workloads without pods first, then those with one device, then others, gangs at the end."""
+    packing = Packing(map(_state, devices_by_node(facts, choice.resource, choice.device_class)), choice.keep)
+    stays = dict(_stays(facts, choice))
+    demands: list[Demand] = []
+    left: list[Left] = []
+    for demand in demands_of(facts, choice.resource):
+        if choice.namespaces and demand.namespace not in choice.namespaces:
+            continue
+        if why := _why_left(demand, stays, choice):
+            left.append(Left(object=f"{demand.namespace}/{demand.object}", why=why))
+        else:
+            demands.append(demand)
+    steps = [_step(group, way, packing, choice) for way, group in _groups(demands, choice)]
+    steps.append(_rest(packing, facts, choice))
+    return Plan.model_construct(
+        apiVersion=VERSION,
+        cluster=cluster,
+        made=made,
+        resource=choice.resource,
+        device_class=choice.device_class,
+        driver=choice.driver,
+        keep_for_limits=choice.keep,
+        manifests=choice.manifests,
+        config=choice.config,
+        devices={name: node.total for name, node in sorted(packing.nodes.items())},
+        steps=tuple(steps),
+        left=tuple(sorted(left, key=lambda one: one.object)),
+    )
+
+
+# --- demand ---------------------------------------------------------------------------------------------------------
+
+
+def demands_of(facts: Facts, resource: str) -> Iterator[Demand]:
+    """Yield every workload that has, or would make, pods with limits for a resource; sorted."""
+    owners = OwnerChains(facts.workloads)
+    found: dict[tuple[str, str, str], Demand] = {}
+    pods: Counter[tuple[str, str, str]] = Counter()
+
+    def of(chain: OwnerChain) -> Demand:
+        if chain.key not in found:
+            found[chain.key] = Demand(chain.namespace, chain.kind, chain.name, How.BY_HAND, 0)
+        return found[chain.key]
+
+    for pod in facts.pods:
+        if devices := kubelet_devices(pod, resource):
+            chain = owners.of_pod(pod)
+            demand = of(chain)
+            demand.devices = max(demand.devices, devices)
+            pods[chain.key] += 1
+            if pod.node:
+                demand.on.append((pod.node, devices))
+    for workload in facts.workloads:
+        chain = owners.of_workload(workload)
+        devices = dict(workload.limits).get(resource, 0)
+        if not devices or (workload.kind == "ReplicaSet" and chain.kind != "ReplicaSet"):
+            continue
+        if chain.key != (workload.namespace, workload.kind, workload.name):
+            of(chain).devices = max(of(chain).devices, devices)
+            continue
+        demand = of(chain)
+        demand.devices = max(demand.devices, devices)
+        demand.surge, demand.unavailable, demand.place = workload.surge, workload.unavailable, workload.place
+        demand.how = _how(workload.kind, workload.strategy, bool(pods[chain.key]))
+        demand.waiting = max(0, workload.replicas - len(demand.on)) if demand.how is not How.ENDS else 0
+    for key in sorted(found):
+        found[key].on.sort()
+        yield found[key]
+
+
+def _how(kind: str, strategy: str, has_pods: bool) -> How:
+    if kind in ("Deployment", "StatefulSet") and strategy != "OnDelete":
+        return How.ROLLOUT if has_pods else How.NEXT
+    if kind in ("Job", "CronJob"):
+        return How.ENDS if has_pods else How.NEXT
+    return How.BY_HAND
+
+
+def _state(node: NodeDevices) -> NodeState:
+    return NodeState(
+        node.facts,
+        node.for_limits + node.for_claims,
+        node.for_claims,
+        max(node.for_limits - node.held_by_limits, 0),
+        max(node.for_claims - node.held_by_claims, 0),
+    )
+
+
+# --- what stays -----------------------------------------------------------------------------------------------------
+
+
+def _stays(facts: Facts, choice: Choice) -> Iterator[tuple[tuple[str, str], Obstacle]]:
+    """Yield what the report finds to be unable to use claims, by (namespace, object)."""
+    for one in build(facts, {choice.device_class: choice.resource}).obstacles:
+        if one.severity is Severity.BLOCKER and one.namespace and one.resource in ("", choice.resource):
+            yield (one.namespace, one.object), one
+
+
+def _why_left(demand: Demand, stays: Mapping[tuple[str, str], Obstacle], choice: Choice) -> str:
+    """Say why a workload stays on limits; "" where it does not."""
+    own = stays.get((demand.namespace, demand.object))
+    if own is not None:
+        return f"{own.code.value}: {own.why}"
+    if (demand.namespace, demand.kind, demand.name) in choice.in_manifests:
+        return ""
+    if any(namespace == demand.namespace for namespace, _, _ in choice.in_manifests):
+        return (
+            "no manifest of it was given that can be converted, and a switch of its namespace would change the others"
+        )
+    if demand.kind == "DaemonSet":
+        return "a switch leaves the pods of DaemonSets alone: convert its manifest"
+    for (namespace, name), one in stays.items():
+        if namespace == demand.namespace and one.code not in _LEFT_ALONE:
+            return f"its namespace cannot be switched because of {name} ({one.code.value}): convert its manifest"
+    return ""
+
+
+# --- steps ----------------------------------------------------------------------------------------------------------
+
+
+def _groups(demands: Iterable[Demand], choice: Choice) -> list[tuple[Way, list[Demand]]]:
+    """Return what moves together: a workload whose manifest was given, else all of a namespace; in the plan's order."""
+    groups: dict[str, tuple[Way, list[Demand]]] = {}
+    for demand in demands:
+        if (demand.namespace, demand.kind, demand.name) in choice.in_manifests:
+            groups[f"{demand.namespace}/{demand.object}"] = Way.MANIFESTS, [demand]
+        else:
+            groups.setdefault(demand.namespace, (Way.SWITCH, []))[1].append(demand)
+    for _, group in groups.values():
+        group.sort(key=_rank)
+    return sorted(groups.values(), key=lambda one: (_rank(one[1][-1])[0], one[1][0].namespace, one[1][0].object))
+
+
+def _rank(demand: Demand) -> tuple[int, int, str]:
+    """Idle ones first, then those with one device, then rollouts, then what has an order or starts as a whole."""
+    if demand.how is How.NEXT or not (demand.on or demand.waiting):
+        rank = "idle"
+    elif demand.kind == "StatefulSet" or demand.how is How.BY_HAND:
+        rank = "last"
+    else:
+        rank = "single" if demand.devices == 1 else "rolling"
+    return _RANKS.index(rank), len(demand.on), demand.object
+
+
+def _step(group: list[Demand], way: Way, packing: Packing, choice: Choice) -> Step:
+    before = {name: node.claims for name, node in packing.nodes.items()}
+    missing: list[str] = []
+    notes: list[str] = []
+    for demand in group:
+        for words, lacks in packing.move(demand):
+            (missing if lacks else notes).append(words)
+    first = group[0]
+    lanes = {name: node.claims for name, node in packing.nodes.items() if node.claims != before[name]}
+    moves = [
+        Move.model_construct(object=one.object, pods=len(one.on), devices=one.devices, how=one.how) for one in group
+    ]
+    name = first.namespace if way is Way.SWITCH else f"{first.namespace}/{first.object}"
+    return Step.model_construct(
+        name=name,
+        way=way,
+        namespace=first.namespace,
+        lanes=dict(sorted(lanes.items())),
+        moves=tuple(moves),
+        missing=tuple(missing),
+        notes=tuple(notes),
+    )
+
+
+def _rest(packing: Packing, facts: Facts, choice: Choice) -> Step:
+    """Return the last step: claims get every device that nothing on limits holds."""
+    lanes: dict[str, int | Literal["all"]] = {}
+    for name, node in sorted(packing.nodes.items()):
+        before, claims = node.claims, packing.take_the_rest(name)
+        if claims == node.total - choice.keep:
+            lanes[name] = "all"
+        elif claims != before:
+            lanes[name] = claims
+    note = (
+        f"when no pod with limits is left: set extendedResourceName: {choice.resource} on DeviceClass "
+        f"{choice.device_class}, and unmodified pods get claims, too"
+    )
+    return Step.model_construct(name=REST, way=Way.LANES, lanes=lanes, notes=(note,))

@@ -1,0 +1,168 @@
+"""Try the steps of a plan on numbers: which devices are free in which lane, before and after each pod moves. Pure.
+
+All devices of a node are alike here. A device that a pod releases goes to the lane for claims if the step gives that
+node one more, as the agent does it; a free device goes there at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct, field
+
+from drabridge.migrate.plan.document import How
+from drabridge.migrate.plan.places import may_run
+from drabridge.migrate.report.facts import NodeFacts, Place
+
+
+class NodeState(Struct):
+    """How many devices of one node are in the lane for claims, and how many are free in each lane."""
+
+    facts: NodeFacts
+    total: int
+    claims: int
+    free_limits: int
+    free_claims: int
+
+
+class Demand(Struct):
+    """A workload on limits. ``on``: (node, devices) of each pod; ``waiting``: pods that it wants and have no node."""
+
+    namespace: str
+    kind: str
+    name: str
+    how: How
+    devices: int
+    on: list[tuple[str, int]] = field(default_factory=list)
+    waiting: int = 0
+    surge: int = 0
+    unavailable: int = 1
+    place: Place = Place()
+
+    @property
+    def object(self) -> str:
+        return f"{self.kind}/{self.name}"
+
+
+class Packing:
+    """The nodes of a cluster during a plan."""
+
+    def __init__(self, nodes: Iterable[NodeState], keep: int) -> None:
+        """``keep``: so many devices of each node stay in the lane for limits."""
+        self.nodes = {node.facts.name: node for node in nodes}
+        self._keep = keep
+        # number of devices -> nodes with so many that are free for claims, or can be made so at once
+        self._by_free: dict[int, dict[str, NodeState]] = {}
+        self._by_room: dict[int, dict[str, NodeState]] = {}
+        for node in self.nodes.values():
+            self._enter(node)
+
+    def move(self, demand: Demand) -> Iterator[tuple[str, bool]]:
+        """Move all pods of a workload to claims; yield what stands in the way, and whether the step lacks it."""
+        yield from self._start_waiting(demand)
+        if demand.how is not How.ROLLOUT:
+            for name, devices in demand.on:
+                self._released(name, devices)
+            return
+        surge_first = bool(demand.on) and not demand.unavailable
+        if surge_first and self._hole(demand) is None:
+            surge_first = False
+            yield self._lacks(demand), True
+        near = ""
+        for name, devices in demand.on:
+            if not surge_first:
+                self._released(near := name, devices)
+            hole = self._hole(demand, near)
+            if hole is None:
+                yield f"{demand.object}: a pod that leaves {name} finds no node that it may run on", True
+                return
+            self._take(hole, demand.devices)
+            if surge_first:
+                self._released(near := name, devices)
+
+    def take_the_rest(self, name: str) -> int:
+        """Give claims every free device of a node that ``keep`` does not keep; return how many it has then."""
+        node = self.nodes[name]
+        self._leave(node)
+        self._shift(node, node.free_limits)
+        self._enter(node)
+        return node.claims
+
+    def _start_waiting(self, demand: Demand) -> Iterator[tuple[str, bool]]:
+        """Find room for pods that have no node. That of a workload's next run stays free until then."""
+        found: list[NodeState] = []
+        for number in range(demand.waiting):
+            hole = self._hole(demand)
+            if hole is None:
+                left = demand.waiting - number
+                what = "its next run" if demand.how is How.NEXT else f"{left} more pod{'s' if left > 1 else ''}"
+                yield f"{demand.object}: {what} would wait for {_devices(demand.devices)} on one node", False
+                break
+            self._take(hole, demand.devices)
+            found.append(hole)
+        for hole in found if demand.how is How.NEXT else ():
+            self._take(hole, -demand.devices)
+
+    def _lacks(self, demand: Demand) -> str:
+        able = sorted(node.facts.name for node in self.nodes.values() if may_run(demand.place, node.facts))
+        where = ", ".join(able[:3]) + (f" or {len(able) - 3} more" if len(able) > 3 else "")
+        return (
+            f"{demand.object}: {_devices(demand.devices)} on one of {where or 'no node'}: its rollout makes a new pod "
+            "before it ends an old one. Free one, or let the rollout lack a pod: maxSurge: 0, maxUnavailable: 1"
+        )
+
+    def _hole(self, demand: Demand, near: str = "") -> NodeState | None:
+        """Return a node where a pod's devices are free for claims, moving free ones of limits there if need be.
+
+        ``near``: the node to look at first.
+        """
+        found = next(self._holes(demand, near), None)
+        if found is not None:
+            self._leave(found)
+            self._shift(found, demand.devices - found.free_claims)
+            self._enter(found)
+        return found
+
+    def _holes(self, demand: Demand, near: str) -> Iterator[NodeState]:
+        first = self.nodes.get(near)
+        if first is not None and first.free_claims >= demand.devices and may_run(demand.place, first.facts):
+            yield first
+        for by_number in (self._by_free, self._by_room):
+            for number in sorted(one for one in by_number if one >= max(demand.devices, 1)):
+                yield from (node for node in by_number[number].values() if may_run(demand.place, node.facts))
+
+    def _take(self, node: NodeState, devices: int) -> None:
+        self._leave(node)
+        node.free_claims -= devices
+        self._enter(node)
+
+    def _released(self, name: str, devices: int) -> None:
+        """A pod with limits ended: its devices are for claims now."""
+        node = self.nodes.get(name)
+        if node is not None:
+            self._leave(node)
+            node.free_limits += devices
+            self._shift(node, devices)
+            self._enter(node)
+
+    def _shift(self, node: NodeState, wanted: int) -> None:
+        count = max(0, min(wanted, node.free_limits, node.total - self._keep - node.claims))
+        node.claims += count
+        node.free_limits -= count
+        node.free_claims += count
+
+    def _enter(self, node: NodeState) -> None:
+        self._by_free.setdefault(node.free_claims, {})[node.facts.name] = node
+        self._by_room.setdefault(self._room(node), {})[node.facts.name] = node
+
+    def _leave(self, node: NodeState) -> None:
+        del self._by_free[node.free_claims][node.facts.name]
+        del self._by_room[self._room(node)][node.facts.name]
+
+    def _room(self, node: NodeState) -> int:
+        movable = max(0, min(node.free_limits, node.total - self._keep - node.claims))
+        return node.free_claims + movable
+
+
+def _devices(count: int) -> str:
+    return "1 free device" if count == 1 else f"{count} free devices"

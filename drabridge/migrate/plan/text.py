@@ -1,0 +1,84 @@
+"""Say a plan in words: a row for each step, and one step with its reasons. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from drabridge.migrate.plan.document import ALL, How, Move, Plan, Step, Way
+from drabridge.migrate.report.model import number
+
+COLUMNS = ("step", "way", "workloads", "pods", "devices", "lanes", "fits")
+HOW = {
+    How.ROLLOUT: "rolled out",
+    How.NEXT: "no pods now; the next ones have claims",
+    How.ENDS: "its pods end by themselves; new ones have claims",
+    How.BY_HAND: "its pods keep their limits until somebody makes them anew",
+}
+_NODES_SHOWN = 3
+
+
+def rows(plan: Plan) -> list[dict[str, Any]]:
+    """Return a row for each step."""
+    return [
+        {
+            "step": step.name,
+            "way": step.way.value,
+            "workloads": len(step.moves),
+            "pods": sum(move.pods for move in step.moves),
+            "devices": sum(move.pods * move.devices for move in step.moves),
+            "lanes": _lanes(step.lanes),
+            "fits": "no" if step.missing else "yes",
+        }
+        for step in plan.steps
+    ]
+
+
+def remarks(plan: Plan) -> Iterator[str]:
+    """Yield what a person must know besides the rows."""
+    for step in plan.steps:
+        yield from (f"missing: {step.name}: {words}" for words in step.missing)
+        yield from (f"note: {step.name}: {words}" for words in step.notes)
+    yield from (f"left: {one.object}: {one.why}" for one in plan.left)
+
+
+def explained(plan: Plan, step: Step) -> Iterator[str]:
+    """Yield the lines that say what a step does, in order, and why it fits or does not."""
+    place = next(index for index, one in enumerate(plan.steps, 1) if one.name == step.name)
+    yield f"Step {step.name}, {place} of {len(plan.steps)}"
+    before: dict[str, int | str] = {}
+    for earlier in plan.steps[: place - 1]:
+        before |= earlier.lanes
+    actions = [*_actions(plan, step, before)]
+    yield from (f"  {index}. {words}" for index, words in enumerate(actions, 1))
+    if step.missing:
+        yield "It does not fit. It lacks:"
+        yield from (f"  - {words}" for words in step.missing)
+    else:
+        yield "It fits: each new pod finds its devices before or when an old one ends."
+    yield from (f"note: {words}" for words in step.notes)
+
+
+def _actions(plan: Plan, step: Step, before: Mapping[str, int | str]) -> Iterator[str]:
+    for node, claims in step.lanes.items():
+        of = f" of {plan.devices[node]}" if node in plan.devices else ""
+        then = before.get(node)
+        was = "as many as now" if then is None else f"{then}"
+        what = f"all{of} devices" if claims == ALL else f"{claims}{of} devices"
+        yield f"{node}: {what} are for claims (before: {was})"
+    if step.way is Way.SWITCH:
+        yield f"namespace {step.namespace}: new pods get claims of DeviceClass {plan.device_class}"
+    for move in step.moves:
+        if step.way is Way.MANIFESTS:
+            yield f"{move.object}: its manifest is converted and applied"
+        yield f"{move.object}: {_pods(move)}: {HOW[move.how]}"
+
+
+def _pods(move: Move) -> str:
+    return f"{number(move.pods, 'pod')} with {number(move.devices, 'device')} each"
+
+
+def _lanes(lanes: Mapping[str, int | str]) -> str:
+    shown = ", ".join(f"{node}: {claims}" for node, claims in list(lanes.items())[:_NODES_SHOWN])
+    more = len(lanes) - _NODES_SHOWN
+    return f"{shown} and {more:,} more" if more > 0 else shown or "as they are"
