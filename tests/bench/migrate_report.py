@@ -1,4 +1,4 @@
-"""What ``drabridge migrate report`` costs on a cluster of 5,000 nodes and 50,000 pods, process start to end."""
+"""What ``drabridge migrate report`` and ``plan`` cost with 5,000 nodes and 50,000 pods, process start to end."""
 
 from __future__ import annotations
 
@@ -10,24 +10,42 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from tests.bench.core import Benchmark
-from tests.support.large_cluster import NODES, PODS
+from tests.support.large_cluster import CLASS, GPU, NODES, PODS
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def benchmarks() -> list[Benchmark]:
-    """All of this area. Both numbers are of one run."""
+    """All of this area. Both numbers of the report are of one run."""
     return [
         Benchmark("migrate_report_5000_nodes_s", "s", 30, lambda: _report()[0]),
         Benchmark("migrate_report_rss_mib", "MiB", 300, lambda: _report()[1]),
+        Benchmark("migrate_plan_5000_nodes_s", "s", 20, _plan),
     ]
 
 
 @functools.cache
 def _report() -> tuple[float, float]:
-    """Seconds, and the most resident memory in MiB, of the command; the API server is a process of its own."""
+    """Seconds, and the most resident memory in MiB."""
+    seconds, mib, report = _measured("report")
+    (gpu,) = report["resources"]
+    assert (report["nodes"], report["pods"]) == (NODES, PODS)
+    assert gpu["pods"] == {"kubelet": PODS // 2, "dra": 0, "claims": PODS // 4, "pending": 0}
+    return seconds, mib
+
+
+def _plan() -> float:
+    seconds, _, plan = _measured("plan", "--class", f"{GPU}={CLASS}")
+    assert sum(move["pods"] for step in plan["steps"] for move in step.get("moves", ())) == PODS // 2
+    assert not [step for step in plan["steps"] if step.get("missing")]
+    return seconds
+
+
+def _measured(*words: str) -> tuple[float, float, Any]:
+    """Seconds, the most resident memory in MiB and the answer of a command; the API server is another process."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     server = [sys.executable, "-m", "tests.support.large_cluster"]
     with tempfile.TemporaryDirectory() as directory:
@@ -35,23 +53,19 @@ def _report() -> tuple[float, float]:
             try:
                 assert serving.stdout is not None
                 kubeconfig = _kubeconfig(Path(directory, "kubeconfig"), serving.stdout.readline().strip())
-                return _measured(kubeconfig, Path(directory, "report.json"), environment)
+                answer = Path(directory, "answer.json")
+                command = [sys.executable, "-m", "drabridge", "migrate", *words, "-o", "json"]
+                began = time.perf_counter()
+                with (
+                    answer.open("w") as out,
+                    subprocess.Popen([*command, "--kubeconfig", kubeconfig], stdout=out, env=environment) as process,
+                ):
+                    _, status, usage = os.wait4(process.pid, 0)
+                    process.returncode = os.waitstatus_to_exitcode(status)
+                seconds = time.perf_counter() - began
+                return seconds, usage.ru_maxrss / 1024, json.loads(answer.read_text())
             finally:
                 serving.kill()
-
-
-def _measured(kubeconfig: Path, answer: Path, environment: dict[str, str]) -> tuple[float, float]:
-    command = [sys.executable, "-m", "drabridge", "migrate", "report", "-o", "json", "--kubeconfig", str(kubeconfig)]
-    began = time.perf_counter()
-    with answer.open("w") as out, subprocess.Popen(command, stdout=out, env=environment) as process:
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    seconds = time.perf_counter() - began
-    report = json.loads(answer.read_text())
-    (gpu,) = report["resources"]
-    assert (report["nodes"], report["pods"]) == (NODES, PODS)
-    assert gpu["pods"] == {"kubelet": PODS // 2, "dra": 0, "claims": PODS // 4, "pending": 0}
-    return seconds, usage.ru_maxrss / 1024
 
 
 def _kubeconfig(path: Path, url: str) -> Path:

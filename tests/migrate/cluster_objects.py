@@ -167,13 +167,18 @@ async def obstacles_of(*objects: Json) -> list[Obstacle]:
 
 
 async def command(*words: str) -> tuple[int, str, str]:
-    """Exit status, standard output and standard error of ``drabridge migrate report``, in a thread."""
+    """What :func:`migrate` returns of ``report``."""
+    return await migrate("report", *words)
+
+
+async def migrate(*words: str) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error of ``drabridge migrate``, in a thread."""
     out, err = io.StringIO(), io.StringIO()
 
     def call() -> int:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
-                return main(["migrate", "report", *words])
+                return main(["migrate", *words])
             except SystemExit as ended:  # argparse
                 return int(ended.code or 0)
 

@@ -68,7 +68,7 @@ def pod(index: int) -> Json:
 def claim(index: int) -> Json:
     of = index // PODS_PER_WORKLOAD * 4 * PODS_PER_WORKLOAD + PODS_PER_WORKLOAD + index % PODS_PER_WORKLOAD
     request = {"name": "gpu", "exactly": {"deviceClassName": CLASS, "count": 1}}
-    result = {"request": "gpu", "driver": CLASS, "pool": "p", "device": "gpu-0"}
+    result = {"request": "gpu", "driver": CLASS, "pool": f"node-{of % NODES:05}", "device": "gpu-0"}
     return {
         "metadata": meta(f"claim-{of}", OTHER_BYTES, namespace(of)),
         "spec": {"devices": {"requests": [request]}},
@@ -88,9 +88,11 @@ def workload(prefix: str, owner_prefix: str = "") -> Callable[[int], Json]:
 
 
 def resource_slice(index: int) -> Json:
-    pool = {"name": f"node-{index:05}", "generation": 1, "resourceSliceCount": 1}
+    name = f"node-{index:05}"
+    pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
     devices = [{"name": f"gpu-{number}", "attributes": {"uuid": {"string": "x" * 40}}} for number in range(4)]
-    return {"metadata": meta(f"slice-{index}", 500), "spec": {"driver": CLASS, "pool": pool, "devices": devices}}
+    spec = {"driver": CLASS, "nodeName": name, "pool": pool, "devices": devices}
+    return {"metadata": meta(f"slice-{index}", 500), "spec": spec}
 
 
 def device_class(index: int) -> Json:
@@ -135,6 +137,8 @@ class Handler(BaseHTTPRequestHandler):
             return {"gitVersion": "v1.36.2"}
         if path == "/apis/resource.k8s.io":
             return {"versions": [{"version": "v1"}]}
+        if path == "/api/v1/namespaces/kube-system":
+            return {"metadata": meta("kube-system", 100)}
         count, make = LISTS.get(path.rpartition("/")[2], (0, node))
         first = int(query.get("continue", 0))
         last = min(first + int(query.get("limit", count)), count)

@@ -78,7 +78,7 @@ class Runner:
         if self._options.lanes_only and step.way is not Way.LANES:
             await self._by_others(step, waiting)
         elif step.way is Way.SWITCH:
-            await self._switch(step, waiting)
+            await self._switch(step, record, waiting)
             await self._roll(step, step.moves, record.restarts, waiting)
         elif step.way is Way.MANIFESTS:
             await self._convert(step, record, version, waiting)
@@ -104,10 +104,10 @@ class Runner:
             if found is None or found.for_limits + found.for_claims + found.held_by_limits < planned:
                 now_there = found.for_limits + found.for_claims if found else 0
                 raise ClusterError(f"{name} has {now_there} devices, and had {planned}", hint="Plan again")
-        was_switched = step.way is Way.SWITCH and await self._is_switched(step.namespace)
+        if step.way is Way.SWITCH:
+            await self._is_switched(step.namespace)
         record = self._state.begin(step)
         record.annotations = annotations
-        record.was_switched = was_switched
         self._state.save()
 
     async def _is_switched(self, namespace: str) -> bool:
@@ -126,7 +126,10 @@ class Runner:
             )
         return True
 
-    async def _switch(self, step: Step, waiting: Waiting) -> None:
+    async def _switch(self, step: Step, record: Record, waiting: Waiting) -> None:
+        if not record.switches and not await self._is_switched(step.namespace):
+            record.switches = True
+            self._state.save()
         unseen = frozenset(move.devices for move in step.moves if move.how is How.BY_HAND)  # their templates are not
         choice = Choice({self._plan.resource: self._plan.device_class}, unseen)
         await to_claims(self._cluster, [step.namespace], choice, lambda line: waiting.say("switch", line))
@@ -228,7 +231,7 @@ class Runner:
             await lanes.annotate(name, text)
         if record.annotations:
             waiting.say("lanes", "as they were")
-        if step.way is Way.SWITCH and not record.was_switched:
+        if record.switches:
             await to_limits(self._cluster, [step.namespace], lambda line: waiting.say("switch", line))
             rolled_out = [move for move in step.moves if move.object in record.restarts]
             await self._roll(step, rolled_out, record.undo_restarts, waiting)

@@ -39,7 +39,8 @@ class FileBefore(Struct, rename="camel"):
 
 
 class Record(Struct, rename="camel"):
-    """One step. ``annotations``: the Nodes' annotations before, None where there was none.
+    """One step. ``annotations``: the Nodes' annotations before, None where there was none. ``switches``: the step
+    switched its namespace, which was not switched before.
 
     ``restarts``: workload -> when its rollout was asked for, so that nobody asks twice; ``undo_restarts`` on the way
     back.
@@ -49,7 +50,7 @@ class Record(Struct, rename="camel"):
     progress: Progress
     since: str
     annotations: dict[str, str | None] = field(default_factory=dict)
-    was_switched: bool = False
+    switches: bool = False
     restarts: dict[str, str] = field(default_factory=dict)
     undo_restarts: dict[str, str] = field(default_factory=dict)
     files: list[FileBefore] = field(default_factory=list)
