@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -43,6 +44,22 @@ KINDS = {"Deployment": DEPLOYMENTS, "StatefulSet": STATEFUL_SETS, "Job": JOBS, "
 JOB_NAME = "batch.kubernetes.io/job-name"
 LIMIT = {"limits": {RESOURCE: "1"}}
 RUNS_SECONDS = 25  # of the Job that runs meanwhile
+
+
+async def interrupted(*words: str | Path) -> None:
+    """Run a command several times and end it in the middle, each time a little later, by both signals in turn."""
+    for moment, number in enumerate((signal.SIGKILL, signal.SIGINT) * 3):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "drabridge", "migrate", *map(str, words)),
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            await asyncio.wait_for(process.wait(), 0.7 + 0.4 * moment)
+        except TimeoutError:
+            process.send_signal(number)
+        _, said = await process.communicate()
+        assert process.returncode in (0, -signal.SIGKILL, 130), said.decode()
 
 
 async def migrate(*words: str | Path, status: int = 0) -> str:
@@ -195,6 +212,7 @@ async def moved_and_back(bed: Bed, plan: Path, *choices: str | Path, for_claims:
     assert (ours["allocatable"], ours["pods"]["claims"]) == (DEVICES, 0)
     shown = await migrate("plan", "--class", f"{RESOURCE}={CLASS}", "-n", NAMESPACE, "--write", plan, *choices)
     assert "missing" not in shown
+    await interrupted("apply", plan, "--all")
     said = await migrate("apply", plan, "--all")
     assert "every step of the plan is done" in said
     await available(bed)
@@ -205,6 +223,7 @@ async def moved_and_back(bed: Bed, plan: Path, *choices: str | Path, for_claims:
     assert await next_night(bed, "first") == "claims"
     assert set(_states(await migrate("status", plan, "-o", "json"))) == {"done"}
 
+    await interrupted("rollback", plan)
     await migrate("rollback", plan, "--all")
     await available(bed)
     assert await used(bed) == everything("limits")

@@ -18,7 +18,10 @@ def moved(obj: Json, namespace: str) -> Json:
 
 
 def example_cluster() -> list[Json]:
-    label = {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}
+    label = {
+        "cloud.google.com/gke-accelerator": "nvidia-h100-80gb",
+        "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
+    }
     chat = moved(workload("Deployment", "chat", replicas=4), "inference")
     chat_set = moved(workload("ReplicaSet", "chat-7f9c", owner=chat), "inference")
     selecting = pod_spec(nodeSelector={"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"})

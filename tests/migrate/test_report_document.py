@@ -1,10 +1,10 @@
-"""The report in docs/migration.md is the real one."""
+"""The report and the plan in docs/migration.md are the real ones."""
 
 from __future__ import annotations
 
 from drabridge.migrate.report.text import Layout, text
 from tests.docs.pages import ROOT, blocks
-from tests.migrate.cluster_objects import report_of
+from tests.migrate.cluster_objects import migrate, report_of, serving
 from tests.migrate.example_cluster import example_cluster
 
 
@@ -13,3 +13,13 @@ async def test_the_documents_output_is_real() -> None:
     (shown,) = (one for one in blocks(ROOT / "docs/migration.md", "console") if one.startswith(command))
     report = await report_of(*example_cluster())
     assert shown.removeprefix(command).rstrip() == text(report, Layout(100, wide=False)).rstrip()
+
+
+async def test_the_documents_plan_is_real() -> None:
+    command = "$ drabridge migrate plan --class nvidia.com/gpu=gpu.example.com --driver gpu.example.com\n"
+    (shown,) = (one for one in blocks(ROOT / "docs/migration.md", "console") if one.startswith(command))
+    async with serving(*example_cluster()) as (_, kubeconfig):
+        _, out, _ = await migrate(
+            *command.removeprefix("$ drabridge migrate ").split(), "--kubeconfig", str(kubeconfig)
+        )
+    assert shown.removeprefix(command).rstrip() == out.rstrip()

@@ -101,17 +101,19 @@ class LaneKeeper:
             more = f", and {len(words) - 1} more nodes" if len(words) > 1 else ""
             return f"{words[0]}{more}" if words else ""
 
-        await waiting.until("lanes", lacking)
+        await waiting.until(
+            "lanes", lacking, hint="See that the agent runs there, and what `drabridge lanes` says on that node"
+        )
 
     def _lacks(self, name: str, claims: int | str, found: NodeDevices | None) -> str:
         if found is None:
             return f"{name} has no devices of {self._plan.resource}"
-        total = max(found.for_limits + found.for_claims, self._plan.devices.get(name, 0))
+        total = self._plan.devices.get(name) or found.for_limits + found.for_claims
         wanted = total - self._plan.keep_for_limits if isinstance(claims, str) else claims
         least = min(wanted, total - found.held_by_limits)
         most = max(wanted, found.held_by_claims)
         if found.for_claims < least:
-            return f"{name} offers claims {found.for_claims} of {least} devices; does the agent run there?"
+            return f"{name} offers claims {found.for_claims} of {least} devices"
         if found.for_claims > most:
             return f"{name} still offers claims {found.for_claims} devices instead of {most}"
         return ""

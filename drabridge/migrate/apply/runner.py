@@ -21,6 +21,7 @@ from drabridge.migrate.plan.document import How, Move, Plan, Step, Way
 from drabridge.migrate.plan.identity import cluster_id
 from drabridge.migrate.plan.packing import Demand
 from drabridge.migrate.report.collect import collect
+from drabridge.migrate.report.model import number
 from drabridge.migrate.report.reads import claim_templates
 from drabridge.migrate.switch import marks
 from drabridge.migrate.switch.switcher import NAMESPACES, Choice, to_claims, to_limits
@@ -308,9 +309,9 @@ def _check_moves(step: Step, there: Mapping[tuple[str, str], Demand]) -> None:
     for name, move in planned.items():
         found = there.get((step.namespace, name))
         if found is not None and found.devices != move.devices:
-            problems.append(f"{name} has {found.devices} devices each, and had {move.devices}")
+            problems.append(f"{name} has {number(found.devices, 'device')} each, and had {move.devices}")
         elif found is not None and len(found.on) > move.pods:
-            problems.append(f"{name} has {len(found.on)} pods, and had {move.pods}")
+            problems.append(f"{name} has {number(len(found.on), 'pod')}, and had {move.pods}")
     if step.way is Way.SWITCH:
         new = sorted(name for namespace, name in there if namespace == step.namespace and name not in planned)
         problems += [f"{name} is new" for name in new if not name.startswith("DaemonSet/")]

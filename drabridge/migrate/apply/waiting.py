@@ -37,10 +37,10 @@ class Waiting:
     def say(self, what: str, message: str) -> None:
         self._tell(Event(self._step, what, message))
 
-    async def until(self, what: str, lacking: Callable[[], Awaitable[str]]) -> None:
+    async def until(self, what: str, lacking: Callable[[], Awaitable[str]], *, hint: str = "Mend that") -> None:
         """Ask until ``lacking`` returns "": it says what is still waited for. An API server that is away is waited for.
 
-        Raises ClusterError when it took too long.
+        Raises ClusterError when it took too long, with ``hint`` and how to go on.
         """
         loop = asyncio.get_running_loop()
         began, pause = loop.time(), POLL_SECONDS
@@ -55,7 +55,7 @@ class Waiting:
             if waited > self._seconds:
                 raise ClusterError(
                     f"{what}: {words}, after {waited:.0f} s",
-                    hint="Mend that and run the command again: it goes on here. Or go back: drabridge migrate rollback",
+                    hint=f"{hint}. The same command goes on here; drabridge migrate rollback goes back",
                 )
             self._tell(Event(self._step, what, words, waited))
             await asyncio.sleep(pause)

@@ -80,8 +80,9 @@ async def test_a_node_whose_agent_does_not_answer_stops_the_step_and_rollback_un
     code, out, err = await desk.apply()
     assert code == 1
     assert "team-a: lanes: devices for claims: node-a: 1" in out
-    assert "node-a offers claims 0 of 1 devices; does the agent run there?" in err
-    assert "the command again: it goes on here" in err
+    assert "node-a offers claims 0 of 1 devices" in err
+    assert "See that the agent runs there" in err
+    assert "The same command goes on here" in err
     assert await desk.states() == ["begun", "to do"]
     assert json.loads(await desk.annotation() or "") == {GPU: {"legacy": "*", "dra": 1}}
     code, _, err = await desk.run("rollback")
@@ -124,8 +125,8 @@ async def test_a_step_that_does_not_fit_is_refused(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ([{"object": "StatefulSet/web", "pods": 1, "devices": 2, "how": "rollout"}], "has 1 devices each, and had 2"),
-        ([{"object": "StatefulSet/web", "pods": 0, "devices": 1, "how": "rollout"}], "has 1 pods, and had 0"),
+        ([{"object": "StatefulSet/web", "pods": 1, "devices": 2, "how": "rollout"}], "has 1 device each, and had 2"),
+        ([{"object": "StatefulSet/web", "pods": 0, "devices": 1, "how": "rollout"}], "has 1 pod, and had 0"),
         ([], "StatefulSet/web is new"),
     ],
 )

@@ -81,7 +81,7 @@ async def test_what_is_missing_is_said_and_the_exit_status_is_1() -> None:
 
 
 async def test_operators_that_count_limits_keep_their_whole_namespace() -> None:
-    plan = await planned(*example_cluster(), status=1)
+    plan = await planned(*example_cluster())
     assert steps(plan) == ["inference", "batch", "search", "rest/lanes"]
     assert {one["object"] for one in plan["left"]} == {"research/CronJob/nightly", "research/RayCluster/train"}
 
