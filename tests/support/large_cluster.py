@@ -137,6 +137,8 @@ class Handler(BaseHTTPRequestHandler):
             return {"gitVersion": "v1.36.2"}
         if path == "/apis/resource.k8s.io":
             return {"versions": [{"version": "v1"}]}
+        if path == "/apis/admissionregistration.k8s.io/v1":
+            return {"resources": [{"name": "mutatingadmissionpolicies"}]}
         if path == "/api/v1/namespaces/kube-system":
             return {"metadata": meta("kube-system", 100)}
         count, make = LISTS.get(path.rpartition("/")[2], (0, node))

@@ -87,7 +87,7 @@ def plan(facts: Facts, choice: Choice, cluster: str, made: str) -> Plan:
             left.append(Left(object=f"{demand.namespace}/{demand.object}", why=why))
         else:
             demands.append(demand)
-    steps = [_step(group, way, packing, choice) for way, group in _groups(demands, choice)]
+    steps = [_step(group, way, packing, facts.serves_policies) for way, group in _groups(demands, choice)]
     steps.append(_rest(packing, facts, choice))
     return Plan.model_construct(
         apiVersion=VERSION,
@@ -219,10 +219,12 @@ def _rank(demand: Demand) -> tuple[int, int, str]:
     return _RANKS.index(rank), len(demand.on), demand.object
 
 
-def _step(group: list[Demand], way: Way, packing: Packing, choice: Choice) -> Step:
+def _step(group: list[Demand], way: Way, packing: Packing, serves_policies: bool) -> Step:
     before = {name: node.claims for name, node in packing.nodes.items()}
     missing: list[str] = []
     notes: list[str] = []
+    if way is Way.SWITCH and not serves_policies:
+        missing.append("the API server has no MutatingAdmissionPolicy (Kubernetes 1.36 has): plan with --manifests")
     for demand in group:
         for words, lacks in packing.move(demand):
             (missing if lacks else notes).append(words)

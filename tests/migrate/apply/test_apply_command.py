@@ -170,7 +170,7 @@ async def test_a_state_that_is_damaged_or_of_another_plan_is_named(desk: Desk, t
 
 async def test_two_commands_do_not_follow_one_plan(desk: Desk) -> None:
     with desk.plan.open() as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
+        fcntl.flock(other, fcntl.LOCK_SH)
         code, _, err = await desk.apply()
     assert code == 1
     assert f"another command follows {desk.plan} now" in err

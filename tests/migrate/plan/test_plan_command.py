@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from drabridge.kube.client import KubernetesCluster
+from drabridge.migrate.plan.build import Choice, plan
+from drabridge.migrate.report.collect import collect
 from tests.migrate.cluster_objects import GPU, device_class, meta, migrate, node, pod, pod_spec, serving, workload
 from tests.migrate.example_cluster import example_cluster, moved
 
@@ -46,7 +49,7 @@ def steps(plan: Json) -> list[str]:
 async def test_idle_ones_go_first_then_single_devices_then_rollouts_then_what_has_an_order() -> None:
     store = moved(workload("StatefulSet", "store"), "ordered")
     night = moved(workload("CronJob", "night"), "idle")
-    plan = await planned(
+    found = await planned(
         node(count=16),
         *deployment("big", 4, namespace="rolling"),
         *deployment("small", namespace="single"),
@@ -54,8 +57,8 @@ async def test_idle_ones_go_first_then_single_devices_then_rollouts_then_what_ha
         pod("store-0", owner=store, namespace="ordered"),
         night,
     )
-    assert steps(plan) == ["idle", "single", "rolling", "ordered", "rest/lanes"]
-    assert [step.get("lanes") for step in plan["steps"]] == [
+    assert steps(found) == ["idle", "single", "rolling", "ordered", "rest/lanes"]
+    assert [step.get("lanes") for step in found["steps"]] == [
         {"node-a": 1},
         {"node-a": 2},
         {"node-a": 9},
@@ -65,8 +68,8 @@ async def test_idle_ones_go_first_then_single_devices_then_rollouts_then_what_ha
 
 
 async def test_workloads_of_one_namespace_are_one_step_because_it_is_switched_as_a_whole() -> None:
-    plan = await planned(node(), *deployment("web", pods=2), *deployment("api"))
-    (step, _) = plan["steps"]
+    found = await planned(node(), *deployment("web", pods=2), *deployment("api"))
+    (step, _) = found["steps"]
     assert step["name"] == "team-a"
     assert step["moves"] == [
         {"object": "Deployment/api", "pods": 1, "devices": 1, "how": "rollout"},
@@ -75,38 +78,50 @@ async def test_workloads_of_one_namespace_are_one_step_because_it_is_switched_as
 
 
 async def test_what_is_missing_is_said_and_the_exit_status_is_1() -> None:
-    plan = await planned(node(count=1), *deployment("web"), status=1)
-    (words,) = plan["steps"][0]["missing"]
+    found = await planned(node(count=1), *deployment("web"), status=1)
+    (words,) = found["steps"][0]["missing"]
     assert words.startswith("Deployment/web: 1 free device on one of node-a: its rollout makes a new pod before")
 
 
+async def test_without_policies_in_the_api_server_a_switch_does_not_fit() -> None:
+    async with serving(node(), *deployment("web")) as (_, kubeconfig):
+        api = KubernetesCluster.from_kubeconfig(kubeconfig)
+        facts = await collect(api, lambda kind, count: None)
+        api.close()
+    for serves in (True, False):
+        facts.serves_policies = serves
+        made = plan(facts, Choice(GPU, OURS, OURS), "uid", "now")
+        assert made.fits is serves
+    assert "plan with --manifests" in made.steps[0].missing[0]
+
+
 async def test_operators_that_count_limits_keep_their_whole_namespace() -> None:
-    plan = await planned(*example_cluster())
-    assert steps(plan) == ["inference", "batch", "search", "rest/lanes"]
-    assert {one["object"] for one in plan["left"]} == {"research/CronJob/nightly", "research/RayCluster/train"}
+    found = await planned(*example_cluster())
+    assert steps(found) == ["inference", "batch", "search", "rest/lanes"]
+    assert {one["object"] for one in found["left"]} == {"research/CronJob/nightly", "research/RayCluster/train"}
 
 
 async def test_manifests_make_steps_of_single_workloads(tmp_path: Path) -> None:
     objects = [*deployment("web"), *deployment("api"), *deployment("more", namespace="team-b")]
     (tmp_path / "web.yaml").write_text(yaml.safe_dump(objects[0]))
-    plan = await planned(node(), *objects, words=(*CLASS, "--manifests", str(tmp_path)))
-    assert steps(plan) == ["team-a/Deployment/web", "team-b", "rest/lanes"]
-    assert [one["object"] for one in plan["left"]] == ["team-a/Deployment/api"]
-    assert plan["manifests"] == [str(tmp_path)]
+    found = await planned(node(), *objects, words=(*CLASS, "--manifests", str(tmp_path)))
+    assert steps(found) == ["team-a/Deployment/web", "team-b", "rest/lanes"]
+    assert [one["object"] for one in found["left"]] == ["team-a/Deployment/api"]
+    assert found["manifests"] == [str(tmp_path)]
 
 
 async def test_one_namespace_alone_is_planned_and_devices_are_kept() -> None:
     objects = [*deployment("web"), *deployment("other", namespace="team-b")]
-    plan = await planned(node(), *objects, words=(*CLASS, "-n", "team-b", "--keep", "2"))
-    assert steps(plan) == ["team-b", "rest/lanes"]
-    assert plan["steps"][1]["lanes"] == {"node-a": "all"}
-    assert plan["keepForLimits"] == 2
+    found = await planned(node(), *objects, words=(*CLASS, "-n", "team-b", "--keep", "2"))
+    assert steps(found) == ["team-b", "rest/lanes"]
+    assert found["steps"][1]["lanes"] == {"node-a": "all"}
+    assert found["keepForLimits"] == 2
 
 
 async def test_the_class_and_its_driver_are_found_where_only_one_can_be_meant() -> None:
     objects = [node(), *deployment("web"), device_class("gpus", extended=GPU, driver="gpu.example.org")]
-    plan = await planned(*objects, words=())
-    assert (plan["resource"], plan["deviceClass"], plan["driver"]) == (GPU, "gpus", "gpu.example.org")
+    found = await planned(*objects, words=())
+    assert (found["resource"], found["deviceClass"], found["driver"]) == (GPU, "gpus", "gpu.example.org")
 
 
 @pytest.mark.parametrize(
@@ -127,31 +142,31 @@ async def test_bad_words_are_refused_with_what_to_do(words: tuple[str, ...], sai
 
 
 async def test_a_plan_is_written_read_and_explained(tmp_path: Path) -> None:
-    plan = tmp_path / "plan.yaml"
+    path = tmp_path / "plan.yaml"
     async with serving(KUBE_SYSTEM, node(), *deployment("web")) as (_, kubeconfig):
-        words = ("plan", "--kubeconfig", str(kubeconfig), *CLASS, "--write", str(plan))
+        words = ("plan", "--kubeconfig", str(kubeconfig), *CLASS, "--write", str(path))
         code, out, _ = await migrate(*words)
         assert code == 0
-        assert f"drabridge migrate apply {plan}" in out
+        assert f"drabridge migrate apply {path}" in out
         assert "is there already" in (await migrate(*words))[2]
-    code, again, _ = await migrate("plan", str(plan))
+    code, again, _ = await migrate("plan", str(path))
     assert (code, again) == (0, out.partition("\n\n")[0] + "\n")
-    code, explained, _ = await migrate("plan", str(plan), "--explain", "team-a")
+    code, explained, _ = await migrate("plan", str(path), "--explain", "team-a")
     assert code == 0
     assert "node-a: 2 of 8 devices are for claims (before: as many as now)" in explained
     assert "Deployment/web: 1 pod with 1 device each: rolled out" in explained
-    code, _, err = await migrate("plan", str(plan), "--explain", "team-b")
+    code, _, err = await migrate("plan", str(path), "--explain", "team-b")
     assert code == 2
     assert 'did you mean "team-a"?' in err
 
 
 async def test_every_fault_of_an_edited_plan_is_said_at_once_with_its_line(tmp_path: Path) -> None:
-    plan = tmp_path / "plan.yaml"
-    plan.write_text(
+    path = tmp_path / "plan.yaml"
+    path.write_text(
         "apiVersion: drabridge.migration/v1alpha1\ncluster: x\nresource: nvidia.com/gpu\ndeviceClass: c\ndriver: d\n"
         "steps:\n- name: a\n  way: swich\n- name: a\n  way: lanes\n  lanes: {n: some}\n  colour: red\n"
     )
-    code, _, err = await migrate("plan", str(plan))
+    code, _, err = await migrate("plan", str(path))
     assert code == 2
     assert len(err.splitlines()) == 4
     for line, word in ((8, "way"), (9, "name"), (11, "lanes"), (12, "colour")):
