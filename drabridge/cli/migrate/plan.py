@@ -96,10 +96,13 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _made(arguments: argparse.Namespace) -> Plan:
-    from drabridge.migrate.plan.build import Choice, choose, plan
+    from drabridge.migrate.plan.build import Choice, choose, plan, require_whole
 
     api = cluster.connect(arguments.kubeconfig, arguments.context)
     facts, identity = asyncio.run(_collect(api))
+    require_whole(facts)
+    for one in facts.unread:
+        print(cell(f"not read: {one.verb} {one.resource}: {one.reason}"), file=sys.stderr)
     names = choose(facts, arguments.resource, dict(arguments.classes), arguments.driver)
     base = (arguments.write or Path("plan.yaml")).absolute().parent
     choice = Choice(

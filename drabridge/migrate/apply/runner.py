@@ -16,7 +16,7 @@ from drabridge.migrate.apply.lanes import LaneKeeper
 from drabridge.migrate.apply.merge import merged
 from drabridge.migrate.apply.state import FileBefore, Progress, Record, State, now
 from drabridge.migrate.apply.waiting import Tell, Waiting
-from drabridge.migrate.plan.build import demands_of
+from drabridge.migrate.plan.build import demands_of, require_whole
 from drabridge.migrate.plan.document import How, Move, Plan, Step, Way
 from drabridge.migrate.plan.identity import cluster_id
 from drabridge.migrate.plan.packing import Demand
@@ -95,8 +95,7 @@ class Runner:
                 hint=f"Mend that and plan again, or take `missing` out of step {step.name} if you know better",
             )
         if step.moves:
-            facts = await collect(self._cluster, lambda kind, count: None)
-            there = {(one.namespace, one.object): one for one in demands_of(facts, self._plan.resource)}
+            there = {(one.namespace, one.object): one for one in await self._demands()}
             _check_moves(step, there)
         annotations = await lanes.annotations(step.lanes)
         devices = await lanes.devices()
@@ -137,6 +136,8 @@ class Runner:
 
     async def _convert(self, step: Step, record: Record, version: str, waiting: Waiting) -> None:
         """Make the templates, then bring each manifest's changes to the cluster, then to its file."""
+        record.converts = True
+        self._state.save()
         found = manifests.of_plan(self._plan, self._folder)
         written = {Path(one.path) for one in record.files}
         for move in step.moves:
@@ -208,8 +209,7 @@ class Runner:
             return
 
         async def lacking() -> str:
-            facts = await collect(self._cluster, lambda kind, count: None)
-            there = {(one.namespace, one.object) for one in demands_of(facts, self._plan.resource)}
+            there = {(one.namespace, one.object) for one in await self._demands()}
             left = [move.object for move in step.moves if (step.namespace, move.object) in there]
             return f"{', '.join(left)} still with limits" if left else ""
 
@@ -236,7 +236,7 @@ class Runner:
             await to_limits(self._cluster, [step.namespace], lambda line: waiting.say("switch", line))
             rolled_out = [move for move in step.moves if move.object in record.restarts]
             await self._roll(step, rolled_out, record.undo_restarts, waiting)
-        elif step.way is Way.MANIFESTS:
+        if record.converts:
             await self._convert_back(step, record, waiting)
             await self._roll(step, step.moves, {}, waiting)
         await lanes.wait(lanes.asked(record.annotations), waiting)
@@ -289,6 +289,11 @@ class Runner:
                 await rollouts.restart(self._cluster, step.namespace, move.object, restarts[move.object])
             await rollouts.wait(self._cluster, step.namespace, move.object, waiting)
             waiting.say(move.object, "rolled out")
+
+    async def _demands(self) -> list[Demand]:
+        facts = await collect(self._cluster, lambda kind, count: None)
+        require_whole(facts)
+        return list(demands_of(facts, self._plan.resource))
 
     async def _lanes(self) -> tuple[str, LaneKeeper]:
         version = await served_version(self._cluster)

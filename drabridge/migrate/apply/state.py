@@ -40,7 +40,7 @@ class FileBefore(Struct, rename="camel"):
 
 class Record(Struct, rename="camel"):
     """One step. ``annotations``: the Nodes' annotations before, None where there was none. ``switches``: the step
-    switched its namespace, which was not switched before.
+    switched its namespace, which was not switched before. ``converts``: it brings manifests to the cluster.
 
     ``restarts``: workload -> when its rollout was asked for, so that nobody asks twice; ``undo_restarts`` on the way
     back.
@@ -51,6 +51,7 @@ class Record(Struct, rename="camel"):
     since: str
     annotations: dict[str, str | None] = field(default_factory=dict)
     switches: bool = False
+    converts: bool = False
     restarts: dict[str, str] = field(default_factory=dict)
     undo_restarts: dict[str, str] = field(default_factory=dict)
     files: list[FileBefore] = field(default_factory=list)

@@ -8,7 +8,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from drabridge.errors import ConfigError
+from drabridge.errors import ClusterError, ConfigError
+from drabridge.kube.versions import RESOURCE_GROUP
 from drabridge.migrate.plan.document import VERSION, How, Left, Move, Plan, Step, Way
 from drabridge.migrate.plan.packing import Demand, NodeState, Packing
 from drabridge.migrate.plan.supply import NodeDevices, devices_by_node, kubelet_devices
@@ -37,6 +38,16 @@ class Choice(Struct, frozen=True):
     manifests: tuple[str, ...] = ()
     config: str = ""
     in_manifests: Objects = frozenset()
+
+
+def require_whole(facts: Facts) -> None:
+    """Raise ClusterError where nodes, pods or what makes pods could not be read: numbers would be too small."""
+    for one in facts.unread:
+        if one.verb and not one.resource.endswith(RESOURCE_GROUP):
+            raise ClusterError(
+                f"no plan without the right to {one.verb} {one.resource}: {one.reason}",
+                hint="Bind the role that `drabridge migrate report --rbac` prints to your user",
+            )
 
 
 def choose(facts: Facts, resource: str, said: Mapping[str, str], driver: str) -> tuple[str, str, str]:

@@ -168,6 +168,18 @@ async def test_a_state_that_is_damaged_or_of_another_plan_is_named(desk: Desk, t
     assert await desk.annotation() is None
 
 
+async def test_what_a_repository_converts_is_left_alone_on_the_way_back(desk: Desk) -> None:
+    found = yaml.safe_load(desk.plan.read_text())
+    found["steps"][0] |= {"way": "manifests", "lanes": {}}
+    desk.edit(steps=found["steps"])
+    code, out, _ = await desk.apply("--lanes-only")
+    assert (code, "in your repository" in out) == (0, True)
+    assert await desk.states() == ["done", "to do"]
+    code, _, err = await desk.run("rollback")
+    assert code == 0, err
+    assert await desk.states() == ["to do", "to do"]
+
+
 async def test_two_commands_do_not_follow_one_plan(desk: Desk) -> None:
     with desk.plan.open() as other:
         fcntl.flock(other, fcntl.LOCK_SH)
