@@ -24,11 +24,13 @@ FAIL_ON = ("blocker", "trap", "never")
 _EPILOG = """\
 Asks the API server alone, and writes nothing. Nothing of drabridge needs to be
 installed in the cluster. What you have no right to read is named, and the rest
-is reported.
+is reported. With -n and --resource it shows less, and the exit status is about
+what is shown; what is wrong with the whole cluster stays.
 
 examples:
   drabridge migrate report
   drabridge migrate report -o wide
+  drabridge migrate report -n team-a -n team-b --resource nvidia.com/gpu
   drabridge migrate report -o html > report.html
   drabridge migrate report --class nvidia.com/gpu=gpu.example.com
   drabridge migrate report --rbac | kubectl apply -f -
@@ -56,6 +58,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="claims of this DeviceClass count as this resource; may be given several times",
     )
     parser.add_argument(
+        "-n",
+        "--namespace",
+        dest="namespaces",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="show only this namespace; may be given several times",
+    )
+    parser.add_argument(
+        "--resource",
+        dest="resources",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="show only this resource, and who uses it; may be given several times",
+    )
+    parser.add_argument(
         "--fail-on",
         choices=FAIL_ON,
         default=FAIL_ON[0],
@@ -66,17 +85,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the report. Raises ConfigError for a kubeconfig that cannot be used, ClusterError for the API server's."""
+    """Print the report.
+
+    Raises ConfigError for a kubeconfig that cannot be used or a resource that is not there, ClusterError for the API
+    server's answers.
+    """
     if arguments.rbac:
         from drabridge.migrate.report.reads import cluster_role
 
         print(as_json_or_yaml(cluster_role(), "yaml"))
         return 0
     from drabridge.migrate.report.build import build
+    from drabridge.migrate.report.filters import Filter
 
     logging.getLogger().addHandler(logging.NullHandler())  # what is logged of strange objects is in the report
     api = cluster.connect(arguments.kubeconfig, arguments.context)
-    report = build(asyncio.run(_collect(api)), {name: resource for resource, name in arguments.classes})
+    wanted = Filter(frozenset(arguments.namespaces), frozenset(arguments.resources))
+    report = build(asyncio.run(_collect(api)), {name: resource for resource, name in arguments.classes}, wanted)
     _print(report, arguments.output)
     return _status(report, arguments.fail_on)
 

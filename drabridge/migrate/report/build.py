@@ -18,11 +18,13 @@ from drabridge.migrate.report.facts import (
     SliceFacts,
     WorkloadFacts,
 )
+from drabridge.migrate.report.filters import Filter, Shown, check_resources
 from drabridge.migrate.report.model import (
     Namespace,
     NamespaceUse,
     Obstacle,
     Report,
+    ReportFilter,
     ResourceUse,
     Unread,
     Workload,
@@ -33,6 +35,7 @@ from drabridge.migrate.report.owners import OwnerChains
 from drabridge.migrate.report.tally import Tally, Use, WorkloadTally
 from drabridge.migrate.report.workload_obstacles import obstacle, workload_obstacles
 
+ALL = Filter()
 _STAY = (Code.STATIC_POD, Code.FIXED_NODE_NAME)
 
 
@@ -54,8 +57,11 @@ class Facts(Struct):
     unread: list[Unread] = field(default_factory=list)
 
 
-def build(facts: Facts, said_classes: Mapping[str, str]) -> Report:
-    """Return the report. ``said_classes``: DeviceClass -> resource, as the caller says."""
+def build(facts: Facts, said_classes: Mapping[str, str], wanted: Filter = ALL) -> Report:
+    """Return the report. ``said_classes``: DeviceClass -> resource, as the caller says.
+
+    Raises ConfigError for a wanted resource that is not there.
+    """
     allocatable = Counter[str]()
     nodes = Counter[str]()
     for node in facts.nodes:
@@ -78,6 +84,10 @@ def build(facts: Facts, said_classes: Mapping[str, str]) -> Report:
     for claim in facts.claims:
         for device_class, count in claim.classes if claim.allocated else ():
             free[names.of_class(device_class)] -= count
+    rows = sorted({*allocatable, *in_slices, *tally.resources} - {""})
+    if not facts.unread:
+        check_resources(wanted, names.of_limit, {*known, *rows, *names.classes})
+    shown = Shown(wanted, names.of_limit, tally.workloads)
 
     obstacles = [
         *_unread_obstacles(facts),
@@ -86,18 +96,20 @@ def build(facts: Facts, said_classes: Mapping[str, str]) -> Report:
         *quota_obstacles(facts.quotas, facts.classes, names, frozenset(allocatable)),
         *(one for workload in tally.workloads.values() for one in workload_obstacles(workload, free, facts.templates)),
     ]
+    obstacles = sorted(filter(shown.obstacle, obstacles), key=_order)
     return Report(
         server_version=facts.server_version,
         nodes=len(facts.nodes),
         pods=facts.pods_read,
         resources=[
             _resource(name, names, nodes, allocatable, in_slices, free, tally.resources.get(name) or Use())
-            for name in sorted({*allocatable, *in_slices, *tally.resources} - {""})
+            for name in filter(shown.resource, rows)
         ],
-        namespaces=list(_namespaces(tally, obstacles, facts.serves_policies)),
-        workloads=list(_workloads(tally)),
-        obstacles=sorted(obstacles, key=_order),
+        namespaces=list(_namespaces(tally, shown, obstacles, facts.serves_policies)),
+        workloads=list(_workloads(tally, shown)),
+        obstacles=obstacles,
         unread=facts.unread,
+        filter=ReportFilter(sorted(wanted.namespaces), sorted(wanted.resources)),
     )
 
 
@@ -123,28 +135,35 @@ def _resource(
     )
 
 
-def _workloads(tally: Tally) -> Iterator[Workload]:
+def _workloads(tally: Tally, shown: Shown) -> Iterator[Workload]:
     for key in sorted(tally.workloads):
         one = tally.workloads[key]
+        if not shown.workload(one):
+            continue
         for resource, use in sorted(one.uses.items()):
+            if not shown.resource(resource):
+                continue
             per_pod = one.per_pod.get(resource, 0)
             chain = list(one.chain.kinds)
             namespace, kind, name = key
             yield Workload(namespace, kind, name, chain, resource, per_pod, use.pods, use.devices)
 
 
-def _namespaces(tally: Tally, obstacles: Sequence[Obstacle], serves_policies: bool) -> Iterator[Namespace]:
+def _namespaces(
+    tally: Tally, shown: Shown, obstacles: Sequence[Obstacle], serves_policies: bool
+) -> Iterator[Namespace]:
     by_namespace: dict[str, list[WorkloadTally]] = {}
     for (namespace, _, _), one in tally.workloads.items():
-        if one.uses:
+        if shown.workload(one):
             by_namespace.setdefault(namespace, []).append(one)
     operators = {one.namespace for one in obstacles if one.code is Code.OPERATOR_COUNTS_LIMITS}
     for name in sorted(by_namespace):
         uses = [
             NamespaceUse(resource, use.pods, use.devices, use.pods.done_percent)
             for resource, use in sorted(tally.namespaces.get(name, {}).items())
+            if shown.resource(resource)
         ]
-        left = [one for one in by_namespace[name] if one.has_limits]
+        left = list(filter(shown.is_left, by_namespace[name]))
         yield Namespace(name, uses, *_fits(left, name in operators, serves_policies))
 
 

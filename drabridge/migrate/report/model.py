@@ -100,6 +100,13 @@ class Unread(Struct, rename="camel"):
     reason: str
 
 
+class ReportFilter(Struct, rename="camel"):
+    """The namespaces and resources that the report was limited to; an empty list means all."""
+
+    namespaces: list[str]
+    resources: list[str]
+
+
 class Report(Struct, rename="camel"):
     """All that is known. Lists are sorted, so that two reports can be compared."""
 
@@ -111,6 +118,7 @@ class Report(Struct, rename="camel"):
     workloads: list[Workload]
     obstacles: list[Obstacle]
     unread: list[Unread]
+    filter: ReportFilter
 
     def count(self, severity: Severity) -> int:
         return sum(one.severity is severity for one in self.obstacles)

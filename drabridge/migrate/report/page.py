@@ -13,7 +13,7 @@ from pathlib import Path
 
 from drabridge.migrate.report.codes import Severity
 from drabridge.migrate.report.model import Obstacle, Report, Ways
-from drabridge.migrate.report.text import LEGEND, details, headline, percent, place, ways
+from drabridge.migrate.report.text import LEGEND, NOBODY, details, filter_line, headline, percent, place, ways
 from drabridge.status.markup import Html, tag
 
 MOST_ROWS = 500  # of one table: a browser lays out this many at once
@@ -44,6 +44,7 @@ def render(report: Report, at: str) -> str:
         "header",
         tag("h1", "From limits to claims"),
         tag("p", headline(report)),
+        tag("p", filter_line(report)) if filter_line(report) else None,
         tag("p", f"as of {at}", class_="quiet"),
     )
     body = tag(
@@ -59,6 +60,8 @@ def _sections(report: Report) -> Iterable[Html]:
     yield tag("p", *_legend(), class_="legend")
     if not report.resources:
         yield tag("p", "No node has devices, and no pod asks for one.")
+    elif filter_line(report) and not report.workloads:
+        yield tag("p", NOBODY)
     rows: list[Sequence[object]] = [
         (
             tag("code", one.name),

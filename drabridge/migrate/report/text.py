@@ -19,6 +19,7 @@ MOST_ROWS = 20  # of namespaces and workloads; -o wide shows all
 MOST_OBJECTS = 5  # of one code
 MOST_WORDS = 2000  # characters of a cell, or of a paragraph
 
+NOBODY = "No pod and no workload of those asks for a device."
 WAYS = ("limits", "by DRA", "claims", "pending")
 LEGEND = (
     "FREE: devices in slices that no claim holds.",
@@ -48,6 +49,15 @@ def headline(report: Report) -> str:
     return f"Kubernetes {report.server_version}, {read} read: {counts}"
 
 
+def filter_line(report: Report) -> str:
+    """Return what the report is limited to; "" where it shows everything."""
+    names = (("namespace", report.filter.namespaces), ("resource", report.filter.resources))
+    words = [f"{one}{'s' if len(found) > 1 else ''} {', '.join(found)}" for one, found in names if found]
+    if not words:
+        return ""
+    return f"Shown: {'; '.join(words)}. Nodes, slices and obstacles without a namespace are the cluster's."
+
+
 def ways(one: Ways) -> list[str]:
     return [str(count) for count in (one.kubelet, one.dra, one.claims, one.pending)]
 
@@ -58,11 +68,15 @@ def percent(done: int | None) -> str:
 
 def _lines(report: Report, layout: Layout) -> Iterator[str]:
     yield from _wrapped(headline(report), layout, "")
+    yield from _wrapped(filter_line(report), layout, "") if filter_line(report) else ()
     yield ""
     if report.resources:
         yield from _resources(report, layout)
         yield from _namespaces(report, layout)
         yield from _workloads(report, layout)
+        if filter_line(report) and not report.workloads:
+            yield NOBODY
+            yield ""
         for line in LEGEND:
             yield from _wrapped(line, layout, "")
     else:
