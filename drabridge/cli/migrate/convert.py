@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from drabridge.migrate.convert.settings import Finding, Settings
 
 STDIN = "-"
+UNDO_SUFFIX = ".undo"  # of the file beside a JSON manifest that keeps what its lines were
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +66,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "Only lines that must change do; comments, order, quoting and anchors stay. What is left on limits is named\n"
         "with its reason on standard error, and the exit status is then 1. --reverse gives back the bytes that were\n"
-        "there; it makes no backup.\n\n"
+        "there; it makes no backup. JSON has no comments to keep them in: --in-place writes them to FILE.undo.\n\n"
         "examples:\n"
         "  drabridge migrate convert --class nvidia.com/gpu=gpu.example.com --diff deploy/\n"
         "  drabridge migrate convert --config agent.yaml --in-place deploy/\n"
@@ -107,6 +108,8 @@ def run(arguments: argparse.Namespace) -> int:
         _write_component(outcomes, arguments.to)
     elif outcomes:
         _print(outcomes)
+        if any(outcome.undo for outcome in outcomes):
+            print("note: --reverse cannot use this output: JSON has no comments; keep the file", file=sys.stderr)
     return int(broken or left)
 
 
@@ -173,12 +176,19 @@ def _texts(named: Iterable[tuple[str, Path | None]], findings: list[Finding]) ->
     for name, path in named:
         try:
             text = text_of(sys.stdin.buffer.read() if path is None else path.read_bytes())
+            undo = "" if path is None else _undo_of(path)
         except OSError as error:
             text = Finding(Level.ERROR, 0, "", f"it cannot be read: {error.strerror}", "")
         if isinstance(text, Finding):
             findings.append(replace(text, file=name))
         else:
-            yield Source(name, text)
+            yield Source(name, text, undo)
+
+
+def _undo_of(path: Path) -> str:
+    """Return what conversions kept beside a JSON file; empty where there is nothing."""
+    beside = Path(f"{os.path.realpath(path)}{UNDO_SUFFIX}")
+    return beside.read_text(encoding="utf-8", errors="replace") if beside.is_file() else ""
 
 
 def _outcomes(groups: list[list[Source]], settings: Settings | None, *, can_undo: bool) -> Iterator[Outcome]:
@@ -188,7 +198,7 @@ def _outcomes(groups: list[list[Source]], settings: Settings | None, *, can_undo
 
     for sources in groups:
         if settings is None:
-            yield from (Outcome(source, reverse(source.text)) for source in sources)
+            yield from (Outcome(source, reverse(source.text, source.undo)) for source in sources)
         else:
             yield from convert_group(sources, settings, can_undo=can_undo)
 
@@ -231,7 +241,12 @@ def _write(changed: Iterable[Outcome], backup: str) -> None:
             mode = stat.S_IMODE(path.stat().st_mode)
             if backup:
                 write_atomically(f"{path}{backup}", outcome.source.text.encode(), mode=mode, care=Care.WHOLE)
+            undo = Path(f"{path}{UNDO_SUFFIX}")
+            if outcome.undo:
+                write_atomically(undo, outcome.undo.encode(), mode=mode, care=Care.WHOLE)
             write_atomically(path, outcome.conversion.text.encode(), mode=mode, care=Care.WHOLE)
+            if outcome.source.undo and not outcome.undo:
+                undo.unlink()
         except OSError as error:
             raise HostError(f"{path} cannot be written: {error.strerror}") from error
         print(f"{outcome.source.name}: {'converted' if backup else 'as it was'}")

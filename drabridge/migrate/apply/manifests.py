@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from msgspec import Struct, field
 
 from drabridge.migrate.configured import devices_of
 from drabridge.migrate.convert import files
 from drabridge.migrate.convert.batch import Outcome, Source, convert_group, text_of
+from drabridge.migrate.convert.json_nodes import documents
 from drabridge.migrate.convert.settings import Finding, Level, Settings
 from drabridge.migrate.convert.templates import KIND
 from drabridge.migrate.plan.document import Plan
@@ -96,7 +96,7 @@ def key_of(manifest: Json) -> ObjectKey:
 
 def _documents(text: str) -> Iterator[Json]:
     """Yield the objects of a text, those in lists, too."""
-    for document in yaml.safe_load_all(text.removeprefix("\ufeff")):
+    for document in documents(text):
         yield from _in(document)
 
 

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 
 from msgspec import Struct, structs
 
-from drabridge.migrate.convert.conversion import Conversion, convert, existing_templates
+from drabridge.migrate.convert.conversion import Conversion, convert, existing_templates, reverse
 from drabridge.migrate.convert.settings import Finding, Level, Settings
 from drabridge.migrate.convert.templates import Existing
 
 
 class Source(Struct, frozen=True):
-    """A file's name and its text, as it is, with its line breaks."""
+    """A file's name and its text, as it is, with its line breaks. ``undo``: of JSON, what is kept beside it."""
 
     name: str
     text: str
+    undo: str = ""
 
 
 class Outcome(Struct):
@@ -28,6 +29,14 @@ class Outcome(Struct):
     def changed(self) -> bool:
         """Whether the text is another one now."""
         return self.conversion.text != self.source.text
+
+    @property
+    def undo(self) -> str:
+        """What must be kept beside the text to go back: of JSON alone, and of earlier conversions what still holds."""
+        if not self.conversion.undo:
+            return ""
+        holds = self.source.undo and reverse(self.source.text, self.source.undo).text != self.source.text
+        return (self.source.undo if holds else "") + self.conversion.undo
 
     def findings(self) -> list[Finding]:
         """Return the findings with the file's name."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec import Struct, field, structs
 
+from drabridge.migrate.convert.json_nodes import parse_json
+from drabridge.migrate.convert.json_templates import placed, takes_templates, with_templates_said
 from drabridge.migrate.convert.kinds import (
     COUNT_LIMITS,
     NO_POD_TEMPLATE,
@@ -20,10 +22,18 @@ from drabridge.migrate.convert.pods import PodPlan, Refused, plan_pod
 from drabridge.migrate.convert.settings import Finding, Level, Settings
 from drabridge.migrate.convert.splice import Edit, Operation, Unspliceable, applied, edits, in_order, spliced
 from drabridge.migrate.convert.templates import KIND, Existing, Template, foreign, missing
-from drabridge.migrate.convert.undo import CannotUndo, undone, with_block, with_templates
+from drabridge.migrate.convert.undo import (
+    CannotUndo,
+    block_alone,
+    undone,
+    undone_by,
+    with_block,
+    with_templates,
+)
 from drabridge.migrate.convert.yaml_nodes import Leaf, Mapping, Node, NotYaml, Path, Value, owner_of, parse, same, value
 
 _BOM = "\ufeff"
+_CLAIMS = "resourceClaims"  # stands in whatever was converted
 # Below these keys a number counts devices: in pods, quotas and limit ranges.
 _COUNTS = frozenset({"limits", "requests", "hard", "default", "defaultRequest", "max", "min"})
 HELM_HINT = (
@@ -47,6 +57,7 @@ class Conversion(Struct):
     findings: list[Finding] = field(default_factory=list)
     pods: list[ConvertedPod] = field(default_factory=list)
     templates: list[Template] = field(default_factory=list)  # those that are new, and in the text
+    undo: str = ""  # of JSON, what reverse() needs beside the text
 
     @property
     def unfinished(self) -> bool:
@@ -62,33 +73,42 @@ def convert(text: str, settings: Settings, there: Iterable[Existing] = (), *, ca
     """
     bom, body = _split_bom(text)
     try:
-        converter = _Converter(body, parse(body), settings, there)
+        converter = _Converter(body, settings, there)
     except NotYaml as error:
         return Conversion(text, [_not_yaml(body, error)])
     pods = converter.pods()
     found = Conversion(text, converter.findings)
     try:
-        after, templates = converter.result(pods, can_undo=can_undo)
+        after, templates, undo = converter.result(pods, can_undo=can_undo)
     except Unspliceable:
         pods = converter.each_alone(pods)
         try:
-            after, templates = converter.result(pods, can_undo=can_undo)
+            after, templates, undo = converter.result(pods, can_undo=can_undo)
         except Unspliceable:
             message = "the last value runs to the end of the text, so nothing can be put after it"
             converter.find(Level.LEFT, pods[0], (), message, "end the last line with a line break")
             return found
     if not pods:
         return found
-    found.text, found.templates = bom + after, templates
+    found.text, found.templates, found.undo = bom + after, templates, undo
     found.pods = [ConvertedPod(pod.manifest, tuple(pod.within_manifest()), tuple(pod.plan.templates)) for pod in pods]
     return found
 
 
-def reverse(text: str) -> Conversion:
-    """Return the text as it was before :func:`convert`; a finding where that cannot be."""
+def reverse(text: str, undo: str = "") -> Conversion:
+    """Return the text as it was before :func:`convert`; a finding where that cannot be.
+
+    ``undo``: of JSON, what the conversion returned beside the text; after several conversions all of it.
+    """
     bom, body = _split_bom(text)
     try:
-        return Conversion(bom + undone(body))
+        if not _is_json(body):
+            return Conversion(bom + undone(body))
+        if not undo and _CLAIMS in body:
+            raise CannotUndo(
+                0, "JSON with claims, and the file beside it in which --in-place keeps the old lines is gone"
+            )
+        return Conversion(bom + (undone_by(body, undo) if _CLAIMS in body else body))
     except CannotUndo as error:
         hint = "restore the file from its backup or from version control"
         return Conversion(text, [Finding(Level.ERROR, error.line, "", error.message, hint)])
@@ -99,9 +119,29 @@ def existing_templates(text: str) -> list[Existing]:
     if KIND not in text:
         return []
     try:
-        return [one for root in parse(_split_bom(text)[1]) for one in _templates_in(value(root))]
+        return [one for root in _parsed(_split_bom(text)[1])[0] for one in _templates_in(value(root))]
     except NotYaml:
         return []
+
+
+def _parsed(text: str) -> tuple[list[Node], bool]:
+    """Return the documents of a text, and whether it is JSON. Raises NotYaml."""
+    if not text.lstrip().startswith("{"):
+        return parse(text), False
+    try:
+        return parse_json(text), True
+    except NotYaml as error:
+        try:
+            return parse(text), False
+        except NotYaml:
+            raise error from None
+
+
+def _is_json(text: str) -> bool:
+    try:
+        return _parsed(text)[1]
+    except NotYaml:
+        return False
 
 
 def _split_bom(text: str) -> tuple[str, str]:
@@ -111,6 +151,8 @@ def _split_bom(text: str) -> tuple[str, str]:
 def _not_yaml(text: str, error: NotYaml) -> Finding:
     if "{{" in text:
         return Finding(Level.ERROR, error.line, "", "a Helm template", HELM_HINT)
+    if text.lstrip().startswith("{"):
+        return Finding(Level.ERROR, error.line, "", f"no valid JSON: {error.message}", "write it as JSON says")
     hint = "indent with spaces, and quote values that contain : { } [ ] , & * #"
     return Finding(Level.ERROR, error.line, "", f"no valid YAML: {error.message}", hint)
 
@@ -141,9 +183,10 @@ class _Pod(Struct):
 
 
 class _Converter:
-    """The conversion of one text that is YAML."""
+    """The conversion of one text that is YAML or JSON."""
 
-    def __init__(self, text: str, roots: list[Node], settings: Settings, there: Iterable[Existing]) -> None:
+    def __init__(self, text: str, settings: Settings, there: Iterable[Existing]) -> None:
+        roots, self._is_json = _parsed(text)
         self._text = text
         self._roots = roots
         self._settings = settings
@@ -162,20 +205,31 @@ class _Converter:
             if not objects:
                 hint = f"if these are the values of a chart: {HELM_HINT}"
                 self._find_left(number, Manifest((), "", "", "", {}), document, (), set(), hint)
-        if found and self._text.lstrip().startswith("{"):
-            self.find(Level.LEFT, found[0], (), "JSON, after which no template can stand", "write it as YAML")
+        if found and not self._is_json and self._text.lstrip().startswith("{"):
+            message = "kubectl takes for JSON what begins with {, and this is none"
+            self.find(Level.LEFT, found[0], (), message, "write it as JSON, or put a line --- above it")
+            return []
+        if found and self._is_json and not takes_templates(self._roots):
+            hint = "write List instead, with apiVersion v1"
+            self.find(Level.LEFT, found[0], (), "a list of one kind, in which no template can stand", hint)
             return []
         return found
 
-    def result(self, pods: Sequence[_Pod], *, can_undo: bool) -> tuple[str, list[Template]]:
-        """Return the converted text and the templates that are new in it.
+    def result(self, pods: Sequence[_Pod], *, can_undo: bool) -> tuple[str, list[Template], str]:
+        """Return the converted text, the templates that are new in it, and of JSON what can undo it.
 
         Raises Unspliceable where the text cannot be changed, or would not say what it shall.
         """
         if not pods:
-            return self._text, []
+            return self._text, [], ""
         templates = missing([template for pod in pods for template in pod.plan.templates], self.known)
         changes = self._edits(pods)
+        if self._is_json:
+            changes += placed(self._text, self._roots, templates)
+            after = spliced(self._text, changes)
+            if not _says(after, with_templates_said(self._intended(pods), self._roots, templates), parse_json):
+                raise Unspliceable("the text would not say what it shall")
+            return after, templates, block_alone(self._text, after, changes)
         after = spliced(self._text, changes)
         if can_undo:
             after = with_block(self._text, after, changes, templates)
@@ -183,7 +237,7 @@ class _Converter:
             after = with_templates(after, templates)
         if not _says(after, [*self._intended(pods), *(template.document() for template in templates)]):
             raise Unspliceable("the text would not say what it shall")
-        return after, templates
+        return after, templates, ""
 
     def each_alone(self, pods: Sequence[_Pod]) -> list[_Pod]:
         """Return the pod specs whose text can be changed, where not all can; findings say which cannot."""
@@ -279,7 +333,7 @@ class _Converter:
             after = spliced(self._text, self._edits(pods))
         except Unspliceable as error:
             return str(error)
-        if _says(after, self._intended(pods)):
+        if _says(after, self._intended(pods), parse_json if self._is_json else parse):
             return None
         return "an alias shares what must change with something that must not"
 
@@ -287,7 +341,7 @@ class _Converter:
         found: list[Edit] = []
         for number, root in enumerate(self._roots):
             operations = [one for pod in pods if pod.document == number for one in pod.operations()]
-            found += edits(self._text, root, operations) if operations else []
+            found += edits(self._text, root, operations, is_json=self._is_json) if operations else []
         return found
 
     def _intended(self, pods: Sequence[_Pod]) -> list[Value]:
@@ -297,9 +351,9 @@ class _Converter:
         ]
 
 
-def _says(text: str, documents: Sequence[Value]) -> bool:
+def _says(text: str, documents: Sequence[Value], parser: Callable[[str], list[Node]] = parse) -> bool:
     try:
-        found = [value(root) for root in parse(text)]
+        found = [value(root) for root in parser(text)]
     except NotYaml:
         return False
     return len(found) == len(documents) and all(map(same, found, documents))

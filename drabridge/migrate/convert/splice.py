@@ -148,15 +148,15 @@ class _Changes(Struct):
     appended: list[Value] = field(default_factory=list)
 
 
-def edits(text: str, root: Node, operations: Iterable[Operation]) -> list[Edit]:
+def edits(text: str, root: Node, operations: Iterable[Operation], *, is_json: bool = False) -> list[Edit]:
     """Return the edits for one document of ``text``, in order and apart from each other.
 
-    Raises Unspliceable where the text does not allow it.
+    ``is_json``: what is new is JSON. Raises Unspliceable where the text does not allow it.
     """
     changes: dict[int, _Changes] = {}
     for operation in operations:
         _collect(changes, root, operation)
-    writer = _Writer(text, root)
+    writer = _Writer(text, root, is_json)
     return sorted(edit for change in changes.values() for edit in writer.edits(change))
 
 
@@ -197,8 +197,9 @@ def _collect(changes: dict[int, _Changes], root: Node, operation: Operation) -> 
 class _Writer:
     """Turn the changes of one collection into edits of the text."""
 
-    def __init__(self, text: str, root: Node) -> None:
+    def __init__(self, text: str, root: Node, is_json: bool) -> None:
         self._text = text
+        self._is_json = is_json
         self._dash_offset = self._offset_of_dashes(root)
         first = text.find("\n")
         self._newline = "\r\n" if first > 0 and text[first - 1] == "\r" else "\n"
@@ -324,11 +325,11 @@ class _Writer:
     def _flow(self, owner: Mapping | Sequence, change: _Changes) -> list[Edit]:
         if isinstance(owner, Mapping):
             spans = [(key.start, child.end) for key, child in owner.entries]
-            json_style = bool(owner.entries) and self._text[owner.entries[0][0].start] == '"'
+            json_style = self._is_json or (bool(owner.entries) and self._text[owner.entries[0][0].start] == '"')
             new = [f"{scalar(key, json_style)}: {flow_text(child, json_style)}" for key, child in change.added.items()]
         else:
             spans = [(item.start, item.end) for item in owner.items]
-            json_style = bool(spans) and self._text[spans[0][0] : spans[0][0] + 2] == '{"'
+            json_style = self._is_json or (bool(spans) and self._text[spans[0][0] : spans[0][0] + 2] == '{"')
             new = [flow_text(child, json_style) for child in change.appended]
         kept = [number for number in range(len(spans)) if number not in change.removed]
         if not kept:

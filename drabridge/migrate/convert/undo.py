@@ -2,8 +2,8 @@
 
 All that a conversion adds to a file stands in one block at its end, between two marked comments: first one comment for
 each group of changed lines, then the ResourceClaimTemplates. Nothing else is needed to go back, no second file, no
-state. Lines that a person changes elsewhere stay changed; where the changed lines themselves were changed again, going
-back is refused.
+state. JSON has no comments: there the block, without templates, is a file of its own. Lines that a person changes
+elsewhere stay changed; where the changed lines themselves were changed again, going back is refused.
 """
 
 from __future__ import annotations
@@ -47,10 +47,19 @@ class CannotUndo(Exception):
 def with_block(before: str, after: str, edits: Iterable[Edit], templates: Sequence[Template]) -> str:
     """Return the converted text with the block that can undo it and with its templates."""
     newline = _newline(before)
-    lines = [BEGIN, *([] if after.endswith("\n") else [_NO_BREAK])]
-    lines += [f"{_WAS}{json.dumps(structs.astuple(hunk))}" for hunk in _hunks(before, after, edits)]
+    comments = "".join(f"{line}{newline}" for line in _comments(before, after, edits))
     after += "" if after.endswith("\n") else newline
-    return with_templates(after + "".join(f"{line}{newline}" for line in lines), templates) + END + newline
+    return with_templates(after + comments, templates) + END + newline
+
+
+def block_alone(before: str, after: str, edits: Iterable[Edit]) -> str:
+    """Return the block that can undo a converted text which must not have it at its end."""
+    return "".join(f"{line}\n" for line in (*_comments(before, after, edits), END))
+
+
+def _comments(before: str, after: str, edits: Iterable[Edit]) -> list[str]:
+    lines = [BEGIN, *([] if after.endswith("\n") else [_NO_BREAK])]
+    return lines + [f"{_WAS}{json.dumps(structs.astuple(hunk))}" for hunk in _hunks(before, after, edits)]
 
 
 def with_templates(text: str, templates: Iterable[Template]) -> str:
@@ -117,6 +126,17 @@ def undone(text: str) -> str:
     """Return the text as it was before it was converted. Raises CannotUndo."""
     while is_converted(text):
         text = _undone_once(text)
+    return text
+
+
+def undone_by(text: str, blocks: str) -> str:
+    """Return the text as it was before the conversions that left these blocks, the last one last. Raises CannotUndo."""
+    for block in reversed(blocks.split(BEGIN)[1:]):
+        above = text if text.endswith("\n") else text + _newline(text)
+        try:
+            text = _undone_once(above + BEGIN + block)
+        except CannotUndo as error:
+            raise CannotUndo(0, error.message) from error
     return text
 
 

@@ -65,7 +65,7 @@ def check(text: str, settings: Settings = SETTINGS) -> Conversion:
     else:
         assert found.text == text
     assert convert(found.text, settings).text == found.text
-    back = reverse(found.text)
+    back = reverse(found.text, found.undo)
     assert not back.findings
     assert back.text == text
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -234,11 +233,6 @@ def test_limits_that_a_merge_key_brings_in_are_seen() -> None:
 BOMB = "a: &a [x, x]\n" + "".join(
     f"{b}: &{b} [{', '.join([f'*{a}'] * 8)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
 )
-JSON = {
-    "apiVersion": "v1",
-    "kind": "Pod",
-    "spec": {"containers": [{"name": "a", "resources": {"limits": {"nvidia.com/gpu": 1}}}]},
-}
 
 
 @pytest.mark.parametrize(
@@ -271,13 +265,6 @@ def test_a_text_that_is_no_yaml_is_left_alone(text: str, line: int, said: str) -
 )
 def test_a_text_without_manifests_is_fine(text: str) -> None:
     assert convert(text, SETTINGS) == Conversion(text)
-
-
-def test_json_is_refused_because_nothing_can_stand_after_it() -> None:
-    text = json.dumps(JSON)
-    found = convert(text, SETTINGS)
-    assert found.text == text
-    assert "JSON" in only(found).message
 
 
 def test_a_value_that_runs_to_the_end_is_not_changed() -> None:
