@@ -16,7 +16,8 @@ from pathlib import Path
 
 from drabridge.kube.api import PODS, Kind
 from drabridge.kube.client import KubernetesCluster
-from drabridge.migrate.switch.switcher import NAMESPACES, Choice, to_claims, to_limits
+from drabridge.migrate.report.reads import NAMESPACES
+from drabridge.migrate.switch.switcher import Choice, to_claims, to_limits
 
 RESOURCE = "example.com/switch-cost"
 ACCOUNTS = Kind("", "v1", "serviceaccounts")

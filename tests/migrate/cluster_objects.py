@@ -15,6 +15,7 @@ from drabridge.kube.client import KubernetesCluster
 from drabridge.migrate.report.build import build
 from drabridge.migrate.report.collect import collect
 from drabridge.migrate.report.model import Obstacle, Report
+from drabridge.migrate.switch import marks
 from drabridge.sim.apiserver.kinds import BY_KIND
 from drabridge.sim.apiserver.server import SimApiServer
 from tests.support.waiting import short_directory
@@ -134,6 +135,15 @@ def dra_pod(name: str = "served", **fields: Any) -> Json:
     """A pod with limits that DRA serves."""
     mapping = [{"containerName": "main", "resourceName": GPU, "requestName": "container-0-request-0"}]
     return pod(name, status={"extendedResourceClaimStatus": {"requestMappings": mapping}}, **fields)
+
+
+def namespace(name: str = "team-a", *, switched: bool = True, notes: dict[str, str] | None = None) -> Json:
+    """A Namespace, switched to claims. ``notes``: the percent and the selector of the switch."""
+    labels = {marks.LABEL: marks.CLAIMS} if switched else {}
+    keys = {"percent": marks.PERCENT, "selector": marks.SELECTOR}
+    annotations = {keys[key]: value for key, value in (notes or {}).items()}
+    metadata = meta(name, "", labels=labels, annotations=annotations)
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata, "spec": {}, "status": {}}
 
 
 def quota(name: str = "q", **hard: str) -> Json:

@@ -17,10 +17,10 @@ from tests.migrate.cluster_objects import (
     container,
     custom,
     device_class,
+    namespace,
     node,
     parsed,
     pod,
-    pod_spec,
     quota,
     resource_slice,
     serving,
@@ -142,12 +142,24 @@ async def test_both_limit_it_in_every_form_and_the_exit_status_is_about_the_rest
 
 @pytest.mark.parametrize("output", ["table", "html"])
 async def test_a_namespace_without_devices_is_said_to_have_none(output: str) -> None:
-    objects = [*a_cluster(), moved(workload("Deployment", spec=pod_spec(0)), "idle")]
+    objects = [*a_cluster(), namespace("idle", switched=False)]
     async with serving(*objects) as (_, kubeconfig):
         code, out, _ = await command("--kubeconfig", str(kubeconfig), "-n", "idle", "-o", output)
     assert code == 0
     assert "No pod and no workload of those asks for a device." in out
     assert GPU in out
+
+
+async def test_a_namespace_that_is_not_there_is_an_error_with_the_name_that_was_meant() -> None:
+    async with serving(*a_cluster(), namespace("idle")) as (api, kubeconfig):
+        words = ("--kubeconfig", str(kubeconfig), "-n", "idel")
+        code, out, err = await command(*words)
+        assert (code, out) == (2, "")
+        assert 'there is no namespace idel. did you mean "idle"?' in err
+        api.faults.fail(1, 403, verb="list", resource="namespaces")
+        code, out, _ = await command(*words)
+        assert code == 0
+        assert "list namespaces" in out
 
 
 async def test_a_resource_that_is_not_there_is_an_error_with_the_name_that_was_meant() -> None:

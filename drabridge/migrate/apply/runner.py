@@ -22,9 +22,9 @@ from drabridge.migrate.plan.identity import cluster_id
 from drabridge.migrate.plan.packing import Demand
 from drabridge.migrate.report.collect import collect
 from drabridge.migrate.report.model import number
-from drabridge.migrate.report.reads import claim_templates
+from drabridge.migrate.report.reads import NAMESPACES, claim_templates
 from drabridge.migrate.switch import marks
-from drabridge.migrate.switch.switcher import NAMESPACES, Choice, to_claims, to_limits
+from drabridge.migrate.switch.switcher import Choice, to_claims, to_limits
 from drabridge.system.files import Care, write_atomically
 
 _TRIES = 5  # an object that changes while it is written is read again

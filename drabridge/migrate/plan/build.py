@@ -17,6 +17,7 @@ from drabridge.migrate.report.build import Facts, build
 from drabridge.migrate.report.codes import Code, Severity
 from drabridge.migrate.report.model import Obstacle
 from drabridge.migrate.report.owners import OwnerChain, OwnerChains
+from drabridge.migrate.report.reads import NAMESPACES
 
 REST = "rest/lanes"
 """The last step. No namespace has a slash in its name, and no kind is written in small letters."""
@@ -41,9 +42,12 @@ class Choice(Struct, frozen=True):
 
 
 def require_whole(facts: Facts) -> None:
-    """Raise ClusterError where nodes, pods or what makes pods could not be read: numbers would be too small."""
+    """Raise ClusterError where nodes, pods or what makes pods could not be read: numbers would be too small.
+
+    Namespaces only say what is switched already; a pod that has claims says so itself.
+    """
     for one in facts.unread:
-        if one.verb and not one.resource.endswith(RESOURCE_GROUP):
+        if one.verb and one.resource != NAMESPACES.plural and not one.resource.endswith(RESOURCE_GROUP):
             raise ClusterError(
                 f"no plan without the right to {one.verb} {one.resource}: {one.reason}",
                 hint="Bind the role that `drabridge migrate report --rbac` prints to your user",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from drabridge.errors import ClusterError
-from drabridge.kube.api import Cluster, DeniedError, Kind, NotFoundError
+from drabridge.kube.api import Cluster, DeniedError, NotFoundError
+from drabridge.migrate.report.reads import NAMESPACES
 
-NAMESPACES = Kind("", "v1", "namespaces", namespaced=False)
 _EVERYWHERE = "kube-system"  # every cluster has it, and its UID is what others take for the cluster's, too
 
 

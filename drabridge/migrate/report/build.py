@@ -18,9 +18,10 @@ from drabridge.migrate.report.facts import (
     SliceFacts,
     WorkloadFacts,
 )
-from drabridge.migrate.report.filters import Filter, Shown, check_resources
+from drabridge.migrate.report.filters import Filter, Shown, check_namespaces, check_resources
 from drabridge.migrate.report.model import (
     Namespace,
+    NamespaceSwitch,
     NamespaceUse,
     Obstacle,
     Report,
@@ -31,6 +32,7 @@ from drabridge.migrate.report.model import (
     number,
 )
 from drabridge.migrate.report.names import ResourceNames
+from drabridge.migrate.report.namespaces import switched_words
 from drabridge.migrate.report.owners import OwnerChains
 from drabridge.migrate.report.tally import Tally, Use, WorkloadTally
 from drabridge.migrate.report.workload_obstacles import obstacle, workload_obstacles
@@ -40,7 +42,11 @@ _STAY = (Code.STATIC_POD, Code.FIXED_NODE_NAME)
 
 
 class Facts(Struct):
-    """Everything that was read of a cluster. ``templates``: (namespace, name); None where they could not be read."""
+    """Everything that was read of a cluster.
+
+    ``templates``: (namespace, name). ``namespaces``: name -> its switch, None where it has none. Both are None where
+    they could not be read.
+    """
 
     server_version: str = ""
     serves_dra: bool = True
@@ -51,6 +57,7 @@ class Facts(Struct):
     classes: list[ClassFacts] = field(default_factory=list)
     claims: list[ClaimFacts] = field(default_factory=list)
     templates: set[tuple[str, str]] | None = None
+    namespaces: dict[str, NamespaceSwitch | None] | None = None
     quotas: list[QuotaFacts] = field(default_factory=list)
     workloads: list[WorkloadFacts] = field(default_factory=list)
     pods: list[PodFacts] = field(default_factory=list)
@@ -60,7 +67,7 @@ class Facts(Struct):
 def build(facts: Facts, said_classes: Mapping[str, str], wanted: Filter = ALL) -> Report:
     """Return the report. ``said_classes``: DeviceClass -> resource, as the caller says.
 
-    Raises ConfigError for a wanted resource that is not there.
+    Raises ConfigError for a wanted namespace or resource that is not there.
     """
     allocatable = Counter[str]()
     nodes = Counter[str]()
@@ -86,6 +93,7 @@ def build(facts: Facts, said_classes: Mapping[str, str], wanted: Filter = ALL) -
             free[names.of_class(device_class)] -= count
     rows = sorted({*allocatable, *in_slices, *tally.resources} - {""})
     if not facts.unread:
+        check_namespaces(wanted, {*(facts.namespaces or ()), *(namespace for namespace, _, _ in tally.workloads)})
         check_resources(wanted, names.of_limit, {*known, *rows, *names.classes})
     shown = Shown(wanted, names.of_limit, tally.workloads)
 
@@ -105,7 +113,7 @@ def build(facts: Facts, said_classes: Mapping[str, str], wanted: Filter = ALL) -
             _resource(name, names, nodes, allocatable, in_slices, free, tally.resources.get(name) or Use())
             for name in filter(shown.resource, rows)
         ],
-        namespaces=list(_namespaces(tally, shown, obstacles, facts.serves_policies)),
+        namespaces=list(_namespaces(tally, shown, obstacles, facts)),
         workloads=list(_workloads(tally, shown)),
         obstacles=obstacles,
         unread=facts.unread,
@@ -149,9 +157,7 @@ def _workloads(tally: Tally, shown: Shown) -> Iterator[Workload]:
             yield Workload(namespace, kind, name, chain, resource, per_pod, use.pods, use.devices)
 
 
-def _namespaces(
-    tally: Tally, shown: Shown, obstacles: Sequence[Obstacle], serves_policies: bool
-) -> Iterator[Namespace]:
+def _namespaces(tally: Tally, shown: Shown, obstacles: Sequence[Obstacle], facts: Facts) -> Iterator[Namespace]:
     by_namespace: dict[str, list[WorkloadTally]] = {}
     for (namespace, _, _), one in tally.workloads.items():
         if shown.workload(one):
@@ -164,7 +170,12 @@ def _namespaces(
             if shown.resource(resource)
         ]
         left = list(filter(shown.is_left, by_namespace[name]))
-        yield Namespace(name, uses, *_fits(left, name in operators, serves_policies))
+        switch = (facts.namespaces or {}).get(name)
+        if switch is not None and facts.serves_policies:
+            fits = "switched", switched_words(switch, left)
+        else:
+            fits = _fits(left, name in operators, facts.serves_policies)
+        yield Namespace(name, uses, *fits, switch)
 
 
 def _fits(left: Sequence[WorkloadTally], operators: bool, serves_policies: bool) -> tuple[str, str]:

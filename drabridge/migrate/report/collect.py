@@ -28,7 +28,8 @@ from drabridge.migrate.report import facts as read
 from drabridge.migrate.report import fields
 from drabridge.migrate.report.build import Facts
 from drabridge.migrate.report.model import Unread
-from drabridge.migrate.report.reads import QUOTAS, WORKLOADS, all_kinds, claim_templates, device_classes
+from drabridge.migrate.report.namespaces import NamespaceFields, namespace_facts
+from drabridge.migrate.report.reads import NAMESPACES, QUOTAS, WORKLOADS, all_kinds, claim_templates, device_classes
 
 T = TypeVar("T")
 Progress = Callable[[str, int], None]
@@ -77,6 +78,8 @@ class _Collector:
             found.serves_policies = await self._serves_policies()
             version = await self._dra_version()
             found.nodes = await self._list(NODES, read.node_facts, fields.NodeFields)
+            spaces = await self._list_or_none(NAMESPACES, namespace_facts, NamespaceFields)
+            found.namespaces = None if spaces is None else {one.name: one.switch for one in spaces}
             if version:
                 await self._dra(version)
             found.quotas = await self._list(QUOTAS, read.quota_facts, fields.QuotaFields)
@@ -102,9 +105,8 @@ class _Collector:
         found.classes = await self._list(device_classes(version), read.class_facts, fields.ClassFields)
         found.slices = await self._list(resource_slices(version), read.slice_facts, fields.SliceFields)
         found.claims = await self._list(resource_claims(version), read.claim_facts, fields.ClaimFields)
-        denied = len(self._denied)
-        templates = await self._list(claim_templates(version), read.template_name, fields.NamedFields)
-        found.templates = set(templates) if len(self._denied) == denied else None
+        templates = await self._list_or_none(claim_templates(version), read.template_name, fields.NamedFields)
+        found.templates = None if templates is None else set(templates)
 
     async def _version(self) -> str:
         try:
@@ -130,6 +132,12 @@ class _Collector:
             return ""
         self._facts.serves_dra = bool(version)
         return version
+
+    async def _list_or_none(self, kind: Kind, reader: Callable[[Json], T], wanted: Any) -> list[T] | None:
+        """Return the same as ``_list``; None where the caller has no right."""
+        denied = len(self._denied)
+        found = await self._list(kind, reader, wanted)
+        return found if len(self._denied) == denied else None
 
     async def _list(self, kind: Kind, reader: Callable[[Json], T], wanted: Any) -> list[T]:
         """Return the facts of all objects of a kind; none, and why in ``unread``, where the caller has no right."""

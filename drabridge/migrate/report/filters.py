@@ -57,6 +57,13 @@ class Shown:
         return self.resource(one.resource) if one.resource else (one.namespace, one.object) not in self._of_others
 
 
+def check_namespaces(wanted: Filter, known: Collection[str]) -> None:
+    """Raise ConfigError for a namespace that is not there: a slip would look like one without devices."""
+    for name in sorted(wanted.namespaces - set(known)):
+        hint = did_you_mean(name, sorted(known)) or "kubectl get namespaces lists them"
+        raise ConfigError(f"there is no namespace {name}", hint=hint)
+
+
 def check_resources(wanted: Filter, row_of: Callable[[str], str], known: Collection[str]) -> None:
     """Raise ConfigError for a resource that the cluster does not have: a slip would look like one that nobody uses."""
     for name in sorted(wanted.resources):

@@ -56,13 +56,24 @@ class NamespaceUse(Struct, rename="camel"):
     done_percent: int | None = None
 
 
+class NamespaceSwitch(Struct, frozen=True, rename="camel"):
+    """The switch of a namespace: for how many of a hundred owners of pods, and for pods with which labels ("": all)."""
+
+    percent: int
+    selector: str
+
+
 class Namespace(Struct, rename="camel"):
-    """``fits`` says how its pods come to DRA: ``done``, ``convert``, ``switch`` or ``limits``; ``because`` says why."""
+    """``fits`` says how its pods come to DRA: ``done``, ``switched``, ``convert``, ``switch`` or ``limits``.
+
+    ``because`` says why. ``switch`` is None where it is not switched, and where Namespaces could not be read.
+    """
 
     name: str
     uses: list[NamespaceUse]
     fits: str
     because: str
+    switch: NamespaceSwitch | None = None
 
 
 class Workload(Struct, rename="camel"):

@@ -7,6 +7,7 @@ from typing import Any
 from drabridge.kube.api import NODES, PODS, Kind, resource_claims, resource_slices
 from drabridge.kube.versions import NEWEST_RESOURCE_VERSION, RESOURCE_GROUP
 
+NAMESPACES = Kind("", "v1", "namespaces", namespaced=False)
 QUOTAS = Kind("", "v1", "resourcequotas")
 WORKLOADS = {  # kind -> where it is
     "ReplicaSet": Kind("apps", "v1", "replicasets"),
@@ -29,7 +30,7 @@ def claim_templates(version: str) -> Kind:
 def all_kinds(version: str = NEWEST_RESOURCE_VERSION) -> tuple[Kind, ...]:
     """Return every kind that is listed, with this version of resource.k8s.io."""
     dra = (device_classes(version), resource_slices(version), resource_claims(version), claim_templates(version))
-    return (NODES, PODS, QUOTAS, *WORKLOADS.values(), *dra)
+    return (NODES, NAMESPACES, PODS, QUOTAS, *WORKLOADS.values(), *dra)
 
 
 def cluster_role(name: str = "drabridge-migrate-report") -> dict[str, Any]:

@@ -26,7 +26,7 @@ LEGEND = (
     "Pods by way: limits that kubelet serves, limits that DRA serves, claims; pending pods have no node yet.",
     "DONE: pods that DRA serves, of those with a node.",
     "FITS: convert (rewrite the manifests to claims), switch (a MutatingAdmissionPolicy rewrites pods at creation), "
-    "limits (keep them, and let DRA serve them), done.",
+    "limits (keep them, and let DRA serve them), switched (its new pods get claims), done.",
 )
 
 

@@ -21,7 +21,7 @@ from drabridge.kube.api import (
     served_version,
 )
 from drabridge.migrate.convert.templates import Template
-from drabridge.migrate.report.reads import WORKLOADS, claim_templates, device_classes
+from drabridge.migrate.report.reads import NAMESPACES, WORKLOADS, claim_templates, device_classes
 from drabridge.migrate.switch import marks
 from drabridge.migrate.switch.claims_of_pod import MOST_DEVICES, bucket, claims_of_pod
 from drabridge.migrate.switch.policy import GROUP, MISSING, base_of, classes_of, policies
@@ -30,7 +30,6 @@ Json = Mapping[str, Any]
 Tell = Callable[[str], None]
 """Called with each thing that was done, in a line."""
 
-NAMESPACES = Kind("", "v1", "namespaces", namespaced=False)
 POLICIES = {
     kind: Kind(GROUP, "v1", plural, namespaced=False)
     for kind, plural in {

@@ -83,7 +83,9 @@ async def test_what_is_missing_is_said_and_the_exit_status_is_1() -> None:
     assert words.startswith("Deployment/web: 1 free device on one of node-a: its rollout makes a new pod before")
 
 
-@pytest.mark.parametrize(("resource", "code"), [("pods", 1), ("deployments", 1), ("resourceclaimtemplates", 0)])
+@pytest.mark.parametrize(
+    ("resource", "code"), [("pods", 1), ("deployments", 1), ("resourceclaimtemplates", 0), ("namespaces", 0)]
+)
 async def test_a_right_that_is_missing_is_named_and_stops_only_what_needs_it(resource: str, code: int) -> None:
     async with serving(KUBE_SYSTEM, node(), *deployment("web")) as (api, kubeconfig):
         api.faults.fail(9, 403, verb="list", resource=resource)
