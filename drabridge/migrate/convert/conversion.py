@@ -12,11 +12,11 @@ from drabridge.migrate.convert.kinds import (
     COUNT_LIMITS,
     NO_POD_TEMPLATE,
     OTHERWISE,
-    REMARKS,
     Manifest,
     at,
     manifests,
     pod_specs,
+    remark_on,
 )
 from drabridge.migrate.convert.pods import PodPlan, Refused, plan_pod
 from drabridge.migrate.convert.settings import Finding, Level, Settings
@@ -281,8 +281,8 @@ class _Converter:
                 message = "found by its shape: this kind is not in the table of pod templates"
                 self.find(Level.NOTE, pod, (), message, "see that its CRD has resourceClaims")
             yield pod
-        if converted and manifest.kind in REMARKS:
-            self._find(Level.NOTE, number, manifest, manifest.path, REMARKS[manifest.kind], "")
+        if converted and (message := remark_on(manifest)):
+            self._find(Level.NOTE, number, manifest, manifest.path, message, "")
         hint = NO_POD_TEMPLATE.get(manifest.kind, OTHERWISE)
         self._find_left(number, manifest, manifest.body, manifest.path, {spec.path for spec in specs}, hint)
 

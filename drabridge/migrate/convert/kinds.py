@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from msgspec import Struct
 
 from drabridge.migrate.convert.yaml_nodes import Leaf, Path, Value
+from drabridge.migrate.operators import counting_operator
 
 EACH = "*"  # in a path: every key of the mapping, every item of the list
 
@@ -72,15 +73,7 @@ _NO_PODS = frozenset(
     }
 )
 
-# kind -> what its controller makes of limits, so that it must be told something once they are gone.
-_RAY_NOTE = "KubeRay counts GPUs from limits: set num-gpus in rayStartParams of this group"
-REMARKS: Mapping[str, str] = {
-    "RayCluster": _RAY_NOTE,
-    "RayJob": _RAY_NOTE,
-    "RayService": _RAY_NOTE,
-    "MPIJob": "mpi-operator sets slots from slotsPerWorker, not from claims: see that it says the number of devices",
-    "Job": "the pod template of a Job that is there cannot change: delete the Job and create it again",
-}
+_JOB = "the pod template of a Job that is there cannot change: delete the Job and create it again"
 
 
 class PodSpec(Struct, frozen=True):
@@ -119,6 +112,12 @@ def _manifests(document: Value, path: Path) -> Iterator[Manifest]:
         return
     name = text_at(metadata, "name") or text_at(metadata, "generateName")
     yield Manifest(path, kind, name, text_at(metadata, "namespace"), document)
+
+
+def remark_on(manifest: Manifest) -> str:
+    """Return what to do beside a conversion of this object; "" where there is nothing."""
+    operator = counting_operator(text_at(manifest.body, "apiVersion").rpartition("/")[0], manifest.kind)
+    return operator.after if operator else _JOB if manifest.kind == "Job" else ""
 
 
 def pod_specs(manifest: Manifest, own_paths: Mapping[str, tuple[str, ...]]) -> list[PodSpec]:

@@ -4,31 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from msgspec import Struct
-
+from drabridge.migrate.operators import counting_operator
 from drabridge.migrate.report.codes import TEXTS, Code
 from drabridge.migrate.report.model import Obstacle, number
 from drabridge.migrate.report.owners import OwnerChain
 from drabridge.migrate.report.tally import WorkloadTally
-
-
-class CountingOperator(Struct, frozen=True):
-    """Custom resources whose operator looks at limits, or knows no claims. ``kinds``: how their names begin."""
-
-    group: str
-    kinds: str
-    seen: str
-
-
-# Each was reported to its project, or is in its source.
-COUNTING_OPERATORS = (
-    CountingOperator("kubeflow.org", "", "the training operator counts GPUs in limits (kubeflow/trainer#3540)"),
-    CountingOperator("trainer.kubeflow.org", "", "the trainer counts GPUs in limits (kubeflow/trainer#3540)"),
-    CountingOperator("nvidia.com", "Dynamo", "Dynamo's operator counts GPUs in limits (ai-dynamo/dynamo#12164)"),
-    CountingOperator("ray.io", "Ray", "KubeRay makes num-gpus of limits"),
-    CountingOperator("serving.kserve.io", "", "KServe's model servers have limits, and no claims (kserve#5294)"),
-    CountingOperator("serving.knative.dev", "", "Knative's services take no claims (knative/serving#15332)"),
-)
 
 
 def obstacle(
@@ -61,8 +41,7 @@ def workload_obstacles(
             yield about(Code.CLAIM_TEMPLATE_MISSING, "", f"ResourceClaimTemplate/{name}", workload.total_pods)
     if not workload.has_limits:
         return
-    counting = (one for one in COUNTING_OPERATORS if one.group == chain.group and chain.kind.startswith(one.kinds))
-    if operator := next(counting, None):
+    if operator := counting_operator(chain.group, chain.kind):
         yield about(Code.OPERATOR_COUNTS_LIMITS, "", operator.seen)
     elif chain.is_custom:
         yield about(Code.CUSTOM_OWNER, "", " < ".join(reversed(chain.kinds)))
