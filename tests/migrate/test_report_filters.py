@@ -119,6 +119,20 @@ async def test_what_fits_is_about_the_resources_that_are_shown() -> None:
     assert fits["team-a"] == "convert"
 
 
+async def test_limits_of_a_resource_that_is_not_shown_leave_nothing_to_do() -> None:
+    """The pod has a claim for its GPU, and limits for a card."""
+    web = workload("DaemonSet", spec=other())
+    mixed = claim_pod(owner=web)
+    mixed["spec"]["containers"] = other()["containers"]
+    async with serving(device_class(), claim(), web, mixed) as (_, kubeconfig):
+        words = ("--kubeconfig", str(kubeconfig), "-o", "json", "--class", f"{GPU}={CLASS}")
+        fits = []
+        for resource in (GPU, FPGA):
+            _, out, _ = await command(*words, "--resource", resource)
+            fits += [one["fits"] for one in parsed(out)["namespaces"]]
+    assert fits == ["done", "convert"]
+
+
 async def test_a_resource_may_be_named_by_its_class() -> None:
     assert names(await report("--resource", ALIAS)) == names(await report("--resource", GPU))
 
