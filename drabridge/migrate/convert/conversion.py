@@ -261,7 +261,8 @@ class _Converter:
         converted = False
         for spec in specs:
             try:
-                plan = plan_pod(at(self._documents[number], spec.path) or {}, manifest.namespace, self._settings)
+                body = at(self._documents[number], spec.path) or {}
+                plan = plan_pod(body, manifest.namespace, self._settings, spec.form)
             except Refused as refused:
                 path = (*spec.path, *refused.path)
                 self._find(Level.LEFT, number, manifest, path, refused.message, refused.hint)
@@ -292,6 +293,9 @@ class _Converter:
             for key, child in body.items():
                 if path and path[-1] in _COUNTS and isinstance(child, Leaf):
                     self._find_count(number, manifest, (*path, key), child, path in pods, hint)
+                if key == "podSpecPatch" and isinstance(child, Leaf):
+                    for name in (one for one in self._settings.devices if one in child.text):
+                        self._find(Level.LEFT, number, manifest, (*path, key), f"it speaks of {name}", hint)
                 inside = pods | {(*path, key)} if path in pods else pods
                 self._find_left(number, manifest, child, (*path, key), inside, hint)
         elif isinstance(body, list):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
 
 from msgspec import Struct
 
@@ -45,17 +46,33 @@ POD_SPECS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 
+# Argo Workflows: the paths of templates. Their containers have resources.claims; the pod's resourceClaims go into the
+# string podSpecPatch, since a template has no such key (argoproj/argo-workflows issue 16576, tried there on 4.0.8).
+ARGO_TEMPLATES: Mapping[str, str] = {
+    "Workflow": "spec.templates.*",
+    "WorkflowTemplate": "spec.templates.*",
+    "ClusterWorkflowTemplate": "spec.templates.*",
+    "CronWorkflow": "spec.workflowSpec.templates.*",
+}
+_ARGO_PODS = ("container", "script", "containerSet")  # one of them is in a template that makes a pod
+# KServe: a predictor has the keys of a pod spec beside its model, resourceClaims as well (pkg/apis/serving/v1beta1
+# podspec.go). Without Knative alone: Knative refuses claims (knative/serving issue 15332).
+_KSERVE_MODE = "serving.kserve.io/deploymentMode"
+_WITHOUT_KNATIVE = ("Standard", "RawDeployment")
+
 # kind -> what to do where it asks for devices outside a pod template.
 _UNIFIED = "else leave it on limits and set extendedResourceName on the DeviceClass"
 NO_POD_TEMPLATE: Mapping[str, str] = {
-    "InferenceService": f"write the predictor as containers with resourceClaims beside them; {_UNIFIED}",
+    "InferenceService": (
+        f"a model is converted where {_KSERVE_MODE} is Standard, since Knative refuses claims, and not beside a "
+        f"workerSpec; {_UNIFIED}"
+    ),
     "ServingRuntime": f"its pod has no resourceClaims: write containers into the InferenceService; {_UNIFIED}",
     "ClusterServingRuntime": f"its pod has no resourceClaims: write containers into the InferenceService; {_UNIFIED}",
     "TrainJob": "convert the pod template of its TrainingRuntime, and take resourcesPerNode out",
-    "Workflow": "name the claim in the template's podSpecPatch: resourceClaims, and resources.claims of main",
-    "WorkflowTemplate": "name the claim in the template's podSpecPatch, as for a Workflow",
-    "CronWorkflow": "name the claim in the template's podSpecPatch, as for a Workflow",
-    "ClusterWorkflowTemplate": "name the claim in the template's podSpecPatch, as for a Workflow",
+    **dict.fromkeys(
+        ARGO_TEMPLATES, "name the claim in a podSpecPatch: resourceClaims, and resources.claims of the container"
+    ),
     "ResourceQuota": "set extendedResourceName on the DeviceClass, or limit CLASS.deviceclass.resource.k8s.io/devices",
     "LimitRange": "it does not count claims: limit CLASS.deviceclass.resource.k8s.io/devices by a ResourceQuota",
 }
@@ -64,16 +81,27 @@ OTHERWISE = f"name its pod template with --path KIND=PATH if it has one; {_UNIFI
 # Their controllers make pods of parts of a pod: what looks like a pod's spec is none, and has no place for a claim.
 _NO_PODS = frozenset(
     {
-        "Workflow",
-        "WorkflowTemplate",
-        "CronWorkflow",
-        "ClusterWorkflowTemplate",
         "ServingRuntime",
         "ClusterServingRuntime",
     }
 )
 
-_JOB = "the pod template of a Job that is there cannot change: delete the Job and create it again"
+# kind -> what to do beside a conversion, but for operators that count limits.
+_ARGO_NOTE = "needs an Argo Workflows that knows resourceClaims in podSpecPatch, as 4.0 does: try one workflow"
+_NOTES: Mapping[str, str] = {
+    **dict.fromkeys(ARGO_TEMPLATES, _ARGO_NOTE),
+    "ClusterWorkflowTemplate": f"{_ARGO_NOTE}, and apply the ResourceClaimTemplate in each namespace that uses it",
+    "InferenceService": "Knative refuses claims, and limits of a ServingRuntime stay: see that it uses neither",
+    "Job": "the pod template of a Job that is there cannot change: delete the Job and create it again",
+}
+
+
+class Form(Enum):
+    """How a pod is written: as Kubernetes has it, or as parts of a pod."""
+
+    POD = "pod"
+    ARGO = "a template of Argo Workflows"
+    MODEL = "a predictor of KServe with a model"
 
 
 class PodSpec(Struct, frozen=True):
@@ -81,6 +109,7 @@ class PodSpec(Struct, frozen=True):
 
     path: Path
     by_shape: bool = False
+    form: Form = Form.POD
 
 
 class Manifest(Struct, frozen=True):
@@ -117,7 +146,7 @@ def _manifests(document: Value, path: Path) -> Iterator[Manifest]:
 def remark_on(manifest: Manifest) -> str:
     """Return what to do beside a conversion of this object; "" where there is nothing."""
     operator = counting_operator(text_at(manifest.body, "apiVersion").rpartition("/")[0], manifest.kind)
-    return operator.after if operator else _JOB if manifest.kind == "Job" else ""
+    return (operator.after if operator else "") or _NOTES.get(manifest.kind, "")
 
 
 def pod_specs(manifest: Manifest, own_paths: Mapping[str, tuple[str, ...]]) -> list[PodSpec]:
@@ -127,6 +156,11 @@ def pod_specs(manifest: Manifest, own_paths: Mapping[str, tuple[str, ...]]) -> l
     """
     if manifest.kind in _NO_PODS:
         return []
+    if manifest.kind in ARGO_TEMPLATES:
+        return list(_argo_templates(manifest))
+    predictor = at(manifest.body, ("spec", "predictor"))
+    if manifest.kind == "InferenceService" and isinstance(predictor, dict) and "model" in predictor:
+        return list(_predictor(manifest, predictor))
     found: dict[Path, PodSpec] = {}
     for pattern in (*own_paths.get(manifest.kind, ()), *POD_SPECS.get(manifest.kind, ())):
         for path in _matching(manifest.body, tuple(pattern.split("."))):
@@ -136,6 +170,22 @@ def pod_specs(manifest: Manifest, own_paths: Mapping[str, tuple[str, ...]]) -> l
     for path in _shaped(manifest.body, ()):
         found.setdefault(path, PodSpec((*manifest.path, *path), by_shape=True))
     return list(found.values())
+
+
+def _argo_templates(manifest: Manifest) -> Iterator[PodSpec]:
+    pattern = ARGO_TEMPLATES[manifest.kind]
+    if at(manifest.body, (*pattern.split(".")[:-2], "templateDefaults", "podSpecPatch")) is not None:
+        return  # a podSpecPatch of a template would come instead of it
+    for path in _matching(manifest.body, tuple(pattern.split("."))):
+        template = at(manifest.body, path)
+        if isinstance(template, dict) and any(key in template for key in _ARGO_PODS):
+            yield PodSpec((*manifest.path, *path), form=Form.ARGO)
+
+
+def _predictor(manifest: Manifest, predictor: dict[str, Value]) -> Iterator[PodSpec]:
+    mode = text_at(at(manifest.body, ("metadata", "annotations")), _KSERVE_MODE)
+    if mode in _WITHOUT_KNATIVE and "workerSpec" not in predictor:
+        yield PodSpec((*manifest.path, "spec", "predictor"), form=Form.MODEL)
 
 
 def _matching(body: Value, pattern: tuple[str, ...]) -> Iterator[Path]:

@@ -7,13 +7,14 @@ pod's whole life, so one of their own would stay unused. Sidecars run beside the
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, count
 
 from msgspec import Struct, field
 
-from drabridge.migrate.convert.kinds import at, text_at
+from drabridge.migrate.convert.kinds import Form, at, text_at
 from drabridge.migrate.convert.labels import PROFILES, Term, cel
 from drabridge.migrate.convert.settings import Settings
 from drabridge.migrate.convert.splice import Add, Append, Operation, Remove
@@ -22,7 +23,19 @@ from drabridge.migrate.convert.yaml_nodes import Leaf, Path, Value
 
 DEVICES_MAX = 32  # resource.k8s.io/v1 AllocationResultsMaxSize: devices of one claim
 _CLAIM_NAME_MAX = 63
-_LISTS = ("initContainers", "containers")
+# Where a pod's containers are, and their role; a place may hold one container or a list of them.
+_PLACES: Mapping[Form, tuple[tuple[Path, str], ...]] = {
+    Form.POD: ((("initContainers",), "init"), (("containers",), "app")),
+    Form.ARGO: (
+        (("initContainers",), "init"),
+        (("container",), "app"),
+        (("script",), "app"),
+        (("containerSet", "containers"), "app"),
+        (("sidecars",), "sidecar"),
+    ),
+    Form.MODEL: ((("initContainers",), "init"), (("model",), "app"), (("containers",), "app")),
+}
+_PATCH = "podSpecPatch"
 _SECTIONS = ("limits", "requests")
 _SELECTOR = ("nodeSelector",)
 _NODE_AFFINITY = ("affinity", "nodeAffinity")
@@ -68,9 +81,9 @@ class _Claim(Struct):
     count: int
 
 
-def plan_pod(spec: Value, namespace: str, settings: Settings) -> PodPlan | None:
+def plan_pod(spec: Value, namespace: str, settings: Settings, form: Form = Form.POD) -> PodPlan | None:
     """Return the plan of one pod spec; None where it asks for none of the resources. Raises Refused."""
-    containers = [one for one in _containers(spec, settings) if one.counts]
+    containers = [one for one in _containers(spec, settings, form) if one.counts]
     if not containers:
         return None
     if at(spec, ("nodeName",)) is not None:
@@ -91,23 +104,27 @@ def plan_pod(spec: Value, namespace: str, settings: Settings) -> PodPlan | None:
         template = Template(namespace, claim.resource, device.device_class, claim.count, chosen)
         plan.templates.append(template)
         entries.append({"name": claim.name, "resourceClaimTemplateName": template.name})
-    plan.operations += _put(spec, (), "resourceClaims", entries)
+    if form is Form.ARGO:
+        if at(spec, (_PATCH,)) is not None:
+            raise Refused((_PATCH,), "it has a podSpecPatch already", "write resourceClaims into it by hand")
+        plan.operations.append(Add((), _PATCH, json.dumps({"resourceClaims": entries})))
+    else:
+        plan.operations += _put(spec, (), "resourceClaims", entries)
     return plan
 
 
 # --- who needs what -------------------------------------------------------------------------------------------------
 
 
-def _containers(spec: Value, settings: Settings) -> Iterator[_Container]:
-    for key in _LISTS:
-        found = at(spec, (key,))
-        for number, body in enumerate(found if isinstance(found, list) else []):
-            path: Path = (key, number)
-            sidecar = text_at(body, "restartPolicy") == "Always"
-            role = "app" if key == "containers" else "sidecar" if sidecar else "init"
+def _containers(spec: Value, settings: Settings, form: Form) -> Iterator[_Container]:
+    for place, role in _PLACES[form]:
+        found = at(spec, place)
+        listed = [((*place, number), body) for number, body in enumerate(found)] if isinstance(found, list) else []
+        for path, body in [(place, found)] if isinstance(found, dict) else listed:
+            restarts = role == "init" and text_at(body, "restartPolicy") == "Always"
             counts = {name: _count(body, path, name) for name in settings.devices}
-            name = text_at(body, "name") or str(number)
-            yield _Container(path, name, role, {resource: number for resource, number in counts.items() if number})
+            wanted = {resource: number for resource, number in counts.items() if number}
+            yield _Container(path, text_at(body, "name") or str(path[-1]), "sidecar" if restarts else role, wanted)
 
 
 def _count(container: Value, path: Path, resource: str) -> int:

@@ -21,6 +21,7 @@ from drabridge.migrate.convert.yaml_nodes import (
     Mapping,
     Node,
     Path,
+    Scalar,
     Sequence,
     Value,
     content_end,
@@ -268,11 +269,20 @@ class _Writer:
     def _added_to_block(self, owner: Mapping, added: dict[str, Value]) -> list[Edit]:
         if not added:
             return []
-        key = owner.entries[0][0]
+        key, child = owner.entries[0]
         start = self._line_start(key.start)
         before = self._before(key.start)
         lines = [line for name, new in added.items() for line in self._block_lines(name, new)]
-        if before.strip():  # "- name: x": the new key takes the dash, the old one gets a line of its own
+        end = self._line_end(child.end)
+        if (
+            before.strip()
+            and isinstance(child, Scalar)
+            and self._text[end - 1] == "\n"
+            and child.style not in ("|", ">")
+        ):
+            indent = " " * len(before)  # "- name: x": the new key comes after it
+            return [Edit(end, end, "".join(f"{indent}{line}{self._newline}" for line in lines))]
+        if before.strip():  # "- &a {...}": the new key takes the dash, the old one gets a line of its own
             indent = " " * len(before)
             joined = f"{self._newline}{indent}".join(lines)
             return [Edit(key.start, key.start, f"{joined}{self._newline}{indent}")]
@@ -375,4 +385,6 @@ def scalar(text: str, json_style: bool = False) -> str:
     resolvers = yaml.SafeLoader.yaml_implicit_resolvers.get(text[:1], [])
     if not json_style and _WORD.fullmatch(text) and not any(pattern.match(text) for _, pattern in resolvers):
         return text
+    if not json_style and '"' in text and "'" not in text and text.isascii() and text.isprintable():
+        return f"'{text}'"
     return json.dumps(text)

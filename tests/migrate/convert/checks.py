@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import yaml
 
 from drabridge.migrate.convert.conversion import Conversion, convert, reverse
-from drabridge.migrate.convert.kinds import manifests, pod_specs
+from drabridge.migrate.convert.kinds import Form, manifests, pod_specs
 from drabridge.migrate.convert.labels import Published
 from drabridge.migrate.convert.settings import Device, Settings
 from drabridge.migrate.convert.undo import BEGIN
@@ -80,7 +81,26 @@ def pods_of(text: str, settings: Settings = SETTINGS) -> Iterator[Json]:
                 found = document
                 for part in spec.path:
                     found = found[part]
-                yield {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": found}
+                yield {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": _pod(found, spec.form)}
+
+
+def _pod(found: Json, form: Form) -> Json:
+    """What the controller makes of parts of a pod."""
+    if form is Form.POD:
+        return found
+    if form is Form.MODEL:
+        model = {key: child for key, child in found["model"].items() if key == "resources"}
+        containers = [{"name": "kserve-container", "image": "m", **model}, *found.get("containers", [])]
+        return {**{key: child for key, child in found.items() if key == "resourceClaims"}, "containers": containers}
+    containers = [{**found[key], "name": "main"} for key in ("container", "script") if key in found]
+    containers += [*found.get("containerSet", {}).get("containers", []), *found.get("sidecars", [])]
+    for one in containers:
+        one.pop("source", None)
+    return {
+        **json.loads(found.get("podSpecPatch", "{}")),
+        "containers": containers,
+        "initContainers": found.get("initContainers", []),
+    }
 
 
 def templates_of(text: str) -> list[Json]:
