@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec import Struct, field, structs
@@ -33,13 +34,15 @@ from drabridge.migrate.convert.undo import (
 from drabridge.migrate.convert.yaml_nodes import Leaf, Mapping, Node, NotYaml, Path, Value, owner_of, parse, same, value
 
 _BOM = "\ufeff"
-_CLAIMS = "resourceClaims"  # stands in whatever was converted
+_CLAIM_IN_JSON = re.compile(r'resourceClaimTemplateName\\?":\s*\\?"')  # also within a podSpecPatch
 # Below these keys a number counts devices: in pods, quotas and limit ranges.
 _COUNTS = frozenset({"limits", "requests", "hard", "default", "defaultRequest", "max", "min"})
-HELM_HINT = (
-    "templates of a chart are no YAML; convert what Helm makes of them: "
-    "helm template ... | drabridge migrate convert --post-renderer"
+_HELM = "helm template ... | drabridge migrate convert --post-renderer"
+_VALUES_HINT = (
+    "values of a chart stay as they are, for only its templates know where claims could go; "
+    f"convert what Helm makes of them: {_HELM}"
 )
+HELM_HINT = f"templates of a chart are no YAML; convert what Helm makes of them: {_HELM}"
 
 
 class ConvertedPod(Struct, frozen=True):
@@ -104,11 +107,12 @@ def reverse(text: str, undo: str = "") -> Conversion:
     try:
         if not _is_json(body):
             return Conversion(bom + undone(body))
-        if not undo and _CLAIMS in body:
+        converted = _CLAIM_IN_JSON.search(body)
+        if converted and not undo:
             raise CannotUndo(
                 0, "JSON with claims, and the file beside it in which --in-place keeps the old lines is gone"
             )
-        return Conversion(bom + (undone_by(body, undo) if _CLAIMS in body else body))
+        return Conversion(bom + (undone_by(body, undo) if converted else body))
     except CannotUndo as error:
         hint = "restore the file from its backup or from version control"
         return Conversion(text, [Finding(Level.ERROR, error.line, "", error.message, hint)])
@@ -139,7 +143,7 @@ def _parsed(text: str) -> tuple[list[Node], bool]:
 
 def _is_json(text: str) -> bool:
     try:
-        return _parsed(text)[1]
+        return text.lstrip().startswith("{") and _parsed(text)[1]
     except NotYaml:
         return False
 
@@ -203,8 +207,7 @@ class _Converter:
             for manifest in objects:
                 found += self._of_manifest(number, manifest, taken)
             if not objects:
-                hint = f"if these are the values of a chart: {HELM_HINT}"
-                self._find_left(number, Manifest((), "", "", "", {}), document, (), set(), hint)
+                self._find_left(number, Manifest((), "", "", "", {}), document, (), set(), _VALUES_HINT)
         if found and not self._is_json and self._text.lstrip().startswith("{"):
             message = "kubectl takes for JSON what begins with {, and this is none"
             self.find(Level.LEFT, found[0], (), message, "write it as JSON, or put a line --- above it")
@@ -311,6 +314,10 @@ class _Converter:
         if resource in self._settings.devices:
             if manifest.kind in COUNT_LIMITS:
                 self._find(Level.NOTE, number, manifest, path, f"{key}: {count.text} counts limits", hint)
+            elif not manifest.kind:
+                place = ".".join(map(str, path[:-1]))
+                message = f"{place} has {key}: {count.text}, outside any Kubernetes object"
+                self._find(Level.LEFT, number, manifest, path, message, hint)
             elif not in_pod:
                 self._find(Level.LEFT, number, manifest, path, f"{key}: {count.text} is in no pod template", hint)
         elif in_pod and _is_extended(resource) and path[-2] == "limits":

@@ -73,6 +73,8 @@ NO_POD_TEMPLATE: Mapping[str, str] = {
     **dict.fromkeys(
         ARGO_TEMPLATES, "name the claim in a podSpecPatch: resourceClaims, and resources.claims of the container"
     ),
+    "HelmRelease": "its values go into a chart: write the patches of -o kustomize into spec.postRenderers",
+    "Application": f"its values go into a chart: have what it makes converted in a plugin of Argo CD; {_UNIFIED}",
     "ResourceQuota": "set extendedResourceName on the DeviceClass, or limit CLASS.deviceclass.resource.k8s.io/devices",
     "LimitRange": "it does not count claims: limit CLASS.deviceclass.resource.k8s.io/devices by a ResourceQuota",
 }

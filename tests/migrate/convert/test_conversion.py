@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
+import yaml
 
 from drabridge.migrate.convert.batch import Source, convert_group, text_of
 from drabridge.migrate.convert.conversion import Conversion, convert
@@ -61,6 +63,10 @@ def container(name: str, count: object) -> str:
     return f"  - {{name: {name}, image: busybox, resources: {{limits: {{nvidia.com/gpu: {count}}}}}}}\n"
 
 
+def yaml_as_json(text: str) -> str:
+    return json.dumps(yaml.safe_load(text))
+
+
 def only(found: Conversion, level: Level = Level.LEFT) -> Finding:
     """The one finding of a level."""
     (finding,) = (one for one in found.findings if one.level is level)
@@ -106,7 +112,7 @@ def test_a_finding_says_place_object_reason_and_what_to_do() -> None:
         (POD.replace("spec:", "spec:\n  nodeName: a"), 6, "the pod names its node"),
         (POD.replace("spec:", "spec:\n  resourceClaims:"), 6, "resourceClaims has no value"),
         (POD.replace("kind: Pod", "kind: Gadget").replace("    image: busybox\n", ""), 8, "is in no pod template"),
-        (POD.partition("spec:\n")[2].replace("  containers", "containers"), 4, "is in no pod template"),
+        (POD.partition("spec:\n")[2].replace("  containers", "containers"), 4, "outside any Kubernetes object"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_converted_stays_and_is_named(text: str, line: int, said: str) -> None:
@@ -279,6 +285,34 @@ def test_bytes_that_are_no_text_are_named(data: bytes, said: str) -> None:
     found = text_of(data)
     assert isinstance(found, Finding)
     assert said in found.message
+
+
+VALUES = """\
+# Default values.
+replicas: 1
+worker:
+  resources:
+    limits:
+      cpu: 1
+      nvidia.com/gpu: 2
+  resourceClaims: []
+"""
+
+
+def test_values_of_a_chart_are_named_with_key_and_line_and_never_changed() -> None:
+    for text, line in (VALUES, 7), (yaml_as_json(VALUES), 1):
+        found = check(text)
+        assert found.text == text
+        assert only(found).line == line
+        assert only(found).message == "worker.resources.limits has nvidia.com/gpu: 2, outside any Kubernetes object"
+        assert "helm template ... | drabridge migrate convert --post-renderer" in only(found).hint
+
+
+def test_values_within_an_object_of_a_delivery_tool_are_named() -> None:
+    head = "apiVersion: helm.toolkit.fluxcd.io/v2\nkind: HelmRelease\nmetadata: {name: chat}\nspec:\n  values:\n"
+    found = check(head + "".join(f"    {line}\n" for line in VALUES.splitlines()))
+    assert only(found).line == 12
+    assert "spec.postRenderers" in only(found).hint
 
 
 # --- several files --------------------------------------------------------------------------------------------------
