@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from msgspec import structs
+
 from drabridge.config import load
 from drabridge.migrate.convert.labels import Published
 from drabridge.migrate.convert.settings import Device
@@ -18,7 +20,7 @@ def devices_of(config: Path | None, classes: Mapping[str, str]) -> dict[str, Dev
     found = _configured(config) if config is not None else {}
     for name, device_class in classes.items():
         known = found.get(name)
-        found[name] = Device(device_class, known.published if known else None)
+        found[name] = structs.replace(known, device_class=device_class) if known else Device(device_class)
     return found
 
 
@@ -35,5 +37,10 @@ def _configured(path: Path) -> dict[str, Device]:
                 versions=frozenset(name for name, kind in kinds.items() if kind == "version"),
                 capacity=frozenset(name for name in resource.capacity if "/" not in name),
             )
-            found[resource.name] = Device(resource.device_class.name, published)
+            found[resource.name] = Device(
+                resource.device_class.name,
+                published,
+                shares=resource.replicas.count,
+                claims_share=resource.sharing.allow_multiple_allocations,
+            )
     return found

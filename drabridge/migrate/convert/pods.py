@@ -92,6 +92,8 @@ def plan_pod(spec: Value, namespace: str, settings: Settings, form: Form = Form.
             "the pod names its node, so no scheduler allocates its claims",
             "use a nodeSelector on kubernetes.io/hostname instead",
         )
+    for container in containers:
+        _refuse_shares(container, settings)
     plan = PodPlan()
     claims, uses = _claims(spec, containers, plan)
     for container in containers:
@@ -100,6 +102,9 @@ def plan_pod(spec: Value, namespace: str, settings: Settings, form: Form = Form.
     entries: list[Value] = []
     for claim in claims:
         device = settings.devices[claim.resource]
+        if device.claims_share and claim.count > 1:
+            message = f"the {claim.count} devices of claim {claim.name} may be {claim.count} times the same one"
+            plan.remarks.append(Remark((), message, "claims share these devices, so one may be given several times"))
         chosen = selectors.get(claim.resource, ())
         template = Template(namespace, claim.resource, device.device_class, claim.count, chosen)
         plan.templates.append(template)
@@ -157,6 +162,18 @@ def _count(container: Value, path: Path, resource: str) -> int:
             "write several claims by hand",
         )
     return wanted
+
+
+def _refuse_shares(container: _Container, settings: Settings) -> None:
+    """Raise Refused where a container has a share of a device, and a claim would take all of it."""
+    for resource in container.counts:
+        device = settings.devices[resource]
+        if device.shares > 1 and not device.claims_share:
+            raise Refused(
+                (*container.path, "resources"),
+                f"{resource} counts shares, {device.shares} of each device, and a claim would take the whole one",
+                "set sharing.allowMultipleAllocations for it in the agent's configuration, or leave it on limits",
+            )
 
 
 def _claims(spec: Value, containers: list[_Container], plan: PodPlan) -> tuple[list[_Claim], dict[Path, list[_Claim]]]:

@@ -73,6 +73,15 @@ def test_the_agents_configuration_gives_class_and_selectors(folder: Path, capsys
     assert err == ""
 
 
+@pytest.mark.parametrize(("sharing", "code"), [("", 1), ("  sharing: {allowMultipleAllocations: true}\n", 0)])
+def test_shares_need_claims_that_share(folder: Path, capsys: Output, sharing: str, code: int) -> None:
+    config = folder / "agent.conf"
+    config.write_text(f"{CONFIG}  replicas: {{count: 4}}\n  lanes: {{dra: {int(bool(sharing))}}}\n{sharing}")
+    for more in ((), ("--class", "nvidia.com/gpu=another")):
+        assert run("--config", config, *more, "--diff", folder / "pod.yaml") == code
+        assert ("counts shares, 4 of each device" in capsys.readouterr().err) == bool(code)
+
+
 def test_diff_shows_and_writes_nothing(folder: Path, capsys: Output) -> None:
     assert run(*RESOURCE, "--diff", folder) == 0
     out = capsys.readouterr().out.splitlines()

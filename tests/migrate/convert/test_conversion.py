@@ -193,6 +193,17 @@ def test_a_label_that_no_attribute_says_stays_with_a_note() -> None:
     assert "see that the nodes keep it" in only(found, Level.NOTE).hint
 
 
+def test_a_share_of_a_device_becomes_a_claim_only_where_claims_share() -> None:
+    found = check(POD, Settings({"nvidia.com/gpu": Device("gpu", shares=4)}))
+    assert found.text == POD
+    assert "nvidia.com/gpu counts shares, 4 of each device" in only(found).message
+    assert "sharing.allowMultipleAllocations" in only(found).hint
+    shared = Settings({"nvidia.com/gpu": Device("gpu", shares=4, claims_share=True)})
+    assert claims_of(check(POD, shared).text) == {"gpu": "nvidia-gpu-1"}
+    found = check(POD.replace("gpu: 1", "gpu: 2"), shared)
+    assert "may be 2 times the same one" in only(found, Level.NOTE).message
+
+
 # --- anchors, aliases, comments -------------------------------------------------------------------------------------
 
 

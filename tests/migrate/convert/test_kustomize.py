@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,15 @@ def test_a_component_does_what_the_filter_does(tmp_path: Path) -> None:
         (claims / name).write_text(text)
     whole = folder(tmp_path / "whole", resources=["../base"], components=["../claims"])
     assert objects(built(whole)) == objects(convert(built(base), SETTINGS, can_undo=False).text)
+
+
+def test_kustomize_takes_json_that_became_a_list(tmp_path: Path) -> None:
+    text = json.dumps(yaml.safe_load((MANIFESTS / "pod-vectoradd.yaml").read_text()), indent=2)
+    base = folder(tmp_path / "base", resources=["pod.json"])
+    (base / "pod.json").write_text(convert(text, SETTINGS).text)
+    pod, template = objects(built(base))
+    assert template["kind"] == "ResourceClaimTemplate"
+    assert pod["spec"]["resourceClaims"][0]["resourceClaimTemplateName"] == template["metadata"]["name"]
 
 
 def test_kustomize_renames_a_template_but_not_where_a_pod_names_it(tmp_path: Path) -> None:
