@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from drabridge.cli import main
 from drabridge.migrate.apply.manifests import read_manifests
 from drabridge.migrate.convert.conversion import Conversion, convert, reverse
-from drabridge.migrate.convert.json_nodes import documents
+from drabridge.migrate.convert.json_nodes import documents, parse_json
 from drabridge.migrate.convert.settings import Level
+from drabridge.migrate.convert.yaml_nodes import NotYaml
 from tests.migrate.convert.checks import SETTINGS
 from tests.migrate.convert.test_command import RESOURCE, filtered
 
@@ -147,6 +150,30 @@ def test_what_is_no_json_is_named_with_its_line(text: str, line: int, said: str)
     assert (finding.level, finding.line) == (Level.ERROR, line)
     assert finding.message.startswith("no valid JSON")
     assert said in finding.message
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=15,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.text(), ANY), st.sampled_from([None, 0, 2, "\t"]), st.booleans(), st.data())
+def test_what_is_json_is_what_pythons_own_parser_takes(
+    said: dict[str, object], indent: int | str | None, ascii_only: bool, data: st.DataObject
+) -> None:
+    text = json.dumps(said, indent=indent, ensure_ascii=ascii_only)
+    assert list(documents(text)) == [said]
+    place = data.draw(st.integers(0, len(text) - 1))
+    broken = text[:place] + data.draw(st.sampled_from(["", ",", '"', "{", "0", "\\", "\n"])) + text[place + 1 :]
+    try:
+        is_one_object = len(parse_json(broken)) == 1
+    except NotYaml:
+        is_one_object = False
+    if is_one_object:
+        json.loads(broken)  # it raises if this is none
 
 
 def run(*arguments: object) -> int:
