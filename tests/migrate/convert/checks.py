@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +17,7 @@ from drabridge.migrate.convert.labels import Published
 from drabridge.migrate.convert.settings import Device, Settings
 from drabridge.migrate.convert.undo import BEGIN
 from drabridge.migrate.convert.yaml_nodes import parse, value
+from tests.support.waiting import HANG_SECONDS
 
 PUBLISHED = Published(
     "gpu.example.com",
@@ -32,6 +35,8 @@ SETTINGS = Settings(
         "radio.example.com/rtl-sdr": Device("radio.example.com"),
     }
 )
+RESOURCE = ("--class", "nvidia.com/gpu=gpu.example.com")
+CONVERT = ("migrate", "convert")
 # Lines that a conversion may change: what is not of these words must stay.
 _MAY_CHANGE = re.compile(
     r"limits|requests|resources|[cC]laims|nodeSelector|requiredDuring|[aA]ffinity|matchExpressions|operator:|values:"
@@ -107,3 +112,9 @@ def templates_of(text: str) -> list[Json]:
     """Every ResourceClaimTemplate of a text."""
     documents = [one for one in yaml.load_all(text, Loader=yaml.CSafeLoader) if isinstance(one, dict)]
     return [one for one in documents if one.get("kind") == "ResourceClaimTemplate"]
+
+
+def filtered(text: bytes, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """Let the command read a text from standard input."""
+    command = [sys.executable, "-m", "drabridge.cli", *CONVERT, *arguments]
+    return subprocess.run(command, input=text, capture_output=True, timeout=5 * HANG_SECONDS, check=False)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from drabridge.cli import main
-from tests.support.waiting import HANG_SECONDS
+from tests.migrate.convert.checks import CONVERT, RESOURCE, filtered
 
 Output = pytest.CaptureFixture[str]
-RESOURCE = ("--class", "nvidia.com/gpu=gpu.example.com")
-CONVERT = ("migrate", "convert")
 POD = """\
 apiVersion: v1
 kind: Pod
@@ -118,11 +114,6 @@ def test_in_place_keeps_a_backup_and_the_mode_and_reverse_goes_back(folder: Path
     assert path.read_text() == POD
     assert run(*RESOURCE, "--in-place", "--backup", ".bak", path) == 0
     assert path.read_text() == converted
-
-
-def filtered(text: bytes, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "drabridge.cli", *CONVERT, *arguments]
-    return subprocess.run(command, input=text, capture_output=True, timeout=5 * HANG_SECONDS, check=False)
 
 
 def test_a_filter_passes_bytes_and_stops_at_what_it_cannot_read() -> None:

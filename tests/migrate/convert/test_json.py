@@ -17,8 +17,7 @@ from drabridge.migrate.convert.conversion import Conversion, convert, reverse
 from drabridge.migrate.convert.json_nodes import documents, parse_json
 from drabridge.migrate.convert.settings import Level
 from drabridge.migrate.convert.yaml_nodes import NotYaml
-from tests.migrate.convert.checks import SETTINGS
-from tests.migrate.convert.test_command import RESOURCE, filtered
+from tests.migrate.convert.checks import RESOURCE, SETTINGS, filtered
 
 MANIFESTS = Path(__file__).parents[1] / "manifests"
 # Their JSON is converted otherwise: aliases are written out, or PyYAML alone refuses the tabs.
