@@ -121,7 +121,8 @@ async def test_a_device_is_given_to_nobody_else_before_its_cleaning_has_ended(lo
 async def test_a_process_that_escapes_from_a_killed_hook_delays_nobody(tmp_path: Path, *, cancelled: bool) -> None:
     """For example a daemon in its own session: it goes on running and keeps the hook's output open."""
     pid = tmp_path / "pid"
-    escape = f"setsid sleep 7654 & echo $! > {pid}.new; mv {pid}.new {pid}; sleep 7654"
+    daemon = f"echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 7654"  # it tells its number when it has escaped
+    escape = f"setsid sh -c '{daemon}' & sleep 7654"
     hook = Hook(command=("/bin/sh", "-c", escape), timeout_seconds=300 if cancelled else 3)
     running = asyncio.create_task(run_hook(hook, None, "gpu-1"))
     await until(pid.exists)
