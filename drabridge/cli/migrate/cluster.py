@@ -25,6 +25,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context", metavar="NAME", help="a context of the kubeconfig; default: its current one")
 
 
+def add_class(parser: argparse.ArgumentParser, meaning: str) -> None:
+    """Add ``--class RESOURCE=CLASS``, kept as ``classes``: pairs of names."""
+    parser.add_argument(
+        "--class",
+        dest="classes",
+        action="append",
+        type=_resource_class,
+        default=[],
+        metavar="RESOURCE=CLASS",
+        help=meaning,
+    )
+
+
 def connect(kubeconfig: str | None, context: str | None) -> KubernetesCluster:
     """Return the connection. ``kubeconfig``: a path, or several, as $KUBECONFIG has them."""
     from drabridge.kube.client import KubernetesCluster
@@ -41,7 +54,7 @@ def connect(kubeconfig: str | None, context: str | None) -> KubernetesCluster:
     return KubernetesCluster.from_kubeconfig(Path(said) if said else usual, context, read_seconds=READ_SECONDS)
 
 
-def resource_class(words: str) -> tuple[str, str]:
+def _resource_class(words: str) -> tuple[str, str]:
     """Read RESOURCE=CLASS, for argparse."""
     from drabridge.config.names import device_class_name, extended_resource_name
     from drabridge.config.problems import Problems

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drabridge.cli.migrate.cluster import resource_class
+from drabridge.cli.migrate import cluster
 from drabridge.cli.output import cell
 from drabridge.errors import ConfigError, HostError
 
@@ -25,15 +25,7 @@ UNDO_SUFFIX = ".undo"  # of the file beside a JSON manifest that keeps what its 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="*", metavar="FILE", help="files, folders, kustomizations; - for standard input")
-    parser.add_argument(
-        "--class",
-        dest="classes",
-        action="append",
-        type=resource_class,
-        default=[],
-        metavar="RESOURCE=CLASS",
-        help="convert this resource to this DeviceClass",
-    )
+    cluster.add_class(parser, "convert this resource to this DeviceClass")
     parser.add_argument(
         "--config",
         "-c",

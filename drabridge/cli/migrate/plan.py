@@ -41,15 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--explain", metavar="STEP", help="say what a step of PLAN does, and why it fits or does not")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the plan; a file that is there stays")
     parser.add_argument("--resource", default="", metavar="NAME", help="default: the only one in limits")
-    parser.add_argument(
-        "--class",
-        dest="classes",
-        action="append",
-        type=cluster.resource_class,
-        default=[],
-        metavar="RESOURCE=CLASS",
-        help="claims name this DeviceClass; default: the class with that extendedResourceName",
-    )
+    cluster.add_class(parser, "claims name this DeviceClass; default: the class with that extendedResourceName")
     parser.add_argument("--driver", default="", metavar="NAME", help="default: the one that the DeviceClass names")
     parser.add_argument(
         "-n", "--namespace", dest="namespaces", action="append", default=[], metavar="NAME", help="only this namespace"

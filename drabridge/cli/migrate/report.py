@@ -48,15 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="how to print; html is one page without scripts; default: table",
     )
     cluster.add_arguments(parser)
-    parser.add_argument(
-        "--class",
-        dest="classes",
-        action="append",
-        type=cluster.resource_class,
-        default=[],
-        metavar="RESOURCE=CLASS",
-        help="claims of this DeviceClass count as this resource; may be given several times",
-    )
+    cluster.add_class(parser, "claims of this DeviceClass count as this resource; may be given several times")
     parser.add_argument(
         "-n",
         "--namespace",

@@ -38,14 +38,8 @@ _PAIR = re.compile(r"[A-Za-z0-9./_-]+=[A-Za-z0-9._-]*")
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("namespaces", nargs="*", metavar="NAMESPACE", help="the namespaces to switch")
     parser.add_argument("--to", choices=("claims", "limits"), help="what new pods get")
-    parser.add_argument(
-        "--class",
-        dest="classes",
-        action="append",
-        type=cluster.resource_class,
-        default=[],
-        metavar="RESOURCE=CLASS",
-        help="claims for this resource name this DeviceClass; default: the class with that extendedResourceName",
+    cluster.add_class(
+        parser, "claims for this resource name this DeviceClass; default: the class with that extendedResourceName"
     )
     parser.add_argument(
         "--count",

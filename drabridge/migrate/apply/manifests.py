@@ -84,7 +84,7 @@ def _objects(path: Path, outcome: Outcome, templates: Sequence[Json]) -> Iterato
         key = key_of(after)
         if after["kind"] != KIND and key in before and before[key] != after:
             wanted = set(_template_names(after))
-            mine = [one for one in templates if (key_of(one)[0], key_of(one)[2]) in {(key[0], name) for name in wanted}]
+            mine = [one for one in templates if key_of(one)[0] == key[0] and key_of(one)[2] in wanted]
             yield key, Converted(path, before[key], after, mine)
 
 

@@ -183,18 +183,13 @@ class Runner:
         self, step: Step, record: Record, path: Path, found: manifests.Manifests, waiting: Waiting
     ) -> None:
         """Write a converted file when no other step still needs it as it was. Raises HostError."""
-        mine = {(step.namespace, *rollouts.split(move.object)) for move in step.moves}
+        to_come: set[manifests.ObjectKey] = set()
         for other in self._plan.steps:
             known = self._state.of(other)
-            if other.way is Way.MANIFESTS and known is not None and known.progress is Progress.DONE:
-                mine |= {(other.namespace, *rollouts.split(move.object)) for move in other.moves}
-        planned = {
-            (one.namespace, *rollouts.split(move.object))
-            for one in self._plan.steps
-            if one.way is Way.MANIFESTS
-            for move in one.moves
-        }
-        if any(key in planned - mine for key, one in found.objects.items() if one.path == path):
+            if other.way is Way.MANIFESTS and not (known and known.progress is Progress.DONE):
+                to_come |= _keys(other)
+        to_come -= _keys(step)
+        if any(key in to_come for key, one in found.objects.items() if one.path == path):
             return
         before, after = found.texts[path]
         if not any(one.path == str(path) for one in record.files):
@@ -325,6 +320,11 @@ def _check_moves(step: Step, there: Mapping[tuple[str, str], Demand]) -> None:
             f"namespace {step.namespace} has changed since the plan was made: {'; '.join(problems)}",
             hint="Plan again; steps that are done stay done",
         )
+
+
+def _keys(step: Step) -> set[manifests.ObjectKey]:
+    """Return which objects a step changes."""
+    return {(step.namespace, *rollouts.split(move.object)) for move in step.moves}
 
 
 def _lanes_words(step: Step) -> str:

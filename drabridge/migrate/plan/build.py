@@ -14,14 +14,13 @@ from drabridge.migrate.plan.document import VERSION, How, Left, Move, Plan, Step
 from drabridge.migrate.plan.packing import Demand, NodeState, Packing
 from drabridge.migrate.plan.supply import NodeDevices, devices_by_node, kubelet_devices
 from drabridge.migrate.report.build import Facts, build
-from drabridge.migrate.report.codes import Code, Severity
+from drabridge.migrate.report.codes import LEFT_ALONE, Severity
 from drabridge.migrate.report.model import Obstacle
 from drabridge.migrate.report.owners import OwnerChain, OwnerChains
 from drabridge.migrate.report.reads import NAMESPACES
 
 REST = "rest/lanes"
 """The last step. No namespace has a slash in its name, and no kind is written in small letters."""
-_LEFT_ALONE = (Code.STATIC_POD, Code.FIXED_NODE_NAME, Code.MORE_THAN_32_DEVICES)  # by the switch's policy
 _RANKS = ("idle", "single", "rolling", "last")
 
 Objects = Set[tuple[str, str, str]]
@@ -103,7 +102,7 @@ def plan(facts: Facts, choice: Choice, cluster: str, made: str) -> Plan:
         else:
             demands.append(demand)
     steps = [_step(group, way, packing, facts.serves_policies) for way, group in _groups(demands, choice)]
-    steps.append(_rest(packing, facts, choice))
+    steps.append(_rest(packing, choice))
     return Plan.model_construct(
         apiVersion=VERSION,
         cluster=cluster,
@@ -202,7 +201,7 @@ def _why_left(demand: Demand, stays: Mapping[tuple[str, str], Obstacle], choice:
     if demand.kind == "DaemonSet":
         return "a switch leaves the pods of DaemonSets alone: convert its manifest"
     for (namespace, name), one in stays.items():
-        if namespace == demand.namespace and one.code not in _LEFT_ALONE:
+        if namespace == demand.namespace and one.code not in LEFT_ALONE:
             return f"its namespace cannot be switched because of {name} ({one.code.value}): convert its manifest"
     return ""
 
@@ -260,7 +259,7 @@ def _step(group: list[Demand], way: Way, packing: Packing, serves_policies: bool
     )
 
 
-def _rest(packing: Packing, facts: Facts, choice: Choice) -> Step:
+def _rest(packing: Packing, choice: Choice) -> Step:
     """Return the last step: claims get every device that nothing on limits holds."""
     lanes: dict[str, int | Literal["all"]] = {}
     for name, node in sorted(packing.nodes.items()):

@@ -54,6 +54,10 @@ class Code(StrEnum):
     NODE_LABEL_SELECTOR = "NodeLabelSelector"
 
 
+LEFT_ALONE = (Code.STATIC_POD, Code.FIXED_NODE_NAME, Code.MORE_THAN_32_DEVICES)
+"""What the switch's policy leaves on limits."""
+
+
 class CodeText(Struct, frozen=True):
     """What is said of a code: one sentence why it matters, and one what to do."""
 

@@ -10,14 +10,13 @@ from typing import TypedDict
 
 from msgspec import Struct
 
-from drabridge.migrate.report.codes import Code
+from drabridge.migrate.report.codes import LEFT_ALONE
 from drabridge.migrate.report.facts import Json
 from drabridge.migrate.report.model import NamespaceSwitch, number
 from drabridge.migrate.report.tally import WorkloadTally
 from drabridge.migrate.switch import marks
 
 ALL_OWNERS = 100  # percent
-_LEFT_ALONE = (Code.STATIC_POD, Code.FIXED_NODE_NAME, Code.MORE_THAN_32_DEVICES)
 _WHAT_STAYS = "of DaemonSets, static, with nodeName, or with more than 32 devices"
 
 _Labels = TypedDict("_Labels", {"switch.drabridge/to": str | None}, total=False)
@@ -75,7 +74,7 @@ def switched_words(switch: NamespaceSwitch, left: Sequence[WorkloadTally]) -> st
 
 def _stays(one: WorkloadTally) -> bool:
     """Return whether the switch's policy leaves the pods of a workload alone."""
-    return one.chain.kinds[1:2] == ("DaemonSet",) or any(code in _LEFT_ALONE for code, _ in one.signs)
+    return one.chain.kinds[1:2] == ("DaemonSet",) or any(code in LEFT_ALONE for code, _ in one.signs)
 
 
 def _new_pods(switch: NamespaceSwitch) -> str:
