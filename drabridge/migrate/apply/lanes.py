@@ -16,9 +16,11 @@ from drabridge.migrate.plan.supply import NodeDevices, devices_by_node
 from drabridge.migrate.report import facts as read
 from drabridge.migrate.report import fields
 from drabridge.migrate.report.build import Facts
+from drabridge.migrate.report.model import number
 from drabridge.migrate.report.reads import device_classes
 from drabridge.migrate.switch import marks
 
+START_SECONDS = 60.0  # more than a start of the agent takes
 T = TypeVar("T")
 Lanes = Mapping[str, int | str]
 """Node -> how many of its devices are for claims, or ``all``."""
@@ -88,6 +90,24 @@ class LaneKeeper:
         found.pods = [pod for pod in pods if pod is not None]
         plan = self._plan
         return {one.facts.name: one for one in devices_by_node(found, plan.resource, plan.device_class)}
+
+    async def wait_for_devices(self, nodes: Iterable[str], waiting: Waiting) -> None:
+        """Wait until each node has as many devices as when the plan was made: an agent that is started anew shows none.
+
+        Raises ClusterError where it takes longer than a start does.
+        """
+
+        async def lacking() -> str:
+            devices = await self.devices()
+            for name in nodes:
+                planned, found = self._plan.devices.get(name, 0), devices.get(name)
+                if found is None or found.for_limits + found.for_claims + found.held_by_limits < planned:
+                    there = found.for_limits + found.for_claims if found else 0
+                    return f"{name} has {number(there, 'device')}, and had {planned}"
+            return ""
+
+        hint = "See that the agent runs there, or plan again"
+        await waiting.until("lanes", lacking, hint=hint, at_most_seconds=START_SECONDS)
 
     async def wait(self, lanes: Lanes, waiting: Waiting) -> None:
         """Wait until each node offers claims what it can: what pods with limits hold comes when they release it.

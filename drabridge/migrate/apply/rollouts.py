@@ -8,6 +8,7 @@ from typing import Any
 from drabridge.errors import ClusterError
 from drabridge.kube.api import Cluster, Kind, NotFoundError
 from drabridge.migrate.apply.waiting import Waiting
+from drabridge.migrate.report.model import number
 from drabridge.migrate.report.reads import WORKLOADS
 from drabridge.migrate.switch import marks
 
@@ -60,7 +61,7 @@ async def wait(cluster: Cluster, namespace: str, object_: str, waiting: Waiting)
         found = await find(cluster, namespace, object_)
         return "" if found is None else left_of(found)
 
-    await waiting.until(f"{namespace}/{object_}", lacking)
+    await waiting.until(object_, lacking)
 
 
 def left_of(workload: Json) -> str:
@@ -84,9 +85,10 @@ def left_of(workload: Json) -> str:
     if updated < wanted:
         return f"{updated} of {wanted} pods are new"
     if (status.get("replicas") or 0) > updated:
-        return f"{status['replicas'] - updated} old pods still end"
+        left = status["replicas"] - updated
+        return f"{number(left, 'old pod')} to end"
     if workload.get("kind") == "StatefulSet" or "currentRevision" in status:
         if ready < wanted:
             return f"{ready} of {wanted} pods are ready"
-        return "" if status.get("currentRevision") == status.get("updateRevision") else "old pods still end"
+        return "" if status.get("currentRevision") == status.get("updateRevision") else "old pods are to end"
     return "" if available >= wanted else f"{available} of {wanted} pods are available"

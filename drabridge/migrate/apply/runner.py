@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -68,7 +69,7 @@ class Runner:
         waiting = self._waiting(step)
         version, lanes = await self._lanes()
         if self._state.of(step) is None:
-            await self._begin(step, lanes)
+            await self._begin(step, lanes, waiting)
         record = self._state.begin(step)
         if record.progress is Progress.GOING_BACK:
             raise ClusterError(f"step {step.name} is going back", hint="Finish that first: drabridge migrate rollback")
@@ -87,7 +88,7 @@ class Runner:
         self._state.set(step, Progress.DONE)
         waiting.say("step", "done")
 
-    async def _begin(self, step: Step, lanes: LaneKeeper) -> None:
+    async def _begin(self, step: Step, lanes: LaneKeeper, waiting: Waiting) -> None:
         """Check that the step is as planned, and keep what is there before it."""
         if step.missing:
             raise ClusterError(
@@ -98,12 +99,7 @@ class Runner:
             there = {(one.namespace, one.object): one for one in await self._demands()}
             _check_moves(step, there)
         annotations = await lanes.annotations(step.lanes)
-        devices = await lanes.devices()
-        for name in step.lanes:
-            planned, found = self._plan.devices.get(name, 0), devices.get(name)
-            if found is None or found.for_limits + found.for_claims + found.held_by_limits < planned:
-                now_there = found.for_limits + found.for_claims if found else 0
-                raise ClusterError(f"{name} has {now_there} devices, and had {planned}", hint="Plan again")
+        await lanes.wait_for_devices(step.lanes, waiting)
         if step.way is Way.SWITCH:
             await self._is_switched(step.namespace)
         record = self._state.begin(step)
@@ -139,7 +135,7 @@ class Runner:
         record.converts = True
         self._state.save()
         found = manifests.of_plan(self._plan, self._folder)
-        written = {Path(one.path) for one in record.files}
+        written = [self._folder / one.path for one in record.files]
         for move in step.moves:
             kind, name = rollouts.split(move.object)
             converted = found.objects.get((step.namespace, kind, name))
@@ -192,11 +188,12 @@ class Runner:
         if any(key in to_come for key, one in found.objects.items() if one.path == path):
             return
         before, after = found.texts[path]
-        if not any(one.path == str(path) for one in record.files):
-            record.files.append(FileBefore(str(path), before, after))
+        name = os.path.relpath(path, self._folder)
+        if not any(one.path == name for one in record.files):
+            record.files.append(FileBefore(name, before, after))
             self._state.save()
         _write(path, after)
-        waiting.say(str(path), "converted")
+        waiting.say(name, "converted")
 
     async def _by_others(self, step: Step, waiting: Waiting) -> None:
         if not self._options.wait_for_manifests:
@@ -241,7 +238,7 @@ class Runner:
     async def _convert_back(self, step: Step, record: Record, waiting: Waiting) -> None:
         """Bring the manifests as they were to their files, then to the cluster. Raises HostError."""
         for one in record.files:
-            path = Path(one.path)
+            path = self._folder / one.path
             try:
                 text = path.read_bytes().decode()
             except (OSError, UnicodeError) as error:

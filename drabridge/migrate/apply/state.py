@@ -31,7 +31,10 @@ class Progress(StrEnum):
 
 
 class FileBefore(Struct, rename="camel"):
-    """A manifest that a step converted: what it was, and what the step made of it."""
+    """A manifest that a step converted: what it was, and what the step made of it.
+
+    ``path``: from the plan's folder, so that both can be moved together.
+    """
 
     path: str
     before: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
@@ -37,13 +38,22 @@ class Waiting:
     def say(self, what: str, message: str) -> None:
         self._tell(Event(self._step, what, message))
 
-    async def until(self, what: str, lacking: Callable[[], Awaitable[str]], *, hint: str = "Mend that") -> None:
+    async def until(
+        self,
+        what: str,
+        lacking: Callable[[], Awaitable[str]],
+        *,
+        hint: str = "Mend that",
+        at_most_seconds: float = math.inf,
+    ) -> None:
         """Ask until ``lacking`` returns "": it says what is still waited for. An API server that is away is waited for.
 
-        Raises ClusterError when it took too long, with ``hint`` and how to go on.
+        ``at_most_seconds``: where less than the step's time is enough. Raises ClusterError when it took too long, with
+        ``hint`` and how to go on.
         """
         loop = asyncio.get_running_loop()
         began, pause = loop.time(), POLL_SECONDS
+        most = min(self._seconds, at_most_seconds)
         while True:
             try:
                 words = await lacking()
@@ -52,7 +62,7 @@ class Waiting:
             if not words:
                 return
             waited = loop.time() - began
-            if waited > self._seconds:
+            if waited > most:
                 raise ClusterError(
                     f"{what}: {words}, after {waited:.0f} s",
                     hint=f"{hint}. The same command goes on here; drabridge migrate rollback goes back",
