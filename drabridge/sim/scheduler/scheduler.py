@@ -227,6 +227,8 @@ class Scheduler:
 
     def _commit(self, pod: JSON, plan: Plan) -> None:
         held = []
+        if plan.claims:  # before PreBind does what takes time (gate NominatedNodeNameForExpectation)
+            self._pod_status(pod, lambda obj: obj["status"].update(nominatedNodeName=plan.node))
         for index, claim in enumerate(plan.claims):
             stored = claim
             if "uid" not in claim["metadata"]:
@@ -272,6 +274,7 @@ class Scheduler:
         def write(obj: JSON) -> None:
             others = [one for one in obj["status"].get("conditions", []) if one["type"] != condition["type"]]
             obj["status"]["conditions"] = [*others, {**condition, "lastTransitionTime": timestamp()}]
+            obj["status"].pop("nominatedNodeName", None)  # the pod is bound, or tried anew
 
         self._pod_status(pod, write)
 
@@ -311,12 +314,16 @@ class Scheduler:
                     self._bind(pod, node)
                     return
                 if state is Readiness.FAILED or loop.time() >= deadline:
-                    why = "claim binding failed" if state is Readiness.FAILED else "claim binding timed out"
-                    post(self.objects, "Pod", pod, "FailedScheduling", why)
+                    failures = filter(None, map(claim_controller.binding_failure, self._claims(pod, names)))
+                    why = next(failures, "claim binding timed out")
+                    message = f'running PreBind plugin "DynamicResources": {why}'
                     for claim in self._claims(pod, names):
                         claim_controller.unreserve(self.objects, claim, meta["uid"])
                         if claim["metadata"].get("annotations", {}).get(claim_controller.EXTENDED_ANNOTATION):
                             self.objects.delete("resourceclaims", claim["metadata"]["name"], meta["namespace"])
+                    refused = {"type": "PodScheduled", "status": "False", "reason": "SchedulerError"}
+                    self._condition(pod, {**refused, "message": message})
+                    post(self.objects, "Pod", pod, "FailedScheduling", message)
                     return
         except ApiError as error:
             with contextlib.suppress(ApiError):
