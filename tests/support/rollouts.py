@@ -48,10 +48,13 @@ class Controllers:
         for each in self._objects.peek("replicasets", one["metadata"]["namespace"]):
             if one["metadata"]["uid"] in _owners(each):
                 self._scale(each, wanted if each["metadata"]["uid"] == owner["metadata"]["uid"] else 0)
-        pods = [pod for pod in self._pods(one) if not pod["metadata"].get("deletionTimestamp")]
+        running = [pod for pod in self._pods(one) if not failed(pod)]  # a new one is made for each that failed
+        pods = [pod for pod in running if not pod["metadata"].get("deletionTimestamp")]
         new = [pod for pod in pods if pod["metadata"]["labels"].get(HASH) == revision]
         old = [pod for pod in pods if pod not in new]
-        for _ in range(min(wanted - len(new), wanted + surge - len(pods)) if not (recreate and old) else 0):
+        for _ in range(
+            min(wanted - len(new), wanted + surge - len(pods)) if not (recreate and len(running) > len(new)) else 0
+        ):
             self._make(one, owner, {HASH: revision}, generate=f"{owner['metadata']['name']}-")
         too_many = sum(map(_ready, pods)) - (wanted - lacking)
         for pod in sorted(old, key=_ready):
@@ -78,6 +81,8 @@ class Controllers:
     def _stateful_set(self, one: Json) -> None:
         revision, wanted = _digest(one["spec"]["template"]), one["spec"].get("replicas", 1)
         pods = {pod["metadata"]["name"]: pod for pod in self._pods(one)}
+        for pod in filter(failed, pods.values()):
+            self._delete(pod)
         new = [pod for pod in pods.values() if pod["metadata"]["labels"].get(REVISION) == revision]
         for number in range(wanted):
             name = f"{one['metadata']['name']}-{number}"
@@ -135,6 +140,11 @@ class Controllers:
                 namespace=one["metadata"]["namespace"],
                 subresource="status",
             )
+
+
+def failed(pod: Json) -> bool:
+    """Whether a pod has ended for good, for example because kubelet did not admit it."""
+    return pod["status"].get("phase") == "Failed"
 
 
 def _ready(pod: Json) -> bool:

@@ -19,7 +19,7 @@ import yaml
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from tests.cluster.sim_bed import Locks
 from tests.support.agent_process import DRIVER, IDS, QUICK, RESOURCE, AgentProcess
-from tests.support.rollouts import Controllers
+from tests.support.rollouts import Controllers, failed
 from tests.support.waiting import HANG_SECONDS, short_directory, until
 
 Json = dict[str, Any]
@@ -63,29 +63,18 @@ class Cluster:
     async def migrate(self, *words: str | Path, killed_after: float | None = None) -> str:
         """Run a command to its end, or kill it; return what it said."""
         with tempfile.TemporaryFile() as said:
-            process = await asyncio.create_subprocess_exec(
-                *(
-                    sys.executable,
-                    "-m",
-                    "drabridge",
-                    "migrate",
-                    *map(str, words),
-                    "--kubeconfig",
-                    str(self._kubeconfig),
-                ),
-                stdout=said,
-                stderr=said,
-            )
+            command = ("-m", "drabridge", "migrate", *map(str, words), "--kubeconfig", str(self._kubeconfig))
+            process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=said, stderr=said)
             killed = False
             try:
-                await asyncio.wait_for(process.wait(), killed_after or HANG_SECONDS)
+                await asyncio.wait_for(process.wait(), killed_after or 3 * HANG_SECONDS)
             except TimeoutError:
                 killed = True
                 process.kill()
                 await process.wait()
             said.seek(0)
             text = said.read().decode()
-        assert process.returncode == 0 or (killed and killed_after), text
+        assert process.returncode == 0 or (killed and killed_after), f"{text}\n{self._pods()}"
         return text
 
     async def until_used(self, side: str) -> None:
@@ -93,9 +82,14 @@ class Cluster:
         wanted = {one["metadata"]["name"]: (side, one["spec"]["replicas"]) for one in WORKLOADS}
         await until(lambda: self._used() == wanted, 2 * HANG_SECONDS / 12, lambda: (wanted, self._used()))
 
+    def _pods(self) -> dict[str, Json]:
+        return {pod["metadata"]["name"]: pod["status"] for pod in self.sim.api.objects.peek("pods", "team-a")}
+
     def _used(self) -> dict[str, tuple[str, int]]:
         counts: dict[str, Counter[str]] = {}
         for pod in self.sim.api.objects.peek("pods", "team-a"):
+            if failed(pod):
+                continue
             side = "claims" if pod["spec"].get("resourceClaims") else "limits"
             running = pod["status"].get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp")
             counts.setdefault(pod["metadata"]["labels"]["app"], Counter())[side if running else "on its way"] += 1
