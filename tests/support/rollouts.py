@@ -144,7 +144,7 @@ class Controllers:
 
 def failed(pod: Json) -> bool:
     """Whether a pod has ended for good, for example because kubelet did not admit it."""
-    return pod["status"].get("phase") == "Failed"
+    return bool(pod["status"].get("phase") == "Failed")
 
 
 def _ready(pod: Json) -> bool:

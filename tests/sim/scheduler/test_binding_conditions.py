@@ -27,7 +27,7 @@ class Story:
         obj = change.object
         if change.resource.plural == "pods":
             spec, status = obj["spec"], obj["status"]
-            said = next((one for one in status.get("conditions", []) if one["type"] == "PodScheduled"), {})
+            said: Any = next((one for one in status.get("conditions", []) if one["type"] == "PodScheduled"), {})
             words = (status.get("nominatedNodeName", "-"), spec.get("nodeName", "-"), said.get("reason", ""))
             self.writes.append("pod nominated {} bound {} {}".format(*words).strip())
         if change.resource.plural == "resourceclaims":
