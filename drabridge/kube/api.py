@@ -181,8 +181,8 @@ class Cluster(Protocol):
         """POST; the answer is the object as stored (or, for a dry run, as it would be)."""
         ...
 
-    async def replace(self, kind: Kind, body: Mapping[str, Any], *, namespace: str = "") -> Json:
-        """PUT by ``metadata.name``; ``metadata.resourceVersion`` guards."""
+    async def replace(self, kind: Kind, body: Mapping[str, Any], *, namespace: str = "", dry_run: bool = False) -> Json:
+        """PUT by ``metadata.name``; ``metadata.resourceVersion`` guards. The answer is as that of :meth:`create`."""
         ...
 
     async def apply(

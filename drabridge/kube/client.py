@@ -168,8 +168,9 @@ class KubernetesCluster:
     async def create(self, kind: Kind, body: Mapping[str, Any], *, namespace: str = "", dry_run: bool = False) -> Json:
         return await self._call("post", kind.path(namespace), dict(body), dry_run="All" if dry_run else None)
 
-    async def replace(self, kind: Kind, body: Mapping[str, Any], *, namespace: str = "") -> Json:
-        return await self._call("put", kind.path(namespace, body["metadata"]["name"]), dict(body))
+    async def replace(self, kind: Kind, body: Mapping[str, Any], *, namespace: str = "", dry_run: bool = False) -> Json:
+        path = kind.path(namespace, body["metadata"]["name"])
+        return await self._call("put", path, dict(body), dry_run="All" if dry_run else None)
 
     async def apply(
         self, kind: Kind, body: Mapping[str, Any], *, manager: str, namespace: str = "", subresource: str = ""

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from drabridge.errors import ClusterError, HostError
-from drabridge.kube.api import Cluster, ConflictError, NotFoundError, served_version
+from drabridge.kube.api import Cluster, ConflictError, DeniedError, InvalidError, NotFoundError, served_version
 from drabridge.migrate.apply import manifests, rollouts
 from drabridge.migrate.apply.lanes import LaneKeeper
 from drabridge.migrate.apply.merge import merged
@@ -69,7 +69,7 @@ class Runner:
         waiting = self._waiting(step)
         version, lanes = await self._lanes()
         if self._state.of(step) is None:
-            await self._begin(step, lanes, waiting)
+            await self._begin(step, lanes, version, waiting)
         record = self._state.begin(step)
         if record.progress is Progress.GOING_BACK:
             raise ClusterError(f"step {step.name} is going back", hint="Finish that first: drabridge migrate rollback")
@@ -88,7 +88,7 @@ class Runner:
         self._state.set(step, Progress.DONE)
         waiting.say("step", "done")
 
-    async def _begin(self, step: Step, lanes: LaneKeeper, waiting: Waiting) -> None:
+    async def _begin(self, step: Step, lanes: LaneKeeper, version: str, waiting: Waiting) -> None:
         """Check that the step is as planned, and keep what is there before it."""
         if step.missing:
             raise ClusterError(
@@ -102,6 +102,8 @@ class Runner:
         await lanes.wait_for_devices(step.lanes, waiting)
         if step.way is Way.SWITCH:
             await self._is_switched(step.namespace)
+        elif step.way is Way.MANIFESTS and not self._options.lanes_only:
+            await self._dry_run(step, version)
         record = self._state.begin(step)
         record.annotations = annotations
         self._state.save()
@@ -130,6 +132,24 @@ class Runner:
         choice = Choice({self._plan.resource: self._plan.device_class}, unseen)
         await to_claims(self._cluster, [step.namespace], choice, lambda line: waiting.say("switch", line))
 
+    async def _dry_run(self, step: Step, version: str) -> None:
+        """Ask the API server for everything that the step will change, for a try. Raises ClusterError."""
+        found = manifests.of_plan(self._plan, self._folder)
+        for move in step.moves:
+            converted = found.objects.get((step.namespace, *rollouts.split(move.object)))
+            if converted is None:
+                raise _no_manifest(step, move)
+            try:
+                for template in converted.templates:
+                    await self._template(template, step.namespace, version, dry_run=True)
+                await self._bring(step.namespace, move, converted.before, converted.after, dry_run=True)
+            except (InvalidError, DeniedError) as error:
+                words = "the API server would refuse the converted manifest"
+                raise ClusterError(
+                    f"{step.namespace}/{move.object}: {words}: {error.message}",
+                    hint="Nothing was changed. Mend the manifest, or take the workload out of the plan",
+                ) from error
+
     async def _convert(self, step: Step, record: Record, version: str, waiting: Waiting) -> None:
         """Make the templates, then bring each manifest's changes to the cluster, then to its file."""
         record.converts = True
@@ -137,27 +157,26 @@ class Runner:
         found = manifests.of_plan(self._plan, self._folder)
         written = [self._folder / one.path for one in record.files]
         for move in step.moves:
-            kind, name = rollouts.split(move.object)
-            converted = found.objects.get((step.namespace, kind, name))
+            converted = found.objects.get((step.namespace, *rollouts.split(move.object)))
             if converted is None:
                 if any(path.exists() for path in written):  # it was interrupted after the file was written
                     continue
-                raise ClusterError(
-                    f"no manifest makes {step.namespace}/{move.object} any more, or it has no limits",
-                    hint="Plan again, with --manifests where they are now",
-                )
+                raise _no_manifest(step, move)
             for template in converted.templates:
                 await self._template(template, step.namespace, version)
             if await self._bring(step.namespace, move, converted.before, converted.after):
                 waiting.say(move.object, "has the converted manifest")
             self._write_when_all_are_done(step, record, converted.path, found, waiting)
 
-    async def _template(self, template: Mapping[str, Any], namespace: str, version: str) -> None:
+    async def _template(
+        self, template: Mapping[str, Any], namespace: str, version: str, *, dry_run: bool = False
+    ) -> None:
         kind = claim_templates(version)
+        body = {**template, "apiVersion": f"{kind.group}/{version}"}
         with suppress(ConflictError):  # it is there already; its name says what it asks for
-            await self._cluster.create(kind, {**template, "apiVersion": f"{kind.group}/{version}"}, namespace=namespace)
+            await self._cluster.create(kind, body, namespace=namespace, dry_run=dry_run)
 
-    async def _bring(self, namespace: str, move: Move, before: Any, after: Any) -> bool:
+    async def _bring(self, namespace: str, move: Move, before: Any, after: Any, *, dry_run: bool = False) -> bool:
         """Bring what changed between two manifests to the live object; return whether that changed it."""
         where = rollouts.kind_of(rollouts.split(move.object)[0])
         for turn in range(_TRIES):
@@ -168,7 +187,7 @@ class Runner:
             if wanted == live:
                 return False
             try:
-                await self._cluster.replace(where, wanted, namespace=namespace)
+                await self._cluster.replace(where, wanted, namespace=namespace, dry_run=dry_run)
                 return True
             except ConflictError:
                 if turn == _TRIES - 1:
@@ -317,6 +336,13 @@ def _check_moves(step: Step, there: Mapping[tuple[str, str], Demand]) -> None:
             f"namespace {step.namespace} has changed since the plan was made: {'; '.join(problems)}",
             hint="Plan again; steps that are done stay done",
         )
+
+
+def _no_manifest(step: Step, move: Move) -> ClusterError:
+    return ClusterError(
+        f"no manifest makes {step.namespace}/{move.object} any more, or it has no limits",
+        hint="Plan again, with --manifests where they are now",
+    )
 
 
 def _keys(step: Step) -> set[manifests.ObjectKey]:
