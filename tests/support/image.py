@@ -7,6 +7,8 @@ limits.
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -27,6 +29,11 @@ RUN = (
     *("--ulimit", "nofile=4096:4096", "--ulimit", "nproc=1024:1024"),
 )
 BUILD_SECONDS = 420.0
+KEEP = "DRABRIDGE_TEST_KEEP_IMAGE"
+SOURCES = (
+    *("deploy/image", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE"),
+    *("proto", "deviceplugin", "podresources", "drabridge"),
+)
 
 
 def command(*words: str | Path, seconds: float = 60.0) -> str:
@@ -40,7 +47,7 @@ def command(*words: str | Path, seconds: float = 60.0) -> str:
 
 def _make_base() -> None:
     """Debian's minimal system with Python. Stays in podman's store: it takes a minute, and nothing of ours is in it."""
-    if subprocess.run(["podman", "image", "exists", BASE], check=False).returncode == 0:
+    if _exists(BASE):
         return
     with tempfile.TemporaryDirectory(prefix="drabase") as directory:
         root = Path(directory) / "root"
@@ -51,10 +58,17 @@ def _make_base() -> None:
 
 
 def build(name: str = IMAGE) -> None:
-    """An image of this name in podman's store, from the Containerfile as it is. Skips where that cannot be tried."""
+    """An image of this name in podman's store, from the Containerfile as it is. Skips where that cannot be tried.
+
+    With DRABRIDGE_TEST_KEEP_IMAGE it is kept, and the next build of the same files takes it.
+    """
     for program in ("podman", "runc", "debootstrap"):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed")
+    kept = f"localhost/drabridge-test:{_digest()}" if os.environ.get(KEEP) else ""
+    if kept and _exists(kept):
+        command("podman", "tag", kept, name)
+        return
     _make_base()
     with tempfile.TemporaryDirectory(prefix="drawheels") as wheels:
         for lock in ("build.lock", "requirements.lock"):
@@ -70,6 +84,24 @@ def build(name: str = IMAGE) -> None:
             *("-f", IMAGE_FOLDER / "Containerfile", "-t", name, ROOT),
             seconds=BUILD_SECONDS,
         )
+    if kept:
+        command("podman", "tag", name, kept)
+
+
+def _exists(name: str) -> bool:
+    return subprocess.run(["podman", "image", "exists", name], check=False).returncode == 0
+
+
+def _digest() -> str:
+    """Return a name for what the image is made of: every file that the Containerfile copies."""
+    digest = hashlib.sha256()
+    for source in SOURCES:
+        for path in sorted((ROOT / source).rglob("*")) if (ROOT / source).is_dir() else [ROOT / source]:
+            if path.is_file() and "__pycache__" not in path.parts:
+                digest.update(
+                    f"{path.relative_to(ROOT)} {path.stat().st_mode & 0o111:o}\n".encode() + path.read_bytes()
+                )
+    return digest.hexdigest()[:16]
 
 
 def remove(name: str = IMAGE) -> None:
