@@ -89,6 +89,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _made(arguments: argparse.Namespace) -> Plan:
     from drabridge.migrate.plan.build import Choice, choose, plan, require_whole
+    from drabridge.migrate.plan.document import beside
 
     api = cluster.connect(arguments.kubeconfig, arguments.context)
     facts, identity = asyncio.run(_collect(api))
@@ -96,22 +97,16 @@ def _made(arguments: argparse.Namespace) -> Plan:
     for one in facts.unread:
         print(cell(f"not read: {one.verb} {one.resource}: {one.reason}"), file=sys.stderr)
     names = choose(facts, arguments.resource, dict(arguments.classes), arguments.driver)
-    base = (arguments.write or Path("plan.yaml")).absolute().parent
+    base = (arguments.write or Path("plan.yaml")).parent
     choice = Choice(
         *names,
         keep=arguments.keep,
         namespaces=frozenset(arguments.namespaces),
-        manifests=tuple(_beside(path, base) for path in arguments.manifests),
-        config=_beside(arguments.config, base) if arguments.config else "",
+        manifests=tuple(beside(path, base) for path in arguments.manifests),
+        config=beside(arguments.config, base) if arguments.config else "",
         in_manifests=_in_manifests(arguments, {names[0]: names[1]}),
     )
     return plan(facts, choice, identity, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
-
-
-def _beside(path: Path, base: Path) -> str:
-    """Return how the plan names a path: from its own folder where it lies below that."""
-    absolute = path.absolute()
-    return str(absolute.relative_to(base) if absolute.is_relative_to(base) else absolute)
 
 
 def _in_manifests(arguments: argparse.Namespace, classes: dict[str, str]) -> Objects:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +17,7 @@ from drabridge.migrate.apply.merge import merged
 from drabridge.migrate.apply.state import FileBefore, Progress, Record, State, now
 from drabridge.migrate.apply.waiting import Tell, Waiting
 from drabridge.migrate.plan.build import demands_of, require_whole
-from drabridge.migrate.plan.document import How, Move, Plan, Step, Way
+from drabridge.migrate.plan.document import How, Move, Plan, Step, Way, beside
 from drabridge.migrate.plan.identity import cluster_id
 from drabridge.migrate.plan.packing import Demand
 from drabridge.migrate.report.collect import collect
@@ -136,7 +135,7 @@ class Runner:
         """Ask the API server for everything that the step will change, for a try. Raises ClusterError."""
         found = manifests.of_plan(self._plan, self._folder)
         for move in step.moves:
-            converted = found.objects.get((step.namespace, *rollouts.split(move.object)))
+            converted = found.objects.get(_key(step, move))
             if converted is None:
                 raise _no_manifest(step, move)
             try:
@@ -157,7 +156,7 @@ class Runner:
         found = manifests.of_plan(self._plan, self._folder)
         written = [self._folder / one.path for one in record.files]
         for move in step.moves:
-            converted = found.objects.get((step.namespace, *rollouts.split(move.object)))
+            converted = found.objects.get(_key(step, move))
             if converted is None:
                 if any(path.exists() for path in written):  # it was interrupted after the file was written
                     continue
@@ -207,7 +206,7 @@ class Runner:
         if any(key in to_come for key, one in found.objects.items() if one.path == path):
             return
         before, after = found.texts[path]
-        name = os.path.relpath(path, self._folder)
+        name = beside(path, self._folder)
         if not any(one.path == name for one in record.files):
             record.files.append(FileBefore(name, before, after))
             self._state.save()
@@ -347,7 +346,11 @@ def _no_manifest(step: Step, move: Move) -> ClusterError:
 
 def _keys(step: Step) -> set[manifests.ObjectKey]:
     """Return which objects a step changes."""
-    return {(step.namespace, *rollouts.split(move.object)) for move in step.moves}
+    return {_key(step, move) for move in step.moves}
+
+
+def _key(step: Step, move: Move) -> manifests.ObjectKey:
+    return (step.namespace, *rollouts.split(move.object))
 
 
 def _lanes_words(step: Step) -> str:

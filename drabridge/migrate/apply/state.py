@@ -33,7 +33,7 @@ class Progress(StrEnum):
 class FileBefore(Struct, rename="camel"):
     """A manifest that a step converted: what it was, and what the step made of it.
 
-    ``path``: from the plan's folder, so that both can be moved together.
+    ``path``: as the plan would name it, so that both can be moved together.
     """
 
     path: str

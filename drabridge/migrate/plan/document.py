@@ -116,6 +116,12 @@ def load(path: Path) -> Plan:
     return read(Plan, path, raw_keys=frozenset(), hint=hint, largest_bytes=LARGEST_BYTES)
 
 
+def beside(path: Path, folder: Path) -> str:
+    """Return how a plan names a path: from its own folder where it lies below that."""
+    absolute, base = path.absolute(), folder.absolute()
+    return str(absolute.relative_to(base) if absolute.is_relative_to(base) else absolute)
+
+
 def as_data(plan: Plan) -> dict[str, Any]:
     """Return the plan as JSON has it. What is empty is left out."""
     found: dict[str, Any] = plan.model_dump(mode="json", by_alias=True, exclude_defaults=True)
