@@ -18,13 +18,11 @@ import yaml
 from drabridge.kube.api import NODES
 from drabridge.kube.client import KubernetesCluster
 from drabridge.sim.apiserver.kinds import BY_KIND
-from drabridge.sim.apiserver.server import SimApiServer
 from tests.migrate.cluster_objects import GPU, meta, migrate, node, pod, resource_slice, serving, workload
+from tests.migrate.desk import ANNOTATION, OURS, Desk
 from tests.support.waiting import until
 
 Json = dict[str, Any]
-OURS = "gpu.example.com"
-ANNOTATION = f"{OURS}/lanes"
 KUBE_SYSTEM: Json = {"apiVersion": "v1", "kind": "Namespace", "metadata": meta("kube-system", "")}
 TEAM: Json = {"apiVersion": "v1", "kind": "Namespace", "metadata": meta("team-a", "")}
 
@@ -32,38 +30,6 @@ TEAM: Json = {"apiVersion": "v1", "kind": "Namespace", "metadata": meta("team-a"
 def cluster() -> list[Json]:
     web = workload("StatefulSet", "web")
     return [KUBE_SYSTEM, TEAM, node(), web, pod("web-0", owner=web)]
-
-
-class Desk:
-    """An administrator's desk: a cluster without an agent, and a plan for it."""
-
-    def __init__(self, api: SimApiServer, kubeconfig: Path, plan: Path) -> None:
-        self.api = api
-        self.plan = plan
-        self.kubeconfig = kubeconfig
-
-    async def run(self, command: str, *words: str) -> tuple[int, str, str]:
-        return await migrate(command, str(self.plan), "--kubeconfig", str(self.kubeconfig), *words)
-
-    async def apply(self, *words: str) -> tuple[int, str, str]:
-        return await self.run("apply", "--wait", "0", *words)
-
-    async def states(self) -> list[str]:
-        _, out, _ = await migrate("status", str(self.plan), "-o", "json")
-        return [row["state"] for row in json.loads(out)]
-
-    async def annotation(self) -> str | None:
-        api = KubernetesCluster.from_kubeconfig(self.kubeconfig)
-        try:
-            found = await api.get(NODES, "node-a")
-        finally:
-            api.close()
-        value: str | None = found["metadata"].get("annotations", {}).get(ANNOTATION)
-        return value
-
-    def edit(self, **changes: Any) -> None:
-        found = yaml.safe_load(self.plan.read_text())
-        self.plan.write_text(yaml.safe_dump({**found, **changes}))
 
 
 @pytest.fixture

@@ -9,25 +9,19 @@ from typing import Any
 import pytest
 import yaml
 
-from drabridge.sim.apiserver.server import SimApiServer
 from tests.migrate.cluster_objects import GPU, meta, migrate, node, pod, serving, workload
+from tests.migrate.desk import OURS, Desk
 
 Json = dict[str, Any]
-OURS = "gpu.example.com"
 LIMITS = {"limits": {GPU: "1"}}
 
 
-class Desk:
-    """A cluster without an agent, a StatefulSet with its manifest, and a plan for it."""
+class Manifest(Desk):
+    """The same with a StatefulSet and its manifest."""
 
-    def __init__(self, api: SimApiServer, kubeconfig: Path, folder: Path) -> None:
-        self.api = api
-        self.kubeconfig = kubeconfig
-        self.plan = folder / "plan.yaml"
-        self.manifest = folder / "web.yaml"
-
-    async def apply(self) -> tuple[int, str, str]:
-        return await migrate("apply", str(self.plan), "--kubeconfig", str(self.kubeconfig), "--wait", "0")
+    @property
+    def path(self) -> Path:
+        return self.plan.with_name("web.yaml")
 
     def resources(self) -> Json:
         """What the StatefulSet's container asks for, in the cluster."""
@@ -35,14 +29,9 @@ class Desk:
         asked: Json = found["spec"]["template"]["spec"]["containers"][0]["resources"]
         return asked
 
-    def lanes(self) -> str | None:
-        (found,) = self.api.objects.peek("nodes")
-        value: str | None = found["metadata"].get("annotations", {}).get(f"{OURS}/lanes")
-        return value
-
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+async def desk(tmp_path: Path) -> AsyncIterator[Manifest]:
     labels = {"app": "web"}
     template = {
         "metadata": {"labels": labels},
@@ -55,8 +44,8 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
         {"apiVersion": "v1", "kind": "Namespace", "metadata": meta(name, "")} for name in ("kube-system", "team-a")
     ]
     async with serving(*namespaces, node(), web, pod("web-0", owner=web)) as (api, kubeconfig):
-        found = Desk(api, kubeconfig, tmp_path)
-        found.manifest.write_text(yaml.safe_dump({**manifest, "spec": web["spec"]}))
+        found = Manifest(api, kubeconfig, tmp_path / "plan.yaml")
+        found.path.write_text(yaml.safe_dump({**manifest, "spec": web["spec"]}))
         words = ("--class", f"{GPU}={OURS}", "--driver", OURS, "--manifests", str(tmp_path))
         code, _, err = await migrate("plan", "--kubeconfig", str(kubeconfig), *words, "--write", str(found.plan))
         assert code == 0, err
@@ -64,24 +53,26 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
 
 
 @pytest.mark.parametrize("status", [422, 403])
-async def test_a_manifest_that_the_api_server_refuses_stops_the_step_before_its_lanes(desk: Desk, status: int) -> None:
-    before = desk.manifest.read_bytes()
+async def test_a_manifest_that_the_api_server_refuses_stops_the_step_before_its_lanes(
+    desk: Manifest, status: int
+) -> None:
+    before = desk.path.read_bytes()
     desk.api.faults.fail(1, status, verb="update", resource="statefulsets")
     code, _, err = await desk.apply()
     assert code == 1
     assert "team-a/StatefulSet/web: the API server would refuse the converted manifest" in err
     assert "Nothing was changed" in err
-    assert desk.lanes() is None
-    assert desk.manifest.read_bytes() == before
+    assert await desk.annotation() is None
+    assert desk.path.read_bytes() == before
     assert not desk.plan.with_name("plan.yaml.state.json").exists()
 
 
-async def test_the_try_changes_nothing(desk: Desk) -> None:
+async def test_the_try_changes_nothing(desk: Manifest) -> None:
     """Then the step waits for its lanes, which nobody gives it here."""
-    before = desk.manifest.read_bytes()
+    before = desk.path.read_bytes()
     code, _, err = await desk.apply()
     assert code == 1
     assert "node-a offers claims 0 of 1 devices" in err
     assert desk.resources() == LIMITS
     assert list(desk.api.objects.peek("resourceclaimtemplates")) == []
-    assert desk.manifest.read_bytes() == before
+    assert desk.path.read_bytes() == before
