@@ -52,9 +52,8 @@ class Controllers:
         pods = [pod for pod in running if not pod["metadata"].get("deletionTimestamp")]
         new = [pod for pod in pods if pod["metadata"]["labels"].get(HASH) == revision]
         old = [pod for pod in pods if pod not in new]
-        for _ in range(
-            min(wanted - len(new), wanted + surge - len(pods)) if not (recreate and len(running) > len(new)) else 0
-        ):
+        waits = recreate and len(running) > len(new)  # until the last old pod is gone
+        for _ in range(0 if waits else min(wanted - len(new), wanted + surge - len(pods))):
             self._make(one, owner, {HASH: revision}, generate=f"{owner['metadata']['name']}-")
         too_many = sum(map(_ready, pods)) - (wanted - lacking)
         for pod in sorted(old, key=_ready):

@@ -142,23 +142,11 @@ RESOURCES: tuple[Resource, ...] = (
     Resource("leases", "Lease", schema.OPEN_KIND, "coordination.k8s.io", blank={"spec": {}}),
     Resource("resourcequotas", "ResourceQuota", schema.OPEN_KIND, blank=_BLANK),
     Resource("replicasets", "ReplicaSet", schema.OPEN_KIND, "apps", blank=_BLANK),
-    Resource(
-        "deployments",
-        "Deployment",
-        schema.OPEN_KIND,
-        "apps",
-        subresources=("status",),
-        counts_generations=True,
-        blank=_BLANK,
-    ),
-    Resource(
-        "statefulsets",
-        "StatefulSet",
-        schema.OPEN_KIND,
-        "apps",
-        subresources=("status",),
-        counts_generations=True,
-        blank=_BLANK,
+    *(
+        Resource(
+            plural, kind, schema.OPEN_KIND, "apps", subresources=("status",), counts_generations=True, blank=_BLANK
+        )
+        for plural, kind in (("deployments", "Deployment"), ("statefulsets", "StatefulSet"))
     ),
     Resource("daemonsets", "DaemonSet", schema.OPEN_KIND, "apps", blank=_BLANK),
     Resource("cronjobs", "CronJob", schema.OPEN_KIND, "batch", blank=_BLANK),

@@ -314,10 +314,10 @@ class Scheduler:
                     self._bind(pod, node)
                     return
                 if state is Readiness.FAILED or loop.time() >= deadline:
-                    failures = filter(None, map(claim_controller.binding_failure, self._claims(pod, names)))
-                    why = next(failures, "claim binding timed out")
+                    claims = self._claims(pod, names)
+                    why = next(filter(None, map(claim_controller.binding_failure, claims)), "claim binding timed out")
                     message = f'running PreBind plugin "DynamicResources": {why}'
-                    for claim in self._claims(pod, names):
+                    for claim in claims:
                         claim_controller.unreserve(self.objects, claim, meta["uid"])
                         if claim["metadata"].get("annotations", {}).get(claim_controller.EXTENDED_ANNOTATION):
                             self.objects.delete("resourceclaims", claim["metadata"]["name"], meta["namespace"])
