@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -30,10 +31,6 @@ RUN = (
 )
 BUILD_SECONDS = 420.0
 KEEP = "DRABRIDGE_TEST_KEEP_IMAGE"
-SOURCES = (
-    *("deploy/image", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE"),
-    *("proto", "deviceplugin", "podresources", "drabridge"),
-)
 
 
 def command(*words: str | Path, seconds: float = 60.0) -> str:
@@ -95,7 +92,8 @@ def _exists(name: str) -> bool:
 def _digest() -> str:
     """Return a name for what the image is made of: every file that the Containerfile copies."""
     digest = hashlib.sha256()
-    for source in SOURCES:
+    copied = re.findall(r"^COPY (?!--)(.+) \S+$", (IMAGE_FOLDER / "Containerfile").read_text(), re.MULTILINE)
+    for source in " ".join(copied).split():
         for path in sorted((ROOT / source).rglob("*")) if (ROOT / source).is_dir() else [ROOT / source]:
             if path.is_file() and "__pycache__" not in path.parts:
                 digest.update(
