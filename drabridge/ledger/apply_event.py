@@ -15,9 +15,7 @@ from drabridge.ledger import eligibility, refusals
 from drabridge.ledger import events as ev
 from drabridge.ledger.effects import (
     ACCEPTED,
-    ConfirmClaim,
     Decision,
-    DenyClaim,
     Effect,
     Notify,
     Readvertise,
@@ -42,6 +40,8 @@ def step(ledger: Ledger, event: ev.Event, policy: LedgerPolicy = _DEFAULT, table
     """Compute what ``event`` makes of ``ledger``. Pure; ``Step.applied_to(ledger)`` is the ledger afterwards."""
     tx = Transaction(ledger, event.at, policy, table)
     _apply(tx, event)
+    for claim, reason in tx.denied.items():
+        _deny_lease(tx, claim, (), reason)
     if tx.refusals:
         return _refused(tx, event)
     changes = tuple(tx.touched.values())
@@ -86,10 +86,9 @@ def _apply(tx: Transaction, event: ev.Event) -> None:
         case ev.ManualRelease():
             _signal(tx, DeviceSignal.MANUAL_RELEASE, event.device, event)
         case ev.LeaseGranted():
-            _signal_claim(tx, DeviceSignal.LEASE_GRANTED, event.uid, event.uid)
-            tx.effects.append(ConfirmClaim(event.uid))
+            _grant_lease(tx, event)
         case ev.LeaseDenied():
-            _deny_lease(tx, event.uid, event.reason)
+            _deny_lease(tx, event.claim, event.uses, event.reason)
         case _:
             assert_never(event)
 
@@ -135,9 +134,6 @@ def _allocate(tx: Transaction, event: ev.Allocate) -> None:
             tx.refusals.append(refusals.unknown(name))
         else:
             _act(tx, DeviceSignal.ALLOCATE, entry, units)
-    if not tx.refusals:
-        for uid in tuple(tx.denied):
-            _deny_lease(tx, uid, "a pod was given the device first")
 
 
 def _prepare(tx: Transaction, event: ev.Prepare) -> None:
@@ -159,14 +155,29 @@ def _claim_allocated(tx: Transaction, event: ev.ClaimAllocated) -> None:
     # A claim that was allocated anew, elsewhere, loses its former devices.
     _signal_claim(tx, DeviceSignal.CLAIM_DEALLOCATED, event.claim.uid, event.claim.uid, devices)
     for use in event.uses:
-        if not use.admin:
-            _signal(tx, DeviceSignal.CLAIM_ALLOCATED, use.device, RequestedUse(event.claim, use, event.guarded))
+        before = tx.get(use.device)
+        if use.admin:
+            continue
+        _signal(tx, DeviceSignal.CLAIM_ALLOCATED, use.device, RequestedUse(event.claim, use))
+        if before is None or not use.lease or tx.refusals:  # another reason to refuse it says more
+            continue
+        if any(held.claim.uid == event.claim.uid for held in before.denied):
+            tx.refusals.append(refusals.denied(before))
 
 
-def _deny_lease(tx: Transaction, uid: str, reason: str) -> None:
-    _signal_claim(tx, DeviceSignal.LEASE_DENIED, uid, uid)
-    _set_node(tx, denied=tx.node_now.denied | {uid})
-    tx.effects.append(DenyClaim(uid, reason))
+def _grant_lease(tx: Transaction, event: ev.LeaseGranted) -> None:
+    uid = event.claim.uid
+    if uid not in tx.ledger.by_claim:
+        tx.refusals.append(refusals.stale(f"claim {event.claim}", "it has no device here"))
+    _signal_claim(tx, DeviceSignal.LEASE_GRANTED, uid, uid)
+
+
+def _deny_lease(tx: Transaction, claim: ClaimRef, uses: Iterable[ev.DeviceUse], reason: str) -> None:
+    """Deny a claim all of its devices, and say so. A device that is not known any more needs no denial."""
+    names = dict.fromkeys((*tx.ledger.by_claim.get(claim.uid, ()), *(use.device for use in uses if not use.admin)))
+    for name in filter(tx.get, names):
+        _signal(tx, DeviceSignal.LEASE_DENIED, name, claim)
+    tx.effects.append(Notify(Subject.CLAIM, "LeaseDenied", reason, claim.namespace, claim.name, claim.uid))
 
 
 # --- evidence -------------------------------------------------------------------------------------------------------

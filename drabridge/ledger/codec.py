@@ -137,7 +137,6 @@ def node_to_json(node: NodeState) -> Json:
         "kubelet": node.kubelet,
         "releases_suspended_until": node.releases_suspended_until,
         "suspended_because": node.suspended_because,
-        "denied": sorted(node.denied),
         "lost": node.lost,
     }
 
@@ -149,7 +148,6 @@ def node_from_json(data: Mapping[str, Any]) -> NodeState:
         kubelet=_text(data.get("kubelet", "")),
         releases_suspended_until=float(data.get("releases_suspended_until", 0.0)),
         suspended_because=_text(data.get("suspended_because", "")),
-        denied=frozenset(_texts(data.get("denied", ()))),
         lost=_text(data.get("lost", "")),
     )
 

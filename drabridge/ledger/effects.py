@@ -18,6 +18,7 @@ class RefusalCode(StrEnum):
     QUARANTINE = "quarantine"
     OTHER_LANE = "other-lane"  # free, but not for this side (now)
     PENDING = "pending"  # its lease is not confirmed yet
+    DENIED = "denied"  # the claim was denied the lease of it
     OVERCOMMITTED = "overcommitted"  # the shares of a shareable device exceed its capacity
     NOT_PRESENT = "not-present"  # gone or faulty
     UNKNOWN = "unknown"  # no such device
@@ -25,7 +26,7 @@ class RefusalCode(StrEnum):
     NOT_DURABLE = "not-durable"  # the ledger could not be written
     STALE = "stale"  # an answer about an earlier state
     IN_USE = "in-use"  # the operator's request contradicts evidence
-    DISABLED = "disabled"  # needs the lease, which is off
+    NO_LEASE = "no-lease"  # free for both sides; a claim gets it by a lease only
 
 
 class Refusal(Struct, frozen=True):
@@ -102,19 +103,6 @@ class LaneMoveAborted(Struct, frozen=True):
     because: str
 
 
-class DenyClaim(Struct, frozen=True):
-    """Set the failure condition of this claim, after the device was withdrawn."""
-
-    uid: str
-    because: str
-
-
-class ConfirmClaim(Struct, frozen=True):
-    """Set the binding condition of this claim."""
-
-    uid: str
-
-
 class Subject(StrEnum):
     """What a Kubernetes Event is about."""
 
@@ -135,7 +123,7 @@ class Notify(Struct, frozen=True):
     warning: bool = True
 
 
-Effect = Readvertise | Refused | Released | LaneMoved | LaneMoveAborted | DenyClaim | ConfirmClaim | Notify
+Effect = Readvertise | Refused | Released | LaneMoved | LaneMoveAborted | Notify
 
 
 class Step(Struct, frozen=True):

@@ -10,7 +10,7 @@ _LEGACY_LANES = frozenset({Lane.LEGACY, Lane.SHARED})
 _DRA_LANES = frozenset({Lane.DRA, Lane.SHARED})
 
 
-def legacy_healthy(ledger: Ledger, entry: Entry, policy: LedgerPolicy) -> bool:
+def legacy_healthy(ledger: Ledger, entry: Entry) -> bool:
     """Whether ListAndWatch shows the device Healthy: it is present, and held by a legacy pod or free for one.
 
     What a legacy pod holds stays Healthy in every lane: a kubelet that restarts fails the pod otherwise. But not if
@@ -20,21 +20,21 @@ def legacy_healthy(ledger: Ledger, entry: Entry, policy: LedgerPolicy) -> bool:
         return False
     if entry.owner is Owner.LEGACY:
         return not entry.counted_elsewhere
-    return _free_for(ledger, entry, _LEGACY_LANES, policy)
+    return _free_for(ledger, entry, _LEGACY_LANES)
 
 
-def dra_schedulable(ledger: Ledger, entry: Entry, policy: LedgerPolicy) -> bool:
+def dra_schedulable(ledger: Ledger, entry: Entry) -> bool:
     """Whether a ResourceSlice shows the device without taint: it is present, and held by claims or free for one.
 
     Not while it waits to leave the lane. Where claims queue, the next one takes a device before the last one has
     released it, and a device for several claims never becomes free. And not while the scheduler takes what is held for
-    free.
+    free, or would give it once more to a claim that was denied it.
     """
-    if entry.device.presence is not Presence.PRESENT:
+    if entry.device.presence is not Presence.PRESENT or entry.denied:
         return False
     if entry.owner in DRA_OWNERS:
         return not entry.leaving and all(_scheduler_counts(held, entry) for held in entry.holders)
-    return _free_for(ledger, entry, _DRA_LANES, policy)
+    return _free_for(ledger, entry, _DRA_LANES)
 
 
 def _scheduler_counts(held: ClaimHold, entry: Entry) -> bool:
@@ -45,11 +45,6 @@ def _scheduler_counts(held: ClaimHold, entry: Entry) -> bool:
     """
     known = (held.api_allocated and not held.lingers) or (entry.device.shareable and not entry.device.capacity)
     return known and bool(held.shares) is entry.device.shareable
-
-
-def needs_lease_conditions(entry: Entry, policy: LedgerPolicy) -> bool:
-    """Whether the device carries the lease's binding conditions in its slice."""
-    return policy.leases and entry.lane is Lane.SHARED
 
 
 def must_list(entry: Entry, at: float, policy: LedgerPolicy) -> bool:
@@ -63,11 +58,9 @@ def must_list(entry: Entry, at: float, policy: LedgerPolicy) -> bool:
     return at - entry.since < policy.tombstone_seconds
 
 
-def _free_for(ledger: Ledger, entry: Entry, lanes: frozenset[Lane], policy: LedgerPolicy) -> bool:
+def _free_for(ledger: Ledger, entry: Entry, lanes: frozenset[Lane]) -> bool:
     """Whether it is free, in one of ``lanes``, and no overlapping device is held or offered elsewhere."""
     if entry.owner is not Owner.NONE or entry.lane not in lanes:
-        return False
-    if entry.lane is Lane.SHARED and not policy.leases:
         return False
     return blocking_relative(ledger, entry) is None
 

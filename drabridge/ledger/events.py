@@ -33,6 +33,7 @@ class DeviceUse(Struct, frozen=True):
     device: str
     share: ClaimShare | None = None
     admin: bool = False
+    lease: bool = False  # its allocation carries our binding condition: the scheduler waits for our word
 
 
 class ClaimDevices(Struct, frozen=True):
@@ -48,7 +49,6 @@ class ClaimAllocated(Struct, frozen=True):
     claim: ClaimRef
     uses: tuple[DeviceUse, ...]
     at: float
-    guarded: bool = False  # every result carries our binding condition
 
 
 class ClaimDeallocated(Struct, frozen=True):
@@ -234,18 +234,22 @@ class ManualRelease(Struct, frozen=True):
 
 
 class LeaseGranted(Struct, frozen=True):
-    """Every condition of the claim's lease is met; its binding condition may be set."""
+    """The claim's binding condition is to be set. Refused unless kubelet has given up all of the claim's devices."""
 
-    uid: str
+    claim: ClaimRef
     at: float
 
 
 class LeaseDenied(Struct, frozen=True):
-    """The lease is refused (timeout, contention); the failure condition is to be set."""
+    """The claim's failure condition is to be set, after the slices show its devices tainted. Refused once granted.
 
-    uid: str
+    ``uses``: its devices here; those that the ledger knows of the claim are denied as well.
+    """
+
+    claim: ClaimRef
+    uses: tuple[DeviceUse, ...]
     at: float
-    reason: str = ""
+    reason: str
 
 
 Event = (

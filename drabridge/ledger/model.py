@@ -48,6 +48,7 @@ MOVING = frozenset({Lane.LEGACY_TO_DRA, Lane.DRA_TO_LEGACY})
 class ClaimPhase(StrEnum):
     """How far a claim has come on this node, weakest first."""
 
+    DENIED = "denied"  # it was refused the lease: it holds nothing, and the device is for no claim until it lets go
     PENDING = "pending"  # kubelet has not yet given the device up
     WITHDRAWN = "withdrawn"  # kubelet has given it up; the lease is not yet confirmed
     GRANTED = "granted"
@@ -234,6 +235,11 @@ class Entry(Struct, frozen=True):
         return self.device.name
 
     @property
+    def waits_for_kubelet(self) -> bool:
+        """Whether claims wait for its lease, and so for kubelet's word that it has given the device up."""
+        return any(held.phase is ClaimPhase.PENDING for held in self.holders)
+
+    @property
     def leaving(self) -> bool:
         """Whether the device is to leave its lane: the last one to choose for new work."""
         return self.move is not None
@@ -250,8 +256,13 @@ class Entry(Struct, frozen=True):
 
     @property
     def holders(self) -> tuple[ClaimHold, ...]:
-        """The claims that hold the device: all but those with admin access."""
-        return tuple(claim for claim in self.claims if not claim.admin)
+        """The claims that hold the device: all but those with admin access, and those that were denied."""
+        return tuple(claim for claim in self.claims if not (claim.admin or claim.phase is ClaimPhase.DENIED))
+
+    @property
+    def denied(self) -> tuple[ClaimHold, ...]:
+        """The claims that were denied the device and have not let go of it, as far as is known."""
+        return tuple(claim for claim in self.claims if claim.phase is ClaimPhase.DENIED)
 
     @property
     def counted_elsewhere(self) -> bool:
@@ -278,7 +289,6 @@ class NodeState(NamedTuple):
     kubelet_seq: int = 0  # evidence gathered before this sequence number came from an earlier kubelet
     releases_suspended_until: float = 0.0
     suspended_because: str = ""  # which program started, for people
-    denied: frozenset[str] = frozenset()  # claim UIDs whose lease was denied
     lost: str = ""  # why the record was lost; until the merge, a device without an entry is quarantined, not free
 
     @property

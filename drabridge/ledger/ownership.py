@@ -23,10 +23,10 @@ from drabridge.ledger.transaction import Transaction
 
 
 def owner_of(hold: Hold | None, claims: tuple[ClaimHold, ...]) -> Owner:
-    """Who owns a device with these holders. Admin access holds nothing."""
+    """Who owns a device with these holders. Admin access holds nothing, nor does a claim that was denied."""
     strongest = Owner.NONE
     for held in claims:
-        if held.admin:
+        if held.admin or held.phase is ClaimPhase.DENIED:
             continue
         if held.phase is ClaimPhase.PREPARED:
             strongest = Owner.DRA_PREPARED
@@ -57,15 +57,19 @@ def with_holders(
             lane, move = lane_when_held(tx, before, owner)
         if owner is Owner.CONFLICT:
             _report_conflict(tx, before, hold, claims)
-    if (hold is None and before.hold is not None) or len(claims) < len(before.claims):
+    if (hold is None and before.hold is not None) or _not_denied(claims) < _not_denied(before.claims):
         released = because
         who = refusals.holder(before, exclude_hold=hold, exclude_claims=claims)
-        left = {held.claim.uid for held in claims}
+        left = {held.claim.uid for held in claims if held.phase is not ClaimPhase.DENIED}
         began = [held.since for held in before.holders if held.claim.uid not in left]
         tx.effects.append(Released(before.name, who, because, tx.at - min(began, default=before.since)))
     stamps = (before.presence_since, before.legacy_until, before.was_at if owner is not Owner.NONE else ())
     changed = Entry(before.device, owner, lane, hold, claims, move, since, tx.seq, released, *stamps)
     return stamp_legacy_end(tx, before, changed)
+
+
+def _not_denied(claims: tuple[ClaimHold, ...]) -> int:
+    return sum(held.phase is not ClaimPhase.DENIED for held in claims)
 
 
 def stamp_legacy_end(tx: Transaction, before: Entry, entry: Entry) -> Entry:
@@ -103,8 +107,8 @@ def begin_move(tx: Transaction, source: Lane, target: Lane, asked: float) -> tup
     """Begin to move a free device: the side that has it must confirm that it is withdrawn before the other gets it."""
     if target is source:
         return source, None
-    if source is Lane.LEGACY and target is Lane.SHARED:
-        return Lane.SHARED, None  # nobody loses it, and its claims will need a lease
+    if {source, target} == {Lane.LEGACY, Lane.SHARED}:
+        return target, None  # pods may have it before and after, and claims never had it without a lease
     lane = Lane.LEGACY_TO_DRA if target is Lane.DRA else Lane.DRA_TO_LEGACY
     whom = "kubelet" if lane is Lane.LEGACY_TO_DRA else "the API server"
     return lane, Move(source, target, MoveStep.REVOKING, asked, tx.at, f"waits for {whom} to confirm")

@@ -21,4 +21,3 @@ class LedgerPolicy(Struct, frozen=True):
     quiesce_seconds: float = defaults.QUIESCE_SECONDS
     grace_seconds: float = 30.0  # of a pod whose own value is not known: the API server's default (core/v1/defaults.go)
     tombstone_seconds: float = defaults.TOMBSTONE_SECONDS
-    leases: bool = False  # the shared lane and its lease

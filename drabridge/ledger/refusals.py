@@ -180,14 +180,25 @@ def stale(name: str, what: str) -> Refusal:
     return Refusal(name, RefusalCode.STALE, "", f"{name}: {what}", "ask again")
 
 
-def disabled(entry: Entry) -> Refusal:
-    """Refuse the shared lane, which needs the lease."""
+def no_lease(entry: Entry) -> Refusal:
+    """Refuse a device of the shared lane to a claim for which no scheduler waits."""
     return Refusal(
         entry.name,
-        RefusalCode.DISABLED,
+        RefusalCode.NO_LEASE,
         "",
-        f"{entry.name} is in the shared lane, which needs the lease; it is off",
-        "move it to the legacy or the dra lane",
+        f"{entry.name} is offered to both sides, and the claim's allocation has no binding condition",
+        "let a scheduler that honours binding conditions allocate the claim anew, or use the dra lane",
+    )
+
+
+def denied(entry: Entry) -> Refusal:
+    """Refuse a device to a claim that was denied the lease of it, and that has not let go of it."""
+    return Refusal(
+        entry.name,
+        RefusalCode.DENIED,
+        "",
+        f"the claim was denied the lease of {entry.name}",
+        "the scheduler takes the allocation back and chooses another device",
     )
 
 

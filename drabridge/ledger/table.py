@@ -82,14 +82,14 @@ FOR_CLAIMS = _lanes(Lane.DRA, Lane.DRA_TO_LEGACY)  # until claims were listed, t
 S = DeviceSignal
 ROWS: tuple[Row, ...] = (
     # signal               owner       lane         what happens
-    Row(S.ALLOCATE, FREE, FOR_PODS, pods.take),
+    Row(S.ALLOCATE, FREE, FOR_PODS | SHARED, pods.take),
     Row(S.ALLOCATE, FREE, FOR_CLAIMS, no_change.refuse_to_pods),
-    Row(S.ALLOCATE, FREE, SHARED, pods.take_shared),
     Row(S.ALLOCATE, LEGACY, ALL, pods.retake),
     Row(S.ALLOCATE, PENDING, ALL, pods.preempt),
     Row(S.ALLOCATE, CLAIMED | UNCLEAR, ALL, no_change.refuse_held),
     #
-    Row(S.SEEN, FREE | DRA_OWNERS, ALL, pods.adopt),
+    Row(S.SEEN, FREE | CLAIMED, ALL, pods.adopt),
+    Row(S.SEEN, PENDING, ALL, pods.adopt_before_lease),
     Row(S.SEEN, _owners(Owner.QUARANTINE), ALL, pods.adopt),
     Row(S.SEEN, LEGACY | _owners(Owner.CONFLICT), ALL, pods.confirm),
     Row(S.ABSENT, LEGACY | UNCLEAR, ALL, pods.judge_absence),
@@ -98,7 +98,8 @@ ROWS: tuple[Row, ...] = (
     Row(S.CLAIM_ALLOCATED, FREE, FOR_CLAIMS, claims.grant),
     Row(S.CLAIM_ALLOCATED, FREE, FOR_PODS, no_change.refuse_to_claims),
     Row(S.CLAIM_ALLOCATED, FREE, SHARED, claims.pend),
-    Row(S.CLAIM_ALLOCATED, DRA_OWNERS, ALL, claims.regrant),
+    Row(S.CLAIM_ALLOCATED, PENDING, ALL, claims.pend_as_well),
+    Row(S.CLAIM_ALLOCATED, CLAIMED, ALL, claims.regrant),
     Row(S.CLAIM_ALLOCATED, LEGACY, ALL, no_change.refuse_held),
     Row(S.CLAIM_ALLOCATED, UNCLEAR, ALL, claims.note_allocated),
     Row(S.CLAIM_DEALLOCATED, ANY, ALL, claims.deallocate),
@@ -131,10 +132,9 @@ ROWS: tuple[Row, ...] = (
     Row(S.MANUAL_RELEASE, UNCLEAR | _owners(Owner.DRA_PREPARED), ALL, recovery.release_manually),
     Row(S.MANUAL_RELEASE, ANY - UNCLEAR - _owners(Owner.DRA_PREPARED), ALL, no_change.ignore),
     #
-    Row(S.LEASE_GRANTED, PENDING, ALL, claims.lease_grant),
-    Row(S.LEASE_GRANTED, ANY - PENDING, ALL, no_change.ignore),
-    Row(S.LEASE_DENIED, PENDING, ALL, claims.lease_deny),
-    Row(S.LEASE_DENIED, ANY - PENDING, ALL, no_change.ignore),
+    Row(S.LEASE_GRANTED, ANY - UNCLEAR, ALL, claims.lease_grant),
+    Row(S.LEASE_GRANTED, UNCLEAR, ALL, no_change.refuse_held),
+    Row(S.LEASE_DENIED, ANY, ALL, claims.lease_deny),
 )
 
 

@@ -43,7 +43,7 @@ class Transaction:
         self.effects: list[Effect] = []
         self.node: NodeState | None = None
         self.durable_node = False
-        self.denied: list[str] = []  # UIDs of claims that lost their lease in this step
+        self.denied: dict[ClaimRef, str] = {}  # claims that lost a device in this step, and so their lease; why
 
     def get(self, name: str) -> Entry | None:
         """The entry as this step has it so far; None if there is no such device."""
@@ -65,5 +65,4 @@ class RequestedUse(NamedTuple):
 
     claim: ClaimRef
     use: DeviceUse
-    guarded: bool = False
     grace: float = 0.0

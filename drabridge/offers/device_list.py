@@ -64,7 +64,7 @@ def legacy_list(
         device = devices.get(entry.name)
         numa = device.numa_nodes if device else ()
         units = entry.device.units
-        healthy: Collection[str] = units if legacy_healthy(ledger, entry, policy) else ()
+        healthy: Collection[str] = units if legacy_healthy(ledger, entry) else ()
         if healthy and refused is not None:
             healthy = set(entry.hold.units).difference(refused) if entry.hold is not None else ()
         elif healthy and entry.name in former:

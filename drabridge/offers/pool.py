@@ -18,7 +18,6 @@ from drabridge.config.schema import Config, Resource
 from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.ledger import eligibility
 from drabridge.ledger.model import DRA_OWNERS, Entry, Lane, Ledger, Owner
-from drabridge.ledger.policy import LedgerPolicy
 from drabridge.offers.slices import CapacityPolicy, Effect, Offer, Pool, Taint
 
 PARTS = "parts"  # the counter of wholes whose parts have no counters of their own in the configuration
@@ -30,7 +29,6 @@ _OFFERED_LANES = frozenset({Lane.DRA, Lane.SHARED})
 def pool_of(
     snapshot: Snapshot,
     ledger: Ledger,
-    policy: LedgerPolicy,
     config: Config,
     node: str,
     at: float,
@@ -43,7 +41,7 @@ def pool_of(
     """
     resources = {resource.name: resource for resource in config.resources}
     counters = _counters(snapshot, resources)
-    context = _Context(ledger, policy, config, counters, at)
+    context = _Context(ledger, config, counters, at)
     offers = [
         context.offer(device, entry, resources[device.resource])
         for device in snapshot.devices
@@ -77,7 +75,6 @@ class _Context(Struct, frozen=True):
     """What is the same for all offers of one pool."""
 
     ledger: Ledger
-    policy: LedgerPolicy
     config: Config
     counters: Mapping[str, Mapping[str, int]]
     at: float
@@ -103,8 +100,8 @@ class _Context(Struct, frozen=True):
         elif device.root in self.counters and resource.partition is not None:
             each = {name: counter.each for name, counter in resource.partition.counters.items()} or {PARTS: 1}
             consumes[device.root] = each
-        lease = eligibility.needs_lease_conditions(entry, self.policy)
-        return Offer(device, tuple(self._taints(device, entry)), lease, policies, consumes)
+        shared = entry.lane is Lane.SHARED
+        return Offer(device, tuple(self._taints(device, entry)), shared, policies, consumes)
 
     def _taints(self, device: Device, entry: Entry) -> Iterator[Taint]:
         prefix, settings = self.config.driver, self.config.dra.taints
@@ -114,12 +111,14 @@ class _Context(Struct, frozen=True):
             # A USB device that re-enumerates is away for a moment: nobody is evicted for that.
             lasting = self.at - entry.presence_since >= settings.gone_after_seconds
             yield Taint(f"{prefix}/gone", "", Effect(settings.gone) if lasting else Effect.NO_SCHEDULE)
-        elif not eligibility.dra_schedulable(self.ledger, entry, self.policy):
+        elif not eligibility.dra_schedulable(self.ledger, entry):
             yield Taint(f"{prefix}/unavailable", _reason(entry))
 
 
 def _reason(entry: Entry) -> str:
     """Why a present device is not available, as a label's value."""
+    if entry.denied and entry.owner in (Owner.NONE, *DRA_OWNERS):
+        return "lease-denied"
     if entry.owner in DRA_OWNERS and entry.leaving:
         return "leaving"
     return str(entry.owner) if entry.owner is not Owner.NONE else "overlaps"

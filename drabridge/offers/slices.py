@@ -148,6 +148,20 @@ def lease_denied_condition(driver: str) -> str:
     return f"{driver}/lease-denied"
 
 
+def lease_probe(driver: str, node: str, pool: str) -> Json:
+    """The spec of a slice that shows, when it is created by a dry run, whether the server keeps a lease's fields."""
+    place = {"nodeName": node, "pool": {"name": pool, "generation": 1, "resourceSliceCount": 1}}
+    return {"driver": driver, **place, "devices": [{"name": "probe", **_lease_fields(driver)}]}
+
+
+def _lease_fields(driver: str) -> Json:
+    return {
+        "bindsToNode": True,
+        "bindingConditions": [lease_condition(driver)],
+        "bindingFailureConditions": [lease_denied_condition(driver)],
+    }
+
+
 def _left_out(offer: Offer, names: set[str], features: frozenset[Feature]) -> str:
     if offer.lease and Feature.LEASES not in features:
         return f"it needs a lease, and the API server drops binding conditions (gate {Feature.LEASES})"
@@ -168,9 +182,7 @@ def _device(driver: str, offer: Offer, features: frozenset[Feature]) -> tuple[Js
     if offer.taints and Feature.TAINTS in features:
         entry["taints"] = [_taint(taint) for taint in offer.taints]
     if offer.lease:
-        entry["bindsToNode"] = True
-        entry["bindingConditions"] = [lease_condition(driver)]
-        entry["bindingFailureConditions"] = [lease_denied_condition(driver)]
+        entry |= _lease_fields(driver)
     if offer.policies is not None:
         if Feature.SHARING in features:
             entry["allowMultipleAllocations"] = True

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
-from drabridge.ledger.effects import ConfirmClaim, DenyClaim, LaneMoveAborted, LaneMoved, RefusalCode
-from drabridge.ledger.eligibility import needs_lease_conditions
+from drabridge.inventory.model import Presence
+from drabridge.ledger.effects import LaneMoveAborted, LaneMoved, Notify, RefusalCode, Released
 from drabridge.ledger.events import (
     AgentStarted,
+    ClaimAllocated,
     ClaimDeallocated,
+    DeviceUse,
+    Discovered,
     LeaseDenied,
     LeaseGranted,
     ManualRelease,
@@ -19,9 +23,8 @@ from drabridge.ledger.events import (
     WithdrawnFromKubelet,
     WithdrawnFromSlices,
 )
-from drabridge.ledger.model import ClaimPhase, Lane, MoveStep, Owner
-from drabridge.ledger.policy import LedgerPolicy
-from tests.support.ledger_node import NOON, PODS, Node, allocate, allocated, device, prepare
+from drabridge.ledger.model import ClaimPhase, ClaimRef, ClaimShare, Lane, MoveStep, Owner
+from tests.support.ledger_node import CLAIM, NOON, OTHER, PODS, Node, allocate, allocated, device, prepare, uses
 
 # --- lanes ---
 
@@ -137,49 +140,158 @@ def test_a_busy_device_with_a_move_requested_is_marked_until_it_moves_or_the_req
 
 # --- the lease ---
 
-
-def test_the_shared_lane_is_off_without_g2() -> None:
-    node = Node(device(0, Lane.SHARED), device(1))
-    assert node.offers("gpu-0") == (False, False)
-    assert not needs_lease_conditions(node["gpu-0"], node.policy)
-    for event in (allocate(0), allocated(0, guarded=True), SetLane("gpu-1", Lane.SHARED, NOON)):
-        assert node.no(event)[0] is RefusalCode.DISABLED
+SHARED, SHARED_TOO = device(0, Lane.SHARED), device(1, Lane.SHARED)
 
 
-def test_a_lease_is_granted_after_kubelet_gave_the_device_up() -> None:
-    node = Node(device(0, Lane.SHARED), leases=True)
+def withdrawn(node: Node, *numbers: int) -> None:
+    for number in numbers:
+        node.yes(WithdrawnFromKubelet(f"gpu-{number}", node.ledger.seq, NOON))
+
+
+def grant(claim: ClaimRef = CLAIM) -> LeaseGranted:
+    return LeaseGranted(claim, NOON)
+
+
+def deny(*numbers: int, claim: ClaimRef = CLAIM) -> LeaseDenied:
+    return LeaseDenied(claim, uses(*numbers), NOON, "30 s have passed")
+
+
+def phases(node: Node, number: int) -> list[tuple[str, ClaimPhase]]:
+    return [(held.claim.uid, held.phase) for held in node[f"gpu-{number}"].claims]
+
+
+def test_a_shared_device_is_for_both_sides_and_moves_to_the_legacy_lane_and_back_at_once() -> None:
+    node = Node(device(0))
+    node.yes(SetLane("gpu-0", Lane.SHARED, NOON))
     assert node.offers("gpu-0") == (True, True)
-    node.yes(allocated(0, guarded=True))
+    node.yes(allocate(0))
+    assert node.offers("gpu-0") == (True, False)
+    node.yes(SetLane("gpu-0", Lane.LEGACY, NOON))
+    node.yes(SetLane("gpu-0", Lane.SHARED, NOON))
+    assert (node["gpu-0"].lane, node["gpu-0"].move) == (Lane.SHARED, None)
+
+
+def test_a_shared_device_goes_to_the_dra_lane_and_back_through_acknowledgements() -> None:
+    node = Node(SHARED)
+    node.yes(SetLane("gpu-0", Lane.DRA, NOON))
+    assert (node["gpu-0"].lane, node.offers("gpu-0")) == (Lane.LEGACY_TO_DRA, (False, False))
+    withdrawn(node, 0)
+    assert node["gpu-0"].lane is Lane.DRA
+    node.yes(SetLane("gpu-0", Lane.SHARED, NOON))
+    assert (node["gpu-0"].lane, node.offers("gpu-0")) == (Lane.DRA_TO_LEGACY, (False, False))
+
+
+def test_a_lease_is_granted_after_kubelet_gave_all_devices_up() -> None:
+    node = Node(SHARED, SHARED_TOO)
+    node.yes(allocated(0, 1, lease=True))
     assert node.owner("gpu-0") is Owner.DRA_PENDING
     assert node.offers("gpu-0") == (False, True)
     assert node.no(prepare(0))[0] is RefusalCode.PENDING
-    assert node.no(LeaseGranted("uid-1", NOON))[0] is RefusalCode.STALE
-    node.yes(WithdrawnFromKubelet("gpu-0", node.ledger.seq, NOON))
-    assert node.yes(LeaseGranted("uid-1", NOON)).effects == (ConfirmClaim("uid-1"),)
-    node.yes(prepare(0))
+    assert node.no(WithdrawnFromKubelet("gpu-0", node.ledger.seq - 1, NOON))[0] is RefusalCode.STALE
+    withdrawn(node, 0)
+    assert node.no(grant())[0] is RefusalCode.STALE
+    assert node.no(prepare(0))[0] is RefusalCode.PENDING
+    withdrawn(node, 1)
+    node.yes(grant())
+    assert not node.yes(grant()).changes  # the condition may have to be sent again
+    assert node.no(allocate(0))[0] is RefusalCode.CLAIM_HELD
+    node.yes(prepare(0, 1))
     assert node["gpu-0"].holders[0].phase is ClaimPhase.PREPARED
 
 
+def test_a_claim_gets_a_shared_device_by_a_lease_only() -> None:
+    node = Node(SHARED)
+    assert node.no(allocated(0))[0] is RefusalCode.NO_LEASE
+    assert node.no(prepare(0))[0] is RefusalCode.OTHER_LANE
+    assert node.no(grant())[0] is RefusalCode.STALE
+    node.yes(allocated(0, lease=True))
+    assert node.no(allocated(0, claim=OTHER))[0] is RefusalCode.NO_LEASE
+
+
+def test_a_device_that_broke_meanwhile_is_not_leased() -> None:
+    node = Node(SHARED)
+    node.yes(allocated(0, lease=True))
+    withdrawn(node, 0)
+    node.yes(Discovered((replace(SHARED.device, presence=Presence.FAULTY),), NOON))
+    assert node.no(grant())[0] is RefusalCode.NOT_PRESENT
+
+
 def test_a_pod_wins_until_the_lease_is_granted_and_the_claim_loses_all_of_its_devices() -> None:
-    node = Node(device(0, Lane.SHARED), device(1, Lane.SHARED), leases=True)
-    node.yes(allocated(0, 1, guarded=True))
-    done = node.yes(allocate(0))
-    assert any(isinstance(effect, DenyClaim) for effect in done.effects)
-    assert (node.owner("gpu-0"), node.owner("gpu-1")) == (Owner.LEGACY, Owner.NONE)
-    assert node.ledger.node.denied == {"uid-1"}
+    for given_up in ((), (0,), (0, 1)):
+        node = Node(SHARED, SHARED_TOO)
+        node.yes(allocated(0, 1, lease=True))
+        withdrawn(node, *given_up)
+        done = node.yes(allocate(0))
+        assert [one.reason for one in done.effects if isinstance(one, Notify)] == ["LeaseDenied"]
+        assert (node.owner("gpu-0"), node.owner("gpu-1")) == (Owner.LEGACY, Owner.NONE)
+        assert phases(node, 0) == phases(node, 1) == [("uid-1", ClaimPhase.DENIED)]
+        assert node.no(grant())[0] is RefusalCode.STALE
 
 
-def test_a_lease_can_be_denied() -> None:
-    node = Node(device(0, Lane.SHARED), leases=True)
-    node.yes(allocated(0, guarded=True))
+def test_a_pod_that_kubelet_shows_wins_as_well() -> None:
+    node = Node(SHARED)
+    node.yes(allocated(0, lease=True))
+    node.yes(Observed(NOON, node.ledger.seq, PODS))
+    assert (node.owner("gpu-0"), phases(node, 0)) == (Owner.LEGACY, [("uid-1", ClaimPhase.DENIED)])
+
+
+def test_a_denied_device_is_for_no_claim_until_the_claim_has_let_go_and_for_pods_at_once() -> None:
+    node = Node(SHARED, SHARED_TOO)
+    node.yes(allocated(0, lease=True))
     node.yes(prepare(0, admin=True))
-    node.yes(LeaseDenied("uid-1", NOON, "30 s have passed"))
+    node.yes(deny(0))
     assert node.owner("gpu-0") is Owner.NONE
-    assert [held.admin for held in node["gpu-0"].claims] == [True], "admin access needs no lease"
+    assert node.offers("gpu-0") == (True, False)
+    assert [held.admin for held in node["gpu-0"].claims] == [True, False], "admin access needs no lease"
+    assert not node.yes(deny(0)).changes
+    assert node.no(allocated(0, lease=True))[0] is RefusalCode.DENIED
+    assert node.no(prepare(0))[0] is RefusalCode.OTHER_LANE
+    done = node.yes(ClaimDeallocated("uid-1", NOON))
+    assert not [effect for effect in done.effects if isinstance(effect, Released)]
+    assert node.offers("gpu-0") == (True, True)
 
 
-def test_no_pod_gets_a_leased_device_after_leases_are_switched_off() -> None:
-    node = Node(device(0, Lane.SHARED), leases=True)
-    node.yes(allocated(0, guarded=True))
-    node.policy = LedgerPolicy(leases=False)
-    assert node.no(allocate(0))[0] is RefusalCode.CLAIM_HELD
+def test_a_claim_that_was_never_recorded_is_denied_and_a_leased_one_is_not() -> None:
+    node = Node(SHARED, SHARED_TOO)
+    node.yes(allocate(0))
+    assert node.no(allocated(0, 1, lease=True))[0] is RefusalCode.LEGACY_HELD
+    node.yes(LeaseDenied(CLAIM, (*uses(0, 1), DeviceUse("gpu-9", lease=True)), NOON, "gpu-0 is held"))
+    assert (node.owner("gpu-0"), node.offers("gpu-1")) == (Owner.LEGACY, (True, False))
+    node.yes(ClaimDeallocated("uid-1", NOON))
+    node.yes(allocated(1, lease=True))
+    withdrawn(node, 1)
+    node.yes(grant())
+    assert node.no(deny(1))[0] is RefusalCode.STALE
+
+
+def test_a_denied_claim_that_was_allocated_elsewhere_frees_its_devices() -> None:
+    node = Node(SHARED, SHARED_TOO)
+    node.yes(deny(0))
+    node.yes(allocated(1, lease=True))
+    assert (phases(node, 0), phases(node, 1)) == ([], [("uid-1", ClaimPhase.PENDING)])
+
+
+def test_a_lease_does_not_outlive_another_allocation() -> None:
+    node = Node(SHARED, SHARED_TOO)
+    node.yes(allocated(0, lease=True))
+    withdrawn(node, 0)
+    node.yes(grant())
+    node.yes(allocated(1, lease=True))
+    assert node.offers("gpu-0") == (True, True)
+    assert node.no(grant())[0] is RefusalCode.STALE
+
+
+def test_several_claims_share_a_leased_device_and_a_newcomer_waits_for_kubelet_as_well() -> None:
+    def one(claim: ClaimRef) -> ClaimAllocated:
+        return ClaimAllocated(claim, (DeviceUse("gpu-0", ClaimShare(claim.uid), lease=True),), NOON)
+
+    node = Node(device(0, Lane.SHARED, shareable=True))
+    node.yes(one(CLAIM))
+    node.yes(one(OTHER))
+    assert phases(node, 0) == [("uid-1", ClaimPhase.PENDING), ("uid-2", ClaimPhase.PENDING)]
+    withdrawn(node, 0)
+    node.yes(grant())
+    node.yes(grant(OTHER))
+    third = ClaimRef("uid-3")
+    node.yes(one(third))
+    node.yes(grant(third))  # kubelet has given it up

@@ -51,7 +51,7 @@ def test_everything_comes_back(directory: Path) -> None:
             Entry(LedgerDevice("b", "r", ("B::0", "B::1"), shareable=True, capacity=(("memory", 80),)), lane=Lane.DRA),
             Entry(LedgerDevice("c", "r", ("C",))),
         ],
-        NodeState("boot", True, "7:8:9", releases_suspended_until=61.5, denied=frozenset({"u"}), lost="why"),
+        NodeState("boot", True, "7:8:9", releases_suspended_until=61.5, lost="why"),
     )
     for event in (
         Allocate({"a": ("A",)}, 3.0),

@@ -23,7 +23,6 @@ from drabridge.ledger.model import (
     NodeState,
     Owner,
 )
-from drabridge.ledger.policy import LedgerPolicy
 from drabridge.offers.pool import pool_of
 from drabridge.offers.reported_health import ReportedHealth, health_of
 from drabridge.offers.slices import Offer, Pool
@@ -54,13 +53,11 @@ def device(name: str = "gpu-0", **changes: Any) -> Device:
     return replace(Device(name, name.upper(), RESOURCE), **changes)
 
 
-def pool(
-    devices: tuple[Device, ...], *entries: Entry, at: float = 100.0, policy: LedgerPolicy | None = None, **options: Any
-) -> Pool:
+def pool(devices: tuple[Device, ...], *entries: Entry, at: float = 100.0, **options: Any) -> Pool:
     named = {entry.name for entry in entries}
     rest = [Entry(LedgerDevice.of(d), lane=Lane.DRA) for d in devices if d.name not in named]
     ledger = Ledger.of([*entries, *rest], NodeState(merged=True))
-    known = Snapshot(1, devices), ledger, policy or LedgerPolicy(), options.get("config") or config()
+    known = Snapshot(1, devices), ledger, options.get("config") or config()
     return pool_of(*known, "node-a", at, unwell=options.get("unwell", False))
 
 
@@ -143,14 +140,13 @@ def test_a_faulty_device_is_tainted_as_configured_and_a_gone_one_after_a_while()
 
 def test_the_shared_lane_needs_a_lease() -> None:
     shared = replace(FREE, lane=Lane.SHARED)
-    offer = one(shared, policy=LedgerPolicy(leases=True))
+    offer = one(shared)
     assert offer is not None
     assert offer.lease
     assert offer.taints == ()
-    without = one(shared)
-    assert without is not None
-    assert not without.lease
-    assert without.taints  # G2 is not there: neither side gets it
+    denied = one(replace(shared, claims=(ClaimHold(ClaimRef("uid"), ClaimPhase.DENIED, 0.0),)))
+    assert denied is not None
+    assert [taint.value for taint in denied.taints] == ["lease-denied"]
 
 
 def test_shared_devices_carry_the_policies_of_their_capacity() -> None:
@@ -184,7 +180,7 @@ def test_a_whole_takes_everything_and_each_part_its_share(
 
 
 def test_a_device_that_the_ledger_does_not_know_is_not_offered() -> None:
-    result = pool_of(Snapshot(1, (device(),)), Ledger.of(()), LedgerPolicy(), config(), "node-a", 0.0)
+    result = pool_of(Snapshot(1, (device(),)), Ledger.of(()), config(), "node-a", 0.0)
     assert result.offers == ()
 
 

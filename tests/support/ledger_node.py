@@ -18,8 +18,8 @@ PODS = {("r", "GPU-0"): (POD,)}
 class Node:
     """A ledger with its policy; ``do`` applies an event and returns the step."""
 
-    def __init__(self, *entries: Entry, leases: bool = False) -> None:
-        self.policy = LedgerPolicy(leases=leases)
+    def __init__(self, *entries: Entry) -> None:
+        self.policy = LedgerPolicy()
         self.ledger = Ledger.of(entries, NodeState("boot", merged=True))
 
     def do(self, event: Event) -> Step:
@@ -47,8 +47,8 @@ class Node:
 
     def offers(self, name: str) -> tuple[bool, bool]:
         return (
-            legacy_healthy(self.ledger, self[name], self.policy),
-            dra_schedulable(self.ledger, self[name], self.policy),
+            legacy_healthy(self.ledger, self[name]),
+            dra_schedulable(self.ledger, self[name]),
         )
 
 
@@ -65,5 +65,9 @@ def prepare(*numbers: int, claim: ClaimRef = CLAIM, at: float = NOON, admin: boo
     return Prepare(claim, tuple(DeviceUse(f"gpu-{n}", admin=admin) for n in numbers), at)
 
 
-def allocated(*numbers: int, claim: ClaimRef = CLAIM, guarded: bool = False) -> ClaimAllocated:
-    return ClaimAllocated(claim, tuple(DeviceUse(f"gpu-{n}") for n in numbers), NOON, guarded)
+def uses(*numbers: int, lease: bool = True) -> tuple[DeviceUse, ...]:
+    return tuple(DeviceUse(f"gpu-{n}", lease=lease) for n in numbers)
+
+
+def allocated(*numbers: int, claim: ClaimRef = CLAIM, lease: bool = False) -> ClaimAllocated:
+    return ClaimAllocated(claim, uses(*numbers, lease=lease), NOON)

@@ -13,6 +13,7 @@ from drabridge.ledger.events import DeviceUse, Unprepare, WithdrawnFromKubelet
 from drabridge.ledger.model import (
     ClaimHold,
     ClaimPhase,
+    ClaimRef,
     ClaimShare,
     Entry,
     Owner,
@@ -46,7 +47,7 @@ def _replaced(claims: tuple[ClaimHold, ...], new: ClaimHold) -> tuple[ClaimHold,
 
 def _give(tx: Transaction, entry: Entry, request: RequestedUse, phase: ClaimPhase) -> Entry:
     new = ClaimHold(request.claim, phase, tx.at, _shares(request.use), grace=request.grace)
-    return with_holders(tx, entry, entry.hold, (*entry.claims, new))
+    return with_holders(tx, entry, entry.hold, _replaced(entry.claims, new))
 
 
 def grant(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
@@ -55,12 +56,17 @@ def grant(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
 
 
 def pend(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
-    """Record that a claim was given a device of the shared lane: if it has a lease, kubelet must give it up first."""
-    if not tx.policy.leases:
-        return refusals.disabled(entry)
-    return obstacle(tx, entry) or _give(
-        tx, entry, request, ClaimPhase.PENDING if request.guarded else ClaimPhase.GRANTED
-    )
+    """Record that a claim was given a device of the shared lane and waits for its lease: kubelet must give it up."""
+    if not request.use.lease:
+        return refusals.no_lease(entry)
+    return obstacle(tx, entry) or _give(tx, entry, request, ClaimPhase.PENDING)
+
+
+def pend_as_well(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
+    """Record an allocation of a device for whose lease claims wait: it is known, or a share, or a second holder."""
+    if entry.claim(request.claim.uid) is None and not request.use.lease:
+        return refusals.no_lease(entry)
+    return _join(tx, entry, request, ClaimPhase.PENDING)
 
 
 def prepare(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
@@ -220,30 +226,47 @@ def _change_claim(
 
 
 def lease_withdrawn(tx: Transaction, entry: Entry, event: WithdrawnFromKubelet) -> Outcome:
-    """Record that kubelet has given up a shared device that a claim waits for."""
+    """Record that kubelet has given up a shared device whose lease claims wait for."""
     if event.since_seq < entry.seq:
         return refusals.stale(entry.name, "kubelet's answer is older than the claim")
-    return _advance(tx, entry, ClaimPhase.PENDING, ClaimPhase.WITHDRAWN)
-
-
-def lease_grant(tx: Transaction, entry: Entry, uid: str) -> Outcome:
-    """Confirm the claim's lease, if kubelet has given the device up."""
-    held = entry.claim(uid)
-    if held is None or held.phase is ClaimPhase.PENDING:
-        return refusals.stale(entry.name, "kubelet has not given the device up yet")
-    return _advance(tx, entry, ClaimPhase.WITHDRAWN, ClaimPhase.GRANTED, uid)
-
-
-def _advance(tx: Transaction, entry: Entry, source: ClaimPhase, target: ClaimPhase, uid: str = "") -> Entry:
-    """Bring the claim ``uid``, or every claim, from one phase to the next."""
     claims = tuple(
-        replace(held, phase=target, since=tx.at) if held.phase is source and uid in ("", held.claim.uid) else held
+        replace(held, phase=ClaimPhase.WITHDRAWN, since=tx.at) if held.phase is ClaimPhase.PENDING else held
         for held in entry.claims
     )
     return entry if claims == entry.claims else with_holders(tx, entry, entry.hold, claims)
 
 
-def lease_deny(tx: Transaction, entry: Entry, uid: str) -> Outcome:
-    """Take the lease from the claim."""
-    claims = tuple(held for held in entry.claims if held.claim.uid != uid or held.admin)
-    return entry if claims == entry.claims else with_holders(tx, entry, entry.hold, claims, "the lease was denied")
+def lease_grant(tx: Transaction, entry: Entry, uid: str) -> Outcome:
+    """Grant the claim's lease: kubelet has given the device up, and it is there. Repeating it changes nothing."""
+    held = entry.claim(uid)
+    if held is None:
+        return refusals.stale(entry.name, "the claim does not wait for its lease")
+    if held.phase in (ClaimPhase.GRANTED, ClaimPhase.PREPARED):
+        return entry
+    if held.phase is ClaimPhase.PENDING:
+        return refusals.stale(entry.name, "kubelet has not given the device up yet")
+    if entry.device.presence is not Presence.PRESENT:
+        return refusals.not_present(entry)
+    granted = replace(held, phase=ClaimPhase.GRANTED, since=tx.at)
+    return with_holders(tx, entry, entry.hold, _replaced(entry.claims, granted))
+
+
+def lease_deny(tx: Transaction, entry: Entry, claim: ClaimRef) -> Outcome:
+    """Deny the claim the lease: it does not hold the device, and no claim gets that until this one has let go."""
+    held = entry.claim(claim.uid)
+    if held is not None and held.phase in (ClaimPhase.GRANTED, ClaimPhase.PREPARED):
+        return refusals.stale(entry.name, "the lease is granted")
+    if any(one.claim.uid == claim.uid for one in entry.denied):
+        return entry
+    return with_claims(tx, entry, _replaced(entry.claims, _denied(held, claim, tx.at)), "the lease was denied")
+
+
+def without_waiting(tx: Transaction, entry: Entry, because: str) -> Entry:
+    """Return the entry with every claim denied that waits for its lease; the step denies them their other devices."""
+    tx.denied.update((held.claim, because) for held in entry.holders)
+    claims = tuple(held if held.admin else _denied(held, held.claim, tx.at) for held in entry.claims)
+    return with_holders(tx, entry, entry.hold, claims, because)
+
+
+def _denied(held: ClaimHold | None, claim: ClaimRef, at: float) -> ClaimHold:
+    return ClaimHold(claim, ClaimPhase.DENIED, at, held.shares if held else ())

@@ -7,15 +7,13 @@ from msgspec.structs import replace
 from drabridge.ledger import refusals
 from drabridge.ledger.effects import LaneMoved
 from drabridge.ledger.events import NoClaimListed, SetLane, WithdrawnFromKubelet, WithdrawnFromSlices
-from drabridge.ledger.model import MOVING, Entry, Lane, Move, MoveStep
+from drabridge.ledger.model import MOVING, Entry, Lane, Move, MoveStep, Owner
 from drabridge.ledger.ownership import begin_move, stamp_legacy_end
 from drabridge.ledger.transaction import Outcome, Transaction
 
 
 def move_free(tx: Transaction, entry: Entry, event: SetLane) -> Outcome:
     """Begin to move a free device. If it moves there already, only the reason why it waits may change."""
-    if event.lane is Lane.SHARED and not tx.policy.leases:
-        return refusals.disabled(entry)
     source = entry.move.source if entry.lane in MOVING and entry.move else entry.lane
     if entry.move and entry.lane in MOVING and event.lane is entry.move.target:
         reason = event.reason or entry.move.reason
@@ -25,12 +23,12 @@ def move_free(tx: Transaction, entry: Entry, event: SetLane) -> Outcome:
 
 
 def move_when_released(tx: Transaction, entry: Entry, event: SetLane) -> Outcome:
-    """Mark a held device: it moves when it is released."""
-    if event.lane is Lane.SHARED and not tx.policy.leases:
-        return refusals.disabled(entry)
+    """Mark a held device: it moves when it is released. Between the lanes that pods may use it moves at once."""
     if event.lane is (entry.move.target if entry.move else entry.lane):
         return entry
     move = None
+    if entry.owner is Owner.LEGACY and {entry.lane, event.lane} == {Lane.LEGACY, Lane.SHARED}:
+        return _in_lane(tx, entry, event.lane, None)
     if event.lane is not entry.lane:
         move = Move(entry.lane, event.lane, MoveStep.WAITING, tx.at, tx.at, event.reason or "the device is held")
     return replace(entry, move=move, seq=tx.seq)

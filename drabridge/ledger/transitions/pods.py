@@ -25,17 +25,12 @@ from drabridge.ledger.model import (
 from drabridge.ledger.ownership import obstacle, with_holders
 from drabridge.ledger.release_rule import DeviceEvidence, HoldEnded
 from drabridge.ledger.transaction import Outcome, Transaction
-from drabridge.ledger.transitions.claims import with_share
+from drabridge.ledger.transitions.claims import with_share, without_waiting
 
 
 def take(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
     """Give a free device to a pod."""
     return obstacle(tx, entry) or with_holders(tx, entry, Hold(units, tx.at, known=True), entry.claims)
-
-
-def take_shared(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
-    """Give a free device of the shared lane to a pod."""
-    return take(tx, entry, units) if tx.policy.leases else refusals.disabled(entry)
 
 
 def retake(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
@@ -56,12 +51,13 @@ def retake(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
 
 
 def preempt(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
-    """Give a device to a pod although a claim waits for it: until its lease is confirmed, the claim is denied."""
-    if not tx.policy.leases:
-        return refusals.held(entry, tx.at)
-    tx.denied += [held.claim.uid for held in entry.holders]
-    hold = Hold(units, tx.at, known=True)
-    return with_holders(tx, entry, hold, tuple(held for held in entry.claims if held.admin))
+    """Give a device to a pod although claims wait for its lease: they are denied it."""
+    return take(tx, without_waiting(tx, entry, f"a pod was given {entry.name} first"), units)
+
+
+def adopt_before_lease(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Outcome:
+    """Believe kubelet that shows a pod on a device for whose lease claims wait: they are denied it."""
+    return adopt(tx, without_waiting(tx, entry, f"kubelet shows a pod on {entry.name}"), evidence)
 
 
 def confirm(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Outcome:

@@ -14,7 +14,7 @@ from drabridge.inventory.model import Presence
 from drabridge.ledger import eligibility
 from drabridge.ledger import events as ev
 from drabridge.ledger.apply_event import step
-from drabridge.ledger.model import MOVING, ClaimHold, ClaimPhase, Entry, Ledger, Owner
+from drabridge.ledger.model import MOVING, ClaimHold, ClaimPhase, Entry, Lane, Ledger, Owner
 from drabridge.ledger.ownership import owner_of
 from drabridge.ledger.policy import LedgerPolicy
 
@@ -105,12 +105,10 @@ def durable_promise(ledger: Ledger, truth: Truth, policy: LedgerPolicy) -> Found
 
 
 def one_side(ledger: Ledger, truth: Truth, policy: LedgerPolicy) -> Found:
-    """I3: without the lease, a free device is offered on at most one side, what others still believe included."""
-    if policy.leases:
-        return
+    """I3: outside the shared lane, a free device is offered on one side at most, with what others still believe."""
     for name in set(truth.healthy) & set(truth.schedulable):
         entry = ledger.entries.get(name)
-        if entry and entry.owner is Owner.NONE:
+        if entry and entry.owner is Owner.NONE and entry.lane is not Lane.SHARED:
             yield Violation("I3", name, "free, and both kubelet and a scheduler may choose it")
 
 
@@ -124,7 +122,7 @@ def none_means_none(ledger: Ledger, truth: Truth, policy: LedgerPolicy) -> Found
 def no_arbitration_by_health(ledger: Ledger, truth: Truth, policy: LedgerPolicy) -> Found:
     """I5: what a pod holds stays Healthy while the hardware is; what kubelet would be refused is not Healthy."""
     for name, entry in ledger.entries.items():
-        healthy = eligibility.legacy_healthy(ledger, entry, policy)
+        healthy = eligibility.legacy_healthy(ledger, entry)
         present = entry.device.presence is Presence.PRESENT
         if entry.owner is Owner.LEGACY and present and not healthy and not entry.counted_elsewhere:
             yield Violation("I5", name, "held by a pod and Unhealthy")

@@ -82,12 +82,12 @@ class Ledgers:
         key = ("offers", number)
         known: tuple[int, int] | None = self._memo.get(key)
         if known is None:
-            ledger, policy = self.ledgers[number], self.config.policy
+            ledger = self.ledgers[number]
             legacy = dra = 0
             for bit, name in enumerate(DEVICES):
                 if entry := ledger.entries.get(name):
-                    legacy |= self.config.offer(ledger, entry, policy) << bit
-                    dra |= eligibility.dra_schedulable(ledger, entry, policy) << bit
+                    legacy |= self.config.offer(ledger, entry) << bit
+                    dra |= eligibility.dra_schedulable(ledger, entry) << bit
             known = self._memo[key] = (legacy, dra)
         return known
 

@@ -130,7 +130,7 @@ class Config(Struct, frozen=True):
     reply_before_durable: bool = False
     restart_as_free: bool = False
     drop_ids: bool = False
-    offer: Callable[[Ledger, Entry, LedgerPolicy], bool] = eligibility.legacy_healthy
+    offer: Callable[[Ledger, Entry], bool] = eligibility.legacy_healthy
 
 
 class Broken(Exception):
