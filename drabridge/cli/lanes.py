@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drabridge.cli.agent_client import add_socket, ask, find_socket
@@ -11,13 +12,15 @@ from drabridge.cli.status import moves, of_resource, remarks
 from drabridge.errors import ConfigError
 from drabridge.status.wording import parse_time
 
+LANES = ("legacy", "dra", "shared")
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_socket(parser)
     add_output(parser)
     parser.add_argument("action", nargs="?", choices=("show", "set", "reset", "release"), default="show")
     parser.add_argument("resource", nargs="?", metavar="RESOURCE", help="for release: a device")
-    parser.add_argument("shares", nargs="*", metavar="LANE=SHARE", help="legacy=6, dra=2, dra=50%%, legacy='*'")
+    parser.add_argument("shares", nargs="*", metavar="LANE=SHARE", help="legacy=6, dra=2, dra=50%%, shared='*'")
     parser.epilog = (
         "Free devices move at once: each is revoked, acknowledged, then offered on the other side. A held device is\n"
         "marked and moves when it is let go. The Node's annotation <driver>/lanes wins over what is set here.\n\n"
@@ -27,6 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "  drabridge lanes                                     # where devices are, what still moves, and why\n"
         "  drabridge lanes set nvidia.com/gpu legacy=2 dra=6\n"
         "  drabridge lanes set nvidia.com/gpu legacy=0         # the rest, all, goes to claims\n"
+        "  drabridge lanes set nvidia.com/gpu shared='*'       # each is for a pod or a claim, whichever comes first\n"
         "  drabridge lanes reset nvidia.com/gpu                # as the configuration says\n"
         "  drabridge lanes release GPU-8f1c                    # out of quarantine, by hand"
     )
@@ -44,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.action != "show":
         answer = ask(path, "/lanes", _request(arguments))
-        show([answer], arguments.output, columns=("resource", "legacy", "dra", "source"))
+        show([answer], arguments.output, columns=("resource", "legacy", "dra", *_shared([answer]), "source"))
         return 0
     document = ask(path, "/status")
     resources, devices = of_resource(document, arguments.resource)
@@ -53,18 +57,24 @@ def run(arguments: argparse.Namespace) -> int:
             "resource": row["name"],
             "legacy": row["lanes"].get("legacy", 0),
             "dra": row["lanes"].get("dra", 0),
-            "wanted": f"legacy={row['wanted']['legacy']} dra={row['wanted']['dra']}" if row["wanted"]["legacy"] else "",
+            **({"shared": row["lanes"]["shared"]} if row["lanes"].get("shared") else {}),
+            "wanted": " ".join(f"{lane}={row['wanted'][lane]}" for lane in LANES if row["wanted"].get(lane)),
             "by": row["wanted"]["source"],
             "moving": row["moving"],
         }
         for row in resources
     ]
-    show(rows, arguments.output, columns=("resource", "legacy", "dra", "moving", "wanted", "by"))
+    show(rows, arguments.output, columns=("resource", "legacy", "dra", *_shared(rows), "moving", "wanted", "by"))
     if arguments.output in ("table", "wide"):
         width = terminal_width(arguments.output)
         for line in [*remarks(document, width), *moves(devices, parse_time(document["at"]), width)]:
             print(line)
     return 0
+
+
+def _shared(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The column of shared devices, where there are some."""
+    return ("shared",) if any("shared" in row for row in rows) else ()
 
 
 def _request(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -81,7 +91,7 @@ def _request(arguments: argparse.Namespace) -> dict[str, Any]:
     request: dict[str, Any] = {"resource": arguments.resource}
     for share in arguments.shares:
         lane, equals, value = share.partition("=")
-        if not equals or lane not in ("legacy", "dra"):
+        if not equals or lane not in LANES:
             raise ConfigError(f"{share!r} is not LANE=SHARE", hint="For example legacy=6 or dra=50%")
         if lane in request:
             raise ConfigError(f"{lane} was given twice")

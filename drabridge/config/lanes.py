@@ -84,15 +84,23 @@ class _LaneSchema:
 
     def __get_pydantic_json_schema__(self, _core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         return {
-            "anyOf": [
-                {"type": "integer", "minimum": 0, "maximum": COUNT_MAX},
-                {"type": "string", "pattern": r"^(\*|\d{1,6}|(\d{1,2}|100)%)$"},
-                handler(Selection.__pydantic_core_schema__),
-            ],
+            "anyOf": [*_NUMBERS, handler(Selection.__pydantic_core_schema__)],
             "x-type": "number, percentage, * or {match: ...}",
         }
 
 
+class _ShareSchema:
+    """The JSON Schema of a number of devices."""
+
+    def __get_pydantic_json_schema__(self, _core: Any, _handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": _NUMBERS, "x-type": "number, percentage or *"}
+
+
+_NUMBERS: list[dict[str, Any]] = [
+    {"type": "integer", "minimum": 0, "maximum": COUNT_MAX},
+    {"type": "string", "pattern": r"^(\*|\d{1,6}|(\d{1,2}|100)%)$"},
+]
+SharedLane = Annotated[LaneShare, PlainValidator(parse_share), PlainSerializer(_lane_to_plain), _ShareSchema()]
 Lane = Annotated[LaneShare | Selection, PlainValidator(_lane), PlainSerializer(_lane_to_plain), _LaneSchema()]
 
 
@@ -108,6 +116,9 @@ class Lanes(Model):
     """Through the DevicePlugin API: a number, `"50%"`, `"*"` for the rest, or `{match: [...]}` for chosen devices."""
     dra: Lane | None = None
     """Through ResourceClaims: likewise. With no lane given all is legacy; with one, the other is the rest."""
+    shared: SharedLane | None = None
+    """Through both, by a lease: a free device is for whoever asks first. A number, a percentage, or `"*"`; left out,
+    there are none. Needs Kubernetes 1.36; elsewhere these devices stay in the legacy lane."""
     min_legacy: int = Field(default=0, ge=0, le=COUNT_MAX)
     """Never fewer than this many devices in the legacy lane, whatever an annotation or command asks for."""
     min_dra: int = Field(default=0, ge=0, le=COUNT_MAX)
@@ -120,19 +131,25 @@ class Lanes(Model):
 
     def _problems(self) -> Iterator[Problem]:
         legacy, dra = self.resolved
-        if isinstance(legacy, LaneShare) and isinstance(dra, LaneShare):
-            if legacy.rest and dra.rest:
-                yield Problem('"*" in one lane only', 'say how many the other gets, for example legacy: "*", dra: 2')
-            if (legacy.percent or 0) + (dra.percent or 0) > 100:
-                yield Problem(f"at most 100% together, not {legacy} and {dra}", "lower one, or use * for the rest")
+        if isinstance(legacy, Selection) and self.uses_leases:
+            yield Problem("a number beside lanes.shared", "leave legacy out, or lanes.shared", ("legacy",))
+        counts = [lane for lane in (legacy, dra, self.shared) if isinstance(lane, LaneShare)]
+        if sum(lane.rest for lane in counts) > 1:
+            yield Problem('"*" in one lane only', 'say how many the others get, for example legacy: "*", dra: 2')
+        if sum(lane.percent or 0 for lane in counts) > 100:
+            given = " and ".join(map(str, counts))
+            yield Problem(f"at most 100% together, not {given}", "lower one, or use * for the rest")
         for name, lane, floor in (("legacy", legacy, self.min_legacy), ("dra", dra, self.min_dra)):
-            if isinstance(lane, LaneShare) and lane.count is not None and lane.count < floor:
+            left_out = self.shared == REST and (self.legacy if name == "legacy" else self.dra) is None
+            if isinstance(lane, LaneShare) and lane.count is not None and lane.count < floor and not left_out:
                 key = "minLegacy" if name == "legacy" else "minDra"
                 yield Problem(f"at least {key} ({floor}) devices", f"raise lanes.{name} or lower {key}", (name,))
 
     @property
     def resolved(self) -> tuple[LaneShare | Selection, LaneShare | Selection]:
         """(legacy, dra) with the default filled in for a lane that is not given."""
+        if self.shared == REST:
+            return self.legacy or NOTHING, self.dra or NOTHING
         if self.legacy is None and self.dra is None:
             return REST, NOTHING
         return _beside(self.legacy, self.dra), _beside(self.dra, self.legacy)
@@ -140,10 +157,15 @@ class Lanes(Model):
     @property
     def uses_dra(self) -> bool:
         """Whether a device can ever be offered through ResourceClaims."""
-        return self.resolved[1] not in (NOTHING, LaneShare(percent=0)) or self.min_dra > 0
+        return self.resolved[1] not in (NOTHING, LaneShare(percent=0)) or self.min_dra > 0 or self.uses_leases
+
+    @property
+    def uses_leases(self) -> bool:
+        """Whether a free device can be offered through both APIs."""
+        return self.shared is not None and self.shared not in (NOTHING, LaneShare(percent=0))
 
     def targets(self, total: int) -> tuple[int, int]:
-        """How many of ``total`` devices each lane wants, (legacy, dra); their sum is ``total``.
+        """How many of ``total`` devices pods and only claims are to have, (legacy and shared, dra); together all.
 
         Floors come first, legacy before dra when there are too few for both. Then come the numbers, legacy first: its
         users are already there. Devices that neither number asks for go to legacy. Selections count as the rest: the
@@ -153,6 +175,9 @@ class Lanes(Model):
         floor_legacy = min(self.min_legacy, total)
         floor_dra = min(self.min_dra, total - floor_legacy)
         wanted_legacy, wanted_dra = legacy.of(total), dra.of(total)
+        if self.shared is not None and wanted_legacy is not None:
+            both = self.shared.of(total)
+            wanted_legacy = None if both is None else wanted_legacy + both
         if wanted_legacy is None:
             wanted_legacy = total - (wanted_dra or 0)
         if wanted_dra is None:
@@ -160,3 +185,12 @@ class Lanes(Model):
         got_dra = min(wanted_dra, total - min(wanted_legacy, total))
         got_dra = min(max(got_dra, floor_dra), total - floor_legacy)
         return total - got_dra, got_dra
+
+    def shared_of(self, total: int) -> int:
+        """How many of the first number of :meth:`targets` are to be shared; the legacy lane's number comes first."""
+        if self.shared is None:
+            return 0
+        both, legacy = self.targets(total)[0], self.resolved[0]
+        kept = legacy.of(total) if isinstance(legacy, LaneShare) and self.shared.rest else 0
+        wanted = self.shared.of(total)
+        return max(0, min(both - max(kept or 0, self.min_legacy), both if wanted is None else wanted))

@@ -74,6 +74,18 @@ class Taints(Model):
     """How long a device may be away before it counts as unplugged: USB devices re-enumerate."""
 
 
+class Leases(Model):
+    """How devices of the lanes' `shared` are leased to claims."""
+
+    schedulers: Annotated[Many[str], Field(min_length=1)] = ("default-scheduler",)
+    """Schedulers that wait for binding conditions (KEP-5007) before they bind a pod. Others' pods get no lease."""
+    kubelet_seconds: float = Field(default=30.0, ge=1, le=300)
+    """How long kubelet may take to give a device up before the claim is denied, and another device chosen."""
+    max_devices: int = Field(default=64, ge=0, le=1000)
+    """So many devices of this node are shared at most, of all resources together; the others stay in the legacy lane.
+    """
+
+
 class DraSettings(Model):
     """The Dynamic Resource Allocation side."""
 
@@ -88,6 +100,8 @@ class DraSettings(Model):
     """Whether device metadata files (KEP-5304) are mounted into the containers of claims."""
     claim_status: bool = True
     """Whether conditions are written to the status of claims."""
+    leases: Leases = preset(Leases)
+    """Devices that are offered through both APIs."""
     taints: Taints = preset(Taints)
     """Taints of devices that cannot be used."""
 

@@ -1,4 +1,4 @@
-"""Fetch the acknowledgements that a lane move waits for, and pass them to the ledger, which decides.
+"""Fetch the acknowledgements that a lane move, or a lease, waits for, and pass them to the ledger, which decides.
 
 Legacy to DRA: kubelet's word that it no longer offers the device. DRA to legacy: the API server's word that no slice
 shows it, a quiet time, and a LIST of claims in which none has it.
@@ -60,7 +60,7 @@ class PublishedSlices(Protocol):
 
 
 class KubeletAcknowledgements:
-    """Asks whether kubelet has given a device up that moves from the legacy lane."""
+    """Asks whether kubelet has given a device up that moves from the legacy lane, or that a claim is to lease."""
 
     def __init__(
         self,

@@ -5,10 +5,11 @@ the node itself, which survives restarts in ``lanes.json``; then the configurati
 configuration's. ``drabridge drain`` outranks them all, floors included: everything is for the legacy lane until it is
 undone.
 
-Both overrides have one form: ``{"<resource>": {"legacy": 6, "dra": "*"}}``. The newest annotation is kept in
-``lanes.node.json``: an agent that starts while the API server is away must not move devices there and back. An
-override that gives devices to claims is followed only where claims can be served: elsewhere nobody could have them.
-Where ``lanes.json`` cannot be read, it may have had an override of every resource: an empty one stands for each.
+Both overrides have one form: ``{"<resource>": {"legacy": 6, "dra": "*"}}``, and ``shared`` likewise. The newest
+annotation is kept in ``lanes.node.json``: an agent that starts while the API server is away must not move devices there
+and back. An override that gives devices to claims is followed only where claims can be served: elsewhere nobody could
+have them. Where ``lanes.json`` cannot be read, it may have had an override of every resource: an empty one stands for
+each.
 """
 
 from __future__ import annotations
@@ -96,13 +97,18 @@ class DesiredLanes:
         return not self.drained and (self._annotation_path in self._unreadable or self._is_lost(resource))
 
     def describe(self, resource: Resource) -> dict[str, str]:
-        """Return ``{legacy, dra, source}`` of one resource, for people."""
+        """Return ``{legacy, dra, source}`` of one resource, for people; and ``shared`` where some are to be."""
         source, lanes = self._decide(resource)
         selected = any(isinstance(share, Selection) for share in lanes.resolved)  # then a number says nothing
         legacy, dra = (
             "selected" if isinstance(share, Selection) else REST if selected else share for share in lanes.resolved
         )
-        return {"legacy": str(legacy), "dra": str(dra), "source": source}
+        shared = {"shared": str(lanes.shared)} if lanes.uses_leases else {}
+        return {"legacy": str(legacy), "dra": str(dra), **shared, "source": source}
+
+    def uses_leases(self) -> bool:
+        """Whether a device of any resource is to be offered to both sides."""
+        return any(self.lanes(resource).uses_leases for resource in self._config().resources)
 
     def notes(self) -> list[str]:
         """Say what is asked for and not done, and why, for people."""

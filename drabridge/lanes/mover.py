@@ -72,8 +72,7 @@ class LaneMover:
         leaving = [
             entry
             for entry in entries
-            if entry.lane is Lane.LEGACY_TO_DRA
-            and _at(entry, MoveStep.REVOKING)
+            if ((entry.lane is Lane.LEGACY_TO_DRA and _at(entry, MoveStep.REVOKING)) or entry.waits_for_kubelet)
             and entry.device.resource not in self._competing  # the other plugin may offer it again
         ]
         if leaving and self._slices.published:  # else they may still be taken back

@@ -80,9 +80,9 @@ def parse_request(body: bytes, config: Config) -> tuple[Resource, LaneOverride |
 
 
 def _with_floors(resource: Resource, asked: Mapping[str, Any]) -> Lanes:
-    if asked.keys() - {"legacy", "dra"} or not asked or None in asked.values():
+    if asked.keys() - {"legacy", "dra", "shared"} or not asked or None in asked.values():
         raise ConfigError(
-            f"{resource.name}: legacy and dra were expected, found {', '.join(map(str, asked)) or 'nothing'}"
+            f"{resource.name}: legacy, dra and shared were expected, found {', '.join(map(str, asked)) or 'nothing'}"
         )
     floors = {"minLegacy": resource.lanes.min_legacy, "minDra": resource.lanes.min_dra}
     try:

@@ -213,7 +213,7 @@ def starting_lanes(ledger: Ledger, devices: Sequence[Device], desired: LaneTarge
 
 
 def destination_lane(entry: Entry) -> Lane:
-    """Return where a device is, or is on its way to: LEGACY or DRA (a shared device counts as LEGACY)."""
+    """Return where a device is, or is on its way to: LEGACY or DRA. One that both sides may have counts as LEGACY."""
     lane = entry.move.target if entry.move else entry.lane
     return Lane.DRA if lane in (Lane.DRA, Lane.LEGACY_TO_DRA) else Lane.LEGACY
 

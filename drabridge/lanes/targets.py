@@ -25,8 +25,10 @@ from drabridge.lanes.plan import (
     plan,
     starting_lanes,
 )
+from drabridge.lanes.shared import shared_now, with_shared
 from drabridge.ledger.model import Lane
 from drabridge.ledger.service import LedgerService
+from drabridge.offers.slices import Feature
 
 
 class LanePlan(Struct, frozen=True):
@@ -49,8 +51,13 @@ class LaneTargets:
         ledger_service: LedgerService,
         desired: DesiredLanes,
         api_server: ApiServer,
+        keeps_leases: Callable[[], bool | None],
     ) -> None:
-        """``config`` and ``devices`` (by name) return what is in use now."""
+        """``config`` and ``devices`` (by name) return what is in use now.
+
+        ``keeps_leases``: whether the API server keeps what a lease needs; None while that is not known.
+        """
+        self._keeps_leases = keeps_leases
         self._config = config
         self._devices = devices
         self._inventory = inventory
@@ -89,7 +96,8 @@ class LaneTargets:
         devices = [known[name] for name in counted_devices(ledger, resource.name, now) if name in known]
         wanted, notes = self._wanted(self._desired.lanes(resource), devices)
         changes = plan(ledger, devices, wanted.beside_wholes(ledger, devices, {}), now)
-        return LanePlan(devices, wanted, changes, notes)
+        count, why = self._shared(resource, devices)
+        return LanePlan(devices, wanted, with_shared(ledger, devices, changes, count), [*notes, *why])
 
     def divided(self, made: LanePlan) -> list[str]:
         """Say, once the changes have begun, that the parts of a device would have to be in both lanes."""
@@ -103,6 +111,29 @@ class LaneTargets:
             f"the dra lane has {there} devices and not {made.wanted.dra}: "
             "parts of one device stay together, and with it"
         ]
+
+    def _shared(self, resource: Resource, devices: Sequence[Device]) -> tuple[int, list[str]]:
+        """How many devices both sides are to be offered, and why not as many as are desired, in words."""
+        asked = self._desired.lanes(resource).shared_of(len(devices))
+        if not asked:
+            return 0, []
+        left = self._config().dra.leases.max_devices - sum(
+            entry.lane is Lane.SHARED and entry.device.resource != resource.name
+            for entry in self._ledger_service.ledger.entries.values()
+        )
+        count, why = asked, ""
+        if resource.partition is not None or any(
+            one.partition and one.partition.of == resource.name for one in self._config().resources
+        ):
+            count, why = 0, "wholes and their parts cannot be leased"
+        elif self._keeps_leases() is False:
+            count, why = 0, f"the API server does not keep binding conditions (gate {Feature.LEASES})"
+        elif self._keeps_leases() is None or self._api_server.claims_off is not None:
+            count = min(asked, shared_now(self._ledger_service.ledger, devices))
+            why = "it is not known yet whether the API server keeps binding conditions"
+        elif left < asked:
+            count, why = max(0, left), "dra.leases.maxDevices allows no more"
+        return count, [f"{asked - count} of {asked} shared devices are for pods only: {why}"] if count < asked else []
 
     def _wanted(self, lanes: Lanes, devices: Sequence[Device]) -> tuple[LaneTarget, list[str]]:
         """And what of it is not to be had, in words."""
@@ -121,7 +152,8 @@ class LaneTargets:
             wanted = from_selection(devices, pinned, rest=rest, min_legacy=lanes.min_legacy, min_dra=lanes.min_dra)
             if left := sum(wanted.lane_of(name) is not lane for name, lane in pinned.items()):
                 notes.append(f"{left} of {len(pinned)} chosen devices: minLegacy and minDra leave no room for them")
-        numbers = zip((Lane.LEGACY, Lane.DRA), lanes.resolved, (total - wanted.dra, wanted.dra), strict=True)
+        there = (total - wanted.dra - lanes.shared_of(total), wanted.dra)
+        numbers = zip((Lane.LEGACY, Lane.DRA), lanes.resolved, there, strict=True)
         notes += [
             f"the {lane} lane has {'what the chosen devices leave, ' if selected else ''}{count} and not {share}"
             for lane, share, count in numbers

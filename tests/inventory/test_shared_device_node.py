@@ -88,7 +88,7 @@ class Machine:
 
     def offered(self, name: str) -> bool:
         entry = self.ledger.entries[name]
-        return legacy_healthy(self.ledger, entry, self.policy) or dra_schedulable(self.ledger, entry, self.policy)
+        return legacy_healthy(self.ledger, entry) or dra_schedulable(self.ledger, entry)
 
     def let_go(self) -> None:
         """Kubelet shows no pod any more."""
