@@ -185,7 +185,9 @@ class Components:
             api_server, config.driver, options.node_name, lambda: claims.pool, lambda: claims.api_version
         )
         self.competing = CompetingPlugins(legacy, self.podresources, kubelet, ledger_service, devices)
-        self.targets = LaneTargets(config_in_use, devices, inventory, ledger_service, desired, api_server)
+        self.targets = LaneTargets(
+            config_in_use, devices, inventory, ledger_service, desired, api_server, lambda: claims.keeps_leases
+        )
         self.mover = LaneMover(
             ledger_service,
             self.targets,
@@ -263,6 +265,7 @@ class Components:
             in_use=self.others.in_use,
             pods=lambda: self.others.pods,
             unwell=lambda: service.health.error or self._cdi.error,
+            wants_leases=self.desired.uses_leases,
             on_synced=self.lanes_changed.set,
             clock=service.now,
         )

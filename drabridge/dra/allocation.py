@@ -14,6 +14,7 @@ from drabridge.errors import PeerError
 from drabridge.ledger import events
 from drabridge.ledger.events import DeviceUse
 from drabridge.ledger.model import ClaimRef, ClaimShare
+from drabridge.offers.slices import lease_condition
 from drabridge.system.untrusted import reading
 
 POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"  # annotation of claims made from templates, since 1.36
@@ -30,6 +31,7 @@ class AllocationResult(Struct, frozen=True):
     share_id: str = ""
     admin: bool = False
     consumed: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
+    lease: bool = False  # it carries our binding condition
 
     @property
     def base_request(self) -> str:
@@ -39,7 +41,7 @@ class AllocationResult(Struct, frozen=True):
     def use(self) -> DeviceUse:
         """The device in the ledger's words."""
         share = ClaimShare(self.share_id, tuple(sorted(self.consumed.items()))) if self.share_id else None
-        return DeviceUse(self.device, share, self.admin)
+        return DeviceUse(self.device, share, self.admin, self.lease)
 
 
 class ClaimAllocation(Struct, frozen=True):
@@ -144,6 +146,7 @@ def _result(entry: Mapping[str, Any]) -> AllocationResult:
         str(entry.get("shareID") or ""),
         bool(entry.get("adminAccess")),
         consumed,
+        lease_condition(str(entry["driver"])) in (entry.get("bindingConditions") or ()),
     )
 
 

@@ -24,14 +24,22 @@ class ClaimObjects:
         """Return the object of this name, whatever its UID. Raises NotFoundError or another ClusterError."""
         return await self._cluster.get(resource_claims(self.version), claim.name, namespace=claim.namespace)
 
-    async def apply_devices(self, claim: ClaimRef, entries: Sequence[Json], *, manager: str) -> None:
-        """Apply ``status.devices`` as ``manager``, whose other entries go. Raises ClusterError."""
+    async def apply_devices(
+        self, claim: ClaimRef, entries: Sequence[Json], *, manager: str, resource_version: str = ""
+    ) -> None:
+        """Apply ``status.devices`` as ``manager``: what else it applied before goes. Raises ClusterError.
+
+        With ``resource_version`` it is a ConflictError if the claim has changed since.
+        """
         kind = resource_claims(self.version)
+        metadata = {"name": claim.name, "namespace": claim.namespace, "uid": claim.uid}
+        if resource_version:
+            metadata["resourceVersion"] = resource_version
         body = {
             "apiVersion": f"{kind.group}/{kind.version}",
             "kind": "ResourceClaim",
             # The UID makes the server refuse a claim of the same name that came after this one.
-            "metadata": {"name": claim.name, "namespace": claim.namespace, "uid": claim.uid},
+            "metadata": metadata,
             "status": {"devices": list(entries)},
         }
         await self._cluster.apply(kind, body, manager=manager, namespace=claim.namespace, subresource="status")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from drabridge.dra.allocation import allocation_of, is_allocated
 from drabridge.dra.claim_objects import ClaimObjects
@@ -33,8 +33,22 @@ class Deallocations:
     """Asks the API server about idle claims, each with its own back-off, and tells the ledger."""
 
     def __init__(
-        self, ledger_service: LedgerService, claims: ClaimObjects, ports: DraPorts, *, driver: str, pool: str
+        self,
+        ledger_service: LedgerService,
+        claims: ClaimObjects,
+        ports: DraPorts,
+        *,
+        driver: str,
+        pool: str,
+        awaited: Callable[[ClaimRef], bool] = lambda claim: False,
+        denials: Callable[[ClaimRef], int] = lambda claim: 0,
     ) -> None:
+        """``awaited``: a pod waits to be bound with this claim, and the claim is watched until then.
+
+        ``denials``: how often it was denied its lease. Each time its devices are for no claim for longer.
+        """
+        self._awaited = awaited
+        self._denials = denials
         self._ledger_service = ledger_service
         self._claims = claims
         self._ports = ports
@@ -51,9 +65,10 @@ class Deallocations:
         """Ask about each idle claim when it is due, until cancelled."""
         while True:
             now = time.monotonic()
-            idle = idle_claims(self._ledger_service.ledger)
+            claims = idle_claims(self._ledger_service.ledger)
+            idle = frozenset(claim for claim in claims if not self._awaited(claim))
             for claim in idle - self._due.keys():
-                delays = backoff(FIRST_SECONDS, MOST_SECONDS)
+                delays = backoff(min(FIRST_SECONDS * 2 ** self._denials(claim), MOST_SECONDS), MOST_SECONDS)
                 self._due[claim] = (now + next(delays), delays)
             for claim in self._due.keys() - idle:
                 del self._due[claim]

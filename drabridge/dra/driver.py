@@ -18,7 +18,9 @@ from drabridge.dra.claim_status import StatusWriter
 from drabridge.dra.deallocation import Deallocations
 from drabridge.dra.facts import ClaimHandled, ClaimOutcome, Fact
 from drabridge.dra.health_stream import HealthBoard
+from drabridge.dra.leases import LeaseRules, Leases
 from drabridge.dra.metadata import MetadataFiles
+from drabridge.dra.nominated_pods import NominatedPods
 from drabridge.dra.planning import Planner
 from drabridge.dra.ports import DraPorts
 from drabridge.dra.prepare import Preparer
@@ -107,7 +109,27 @@ class DraDriver:
         ports = replace(ports, observer=self._observe)
         self._planner = Planner(config, self.pool, ports.lookup)
         self._claims = ClaimObjects(cluster)
-        self._deallocations = Deallocations(ledger_service, self._claims, ports, driver=config.driver, pool=self.pool)
+        nominated = NominatedPods(cluster, node.name, self._nominated_changed)
+        self._leases = Leases(
+            ledger_service,
+            self._claims,
+            nominated,
+            driver=config.driver,
+            pool=self.pool,
+            rules=self._lease_rules,
+            supported=lambda: self.keeps_leases is True,
+            synced_seq=lambda: self.synced_seq,
+            observer=ports.observer,
+        )
+        self._deallocations = Deallocations(
+            ledger_service,
+            self._claims,
+            ports,
+            driver=config.driver,
+            pool=self.pool,
+            awaited=self._leases.awaited,
+            denials=self._leases.denials,
+        )
         self._preparer = Preparer(
             self._planner, records, claim_files, ledger_service, self._claims, self._deallocations, ports
         )
@@ -129,6 +151,11 @@ class DraDriver:
         """The state now, as a value."""
         published = self._publisher.state if self._publisher else PublisherState(error=self._error or "not started")
         return DraState(self._serving, self._registration.state, published, self._version, self._error)
+
+    @property
+    def keeps_leases(self) -> bool | None:
+        """Whether the API server keeps what a lease needs; None while it was not asked."""
+        return self._publisher.keeps_leases if self._publisher else None
 
     def publish(self) -> None:
         """The inventory, the ledger or the configuration changed: look again. Cheap, never blocks."""
@@ -186,6 +213,7 @@ class DraDriver:
                     "follow": self._follow,
                     "files": lambda: self._keep_files(restored),
                     "releases": self._deallocations.run,
+                    "leases": self._leases.run,
                     "slices": self._publish_slices,
                 }
                 if self._config.dra.claim_status:
@@ -259,6 +287,7 @@ class DraDriver:
                 desired=self._desired,
                 observer=self._ports.observer,
                 on_synced=self._synced,
+                wants_leases=self._ports.wants_leases,
             )
             await self._publisher.run()
             self._version, self._error, self._publisher = "", self._publisher.state.error, None
@@ -282,7 +311,16 @@ class DraDriver:
 
     def _synced(self) -> None:
         self.synced_seq = self._desired_seq
+        self._leases.wake()
         self._ports.on_synced()
+
+    def _nominated_changed(self) -> None:
+        self._leases.wake()
+        self._deallocations.wake()
+
+    def _lease_rules(self) -> LeaseRules:
+        settings = self._config.dra.leases
+        return LeaseRules(frozenset(settings.schedulers), settings.kubelet_seconds)
 
     def _desired(self, features: frozenset[Feature]) -> DesiredSlices | None:
         snapshot = self._ports.inventory()
@@ -292,7 +330,7 @@ class DraDriver:
             return None
         self._desired_seq = self._ledger_service.ledger.seq
         unwell = bool(self.records.error or self._ports.unwell())
-        known = snapshot, self._ledger_service.ledger, self._ledger_service.policy, self._config
+        known = snapshot, self._ledger_service.ledger, self._config
         return desired_slices(pool_of(*known, self._node, self._ports.clock(), unwell=unwell), features)
 
     def _observe(self, fact: Fact) -> None:

@@ -57,5 +57,24 @@ class PublishFailed(Struct, frozen=True):
     error: str
 
 
-Fact = ClaimHandled | Requested | RegistrationChanged | SlicesPublished | PublishFailed
+class LeaseOutcome(StrEnum):
+    """How a claim's wait for its lease ended; a bounded label."""
+
+    GRANTED = "granted"
+    HELD = "held"  # a device was held, or not there
+    TIMEOUT = "timeout"  # kubelet did not give a device up in time
+    UNSUPPORTED = "unsupported"  # the API server, or the pod's scheduler, does not do binding conditions
+
+
+class LeaseEnded(Struct, frozen=True):
+    """A claim was told that it has its lease, or that it has not. ``seconds``: since its allocation was seen."""
+
+    claim: ClaimRef
+    devices: tuple[str, ...]
+    outcome: LeaseOutcome
+    seconds: float
+    reason: str = ""
+
+
+Fact = ClaimHandled | LeaseEnded | Requested | RegistrationChanged | SlicesPublished | PublishFailed
 Observer = Callable[[Fact], None]

@@ -92,6 +92,11 @@ class ClaimSide:
         return self.driver is not None and self.driver.state.publisher.published
 
     @property
+    def keeps_leases(self) -> bool | None:
+        """Whether the API server keeps what a lease needs; None while that is not known."""
+        return self.driver.keeps_leases if self.driver is not None else None
+
+    @property
     def synced_seq(self) -> int:
         """The API server has the slices that follow from the ledger with this number; -1: none yet."""
         return self.driver.synced_seq if self.driver is not None else -1

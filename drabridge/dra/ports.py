@@ -51,5 +51,6 @@ class DraPorts(Struct, frozen=True, kw_only=True):
     in_use: InUse = _none_open
     pods: Callable[[], ClaimPods | None] = _no_pods  # None: nobody follows pods
     unwell: Callable[[], str] = str  # why no claim could be granted now; "" if one could
+    wants_leases: Callable[[], bool] = lambda: False  # some device is to be offered to both sides
     on_synced: Callable[[], None] = lambda: None  # the API server has the slices that it should have
     clock: Callable[[], float] = time.time

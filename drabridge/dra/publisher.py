@@ -41,7 +41,7 @@ from drabridge.offers.slice_writes import (
     dropped,
     plan,
 )
-from drabridge.offers.slices import ALL_FEATURES, DesiredSlices, Feature
+from drabridge.offers.slices import ALL_FEATURES, DesiredSlices, Feature, lease_probe
 from drabridge.system.supervise import WakeUp
 from drabridge.system.untrusted import reading
 
@@ -104,19 +104,27 @@ class Publisher:
         desired: Callable[[frozenset[Feature]], DesiredSlices | None],
         observer: Observer,
         on_synced: Callable[[], None] = lambda: None,
+        wants_leases: Callable[[], bool] = lambda: False,
         rng: random.Random | None = None,
     ) -> None:
-        """``desired`` gives the slices for the features that the server keeps; None: not known yet."""
+        """``desired`` gives the slices for the features that the server keeps; None: not known yet.
+
+        ``wants_leases``: some device is to be offered by a lease, if the server keeps what that needs.
+        """
         self.state = PublisherState()
         self._cluster = cluster
         self._version = version
         self._kind = resource_slices(version)
         self.view = slice_view(version)  # of watch.Follower
+        self._driver = pool.driver
         self._node = pool.node
         self._pool = pool.pool
         self._desired = desired
         self._observer = observer
         self._on_synced = on_synced
+        self._wants_leases = wants_leases
+        self.keeps_leases: bool | None = None  # whether the server keeps binding conditions; None: not asked
+        self._ask_for_leases = True
         self._rng = rng or random.Random()
         self._selector = f"spec.nodeName={pool.node},spec.driver={pool.driver}"
         self._features = ALL_FEATURES
@@ -159,6 +167,7 @@ class Publisher:
     def listed(self, objects: tuple[Json, ...]) -> None:
         self._actual = {item["metadata"]["name"]: item for item in objects}
         self._listed = True
+        self._ask_for_leases = True  # it may be another server now, or the same with other gates
         self._due.set()
 
     def changed(self, kind: str, obj: Json) -> None:
@@ -238,6 +247,7 @@ class Publisher:
     async def _sync(self) -> None:
         """Compare once and write the difference; again if the server would drop fields of the first."""
         done = 0
+        await self._probe_leases()
         while True:
             wanted = self._desired(self._features)
             if wanted is None:
@@ -283,6 +293,31 @@ class Publisher:
                 log.warning("dry run of a slice refused", extra={"reason": str(error)})
                 self._features -= carried(write.body)
             self._probed |= carried(write.body)
+
+    async def _probe_leases(self) -> None:
+        """Ask by a dry run whether the server keeps a lease's fields, before any device is offered by one.
+
+        And again after each list: a stored slice keeps its fields when a gate is switched off, and they do nothing.
+        """
+        if not (self._ask_for_leases and self._wants_leases()):
+            return
+        metadata = {"generateName": "drabridge-probe-"}
+        probe = {"metadata": metadata, "spec": lease_probe(self._driver, self._node, self._pool)}
+        try:
+            answer = self._stored(
+                await self._cluster.create(self._kind, slice_from_v1(probe, self._version), dry_run=True)
+            )
+            keeps = Feature.LEASES not in dropped(probe, answer)
+        except InvalidError as error:
+            log.warning("dry run of a slice refused", extra={"reason": str(error)})
+            keeps = False
+        self._ask_for_leases = False
+        self._probed |= {Feature.LEASES}
+        self._features = self._features | {Feature.LEASES} if keeps else self._features - {Feature.LEASES}
+        if keeps is not self.keeps_leases:
+            log.info("leases can be given" if keeps else "no lease can be given", extra={"gate": str(Feature.LEASES)})
+            self.keeps_leases = keeps
+            self._on_synced()
 
     def _synced(self, wanted: DesiredSlices, done: int) -> None:
         devices = sum(len(spec.get("devices") or ()) for spec in wanted.slices.values())

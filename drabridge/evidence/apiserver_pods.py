@@ -317,8 +317,7 @@ def demand_of(pod: Json, node: str = "") -> PodDemand | None:
         for resource in {*together, *most}
         if resource not in by_claim and (together[resource] or most.get(resource))
     }
-    named = (*(spec.get("resourceClaims") or ()), *(status.get("resourceClaimStatuses") or ()), extended)
-    claims = frozenset(str(one["resourceClaimName"]) for one in named if one.get("resourceClaimName"))
+    claims = claim_names(pod)
     if len(claims) > MOST_NAMES:
         claims = frozenset({ANY_CLAIM})
     if not asked and not claims:
@@ -334,6 +333,14 @@ def demand_of(pod: Json, node: str = "") -> PodDemand | None:
         bool(static),
         str(metadata.get("creationTimestamp") or ""),
     )
+
+
+def claim_names(pod: Json) -> frozenset[str]:
+    """Return the names of a pod's claims: its own, those of templates, and that of extended resources."""
+    spec, status = pod.get("spec") or {}, pod.get("status") or {}
+    extended = status.get("extendedResourceClaimStatus") or {}
+    named = (*(spec.get("resourceClaims") or ()), *(status.get("resourceClaimStatuses") or ()), extended)
+    return frozenset(str(one["resourceClaimName"]) for one in named if one.get("resourceClaimName"))
 
 
 def _is_mirror(metadata: Json, node: str) -> bool:

@@ -219,6 +219,7 @@ class _PodSpec(TypedDict, total=False):
     initContainers: list[_Container] | None
     resourceClaims: list[_Claimed] | None
     terminationGracePeriodSeconds: int | None
+    schedulerName: str | None
 
 
 class _RequestMapping(TypedDict, total=False):

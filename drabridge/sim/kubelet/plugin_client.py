@@ -70,8 +70,7 @@ class PluginClient:
                         break
                     self._calls.note(Call("in", "ListAndWatchResponse", self.resource, response))
                     self._handler.plugin_list(self.resource, response)
-                    if self._faults.list_delay_seconds:
-                        await asyncio.sleep(self._faults.list_delay_seconds)
+                    await self._pause()
                     await self._faults.running.wait()
                 call.error = "EOF"
             except grpc.aio.AioRpcError as error:
@@ -82,6 +81,13 @@ class PluginClient:
                 if _cancelled_from_outside():
                     raise
                 call.error = "rpc error: code = Canceled desc = grpc: the client connection is closing"
+
+    async def _pause(self) -> None:
+        """Read slowly, for as long as the fault says now."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while loop.time() < began + self._faults.list_delay_seconds:
+            await asyncio.sleep(min(0.05, self._faults.list_delay_seconds))
 
     async def disconnect(self) -> None:
         """Close the connection and tell the manager."""

@@ -1,0 +1,323 @@
+"""Lease free devices that both APIs offer to claims, one claim at a time: grant, or deny.
+
+The scheduler allocates such a device, and waits for a condition on the claim before it binds the pod. This agent takes
+the device from kubelet meanwhile. Only when kubelet has acknowledged that, and the lease is on disk, the condition says
+so (KEP-5007). A claim that cannot have all of its devices is denied: first the slices show that, then the failure
+condition is set, or else the scheduler would choose the same devices again.
+
+Each claim is looked at from its beginning after every failure: what is to be done follows from the claim as it is now
+and from the ledger, so a restart of anybody in the middle costs time only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import chain
+
+from msgspec import Struct
+
+from drabridge.dra.allocation import allocation_of
+from drabridge.dra.claim_objects import ClaimObjects
+from drabridge.dra.facts import LeaseEnded, LeaseOutcome, Observer
+from drabridge.dra.nominated_pods import ClaimKey, NominatedPods
+from drabridge.errors import DrabridgeError, PeerError
+from drabridge.kube.api import ConflictError, NotFoundError, backoff
+from drabridge.kube.json_reader import Json
+from drabridge.ledger.effects import RefusalCode
+from drabridge.ledger.events import ClaimAllocated, DeviceUse, LeaseDenied, LeaseGranted
+from drabridge.ledger.model import ClaimHold, ClaimPhase, ClaimRef, Lane, Owner
+from drabridge.ledger.service import LedgerService
+from drabridge.offers.slices import lease_condition, lease_denied_condition
+from drabridge.system.supervise import WakeUp, forever
+from drabridge.system.untrusted import reading
+
+log = logging.getLogger(__name__)
+
+FIRST_SECONDS = 0.02  # the scheduler names the node about 10 ms before it writes the allocation
+AGAIN_SECONDS, MOST_SECONDS = 0.1, 5.0  # between looks at a claim that is not allocated yet, or after an error
+WATCH_ON_SECONDS = 30.0  # the watch of pods goes on for so long without a device to lease
+REMEMBERED = 1024  # claims whose denials are counted
+_TRANSIENT = frozenset({RefusalCode.STARTING, RefusalCode.NOT_DURABLE})
+
+
+class LeaseRules(Struct, frozen=True):
+    """Which leases are granted, and for how long kubelet may take."""
+
+    schedulers: frozenset[str]  # those that wait for binding conditions
+    kubelet_seconds: float
+
+
+class LeaseTo(Struct, frozen=True):
+    """An allocated claim's devices here, if some need a lease. ``shown``: of each that does, the conditions set.
+
+    What is told of it is told of this ``resource_version``: a claim that was allocated anew is looked at again.
+    """
+
+    claim: ClaimRef
+    uses: tuple[DeviceUse, ...]
+    shown: tuple[frozenset[str], ...]
+    resource_version: str
+
+    def is_told(self, condition: str) -> bool:
+        """Whether every device has the condition already."""
+        return all(condition in one for one in self.shown)
+
+
+class Leases:
+    """Serves the claims that nominated pods name. Runs on the agent's loop."""
+
+    def __init__(
+        self,
+        ledger_service: LedgerService,
+        claims: ClaimObjects,
+        pods: NominatedPods,
+        *,
+        driver: str,
+        pool: str,
+        rules: Callable[[], LeaseRules],
+        supported: Callable[[], bool],
+        synced_seq: Callable[[], int],
+        observer: Observer,
+    ) -> None:
+        """``supported``: the API server keeps binding conditions. ``synced_seq``: the slices follow from this ledger.
+
+        ``rules`` are those in force.
+        """
+        self._ledger_service = ledger_service
+        self._claims = claims
+        self._pods = pods
+        self._driver = driver
+        self._pool = pool
+        self._rules = rules
+        self._supported = supported
+        self._synced_seq = synced_seq
+        self._observer = observer
+        self._look = WakeUp()
+        self._changed = asyncio.Event()  # replaced at each change: many may wait for it
+        self._serving: dict[ClaimKey, asyncio.Task[None]] = {}
+        self._served: dict[ClaimKey, frozenset[str]] = {}  # with the pods that it was settled for
+        self._denials: dict[str, int] = {}  # by claim UID
+        self._began: dict[str, float] = {}  # claim UID -> when it was first seen allocated
+
+    def wake(self) -> None:
+        """The ledger, the slices or the nominated pods changed."""
+        self._look.set()
+        before, self._changed = self._changed, asyncio.Event()
+        before.set()
+
+    def awaited(self, claim: ClaimRef) -> bool:
+        """Whether a pod with this claim waits to be bound: nobody else need ask whether it is still allocated."""
+        return not self._pods.lost_because and (claim.namespace, claim.name) in self._pods.claims
+
+    def denials(self, claim: ClaimRef) -> int:
+        """How often this claim was denied, as far as it is remembered."""
+        return self._denials.get(claim.uid, 0)
+
+    async def run(self) -> None:
+        """Serve until cancelled. The pods are followed only while there is a device to lease, or a lease to end."""
+        following: asyncio.Task[None] | None = None
+        unsubscribe = self._ledger_service.subscribe(lambda ledger, effects: self.wake())
+        idle_since = 0.0
+        try:
+            while True:
+                if self._needed():
+                    idle_since = time.monotonic()
+                    if following is None:
+                        following = asyncio.create_task(forever("nominated-pods", self._pods.run))
+                elif following is not None and time.monotonic() - idle_since > WATCH_ON_SECONDS:
+                    await _end(following)
+                    following = None
+                self._serve_claims()
+                await self._look.wait(WATCH_ON_SECONDS)
+        finally:
+            unsubscribe()
+            await _end(*self._serving.values(), *([following] if following else ()))
+
+    def _needed(self) -> bool:
+        entries = self._ledger_service.ledger.entries.values()
+        return any(
+            (entry.lane is Lane.SHARED and entry.owner not in (Owner.LEGACY, Owner.DRA_PREPARED)) or entry.denied
+            for entry in entries
+        )
+
+    def _serve_claims(self) -> None:
+        """Begin with the claims that nobody looks at, and forget those that no pod waits for."""
+        named = self._pods.claims
+        for key in self._served.keys() - named.keys():
+            del self._served[key]
+        for key, pods in named.items():
+            uids = frozenset(pod.uid for pod in pods)
+            if key not in self._serving and not uids <= self._served.get(key, frozenset()):
+                task = asyncio.create_task(self._serve(key, uids), name=f"lease {'/'.join(key)}")
+                self._serving[key] = task
+                task.add_done_callback(lambda _, key=key: self._ended(key))  # type: ignore[misc]
+
+    def _ended(self, key: ClaimKey) -> None:
+        self._serving.pop(key, None)
+        self._look.set()
+
+    async def _serve(self, key: ClaimKey, pods: frozenset[str]) -> None:
+        """Settle one claim: look again and again until it is, or no pod waits for it."""
+        delays = chain((FIRST_SECONDS,), backoff(AGAIN_SECONDS, MOST_SECONDS))
+        for delay in delays:
+            await asyncio.sleep(delay)
+            if key not in self._pods.claims:
+                return
+            try:
+                if await self._settle(key):
+                    self._served[key] = pods
+                    return
+            except (NotFoundError, ConflictError):
+                continue  # it is created a moment later, or was changed meanwhile
+            except DrabridgeError as error:
+                log.warning("a lease waits", extra={"claim": "/".join(key), "reason": str(error)})
+            except Exception:
+                log.exception("a lease failed", extra={"claim": "/".join(key)})
+
+    async def _settle(self, key: ClaimKey) -> bool:
+        """Look at a claim once, and do what is to be done. Returns whether it is settled. Raises DrabridgeError."""
+        obj = await self._claims.get(ClaimRef("", *key))
+        with reading(f"claim {'/'.join(key)}"):
+            wanted = lease_to(obj, self._driver, self._pool)
+        if wanted is None or not wanted.uses:
+            return wanted is not None
+        claim, service = wanted.claim, self._ledger_service
+        self._began.setdefault(claim.uid, time.monotonic())
+        if why := self._refusal(key):
+            return await self._deny(wanted, LeaseOutcome.UNSUPPORTED, why)
+        decision = await service.apply(ClaimAllocated(claim, wanted.uses, service.now()))
+        if not decision.accepted:
+            if any(refusal.code in _TRANSIENT for refusal in decision.refusals):
+                return False
+            return await self._deny(wanted, LeaseOutcome.HELD, "; ".join(one.message for one in decision.refusals))
+        if not await self._given_up_by_kubelet(claim):
+            seconds = self._rules().kubelet_seconds
+            return await self._deny(wanted, LeaseOutcome.TIMEOUT, f"kubelet did not give it up in {seconds:g} s")
+        if not (await service.apply(LeaseGranted(claim, service.now()))).accepted:
+            return False  # a pod was quicker, or a device broke: the next look finds what is to be done
+        await self._tell(wanted, lease_condition(self._driver), "Leased", "kubelet has given the device up")
+        self._report(wanted, LeaseOutcome.GRANTED)
+        return True
+
+    def _refusal(self, key: ClaimKey) -> str:
+        """Say why no lease is granted to a claim, whatever its devices are; "" if one is."""
+        if not self._supported():
+            return "the API server does not keep binding conditions any more"
+        known = self._rules().schedulers
+        for pod in self._pods.claims.get(key, ()):
+            if pod.scheduler not in known:
+                return f"the scheduler {pod.scheduler} of pod {pod} is not listed in dra.leases.schedulers"
+        return ""
+
+    async def _given_up_by_kubelet(self, claim: ClaimRef) -> bool:
+        """Wait until kubelet has given up every device of a claim, or the claim has lost one; False: not in time."""
+        deadline = time.monotonic() + self._rules().kubelet_seconds
+        while any(held.phase is ClaimPhase.PENDING for held in self._holds(claim)):
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    await self._changed.wait()
+            except TimeoutError:
+                return False
+        return True
+
+    def _holds(self, claim: ClaimRef) -> Iterator[ClaimHold]:
+        ledger = self._ledger_service.ledger
+        for name in ledger.by_claim.get(claim.uid, ()):
+            if (held := ledger.entries[name].claim(claim.uid)) is not None:
+                yield held
+
+    async def _deny(self, wanted: LeaseTo, outcome: LeaseOutcome, reason: str) -> bool:
+        """Deny a claim all of its devices: in the ledger, in the slices, then by the failure condition."""
+        service, condition = self._ledger_service, lease_denied_condition(self._driver)
+        known = any(self._is_denied(wanted.claim, use) for use in wanted.uses)
+        decision = await service.apply(LeaseDenied(wanted.claim, wanted.uses, service.now(), reason))
+        if not decision.accepted:
+            return False
+        seq = service.ledger.seq
+        while self._synced_seq() < seq:
+            try:
+                async with asyncio.timeout(MOST_SECONDS):
+                    await self._changed.wait()
+            except TimeoutError:
+                return False
+        if not known:
+            if len(self._denials) >= REMEMBERED:
+                del self._denials[next(iter(self._denials))]
+            self._denials[wanted.claim.uid] = self._denials.pop(wanted.claim.uid, 0) + 1
+        await self._tell(wanted, condition, "Denied", reason)
+        self._report(wanted, outcome, reason)
+        return True
+
+    def _is_denied(self, claim: ClaimRef, use: DeviceUse) -> bool:
+        entry = self._ledger_service.ledger.entries.get(use.device)
+        return entry is not None and any(held.claim.uid == claim.uid for held in entry.denied)
+
+    async def _tell(self, wanted: LeaseTo, condition: str, reason: str, message: str) -> None:
+        """Set a condition of every device that needs the lease, unless it is set. Raises ClusterError."""
+        if wanted.is_told(condition):
+            return
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        state: Json = {
+            "type": condition,
+            "status": "True",
+            "reason": reason,
+            "message": message[:1024],
+            "lastTransitionTime": now,
+        }
+        entries = [self._entry(use, state) for use in wanted.uses if use.lease and not use.admin]
+        # A manager of its own: the status that is written after Prepare must not take the condition away.
+        manager, seen = lease_condition(self._driver), wanted.resource_version
+        await self._claims.apply_devices(wanted.claim, entries, manager=manager, resource_version=seen)
+
+    def _entry(self, use: DeviceUse, condition: Json) -> Json:
+        entry: Json = {"driver": self._driver, "pool": self._pool, "device": use.device}
+        if use.share is not None:
+            entry["shareID"] = use.share.id
+        return {**entry, "conditions": [condition]}
+
+    def _report(self, wanted: LeaseTo, outcome: LeaseOutcome, reason: str = "") -> None:
+        began = self._began.pop(wanted.claim.uid, time.monotonic())
+        devices = tuple(use.device for use in wanted.uses)
+        self._observer(LeaseEnded(wanted.claim, devices, outcome, time.monotonic() - began, reason))
+
+
+def lease_to(obj: Json, driver: str, pool: str) -> LeaseTo | None:
+    """Read an allocated claim's devices of ``pool``; none of them if none needs a lease. None: it is not allocated.
+
+    Raises PeerError.
+    """
+    metadata, status = obj.get("metadata") or {}, obj.get("status") or {}
+    if not status.get("allocation"):
+        return None
+    if not isinstance(uid := metadata.get("uid"), str):
+        raise PeerError("an allocated claim has no UID")
+    claim = ClaimRef(uid, str(metadata.get("namespace") or ""), str(metadata.get("name") or ""))
+    uses = tuple(result.use() for result in allocation_of(claim, obj, driver).results if result.pool == pool)
+    if not any(use.lease and not use.admin for use in uses):
+        return LeaseTo(claim, (), (), "")
+    shown = _conditions(status.get("devices") or (), uses, driver, pool)
+    return LeaseTo(claim, uses, shown, str(metadata.get("resourceVersion") or ""))
+
+
+def _conditions(
+    entries: Sequence[Json], uses: Sequence[DeviceUse], driver: str, pool: str
+) -> tuple[frozenset[str], ...]:
+    shown = {
+        (entry.get("device"), entry.get("shareID") or ""): frozenset(
+            str(one["type"]) for one in entry.get("conditions") or () if one.get("status") == "True"
+        )
+        for entry in entries
+        if (entry.get("driver"), entry.get("pool")) == (driver, pool)
+    }
+    leased = [use for use in uses if use.lease and not use.admin]
+    return tuple(shown.get((use.device, use.share.id if use.share else ""), frozenset()) for use in leased)
+
+
+async def _end(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,92 @@
+"""Follow the pods that the scheduler has chosen this node for and not bound yet (``status.nominatedNodeName``).
+
+It names the node before it writes the allocation of the pod's claims, and while it waits for their binding conditions.
+So these pods name the claims that wait for a lease here, and no agent has to watch all claims of the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from msgspec import Struct
+
+from drabridge.errors import ClusterError
+from drabridge.evidence.apiserver_pods import claim_names
+from drabridge.kube.api import PODS, Cluster
+from drabridge.kube.json_reader import Json, ObjectIdentity, ObjectView, PodFields
+from drabridge.kube.watch import follow
+
+ClaimKey = tuple[str, str]  # namespace and name
+
+
+class NominatedPod(Struct, frozen=True):
+    """A pod that waits to be bound here."""
+
+    uid: str
+    namespace: str
+    name: str
+    scheduler: str
+    claims: frozenset[str]  # names
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def nominated_pod(pod: Json) -> NominatedPod:
+    """Read a pod of the API server."""
+    metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
+    return NominatedPod(
+        str(metadata.get("uid") or ""),
+        str(metadata.get("namespace") or ""),
+        str(metadata.get("name") or ""),
+        str(spec.get("schedulerName") or ""),
+        claim_names(pod),
+    )
+
+
+class NominatedPods:
+    """The nominated pods of one node. While the watch is lost, those that were known last count."""
+
+    def __init__(self, cluster: Cluster, node: str, changed: Callable[[], None]) -> None:
+        """``changed`` is called after every change."""
+        self._cluster = cluster
+        self._selector = f"status.nominatedNodeName={node}"
+        self._changed = changed
+        self._pods: dict[str, NominatedPod] = {}
+        self.lost_because = "the pods were not listed yet"  # "" while the watch lives
+        self.view = ObjectView(nominated_pod, PodFields)
+
+    async def run(self) -> None:
+        """Follow the pods until cancelled. What was known last counts until the next run."""
+        await follow(self._cluster, PODS, self._selector, self)
+
+    @property
+    def claims(self) -> Mapping[ClaimKey, tuple[NominatedPod, ...]]:
+        """The claims that nominated pods name, with these pods."""
+        found: dict[ClaimKey, tuple[NominatedPod, ...]] = {}
+        for pod in self._pods.values():
+            for name in pod.claims:
+                found[pod.namespace, name] = (*found.get((pod.namespace, name), ()), pod)
+        return found
+
+    # The methods of kube.watch.Follower.
+
+    def listed(self, objects: tuple[NominatedPod, ...]) -> None:
+        self._pods = {pod.uid: pod for pod in objects if pod.claims}
+        self.lost_because = ""
+        self._changed()
+
+    def changed(self, kind: str, obj: NominatedPod) -> None:
+        if kind == "DELETED" or not obj.claims:
+            self._pods.pop(obj.uid, None)
+        else:
+            self._pods[obj.uid] = obj
+        self._changed()
+
+    def unreadable(self, kind: str, identity: ObjectIdentity) -> None:
+        """Its claims get no lease; the scheduler gives up in the end."""
+        self._pods.pop(str(identity.uid), None)
+        self._changed()
+
+    def lost(self, error: ClusterError) -> None:
+        self.lost_because = str(error)
