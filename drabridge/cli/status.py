@@ -20,6 +20,7 @@ from drabridge.status.wording import (
     grouped_refusals,
     holders,
     move_text,
+    owner,
     parse_time,
     verdict,
 )
@@ -179,7 +180,7 @@ def _device(row: Row, now: float, wide: bool) -> dict[str, Any]:
     return {
         "device": row["name"],
         "lane": row["lane"],
-        "owner": row["owner"] if row["presence"] == "present" else f"{row['owner']}, {row['presence']}",
+        "owner": owner(row) if row["presence"] == "present" else f"{owner(row)}, {row['presence']}",
         "holder": holders(row, None if wide else HOLDERS_MAX),
         "since": age(now, parse_time(row["since"])),
         "evidence": "; ".join(filter(None, (row["reason"], because))),

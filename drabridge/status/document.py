@@ -16,7 +16,7 @@ from msgspec.structs import asdict
 
 from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.ledger.eligibility import blocking_relative, dra_schedulable, legacy_healthy
-from drabridge.ledger.model import ClaimHold, Entry, Hold, Lane, Ledger, Owner, PodRef
+from drabridge.ledger.model import ClaimHold, ClaimPhase, Entry, Hold, Lane, Ledger, Owner, PodRef
 from drabridge.ledger.policy import LedgerPolicy
 
 API_VERSION = "drabridge/v1alpha1"
@@ -113,12 +113,12 @@ def _ordered(ledger: Ledger, snapshot: Snapshot) -> list[Entry]:
 
 def _device(devices: NodeDevices, entry: Entry, device: Device | None) -> Document:
     """Return the row of one device; ``device`` is None while it is gone."""
-    ledger, policy = devices.ledger, devices.policy
+    ledger = devices.ledger
     offered = [
         side
         for side, shown in (
-            ("legacy", legacy_healthy(ledger, entry, policy)),
-            ("dra", dra_schedulable(ledger, entry, policy)),
+            ("legacy", legacy_healthy(ledger, entry)),
+            ("dra", dra_schedulable(ledger, entry)),
         )
         if shown
     ]
@@ -151,7 +151,9 @@ def _device(devices: NodeDevices, entry: Entry, device: Device | None) -> Docume
 
 
 def _hindrance_text(ledger: Ledger, entry: Entry) -> str:
-    """Return why a free device that is there is offered to nobody in its lane; "" if it is offered."""
+    """Return why a device is not offered though its lane and its presence allow it; "" if nothing hinders it."""
+    if entry.denied:
+        return f"claim {entry.denied[0].claim} was denied its lease, and has not let go of it: for no other claim"
     there = entry.owner is Owner.NONE and entry.device.presence is Presence.PRESENT
     if not there or (relative := blocking_relative(ledger, entry)) is None:
         return ""
@@ -190,6 +192,7 @@ def _holders(entry: Entry) -> list[Document]:
             "shares": [share.id for share in held.shares],
         }
         for held in entry.claims
+        if held.phase is not ClaimPhase.DENIED
     ]
     return found
 
@@ -202,6 +205,7 @@ def evidence(entry: Entry) -> str:
     claims = [
         f"{held.phase}{_lingering(held)}{'' if held.api_allocated else ' (no longer allocated in the API)'}"
         for held in entry.claims
+        if held.phase is not ClaimPhase.DENIED
     ]
     return ", ".join([*hold, *claims]) or str(entry.owner)
 
@@ -265,6 +269,8 @@ def allocation_labels(entry: Entry) -> list[tuple[str, ...]]:
         pods = entry.hold.pods or (PodRef(),)
         rows += [(device, resource, "deviceplugin", pod.namespace, pod.name, pod.container, "", "") for pod in pods]
     for held in entry.claims:
+        if held.phase is ClaimPhase.DENIED:
+            continue
         for share in held.shares or (None,):
             share_id = share.id if share else ""
             rows.append((device, resource, "dra", held.claim.namespace, "", "", held.claim.name, share_id))

@@ -23,6 +23,7 @@ from drabridge.status.wording import (
     grouped_refusals,
     holder,
     move_text,
+    owner,
     parse_time,
     verdict,
 )
@@ -129,8 +130,8 @@ def _trouble(document: Row) -> Iterator[tuple[str, str]]:
         yield "Not ready", reason
     for collision in document["collisions"]:
         yield "Not offered", collision
-    for owner, words in doubts(document):
-        yield owner.capitalize(), words
+    for what, words in doubts(document):
+        yield what.capitalize(), words
 
 
 def _trouble_section(trouble: Sequence[tuple[str, str]]) -> Html | None:
@@ -201,7 +202,9 @@ def _groups(resource: Row) -> Iterator[tuple[str, bool, int]]:
 
     How many are free is known for the offered lanes; the rest counts as held.
     """
-    offered = {"legacy": resource["offeredToPods"], "dra": resource["offeredToClaims"]}
+    pods, claims = resource["offeredToPods"], resource["offeredToClaims"]
+    both = min(resource["lanes"].get("shared", 0), pods, claims)
+    offered = {"legacy": pods - both, "dra": claims - both, "shared": both}
     for lane, count in resource["lanes"].items():
         free = min(count, offered.get(lane, 0))
         yield lane, True, free
@@ -211,7 +214,8 @@ def _groups(resource: Row) -> Iterator[tuple[str, bool, int]]:
 def _legend(resource: Row, bad: bool) -> Html:
     lanes = [tag("span", *_lane_words(lane), f" {count}") for lane, count in resource["lanes"].items()]
     wanted = resource["wanted"]
-    wish = f"wanted: {wanted['legacy']} legacy, {wanted['dra']} dra ({wanted['source']})" if wanted["legacy"] else None
+    shares = ", ".join(f"{wanted[lane]} {lane}" for lane in ("legacy", "dra", "shared") if lane in wanted)
+    wish = f"wanted: {shares} ({wanted['source']})" if wanted["legacy"] else None
     return tag(
         "p",
         *lanes,
@@ -311,7 +315,7 @@ def _device(row: Row, now: float) -> Sequence[object]:
         _with_detail(tag("code", row["name"]), where),
         _health(row),
         _with_detail(Html(join(_lane_words(row["lane"]))), _move(row, now)),
-        row["owner"] if row["owner"] != "none" else "free",
+        owner(row) if row["owner"] != "none" else "free",
         Html("".join(held)) if held else "nobody" if row["owner"] == "none" else "an unknown holder",
         age(now, parse_time(row["since"])),
         evidence(row, now),

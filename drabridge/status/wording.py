@@ -11,6 +11,8 @@ Row = Mapping[str, Any]
 
 HOLDERS_MAX = 3  # named in one sentence or cell of a device that many share; -o wide and the page name all
 
+_LEASES = {"dra-pending": "leasing", "dra-granted": "leased", "dra-prepared": "leased, prepared"}  # in the shared lane
+
 DOUBT = frozenset({"conflict", "quarantine"})
 
 _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
@@ -36,6 +38,12 @@ def doubts(document: Row) -> list[tuple[str, str]]:
             who = " and ".join(holder(one) for one in row["holders"]) or "nobody knows who holds it"
             found.append((row["owner"], f"{row['name']} ({row['resource']}): {who}"))
     return found
+
+
+def owner(row: Row) -> str:
+    """Return who owns a device, in one or two words: what claims have of the shared lane is leased to them."""
+    word = str(row["owner"])
+    return _LEASES.get(word, word) if row["lane"] == "shared" else word
 
 
 def holder(one: Row) -> str:

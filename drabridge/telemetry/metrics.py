@@ -101,6 +101,13 @@ TABLE: dict[str, Definition] = {
         Definition("resourceslice_publish", "counter", ("result",), "Writes of ResourceSlices, by outcome."),
         Definition("hold_reason", "gauge", ("reason",), "Devices by the reason why they are still held."),
         Definition("lane_devices", "gauge", ("resource", "lane"), "Devices by lane."),
+        Definition("leases", "counter", ("resource", "result"), "Leases that ended, by outcome; once for each device."),
+        Definition(
+            "lease_duration_seconds",
+            "histogram",
+            ("result",),
+            "Time from when a claim's allocation was seen to the condition that grants or denies it.",
+        ),
         Definition("lane_transfer_seconds", "histogram", ("resource", "direction"), "Time of finished lane moves."),
         Definition(
             "standby",

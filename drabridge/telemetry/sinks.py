@@ -9,13 +9,19 @@ from collections.abc import Callable
 from typing import assert_never
 
 import deviceplugin
-from drabridge.dra.facts import ClaimHandled, PublishFailed, RegistrationChanged, Requested, SlicesPublished
+from drabridge.dra.facts import (
+    ClaimHandled,
+    LeaseEnded,
+    LeaseOutcome,
+    PublishFailed,
+    RegistrationChanged,
+    Requested,
+    SlicesPublished,
+)
 from drabridge.dra.facts import Fact as DraFact
 from drabridge.inventory.facts import EventSeen, MonitorRestarted, Reconciled, ReconcileFailed, SourceChanged
 from drabridge.inventory.facts import Fact as InventoryFact
 from drabridge.ledger.effects import (
-    ConfirmClaim,
-    DenyClaim,
     Effect,
     LaneMoveAborted,
     LaneMoved,
@@ -137,6 +143,8 @@ class Sinks:
         match fact:
             case ClaimHandled():
                 self._claim(fact)
+            case LeaseEnded():
+                self._lease(fact)
             case Requested():
                 self._metrics.time("grpc_request_duration_seconds", fact.seconds, "dra", fact.method, fact.code)
             case SlicesPublished():
@@ -151,6 +159,24 @@ class Sinks:
                 )
             case _:
                 assert_never(fact)
+
+    def _lease(self, fact: LeaseEnded) -> None:
+        granted = fact.outcome is LeaseOutcome.GRANTED
+        for device in fact.devices:
+            self._metrics.count("leases", self._resource_of(device), str(fact.outcome))
+        self._metrics.time("lease_duration_seconds", fact.seconds, str(fact.outcome))
+        log.log(
+            logging.INFO if granted else logging.WARNING,
+            "leased" if granted else "lease denied",
+            extra={
+                "claim": str(fact.claim),
+                "uid": fact.claim.uid,
+                "devices": list(fact.devices),
+                "outcome": str(fact.outcome),
+                "seconds": round(fact.seconds, 4),
+                "reason": fact.reason,
+            },
+        )
 
     def _claim(self, fact: ClaimHandled) -> None:
         if fact.method == "prepare":
@@ -208,7 +234,7 @@ class Sinks:
                     "lane move put off",
                     extra={"device": effect.device, "lane": str(effect.target), "reason": effect.because},
                 )
-            case Readvertise() | DenyClaim() | ConfirmClaim() | Notify():
+            case Readvertise() | Notify():
                 pass  # the agent acts on these
             case _:
                 assert_never(effect)

@@ -247,8 +247,12 @@ async def wait_for(bed: Bed, what: str, condition: Callable[[], Awaitable[Any]],
 
 
 def expected_lanes(config: Json) -> dict[str, tuple[int, int]]:
-    """Devices of each resource in the legacy lane and in the other, as the configuration has them at first."""
-    return {one["name"]: (one["lanes"]["legacy"], one["lanes"]["dra"]) for one in config["resources"]}
+    """Devices of each resource for pods with limits and for claims, as the configuration has them at first."""
+    return {
+        one["name"]: (one["lanes"]["legacy"] + both, one["lanes"]["dra"] + both)
+        for one in config["resources"]
+        for both in (one["lanes"].get("shared", 0),)
+    }
 
 
 async def lanes(bed: Bed, resource: str = RESOURCE) -> tuple[int, int]:
