@@ -13,6 +13,7 @@ from pathlib import Path
 
 from drabridge.errors import DrabridgeError
 from tests.soak.real.bed import missing
+from tests.soak.real.load import DEMAND
 from tests.soak.real.run import soak as soak_real
 from tests.soak.run import soak
 
@@ -39,6 +40,15 @@ def main() -> int:
         "the ends of pods, and the agent's log in FILE.agent",
     )
     parser.add_argument("--real", action="store_true", help="on the node that KUBECONFIG leads to, as root on it")
+    parser.add_argument("--shared", action="store_true", help="with --real: every device is offered to both APIs")
+    parser.add_argument("--calm", action="store_true", help="with --real: no faults, to measure times")
+    parser.add_argument(
+        "--demand",
+        type=float,
+        default=DEMAND,
+        metavar="X",
+        help="with --real: devices asked for by each API, per device of the node (default: %(default)s)",
+    )
     parser.add_argument("--broken", metavar="VARIANT", help="an agent without one rule (tests.support.broken_agent)")
     arguments = parser.parse_args()
     seconds = arguments.seconds if arguments.seconds is not None else arguments.minutes * 60
@@ -51,7 +61,18 @@ def main() -> int:
             say(f"a soak on a real node needs {'; '.join(lacking)}")
             return 2
         try:
-            found = asyncio.run(soak_real(seconds, arguments.seed, os.environ, say, arguments.log))
+            found = asyncio.run(
+                soak_real(
+                    seconds,
+                    arguments.seed,
+                    os.environ,
+                    say,
+                    arguments.log,
+                    shared=arguments.shared,
+                    calm=arguments.calm,
+                    demand=arguments.demand,
+                )
+            )
         except (DrabridgeError, AssertionError) as error:  # no cluster, or one that is not fit for it
             say(f"soak: {error}")
             return 1

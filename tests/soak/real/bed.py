@@ -62,6 +62,8 @@ CONFIG: Json = {
         }
     ],
 }
+SHARED_CONFIG: Json = {**CONFIG, "resources": [{**CONFIG["resources"][0], "lanes": {"shared": "*"}}]}
+"""Every device for both APIs, whichever comes first."""
 
 EVENTS = Kind("", "v1", "events")
 
@@ -70,7 +72,7 @@ NEEDED = {
     "DRABRIDGE_TEST_IMAGE": "the agent's image, known to the node",
     "DRABRIDGE_TEST_BUSYBOX": "an image with sh and flock, known to the node",
     "DRABRIDGE_TEST_CONTROL": "the program that makes faults: PROGRAM stop|kill|start|restart "
-    "kubelet|apiserver|containerd",
+    "kubelet|apiserver|containerd|scheduler",
 }
 READY_SECONDS = 120.0
 POLL_SECONDS = 0.3
@@ -93,9 +95,11 @@ def anonymous_kib(smaps_rollup: str) -> int:
 class RealNode(RealBed):
     """The bed of the cluster tests with its own configuration, which also reads and changes the node's files."""
 
-    def __init__(self, api: KubernetesCluster, node: Json, locks: Path, log: Log) -> None:
+    def __init__(self, api: KubernetesCluster, node: Json, locks: Path, log: Log, *, shared: bool = False) -> None:
         self.object_name = str(node["metadata"]["name"])
-        super().__init__(api, self.object_name, node["metadata"]["labels"]["kubernetes.io/hostname"], CONFIG)
+        hostname = node["metadata"]["labels"]["kubernetes.io/hostname"]
+        super().__init__(api, self.object_name, hostname, SHARED_CONFIG if shared else CONFIG)
+        self.shared = shared
         self.patience = READY_SECONDS
         self.log = log
         self.locks = locks
@@ -242,7 +246,7 @@ async def create(api: KubernetesCluster, kind: Kind, body: Json) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def real_node(environ: Mapping[str, str], log: Log) -> AsyncIterator[RealNode]:
+async def real_node(environ: Mapping[str, str], log: Log, *, shared: bool = False) -> AsyncIterator[RealNode]:
     """The node with a ready agent, and no workload. Raises AssertionError when that cannot be had.
 
     The caller restores it; here that is done only when something fails.
@@ -257,7 +261,7 @@ async def real_node(environ: Mapping[str, str], log: Log) -> AsyncIterator[RealN
             for one in nodes
             if (one["metadata"]["name"] == chosen if chosen else not one["spec"].get("unschedulable"))
         )
-        made = RealNode(api, node, locks, log)
+        made = RealNode(api, node, locks, log, shared=shared)
         await made.restore()  # leftovers of a killed run
         try:
             await made.install()

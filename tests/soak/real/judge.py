@@ -192,6 +192,8 @@ class Waits:
         self._since: dict[tuple[str, bool], float] = {}
         self._last = 0.0
         self.stuck: dict[str, str] = {}  # uid -> sentence
+        self.longest = 0.0
+        """Seconds that a pod waited while enough devices for it were free all the time."""
 
     def observe(self, sample: Sample) -> None:
         """Look at one moment more."""
@@ -205,6 +207,8 @@ class Waits:
             if pod.blocked or pod.uid in sample.excused or sample.free.get(pod.lane, 0) < pod.needs:
                 continue  # begins anew when it is seen next
             since = self._since[key] = before.get(key, sample.at)
+            if pod.needs:
+                self.longest = max(self.longest, sample.at - since)
             if sample.at - since > STUCK_SECONDS:
                 state = f"{pod.needs} free" if pod.needs else "its own"
                 self.stuck[pod.uid] = (
@@ -218,8 +222,13 @@ def left_over(
     locked: Iterable[str],
     files: Iterable[str],
     objects: Iterable[str],
+    *,
+    apis: int = 1,
 ) -> list[str]:
-    """What is left when everybody is gone: rows of the agent's status, locks, files on the node, objects of the API."""
+    """What is left when everybody is gone: rows of the agent's status, locks, files on the node, objects of the API.
+
+    ``apis``: to how many a free device is offered.
+    """
     rows = list(devices)
     found = [
         f"{row['name']} is still {row['owner']} ({row.get('evidence', '')}): {row.get('holders')}"
@@ -229,7 +238,7 @@ def left_over(
     found += [
         f"{row['name']} is offered to {' and '.join(row['offered']) or 'nobody'}: {row}"
         for row in rows
-        if row["owner"] == "none" and len(row["offered"]) != 1
+        if row["owner"] == "none" and len(row["offered"]) != apis
     ]
     if len(rows) != known:
         found.append(f"{len(rows)} devices are known, {known} exist")

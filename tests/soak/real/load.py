@@ -10,17 +10,19 @@ from dataclasses import dataclass, field
 
 from drabridge.errors import DrabridgeError
 from drabridge.kube.api import Kind, Listing
+from drabridge.kube.watch import follow
 from tests.cluster.bed import CLAIMS, NAMESPACE, NODES, PODS, SLICES, TEMPLATES
 from tests.soak.real import container, judge
 from tests.soak.real.bed import CLASS, DRIVER, EVENTS, NAMES, RESOURCE, RealNode, create
 from tests.soak.real.container import STUBBORN_GRACE_SECONDS, Json
 from tests.soak.real.judge import Sample, Waiting, Waits
+from tests.soak.real.starts import Starts
 from tests.soak.run import kind_of
 
 LEGACY, CLAIM = "legacy", "dra"
 TICK_SECONDS = 0.7
 DEMAND = 1.0
-"""Devices asked for in each lane, per device of the node: half of them are in a lane, so two for each of those."""
+"""Devices asked for by each API, per device of the node: half of them are in a lane, so two for each of those."""
 LIVES_SECONDS = (2.0, 15.0)
 FOREVER_SECONDS = 600.0  # of a container that waits for being deleted
 BY_FAULT = ("agent away", "starting", "API away")
@@ -73,7 +75,9 @@ class Load:
 
     node: RealNode
     rng: random.Random
+    demand: float = DEMAND
     running: bool = True
+    starts: Starts = field(default_factory=Starts)
     waits: Waits = field(default_factory=Waits)
     created: Counter[str] = field(default_factory=Counter)
     deaths: Counter[str] = field(default_factory=Counter)
@@ -98,6 +102,10 @@ class Load:
                     self.node.log(f"load: {str(error)[:200]}")
                 away = True
             await asyncio.sleep(TICK_SECONDS)
+
+    async def watch_starts(self) -> None:
+        """Time, until cancelled, how long each pod takes to run."""
+        await follow(self.node.api, PODS, f"metadata.namespace={NAMESPACE}", self.starts)
 
     async def prepare(self) -> None:
         """The template that pods use."""
@@ -208,7 +216,7 @@ class Load:
     def _fill(self) -> None:
         for lane in (LEGACY, CLAIM):
             asked = sum(pod.shape.count / pod.shape.pods for pod in self._pods.values() if pod.shape.lane == lane)
-            if asked < len(NAMES) * DEMAND:
+            if asked < len(NAMES) * self.demand:
                 self._make(lane)
 
     def _make(self, lane: str) -> None:

@@ -17,8 +17,8 @@ from tests.cluster.real_bed import AGENT
 from tests.soak.real import judge
 from tests.soak.real.bed import DRA, LEGACY, NAMES, READY_SECONDS, RealNode, comes_true, real_node
 from tests.soak.real.judge import STUCK_SECONDS, Verdict
-from tests.soak.real.load import Load
-from tests.soak.real.storm import Storm
+from tests.soak.real.load import DEMAND, Load
+from tests.soak.real.storm import HALVES, SHARED, Storm
 from tests.soak.run import listed
 
 PROGRESS_SECONDS = 10.0
@@ -58,17 +58,25 @@ class Memory:
 
 
 async def soak(
-    seconds: float, seed: int, environ: Mapping[str, str], say: Callable[[str], None] = print, log: Path | None = None
+    seconds: float,
+    seed: int,
+    environ: Mapping[str, str],
+    say: Callable[[str], None] = print,
+    log: Path | None = None,
+    *,
+    shared: bool = False,
+    calm: bool = False,
+    demand: float = DEMAND,
 ) -> Verdict:
     """Load and faults for ``seconds``, then at most 150 s without faults, then the verdict; restore the node."""
     verdict, began = Verdict(), time.monotonic()
     with contextlib.ExitStack() as files:
         file = files.enter_context(log.open("w")) if log is not None else None
         book = Logbook(file)
-        async with real_node(environ, book) as node:
+        async with real_node(environ, book, shared=shared) as node:
             said = files.enter_context(log.with_name(f"{log.name}.agent").open("w")) if log is not None else None
             async with _beside(_follow(said), node.watch_checkpoint()):
-                await _run(node, seconds, seed, say, verdict)
+                await _run(node, seconds, seed, say, verdict, calm, demand)
                 try:
                     await node.restore()
                 except AssertionError as error:
@@ -90,16 +98,20 @@ async def soak(
     return verdict
 
 
-async def _run(node: RealNode, seconds: float, seed: int, say: Callable[[str], None], verdict: Verdict) -> None:
+async def _run(
+    node: RealNode, seconds: float, seed: int, say: Callable[[str], None], verdict: Verdict, calm: bool, demand: float
+) -> None:
     began, memory = time.monotonic(), Memory(node)
     memory.look()
     say(f"soak: seed {seed}, {len(NAMES)} devices of {node.object_name}, for {seconds:.0f} s")
-    load = Load(node, random.Random(f"load {seed}"))
-    storm = Storm(node, random.Random(f"storm {seed}"), began + seconds)
+    load = Load(node, random.Random(f"load {seed}"), demand)
+    faults = SHARED if node.shared else HALVES
+    storm = Storm(node, random.Random(f"storm {seed}"), began if calm else began + seconds, faults)
     await load.prepare()
     async with asyncio.TaskGroup() as group:
         working = group.create_task(load.run(), name="load")
         blowing = group.create_task(storm.run(), name="storm")
+        timing = group.create_task(load.watch_starts(), name="starts")
         while (left := began + seconds - time.monotonic()) > 0:
             await asyncio.sleep(min(left, PROGRESS_SECONDS))
             memory.look()
@@ -107,15 +119,16 @@ async def _run(node: RealNode, seconds: float, seed: int, say: Callable[[str], N
         await blowing
         load.finish()
         node.log("the storm is over: those who wait get their turn")
-        calm = time.monotonic()
+        calm_since = time.monotonic()
         await comes_true(lambda: _calm(node), READY_SECONDS)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(working), max(1.0, calm + STUCK_SECONDS - time.monotonic()))
+            await asyncio.wait_for(asyncio.shield(working), max(1.0, calm_since + STUCK_SECONDS - time.monotonic()))
         stuck = load.waits.stuck | {
             uid: f"{name} still waits after {STUCK_SECONDS:.0f} s without faults" for uid, name in load.waiting.items()
         }
         terminating = [] if working.done() else [name for name in load.names if name not in load.waiting.values()]
         working.cancel()
+        timing.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await working
     last = memory.look()
@@ -134,6 +147,9 @@ async def _run(node: RealNode, seconds: float, seed: int, say: Callable[[str], N
         verdict.failures.append("no container ever had a device")
     say(f"faults: {listed(storm.counts)}; pods force-deleted {sum(line.verb == 'forced' for line in journal)}")
     say(f"pods created: {listed(load.created)}; ends: {listed(load.deaths)}; failed: {listed(load.failed)}")
+    for line in load.starts.lines():
+        say(line)
+    say(f"the longest wait for a free device: {load.waits.longest:.0f} s")
     say(f"refusals: {listed(Counter(load.refused.values()))}")
     say(f"memory of the agent, anonymous, KiB: start {memory.start}, end {last}, most {memory.most}")
     for conflict in kubelets:
@@ -150,6 +166,7 @@ async def _calm(node: RealNode) -> bool:
 async def _settled(node: RealNode) -> list[str]:
     """What is left over when everything had time to go."""
     found: list[str] = []
+    wanted = (len(NAMES), len(NAMES)) if node.shared else (LEGACY, DRA)
 
     async def nothing() -> bool:
         status = await node.status() or {"devices": []}
@@ -158,12 +175,14 @@ async def _settled(node: RealNode) -> list[str]:
             *(f"pod {one['metadata']['name']}" for one in await node.workload_pods()),
             *(f"claim {one['metadata']['name']}" for one in claims),
         ]
-        found[:] = judge.left_over(status["devices"], len(NAMES), node.locked(), node.files(), objects)
-        sides = Counter(row["offered"][0] for row in status["devices"] if len(row["offered"]) == 1)
-        return not found and (sides["legacy"], sides["dra"]) == (LEGACY, DRA)
+        found[:] = judge.left_over(
+            status["devices"], len(NAMES), node.locked(), node.files(), objects, apis=2 if node.shared else 1
+        )
+        sides = Counter(side for row in status["devices"] for side in row["offered"])
+        return not found and (sides["legacy"], sides["dra"]) == wanted
 
     if not await comes_true(nothing, SETTLE_SECONDS) and not found:
-        found.append(f"the lanes are not {LEGACY} and {DRA} again")
+        found.append(f"limits and claims are not offered {wanted[0]} and {wanted[1]} devices again")
     return found
 
 

@@ -35,6 +35,8 @@ class Storm:
     rng: random.Random
     ends_at: float
     """Monotonic. No fault begins that would last longer."""
+    kinds: tuple[str, ...]
+    """Of :data:`FAULTS`: those that happen."""
     counts: Counter[str] = field(default_factory=Counter)
     _deck: list[str] = field(default_factory=list)
 
@@ -53,8 +55,8 @@ class Storm:
 
     def _draw(self) -> str:
         if not self._deck:
-            names = list(FAULTS)
-            self._deck = [*names, *self.rng.choices(names, [weight for weight, _ in FAULTS.values()], k=len(names))]
+            names = list(self.kinds)
+            self._deck = [*names, *self.rng.choices(names, [FAULTS[name][0] for name in names], k=len(names))]
             first, rest = self._deck[: len(names)], self._deck[len(names) :]
             self.rng.shuffle(first)
             self._deck = [*first, *rest]
@@ -131,6 +133,10 @@ class Storm:
         await self.node.fault("restart", "containerd")
         return "ended and started"
 
+    async def _restart_scheduler(self) -> str:
+        await self.node.fault("restart", "scheduler")
+        return "ended and started"
+
     async def _move_lanes(self) -> str:
         legacy = self.rng.randint(1, len(NAMES) - 1)
         await self.node.move_lanes(legacy)
@@ -146,5 +152,8 @@ FAULTS: dict[str, tuple[int, Callable[[Storm], Awaitable[str]]]] = {
     "API server away": (1, Storm._api_away),
     "containerd restarted": (2, Storm._restart_containerd),
     "lanes moved": (6, Storm._move_lanes),
+    "scheduler restarted": (2, Storm._restart_scheduler),
 }
+HALVES = tuple(name for name in FAULTS if name != "scheduler restarted")
+SHARED = tuple(name for name in FAULTS if name != "lanes moved")  # all devices are in one lane
 TAKES = {"API server away": LONGEST_SECONDS, "kubelet killed": 15.0}
