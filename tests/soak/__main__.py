@@ -41,7 +41,11 @@ def main() -> int:
     )
     parser.add_argument("--real", action="store_true", help="on the node that KUBECONFIG leads to, as root on it")
     parser.add_argument("--shared", action="store_true", help="with --real: every device is offered to both APIs")
-    parser.add_argument("--calm", action="store_true", help="with --real: no faults, to measure times")
+    parser.add_argument(
+        "--faults",
+        metavar="WORDS",
+        help="with --real: only those whose names begin so, for example agent,kubelet; none, to measure times",
+    )
     parser.add_argument(
         "--demand",
         type=float,
@@ -69,7 +73,7 @@ def main() -> int:
                     say,
                     arguments.log,
                     shared=arguments.shared,
-                    calm=arguments.calm,
+                    faults=None if arguments.faults is None else tuple(arguments.faults.split(",")),
                     demand=arguments.demand,
                 )
             )

@@ -65,10 +65,13 @@ async def soak(
     log: Path | None = None,
     *,
     shared: bool = False,
-    calm: bool = False,
+    faults: tuple[str, ...] | None = None,
     demand: float = DEMAND,
 ) -> Verdict:
-    """Load and faults for ``seconds``, then at most 150 s without faults, then the verdict; restore the node."""
+    """Load and faults for ``seconds``, then at most 150 s without faults, then the verdict; restore the node.
+
+    ``shared``: every device is offered to both APIs. ``faults``: how the names of those that happen begin; None: all.
+    """
     verdict, began = Verdict(), time.monotonic()
     with contextlib.ExitStack() as files:
         file = files.enter_context(log.open("w")) if log is not None else None
@@ -76,7 +79,7 @@ async def soak(
         async with real_node(environ, book, shared=shared) as node:
             said = files.enter_context(log.with_name(f"{log.name}.agent").open("w")) if log is not None else None
             async with _beside(_follow(said), node.watch_checkpoint()):
-                await _run(node, seconds, seed, say, verdict, calm, demand)
+                await _run(node, seconds, seed, say, verdict, faults, demand)
                 try:
                     await node.restore()
                 except AssertionError as error:
@@ -99,14 +102,20 @@ async def soak(
 
 
 async def _run(
-    node: RealNode, seconds: float, seed: int, say: Callable[[str], None], verdict: Verdict, calm: bool, demand: float
+    node: RealNode,
+    seconds: float,
+    seed: int,
+    say: Callable[[str], None],
+    verdict: Verdict,
+    faults: tuple[str, ...] | None,
+    demand: float,
 ) -> None:
     began, memory = time.monotonic(), Memory(node)
     memory.look()
     say(f"soak: seed {seed}, {len(NAMES)} devices of {node.object_name}, for {seconds:.0f} s")
     load = Load(node, random.Random(f"load {seed}"), demand)
-    faults = SHARED if node.shared else HALVES
-    storm = Storm(node, random.Random(f"storm {seed}"), began if calm else began + seconds, faults)
+    kinds = tuple(one for one in (SHARED if node.shared else HALVES) if faults is None or one.startswith(faults))
+    storm = Storm(node, random.Random(f"storm {seed}"), began + seconds, kinds)
     await load.prepare()
     async with asyncio.TaskGroup() as group:
         working = group.create_task(load.run(), name="load")
@@ -119,10 +128,10 @@ async def _run(
         await blowing
         load.finish()
         node.log("the storm is over: those who wait get their turn")
-        calm_since = time.monotonic()
+        calm = time.monotonic()
         await comes_true(lambda: _calm(node), READY_SECONDS)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(working), max(1.0, calm_since + STUCK_SECONDS - time.monotonic()))
+            await asyncio.wait_for(asyncio.shield(working), max(1.0, calm + STUCK_SECONDS - time.monotonic()))
         stuck = load.waits.stuck | {
             uid: f"{name} still waits after {STUCK_SECONDS:.0f} s without faults" for uid, name in load.waiting.items()
         }

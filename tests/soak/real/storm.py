@@ -41,7 +41,7 @@ class Storm:
     _deck: list[str] = field(default_factory=list)
 
     async def run(self) -> None:
-        while True:
+        while self.kinds:
             await asyncio.sleep(self.rng.uniform(*CALM_SECONDS))
             name = self._draw()
             if time.monotonic() + TAKES.get(name, 10.0) > self.ends_at:
