@@ -32,6 +32,7 @@ REASONS: dict[str, tuple[str, str]] = {
     "DeviceRefused": ("ResourceClaim", "The claim's device was refused because somebody else holds it."),
     "DeviceConflict": ("Node, Pod, ResourceClaim", "Kubelet shows a pod on a device that a claim holds. Stop one."),
     "DeviceAdopted": ("Node", "A pod was found on a device that the ledger did not know as held: it is now."),
+    "LeaseDenied": ("ResourceClaim", "The claim was denied a shared device; says why. The scheduler chooses another."),
     "HeldDeviceUnavailable": ("Node", "A device became faulty or was unplugged while somebody holds it."),
     "LedgerLost": (
         "Node",

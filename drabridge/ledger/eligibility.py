@@ -33,7 +33,7 @@ def dra_schedulable(ledger: Ledger, entry: Entry) -> bool:
     if entry.device.presence is not Presence.PRESENT or entry.denied:
         return False
     if entry.owner in DRA_OWNERS:
-        return not entry.leaving and all(_scheduler_counts(held, entry) for held in entry.holders)
+        return entry.move is None and all(_scheduler_counts(held, entry) for held in entry.holders)
     return _free_for(ledger, entry, _DRA_LANES)
 
 

@@ -240,11 +240,6 @@ class Entry(Struct, frozen=True):
         return any(held.phase is ClaimPhase.PENDING for held in self.holders)
 
     @property
-    def leaving(self) -> bool:
-        """Whether the device is to leave its lane: the last one to choose for new work."""
-        return self.move is not None
-
-    @property
     def leaves_when_released(self) -> bool:
         """Whether the device is held and moves when it is released."""
         return self.move is not None and self.move.step is MoveStep.WAITING
@@ -403,11 +398,7 @@ class Ledger(Struct, frozen=True):
 
 
 def _uids(entry: Entry | None) -> tuple[str, ...]:
-    if entry is None or not entry.claims:
-        return ()
-    if len(entry.claims) == 1:
-        return (entry.claims[0].claim.uid,)
-    return tuple(dict.fromkeys(held.claim.uid for held in entry.claims))
+    return tuple(dict.fromkeys(held.claim.uid for held in entry.claims)) if entry and entry.claims else ()
 
 
 def _roots(entry: Entry | None) -> tuple[str, ...]:

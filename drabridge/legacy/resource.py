@@ -169,7 +169,7 @@ class LegacyResource:
 
     def _leaving(self, unit: str) -> bool:
         entry = self._ledger_service.ledger.entries.get(self._ids.owner.get(unit, ""))
-        return entry is not None and entry.leaving
+        return entry is not None and entry.move is not None
 
     @property
     def pre_start_required(self) -> bool:

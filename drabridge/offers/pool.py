@@ -119,7 +119,7 @@ def _reason(entry: Entry) -> str:
     """Why a present device is not available, as a label's value."""
     if entry.denied and entry.owner in (Owner.NONE, *DRA_OWNERS):
         return "lease-denied"
-    if entry.owner in DRA_OWNERS and entry.leaving:
+    if entry.owner in DRA_OWNERS and entry.move:
         return "leaving"
     return str(entry.owner) if entry.owner is not Owner.NONE else "overlaps"
 

@@ -83,6 +83,8 @@ class Load:
     deaths: Counter[str] = field(default_factory=Counter)
     refused: dict[str, str] = field(default_factory=dict)  # pod UID -> kind, the first one
     failed: Counter[str] = field(default_factory=Counter)
+    free: int = 0
+    """Devices that nobody has, as the API shows them."""
     waiting: dict[str, str] = field(default_factory=dict)  # pod UID -> name, as last seen
     _pods: dict[str, Pod] = field(default_factory=dict)
     _wanted: list[tuple[Kind, Json]] = field(default_factory=list)  # to be created, in this order
@@ -137,6 +139,7 @@ class Load:
         prepared = judge.prepared(self.node.dra_manager_state())
         sample = sample_of(time.monotonic(), pods, claims, slices, node, excused, prepared)
         self.waiting = {one.uid: one.pod for one in sample.waiting}
+        self.free = max(0, min(sample.free.values()) if self.node.shared else sum(sample.free.values()))
         self.waits.observe(sample)
         await self._look(pods)
         if self.running:

@@ -199,7 +199,7 @@ def _progress(at: float, node: RealNode, load: Load, storm: Storm) -> str:
     journal = judge.parse(node.journal())
     return (
         f"soak: {at:4.0f} s  pods {len({line.uid for line in journal if line.verb == 'has'})} ({len(load.names)} now, "
-        f"{len(load.waiting)} waiting)  refused {len(load.refused)}  locks taken "
+        f"{len(load.waiting)} waiting, {load.free} free)  refused {len(load.refused)}  locks taken "
         f"{sum(line.verb == 'taken' for line in journal)}  stuck {len(load.waits.stuck)}  faults {storm.counts.total()}"
     )
 
