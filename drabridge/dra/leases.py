@@ -185,6 +185,8 @@ class Leases:
             wanted = lease_to(obj, self._driver, self._pool)
         if wanted is None or not wanted.uses:
             return wanted is not None
+        if any(map(wanted.is_told, (lease_condition(self._driver), lease_denied_condition(self._driver)))):
+            return True
         claim, service = wanted.claim, self._ledger_service
         self._began.setdefault(claim.uid, time.monotonic())
         if why := self._refusal(key):

@@ -10,23 +10,23 @@ from msgspec.structs import replace
 from drabridge.ledger.model import Lane, Owner
 from drabridge.ledger.table import DeviceSignal
 from drabridge.ledger.transitions.no_change import ignore
-from tests.ledger.search.mutants import MUTANTS, Mutant, other_rows
+from tests.ledger.search.mutants import MUTANTS, STARVING, Mutant, other_rows
 from tests.ledger.search.search import search
 from tests.ledger.search.states import Config
-from tests.ledger.search.worlds import OTHERS
+from tests.ledger.search.worlds import LEASES, OTHERS
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", [*OTHERS, *LEASES])
 def test_no_reachable_state_breaks_an_invariant_or_leaks(
     name: str, record_property: Callable[[str, object], None]
 ) -> None:
-    found = search(OTHERS[name])
+    found = search({**OTHERS, **LEASES}[name])
     record_property("search", f"{name}: {str(found).splitlines()[0]}")
     assert not found.violation, str(found)
     assert found.states > 10_000
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
+@pytest.mark.parametrize("mutant", [*MUTANTS, *STARVING], ids=lambda mutant: mutant.name.replace(" ", "-"))
 def test_every_broken_ledger_is_found(mutant: Mutant, record_property: Callable[[str, object], None]) -> None:
     found = mutant.hunt()
     record_property("search", f"mutant, {mutant.name}: {len(found.trace)} steps to {found.violation}")

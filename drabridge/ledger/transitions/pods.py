@@ -122,18 +122,20 @@ def judge_absence(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Ou
         quarantined=quarantined,
     )
     if isinstance(verdict, HoldEnded):
-        claims = (*entry.claims, *_allocated(tx, evidence)) if quarantined else entry.claims
+        claims = _with_allocated(tx, entry, evidence) if quarantined else entry.claims
         return with_holders(tx, entry, None, claims, verdict.because)
     return entry if verdict is hold else replace(entry, hold=verdict)
 
 
-def _allocated(tx: Transaction, evidence: DeviceEvidence) -> list[ClaimHold]:
-    """The claims that the scheduler gave a quarantined device to. None but those with admin access is recorded yet."""
+def _with_allocated(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> tuple[ClaimHold, ...]:
+    """A quarantined device's claims and those that the scheduler gave it to, also where such a one was denied it."""
     shares: dict[ClaimRef, tuple[ClaimShare, ...]] = {}
     for claim, use in evidence.allocated or ():
         if not use.admin:
             shares[claim] = with_share(shares.get(claim, ()), use.share)
-    return [ClaimHold(claim, ClaimPhase.GRANTED, tx.at, theirs) for claim, theirs in shares.items()]
+    uids = {claim.uid for claim in shares}
+    others = (held for held in entry.claims if held.admin or held.claim.uid not in uids)
+    return (*others, *(ClaimHold(claim, ClaimPhase.GRANTED, tx.at, theirs) for claim, theirs in shares.items()))
 
 
 def recount(tx: Transaction, entry: Entry, argument: Any) -> Outcome:

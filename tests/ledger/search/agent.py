@@ -8,10 +8,25 @@ from functools import partial
 from drabridge.ledger import events as ev
 from drabridge.ledger import startup_events
 from drabridge.ledger.model import ClaimRef, Lane, Owner
-from tests.ledger.search.claims import uses
+from tests.ledger.search.leases import uses
 from tests.ledger.search.ledgers import Ledgers
 from tests.ledger.search.rules import Outcomes, Rule, Stage, happens, helps, stage, where
-from tests.ledger.search.states import DEVICES, GRACE, NOW, POD, UIDS, USING, Claim, Gathered, K, P, State, bits, names
+from tests.ledger.search.states import (
+    DEVICES,
+    GRACE,
+    NOW,
+    POD,
+    UIDS,
+    USING,
+    Claim,
+    Gathered,
+    K,
+    Keeper,
+    P,
+    State,
+    bits,
+    names,
+)
 
 UP = where("up", lambda state: state.up)
 DOWN = where("up", lambda state: not state.up)
@@ -65,6 +80,8 @@ class Agent:
             yield happens(*gather, *unasked)
         if self.config.moves:
             yield happens(UP, where("moves", lambda state: state.moves), stage("moves ledger", self.move))
+        if self.config.leases:
+            yield helps(UP, stage("ledger", self.share))
         if "unplug" in self.config.kinds:
             yield helps(UP, stage("ledger", self.forget))
 
@@ -82,7 +99,8 @@ class Agent:
     def publish(self, state: State) -> Outcomes:
         _, dra = self.ledgers.offers(state.ledger)
         if state.api != dra:
-            after = state._replace(api=dra, scheduler=state.scheduler | dra)
+            # What an old view makes the scheduler choose is refused a lease, as is what somebody took just now.
+            after = state._replace(api=dra, scheduler=dra if self.config.leases else state.scheduler | dra)
             yield f"the slices are published: {names(dra)}", after
 
     # --- evidence ---
@@ -174,7 +192,8 @@ class Agent:
             entry = self.ledgers.ledgers[number].entries.get(name)
             if entry is None:
                 continue
-            if entry.lane is Lane.LEGACY_TO_DRA and not seen.healthy >> bit & 1:
+            given_up = not seen.healthy >> bit & 1
+            if (entry.lane is Lane.LEGACY_TO_DRA or entry.waits_for_kubelet) and given_up:
                 number, _ = apply(number, ("withdrawn", bit), partial(ev.WithdrawnFromKubelet, name, 0, NOW))
             elif entry.lane is Lane.DRA_TO_LEGACY and seen.cluster and not seen.api >> bit & 1:
                 number, _ = apply(number, ("slice", bit), partial(ev.WithdrawnFromSlices, name, 0, NOW))
@@ -195,6 +214,16 @@ class Agent:
                         moved = state._replace(ledger=number, moves=state.moves - 1)
                         yield f"the operator moves {name} to {lane}", moved
 
+    def share(self, state: State) -> Outcomes:
+        """Devices of a lost record are in the legacy lane; the agent moves them to where they are to be."""
+        for bit, name in enumerate(DEVICES):
+            if name in self.ledgers.ledgers[state.ledger].entries:
+                number, _ = self.ledgers.apply(
+                    state.ledger, ("lane", bit, Lane.SHARED), partial(ev.SetLane, name, Lane.SHARED, NOW)
+                )
+                if number != state.ledger:
+                    yield f"the agent shares {name}", state._replace(ledger=number)
+
     def forget(self, state: State) -> Outcomes:
         for bit, name in enumerate(DEVICES):
             number, done = self.ledgers.apply(state.ledger, ("forget", bit), partial(ev.Forgotten, (name,), NOW))
@@ -212,7 +241,7 @@ class Agent:
         known = tuple(zip(UIDS, state.claims, strict=False))
         files = tuple((uid, claim.devices) for uid, claim in known if claim.cdi)
         shown = tuple((uid, claim.devices) for uid, claim in known if _in_list(claim) and claim.devices & seen.shown)
-        claims = tuple(claim._replace(seen=0) for claim in state.claims)
+        claims = tuple(claim._replace(seen=0, keeper=Keeper()) for claim in state.claims)
         for kubelet in (True, False):
             listed = seen.listed if kubelet else None
             number = self._merge(state.ledger, files, shown if kubelet else (), listed, seen.checkpoint)

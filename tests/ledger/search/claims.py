@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from drabridge.ledger import events as ev
 from drabridge.ledger.model import ClaimRef
+from tests.ledger.search.leases import LeaseRules, changed, uses
 from tests.ledger.search.ledgers import Ledgers
-from tests.ledger.search.rules import Outcomes, Rule, happens, helps, stage, where
-from tests.ledger.search.states import DEVICES, GRACE, NOW, UIDS, Claim, K, State, bits, names, with_claim
-
-
-def uses(mask: int) -> tuple[ev.DeviceUse, ...]:
-    """The devices of a mask, as a claim has them."""
-    return tuple(ev.DeviceUse(DEVICES[device]) for device in bits(mask))
+from tests.ledger.search.rules import Outcomes, Rule, ends, happens, helps, stage, where
+from tests.ledger.search.states import GRACE, NOW, UIDS, Claim, K, State, names, with_claim
 
 
 def claim_rules(ledgers: Ledgers) -> Iterator[Rule]:
@@ -31,12 +27,15 @@ class _Claim:
         mine = self.field
         everyone = " ".join(f"claim{index}" for index in range(self.config.claims))
         up = where("up", lambda state: state.up)
-        to_prepare = where(mine, lambda state: self.of(state).kubelet <= K.TRIED and self.of(state).api == 1)
+        to_prepare = where(mine, self.is_bound)
         to_unprepare = where(mine, lambda state: self.of(state).kubelet == K.STOPPED)
         yield helps(stage(mine, self.stop))
-        yield helps(stage(mine, self.deallocate))
+        yield ends(stage(mine, self.deallocate))
         yield helps(to_unprepare, up, stage(f"{mine} ledger", self.unprepare))
-        yield helps(up, where(mine, lambda state: self.of(state).api), stage(f"{mine} ledger", self.watch))
+        if self.config.leases:
+            yield from LeaseRules(self.ledgers, self.index).rules()
+        else:
+            yield helps(up, where(mine, lambda state: self.of(state).api), stage(f"{mine} ledger", self.watch))
         yield helps(to_prepare, up, stage(f"{mine} ledger", self.prepare))
         yield happens(where(mine, lambda state: not self.of(state).api), stage(f"{everyone} scheduler", self.schedule))
         fault = where("faults", lambda state: state.faults)
@@ -53,6 +52,11 @@ class _Claim:
     def of(self, state: State) -> Claim:
         return state.claims[self.index]
 
+    def is_bound(self, state: State) -> bool:
+        """Whether kubelet has a pod with the claim, and has not prepared it."""
+        claim = self.of(state)
+        return claim.kubelet <= K.TRIED and claim.api == 1 and (claim.told == 1 or not self.config.leases)
+
     def having(self, state: State, claim: Claim) -> State:
         return with_claim(state, self.index, claim)
 
@@ -65,18 +69,21 @@ class _Claim:
                 allocated |= claim.devices
         for mask in (1, 2, 3) if self.config.whole_claims else (1, 2):
             if mask & state.scheduler == mask and not mask & allocated:
-                chosen = self.of(state)._replace(api=1, devices=mask)
+                chosen = changed(self.of(state))._replace(api=1, devices=mask)
                 yield f"the scheduler gives {names(mask)} to {self.uid}", self.having(state, chosen)
 
     def deallocate(self, state: State) -> Outcomes:
         claim = self.of(state)
         if claim.api == 1 and claim.kubelet in (K.NEW, K.STOPPED, K.DONE):
-            yield f"{self.uid} is deallocated", self.having(state, claim._replace(api=2))
+            over = changed(claim)._replace(api=2, told=0)
+            if claim.kubelet != K.STOPPED:  # nobody asks any more which devices it had
+                over = over._replace(devices=0)
+            yield f"{self.uid} is deallocated", self.having(state, over)
 
     def force_delete(self, state: State) -> Outcomes:
         claim = self.of(state)
         if claim.api == 1 and claim.kubelet == K.RUNNING:
-            gone = self.having(state, claim._replace(api=2))._replace(faults=state.faults - 1)
+            gone = self.having(state, changed(claim)._replace(api=2))._replace(faults=state.faults - 1)
             yield f"FAULT {self.uid}'s pod is force-deleted and {self.uid} deallocated", gone
 
     def watch(self, state: State) -> Outcomes:
@@ -107,12 +114,13 @@ class _Claim:
         if claim.kubelet in (K.TRIED, K.RUNNING):
             yield f"{self.uid}'s pod stops", self.having(state, claim._replace(kubelet=K.STOPPED))
 
+    def prepare_of(self, mask: int) -> Callable[[], ev.Prepare]:
+        return lambda: ev.Prepare(ClaimRef(self.uid), uses(mask, lease=self.config.leases), NOW)
+
     def prepared(self, state: State) -> tuple[int, bool]:
         """What the real step makes of Prepare, and whether it says yes."""
         mask = self.of(state).devices
-        return self.ledgers.apply(
-            state.ledger, ("prepare", self.uid, mask), lambda: ev.Prepare(ClaimRef(self.uid), uses(mask), NOW)
-        )
+        return self.ledgers.apply(state.ledger, ("prepare", self.uid, mask), self.prepare_of(mask))
 
     def prepare(self, state: State) -> Outcomes:
         number, accepted = self.prepared(state)
@@ -140,7 +148,9 @@ class _Claim:
         return self.ledgers.apply(state.ledger, ("unprepare", self.uid), lambda: ev.Unprepare(self.uid, NOW))[0]
 
     def unprepare(self, state: State) -> Outcomes:
-        done = self.having(state, self.of(state)._replace(kubelet=K.DONE, cdi=False))
+        claim = self.of(state)
+        devices = claim.devices if claim.api == 1 else 0
+        done = self.having(state, claim._replace(kubelet=K.DONE, cdi=False, devices=devices))
         yield f"Unprepare {self.uid}", done._replace(ledger=self.unprepared(state))
 
     def forced(self, state: State) -> bool:

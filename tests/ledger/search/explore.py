@@ -95,7 +95,17 @@ class Explorer:
         ledgers = self.world.ledgers
         drained = np.array([ledgers.drained(number) for number in range(len(ledgers.ledgers))], np.bool_)
         good = drained[self.packing.of(states, "ledger")]
-        rules = [rule for rule in self._rules if rule.helps]
+        return self._cannot_reach(states, good, [rule for rule in self._rules if rule.helps])
+
+    def unserved(self, states: Codes) -> Codes:
+        """Those (of all states, sorted) in which a claim waits for a condition, and may wait for ever."""
+        good = np.ones(len(states), np.bool_)
+        for name in self.packing.claims:
+            waits = np.array([claim.waits for claim in self.packing.domains[name].values], np.bool_)
+            good &= ~waits[self.packing.of(states, name)]
+        return self._cannot_reach(states, good, [rule for rule in self._rules if rule.serves])
+
+    def _cannot_reach(self, states: Codes, good: Flags, rules: list[RuleTables]) -> Codes:
         self._by_first_way(states, good, rules)
         while True:  # the few that are left have other ways
             left = np.flatnonzero(~good)

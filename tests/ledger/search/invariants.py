@@ -32,8 +32,11 @@ class Truth(Struct, frozen=True):
     promised_claims: Mapping[str, Collection[str]] = field(default_factory=dict)  # the same for prepared claims
     healthy: Collection[str] = _NONE  # devices that kubelet believes Healthy
     schedulable: Collection[str] = _NONE  # devices that a scheduler may still choose
+    offered: Collection[str] = _NONE  # devices that the slices in the API offer
     in_allocate: Collection[str] = _NONE  # devices that kubelet is allocating, or has given to a pod
     uses: Mapping[str, Collection[str]] = field(default_factory=dict)  # claim -> its devices, in the API
+    leased: Mapping[str, Collection[str]] = field(default_factory=dict)  # claim -> devices that it was told it has
+    denied: Mapping[str, Collection[str]] = field(default_factory=dict)  # claim -> devices that it was told it lacks
     shared: Collection[str] = _NONE  # devices that claims may share
 
 
@@ -70,8 +73,10 @@ def check_step(before: Ledger, event: ev.Event, after: Ledger, policy: LedgerPol
 
 
 def drained(ledger: Ledger) -> bool:
-    """Nobody holds anything, and no move is under way."""
-    return all(entry.owner is Owner.NONE and entry.lane not in MOVING for entry in ledger.entries.values())
+    """Nobody holds anything or was denied it, and no move is under way."""
+    return all(
+        entry.owner is Owner.NONE and entry.lane not in MOVING and not entry.denied for entry in ledger.entries.values()
+    )
 
 
 Found = Iterator[Violation]
@@ -148,6 +153,31 @@ def ids_stay_listed(ledger: Ledger, truth: Truth, policy: LedgerPolicy) -> Found
     for name in truth.in_allocate:
         if name not in ledger.entries:
             yield Violation("listed", name, "its id is gone from the list while kubelet has it")
+
+
+def leases_hold(ledger: Ledger, truth: Truth, policy: LedgerPolicy) -> Found:
+    """L1: a claim that was told it has its devices has them, and no others, and kubelet cannot give them to a pod."""
+    for uid, devices in truth.leased.items():
+        for name in set(ledger.by_claim.get(uid, ())) - set(devices):
+            yield Violation("L1", name, f"claim {uid} was told that others are leased to it, and has this one still")
+        for name in devices:
+            entry = ledger.entries.get(name)
+            held = entry.claim(uid) if entry else None
+            if entry and entry.owner is Owner.QUARANTINE:
+                continue
+            if held is None or held.phase not in (ClaimPhase.GRANTED, ClaimPhase.PREPARED):
+                yield Violation("L1", name, f"claim {uid} was told it has it, the ledger says {_owner(entry)}")
+            elif name in truth.healthy:
+                yield Violation("L1", name, f"claim {uid} was told it has it, and kubelet may give it to a pod")
+
+
+def denials_show(ledger: Ledger, truth: Truth, policy: LedgerPolicy) -> Found:
+    """L2: the slices do not offer what a claim was told it cannot have: it would be given the same device again."""
+    for uid, devices in truth.denied.items():
+        for name in set(devices) & set(truth.offered):
+            entry = ledger.entries.get(name)
+            if entry and entry.claim(uid) is None:
+                yield Violation("L2", name, f"claim {uid} was denied it, and the slices offer it still")
 
 
 def consistent(ledger: Ledger, truth: Truth, policy: LedgerPolicy) -> Found:
@@ -228,6 +258,8 @@ _TRUTH_RULES: tuple[Callable[[Ledger, Truth, LedgerPolicy], Found], ...] = (
     none_means_none,
     whole_claims,
     ids_stay_listed,
+    leases_hold,
+    denials_show,
 )
 _STEP_RULES: tuple[Callable[[Ledger, ev.Event, Ledger, LedgerPolicy], Found], ...] = (
     idempotent,

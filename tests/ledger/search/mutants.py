@@ -38,7 +38,7 @@ class Mutant(Struct, frozen=True):
         """Search until the first violation."""
         from tests.ledger.search.search import search  # late: agents that are broken on purpose import this file, too
 
-        return search(self.config, liveness=False)
+        return search(self.config, liveness=self in STARVING)
 
 
 def other_rows(signal: DeviceSignal, owners: Any, transition: Transition) -> Stepper:
@@ -125,12 +125,71 @@ def _frees_at_once(ledger: Ledger, event: ev.Event, policy: LedgerPolicy) -> Ste
     return apply_event.step(ledger, event, policy)
 
 
+def _leases_early(ledger: Ledger, event: ev.Event, policy: LedgerPolicy) -> Step:
+    """Grants a lease as soon as a claim asks."""
+    if isinstance(event, ev.ClaimAllocated):
+        for use in event.uses:
+            done = apply_event.step(ledger, event, policy)
+            ledger = done.applied_to(ledger)
+            withdrawn = ev.WithdrawnFromKubelet(use.device, ledger.seq, event.at)
+            return _both(done, apply_event.step(ledger, withdrawn, policy))
+    return apply_event.step(ledger, event, policy)
+
+
+def _both(first: Step, second: Step) -> Step:
+    """Two steps as one."""
+    if not (first.decision.accepted and second.decision.accepted):
+        return first
+    later = {entry.name for entry in second.changes}
+    rest = tuple(entry for entry in first.changes if entry.name not in later)
+    return replace(second, changes=(*rest, *second.changes))
+
+
+def _keeps_former_devices(ledger: Ledger, event: ev.Event, policy: LedgerPolicy) -> Step:
+    """Forgets that a claim which is allocated anew loses its former devices."""
+    if isinstance(event, ev.ClaimAllocated):
+        theirs = {use.device for use in event.uses}
+        former = [ledger.entries[name] for name in ledger.by_claim.get(event.claim.uid, ()) if name not in theirs]
+        done = apply_event.step(ledger, event, policy)
+        changes = tuple(entry for entry in done.changes if entry.name not in {one.name for one in former})
+        return replace(done, changes=changes)
+    if isinstance(event, ev.ClaimDeallocated) and event.kept:
+        return apply_event.step(ledger, replace(event, kept=frozenset(ledger.entries)), policy)
+    return apply_event.step(ledger, event, policy)
+
+
+def _grant_anyway(tx: Transaction, entry: Entry, uid: str) -> Outcome:
+    held = entry.claim(uid)
+    if held is None:
+        return entry
+    granted = replace(held, phase=ClaimPhase.GRANTED)
+    return with_holders(tx, entry, entry.hold, (*(one for one in entry.claims if one is not held), granted))
+
+
+def _lease_taken(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
+    """A pod takes what claims wait for; the rest of the claims' devices stay theirs."""
+    others = tuple(held for held in entry.claims if held.admin)
+    return with_holders(tx, entry, Hold(units, tx.at), others)
+
+
+def _forget_denial(tx: Transaction, entry: Entry, claim: Any) -> Outcome:
+    return _forget_claim(tx, entry, claim.uid)
+
+
+def _keep_denial(tx: Transaction, entry: Entry, uid: str) -> Outcome:
+    mine = tuple(held for held in entry.claims if held.claim.uid == uid and held.phase is ClaimPhase.DENIED)
+    return entry if mine else TABLE[DeviceSignal.CLAIM_DEALLOCATED, entry.owner, entry.lane](tx, entry, uid)
+
+
 _NOTHING = ev.CheckpointRead({})
 _TWO = replace(SMALL, devices=2, moves=0, lanes=(Lane.DRA, Lane.DRA))
 _ONE_DRA = replace(SMALL, lanes=(Lane.DRA, Lane.DRA))
 _FILES_LOST = replace(_ONE_DRA, moves=0, kinds=frozenset({"lost"}), files_lost=True)
 
 _GRACE = replace(SMALL, grace=True, policy=replace(POLICY, grace_seconds=2), kinds=frozenset({"force"}))
+
+_LEASES = replace(SMALL, moves=0, faults=0, kinds=frozenset(), leases=True, lanes=(Lane.SHARED, Lane.SHARED))
+_TWO_LEASES = replace(_LEASES, devices=2)
 
 MUTANTS: tuple[Mutant, ...] = (
     # the five of the design
@@ -216,17 +275,49 @@ MUTANTS: tuple[Mutant, ...] = (
         "a kubelet that shows nothing has nothing",
         replace(_GRACE, kinds=frozenset({"forget"}), step=_trusts_kubelet),
     ),
+    # leases
+    Mutant("the condition before kubelet's acknowledgement", replace(_LEASES, step=_leases_early)),
+    Mutant(
+        "a lease that kubelet has not acknowledged is granted",
+        replace(_LEASES, step=other_rows(DeviceSignal.LEASE_GRANTED, Owner, _grant_anyway)),
+    ),
+    Mutant("a denial before the taint", replace(_LEASES, told_early=True)),
+    Mutant(
+        "a lease is kept when the claim is allocated another device",
+        replace(_TWO_LEASES, pods=0, step=_keeps_former_devices, whole_claims=False),
+    ),
+    Mutant("a condition is set on a claim that was allocated anew", replace(_TWO_LEASES, pods=0, told_blindly=True)),
+    Mutant(
+        "a pod takes one device of a claim that waits, and the claim gets the others",
+        replace(_TWO_LEASES, step=other_rows(DeviceSignal.ALLOCATE, {Owner.DRA_PENDING}, _lease_taken)),
+    ),
+    Mutant(
+        "a pod takes a leased device",
+        replace(_LEASES, step=other_rows(DeviceSignal.ALLOCATE, CLAIMED, _steal)),
+    ),
+    Mutant(
+        "a denial is not remembered",
+        replace(_LEASES, step=other_rows(DeviceSignal.LEASE_DENIED, Owner, _forget_denial)),
+    ),
+)
+
+# They break no rule, but a device is never free again, or a claim waits for ever.
+STARVING: tuple[Mutant, ...] = (
+    Mutant(
+        "a denial outlives the claim's allocation",
+        replace(_LEASES, step=other_rows(DeviceSignal.CLAIM_DEALLOCATED, Owner, _keep_denial)),
+    ),
 )
 
 
 def main() -> int:
     """Hunt every mutant; exit status 1 if one survives."""
     survivors = 0
-    for mutant in MUTANTS:
+    for mutant in (*MUTANTS, *STARVING):
         found = mutant.hunt()
         survivors += not found.violation
         print(f"{'killed' if found.violation else 'SURVIVED'}: {mutant.name}: {found}\n")
-    print(f"{len(MUTANTS)} mutants, {survivors} survived")
+    print(f"{len(MUTANTS) + len(STARVING)} mutants, {survivors} survived")
     return 1 if survivors else 0
 
 

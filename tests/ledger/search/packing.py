@@ -43,10 +43,12 @@ class Packing:
     def __init__(self, config: Config) -> None:
         self.pods = tuple(f"pod{index}" for index in range(config.pods))
         self.claims = tuple(f"claim{index}" for index in range(config.claims))
-        pod, claim = Domain(4), Domain(8)
-        self.domains: dict[str, Domain] = {name: Domain(width) for name, width in _WIDTHS.items()}
-        self.domains |= {"gathered": Domain(12)} | dict.fromkeys(self.pods, pod) | dict.fromkeys(self.claims, claim)
-        widths = _WIDTHS | {"gathered": 12} | dict.fromkeys(self.pods, 4) | dict.fromkeys(self.claims, 8)
+        wide = 9 if config.leases else 8  # with leases there is more to a claim, and nobody moves devices
+        widths = _WIDTHS | {"gathered": 12, "moves": 0 if config.leases else 2}
+        widths |= dict.fromkeys(self.pods, 4) | dict.fromkeys(self.claims, wide)
+        pod, claim = Domain(4), Domain(wide)
+        self.domains: dict[str, Domain] = {name: Domain(width) for name, width in widths.items()}
+        self.domains |= dict.fromkeys(self.pods, pod) | dict.fromkeys(self.claims, claim)
         self.shifts: dict[str, int] = {}
         at = 0
         for name, width in widths.items():
@@ -57,7 +59,7 @@ class Packing:
         self.masks = {name: ((1 << width) - 1) << self.shifts[name] for name, width in widths.items()}
         self.masks["ledger"] = (self.ledgers - 1) << at
         for name in ("healthy", "api", "scheduler", "faults", "moves"):
-            for value in range(4):
+            for value in range(1 << widths[name]):
                 self.domains[name].number(value)
         for name in ("up", "known", "noticed"):
             for value in (False, True):

@@ -42,10 +42,14 @@ class Stage(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """One kind of thing that can happen. ``helps``: whether it may be counted on for everything to drain."""
+    """One kind of thing that can happen. ``helps``: whether it may be counted on for everything to drain.
+
+    ``serves``: whether it may be counted on while everybody waits for a device, and nobody gives up or ends.
+    """
 
     helps: bool
     stages: tuple[Stage, ...]
+    serves: bool = False
 
     def successors(self, state: State) -> Iterator[tuple[str, State]]:
         """Everything that this rule makes of a state, without any reduction."""
@@ -81,4 +85,9 @@ def happens(*stages: Stage) -> Rule:
 
 def helps(*stages: Stage) -> Rule:
     """A rule that happens sooner or later if nothing fails."""
+    return Rule(True, stages, True)
+
+
+def ends(*stages: Stage) -> Rule:
+    """A rule that happens sooner or later, but not for the sake of those who wait."""
     return Rule(True, stages)

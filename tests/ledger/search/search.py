@@ -12,6 +12,7 @@ import time
 
 from msgspec import Struct
 
+from drabridge.ledger.model import Lane
 from tests.ledger.search.explore import Explorer, Visited
 from tests.ledger.search.packing import Codes
 from tests.ledger.search.states import Broken, Config
@@ -76,6 +77,9 @@ def _search(config: Config, liveness: bool, limit: int, begin: float) -> Found:
     if liveness and len(stuck := explorer.stuck(visited.all())):
         trace = min((way_to(explorer, levels, code) for code in stuck[:100].tolist()), key=len)
         return found("I7 leak: no way to drain from here", trace)
+    if liveness and config.leases and len(stuck := explorer.unserved(visited.all())):
+        trace = min((way_to(explorer, levels, code) for code in stuck[:100].tolist()), key=len)
+        return found("L3 progress: a claim may wait for ever for its condition", trace)
     return found()
 
 
@@ -103,6 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--moves", type=int, default=default.moves, choices=range(4), help="changes of lane that the operator asks for"
     )
+    parser.add_argument("--leases", action="store_true", help="both APIs share all devices; the operator moves none")
     parser.add_argument("--single", action="store_true", help="a claim wants one device")
     parser.add_argument("--limit", type=int, default=LIMIT, help="states; one takes 16 bytes, and some more on the way")
     options = parser.parse_args(arguments)
@@ -116,7 +121,9 @@ def main(arguments: list[str] | None = None) -> int:
         late_evidence=not options.prompt_evidence,
         checkpoint=not options.no_checkpoint,
         probe=options.probe,
-        moves=options.moves,
+        moves=0 if options.leases else options.moves,
+        leases=options.leases,
+        lanes=(Lane.SHARED, Lane.SHARED) if options.leases else default.lanes,
         files_lost=options.files_lost,
         claims_shown=options.claims_shown,
     )

@@ -53,6 +53,24 @@ class K(IntEnum):
     ZOMBIE = 5  # force-deleted and unprepared; its processes run
 
 
+class L(IntEnum):
+    """How far the agent is with the lease of a claim."""
+
+    NONE = 0  # it does not look at the claim
+    READ = 1  # it has read which devices the claim was allocated
+    WAITS = 2  # for kubelet: the ledger knows of the allocation
+    LEASED = 3  # the ledger granted the lease; the condition is on its way
+    DENIED = 4  # the ledger denied it; the failure condition waits for the slices
+
+
+class Keeper(NamedTuple):
+    """The agent's work on a claim's lease: what it read of it, and whether the claim is still as it was read."""
+
+    step: int = L.NONE
+    devices: int = 0
+    fresh: bool = False
+
+
 class Claim(NamedTuple):
     """A claim: its life in the API (0 new, 1 allocated, 2 deallocated), what the agent's watch has shown, kubelet."""
 
@@ -61,6 +79,13 @@ class Claim(NamedTuple):
     devices: int = 0  # bit mask
     kubelet: int = K.NEW
     cdi: bool = False  # its CDI file is on the node
+    told: int = 0  # its condition in the API: 1 leased, 2 denied
+    keeper: Keeper = Keeper()
+
+    @property
+    def waits(self) -> bool:
+        """Whether the scheduler waits for a condition of it."""
+        return self.api == 1 and not self.told and self.kubelet == K.NEW
 
 
 Pod = tuple[int, int]  # phase, device (-1: none)
@@ -123,6 +148,7 @@ class Config(Struct, frozen=True):
     probe: bool = False  # open file descriptors are looked at, so force-deleted pods may live for any time
     grace: bool = False  # processes of force-deleted pods outlive the usual absence, for their grace period at most
     lanes: tuple[Lane, Lane] = (Lane.LEGACY, Lane.DRA)  # of the devices at the start
+    leases: bool = False  # both APIs share all devices: ``lanes`` are SHARED, and the operator moves none
     moves: int = 1  # changes of lane that the operator asks for
     policy: LedgerPolicy = POLICY
     """What follows breaks the agent around the ledger, or the ledger itself: for the mutants."""
@@ -130,6 +156,8 @@ class Config(Struct, frozen=True):
     reply_before_durable: bool = False
     restart_as_free: bool = False
     drop_ids: bool = False
+    told_blindly: bool = False  # a condition is set whatever the claim has become
+    told_early: bool = False  # a denial is told before the slices show it
     offer: Callable[[Ledger, Entry], bool] = eligibility.legacy_healthy
 
 

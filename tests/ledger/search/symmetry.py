@@ -105,4 +105,5 @@ def _swap_pod(pod: Pod) -> Pod:
 
 
 def _swap_claim(claim: Claim) -> Claim:
-    return claim._replace(devices=SWAPPED[claim.devices])
+    keeper = claim.keeper._replace(devices=SWAPPED[claim.keeper.devices])
+    return claim._replace(devices=SWAPPED[claim.devices], keeper=keeper)

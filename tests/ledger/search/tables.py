@@ -75,7 +75,7 @@ class RuleTables:
     """A rule over packed states."""
 
     def __init__(self, packing: Packing, rule: Rule) -> None:
-        self.helps = rule.helps
+        self.helps, self.serves = rule.helps, rule.serves
         self._tables = tuple(Table(packing, stage) for stage in rule.stages)
 
     def outcomes(self, codes: Codes) -> list[tuple[NDArray[np.intp], Codes]]:

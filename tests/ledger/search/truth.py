@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from msgspec.structs import replace
+
 from drabridge.ledger.model import Ledger
 from tests.ledger.search import invariants
 from tests.ledger.search.invariants import Truth
@@ -31,14 +33,17 @@ def _of_claims(claims: dict[str, Claim], *, recorded: bool = True) -> Truth:
     """``recorded``: the ledger is to know which claims are prepared, not only that they are allocated."""
     using: dict[str, set[str]] = {}
     uses: dict[str, set[str]] = {}
+    told: tuple[dict[str, set[str]], ...] = ({}, {}, {})
     for uid, claim in claims.items():
         devices = {DEVICES[device] for device in bits(claim.devices)}
         if claim.api == 1:
             uses[uid] = devices
+            if claim.kubelet == K.NEW:
+                told[claim.told][uid] = devices
         if claim.kubelet in (K.RUNNING, K.ZOMBIE):
             for name in devices:
                 using.setdefault(name, set()).add(uid)
-    return Truth(claims=using, promised_claims=using if recorded else {}, uses=uses)
+    return Truth(claims=using, promised_claims=using if recorded else {}, uses=uses, leased=told[1], denied=told[2])
 
 
 def whole(state: State, *, recorded: bool = True) -> Truth:
@@ -51,8 +56,11 @@ def whole(state: State, *, recorded: bool = True) -> Truth:
         claims.promised_claims,
         {DEVICES[device] for device in bits(state.healthy)},
         {DEVICES[device] for device in bits(state.scheduler)},
-        pods.in_allocate,
-        claims.uses,
+        offered={DEVICES[device] for device in bits(state.api)},
+        in_allocate=pods.in_allocate,
+        uses=claims.uses,
+        leased=claims.leased,
+        denied=claims.denied,
     )
 
 
@@ -68,6 +76,7 @@ class Checks:
         config = ledgers.config
         # Without files and without claims from kubelet, prepared cannot be told from allocated: either holds.
         self.recorded = config.claims_shown or not config.files_lost
+        self.denials = "lost" not in config.kinds  # a lost record has lost them; a lease is needed all the same
 
     def parts(self) -> Iterator[Stage]:
         """Stages that never have an outcome."""
@@ -77,19 +86,25 @@ class Checks:
         yield stage(f"{pods} {claims}", self.holders)
         yield stage(f"ledger {pods}", self.pods)
         for index in range(config.claims):
-            yield stage(f"ledger claim{index}", partial(self.claim, index))
-        yield stage("ledger healthy scheduler", self.offers)
+            beside = " healthy api" if config.leases else ""
+            yield stage(f"ledger claim{index}{beside}", partial(self.claim, index))
+        if not config.leases:  # nobody gets a device by what the slices say alone: I3 has nothing to say
+            yield stage("ledger healthy scheduler", self.offers)
 
     def check(self, state: State) -> None:
         """All of it at once."""
+        if self.ledgers.config.leases:
+            state = state._replace(scheduler=0)
         self._hold(self.ledgers.ledgers[state.ledger], whole(state, recorded=self.recorded))
 
     def _hold(self, ledger: Ledger, truth: Truth) -> None:
+        if not self.denials:
+            truth = replace(truth, denied={})
         if violations := invariants.check_truth(ledger, truth, self.ledgers.config.policy):
             raise Broken(violations)
 
     def holders(self, state: State) -> Outcomes:
-        truth = whole(state._replace(healthy=0, scheduler=0))
+        truth = whole(state._replace(healthy=0, api=0, scheduler=0))
         if violations := tuple(invariants.one_holder(Ledger(), truth, self.ledgers.config.policy)):
             raise Broken(violations)
         return ()
@@ -100,10 +115,13 @@ class Checks:
 
     def claim(self, index: int, state: State) -> Outcomes:
         truth = _of_claims({UIDS[index]: state.claims[index]}, recorded=self.recorded)
+        if self.ledgers.config.leases:
+            healthy, offered = (frozenset(DEVICES[one] for one in bits(mask)) for mask in (state.healthy, state.api))
+            truth = replace(truth, healthy=healthy, offered=offered)
         self._hold(self.ledgers.ledgers[state.ledger], truth)
         return ()
 
     def offers(self, state: State) -> Outcomes:
-        truth = whole(state._replace(pods=(), claims=()))
+        truth = whole(state._replace(api=0, pods=(), claims=()))
         self._hold(self.ledgers.ledgers[state.ledger], truth)
         return ()

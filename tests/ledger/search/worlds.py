@@ -52,4 +52,12 @@ OTHERS: Mapping[str, Config] = {
         _GRACE, claims=1, kinds=frozenset({"forget", "crash", "kubelet"})
     ),
 }
-WORLDS: Mapping[str, Config] = {**PAIRS, **OTHERS}
+_LEASES = replace(_PROMPT, faults=2, moves=0, leases=True, lanes=(Lane.SHARED, Lane.SHARED))
+_KEPT = frozenset({"crash", "kubelet", "force", "reboot"})  # the record is not lost: it has the denials
+LEASES: Mapping[str, Config] = {
+    # both APIs share the devices; the scheduler gives up and tries again
+    "1 device, 2 pods, 2 claims, leases, two faults of any kind": replace(_LEASES, devices=1),
+    "1 device, 2 pods, 2 claims, leases, the record is kept, two faults": replace(_LEASES, devices=1, kinds=_KEPT),
+    "2 devices, a pod, a claim, leases, two faults": replace(_LEASES, pods=1, claims=1, kinds=_KEPT),
+}
+WORLDS: Mapping[str, Config] = {**PAIRS, **OTHERS, **LEASES}
