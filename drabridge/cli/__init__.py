@@ -31,6 +31,7 @@ COMMANDS = {
     "record": ("record", "write an umockdev dump of the matched devices, for a bug report"),
     "check-config": ("check_config", "check a configuration, all errors at once; import others' formats"),
     "migrate": ("migrate", "from limits to claims: report on a cluster, convert manifests"),
+    "coordinator": ("coordinator", "tell each agent which claims wait for a lease: for clusters of many nodes"),
     "demo": ("demo", "watch an agent serve this machine's devices to a simulated cluster"),
     "version": ("version", "print the versions of drabridge and of what it stands on"),
 }

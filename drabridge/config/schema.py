@@ -84,6 +84,9 @@ class Leases(Model):
     max_devices: int = Field(default=64, ge=0, le=1000)
     """So many devices of this node are shared at most, of all resources together; the others stay in the legacy lane.
     """
+    coordinator: Annotated[str, Field(pattern=r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$")] = ""
+    """Namespace where `drabridge coordinator` runs, which then names the claims that wait for a lease: for clusters of
+    more than some hundred nodes. Empty, or while no coordinator works: this agent watches pods."""
 
 
 class DraSettings(Model):

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from drabridge.config.schema import Config
 from drabridge.containers.cdi_store import CdiStore
+from drabridge.dra.chosen_names import ChosenNames
 from drabridge.dra.claim_files import ClaimFiles, ClaimFilesUpkeep
 from drabridge.dra.claim_objects import ClaimObjects
 from drabridge.dra.claim_status import StatusWriter
@@ -109,11 +110,18 @@ class DraDriver:
         ports = replace(ports, observer=self._observe)
         self._planner = Planner(config, self.pool, ports.lookup)
         self._claims = ClaimObjects(cluster)
-        nominated = NominatedPods(cluster, node.name, self._nominated_changed)
+        names = ChosenNames(
+            cluster,
+            NominatedPods(cluster, node.name, self._names_changed),
+            self._names_changed,
+            driver=config.driver,
+            pool=self.pool,
+            coordinator=lambda: self._config.dra.leases.coordinator,
+        )
         self._leases = Leases(
             ledger_service,
             self._claims,
-            nominated,
+            names,
             driver=config.driver,
             pool=self.pool,
             rules=self._lease_rules,
@@ -314,7 +322,7 @@ class DraDriver:
         self._leases.wake()
         self._ports.on_synced()
 
-    def _nominated_changed(self) -> None:
+    def _names_changed(self) -> None:
         self._leases.wake()
         self._deallocations.wake()
 

@@ -21,9 +21,9 @@ from itertools import chain
 from msgspec import Struct
 
 from drabridge.dra.allocation import allocation_of
+from drabridge.dra.claim_names import ClaimKey, ClaimNames, WaitingPod
 from drabridge.dra.claim_objects import ClaimObjects
 from drabridge.dra.facts import LeaseEnded, LeaseOutcome, Observer
-from drabridge.dra.nominated_pods import ClaimKey, NominatedPods
 from drabridge.errors import DrabridgeError, PeerError
 from drabridge.kube.api import ConflictError, NotFoundError, backoff
 from drabridge.kube.json_reader import Json
@@ -38,8 +38,9 @@ from drabridge.system.untrusted import reading
 log = logging.getLogger(__name__)
 
 FIRST_SECONDS = 0.02  # the scheduler names the node about 10 ms before it writes the allocation
-AGAIN_SECONDS, MOST_SECONDS = 0.1, 5.0  # between looks at a claim that is not allocated yet, or after an error
-WATCH_ON_SECONDS = 30.0  # the watch of pods goes on for so long without a device to lease
+AGAIN_SECONDS = 0.1  # and after that, longer each time
+SHOWN_SECONDS = 5.0  # a denial waits so long for the slices, before it is looked at again
+WATCH_ON_SECONDS = 30.0  # what names the claims is followed for so long without a device to lease
 REMEMBERED = 1024  # claims whose denials are counted
 _TRANSIENT = frozenset({RefusalCode.STARTING, RefusalCode.NOT_DURABLE})
 
@@ -68,13 +69,13 @@ class LeaseTo(Struct, frozen=True):
 
 
 class Leases:
-    """Serves the claims that nominated pods name. Runs on the agent's loop."""
+    """Serves the claims that ``names`` names. Runs on the agent's loop."""
 
     def __init__(
         self,
         ledger_service: LedgerService,
         claims: ClaimObjects,
-        pods: NominatedPods,
+        names: ClaimNames,
         *,
         driver: str,
         pool: str,
@@ -89,7 +90,7 @@ class Leases:
         """
         self._ledger_service = ledger_service
         self._claims = claims
-        self._pods = pods
+        self._names = names
         self._driver = driver
         self._pool = pool
         self._rules = rules
@@ -99,26 +100,29 @@ class Leases:
         self._look = WakeUp()
         self._changed = asyncio.Event()  # replaced at each change: many may wait for it
         self._serving: dict[ClaimKey, asyncio.Task[None]] = {}
-        self._served: dict[ClaimKey, frozenset[str]] = {}  # with the pods that it was settled for
+        self._served: dict[ClaimKey, frozenset[str]] = {}  # with the reasons that it was settled for
         self._denials: dict[str, int] = {}  # by claim UID
         self._began: dict[str, float] = {}  # claim UID -> when it was first seen allocated
 
     def wake(self) -> None:
-        """The ledger, the slices or the nominated pods changed."""
+        """The ledger, the slices or what names the claims changed."""
         self._look.set()
         before, self._changed = self._changed, asyncio.Event()
         before.set()
 
     def awaited(self, claim: ClaimRef) -> bool:
         """Whether a pod with this claim waits to be bound: nobody else need ask whether it is still allocated."""
-        return not self._pods.lost_because and (claim.namespace, claim.name) in self._pods.claims
+        key = claim.namespace, claim.name
+        named = not self._names.lost_because and key in self._names.claims
+        # A claim that was settled is named on until a coordinator has heard of it, or for ever by one that lies.
+        return named and not (self._names.comes_after_allocation and key in self._served)
 
     def denials(self, claim: ClaimRef) -> int:
         """How often this claim was denied, as far as it is remembered."""
         return self._denials.get(claim.uid, 0)
 
     async def run(self) -> None:
-        """Serve until cancelled. The pods are followed only while there is a device to lease, or a lease to end."""
+        """Serve until cancelled. ``names`` is run only while there is a device to lease, or a lease to end."""
         following: asyncio.Task[None] | None = None
         unsubscribe = self._ledger_service.subscribe(lambda ledger, effects: self.wake())
         idle_since = 0.0
@@ -127,7 +131,7 @@ class Leases:
                 if self._needed():
                     idle_since = time.monotonic()
                     if following is None:
-                        following = asyncio.create_task(forever("nominated-pods", self._pods.run))
+                        following = asyncio.create_task(forever("claim-names", self._names.run))
                 elif following is not None and time.monotonic() - idle_since > WATCH_ON_SECONDS:
                     await _end(following)
                     following = None
@@ -145,14 +149,13 @@ class Leases:
         )
 
     def _serve_claims(self) -> None:
-        """Begin with the claims that nobody looks at, and forget those that no pod waits for."""
-        named = self._pods.claims
+        """Begin with the claims that nobody looks at, and forget those that are not named any more."""
+        named = self._names.claims
         for key in self._served.keys() - named.keys():
             del self._served[key]
-        for key, pods in named.items():
-            uids = frozenset(pod.uid for pod in pods)
-            if key not in self._serving and not uids <= self._served.get(key, frozenset()):
-                task = asyncio.create_task(self._serve(key, uids), name=f"lease {'/'.join(key)}")
+        for key, reasons in named.items():
+            if key not in self._serving and not reasons <= self._served.get(key, frozenset()):
+                task = asyncio.create_task(self._serve(key, reasons), name=f"lease {'/'.join(key)}")
                 self._serving[key] = task
                 task.add_done_callback(lambda _, key=key: self._ended(key))  # type: ignore[misc]
 
@@ -160,19 +163,24 @@ class Leases:
         self._serving.pop(key, None)
         self._look.set()
 
-    async def _serve(self, key: ClaimKey, pods: frozenset[str]) -> None:
-        """Settle one claim: look again and again until it is, or no pod waits for it."""
-        delays = chain((FIRST_SECONDS,), backoff(AGAIN_SECONDS, MOST_SECONDS))
+    async def _serve(self, key: ClaimKey, reasons: frozenset[str]) -> None:
+        """Settle one claim: look again and again until it is, or it is not named any more."""
+        delays = chain((FIRST_SECONDS,), backoff(AGAIN_SECONDS, self._names.most_seconds))
         for delay in delays:
             await asyncio.sleep(delay)
-            if key not in self._pods.claims:
+            if key not in self._names.claims:
                 return
             try:
                 if await self._settle(key):
-                    self._served[key] = pods
+                    self._served[key] = reasons
                     return
-            except (NotFoundError, ConflictError):
-                continue  # it is created a moment later, or was changed meanwhile
+            except NotFoundError:
+                if self._names.comes_after_allocation:
+                    self._served[key] = reasons
+                    return
+                continue  # it is created a moment later
+            except ConflictError:
+                continue  # it was changed meanwhile
             except DrabridgeError as error:
                 log.warning("a lease waits", extra={"claim": "/".join(key), "reason": str(error)})
             except Exception:
@@ -184,12 +192,15 @@ class Leases:
         with reading(f"claim {'/'.join(key)}"):
             wanted = lease_to(obj, self._driver, self._pool)
         if wanted is None or not wanted.uses:
-            return wanted is not None
+            return wanted is not None or self._names.comes_after_allocation
         if any(map(wanted.is_told, (lease_condition(self._driver), lease_denied_condition(self._driver)))):
             return True
         claim, service = wanted.claim, self._ledger_service
         self._began.setdefault(claim.uid, time.monotonic())
-        if why := self._refusal(key):
+        pods = await self._names.pods(key, obj)
+        if not pods:
+            return False  # nobody waits for it, or nobody can say which scheduler does
+        if why := self._refusal(pods):
             return await self._deny(wanted, LeaseOutcome.UNSUPPORTED, why)
         decision = await service.apply(ClaimAllocated(claim, wanted.uses, service.now()))
         if not decision.accepted:
@@ -205,12 +216,12 @@ class Leases:
         self._report(wanted, LeaseOutcome.GRANTED)
         return True
 
-    def _refusal(self, key: ClaimKey) -> str:
+    def _refusal(self, pods: Sequence[WaitingPod]) -> str:
         """Say why no lease is granted to a claim, whatever its devices are; "" if one is."""
         if not self._supported():
             return "the API server does not keep binding conditions any more"
         known = self._rules().schedulers
-        for pod in self._pods.claims.get(key, ()):
+        for pod in pods:
             if pod.scheduler not in known:
                 return f"the scheduler {pod.scheduler} of pod {pod} is not listed in dra.leases.schedulers"
         return ""
@@ -242,7 +253,7 @@ class Leases:
         seq = service.ledger.seq
         while self._synced_seq() < seq:
             try:
-                async with asyncio.timeout(MOST_SECONDS):
+                async with asyncio.timeout(SHOWN_SECONDS):
                     await self._changed.wait()
             except TimeoutError:
                 return False

@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
+from drabridge.dra.claim_names import ClaimKey, WaitingPod
 from drabridge.errors import ClusterError
 from drabridge.evidence.apiserver_pods import claim_names
 from drabridge.kube.api import PODS, Cluster
 from drabridge.kube.json_reader import Json, ObjectIdentity, ObjectView, PodFields
 from drabridge.kube.watch import follow
 
-ClaimKey = tuple[str, str]  # namespace and name
+MOST_SECONDS = 5.0  # between looks at a claim that is not allocated yet, or after an error
 
 
 class NominatedPod(Struct, frozen=True):
@@ -27,9 +28,6 @@ class NominatedPod(Struct, frozen=True):
     name: str
     scheduler: str
     claims: frozenset[str]  # names
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
 
 
 def nominated_pod(pod: Json) -> NominatedPod:
@@ -47,6 +45,9 @@ def nominated_pod(pod: Json) -> NominatedPod:
 class NominatedPods:
     """The nominated pods of one node. While the watch is lost, those that were known last count."""
 
+    comes_after_allocation = False
+    most_seconds = MOST_SECONDS
+
     def __init__(self, cluster: Cluster, node: str, changed: Callable[[], None]) -> None:
         """``changed`` is called after every change."""
         self._cluster = cluster
@@ -61,13 +62,26 @@ class NominatedPods:
         await follow(self._cluster, PODS, self._selector, self)
 
     @property
-    def claims(self) -> Mapping[ClaimKey, tuple[NominatedPod, ...]]:
-        """The claims that nominated pods name, with these pods."""
-        found: dict[ClaimKey, tuple[NominatedPod, ...]] = {}
+    def claims(self) -> Mapping[ClaimKey, frozenset[str]]:
+        """The claims that nominated pods name, with the UIDs of these pods."""
+        found: dict[ClaimKey, frozenset[str]] = {}
         for pod in self._pods.values():
             for name in pod.claims:
-                found[pod.namespace, name] = (*found.get((pod.namespace, name), ()), pod)
+                found[pod.namespace, name] = found.get((pod.namespace, name), frozenset()) | {pod.uid}
         return found
+
+    async def pods(self, key: ClaimKey, claim: Json) -> tuple[WaitingPod, ...]:
+        """Return the nominated pods that name the claim."""
+        namespace, name = key
+        return tuple(
+            WaitingPod(pod.namespace, pod.name, pod.scheduler)
+            for pod in self._pods.values()
+            if pod.namespace == namespace and name in pod.claims
+        )
+
+    def forget(self) -> None:
+        """Nobody follows the pods any more."""
+        self._pods, self.lost_because = {}, "the pods are not followed"
 
     # The methods of kube.watch.Follower.
 

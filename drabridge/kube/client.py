@@ -1,6 +1,6 @@
 """Talk to the API server over HTTP.
 
-This is the only module that imports ``kubernetes``, and it does so only when somebody connects. It uses
+Beside the leader election this is the only module that imports ``kubernetes``, and only when somebody connects. It uses
 ``DynamicClient`` with plain dicts and ready-made paths: no discovery requests, no predictable cache file in /tmp, no
 models that refuse fields newer than they are.
 
@@ -126,6 +126,10 @@ class KubernetesCluster:
             return configuration
 
         return cls(load, read_seconds=read_seconds)
+
+    def configuration(self) -> Any:
+        """Return a new ``Configuration`` of the client library: where the server is, and who asks."""
+        return self._load()
 
     async def read(self, path: str) -> Json:
         return await self._call("get", path)

@@ -53,6 +53,7 @@ async def follow(
     field_selector: str,
     follower: Follower[T],
     *,
+    namespace: str = "",
     alone: asyncio.Lock | None = None,
     watched: str | None = None,
 ) -> None:
@@ -67,13 +68,15 @@ async def follow(
         steady_at = math.inf
         try:
             async with alone or contextlib.nullcontext():
-                listing = await cluster.list(kind, field_selector=field_selector, view=follower.view)
+                listing = await cluster.list(
+                    kind, namespace=namespace, field_selector=field_selector, view=follower.view
+                )
                 follower.listed(listing.items)
                 for identity in listing.unreadable:
                     follower.unreadable("ADDED", identity)
             steady_at = loop.time() + STEADY_SECONDS
             selected = field_selector if watched is None else watched
-            await _watch(cluster, kind, selected, follower, listing.resource_version)
+            await _watch(cluster, kind, namespace, selected, follower, listing.resource_version)
         except Exception as error:  # an ExpiredError as well: a server may say 410 to every watch
             if not isinstance(error, ClusterError):
                 log.exception("API server's answer not understood", extra={"kind": str(kind)})
@@ -87,11 +90,15 @@ async def follow(
             await asyncio.sleep(delay)
 
 
-async def _watch(cluster: Cluster, kind: Kind, field_selector: str, follower: Follower[T], version: str) -> None:
+async def _watch(
+    cluster: Cluster, kind: Kind, namespace: str, field_selector: str, follower: Follower[T], version: str
+) -> None:
     loop = asyncio.get_running_loop()
     while True:
         began = loop.time()
-        events = cluster.watch(kind, field_selector=field_selector, resource_version=version, view=follower.view)
+        events = cluster.watch(
+            kind, namespace=namespace, field_selector=field_selector, resource_version=version, view=follower.view
+        )
         async with contextlib.aclosing(events):
             async for event in events:
                 version = event.resource_version or version

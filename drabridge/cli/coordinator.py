@@ -1,0 +1,85 @@
+"""``drabridge coordinator``: tell each agent which claims wait for a lease; one leads, the others wait."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+from drabridge.config.names import DRIVER_MAX, is_dns_label, is_dns_subdomain
+from drabridge.errors import ConfigError
+from drabridge.telemetry import logs
+
+WRITERS = 4  # connections: as many ConfigMaps are written at a time
+LEAST_LEASE_SECONDS = 3  # the client library allows no less
+
+_EPILOG = """\
+For clusters of many nodes with shared devices (lanes: shared). It watches all
+claims, once, and writes the names of those that wait for a lease into one
+ConfigMap for each node; agents with dra.leases.coordinator read that instead
+of watching pods. It grants nothing. Run two: one leads, the other waits.
+
+examples:
+  drabridge coordinator --driver gpu.example.com --namespace drabridge
+
+exit status: 0 ended by a signal, 1 the leadership is lost (start it again),
+2 bad usage"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--driver", required=True, metavar="NAME", help="the driver whose leases these are")
+    parser.add_argument(
+        "--namespace",
+        default=os.environ.get("POD_NAMESPACE", ""),
+        help="where its ConfigMaps and its Lease are; default: $POD_NAMESPACE",
+    )
+    parser.add_argument(
+        "--identity",
+        default=os.environ.get("POD_NAME") or socket.gethostname(),
+        metavar="NAME",
+        help="its name in the election, another one for each process; default: $POD_NAME, else the host's name",
+    )
+    parser.add_argument(
+        "--lease-seconds",
+        type=int,
+        default=15,
+        metavar="SECONDS",
+        help="how long the others wait for a leader that says nothing; default: %(default)s",
+    )
+    parser.add_argument("--kubeconfig", type=Path, metavar="FILE", help="outside a cluster; default: the pod's account")
+    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    parser.add_argument("--log-format", choices=("logfmt", "json"), default="logfmt")
+    parser.epilog = _EPILOG
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if not is_dns_subdomain(arguments.driver, DRIVER_MAX):
+        raise ConfigError(f"--driver: found {arguments.driver!r}, expected a domain name")
+    if not is_dns_label(arguments.namespace):
+        raise ConfigError(f"--namespace: found {arguments.namespace!r}, expected the name of a namespace")
+    if arguments.lease_seconds < LEAST_LEASE_SECONDS:
+        raise ConfigError(f"--lease-seconds: found {arguments.lease_seconds}, expected {LEAST_LEASE_SECONDS} at least")
+    logs.setup(arguments.log_level, arguments.log_format)
+    asyncio.run(_coordinate(arguments))
+    return 0
+
+
+async def _coordinate(arguments: argparse.Namespace) -> None:
+    from drabridge.coordinator.main import Coordinator
+    from drabridge.kube.claim_hints import lock_name
+    from drabridge.kube.client import KubernetesCluster
+    from drabridge.kube.leader_election import Election
+
+    file = arguments.kubeconfig
+    clusters = tuple(
+        KubernetesCluster.from_kubeconfig(file) if file else KubernetesCluster.in_cluster() for _ in range(WRITERS)
+    )
+    driver = arguments.driver
+    election = Election(lock_name(driver), arguments.namespace, arguments.identity, arguments.lease_seconds)
+    try:
+        await Coordinator(clusters, driver, election, clusters[0].configuration).run()
+    finally:
+        for cluster in clusters:
+            cluster.close()

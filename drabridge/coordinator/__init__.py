@@ -1,0 +1,1 @@
+"""Tell each agent which claims wait for a lease on its node, so that only one process watches all claims."""

@@ -1,0 +1,160 @@
+"""Write each pool's ConfigMap of hints: once for many changes, only where it differs, and again after an error."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from msgspec import Struct
+
+from drabridge.coordinator.pending_claims import PendingClaims
+from drabridge.errors import ClusterError
+from drabridge.kube.api import Cluster, backoff
+from drabridge.kube.claim_hints import CONFIG_MAPS, LABEL, HintsFields, hints_name, hints_object, hints_text
+from drabridge.kube.json_reader import Json, ObjectView
+
+log = logging.getLogger(__name__)
+
+COALESCE_SECONDS = 0.05  # changes of one pool that come together are one write
+FIRST_SECONDS, MOST_SECONDS = 0.5, 30.0  # between attempts for one pool
+LOOK_SECONDS = 300.0  # all ConfigMaps are compared this often: somebody may have changed or removed one
+MANAGER = "drabridge-coordinator"
+
+
+class _Written(Struct, frozen=True):
+    """What a ConfigMap has, as far as it is known."""
+
+    pool: str
+    digest: bytes
+    empty: bool
+
+
+class HintWriter:
+    """Writes for the pools that :meth:`changed` names. Each connection of ``clusters`` writes one pool at a time."""
+
+    def __init__(
+        self, clusters: Sequence[Cluster], driver: str, namespace: str, pending: Callable[[], PendingClaims]
+    ) -> None:
+        self._clusters = clusters
+        self._driver = driver
+        self._namespace = namespace
+        self._pending = pending
+        self._due: asyncio.Queue[str] = asyncio.Queue()
+        self._waiting: set[str] = set()  # pools that are in the queue, or will be soon
+        self._writing: set[str] = set()
+        self._delays: dict[str, Iterator[float]] = {}  # of the pools whose last write failed
+        self._failing: dict[str, float] = {}  # pool -> since when
+        self._written: dict[str, _Written] = {}  # by the object's name
+        self.view = ObjectView(_read, HintsFields)
+
+    @property
+    def failing_seconds(self) -> float:
+        """For how long the pool that waits the longest could not be written."""
+        return time.monotonic() - min(self._failing.values(), default=time.monotonic())
+
+    def changed(self, pool: str, after_seconds: float = COALESCE_SECONDS) -> None:
+        """The claims that wait for a pool may be others. Cheap, never blocks."""
+        if pool not in self._waiting:
+            self._waiting.add(pool)
+            asyncio.get_running_loop().call_later(after_seconds, self._due.put_nowait, pool)
+
+    async def run(self) -> None:
+        """Write until cancelled. Call it when all claims were listed: what nobody waits for any more is emptied."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._compare())
+            for cluster in self._clusters:
+                group.create_task(self._write_due(cluster))
+
+    async def _write_due(self, cluster: Cluster) -> None:
+        while True:
+            pool = await self._due.get()
+            self._waiting.discard(pool)
+            if pool in self._writing:  # another connection is at it: never two writes of one object at a time
+                self.changed(pool)
+                continue
+            self._writing.add(pool)
+            try:
+                await self._write(cluster, pool)
+                self._delays.pop(pool, None)
+                self._failing.pop(pool, None)
+            except ClusterError as error:
+                self._again(pool, str(error))
+            except Exception as error:
+                log.exception("hints not written", extra={"pool": pool})
+                self._again(pool, str(error))
+            finally:
+                self._writing.discard(pool)
+
+    def _again(self, pool: str, reason: str) -> None:
+        delay = next(self._delays.setdefault(pool, backoff(FIRST_SECONDS, MOST_SECONDS)))
+        self._failing.setdefault(pool, time.monotonic())
+        self._written.pop(hints_name(self._driver, pool), None)  # it may be written all the same
+        log.warning("hints not written", extra={"pool": pool, "reason": reason, "retry_seconds": round(delay, 1)})
+        self.changed(pool, delay)
+
+    async def _write(self, cluster: Cluster, pool: str) -> None:
+        text = hints_text(self._pending().hints(pool))
+        wanted = _Written(pool, _digest(pool, text), text == "[]")
+        name = hints_name(self._driver, pool)
+        if self._written.get(name) != wanted:
+            body = hints_object(self._driver, pool, text)
+            await cluster.apply(CONFIG_MAPS, body, manager=MANAGER, namespace=self._namespace)
+            self._written[name] = wanted
+
+    async def _compare(self) -> None:
+        """Look at all ConfigMaps, at the beginning and now and then: write those that differ, delete old empty ones."""
+        delays, empty_before = backoff(FIRST_SECONDS, MOST_SECONDS), frozenset[str]()
+        while True:
+            try:
+                listing = await self._clusters[0].list(
+                    CONFIG_MAPS,
+                    namespace=self._namespace,
+                    label_selector=f"{LABEL}={self._driver}",
+                    view=self.view,
+                )
+                found = {hints_name(self._driver, one.pool): one for one in listing.items}
+                # A pool that is being written is left alone: the list may be older than the write.
+                for name in found.keys() | self._written.keys():
+                    pool = (found.get(name) or self._written[name]).pool
+                    if pool in self._writing:
+                        continue
+                    if name in found:
+                        self._written[name] = found[name]
+                    else:
+                        del self._written[name]
+                    if name in found or pool in self._pending().pools:
+                        self.changed(pool)
+                empty = frozenset(name for name, one in found.items() if one.empty)
+                for name in empty & empty_before:
+                    await self._delete_unneeded(name)
+                delays, empty_before = backoff(FIRST_SECONDS, MOST_SECONDS), empty
+                await asyncio.sleep(LOOK_SECONDS)
+            except ClusterError as error:
+                delay = next(delays)
+                log.warning("hints not compared", extra={"reason": str(error), "retry_seconds": round(delay, 1)})
+                await asyncio.sleep(delay)
+
+    async def _delete_unneeded(self, name: str) -> None:
+        """A node may be gone for ever; the agent of one that is not takes none for empty."""
+        pool = self._written[name].pool
+        if pool in self._pending().pools or pool in self._writing:
+            return
+        self._writing.add(pool)
+        try:
+            await self._clusters[0].delete(CONFIG_MAPS, name, namespace=self._namespace)
+            self._written.pop(name, None)
+        finally:
+            self._writing.discard(pool)
+
+
+def _digest(pool: str, text: str) -> bytes:
+    return hashlib.sha256(f"{pool}\0{text}".encode()).digest()
+
+
+def _read(obj: Json) -> _Written:
+    data = obj.get("data") or {}
+    pool, text = str(data.get("pool") or ""), str(data.get("claims") or "")
+    return _Written(pool, _digest(pool, text), text == "[]")

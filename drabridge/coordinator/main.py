@@ -1,0 +1,111 @@
+"""Run one coordinator: wait for the leadership, then follow the claims and write the hints until it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from drabridge.coordinator.hint_writer import HintWriter
+from drabridge.coordinator.pending_claims import PendingClaims
+from drabridge.errors import ClusterError
+from drabridge.kube.api import Cluster, UnreachableError, backoff, resource_claims, served_version
+from drabridge.kube.leader_election import Election, lead
+from drabridge.kube.watch import follow
+from drabridge.system.supervise import forever
+
+log = logging.getLogger(__name__)
+
+BEAT_SECONDS = 0.5
+SILENT_SECONDS = 8.0  # a loop that stood still for so long does no work
+BLIND_SECONDS = 60.0  # without the claims, or without one pool's write: then another process may try
+FIRST_SECONDS, MOST_SECONDS = 0.5, 30.0  # between attempts to find the version of resource.k8s.io
+
+
+class Coordinator:
+    """One process of a driver's coordinators. :meth:`run` returns when it is told to end."""
+
+    def __init__(self, clusters: tuple[Cluster, ...], driver: str, election: Election, load: Callable[[], Any]) -> None:
+        """``clusters`` are connections to one API server: the first one reads, each of them writes."""
+        self._clusters = clusters
+        self._election = election
+        self._load = load
+        self._leads = asyncio.Event()
+        self._beat = time.monotonic()
+        self._pending = PendingClaims(driver, self._changed)
+        self._writer = HintWriter(clusters, driver, election.namespace, lambda: self._pending)
+
+    async def run(self) -> None:
+        """Lead when it is this one's turn, until SIGTERM. Raises LostLeadershipError."""
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        tasks = [
+            asyncio.create_task(work)
+            for work in (
+                lead(self._election, self._load, self._started, self._healthy),
+                self._keep_beating(),
+                self._work(),
+                stop.wait(),
+            )
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _started(self) -> None:
+        log.info("leading", extra={"identity": self._election.identity})
+        self._pending.lost_at = self._beat = time.monotonic()
+        self._leads.set()
+
+    def _healthy(self) -> bool:
+        """Whether the leader does its work. Called in the thread of the election."""
+        now, lost_at = time.monotonic(), self._pending.lost_at
+        return not self._leads.is_set() or (
+            now - self._beat < SILENT_SECONDS
+            and (lost_at is None or now - lost_at < BLIND_SECONDS)
+            and self._writer.failing_seconds < BLIND_SECONDS
+        )
+
+    async def _keep_beating(self) -> None:
+        while True:
+            self._beat = time.monotonic()
+            await asyncio.sleep(BEAT_SECONDS)
+
+    async def _work(self) -> None:
+        await self._leads.wait()
+        log.info("following claims")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(forever("claims", self._follow))
+            group.create_task(forever("hints", self._write))
+
+    async def _follow(self) -> None:
+        kind = resource_claims(await self._version())
+        await follow(self._clusters[0], kind, "", self._pending)
+
+    async def _version(self) -> str:
+        for delay in backoff(FIRST_SECONDS, MOST_SECONDS):
+            try:
+                if version := await served_version(self._clusters[0]):
+                    return version
+                raise UnreachableError("the API server does not serve resource.k8s.io")
+            except ClusterError as error:
+                log.warning("claims not followed", extra={"reason": str(error), "retry_seconds": round(delay, 1)})
+                await asyncio.sleep(delay)
+        raise AssertionError("backoff() does not end")
+
+    async def _write(self) -> None:
+        while not self._pending.complete:  # else what waits would be taken away first
+            await asyncio.sleep(BEAT_SECONDS / 10)
+        await self._writer.run()
+
+    def _changed(self, pool: str) -> None:
+        self._writer.changed(pool)
