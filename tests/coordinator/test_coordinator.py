@@ -1,0 +1,128 @@
+"""The coordinator as a process, with a simulated API server: what it writes, and who writes."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from drabridge.kube.claim_hints import MOST_CLAIMS, MOST_NAME, hints_name, hints_object, lock_name
+from drabridge.offers.slices import lease_condition, lease_denied_condition
+from drabridge.sim.apiserver import http
+from drabridge.sim.apiserver.server import SimApiServer
+from tests.support.agent_process import DRIVER
+from tests.support.coordinators import NAMESPACE, CoordinatorProcess, hinted, settle, waiting_claim
+from tests.support.waiting import short_directory, until
+
+pytest.importorskip("kubernetes.leaderelection.resourcelock.leaselock", reason="needs kubernetes 37 or later")
+
+
+@contextlib.asynccontextmanager
+async def server() -> AsyncIterator[tuple[SimApiServer, Path, Path]]:
+    with short_directory() as root:
+        async with SimApiServer() as api:
+            yield api, root, api.kubeconfig(root / "kubeconfig")
+
+
+@contextlib.asynccontextmanager
+async def running(*all_of_them: CoordinatorProcess) -> AsyncIterator[None]:
+    try:
+        for one in all_of_them:
+            await one.start()
+        yield
+    finally:
+        for one in all_of_them:
+            with contextlib.suppress(ProcessLookupError, AssertionError):
+                await one.stop(signal.SIGKILL)
+
+
+def holder(api: SimApiServer) -> str:
+    found = api.objects.find("leases", lock_name(DRIVER), NAMESPACE) or {}
+    return str(found.get("spec", {}).get("holderIdentity", ""))
+
+
+async def test_it_names_waiting_claims_and_empties_what_waits_no_more() -> None:
+    async with server() as (api, root, kubeconfig):
+        objects, one = api.objects, CoordinatorProcess(root, kubeconfig)
+        objects.create(hints_object(DRIVER, "stale", '[{"name":"gone"}]'), namespace=NAMESPACE)
+        waiting_claim(objects, "younger", allocated="2026-01-01T00:00:09Z")
+        waiting_claim(objects, "older")
+        waiting_claim(objects, "elsewhere", pool="rack/b")
+        async with running(one):
+            await until(lambda: hinted(objects) == ["older", "younger"], 10, one.text)
+            await until(lambda: hinted(objects, "rack/b") == ["elsewhere"], 10, one.text)
+            await until(lambda: hinted(objects, "stale") == [], 10, one.text)
+            settle(objects, "older", lease_condition(DRIVER))
+            await until(lambda: hinted(objects) == ["younger"], 10, one.text)
+            settle(objects, "younger", lease_denied_condition(DRIVER))
+            await until(lambda: hinted(objects) == [], 10, one.text)
+            objects.delete("resourceclaims", "elsewhere", "default")
+            await until(lambda: hinted(objects, "rack/b") == [], 10, one.text)
+            claims = [request for request in api.requests if request.resource == "resourceclaims"]
+            assert {request.verb for request in claims} == {"list", "watch"}
+            writes = [request for request in api.requests if request.is_write and request.resource == "configmaps"]
+            assert len(writes) <= 8, "each change is one write, and nothing else is"
+            assert await one.stop() == 0
+
+
+async def test_a_flood_is_bounded_and_a_claim_that_cannot_be_read_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    dump = http.dump
+    monkeypatch.setattr(http, "dump", lambda value: dump(value).replace(b'"device":"broken"', b'"device":[[7]]'))
+    async with server() as (api, root, kubeconfig):
+        objects, one = api.objects, CoordinatorProcess(root, kubeconfig)
+        for number in range(MOST_CLAIMS + 5):
+            waiting_claim(objects, f"c{number:04}")
+        waiting_claim(objects, "bad", device="broken")
+        async with running(one):
+            await until(lambda: len(hinted(objects) or ()) == MOST_CLAIMS, 20, one.text)
+            assert (hinted(objects) or [])[0] == "c0000"
+            assert "bad" in one.text()
+            waiting_claim(objects, "bad-too", device="broken")
+            waiting_claim(objects, "after", pool="b")
+            await until(lambda: hinted(objects, "b") == ["after"], 10, one.text)
+            settle(objects, "c0000", lease_condition(DRIVER))
+            await until(lambda: "c1000" in (hinted(objects) or ()), 10, one.text)
+
+
+async def test_a_write_that_fails_is_repeated_and_what_others_wrote_is_overwritten() -> None:
+    async with server() as (api, root, kubeconfig):
+        objects, one = api.objects, CoordinatorProcess(root, kubeconfig)
+        async with running(one):
+            await until(lambda: "leading" in one.text(), 10, one.text)
+            api.faults.fail(2, 409, verb="patch", resource="configmaps")
+            waiting_claim(objects, "c")
+            await until(lambda: hinted(objects) == ["c"], 10, one.text)
+            assert "hints not written" in one.text()
+            name = hints_name(DRIVER, "node-a")
+            objects.modify("configmaps", name, lambda it: it["data"].update(claims="[]"), namespace=NAMESPACE)
+            waiting_claim(objects, "d")
+            await until(lambda: hinted(objects) == ["c", "d"], 10, one.text)
+
+
+async def test_another_one_takes_over_from_a_leader_that_is_killed_and_one_that_lost_the_lease_ends() -> None:
+    async with server() as (api, root, kubeconfig):
+        objects = api.objects
+        one, two = CoordinatorProcess(root, kubeconfig), CoordinatorProcess(root, kubeconfig, "two")
+        async with running(one):
+            await until(lambda: holder(api) == "one", 10, one.text)
+            async with running(two):
+                waiting_claim(objects, "c")
+                await until(lambda: hinted(objects) == ["c"], 10, one.text)
+                await one.stop(signal.SIGKILL)
+                objects.delete("resourceclaims", "c", "default")
+                waiting_claim(objects, "d", pool="b")
+                await until(lambda: hinted(objects) == [] and hinted(objects, "b") == ["d"], 10, two.text)
+                assert holder(api) == "two"
+                api.faults.fail(1_000_000, 503, resource="leases")
+                assert await two.ended() == 1
+                assert "leadership lost" in two.text()
+
+
+def test_every_pool_has_a_name_that_an_object_can_have() -> None:
+    assert hints_name(DRIVER, "node-a") == f"drabridge-claims.{DRIVER}.node-a"
+    names = [hints_name(DRIVER, pool) for pool in ("a/b", "a.b", "x" * 253, "x" * 252, "A", "")]
+    assert len(set(names)) == len(names)
+    assert all(len(name) <= MOST_NAME and "/" not in name for name in names)

@@ -1,0 +1,110 @@
+"""Run ``drabridge coordinator`` as a process of its own, and make claims that wait for a lease."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from drabridge.kube.claim_hints import hints_name
+from drabridge.offers.slices import lease_condition, lease_denied_condition
+from drabridge.sim.apiserver.objects import Objects
+from tests.support.agent_process import DRIVER
+from tests.support.waiting import PATIENCE
+
+NAMESPACE = "kube-system"
+Json = dict[str, Any]
+
+
+class CoordinatorProcess:
+    """One coordinator; the shortest lease that the client library allows."""
+
+    def __init__(self, root: Path, kubeconfig: Path, identity: str = "one", driver: str = DRIVER) -> None:
+        self.log = root / f"coordinator-{identity}.log"
+        self._words = ("--driver", driver, "--namespace", NAMESPACE, "--identity", identity, "--lease-seconds", "3")
+        self._kubeconfig = kubeconfig
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "drabridge", "coordinator", *self._words),
+                *("--kubeconfig", str(self._kubeconfig)),
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+            )
+
+    async def stop(self, number: int = signal.SIGTERM) -> int:
+        """End it by a signal; returns the exit status."""
+        assert self.process is not None
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+        return await asyncio.wait_for(self.process.wait(), 10 * PATIENCE)
+
+    async def ended(self) -> int:
+        """Wait until it ends by itself; returns the exit status."""
+        assert self.process is not None
+        return await asyncio.wait_for(self.process.wait(), 20 * PATIENCE)
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+def waiting_claim(
+    objects: Objects, name: str, pool: str = "node-a", allocated: str = "2026-01-01T00:00:00Z", device: str = "zero"
+) -> None:
+    """Store a claim that is allocated a device of ``pool`` and waits for its lease."""
+    objects.create(
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "mem"}}]}},
+        }
+    )
+    result = {
+        "request": "r",
+        "driver": DRIVER,
+        "pool": pool,
+        "device": device,
+        "bindingConditions": [lease_condition(DRIVER)],
+        "bindingFailureConditions": [lease_denied_condition(DRIVER)],
+    }
+    allocation = {"devices": {"results": [result]}, "allocationTimestamp": allocated}
+    objects.modify(
+        "resourceclaims",
+        name,
+        lambda one: one.setdefault("status", {}).update(allocation=allocation),
+        namespace="default",
+        subresource="status",
+    )
+
+
+def settle(objects: Objects, name: str, condition: str, pool: str = "node-a") -> None:
+    """Set a condition of the claim's device, as its agent does."""
+    state = {
+        "type": condition,
+        "status": "True",
+        "reason": "R",
+        "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    entry = {"driver": DRIVER, "pool": pool, "device": "zero", "conditions": [state]}
+    objects.modify(
+        "resourceclaims",
+        name,
+        lambda one: one["status"].update(devices=[entry]),
+        namespace="default",
+        subresource="status",
+    )
+
+
+def hinted(objects: Objects, pool: str = "node-a") -> list[str] | None:
+    """Names of the claims that the pool's ConfigMap has; None if there is none."""
+    found = objects.find("configmaps", hints_name(DRIVER, pool), NAMESPACE)
+    return None if found is None else [one["name"] for one in json.loads(found["data"]["claims"])]
