@@ -25,7 +25,7 @@ from drabridge.dra.claim_names import ClaimKey, ClaimNames, WaitingPod
 from drabridge.dra.claim_objects import ClaimObjects
 from drabridge.dra.facts import LeaseEnded, LeaseOutcome, Observer
 from drabridge.errors import DrabridgeError, PeerError
-from drabridge.kube.api import ConflictError, NotFoundError, backoff
+from drabridge.kube.api import ConflictError, InvalidError, NotFoundError, backoff
 from drabridge.kube.json_reader import Json
 from drabridge.ledger.effects import RefusalCode
 from drabridge.ledger.events import ClaimAllocated, DeviceUse, LeaseDenied, LeaseGranted
@@ -174,11 +174,11 @@ class Leases:
                 if await self._settle(key):
                     self._served[key] = reasons
                     return
-            except NotFoundError:
+            except (NotFoundError, InvalidError):
                 if self._names.comes_after_allocation:
                     self._served[key] = reasons
                     return
-                continue  # it is created a moment later
+                continue  # it is created a moment later, or the server says why not
             except ConflictError:
                 continue  # it was changed meanwhile
             except DrabridgeError as error:

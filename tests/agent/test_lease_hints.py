@@ -1,20 +1,204 @@
-"""A coordinator names the claims that wait, and agents lease them without watching pods."""
+"""Agents lease the claims that a coordinator names, and watch pods only while there is none."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
 import signal
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from drabridge.kube.claim_hints import MOST_CLAIMS, ClaimHint, hints_name, hints_object, hints_text, lock_name
-from drabridge.offers.slices import lease_condition
-from drabridge.sim.apiserver.server import SimApiServer
-from drabridge.sim.apiserver.store import Json  # type: ignore[attr-defined]
+from drabridge.kube.claim_hints import ClaimHint, hints_name, hints_object, hints_text, lock_name
+from drabridge.sim.apiserver.server import Request
+from drabridge.sim.cluster import ClusterTimings, SimCluster
+from tests.support.agent_on_cluster import BOTH_LANES, CLASS, claim_pod, devices_in_slices, healthy, limits_pod
+from tests.support.agent_process import DRIVER, AgentProcess, lists_read
+from tests.support.coordinators import NAMESPACE, CoordinatorProcess, hinted, waiting_claim
+from tests.support.waiting import short_directory, until
+
+CONFIG = BOTH_LANES.replace("{legacy: 2, dra: 2}", '{shared: "*"}').replace(
+    "resources:", f"dra: {{leases: {{coordinator: {NAMESPACE}}}}}\nresources:"
+)
+ALL = {"zero", "null", "full", "random"}
+QUICK = """\
+import sys
+from drabridge.dra import chosen_names
+chosen_names.POLL_SECONDS, chosen_names.PROOF_SECONDS, chosen_names.DEAD_SECONDS = 0.5, 3.0, 4.0
+chosen_names.LOST_SECONDS = 1.0
+from drabridge.cli import main
+sys.exit(main())
+"""
+
+
+@contextlib.asynccontextmanager
+async def node(config: str = CONFIG) -> AsyncIterator[tuple[AgentProcess, SimCluster, CoordinatorProcess]]:
+    """An agent that looks for its coordinator every half second, and a coordinator that was not started yet."""
+    with short_directory() as root:
+        async with SimCluster(root, timings=ClusterTimings.fast()) as cluster:
+            kubeconfig = cluster.api.kubeconfig(root / "kubeconfig")
+            command = ("-c", QUICK)
+            agent = AgentProcess(root / "node-a", config, arguments=("--kubeconfig", str(kubeconfig)), command=command)
+            coordinator = CoordinatorProcess(root, kubeconfig)
+            await cluster.apply(CLASS)
+            try:
+                yield agent, cluster, coordinator
+            finally:
+                for one in (agent, coordinator):
+                    with contextlib.suppress(ProcessLookupError, AssertionError):
+                        await one.stop(signal.SIGKILL)
+
+
+async def begin(agent: AgentProcess, cluster: SimCluster) -> None:
+    await agent.start()
+    await agent.ready()
+    await lists_read(cluster.kubelets["node-a"])
+    await until(lambda: healthy(cluster) == devices_in_slices(cluster) == ALL, 10, agent.text)
+
+
+def asked_for_pods(cluster: SimCluster) -> list[Request]:
+    return [one for one in cluster.api.requests if "nominatedNodeName" in str(one.query)]
+
+
+def about(cluster: SimCluster, claim: str) -> list[tuple[str, str]]:
+    """The requests of agents for a claim and its pod of the same name."""
+    return [
+        (one.verb, one.resource)
+        for one in cluster.api.requests
+        if one.name == claim and one.resource in ("resourceclaims", "pods") and one.status < 300
+    ]
+
+
+async def test_claims_are_leased_by_hints_without_a_watch_of_pods() -> None:
+    pytest.importorskip("kubernetes.leaderelection.resourcelock.leaselock", reason="needs kubernetes 37 or later")
+    async with node() as (agent, cluster, coordinator):
+        await coordinator.start()
+        await until(lambda: "leading" in coordinator.text(), 10, coordinator.text)
+        await begin(agent, cluster)
+        await cluster.apply(claim_pod("c"))
+        await until(lambda: _condition(cluster, "c", "lease"), 10, agent.text)
+        assert len(about(cluster, "c")) <= 4, about(cluster, "c")
+        await cluster.wait_pod("c")
+        await cluster.apply(limits_pod("pod"))
+        await cluster.wait_pod("pod")
+        await cluster.delete("pods", "c")
+        await cluster.delete("resourceclaims", "c")
+        await cluster.apply(claim_pod("again", 3))
+        await cluster.wait_pod("again")
+        assert asked_for_pods(cluster) == []
+
+
+async def test_pods_are_watched_while_no_coordinator_works_and_not_after_it_is_back() -> None:
+    pytest.importorskip("kubernetes.leaderelection.resourcelock.leaselock", reason="needs kubernetes 37 or later")
+    async with node() as (agent, cluster, coordinator):
+        await begin(agent, cluster)
+        await cluster.apply(claim_pod("alone"))
+        await cluster.wait_pod("alone")
+        assert asked_for_pods(cluster)
+        await coordinator.start()
+        await until(lambda: "the coordinator names the claims" in agent.text(), 20, agent.text)
+        await cluster.apply(claim_pod("hinted"))
+        await cluster.wait_pod("hinted")
+        assert hinted(cluster.api.objects) is not None
+        watches = [one for one in asked_for_pods(cluster) if one.verb == "watch"]
+        await until(lambda: all(one.status for one in watches), 10, "the watch of pods to end")
+        known = len(asked_for_pods(cluster))
+        await asyncio.sleep(0.5)
+        assert len(asked_for_pods(cluster)) == known
+        await coordinator.stop(signal.SIGKILL)
+        await until(lambda: len(asked_for_pods(cluster)) > known, 20, agent.text)
+        assert "does not renew its Lease" in agent.text()
+        await cluster.apply(claim_pod("after"))
+        await cluster.wait_pod("after")
+
+
+async def test_pods_are_watched_while_the_hints_cannot_be_followed() -> None:
+    async with node() as (agent, cluster, _), leading(cluster):
+        await begin(agent, cluster)
+        assert asked_for_pods(cluster) == []
+        cluster.api.faults.fail(1_000_000, 403, resource="configmaps")
+        cluster.api.faults.drop_watches()
+        await until(lambda: asked_for_pods(cluster), 20, agent.text)
+        await cluster.apply(claim_pod("c"))
+        await cluster.wait_pod("c")
+
+
+async def test_a_hint_that_lies_changes_nothing_and_is_looked_at_once() -> None:
+    async with node() as (agent, cluster, _), leading(cluster):
+        await begin(agent, cluster)
+        objects = cluster.api.objects
+        waiting_claim(objects, "of-another-node", pool="node-b")
+        waiting_claim(objects, "for-nobody")
+        objects.create(_unallocated("unallocated"))
+        names = ("gone", "of-another-node", "unallocated", "../../secrets/x", "for-nobody")
+        hints = [ClaimHint("default", name, "some-uid", "1") for name in names]
+        objects.create(hints_object(DRIVER, "node-a", hints_text(hints)), namespace=NAMESPACE)
+        await until(lambda: _gets(cluster, "for-nobody"), 10, agent.text)
+        await asyncio.sleep(1.0)
+        assert {name: _gets(cluster, name) for name in names} == dict.fromkeys(names, 1) | {"../../secrets/x": 0}
+        assert "is not the name of an object" not in agent.text()
+        assert {row["owner"] for row in (await agent.status())["devices"]} == {"none"}
+        assert healthy(cluster) == devices_in_slices(cluster) == ALL
+        name = hints_name(DRIVER, "node-a")
+        for data in ({"claims": "{"}, {"claims": "7"}, {"version": "2"}):
+            objects.modify("configmaps", name, lambda one, data=data: one["data"].update(data), namespace=NAMESPACE)  # type: ignore[misc]
+        await until(lambda: asked_for_pods(cluster), 20, agent.text)
+
+
+async def test_pods_of_another_scheduler_get_no_lease_by_hints_either() -> None:
+    config = CONFIG.replace("leases: {", "leases: {schedulers: [another], ")
+    async with node(config) as (agent, cluster, _), leading(cluster):
+        await begin(agent, cluster)
+        await cluster.apply(claim_pod("c"))
+        await until(lambda: _allocated(cluster, "c"), 10, agent.text)
+        hint = ClaimHint("default", "c", (cluster.get("resourceclaims", "c") or {})["metadata"]["uid"], "1")
+        cluster.api.objects.create(hints_object(DRIVER, "node-a", hints_text([hint])), namespace=NAMESPACE)
+        await until(lambda: "default-scheduler of pod default/c is not listed" in _events(cluster), 10, agent.text)
+        assert asked_for_pods(cluster) == []
+
+
+@contextlib.asynccontextmanager
+async def leading(cluster: SimCluster) -> AsyncIterator[None]:
+    """Renew the coordinators' Lease, and do nothing else."""
+    objects, name = cluster.api.objects, lock_name(DRIVER)
+    body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name}, "spec": {"n": 0}}
+    objects.create(body, namespace=NAMESPACE)
+
+    async def renew() -> None:
+        number = 0
+        while True:
+            number += 1
+            objects.modify("leases", name, lambda one: one["spec"].update(n=number), namespace=NAMESPACE)  # noqa: B023
+            await asyncio.sleep(0.2)
+
+    task = asyncio.create_task(renew())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+def _unallocated(name: str) -> dict[str, Any]:
+    requests = [{"name": "r", "exactly": {"deviceClassName": "mem"}}]
+    metadata = {"name": name, "namespace": "default"}
+    spec = {"devices": {"requests": requests}}
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": metadata, "spec": spec}
+
+
+def _gets(cluster: SimCluster, claim: str) -> int:
+    return sum((one.verb, one.resource, one.name) == ("get", "resourceclaims", claim) for one in cluster.api.requests)
+
+
+def _allocated(cluster: SimCluster, claim: str) -> bool:
+    return bool((cluster.get("resourceclaims", claim) or {}).get("status", {}).get("allocation"))
+
+
+def _condition(cluster: SimCluster, claim: str, name: str) -> bool:
+    found = cluster.get("resourceclaims", claim) or {}
+    conditions = [one for device in found.get("status", {}).get("devices", ()) for one in device["conditions"]]
+    return any(one["type"] == f"{DRIVER}/{name}" for one in conditions)
+
+
+def _events(cluster: SimCluster) -> str:
+    return " ".join(one["message"] for one in cluster.api.objects.peek("events") if one["reason"] == "LeaseDenied")
