@@ -120,6 +120,9 @@ def values_schema() -> Json:
         "capabilities": {"type": "array", "items": {"type": "string", "pattern": "^[A-Z_]+$"}},
         "hostPID": _SWITCH,
         "seLinuxOptions": _ANY_OBJECT,
+        "coordinator": _object(
+            {"enabled": _SWITCH, "tolerations": _ANY_OBJECTS, "nodeSelector": _LABELS, "resources": _ANY_OBJECT}
+        ),
         "podMonitor": _object({"enabled": _SWITCH, "interval": _TEXT, "labels": _LABELS}),
         "networkPolicy": _object(
             {"enabled": _SWITCH, "scrapers": _ANY_OBJECTS, "apiServerPorts": {"type": "array", "items": _PORT}}

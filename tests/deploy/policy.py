@@ -72,8 +72,14 @@ class Request:
         return {**info, "extra": more | info.get("extra", {})}
 
 
-KINDS = {"resourceslices": "ResourceSlice", "resourceclaims": "ResourceClaim", "events": "Event"}
-GROUPS = {"events": ""}  # of those that are not in resource.k8s.io
+KINDS = {
+    "resourceslices": "ResourceSlice",
+    "resourceclaims": "ResourceClaim",
+    "events": "Event",
+    "configmaps": "ConfigMap",
+    "leases": "Lease",
+}
+GROUPS = {"events": "", "configmaps": "", "leases": "coordination.k8s.io"}  # of those that are not in resource.k8s.io
 
 
 @cache

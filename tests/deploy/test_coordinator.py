@@ -1,0 +1,187 @@
+"""The chart's coordinator: off by default, without rights on the node, and with exactly the rules and names it needs.
+
+A real coordinator and a real agent, with tokens of the chart's accounts, beside the simulated cluster: their requests
+are compared with the roles, and each write passes the chart's admission policies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections import Counter
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.helm import lint, manifests, one
+from drabridge.config.loader import load
+from drabridge.kube.claim_hints import hints_name, lock_name
+from drabridge.sim.apiserver import admission
+from drabridge.sim.apiserver.auth import User
+from drabridge.sim.apiserver.kinds import Resource
+from drabridge.sim.cluster import ClusterTimings, SimCluster
+from tests.deploy.policy import Request, refusals
+from tests.support.agent_on_cluster import BOTH_LANES, CLASS, claim_pod, devices_in_slices
+from tests.support.agent_process import DRIVER, AgentProcess
+from tests.support.coordinators import NAMESPACE, CoordinatorProcess, hinted
+from tests.support.waiting import short_directory, until
+
+Json = dict[str, Any]
+Rule = tuple[str, str, str]
+ON: Json = {"config": {"driver": DRIVER}, "coordinator": {"enabled": True}}
+OBJECTS = manifests(ON, namespace=NAMESPACE)
+NAME = "drabridge-coordinator"
+ACCOUNT, AGENT = (f"system:serviceaccount:{NAMESPACE}:{name}" for name in (NAME, "drabridge"))
+POLICIES = [obj for obj in OBJECTS if obj["kind"] == "ValidatingAdmissionPolicy"]
+BY_APPLY: set[Rule] = {("", "configmaps", "create"), ("", "configmaps", "delete")}
+"""Rules without a request here: a PATCH that makes an object asks for create; empty objects go after minutes."""
+
+
+def of(kind: str, name: str = NAME) -> Json:
+    (found,) = (obj for obj in OBJECTS if (obj["kind"], obj["metadata"]["name"]) == (kind, name))
+    return found
+
+
+def granted(name: str) -> set[Rule]:
+    return {
+        (group, resource, verb)
+        for kind in ("ClusterRole", "Role")
+        for rule in of(kind, name)["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_it_is_off_by_default_and_the_linter_has_no_complaint_when_it_is_on() -> None:
+    assert not [obj for obj in manifests() if "coordinator" in obj["metadata"]["name"]]
+    assert {obj["kind"] for obj in manifests()}.isdisjoint({"Deployment", "Role", "PodDisruptionBudget"})
+    assert lint(ON) == []
+    legacy = {**ON, "config": {"dra": {"enabled": False}}}
+    assert not [obj for obj in manifests(legacy) if obj["kind"] == "Deployment"]
+
+
+def test_two_pods_without_rights_on_the_node_on_two_nodes() -> None:
+    deployment = one(OBJECTS, "Deployment")["spec"]
+    spec, labels = deployment["template"]["spec"], deployment["template"]["metadata"]["labels"]
+    (container,) = spec["containers"]
+    assert deployment["replicas"] == 2
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert spec.keys().isdisjoint({"volumes", "hostNetwork", "hostPID"})
+    (term,) = spec["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    selectors = [
+        deployment["selector"],
+        term["podAffinityTerm"]["labelSelector"],
+        one(OBJECTS, "PodDisruptionBudget")["spec"]["selector"],
+        of("NetworkPolicy")["spec"]["podSelector"],
+    ]
+    assert [selector["matchLabels"] for selector in selectors] == [labels] * 4
+    agents = one(OBJECTS, "DaemonSet")["spec"]["selector"]["matchLabels"]
+    assert not agents.items() <= labels.items(), "a DaemonSet would take them for its own"
+    assert one(OBJECTS, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+
+
+def test_nobody_calls_it_and_it_calls_the_api_server_alone() -> None:
+    policy = of("NetworkPolicy")["spec"]
+    assert policy["policyTypes"] == ["Ingress"]
+    assert "ingress" not in policy
+    limited = manifests({**ON, "networkPolicy": {"apiServerPorts": [6443]}})
+    specs = [obj["spec"] for obj in limited if obj["kind"] == "NetworkPolicy"]
+    assert [spec["egress"] for spec in specs] == [[{"ports": [{"protocol": "TCP", "port": 6443}]}]] * 2
+
+
+def test_agents_are_told_where_it_is() -> None:
+    for objects, namespace in ((OBJECTS, NAMESPACE), (manifests(), "")):
+        (text,) = (obj["data"]["config.yaml"] for obj in objects if obj["kind"] == "ConfigMap")
+        assert load(text).dra.leases.coordinator == namespace
+    kept = manifests({**ON, "config": {"dra": {"leases": {"maxDevices": 7}}}}, namespace="hw")
+    (text,) = (obj["data"]["config.yaml"] for obj in kept if obj["kind"] == "ConfigMap")
+    assert yaml.safe_load(text)["dra"] == {"leases": {"maxDevices": 7, "coordinator": "hw"}}
+
+
+def object_of(name: str, namespace: str = NAMESPACE) -> Json:
+    return {"metadata": {"name": name, "namespace": namespace}}
+
+
+@pytest.mark.parametrize(
+    ("resource", "name", "namespace", "allowed"),
+    [
+        ("configmaps", hints_name(DRIVER, "node-a"), NAMESPACE, True),
+        ("configmaps", hints_name(DRIVER, "a/" + "b" * 253), NAMESPACE, True),
+        ("configmaps", "drabridge", NAMESPACE, False),
+        ("configmaps", hints_name("other.example.com", "node-a"), NAMESPACE, False),
+        ("configmaps", hints_name(DRIVER, "node-a"), "default", False),
+        ("leases", lock_name(DRIVER), NAMESPACE, True),
+        ("leases", "kube-scheduler", NAMESPACE, False),
+    ],
+)
+def test_it_writes_its_own_objects_only(resource: str, name: str, namespace: str, allowed: bool) -> None:
+    obj = object_of(name, namespace)
+    for operation, new, old in (("CREATE", obj, None), ("UPDATE", obj, obj), ("DELETE", None, obj)):
+        assert (refusals(POLICIES, Request(operation, resource, User(ACCOUNT), new, old)) == []) is allowed
+        assert refusals(POLICIES, Request(operation, resource, User("another"), new, old)) == []
+
+
+async def test_the_roles_are_what_coordinator_and_agent_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("kubernetes.leaderelection.resourcelock.leaselock", reason="needs kubernetes 37 or later")
+    refused, judged, genuine = list[str](), Counter[str](), admission.check
+
+    def check(resource: Resource, new: Json, old: Json | None, user: User, **more: Any) -> None:
+        if user.name in (ACCOUNT, AGENT):
+            operation = "UPDATE" if old is not None else "CREATE"
+            name = "resourceclaims/status" if resource.plural == "resourceclaims" else resource.plural
+            judged[f"{operation} {name}"] += 1
+            refused.extend(refusals(POLICIES, Request(operation, name, user, new, old)))
+        genuine(resource, new, old, user, **more)
+
+    monkeypatch.setattr(admission, "check", check)
+    config = BOTH_LANES.replace("{legacy: 2, dra: 2}", '{shared: "*"}')
+    config = config.replace("resources:", f"dra: {{leases: {{coordinator: {NAMESPACE}}}}}\nresources:")
+    with short_directory() as root:
+        async with SimCluster(root, timings=ClusterTimings.fast()) as cluster:
+            api = cluster.api
+            token = api.token("node-a", drivers=frozenset({DRIVER}))
+            kubeconfig = api.kubeconfig(root / "kubeconfig", token=token)
+            agent = AgentProcess(root / "node-a", config, arguments=("--kubeconfig", str(kubeconfig)))
+            own = api.kubeconfig(root / "kubeconfig-2", token=api.token("node-z", account=NAME))
+            coordinator = CoordinatorProcess(root, own)
+            await cluster.apply(CLASS)
+            try:
+                await coordinator.start()
+                await until(lambda: "following claims" in coordinator.text(), 10, coordinator.text)
+                await agent.start()
+                await until(lambda: len(devices_in_slices(cluster)) == 4, 20, agent.text)
+                await cluster.apply(claim_pod("c"))
+                await cluster.wait_pod("c")
+                await until(lambda: hinted(api.objects) == [], 10, coordinator.text)
+                asked = {
+                    account: {
+                        request.rule
+                        for request in api.requests
+                        if request.user == account and request.verb != "nonresource"
+                    }
+                    for account in (ACCOUNT, AGENT)
+                }
+            finally:
+                for process in (agent, coordinator):
+                    with contextlib.suppress(ProcessLookupError, AssertionError):
+                        await process.stop(signal.SIGKILL)
+    assert refused == []
+    assert judged.keys() >= {"CREATE configmaps", "UPDATE configmaps", "CREATE leases", "UPDATE leases"}
+    assert asked[ACCOUNT] | BY_APPLY == granted(NAME)
+    assert asked[AGENT] <= granted("drabridge")
+    way_b = {("", "configmaps", "list"), ("", "configmaps", "watch"), ("coordination.k8s.io", "leases", "get")}
+    assert asked[AGENT] >= way_b | {("", "pods", "get")}
+    without = {
+        verb
+        for rule in one(manifests(), "ClusterRole")["rules"]
+        if "pods" in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert without == {"list", "watch"}, "and nothing more where it is off"
