@@ -54,6 +54,7 @@ class NominatedPods:
         self._selector = f"status.nominatedNodeName={node}"
         self._changed = changed
         self._pods: dict[str, NominatedPod] = {}
+        self._lists = 0
         self.lost_because = "the pods were not listed yet"  # "" while the watch lives
         self.view = ObjectView(nominated_pod, PodFields)
 
@@ -63,11 +64,16 @@ class NominatedPods:
 
     @property
     def claims(self) -> Mapping[ClaimKey, frozenset[str]]:
-        """The claims that nominated pods name, with the UIDs of these pods."""
+        """The claims that nominated pods name, with the UIDs of these pods. After a list each is looked at anew.
+
+        A pod that is denied and chosen again while nobody watches looks as if nothing had happened to it.
+        """
         found: dict[ClaimKey, frozenset[str]] = {}
         for pod in self._pods.values():
             for name in pod.claims:
-                found[pod.namespace, name] = found.get((pod.namespace, name), frozenset()) | {pod.uid}
+                found[pod.namespace, name] = found.get((pod.namespace, name), frozenset()) | {
+                    f"{pod.uid} {self._lists}"
+                }
         return found
 
     async def pods(self, key: ClaimKey, claim: Json) -> tuple[WaitingPod, ...]:
@@ -86,6 +92,7 @@ class NominatedPods:
     # The methods of kube.watch.Follower.
 
     def listed(self, objects: tuple[NominatedPod, ...]) -> None:
+        self._lists += 1
         self._pods = {pod.uid: pod for pod in objects if pod.claims}
         self.lost_because = ""
         self._changed()

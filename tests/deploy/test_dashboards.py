@@ -63,14 +63,16 @@ def test_every_metric_is_on_the_dashboard_or_in_an_alert() -> None:
 
 def test_label_values_that_expressions_compare_with_exist() -> None:
     """A matcher on a value that the agent never writes makes an alert that never fires."""
+    from drabridge.dra.facts import LeaseOutcome
     from drabridge.ledger.model import Lane, Owner
 
     lanes, owners = {str(lane) for lane in Lane}, {str(owner) for owner in Owner}
+    results = {"failed", "OK", *map(str, LeaseOutcome)}
     compared = 0
     for expression in EXPRESSIONS:
         for node in promql.nodes(parse(expression)):
             for matcher in getattr(getattr(node, "matchers", None), "matchers", ()):
-                known = {"lane": lanes, "owner": owners, "api": {"dra", "deviceplugin"}, "result": {"failed", "OK"}}
+                known = {"lane": lanes, "owner": owners, "api": {"dra", "deviceplugin"}, "result": results}
                 if matcher.name in known:
                     compared += 1
                     assert set(matcher.value.split("|")) <= known[matcher.name], expression
