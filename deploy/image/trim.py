@@ -1,8 +1,9 @@
 """``python3 trim.py DIRECTORY``: remove from installed packages what the agent never imports.
 
 Two thirds of the Kubernetes client are a second, asynchronous copy of itself with its HTTP library, and one module per
-API and per type; ``drabridge.kube.client`` speaks in dicts through its dynamic client and loads none of them. What is
-left is compiled, because a container with a read-only root could not keep the result.
+API and per type; ``drabridge.kube.client`` speaks in dicts through its dynamic client and loads none of them, the
+election of a coordinator loads a few. What is left is compiled, because a container with a read-only root could not
+keep the result.
 """
 
 from __future__ import annotations
@@ -18,7 +19,30 @@ WHOLE = (
     "drabridge/sim",  # the simulated cluster of `drabridge demo`, an extra that the image does not install
     *("aiohttp", "aiohttp_retry", "aiosignal", "aiohappyeyeballs", "frozenlist", "multidict", "propcache", "yarl"),
 )
-ALL_BUT_INIT = ("kubernetes/client/api", "kubernetes/client/models")  # imported by name, and nobody names one
+MODULES = ("kubernetes/client/api", "kubernetes/client/models")  # of these, all but KEPT go
+# What the election of a coordinator imports, by way of the client library's lock.
+KEPT = frozenset(
+    f"{name}.py"
+    for name in (
+        "__init__",
+        "coordination_v1_api",
+        "v1_api_resource",
+        "v1_api_resource_list",
+        "v1_delete_options",
+        "v1_lease",
+        "v1_lease_list",
+        "v1_lease_spec",
+        "v1_list_meta",
+        "v1_managed_fields_entry",
+        "v1_object_meta",
+        "v1_owner_reference",
+        "v1_preconditions",
+        "v1_shard_info",
+        "v1_status",
+        "v1_status_cause",
+        "v1_status_details",
+    )
+)
 SCRIPTS = ("drabridge", "podresources")
 SHEBANG = "#!/usr/bin/env python3\n"
 
@@ -31,9 +55,9 @@ def trim(target: Path) -> None:
             raise SystemExit(f"{name} is not installed: take it out of the list in trim.py")
         for path in found:
             shutil.rmtree(path, ignore_errors=True)
-    for name in ALL_BUT_INIT:
+    for name in MODULES:
         for path in (target / name).iterdir():
-            if path.name != "__init__.py":
+            if path.name not in KEPT:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
     for path in (*target.rglob("*.pyi"), *target.rglob("*.c"), *target.rglob("*.pyx"), *target.rglob("*.pxd")):
         path.unlink()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
+import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -54,6 +57,29 @@ def test_the_image_carries_nothing_of_the_demo() -> None:
     assert wanted
     assert wanted.isdisjoint(name for name, _ in hashes("requirements.lock"))
     assert '"drabridge/sim"' in (IMAGE_FOLDER / "trim.py").read_text()
+
+
+ELECTION = """
+import json, sys
+from kubernetes import client
+from kubernetes.leaderelection import electionconfig, leaderelection
+from kubernetes.leaderelection.resourcelock.leaselock import LeaseLock
+LeaseLock("name", "namespace", "identity")
+owner = {"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u"}
+metadata = {"name": "x", "ownerReferences": [owner], "managedFields": [{"manager": "m"}]}
+lease = {"metadata": metadata, "spec": {"holderIdentity": "y"}}
+client.ApiClient(client.Configuration()).deserialize(json.dumps(lease), "V1Lease", "application/json")
+ours = ("kubernetes.client.api.", "kubernetes.client.models.")
+print(*(name.rpartition(".")[2] for name in sys.modules if name.startswith(ours)))
+"""
+
+
+def test_the_image_keeps_what_an_election_imports() -> None:
+    kept = runpy.run_path(str(IMAGE_FOLDER / "trim.py"))["KEPT"]
+    done = subprocess.run([sys.executable, "-c", ELECTION], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert {"v1_lease", "coordination_v1_api"} <= set(done.stdout.split())
+    assert {f"{name}.py" for name in done.stdout.split()} <= kept
 
 
 @pytest.mark.parametrize("name", ["urllib3", "requests"])
