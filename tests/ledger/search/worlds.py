@@ -15,9 +15,13 @@ _LOST = replace(_PROMPT, devices=1, pods=1, files_lost=True)
 _HARDWARE = frozenset({"unplug", "crash", "kubelet", "reboot", "force"})
 _TENDER = frozenset({"lost", "crash", "kubelet", "reboot"})  # a claim that is force-deleted would leave no trace
 
+_LEASES = replace(_PROMPT, faults=2, moves=0, leases=True, lanes=(Lane.SHARED, Lane.SHARED))
+_KEPT = frozenset({"crash", "kubelet", "force", "reboot"})  # the record is not lost: it has the denials
+
 PAIRS: Mapping[str, Config] = {
     # every kind of fault, and every pair of them, anywhere in the course of things
     "2 devices, 2 pods, 2 claims, a move, two faults of any kind": replace(_PROMPT, faults=2),
+    "1 device, 2 pods, 2 claims, leases, two faults of any kind": replace(_LEASES, devices=1),
 }
 OTHERS: Mapping[str, Config] = {
     "2 devices, 2 pods, a claim, a move, evidence that is late by any time": Config(claims=1, faults=0, moves=1),
@@ -52,11 +56,8 @@ OTHERS: Mapping[str, Config] = {
         _GRACE, claims=1, kinds=frozenset({"forget", "crash", "kubelet"})
     ),
 }
-_LEASES = replace(_PROMPT, faults=2, moves=0, leases=True, lanes=(Lane.SHARED, Lane.SHARED))
-_KEPT = frozenset({"crash", "kubelet", "force", "reboot"})  # the record is not lost: it has the denials
 LEASES: Mapping[str, Config] = {
     # both APIs share the devices; the scheduler gives up and tries again
-    "1 device, 2 pods, 2 claims, leases, two faults of any kind": replace(_LEASES, devices=1),
     "1 device, 2 pods, 2 claims, leases, the record is kept, two faults": replace(_LEASES, devices=1, kinds=_KEPT),
     "2 devices, a pod, a claim, leases, two faults": replace(_LEASES, pods=1, claims=1, kinds=_KEPT),
 }
