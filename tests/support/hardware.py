@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+import errno
 import fcntl
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -157,7 +159,14 @@ class Loops:
         return self.name(index)
 
     def remove(self, index: int) -> str:
-        loop_control(LOOP_CTL_REMOVE, self.number(index))
+        for attempt in range(200):  # whoever looks at every new disk has it open for a moment
+            try:
+                loop_control(LOOP_CTL_REMOVE, self.number(index))
+                break
+            except OSError as error:
+                if error.errno != errno.EBUSY or attempt == 199:
+                    raise
+                time.sleep(0.01)
         self._made.discard(index)
         return self.name(index)
 
