@@ -12,7 +12,7 @@ from drabridge.ledger.table import DeviceSignal
 from drabridge.ledger.transitions.no_change import ignore
 from tests.ledger.search import plain
 from tests.ledger.search.explore import Explorer, Visited
-from tests.ledger.search.mutants import SMALL, other_rows
+from tests.ledger.search.mutants import SMALL, STARVING, other_rows
 from tests.ledger.search.packing import Codes
 from tests.ledger.search.rules import HIDDEN
 from tests.ledger.search.search import search
@@ -21,12 +21,17 @@ from tests.ledger.search.world import World
 
 ALL = frozenset({"crash", "kubelet", "force", "reboot", "lost", "unplug"})
 PROMPT = Config(late_evidence=False)
+SHARED = replace(PROMPT, pods=1, claims=1, faults=0, moves=0, leases=True, lanes=(Lane.SHARED, Lane.SHARED))
 WORLDS = {
     "2 devices, 2 pods, a claim, moves": replace(PROMPT, claims=1, faults=0),
     "2 devices, 2 claims, a crash": replace(
         PROMPT, pods=0, moves=0, lanes=(Lane.DRA, Lane.DRA), kinds=frozenset({"crash"}), whole_claims=False
     ),
     "2 devices, 2 claims, moves": replace(PROMPT, pods=0, faults=0, whole_claims=False),
+    "a device, a pod, a claim, leases, unplugged": replace(
+        SHARED, devices=1, faults=1, kinds=frozenset({"unplug", "crash"})
+    ),
+    "2 devices, a pod, a claim, leases, nobody is late but kubelet": replace(SHARED, prompt=True),
     "2 devices, 2 pods, a fault": replace(PROMPT, claims=0, moves=0, kinds=ALL),
     "2 devices, a pod, late evidence, a restart": Config(pods=1, claims=0, faults=1, kinds=frozenset({"kubelet"})),
     "a device, a pod, 2 claims, a crash, moves": replace(PROMPT, devices=1, pods=1, kinds=frozenset({"crash"})),
@@ -58,6 +63,8 @@ def test_the_packed_search_sees_every_state_and_no_other(
     assert {explorer.canonical(state) for state in graph} == set(states.tolist())
     assert not plain.stuck(explorer.world, graph)
     assert not len(explorer.stuck(states))
+    assert not plain.unserved(explorer.world, graph)
+    assert not len(explorer.unserved(states))
     record_property("search", f"reduction, {name}: {len(graph)} states are {len(states)} up to names")
 
 
@@ -75,6 +82,14 @@ def test_both_searches_find_the_same_leaks(signal: DeviceSignal, config: Config)
     graph = plain.reachable(explorer.world)
     assert stuck
     assert {explorer.canonical(state) for state in plain.stuck(explorer.world, graph)} == stuck
+
+
+def test_both_searches_find_the_same_claims_that_wait_for_ever() -> None:
+    explorer = Explorer(World(STARVING[0].config))
+    unserved = set(explorer.unserved(explored(explorer)).tolist())
+    graph = plain.reachable(explorer.world)
+    assert unserved
+    assert {explorer.canonical(state) for state in plain.unserved(explorer.world, graph)} == unserved
 
 
 def test_both_searches_find_the_same_violation() -> None:

@@ -63,9 +63,14 @@ def pend(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
 
 
 def pend_as_well(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
-    """Record an allocation of a device for whose lease claims wait: it is known, or a share, or a second holder."""
+    """Record an allocation of a device for whose lease claims wait: it is known, or a share, or a second holder.
+
+    Refused when the device has gone meanwhile: nobody can be granted its lease.
+    """
     if entry.claim(request.claim.uid) is None and not request.use.lease:
         return refusals.no_lease(entry)
+    if entry.device.presence is not Presence.PRESENT:
+        return refusals.not_present(entry)
     return _join(tx, entry, request, ClaimPhase.PENDING)
 
 

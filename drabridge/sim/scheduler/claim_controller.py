@@ -141,10 +141,10 @@ def unreserve(objects: Objects, claim: JSON, pod_uid: str) -> None:
     objects.modify("resourceclaims", meta["name"], write, namespace=meta["namespace"], subresource="status")
 
 
-def deallocate(objects: Objects, claim: JSON) -> None:
+def deallocate(objects: Objects, claim: JSON, *, for_another_try: bool = False) -> None:
     """Clear the allocation of a claim that nobody uses, then its finalizer.
 
-    A claim that is being deleted is gone after that.
+    A claim that is being deleted is gone after that. The scheduler, ``for_another_try``, leaves the finalizer.
     """
     meta = claim["metadata"]
     where = {"namespace": meta["namespace"]}
@@ -154,7 +154,8 @@ def deallocate(objects: Objects, claim: JSON) -> None:
         obj["status"].pop("reservedFor", None)
 
     objects.modify("resourceclaims", meta["name"], clear, subresource="status", **where)
-    objects.modify("resourceclaims", meta["name"], lambda obj: _unprotect(obj), **where)
+    if not for_another_try:
+        objects.modify("resourceclaims", meta["name"], lambda obj: _unprotect(obj), **where)
 
 
 def _protect(claim: JSON) -> None:
@@ -169,7 +170,8 @@ def _unprotect(claim: JSON) -> None:
 def release(objects: Objects) -> None:
     """Drop reservations of pods that ended or are gone.
 
-    Then deallocate what nobody reserves, and delete generated claims.
+    Then deallocate what nobody reserves any more, and delete generated claims. An allocation whose binding failed
+    is the scheduler's to take back.
     """
     pods = {pod["metadata"]["uid"]: pod for pod in objects.peek("pods")}
     for claim in objects.peek("resourceclaims"):
@@ -178,7 +180,7 @@ def release(objects: Objects) -> None:
         gone = [one["uid"] for one in reserved if one["uid"] not in pods or ended(pods[one["uid"]])]
         for uid in gone:
             unreserve(objects, claim, uid)
-        if "allocation" in status and len(gone) == len(reserved):
+        if gone and "allocation" in status and len(gone) == len(reserved):
             deallocate(objects, claim)
         left = objects.find("resourceclaims", meta["name"], meta["namespace"])
         if left is not None and _generated_for_nobody(claim, pods) and not meta.get("deletionTimestamp"):

@@ -58,7 +58,8 @@ class Agent:
         yield helps(DOWN, look, *shown, stage(f"ledger gathered {claims}", self.start))
         yield helps(UP, where("noticed", lambda state: not state.noticed), stage("ledger", self.subscribe))
         yield helps(UP, where("noticed", lambda state: state.noticed), stage("healthy ledger", self.list_to_kubelet))
-        yield helps(UP, stage("api ledger scheduler", self.publish))
+        if not self.config.prompt:
+            yield helps(UP, stage("api ledger scheduler", self.publish))
         gather = (UP, where("gathered", lambda state: state.gathered is None), look, *shown)
         offers = stage("gathered healthy api", self.look_at_offers)
         answered = stage(f"gathered {claims}", self.look_at_claims), offers

@@ -26,6 +26,7 @@ class _Claim:
     def rules(self) -> Iterator[Rule]:
         mine = self.field
         everyone = " ".join(f"claim{index}" for index in range(self.config.claims))
+        shown = "ledger" if self.config.prompt else "scheduler"
         up = where("up", lambda state: state.up)
         to_prepare = where(mine, self.is_bound)
         to_unprepare = where(mine, lambda state: self.of(state).kubelet == K.STOPPED)
@@ -37,7 +38,7 @@ class _Claim:
         else:
             yield helps(up, where(mine, lambda state: self.of(state).api), stage(f"{mine} ledger", self.watch))
         yield helps(to_prepare, up, stage(f"{mine} ledger", self.prepare))
-        yield happens(where(mine, lambda state: not self.of(state).api), stage(f"{everyone} scheduler", self.schedule))
+        yield happens(where(mine, lambda state: not self.of(state).api), stage(f"{everyone} {shown}", self.schedule))
         fault = where("faults", lambda state: state.faults)
         if "crash" in self.config.kinds:
             yield happens(fault, to_prepare, up, stage(f"{mine} ledger faults", self.crash_in_prepare))
@@ -67,15 +68,16 @@ class _Claim:
         for claim in state.claims:
             if claim.api == 1:
                 allocated |= claim.devices
+        offered = self.ledgers.offers(state.ledger)[1] if self.config.prompt else state.scheduler
         for mask in (1, 2, 3) if self.config.whole_claims else (1, 2):
-            if mask & state.scheduler == mask and not mask & allocated:
-                chosen = changed(self.of(state))._replace(api=1, devices=mask)
+            if mask & offered == mask and not mask & allocated:
+                chosen = changed(self.of(state), self.config)._replace(api=1, devices=mask)
                 yield f"the scheduler gives {names(mask)} to {self.uid}", self.having(state, chosen)
 
     def deallocate(self, state: State) -> Outcomes:
         claim = self.of(state)
         if claim.api == 1 and claim.kubelet in (K.NEW, K.STOPPED, K.DONE):
-            over = changed(claim)._replace(api=2, told=0)
+            over = changed(claim, self.config)._replace(api=2, told=0)
             if claim.kubelet != K.STOPPED:  # nobody asks any more which devices it had
                 over = over._replace(devices=0)
             yield f"{self.uid} is deallocated", self.having(state, over)
@@ -83,7 +85,7 @@ class _Claim:
     def force_delete(self, state: State) -> Outcomes:
         claim = self.of(state)
         if claim.api == 1 and claim.kubelet == K.RUNNING:
-            gone = self.having(state, changed(claim)._replace(api=2))._replace(faults=state.faults - 1)
+            gone = self.having(state, changed(claim, self.config)._replace(api=2))._replace(faults=state.faults - 1)
             yield f"FAULT {self.uid}'s pod is force-deleted and {self.uid} deallocated", gone
 
     def watch(self, state: State) -> Outcomes:

@@ -12,7 +12,7 @@ from drabridge.ledger import events as ev
 from drabridge.ledger.model import ClaimPhase, ClaimRef
 from tests.ledger.search.ledgers import Ledgers
 from tests.ledger.search.rules import Outcomes, Rule, Stage, ends, happens, helps, stage, where
-from tests.ledger.search.states import DEVICES, NOW, UIDS, Claim, Keeper, L, State, bits, names, with_claim
+from tests.ledger.search.states import DEVICES, NOW, UIDS, Claim, Config, Keeper, L, State, bits, names, with_claim
 
 
 def uses(mask: int, *, lease: bool = False) -> tuple[ev.DeviceUse, ...]:
@@ -20,9 +20,9 @@ def uses(mask: int, *, lease: bool = False) -> tuple[ev.DeviceUse, ...]:
     return tuple(ev.DeviceUse(DEVICES[device], lease=lease) for device in bits(mask))
 
 
-def changed(claim: Claim) -> Claim:
-    """The claim when somebody else changed it: what the agent read of it is old."""
-    return claim._replace(keeper=claim.keeper._replace(fresh=False))
+def changed(claim: Claim, config: Config) -> Claim:
+    """The claim when somebody else changed it: what the agent read of it is old, and it hears of that soon or late."""
+    return claim._replace(keeper=Keeper() if config.prompt else claim.keeper._replace(fresh=False))
 
 
 class LeaseRules:
@@ -35,12 +35,20 @@ class LeaseRules:
     def rules(self) -> Iterator[Rule]:
         """All of them."""
         mine, up = f"claim{self.index}", where("up", lambda state: state.up)
-        yield helps(up, stage(mine, self.read))
-        yield helps(up, self.at(L.READ), stage(f"{mine} ledger", self.allocated))
-        yield helps(up, self.at(L.WAITS), stage(f"{mine} ledger", self.grant))
-        yield happens(up, self.at(L.WAITS), stage(f"{mine} ledger", self.time_out))
-        yield helps(up, self.at(L.LEASED), stage(mine, self.tell_leased))
-        yield helps(up, self.at(L.DENIED), stage(f"{mine} ledger api", self.tell_denied))
+        read, allocated = stage(mine, self.read), (self.at(L.READ), stage(f"{mine} ledger", self.allocated))
+        waits, tell = self.at(L.WAITS), stage(mine, self.tell_at_once)
+        grant, time_out = stage(f"{mine} ledger", self.grant), stage(f"{mine} ledger", self.time_out)
+        if self.config.prompt:
+            yield helps(up, read, *allocated, tell)
+            yield helps(up, waits, grant, tell)
+            yield happens(up, waits, time_out, tell)
+        else:
+            yield helps(up, read)
+            yield helps(up, *allocated)
+            yield helps(up, waits, grant)
+            yield happens(up, waits, time_out)
+            yield helps(up, self.at(L.LEASED), stage(mine, self.tell_leased))
+            yield helps(up, self.at(L.DENIED), stage(f"{mine} ledger api", self.tell_denied))
         yield helps(where(mine, lambda state: self.of(state).told == 2), stage(mine, self.give_up))
         yield ends(where(mine, lambda state: self.of(state).waits), stage(mine, self.give_up))
         gone = where(mine, lambda state: self.of(state).api != 1)
@@ -114,6 +122,12 @@ class LeaseRules:
         if self.config.told_early or state.api == self.ledgers.offers(state.ledger)[1]:
             yield from self.tell(state, 2, f"{self.uid} is told that it was denied")
 
+    def tell_at_once(self, state: State) -> Outcomes:
+        if told := {L.LEASED: 1, L.DENIED: 2}.get(L(self.of(state).keeper.step), 0):
+            yield from self.tell(state, told, "")
+        else:
+            yield "", state
+
     def tell(self, state: State, told: int, label: str) -> Outcomes:
         """The API server takes the condition if the claim is as it was read; otherwise it is read again."""
         claim, after = self.of(state), self.on(state, L.NONE)
@@ -137,5 +151,5 @@ class LeaseRules:
     # --- the scheduler ---
 
     def give_up(self, state: State) -> Outcomes:
-        back = changed(self.of(state))._replace(api=0, devices=0, told=0)
+        back = changed(self.of(state), self.config)._replace(api=0, devices=0, told=0)
         yield f"the scheduler gives {self.uid} up", with_claim(state, self.index, back)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from drabridge.ledger import apply_event
+from drabridge.ledger import apply_event, refusals
 from drabridge.ledger import events as ev
 from drabridge.ledger.effects import Decision, Step
 from drabridge.ledger.model import ClaimHold, ClaimPhase, Entry, Hold, Lane, Ledger, Owner
@@ -166,6 +166,10 @@ def _grant_anyway(tx: Transaction, entry: Entry, uid: str) -> Outcome:
     return with_holders(tx, entry, entry.hold, (*(one for one in entry.claims if one is not held), granted))
 
 
+def _not_now(tx: Transaction, entry: Entry, uid: str) -> Outcome:
+    return refusals.stale(entry.name, "mutant")
+
+
 def _lease_taken(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
     """A pod takes what claims wait for; the rest of the claims' devices stay theirs."""
     others = tuple(held for held in entry.claims if held.admin)
@@ -303,6 +307,10 @@ MUTANTS: tuple[Mutant, ...] = (
 
 # They break no rule, but a device is never free again, or a claim waits for ever.
 STARVING: tuple[Mutant, ...] = (
+    Mutant(
+        "a lease is never granted",
+        replace(_LEASES, step=other_rows(DeviceSignal.LEASE_GRANTED, Owner, _not_now)),
+    ),
     Mutant(
         "a denial outlives the claim's allocation",
         replace(_LEASES, step=other_rows(DeviceSignal.CLAIM_DEALLOCATED, Owner, _keep_denial)),

@@ -45,6 +45,8 @@ class Packing:
         self.claims = tuple(f"claim{index}" for index in range(config.claims))
         wide = 9 if config.leases else 8  # with leases there is more to a claim, and nobody moves devices
         widths = _WIDTHS | {"gathered": 12, "moves": 0 if config.leases else 2}
+        if config.prompt:  # the slices follow from the ledger
+            widths |= {"api": 0, "scheduler": 0}
         widths |= dict.fromkeys(self.pods, 4) | dict.fromkeys(self.claims, wide)
         pod, claim = Domain(4), Domain(wide)
         self.domains: dict[str, Domain] = {name: Domain(width) for name, width in widths.items()}

@@ -35,11 +35,23 @@ def reachable(world: World) -> dict[State, tuple[State, ...]]:
 
 def stuck(world: World, graph: dict[State, tuple[State, ...]]) -> set[State]:
     """Those from which no drained state can be reached by rules that help."""
+    return _cannot_reach(graph, {state for state in graph if world.ledgers.drained(state.ledger)})
+
+
+def unserved(world: World, graph: dict[State, tuple[State, ...]]) -> set[State]:
+    """Those in which a claim waits for a condition, and may wait for ever."""
+    rules = [rule for rule in world.rules if rule.serves]
+    served = {
+        state: tuple(_settled(world, raw) for rule in rules for _, raw in rule.successors(state)) for state in graph
+    }
+    return _cannot_reach(served, {state for state in graph if not any(claim.waits for claim in state.claims)})
+
+
+def _cannot_reach(graph: dict[State, tuple[State, ...]], good: set[State]) -> set[State]:
     back: dict[State, list[State]] = {}
     for state, ways in graph.items():
         for after in ways:
             back.setdefault(after, []).append(state)
-    good = {state for state in graph if world.ledgers.drained(state.ledger)}
     queue = deque(good)
     while queue:
         for before in back.get(queue.popleft(), ()):

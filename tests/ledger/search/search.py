@@ -108,6 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--moves", type=int, default=default.moves, choices=range(4), help="changes of lane that the operator asks for"
     )
     parser.add_argument("--leases", action="store_true", help="both APIs share all devices; the operator moves none")
+    parser.add_argument("--prompt-leases", action="store_true", help="with --leases: nobody is late but kubelet")
     parser.add_argument("--single", action="store_true", help="a claim wants one device")
     parser.add_argument("--limit", type=int, default=LIMIT, help="states; one takes 16 bytes, and some more on the way")
     options = parser.parse_args(arguments)
@@ -123,6 +124,7 @@ def main(arguments: list[str] | None = None) -> int:
         probe=options.probe,
         moves=0 if options.leases else options.moves,
         leases=options.leases,
+        prompt=options.prompt_leases,
         lanes=(Lane.SHARED, Lane.SHARED) if options.leases else default.lanes,
         files_lost=options.files_lost,
         claims_shown=options.claims_shown,

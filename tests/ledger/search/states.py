@@ -149,6 +149,7 @@ class Config(Struct, frozen=True):
     grace: bool = False  # processes of force-deleted pods outlive the usual absence, for their grace period at most
     lanes: tuple[Lane, Lane] = (Lane.LEGACY, Lane.DRA)  # of the devices at the start
     leases: bool = False  # both APIs share all devices: ``lanes`` are SHARED, and the operator moves none
+    prompt: bool = False  # with leases: slices, scheduler and what the agent reads of claims are never late
     moves: int = 1  # changes of lane that the operator asks for
     policy: LedgerPolicy = POLICY
     """What follows breaks the agent around the ledger, or the ledger itself: for the mutants."""

@@ -116,7 +116,8 @@ class Checks:
     def claim(self, index: int, state: State) -> Outcomes:
         truth = _of_claims({UIDS[index]: state.claims[index]}, recorded=self.recorded)
         if self.ledgers.config.leases:
-            healthy, offered = (frozenset(DEVICES[one] for one in bits(mask)) for mask in (state.healthy, state.api))
+            shown = self.ledgers.offers(state.ledger)[1] if self.ledgers.config.prompt else state.api
+            healthy, offered = (frozenset(DEVICES[one] for one in bits(mask)) for mask in (state.healthy, shown))
             truth = replace(truth, healthy=healthy, offered=offered)
         self._hold(self.ledgers.ledgers[state.ledger], truth)
         return ()

@@ -105,7 +105,7 @@ class World:
             if name in entries and entries[name].device.presence is Presence.GONE and state.healthy >> bit & 1:
                 return  # kubelet reads a list within a minute
         quarantined = any(entry.owner is Owner.QUARANTINE for entry in entries.values())
-        if quarantined and state.api != self.ledgers.offers(state.ledger)[1]:
+        if quarantined and not self.config.prompt and state.api != self.ledgers.offers(state.ledger)[1]:
             return  # the slices of a lost ledger are replaced by then
         yield "time passes", state._replace(ledger=self.ledgers.memo("tick", state.ledger, aged))
 

@@ -22,6 +22,8 @@ PAIRS: Mapping[str, Config] = {
     # every kind of fault, and every pair of them, anywhere in the course of things
     "2 devices, 2 pods, 2 claims, a move, two faults of any kind": replace(_PROMPT, faults=2),
     "1 device, 2 pods, 2 claims, leases, two faults of any kind": replace(_LEASES, devices=1),
+    "2 devices, 2 pods, 2 claims, leases, prompt, two faults": replace(_LEASES, prompt=True, kinds=_KEPT),
+    "2 devices, 2 pods, 2 claims, leases, prompt, a fault of any kind": replace(_LEASES, prompt=True, faults=1),
 }
 OTHERS: Mapping[str, Config] = {
     "2 devices, 2 pods, a claim, a move, evidence that is late by any time": Config(claims=1, faults=0, moves=1),
