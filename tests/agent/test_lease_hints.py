@@ -138,7 +138,9 @@ async def test_a_hint_that_lies_changes_nothing_and_is_looked_at_once() -> None:
         objects.create(hints_object(DRIVER, "node-a", hints_text(hints)), namespace=NAMESPACE)
         await until(lambda: _gets(cluster, "for-nobody"), 10, agent.text)
         await asyncio.sleep(1.0)
-        assert {name: _gets(cluster, name) for name in names} == dict.fromkeys(names, 1) | {"../../secrets/x": 0}
+        asked = {name: _gets(cluster, name) for name in names}
+        assert asked.pop("for-nobody") <= 6  # a pod may still come; the pauses get longer
+        assert asked == dict.fromkeys(names[:-1], 1) | {"../../secrets/x": 0}
         assert "is not the name of an object" not in agent.text()
         assert {row["owner"] for row in (await agent.status())["devices"]} == {"none"}
         assert healthy(cluster) == devices_in_slices(cluster) == ALL

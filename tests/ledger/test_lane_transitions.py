@@ -160,6 +160,15 @@ def phases(node: Node, number: int) -> list[tuple[str, ClaimPhase]]:
     return [(held.claim.uid, held.phase) for held in node[f"gpu-{number}"].claims]
 
 
+def test_a_claim_whose_device_was_unplugged_while_it_waited_is_refused_at_its_next_look() -> None:
+    node = Node(device(0, Lane.SHARED))
+    node.yes(allocated(0, lease=True))
+    node.yes(Discovered((), NOON))
+    assert node.no(allocated(0, lease=True))[0] is RefusalCode.NOT_PRESENT
+    node.yes(deny(0))
+    assert phases(node, 0) == [(CLAIM.uid, ClaimPhase.DENIED)]
+
+
 def test_a_shared_device_is_for_both_sides_and_moves_to_the_legacy_lane_and_back_at_once() -> None:
     node = Node(device(0))
     node.yes(SetLane("gpu-0", Lane.SHARED, NOON))

@@ -24,19 +24,19 @@ PAIRS: Mapping[str, Config] = {
     "1 device, 2 pods, 2 claims, leases, two faults of any kind": replace(_LEASES, devices=1),
     "2 devices, 2 pods, 2 claims, leases, prompt, two faults": replace(_LEASES, prompt=True, kinds=_KEPT),
     "2 devices, 2 pods, 2 claims, leases, prompt, a fault of any kind": replace(_LEASES, prompt=True, faults=1),
-}
-OTHERS: Mapping[str, Config] = {
-    "2 devices, 2 pods, a claim, a move, evidence that is late by any time": Config(claims=1, faults=0, moves=1),
     "2 devices, a pod, a claim, a move, late evidence, a fault": Config(pods=1, claims=1, faults=1, moves=1),
-    "1 device, 2 pods, 2 claims, a move, late evidence, a fault": Config(devices=1, faults=1, moves=1),
     "2 devices, a pod, a claim, a move, the API server instead of the checkpoint, two faults": replace(
         _PROMPT, pods=1, claims=1, faults=2, checkpoint=False
     ),
-    "2 devices, 2 pods, a claim, physical probe, pods that will not die, two faults": replace(
-        _PROMPT, claims=1, faults=2, moves=0, probe=True
-    ),
     "2 devices, a pod, a claim, a move, unplugged, two faults": replace(
         _PROMPT, pods=1, claims=1, faults=2, kinds=_HARDWARE
+    ),
+}
+OTHERS: Mapping[str, Config] = {
+    "2 devices, 2 pods, a claim, a move, evidence that is late by any time": Config(claims=1, faults=0, moves=1),
+    "1 device, 2 pods, 2 claims, a move, late evidence, a fault": Config(devices=1, faults=1, moves=1),
+    "2 devices, 2 pods, a claim, physical probe, pods that will not die, two faults": replace(
+        _PROMPT, claims=1, faults=2, moves=0, probe=True
     ),
     "1 device, a pod, 2 claims, a move, late evidence, a fault, files of claims lost with the record": replace(
         _LOST, faults=1, late_evidence=True, claims_shown=True
