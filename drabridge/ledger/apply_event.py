@@ -25,7 +25,7 @@ from drabridge.ledger.effects import (
     Step,
     Subject,
 )
-from drabridge.ledger.model import ClaimRef, Entry, Lane, Ledger, LedgerDevice, Owner
+from drabridge.ledger.model import ClaimPhase, ClaimRef, Entry, Lane, Ledger, LedgerDevice, Owner
 from drabridge.ledger.observation import EvidenceRound, KubeletAnswer, shown_as_another_resource, shown_on
 from drabridge.ledger.ownership import begin_move
 from drabridge.ledger.policy import LedgerPolicy
@@ -173,11 +173,24 @@ def _grant_lease(tx: Transaction, event: ev.LeaseGranted) -> None:
 
 
 def _deny_lease(tx: Transaction, claim: ClaimRef, uses: Iterable[ev.DeviceUse], reason: str) -> None:
-    """Deny a claim all of its devices, and say so. A device that is not known any more needs no denial."""
-    names = dict.fromkeys((*tx.ledger.by_claim.get(claim.uid, ()), *(use.device for use in uses if not use.admin)))
-    for name in filter(tx.get, names):
+    """Deny a claim all of its devices, and say so. A device that is not known any more needs no denial.
+
+    Refused if the claim has all of them. Where it lacks one, what it was granted is of another lane, or of an earlier
+    allocation.
+    """
+    known, wanted = tx.ledger.by_claim.get(claim.uid, ()), [use.device for use in uses if not use.admin]
+    entries = [tx.get(name) for name in wanted or known]
+    if entries and all(entry is not None and _is_granted(entry, claim) for entry in entries):
+        tx.refusals.append(refusals.stale(f"claim {claim}", "its lease is granted"))
+        return
+    for name in filter(tx.get, dict.fromkeys((*known, *wanted))):
         _signal(tx, DeviceSignal.LEASE_DENIED, name, claim)
     tx.effects.append(Notify(Subject.CLAIM, "LeaseDenied", reason, claim.namespace, claim.name, claim.uid))
+
+
+def _is_granted(entry: Entry, claim: ClaimRef) -> bool:
+    held = entry.claim(claim.uid)
+    return held is not None and held.phase in (ClaimPhase.GRANTED, ClaimPhase.PREPARED)
 
 
 # --- evidence -------------------------------------------------------------------------------------------------------

@@ -241,9 +241,9 @@ class LeaseGranted(Struct, frozen=True):
 
 
 class LeaseDenied(Struct, frozen=True):
-    """The claim's failure condition is to be set, after the slices show its devices tainted. Refused once granted.
+    """The claim's failure condition is to be set, after the slices show its devices tainted.
 
-    ``uses``: its devices here; those that the ledger knows of the claim are denied as well.
+    ``uses``: its devices here; those that the ledger knows of the claim are denied as well. Refused once it has all.
     """
 
     claim: ClaimRef

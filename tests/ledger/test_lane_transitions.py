@@ -273,6 +273,42 @@ def test_a_claim_that_was_never_recorded_is_denied_and_a_leased_one_is_not() -> 
     assert node.no(deny(1))[0] is RefusalCode.STALE
 
 
+def test_a_lease_of_an_earlier_allocation_does_not_hinder_the_denial_of_a_new_one() -> None:
+    node = Node(SHARED, SHARED_TOO)
+    node.yes(allocated(0, lease=True))
+    withdrawn(node, 0)
+    node.yes(grant())
+    node.yes(allocate(1))
+    assert node.no(allocated(1, lease=True))[0] is RefusalCode.LEGACY_HELD
+    node.yes(deny(1))
+    assert phases(node, 0) == phases(node, 1) == [("uid-1", ClaimPhase.DENIED)]
+    node.yes(ClaimDeallocated("uid-1", NOON))
+    assert (node.offers("gpu-0"), node.owner("gpu-1")) == ((True, True), Owner.LEGACY)
+
+
+def test_a_denial_leaves_what_is_prepared_of_an_earlier_allocation() -> None:
+    node = Node(SHARED, SHARED_TOO)
+    node.yes(allocated(0, lease=True))
+    withdrawn(node, 0)
+    node.yes(grant())
+    node.yes(prepare(0))
+    node.yes(allocated(1, lease=True))
+    node.yes(deny(1))
+    assert phases(node, 0) == [("uid-1", ClaimPhase.PREPARED)]
+    assert phases(node, 1) == [("uid-1", ClaimPhase.DENIED)]
+
+
+@pytest.mark.parametrize("by_pod", [False, True])
+def test_a_claim_with_a_device_of_the_dra_lane_loses_that_too_when_it_is_denied_the_lease(by_pod: bool) -> None:
+    node = Node(SHARED, device(1, Lane.DRA))
+    both = (DeviceUse("gpu-0", lease=True), DeviceUse("gpu-1"))
+    node.yes(ClaimAllocated(CLAIM, both, NOON))
+    assert phases(node, 1) == [("uid-1", ClaimPhase.GRANTED)]
+    node.yes(allocate(0) if by_pod else LeaseDenied(CLAIM, both, NOON, "30 s have passed"))
+    assert phases(node, 0) == phases(node, 1) == [("uid-1", ClaimPhase.DENIED)]
+    assert node.owner("gpu-0") is (Owner.LEGACY if by_pod else Owner.NONE)
+
+
 def test_a_denied_claim_that_was_allocated_elsewhere_frees_its_devices() -> None:
     node = Node(SHARED, SHARED_TOO)
     node.yes(deny(0))

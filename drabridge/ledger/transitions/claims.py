@@ -257,10 +257,13 @@ def lease_grant(tx: Transaction, entry: Entry, uid: str) -> Outcome:
 
 
 def lease_deny(tx: Transaction, entry: Entry, claim: ClaimRef) -> Outcome:
-    """Deny the claim the lease: it does not hold the device, and no claim gets that until this one has let go."""
+    """Deny the claim the lease: it does not hold the device, and no claim gets that until this one has let go.
+
+    What is prepared stays: a container of an earlier allocation uses it.
+    """
     held = entry.claim(claim.uid)
-    if held is not None and held.phase in (ClaimPhase.GRANTED, ClaimPhase.PREPARED):
-        return refusals.stale(entry.name, "the lease is granted")
+    if held is not None and held.phase is ClaimPhase.PREPARED:
+        return entry
     if any(one.claim.uid == claim.uid for one in entry.denied):
         return entry
     return with_claims(tx, entry, _replaced(entry.claims, _denied(held, claim, tx.at)), "the lease was denied")

@@ -203,25 +203,33 @@ def idempotent(before: Ledger, event: ev.Event, after: Ledger, policy: LedgerPol
 
 
 _ENDS_PREPARED = ev.Unprepare | ev.NodeBooted | ev.ManualRelease
-_ENDS_GRANTED = ev.ClaimDeallocated | ev.ClaimAllocated | ev.LeaseDenied | ev.Allocate | ev.ManualRelease
+_ENDS_GRANTED = ev.ClaimDeallocated | ev.ClaimAllocated | ev.ManualRelease
+_ENDS_WAITING = _ENDS_GRANTED | ev.LeaseDenied | ev.Allocate | ev.Observed | ev.AgentStarted
 
 
 def claims_end_twice(before: Ledger, event: ev.Event, after: Ledger, policy: LedgerPolicy) -> Found:
-    """I9: a prepared claim's hold ends only when it is deallocated in the API *and* unprepared."""
+    """I9: a prepared claim's hold ends only when it is deallocated in the API *and* unprepared.
+
+    A pod, or a denial, ends none of a claim that has all of its devices.
+    """
     for name, old, new in _changed(before, after):
         for held in old.holders:
             if new is not None and new.claim(held.claim.uid) is not None:
                 continue
-            if not _may_end(held, event):
+            if not _may_end(held, event, before):
                 yield Violation(
                     "I9", name, f"claim {held.claim.uid} ({held.phase}) was dropped by {type(event).__name__}"
                 )
 
 
-def _may_end(held: ClaimHold, event: ev.Event) -> bool:
+def _may_end(held: ClaimHold, event: ev.Event, before: Ledger) -> bool:
     if held.phase is ClaimPhase.PREPARED:
         return isinstance(event, _ENDS_PREPARED) and not held.api_allocated
-    return isinstance(event, _ENDS_GRANTED)
+    names = set(before.by_claim[held.claim.uid])
+    if isinstance(event, ev.LeaseDenied):
+        names |= {use.device for use in event.uses}
+    has_all = all(name in before.entries and _granted(before.entries[name], held.claim.uid) for name in names)
+    return isinstance(event, _ENDS_GRANTED if has_all else _ENDS_WAITING)
 
 
 def doubt_holds(before: Ledger, event: ev.Event, after: Ledger, policy: LedgerPolicy) -> Found:
@@ -244,6 +252,11 @@ def _changed(before: Ledger, after: Ledger) -> Iterator[tuple[str, Entry, Entry 
 def _prepared(entry: Entry, uid: str) -> bool:
     held = entry.claim(uid)
     return held is not None and held.phase is ClaimPhase.PREPARED
+
+
+def _granted(entry: Entry, uid: str) -> bool:
+    held = entry.claim(uid)
+    return held is not None and held.phase in (ClaimPhase.GRANTED, ClaimPhase.PREPARED)
 
 
 def _owner(entry: Entry | None) -> str:
