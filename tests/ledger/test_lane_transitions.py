@@ -169,6 +169,21 @@ def test_a_claim_whose_device_was_unplugged_while_it_waited_is_refused_at_its_ne
     assert phases(node, 0) == [(CLAIM.uid, ClaimPhase.DENIED)]
 
 
+def test_a_claim_that_waits_beside_a_granted_one_is_refused_when_the_device_was_unplugged() -> None:
+    def one(claim: ClaimRef) -> ClaimAllocated:
+        return ClaimAllocated(claim, (DeviceUse("gpu-0", ClaimShare(claim.uid), lease=True),), NOON)
+
+    node = Node(device(0, Lane.SHARED, shareable=True))
+    node.yes(one(CLAIM))
+    node.yes(one(OTHER))
+    withdrawn(node, 0)
+    node.yes(grant())
+    node.yes(Discovered((), NOON))
+    assert node.no(grant(OTHER))[0] is RefusalCode.NOT_PRESENT
+    assert node.no(one(OTHER))[0] is RefusalCode.NOT_PRESENT
+    node.yes(one(CLAIM))  # what is granted stays
+
+
 def test_a_shared_device_is_for_both_sides_and_moves_to_the_legacy_lane_and_back_at_once() -> None:
     node = Node(device(0))
     node.yes(SetLane("gpu-0", Lane.SHARED, NOON))

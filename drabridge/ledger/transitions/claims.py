@@ -80,7 +80,13 @@ def prepare(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
 
 
 def regrant(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
-    """Record an allocation of a device that claims hold: it is known, or a share, or a second holder to refuse."""
+    """Record an allocation of a device that claims hold: it is known, or a share, or a second holder to refuse.
+
+    Refused when the device has gone while this claim waited: it cannot be granted the lease.
+    """
+    known = entry.claim(request.claim.uid)
+    if known and known.phase is ClaimPhase.WITHDRAWN and entry.device.presence is not Presence.PRESENT:
+        return refusals.not_present(entry)
     return _join(tx, entry, request, ClaimPhase.GRANTED)
 
 
