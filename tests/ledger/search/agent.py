@@ -81,7 +81,7 @@ class Agent:
             yield happens(*gather, *unasked)
         if self.config.moves:
             yield happens(UP, where("moves", lambda state: state.moves), stage("moves ledger", self.move))
-        if self.config.leases:
+        if self.config.leases and Lane.DRA not in self.config.lanes:
             yield helps(UP, stage("ledger", self.share))
         if "unplug" in self.config.kinds:
             yield helps(UP, stage("ledger", self.forget))

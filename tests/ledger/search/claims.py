@@ -30,7 +30,7 @@ class _Claim:
         up = where("up", lambda state: state.up)
         to_prepare = where(mine, self.is_bound)
         to_unprepare = where(mine, lambda state: self.of(state).kubelet == K.STOPPED)
-        yield helps(stage(mine, self.stop))
+        yield ends(stage(mine, self.stop))
         yield ends(stage(mine, self.deallocate))
         yield helps(to_unprepare, up, stage(f"{mine} ledger", self.unprepare))
         if self.config.leases:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from drabridge.ledger import events as ev
-from drabridge.ledger.model import ClaimPhase, ClaimRef
+from drabridge.ledger.model import ClaimPhase, ClaimRef, Lane
 from tests.ledger.search.ledgers import Ledgers
 from tests.ledger.search.rules import Outcomes, Rule, Stage, ends, happens, helps, stage, where
 from tests.ledger.search.states import DEVICES, NOW, UIDS, Claim, Config, Keeper, L, State, bits, names, with_claim
@@ -70,6 +70,12 @@ class LeaseRules:
         keeper = self.of(state).keeper._replace(step=step) if step else Keeper()
         return self.having(state, keeper=keeper)
 
+    def uses(self, state: State, mask: int) -> tuple[ev.DeviceUse, ...]:
+        """The devices of a mask; those of the DRA lane need no lease."""
+        entries = self.ledgers.ledgers[state.ledger].entries
+        need = [name in entries and entries[name].lane is not Lane.DRA for name in DEVICES]
+        return tuple(use for bit in bits(mask) for use in uses(1 << bit, lease=need[bit]))
+
     # --- the agent ---
 
     def read(self, state: State) -> Outcomes:
@@ -83,7 +89,7 @@ class LeaseRules:
         number, accepted = self.ledgers.apply(
             state.ledger,
             ("allocated", self.uid, mask),
-            lambda: ev.ClaimAllocated(ClaimRef(self.uid), uses(mask, lease=True), NOW),
+            lambda: ev.ClaimAllocated(ClaimRef(self.uid), self.uses(state, mask), NOW),
         )
         label = f"{self.uid} asks for {names(mask)}: {'it waits' if accepted else 'refused'}"
         after = self.on(state, L.WAITS)._replace(ledger=number)
@@ -111,7 +117,7 @@ class LeaseRules:
         number, accepted = self.ledgers.apply(
             state.ledger,
             ("denied", self.uid, mask),
-            lambda: ev.LeaseDenied(ClaimRef(self.uid), uses(mask, lease=True), NOW, "denied"),
+            lambda: ev.LeaseDenied(ClaimRef(self.uid), self.uses(state, mask), NOW, "denied"),
         )
         return self.on(state, L.DENIED if accepted else L.NONE)._replace(ledger=number)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from drabridge.ledger import events as ev
 from tests.ledger.search.ledgers import Ledgers
-from tests.ledger.search.rules import Outcomes, Rule, Stage, happens, helps, stage, where
+from tests.ledger.search.rules import Outcomes, Rule, Stage, ends, happens, helps, stage, where
 from tests.ledger.search.states import DEVICES, NOW, P, State, bits, with_pod
 
 
@@ -24,7 +24,8 @@ class _Pod:
         everyone = " ".join(f"pod{index}" for index in range(self.config.pods))
         yield happens(self.is_in(P.IDLE), stage(f"{everyone} healthy", self.chosen))
         yield helps(self.is_in(P.CHOSEN), stage(f"{self.field} up ledger", self.allocate))
-        yield helps(self.is_in(P.REPLIED, P.INIT, P.RUN, P.ZOMBIE, P.SKIPPED), stage(self.field, self.live))
+        yield helps(self.is_in(P.REPLIED, P.INIT), stage(self.field, self.live))
+        yield ends(self.is_in(P.REPLIED, P.INIT, P.RUN, P.ZOMBIE, P.SKIPPED), stage(self.field, self.end))
         fault = where("faults", lambda state: state.faults)
         if "crash" in self.config.kinds:
             up = where("up", lambda state: state.up)
@@ -82,8 +83,9 @@ class _Pod:
         phase, device = state.pods[self.index]
         if phase == P.REPLIED:
             yield f"p{self.index} becomes INIT", with_pod(state, self.index, P.INIT, device)
-        if phase in (P.REPLIED, P.INIT):
-            yield f"p{self.index} becomes RUN", with_pod(state, self.index, P.RUN, device)
+        yield f"p{self.index} becomes RUN", with_pod(state, self.index, P.RUN, device)
+
+    def end(self, state: State) -> Outcomes:
         yield f"p{self.index} ends", with_pod(state, self.index, P.DONE)
 
     def force_delete(self, state: State) -> Outcomes:

@@ -62,5 +62,8 @@ LEASES: Mapping[str, Config] = {
     # both APIs share the devices; the scheduler gives up and tries again
     "1 device, 2 pods, 2 claims, leases, the record is kept, two faults": replace(_LEASES, devices=1, kinds=_KEPT),
     "2 devices, a pod, a claim, leases, two faults": replace(_LEASES, pods=1, claims=1, kinds=_KEPT),
+    "a shared device, one of the DRA lane, a pod, a claim, leases, a fault": replace(
+        _LEASES, pods=1, claims=1, faults=1, kinds=_KEPT, lanes=(Lane.SHARED, Lane.DRA)
+    ),
 }
 WORLDS: Mapping[str, Config] = {**PAIRS, **OTHERS, **LEASES}
