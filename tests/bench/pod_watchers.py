@@ -21,6 +21,7 @@ NAMESPACE = "default"
 WATCH = "/api/v1/pods?watch=1&allowWatchBookmarks=true&resourceVersion=0&fieldSelector=status.nominatedNodeName%3D"
 PODS = 40
 CALM_SECONDS = 3.0
+BEGIN_SECONDS = 120.0  # for all watches together
 BUSY = (25, 250)  # pod events in a second: 5 and 50 new pods, each with five events
 CORE = 0.5  # of one core is what these watches may take
 
@@ -81,11 +82,19 @@ def _pod(index: int) -> dict[str, Any]:
     }
 
 
-async def _watch(server: Server, node: str) -> None:
+async def _watch(server: Server, node: str, begun: asyncio.Semaphore) -> None:
+    """Watch until cancelled; releases ``begun`` when the server has answered. An end of the watch is an error."""
     reader, writer = await server.connect()
-    writer.write(f"GET {WATCH}{node} HTTP/1.1\r\nHost: api\r\n\r\n".encode())
-    while await reader.read(65536):
-        pass
+    try:
+        writer.write(f"GET {WATCH}{node} HTTP/1.1\r\nHost: api\r\n\r\n".encode())
+        answer = (await reader.readline()).split()
+        assert answer[1:2] == [b"200"], f"a watch is answered {answer}"
+        begun.release()
+        while await reader.read(65536):
+            pass
+        raise ConnectionError("the server ended a watch, so fewer watched than were asked for")
+    finally:
+        writer.close()
 
 
 async def _events(client: Client, number: int, turn: str) -> None:
@@ -98,7 +107,11 @@ async def _events(client: Client, number: int, turn: str) -> None:
 
 async def _measure(server: Server, clients: list[Client], watchers: int, events: int, turn: str) -> float:
     """CPU seconds of the server for so many events while so many watch."""
-    watching = [asyncio.create_task(_watch(server, f"node-{number}")) for number in range(watchers)]
+    begun = asyncio.Semaphore(0)
+    watching = [asyncio.create_task(_watch(server, f"node-{number}", begun)) for number in range(watchers)]
+    async with asyncio.timeout(BEGIN_SECONDS):
+        for _ in watching:  # or else their TLS handshakes, some ms of CPU each, would be counted
+            await begun.acquire()
     await asyncio.sleep(CALM_SECONDS)
     before, began = server.cpu_seconds(), time.monotonic()
     async with asyncio.TaskGroup() as group:
@@ -109,6 +122,7 @@ async def _measure(server: Server, clients: list[Client], watchers: int, events:
     await asyncio.sleep(CALM_SECONDS)
     idle = (server.cpu_seconds() - idle_before) / CALM_SECONDS  # what it does anyway, watchers' bookmarks included
     for task in watching:
+        assert not task.done(), task.exception()
         task.cancel()
     await asyncio.gather(*watching, return_exceptions=True)
     return used - idle * took
