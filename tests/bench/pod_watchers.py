@@ -173,7 +173,7 @@ def main() -> None:
     ):
         parser.add_argument(f"--{name}", type=Path, required=True, metavar="FILE", help=what)
     parser.add_argument("--pid", type=int, required=True, help="of kube-apiserver, on this machine")
-    parser.add_argument("--watchers", type=int, nargs="+", default=[0, 50, 100, 200, 1000], metavar="N")
+    parser.add_argument("--watchers", type=int, nargs="+", default=[0, 50, 100, 200, 1000, 2000], metavar="N")
     parser.add_argument("--events", type=int, default=4000, metavar="N", help="in each measurement (%(default)s)")
     parser.add_argument("--rounds", type=int, default=2, metavar="N")
     asyncio.run(measure(parser.parse_args()))
