@@ -157,11 +157,7 @@ class _Composer:
         self._tag(tag, node.place)
         path = self.path()
         if len(self.stack) >= DEPTH_MAX:
-            raise Abort(
-                PlacedProblem(
-                    node.place, path[:8], Problem(f"at most {DEPTH_MAX} levels of nesting", "", (), "a deeper one")
-                )
-            )
+            raise Abort(_too_deep(node.place, path[:8]))
         pending = self.key
         self._add(node, None)
         if isinstance(self.stack[-1][0] if self.stack else None, Mapping) and pending is None:
@@ -264,9 +260,15 @@ def compose(text: str) -> tuple[Node | None, list[PlacedProblem]]:
     return composer.root, composer.problems
 
 
+def _too_deep(place: Place, path: Path) -> PlacedProblem:
+    return PlacedProblem(place, path, Problem(f"at most {DEPTH_MAX} levels of nesting", "", (), "a deeper one"))
+
+
 def _syntax(text: str, error: yaml.MarkedYAMLError) -> PlacedProblem:
     mark = error.problem_mark or error.context_mark
     place = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+    if error.problem == "exceeded maximum nesting depth":  # the parser reads ahead, and has a limit of its own
+        return _too_deep(place, ())
     lines = text.splitlines()
     line = lines[place[0] - 1] if place[0] <= len(lines) else ""
     found = ": ".join(part for part in (error.context, error.problem) if part)
