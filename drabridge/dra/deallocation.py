@@ -88,18 +88,21 @@ class Deallocations:
         """Ask the API server about a claim; tell the ledger what it let go of. What is prepared stays held.
 
         Returns whether any device here is no longer allocated to it: none is, or it was allocated anew. The claim keeps
-        what it has when the answer makes no sense, and while processes of its pods may go on: kubelet may have heard
-        earlier than we that they are gone. Raises ClusterError when the server cannot be asked; so it is when the
-        server lacks this version of claims: its 404 then says nothing about the claim.
+        what it has when the answer makes no sense or comes too late, and while processes of its pods may go on: kubelet
+        may have heard earlier than we that they are gone. Raises ClusterError when the server cannot be asked; so it is
+        when the server lacks this version of claims: its 404 then says nothing about the claim.
         """
         ledger = self._ledger_service.ledger
-        prepared = any(held.phase is ClaimPhase.PREPARED for held in _holds(ledger, claim))
+        asked_for = _holds(ledger, claim)
+        prepared = any(held.phase is ClaimPhase.PREPARED for held in asked_for)
         if not prepared and lingers(ledger, self._ports, claim):  # of what is prepared the ledger itself takes care
             return False
         try:
             obj = await self._claims.get(claim)
         except NotFoundError:
             obj = None
+        if _holds(self._ledger_service.ledger, claim) != asked_for or self._awaited(claim):
+            return False  # it may have been allocated anew since the server read it
         kept: frozenset[str] = frozenset()
         try:
             with reading(f"claim {claim}"):

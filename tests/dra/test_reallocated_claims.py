@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from drabridge.dra.claim_objects import ClaimObjects
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordState, RecordStore
 from drabridge.ledger.model import ClaimRef, Owner
 from tests.support.dra_node import DRIVER, NODE, DraNode, a_node
@@ -34,6 +35,29 @@ async def test_a_claim_that_is_allocated_anew_releases_its_former_device() -> No
         assert [device.device_name for device in await node.prepared(claim)] == ["gpu-2", "gpu-3"]
         await until(lambda: node.owner("gpu-1") is Owner.NONE, why="the release")
         assert [node.owner(name) for name in ("gpu-2", "gpu-3")] == [Owner.DRA_PREPARED] * 2
+
+
+async def test_an_answer_from_before_the_claim_was_allocated_anew_frees_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server reads the claim, it is allocated and prepared anew, and then its answer arrives."""
+    server_reads = ClaimObjects.get
+
+    async with a_node() as node:
+        claim = await _used(node, "cl1", "gpu-1")
+        node.claims.deallocate("cl1")
+
+        async def late(self: ClaimObjects, ref: ClaimRef) -> Any:
+            answer = await server_reads(self, ref)
+            monkeypatch.undo()
+            node.claims.allocate("cl1", "gpu-1")
+            await node.prepared(claim)
+            return answer
+
+        monkeypatch.setattr(ClaimObjects, "get", late)
+        assert not await node.driver.release_if_deallocated(ClaimRef(claim.uid, "default", "cl1"))
+        await node.unprepare(claim)
+        assert node.owner("gpu-1") is Owner.DRA_GRANTED  # it is allocated still
 
 
 async def test_a_device_that_is_still_open_is_not_released_for_another() -> None:
