@@ -70,7 +70,7 @@ class Client:
 
 
 def _pod(index: int) -> dict[str, Any]:
-    """About 5 KiB, as pods of deployments with some variables and a sidecar are. No scheduler takes it."""
+    """About 10 KB of JSON, as pods of deployments with some variables and a sidecar are. No scheduler takes it."""
     variables = [{"name": f"SETTING_{number}", "value": "x" * 40} for number in range(30)]
     container = {"image": "registry.example.com/team/service:1.0", "env": variables}
     return {
