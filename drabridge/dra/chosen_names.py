@@ -114,7 +114,7 @@ class ChosenNames:
                 elif not hints.lost_because:
                     await self._follow_hints(tasks, hints)
                 elif self._chosen is not hints and "pods" not in tasks:
-                    self._chosen = hints  # which were not listed yet
+                    self._choose(hints)  # which were not listed yet
                 wait = max(0.0, due - time.monotonic())
                 await self._look.wait(min(wait, LOST_SECONDS) if hints.lost_because else wait)
         finally:
@@ -134,10 +134,13 @@ class ChosenNames:
             self._chosen = self._pods
             self._changed()
 
+    def _choose(self, hints: HintedClaims) -> None:
+        log.info("the coordinator names the claims")
+        self._chosen = hints
+
     async def _follow_hints(self, tasks: dict[str, asyncio.Task[None]], hints: HintedClaims) -> None:
         if self._chosen is not hints:
-            log.info("the coordinator names the claims")
-            self._chosen = hints
+            self._choose(hints)
             self._changed()
         if "pods" in tasks:
             await _end(tasks.pop("pods"))

@@ -56,7 +56,8 @@ class _Claim:
     def is_bound(self, state: State) -> bool:
         """Whether kubelet has a pod with the claim, and has not prepared it."""
         claim = self.of(state)
-        return claim.kubelet <= K.TRIED and claim.api == 1 and (claim.told == 1 or not self.config.leases)
+        may_be = claim.told == 1 or not self.config.leases or self.config.bound_early
+        return claim.kubelet <= K.TRIED and claim.api == 1 and may_be
 
     def having(self, state: State, claim: Claim) -> State:
         return with_claim(state, self.index, claim)

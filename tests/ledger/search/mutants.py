@@ -166,6 +166,12 @@ def _grant_anyway(tx: Transaction, entry: Entry, uid: str) -> Outcome:
     return with_holders(tx, entry, entry.hold, (*(one for one in entry.claims if one is not held), granted))
 
 
+def _prepare_anyway(tx: Transaction, entry: Entry, request: Any) -> Outcome:
+    prepared = ClaimHold(request.claim, ClaimPhase.PREPARED, tx.at)
+    others = tuple(held for held in entry.claims if held.claim.uid != request.claim.uid)
+    return with_holders(tx, entry, entry.hold, (*others, prepared))
+
+
 def _not_now(tx: Transaction, entry: Entry, uid: str) -> Outcome:
     return refusals.stale(entry.name, "mutant")
 
@@ -298,6 +304,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a pod takes a leased device",
         replace(_LEASES, step=other_rows(DeviceSignal.ALLOCATE, CLAIMED, _steal)),
+    ),
+    Mutant(
+        "a claim is prepared that waits for its lease",
+        replace(_LEASES, bound_early=True, step=other_rows(DeviceSignal.PREPARE, {Owner.DRA_PENDING}, _prepare_anyway)),
+    ),
+    Mutant(
+        "a claim is prepared that never asked for its lease",
+        replace(_LEASES, bound_early=True, step=other_rows(DeviceSignal.PREPARE, {Owner.NONE}, _prepare_anyway)),
     ),
     Mutant(
         "a denial is not remembered",

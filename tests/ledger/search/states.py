@@ -150,6 +150,7 @@ class Config(Struct, frozen=True):
     lanes: tuple[Lane, Lane] = (Lane.LEGACY, Lane.DRA)  # of the devices at the start
     leases: bool = False  # both APIs share all devices of ``lanes`` but those of the DRA lane; the operator moves none
     prompt: bool = False  # with leases: slices, scheduler and what the agent reads of claims are never late
+    bound_early: bool = False  # with leases: pods are bound whatever their claims' conditions say
     moves: int = 1  # changes of lane that the operator asks for
     policy: LedgerPolicy = POLICY
     """What follows breaks the agent around the ledger, or the ledger itself: for the mutants."""
