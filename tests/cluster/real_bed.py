@@ -46,6 +46,7 @@ DAEMON_SETS = Kind("apps", "v1", "daemonsets")
 DEPLOYMENTS = Kind("apps", "v1", "deployments")
 STATEFUL_SETS = Kind("apps", "v1", "statefulsets")
 AGENT = "drabridge-test"
+COORDINATOR = "app.kubernetes.io/component=coordinator"
 KUBELET = Path("/var/lib/kubelet")
 HTTP_PORT = 9400  # the chart's
 CLUSTER_SCOPED = {
@@ -69,9 +70,17 @@ def kind_of(obj: Json) -> Kind:
     return Kind(group, version, plural, namespaced=obj["kind"] not in CLUSTER_SCOPED)
 
 
-def chart(image: str, node: str, config: Json = CONFIG, annotations: dict[str, str] | None = None) -> list[Json]:
+def chart(
+    image: str,
+    node: str,
+    config: Json = CONFIG,
+    annotations: dict[str, str] | None = None,
+    values: Json | None = None,
+) -> list[Json]:
     """The chart as these tests install it: on one node, with their devices. Hooks are Helm's to run, and left out."""
-    return manifests(chart_values(image, node, config, annotations), name=AGENT, namespace=NAMESPACE)
+    return manifests(
+        {**chart_values(image, node, config, annotations), **(values or {})}, name=AGENT, namespace=NAMESPACE
+    )
 
 
 def chart_values(image: str, node: str, config: Json = CONFIG, annotations: dict[str, str] | None = None) -> Json:
@@ -96,7 +105,10 @@ async def _as_told(variable: str, what: str) -> None:
 
 
 class RealBed(Bed):
-    def __init__(self, api: KubernetesCluster, node: str, hostname: str, config: Json = CONFIG) -> None:
+    def __init__(
+        self, api: KubernetesCluster, node: str, hostname: str, config: Json = CONFIG, values: Json | None = None
+    ) -> None:
+        """``values``: more of the chart's."""
         self.api = api
         self.kubeconfig = Path(os.environ["KUBECONFIG"]).expanduser()
         self.config = config
@@ -110,7 +122,8 @@ class RealBed(Bed):
         self.decides_order = False  # kubelet starts the DaemonSet's pod as it does all others
         self.reboot_patience = 1200.0  # a server's firmware alone may take ten minutes
         self._agent_image = os.environ["DRABRIDGE_TEST_IMAGE"]
-        self.objects = chart(self._agent_image, self.node, config)
+        self.values = values or {}
+        self.objects = chart(self._agent_image, self.node, config, values=self.values)
 
     async def _apply(self, objects: list[Json]) -> None:
         for obj in objects:
@@ -142,7 +155,7 @@ class RealBed(Bed):
         return list((await self.api.list(PODS, namespace=NAMESPACE, label_selector=selector)).items)
 
     async def workload_pods(self) -> list[Json]:
-        selector = f"app.kubernetes.io/instance!={AGENT}"
+        selector = f"app.kubernetes.io/instance!={AGENT},{COORDINATOR.replace('=', '!=')}"
         return list((await self.api.list(PODS, namespace=NAMESPACE, label_selector=selector)).items)
 
     async def kill_agent(self) -> None:
@@ -162,7 +175,7 @@ class RealBed(Bed):
 
     async def upgrade(self) -> None:
         old = [one["metadata"]["uid"] for one in await self.agent_pods()]
-        await self._apply(chart(self._agent_image, self.node, self.config, {"upgraded": old[0]}))
+        await self._apply(chart(self._agent_image, self.node, self.config, {"upgraded": old[0]}, self.values))
 
         async def replaced() -> bool:
             return await self._others(old) and await self.ready()
@@ -450,8 +463,11 @@ def _is_ready(pod: Json) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def real(config: Json = CONFIG) -> AsyncIterator[RealBed]:
-    """Skips without a cluster. Whatever happens, the namespace and the chart's objects are deleted at the end."""
+async def real(config: Json = CONFIG, values: Json | None = None) -> AsyncIterator[RealBed]:
+    """Skips without a cluster. Whatever happens, the namespace and the chart's objects are deleted at the end.
+
+    ``values``: more of the chart's.
+    """
     if missing := [name for name in WANTED if not os.environ.get(name)]:
         pytest.skip(f"no cluster: {', '.join(missing)} not set")
     api = KubernetesCluster.from_kubeconfig(Path(os.environ["KUBECONFIG"]).expanduser())
@@ -463,7 +479,8 @@ async def real(config: Json = CONFIG) -> AsyncIterator[RealBed]:
             for one in nodes
             if (one["metadata"]["name"] == chosen if chosen else not one["spec"].get("unschedulable"))
         )
-        bed = RealBed(api, node["metadata"]["name"], node["metadata"]["labels"]["kubernetes.io/hostname"], config)
+        hostname = node["metadata"]["labels"]["kubernetes.io/hostname"]
+        bed = RealBed(api, node["metadata"]["name"], hostname, config, values)
         await bed.restore()  # what a run that was killed has left
         try:
             yield bed
