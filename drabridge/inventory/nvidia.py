@@ -31,14 +31,32 @@ _MIB = 1 << 20
 _LABELS = MappingProxyType({"GPU UUID": "uuid", "Device Minor": "minor", "Model": "model", "GPU Excluded": "excluded"})
 
 
+class MigInstance(Struct, frozen=True):
+    """One MIG instance, which is a compute instance of a GPU instance, as NVML describes it.
+
+    ``gpu``: PCI address of its GPU. ``profile``: as NVIDIA's plugin writes it after ``mig-``: ``1g.10gb``,
+    ``1c.3g.20gb``, ``1g.10gb.me``. ``fields``: more of it, named as in templates (``memory_mib``, ``slices``, ...).
+    """
+
+    uuid: str
+    gpu: str
+    gpu_instance: int
+    compute_instance: int
+    profile: str
+    fields: Mapping[str, str] = MappingProxyType({})
+
+
 class NvidiaFacts(Struct, frozen=True):
     """Fields of every GPU by PCI address (``0000:3b:00.0``), and of the driver.
 
     Field names are those of templates without their prefix: ``uuid``, ``minor``, ``model``, ``driver_version``, and
     from NVML ``memory_mib``, ``architecture``, ``brand``, ``compute_capability``, ``cuda_version``.
+    ``mig``: the MIG instances that exist. ``failures``: why a GPU or MIG instance is not healthy, by UUID, for people.
     """
 
     gpus: Mapping[str, Mapping[str, str]]
+    mig: tuple[MigInstance, ...] = ()
+    failures: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
     def of(self, pci_bus_id: str) -> Mapping[str, str]:
         """What is known about the GPU at this address; empty when the driver does not know it."""
