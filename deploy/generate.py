@@ -1,6 +1,6 @@
-"""``python -m deploy.generate``: write the chart's values schema, its template of a switch, and the kustomize base.
+"""``python -m deploy.generate``: write the chart's version, values schema and template of a switch, and the kustomize base.
 
-``deploy/chart/values.schema.json`` comes from the agent's configuration model, ``deploy/chart/templates/switch.yaml``
+The version in ``deploy/chart/Chart.yaml`` is that of the package. ``deploy/chart/values.schema.json`` comes from the agent's configuration model, ``deploy/chart/templates/switch.yaml``
 from the policies of ``drabridge migrate switch``, ``deploy/kustomize/`` from the chart's default render. The tests fail
 while one is not what this would write.
 """
@@ -17,8 +17,10 @@ import yaml
 
 from deploy import switch_template
 from deploy.helm import CHART, ROOT, manifests
+from drabridge import __version__
 from drabridge.config.json_schema import json_schema
 
+ABOUT = CHART / "Chart.yaml"
 SCHEMA = CHART / "values.schema.json"
 SWITCH = CHART / "templates/switch.yaml"
 KUSTOMIZE = ROOT / "deploy/kustomize"
@@ -189,8 +191,14 @@ def schema_text() -> str:
     return json.dumps(values_schema(), indent=1, ensure_ascii=False) + "\n"
 
 
+def about_text() -> str:
+    """Chart.yaml as it is, with the package's version as the chart's and the program's."""
+    return re.sub(r"(?m)^(version|appVersion): .*$", rf"\1: {__version__}", ABOUT.read_text(encoding="utf-8"))
+
+
 def files() -> Iterator[tuple[Path, str]]:
     """Every generated file and what it has to contain."""
+    yield ABOUT, about_text()
     yield SCHEMA, schema_text()
     yield SWITCH, switch_template.template()
     for name, text in kustomize_files().items():
@@ -199,6 +207,7 @@ def files() -> Iterator[tuple[Path, str]]:
 
 def main() -> None:
     KUSTOMIZE.mkdir(exist_ok=True)
+    ABOUT.write_text(about_text(), encoding="utf-8")
     SCHEMA.write_text(schema_text())  # these first: Helm reads them when it renders
     SWITCH.write_text(switch_template.template())
     wanted = dict(files())
