@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_COMPILE := 1
 unexport PYTHONDONTWRITEBYTECODE  # tests start the agent hundreds of times; compiling it takes 0.2 s each time
 
-.PHONY: help demo test lint unit lowest cluster bench soak docs picture generated protos system clean
+.PHONY: help demo test lint unit lowest cluster bench soak docs picture generated release protos system clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -53,6 +53,9 @@ generated: $(VENV)/.dev  ## write what is made from the code anew: pages under d
 
 picture: $(VENV)/.dev  ## record the demo again, for docs/images/demo.svg
 	$(BIN)/python -m docs.record_demo
+
+release: $(VENV)/.dev  ## what is committed, built twice, in dist/, signed: make release KEY=release.key
+	$(BIN)/python -m deploy.release $(if $(KEY),--key $(KEY)) $(RELEASE_ARGS)
 
 protos: $(VENV)/.dev  ## generate the stubs again after a change under proto/
 	$(BIN)/python hatch_build.py

@@ -1,8 +1,8 @@
-"""``python -m deploy.generate``: write the chart's version, values schema and template of a switch, and the kustomize base.
+"""``python -m deploy.generate``: write what the chart has from elsewhere, and the kustomize base.
 
-The version in ``deploy/chart/Chart.yaml`` is that of the package. ``deploy/chart/values.schema.json`` comes from the agent's configuration model, ``deploy/chart/templates/switch.yaml``
-from the policies of ``drabridge migrate switch``, ``deploy/kustomize/`` from the chart's default render. The tests fail
-while one is not what this would write.
+The version in ``deploy/chart/Chart.yaml`` is the package's. ``deploy/chart/values.schema.json`` comes from the agent's
+configuration model, ``deploy/chart/templates/switch.yaml`` from the policies of ``drabridge migrate switch``,
+``deploy/kustomize/`` from the chart's default render. The tests fail while one is not what this would write.
 """
 
 from __future__ import annotations

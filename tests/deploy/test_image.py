@@ -20,6 +20,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from deploy.helm import ROOT, manifests, one
+from drabridge import __version__
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from tests.support import image
 from tests.support.agent_on_cluster import BOTH_LANES, CLASS, claim_pod, devices_in_slices, healthy, limits_pod
@@ -125,7 +126,7 @@ class TestImage:
             *(*image.RUN, "--network=none", "--read-only", "--read-only-tmpfs=false", "--cap-drop=all"),
             *("--security-opt", "no-new-privileges", "--user", "12345:12345", built, "version"),
         )
-        assert f"drabridge {PYPROJECT['project']['version']}" in " ".join(said.split())
+        assert f"drabridge {__version__}" in " ".join(said.split())
 
     def test_both_commands_are_on_the_path(self, built: str) -> None:
         """As ``kubectl exec`` would call them."""
