@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import urllib3
 
-from deploy.helm import hooks, manifests
+from deploy.helm import CHART, hooks, manifests
 from drabridge.kube.api import Kind, NotFoundError
 from drabridge.kube.client import KubernetesCluster
 from tests.cluster import workloads as w
@@ -76,11 +76,11 @@ def chart(
     config: Json = CONFIG,
     annotations: dict[str, str] | None = None,
     values: Json | None = None,
+    folder: Path = CHART,
 ) -> list[Json]:
     """The chart as these tests install it: on one node, with their devices. Hooks are Helm's to run, and left out."""
-    return manifests(
-        {**chart_values(image, node, config, annotations), **(values or {})}, name=AGENT, namespace=NAMESPACE
-    )
+    settings = {**chart_values(image, node, config, annotations), **(values or {})}
+    return manifests(settings, name=AGENT, namespace=NAMESPACE, chart=folder)
 
 
 def chart_values(image: str, node: str, config: Json = CONFIG, annotations: dict[str, str] | None = None) -> Json:
@@ -144,6 +144,14 @@ class RealBed(Bed):
         lines = [line for line in text.splitlines() if line.startswith("drabridge_registered{")]
         return not text or (bool(lines) and all(line.endswith(" 1.0") for line in lines))
 
+    async def owners(self) -> dict[str, str]:
+        """Device -> what the agent that serves says owns it, of those that are not free."""
+        (pod,) = await self.agent_pods()
+        text = await asyncio.to_thread(self._metrics, pod["metadata"]["name"])
+        lines = re.findall(r"^drabridge_device_lane\{(.*)\} 1", text, re.MULTILINE)
+        found = [dict(re.findall(r'(\w+)="([^"]*)"', line)) for line in lines]
+        return {one["device"]: one["owner"] for one in found if one["owner"] != "none"}
+
     async def not_ready(self) -> str:
         """Asked without the API server, whose proxy says less of an answer that is no success."""
         (pod,) = await self.agent_pods()
@@ -174,8 +182,14 @@ class RealBed(Bed):
         await asyncio.to_thread(self._force_delete, pod)
 
     async def upgrade(self) -> None:
+        await self.replace(
+            lambda mark: chart(self._agent_image, self.node, self.config, {"upgraded": mark}, self.values)
+        )
+
+    async def replace(self, objects: Callable[[str], list[Json]]) -> None:
+        """Apply another chart's objects over the present ones. ``objects``: of a text that no earlier rollout had."""
         old = [one["metadata"]["uid"] for one in await self.agent_pods()]
-        await self._apply(chart(self._agent_image, self.node, self.config, {"upgraded": old[0]}, self.values))
+        await self._apply(objects(old[0]))
 
         async def replaced() -> bool:
             return await self._others(old) and await self.ready()

@@ -54,15 +54,15 @@ def _make_base() -> None:
         command("podman", "import", "-q", archive, BASE, seconds=120)
 
 
-def build(name: str = IMAGE) -> None:
-    """An image of this name in podman's store, from the Containerfile as it is. Skips where that cannot be tried.
+def build(name: str = IMAGE, root: Path = ROOT) -> None:
+    """An image of this name in podman's store, from the Containerfile of a checkout. Skips where that cannot be tried.
 
     With DRABRIDGE_TEST_KEEP_IMAGE it is kept, and the next build of the same files takes it.
     """
     for program in ("podman", "runc", "debootstrap"):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed")
-    kept = f"localhost/drabridge-test:{_digest()}" if os.environ.get(KEEP) else ""
+    kept = f"localhost/drabridge-test:{_digest(root)}" if os.environ.get(KEEP) else ""
     if kept and _exists(kept):
         command("podman", "tag", kept, name)
         return
@@ -71,14 +71,14 @@ def build(name: str = IMAGE) -> None:
         for lock in ("build.lock", "requirements.lock"):
             command(
                 *(sys.executable, "-m", "pip", "download", "-q", "--only-binary", ":all:", "--require-hashes"),
-                *("--python-version", "3.11", "--no-deps", "-r", IMAGE_FOLDER / lock, "-d", wheels),
+                *("--python-version", "3.11", "--no-deps", "-r", root / "deploy/image" / lock, "-d", wheels),
                 seconds=180,
             )
         command(
             *("podman", "build", "--layers=false", "--isolation=chroot", "--network=host", "--format", "oci"),
             *("--volume", f"{wheels}:/wheels:ro", "--build-arg", f"BASE={BASE}"),
             *("--build-arg", "PIP_NO_INDEX=1", "--build-arg", "PIP_FIND_LINKS=/wheels"),
-            *("-f", IMAGE_FOLDER / "Containerfile", "-t", name, ROOT),
+            *("-f", root / "deploy/image/Containerfile", "-t", name, root),
             seconds=BUILD_SECONDS,
         )
     if kept:
@@ -89,15 +89,15 @@ def _exists(name: str) -> bool:
     return subprocess.run(["podman", "image", "exists", name], check=False).returncode == 0
 
 
-def _digest() -> str:
+def _digest(root: Path) -> str:
     """Return a name for what the image is made of: every file that the Containerfile copies."""
     digest = hashlib.sha256()
-    copied = re.findall(r"^COPY (?!--)(.+) \S+$", (IMAGE_FOLDER / "Containerfile").read_text(), re.MULTILINE)
+    copied = re.findall(r"^COPY (?!--)(.+) \S+$", (root / "deploy/image/Containerfile").read_text(), re.MULTILINE)
     for source in " ".join(copied).split():
-        for path in sorted((ROOT / source).rglob("*")) if (ROOT / source).is_dir() else [ROOT / source]:
+        for path in sorted((root / source).rglob("*")) if (root / source).is_dir() else [root / source]:
             if path.is_file() and "__pycache__" not in path.parts:
                 digest.update(
-                    f"{path.relative_to(ROOT)} {path.stat().st_mode & 0o111:o}\n".encode() + path.read_bytes()
+                    f"{path.relative_to(root)} {path.stat().st_mode & 0o111:o}\n".encode() + path.read_bytes()
                 )
     return digest.hexdigest()[:16]
 
