@@ -15,7 +15,7 @@ from drabridge.kube.watch import follow
 from drabridge.system.untrusted import reading
 
 MOST_SECONDS = 30.0  # between looks at one claim: nobody may make this agent ask all the time
-MOST_PODS = 2  # of one claim are read: with the claim and its condition that makes four requests
+MOST_PODS = 2  # of one claim are read at a time: with the claim and its condition that makes four requests
 AT_A_TIME = 4  # reads: kubelet's claims are read on the same connection
 
 
@@ -32,6 +32,7 @@ class HintedClaims:
         self._name = hints_name(driver, pool)
         self._changed = changed
         self._hints: tuple[ClaimHint, ...] = ()
+        self._next: dict[ClaimKey, int] = {}  # which pod to begin with, of a claim whose first ones are gone
         self._reads = asyncio.Semaphore(AT_A_TIME)
         self.lost_because = "the hints were not listed yet"  # "" while the watch lives
         self.lost_at: float | None = time.monotonic()
@@ -50,11 +51,16 @@ class HintedClaims:
         }
 
     async def pods(self, key: ClaimKey, claim: Json) -> tuple[WaitingPod, ...]:
-        """Read pods that the claim is reserved for, ``MOST_PODS`` of them."""
+        """Read ``MOST_PODS`` of the pods that the claim is reserved for; if all are gone, others next time.
+
+        One of a listed scheduler is enough. A pod of another one that is not read here may be bound before
+        the lease is there, and gets nothing by that: the ledger refuses to prepare what is not leased.
+        """
         found = []
         with reading(f"the pods of claim {'/'.join(key)}"):
             users = [one for one in claim["status"].get("reservedFor") or () if one.get("resource") == "pods"]
-        for user in users[:MOST_PODS]:
+        start = self._next.pop(key, 0) % max(len(users), 1)
+        for user in [*users[start:], *users[:start]][:MOST_PODS]:
             try:
                 async with self._reads:
                     pod = await self._cluster.get(PODS, str(user.get("name") or ""), namespace=key[0])
@@ -63,6 +69,8 @@ class HintedClaims:
             with reading(f"pod {user.get('name')}"):
                 if pod["metadata"]["uid"] == user.get("uid"):
                     found.append(WaitingPod(key[0], pod["metadata"]["name"], pod["spec"].get("schedulerName") or ""))
+        if not found:
+            self._next[key] = start + MOST_PODS
         return tuple(found)
 
     # The methods of kube.watch.Follower.
@@ -85,4 +93,5 @@ class HintedClaims:
 
     def _now(self, hints: tuple[ClaimHint, ...]) -> None:
         self._hints, self.lost_because, self.lost_at = hints, "", None
+        self._next = {key: start for key, start in self._next.items() if key in self.claims}
         self._changed()

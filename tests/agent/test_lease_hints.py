@@ -21,6 +21,7 @@ from tests.support.waiting import short_directory, until
 CONFIG = BOTH_LANES.replace("{legacy: 2, dra: 2}", '{shared: "*"}').replace(
     "resources:", f"dra: {{leases: {{coordinator: {NAMESPACE}}}}}\nresources:"
 )
+POD = {"spec": {"schedulerName": "default-scheduler", "containers": [{"name": "main", "image": "x"}]}}
 ALL = {"zero", "null", "full", "random"}
 QUICK = """\
 import sys
@@ -160,6 +161,30 @@ async def test_pods_of_another_scheduler_get_no_lease_by_hints_either() -> None:
         cluster.api.objects.create(hints_object(DRIVER, "node-a", hints_text([hint])), namespace=NAMESPACE)
         await until(lambda: "default-scheduler of pod default/c is not listed" in _events(cluster), 10, agent.text)
         assert asked_for_pods(cluster) == []
+
+
+async def test_a_claim_is_leased_though_the_first_pods_that_it_is_reserved_for_are_gone() -> None:
+    async with node() as (agent, cluster, _), leading(cluster):
+        await begin(agent, cluster)
+        objects = cluster.api.objects
+        objects.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "there", "namespace": "default"}} | POD)
+        uid = objects.get("pods", "there", "default")["metadata"]["uid"]
+        waiting_claim(objects, "c")
+        gone = [{"resource": "pods", "name": f"gone-{number}", "uid": f"uid-{number}"} for number in range(3)]
+        users = [*gone, {"resource": "pods", "name": "there", "uid": "uid-of-one-before"}]
+        users += [{"resource": "pods", "name": "there", "uid": uid}]
+        objects.modify(
+            *("resourceclaims", "c", lambda one: one["status"].update(reservedFor=users)),
+            namespace="default",
+            subresource="status",
+        )
+        hint = ClaimHint("default", "c", objects.get("resourceclaims", "c", "default")["metadata"]["uid"], "1")
+        objects.create(hints_object(DRIVER, "node-a", hints_text([hint])), namespace=NAMESPACE)
+        await until(lambda: _condition(cluster, "c", "lease"), 10, agent.text)
+        looks = _gets(cluster, "c")
+        pods = [one for one in cluster.api.requests if (one.verb, one.resource) == ("get", "pods") and one.name]
+        assert looks <= 3
+        assert len(pods) <= 2 * looks
 
 
 @contextlib.asynccontextmanager
