@@ -13,6 +13,7 @@ from pathlib import Path
 
 from drabridge.errors import DrabridgeError
 from tests.soak.real.bed import missing
+from tests.soak.real.go_driver import measure
 from tests.soak.real.load import DEMAND
 from tests.soak.real.run import soak as soak_real
 from tests.soak.run import soak
@@ -53,6 +54,12 @@ def main() -> int:
         metavar="X",
         help="with --real: devices asked for by each API, per device of the node (default: %(default)s)",
     )
+    parser.add_argument(
+        "--go-driver",
+        type=Path,
+        metavar="PROGRAM",
+        help="with --real, and no agent: only measure claims of Kubernetes' own dra-test-driver",
+    )
     parser.add_argument("--broken", metavar="VARIANT", help="an agent without one rule (tests.support.broken_agent)")
     arguments = parser.parse_args()
     seconds = arguments.seconds if arguments.seconds is not None else arguments.minutes * 60
@@ -65,6 +72,9 @@ def main() -> int:
             say(f"a soak on a real node needs {'; '.join(lacking)}")
             return 2
         try:
+            if arguments.go_driver:
+                asyncio.run(measure(arguments.go_driver, seconds, arguments.seed, os.environ, say, arguments.demand))
+                return 0
             found = asyncio.run(
                 soak_real(
                     seconds,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.soak.real import bed, judge
-from tests.soak.real.judge import KubeletRecord, Sample, Verdict, Waiting, Waits
+from tests.soak.real.judge import STUCK_SECONDS, KubeletRecord, Sample, Verdict, Waiting, Waits
 from tests.soak.real.load import sample_of
 from tests.support.waiting import HANG_SECONDS
 
@@ -126,12 +127,17 @@ def test_torn_lines_are_left_out() -> None:
 # --- stuck pods -------------------------------------------------------------------------------------------------------
 
 
-def waits(*moments: tuple[float, int, dict[str, int]], excused: float = -1.0, lane: str = "dra") -> dict[str, str]:
+def waits(
+    *moments: tuple[float, int, dict[str, int]],
+    excused: float = -1.0,
+    bound_at: float = math.inf,
+    unbound_seconds: float = STUCK_SECONDS,
+) -> dict[str, str]:
     """Return who is stuck after moments of (at, devices that pod p needs, free devices)."""
-    waiting = Waits()
+    waiting = Waits(unbound_seconds)
     for at, needs, free in moments:
         marks = {"p-uid"} if at == excused else set()
-        waiting.observe(Sample(at, (Waiting("p", "p-uid", lane, needs),), free, marks))
+        waiting.observe(Sample(at, (Waiting("p", "p-uid", "dra", needs, at >= bound_at),), free, marks))
     return waiting.stuck
 
 
@@ -142,7 +148,18 @@ def test_a_pod_that_waits_for_what_is_free_is_stuck_after_150_seconds() -> None:
 
 
 def test_a_pod_that_has_its_device_and_does_not_run_is_stuck() -> None:
-    assert "its own" in waits(*((float(at), 0, {"dra": 0}) for at in range(153)))["p-uid"]
+    moments = [(float(at), 0, {"dra": 0}) for at in range(153)]
+    assert "its own" in waits(*moments)["p-uid"]
+    assert "its own" in waits(*moments, bound_at=0.0, unbound_seconds=60.0)["p-uid"]
+    assert waits(*moments[:151], bound_at=0.0, unbound_seconds=60.0) == {}
+
+
+def test_a_pod_that_is_not_bound_is_stuck_earlier_where_devices_are_shared() -> None:
+    """Also one whose claim is allocated and denied in turn."""
+    moments = [(float(at), at // 5 % 2, {"dra": 1}) for at in range(62)]
+    assert waits(*moments[:61], unbound_seconds=60.0) == {}
+    assert "waits for 61 s" in waits(*moments, unbound_seconds=60.0)["p-uid"]
+    assert waits(*moments) == {}
 
 
 @pytest.mark.parametrize("free", [{"dra": 0, "legacy": 6}, {}, {"dra": 1}])
@@ -154,11 +171,10 @@ def test_an_interruption_restarts_the_count_of_a_wait() -> None:
     """When nothing was free, when the pod got its device, when this run's own fault hit it, and after a blind time."""
     long = [(float(at), 1, {"dra": 1}) for at in range(200)]
     nothing_free = [(at, needs, {"dra": 0} if at == 100 else free) for at, needs, free in long]
-    got_it = [(at, 0 if at >= 100 else needs, free) for at, needs, free in long]
     blind = [moment for moment in long if not 80 <= moment[0] < 160]
     assert waits(*long)
     assert waits(*nothing_free) == {}
-    assert waits(*got_it) == {}
+    assert waits(*long, bound_at=100.0) == {}
     assert waits(*long, excused=100.0) == {}
     assert waits(*blind) == {}
 
@@ -240,11 +256,11 @@ def test_waiting_pods_and_free_devices_are_read_from_the_api() -> None:
         7.0,
         (
             Waiting("l1", "l1-uid", "legacy", 2),
-            Waiting("l4", "l4-uid", "legacy", 0),
+            Waiting("l4", "l4-uid", "legacy", 0, bound=True),
             Waiting("c1", "c1-uid", "dra", 2),
             Waiting("c2", "c2-uid", "dra", 0),
-            Waiting("c3", "c3-uid", "dra", 0),
-            Waiting("c4", "c4-uid", "dra", 0, blocked=True),
+            Waiting("c3", "c3-uid", "dra", 0, bound=True),
+            Waiting("c4", "c4-uid", "dra", 0, bound=True, blocked=True),
         ),
         {"legacy": 1, "dra": 1},
         frozenset({"x"}),

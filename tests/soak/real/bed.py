@@ -28,7 +28,7 @@ from drabridge.system.paths import Paths
 from tests.cluster.bed import DRIVER as TESTS_DRIVER
 from tests.cluster.bed import MANAGER, NAMESPACE, NODES, PODS, apply_node, wait_for
 from tests.cluster.real_bed import DAEMON_SETS, RealBed
-from tests.soak.real.container import DEVICES, JOURNAL, MUTEX, Json
+from tests.soak.real.container import DEVICES, JOURNAL, MUTEX, Json, program
 from tests.soak.real.judge import KubeletRecord
 
 Log = Callable[[str], None]
@@ -106,6 +106,10 @@ class RealNode(RealBed):
         self.paths = Paths.of(DRIVER)
         self.rejected: dict[str, float] = {}  # pod UID -> wall seconds
         self._booked: set[tuple[str, str]] = set()
+
+    def program(self, seconds: float, *, shared: str = "", stubborn: bool = False) -> str:
+        """What a container of the load runs."""
+        return program(seconds, shared=shared, stubborn=stubborn)
 
     # --- the agent --------------------------------------------------------------------------------------------------
 
@@ -245,6 +249,16 @@ async def create(api: KubernetesCluster, kind: Kind, body: Json) -> bool:
     return True
 
 
+async def chosen_node(api: KubernetesCluster, environ: Mapping[str, str]) -> Json:
+    """The Node that the environment names, or the first that takes pods."""
+    chosen = environ.get("DRABRIDGE_TEST_NODE")
+    return next(
+        one
+        for one in (await api.list(NODES)).items
+        if (one["metadata"]["name"] == chosen if chosen else not one["spec"].get("unschedulable"))
+    )
+
+
 @contextlib.asynccontextmanager
 async def real_node(environ: Mapping[str, str], log: Log, *, shared: bool = False) -> AsyncIterator[RealNode]:
     """The node with a ready agent, and no workload. Raises AssertionError when that cannot be had.
@@ -254,14 +268,7 @@ async def real_node(environ: Mapping[str, str], log: Log, *, shared: bool = Fals
     api = KubernetesCluster.from_kubeconfig(Path(environ["KUBECONFIG"]).expanduser())
     locks = Path(tempfile.mkdtemp(prefix="drabridge-soak-"))
     try:
-        nodes = (await api.list(NODES)).items
-        chosen = environ.get("DRABRIDGE_TEST_NODE")
-        node = next(
-            one
-            for one in nodes
-            if (one["metadata"]["name"] == chosen if chosen else not one["spec"].get("unschedulable"))
-        )
-        made = RealNode(api, node, locks, log, shared=shared)
+        made = RealNode(api, await chosen_node(api, environ), locks, log, shared=shared)
         await made.restore()  # leftovers of a killed run
         try:
             await made.install()

@@ -9,7 +9,8 @@ Pure: no file, socket or clock is opened here. It knows nothing of the ledger.
   kubelet's checkpoint names the second pod as a holder of that device; and kubelet no longer counted the first, which
   was force-deleted (kubernetes/kubernetes#104824) or refused when kubelet, restarted, admitted its pods again, though
   its container still ran (``filterOutInactivePods`` in pkg/kubelet/kubelet_pods.go).
-* *stuck*: a pod that waited longer than :data:`STUCK_SECONDS` although a device of its lane was free all the time.
+* *stuck*: a pod that waited longer than :data:`STUCK_SECONDS` although a device of its lane was free all the time;
+  :data:`LEASED_SECONDS` until it is bound where devices are shared.
   A device that kubelet has prepared for another claim is not free, whatever the API says: a pod that is force-deleted
   while kubelet is down is unknown to the next one, whose loop unprepares its claim when kubelet and driver were both
   there once after 60 s (pkg/kubelet/cm/dra/manager.go). Until then the agent must refuse it.
@@ -27,6 +28,8 @@ from msgspec import Struct
 STUCK_SECONDS = 150.0
 """kubelet tries a failed NodePrepareResources again after 60 to 90 s (syncFrequency and its jitter, pod_workers.go);
 the scheduler tries a pod that did not fit again after at most 5 minutes, and at once when a device comes back."""
+LEASED_SECONDS = 60.0
+"""Longest wait of a pod that is not bound yet where devices are shared: while enough are free, or its claim has one."""
 BLIND_SECONDS = 10.0
 """A pause this long between two samples is the API server's absence; nobody waits for a device then."""
 LAG_SECONDS = 5.0
@@ -170,6 +173,8 @@ class Waiting(Struct, frozen=True):
     lane: str
     needs: int
     """Devices of its lane that have to be free for it; 0 when it has them already: bound, or its claim is allocated."""
+    bound: bool = False
+    """To the node: it waits for kubelet."""
     blocked: bool = False
     """Kubelet has a device of its claim prepared for another one still."""
 
@@ -186,14 +191,19 @@ class Sample(Struct, frozen=True):
 
 
 class Waits:
-    """How long each pod waits for what is free."""
+    """How long each pod waits for what is free.
 
-    def __init__(self) -> None:
+    One wait ends when the pod is bound, and another one begins. A claim that is allocated and denied again ends none.
+    """
+
+    def __init__(self, unbound_seconds: float = STUCK_SECONDS) -> None:
+        """``unbound_seconds``: longest wait of a pod that is not bound."""
+        self._unbound_seconds = unbound_seconds
         self._since: dict[tuple[str, bool], float] = {}
         self._last = 0.0
         self.stuck: dict[str, str] = {}  # uid -> sentence
         self.longest = 0.0
-        """Seconds that a pod waited while enough devices for it were free all the time."""
+        """Seconds that a pod was not bound while what it needs was free, or its claim had it, all the time."""
 
     def observe(self, sample: Sample) -> None:
         """Look at one moment more."""
@@ -203,13 +213,13 @@ class Waits:
         self._last = sample.at
         before, self._since = self._since, {}
         for pod in sample.waiting:
-            key = (pod.uid, pod.needs == 0)
+            key = (pod.uid, pod.bound)
             if pod.blocked or pod.uid in sample.excused or sample.free.get(pod.lane, 0) < pod.needs:
                 continue  # begins anew when it is seen next
             since = self._since[key] = before.get(key, sample.at)
-            if pod.needs:
+            if not pod.bound:
                 self.longest = max(self.longest, sample.at - since)
-            if sample.at - since > STUCK_SECONDS:
+            if sample.at - since > (STUCK_SECONDS if pod.bound else self._unbound_seconds):
                 state = f"{pod.needs} free" if pod.needs else "its own"
                 self.stuck[pod.uid] = (
                     f"{pod.pod} waits for {sample.at - since:.0f} s, with devices {state} ({pod.lane})"

@@ -15,7 +15,7 @@ from tests.cluster.bed import CLAIMS, NAMESPACE, NODES, PODS, SLICES, TEMPLATES
 from tests.soak.real import container, judge
 from tests.soak.real.bed import CLASS, DRIVER, EVENTS, NAMES, RESOURCE, RealNode, create
 from tests.soak.real.container import STUBBORN_GRACE_SECONDS, Json
-from tests.soak.real.judge import Sample, Waiting, Waits
+from tests.soak.real.judge import LEASED_SECONDS, Sample, Waiting, Waits
 from tests.soak.real.starts import Starts
 from tests.soak.run import kind_of
 
@@ -76,9 +76,10 @@ class Load:
     node: RealNode
     rng: random.Random
     demand: float = DEMAND
+    lanes: tuple[str, ...] = (LEGACY, CLAIM)
     running: bool = True
     starts: Starts = field(default_factory=Starts)
-    waits: Waits = field(default_factory=Waits)
+    waits: Waits = field(init=False)
     created: Counter[str] = field(default_factory=Counter)
     deaths: Counter[str] = field(default_factory=Counter)
     refused: dict[str, str] = field(default_factory=dict)  # pod UID -> kind, the first one
@@ -91,6 +92,9 @@ class Load:
     _claims: set[str] = field(default_factory=set)  # to be deleted
     _events: dict[str, int] = field(default_factory=dict)  # uid of an event -> how often it was seen to have happened
     _serial: int = 0
+
+    def __post_init__(self) -> None:
+        self.waits = Waits(LEASED_SECONDS) if self.node.shared else Waits()
 
     async def run(self) -> None:
         """Run until ``running`` is false and every pod has gone."""
@@ -217,7 +221,7 @@ class Load:
     # --- what is made -----------------------------------------------------------------------------------------------
 
     def _fill(self) -> None:
-        for lane in (LEGACY, CLAIM):
+        for lane in self.lanes:
             asked = sum(pod.shape.count / pod.shape.pods for pod in self._pods.values() if pod.shape.lane == lane)
             if asked < len(NAMES) * self.demand:
                 self._make(lane)
@@ -243,7 +247,7 @@ class Load:
 
     def _body(self, name: str, shape: Shape, claim: str, seconds: float, stubborn: bool) -> Json:
         shared = claim if shape.pods > 1 else ""
-        script = container.program(seconds, shared=shared, stubborn=stubborn)
+        script = self.node.program(seconds, shared=shared, stubborn=stubborn)
         limits: Json = {"limits": {RESOURCE: str(shape.count)}}
         more: Json = {"terminationGracePeriodSeconds": STUBBORN_GRACE_SECONDS} if stubborn else {}
         if shape.lane == CLAIM:
@@ -251,7 +255,7 @@ class Load:
             more["resourceClaims"] = [{"name": "device", **source}]
             limits = {"claims": [{"name": "device"}]}
         if shape.init:
-            first = container.program(1.0)
+            first = self.node.program(1.0)
             more["initContainers"] = [container.container(self.node.image, first, limits, name="init")]
         main = container.container(self.node.image, script, limits)
         return container.pod(name, NAMESPACE, self.node.node, str(self.node.locks), [main], **more)
@@ -305,6 +309,7 @@ def sample_of(
             one["metadata"]["uid"],
             LEGACY if _limit(one) else CLAIM,
             _needs(one, allocated, _claims_of(one, claims)),
+            bool(one["spec"].get("nodeName")),
             _blocked(_claims_of(one, claims), prepared),
         )
         for name, one in pods.items()
