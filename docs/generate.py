@@ -30,11 +30,14 @@ def configuration_page() -> str:
 
 
 def metrics_page() -> str:
-    """Every metric of the agent."""
+    """Every metric of the agent, and of a coordinator."""
     return (
         "# Metrics\n\n"
         "The agent serves these at `/metrics`. [Monitoring](../monitoring.md) has queries, dashboards and alerts.\n\n"
-        f"{metrics.reference()}\n"
+        f"{metrics.reference()}\n\n"
+        "## Coordinator\n\n"
+        "A [coordinator](../leases.md#beyond-a-few-hundred-nodes) serves these at its own `/metrics`.\n\n"
+        f"{metrics.reference(metrics.COORDINATOR_TABLE)}\n"
     )
 
 

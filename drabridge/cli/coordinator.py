@@ -10,6 +10,7 @@ from pathlib import Path
 
 from drabridge.config.names import DRIVER_MAX, is_dns_label, is_dns_subdomain
 from drabridge.errors import ConfigError
+from drabridge.system.port import Port, parse_listen
 from drabridge.telemetry import logs
 
 WRITERS = 4  # connections: as many ConfigMaps are written at a time
@@ -48,6 +49,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long the others wait for a leader that says nothing; default: %(default)s",
     )
+    parser.add_argument(
+        "--listen",
+        default="",
+        metavar="HOST:PORT",
+        help='where /healthz, /readyz and /metrics are; ":9400": on every address; default: nowhere',
+    )
     parser.add_argument("--kubeconfig", type=Path, metavar="FILE", help="outside a cluster; default: the pod's account")
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     parser.add_argument("--log-format", choices=("logfmt", "json"), default="logfmt")
@@ -61,6 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--namespace: found {arguments.namespace!r}, expected the name of a namespace")
     if arguments.lease_seconds < LEAST_LEASE_SECONDS:
         raise ConfigError(f"--lease-seconds: found {arguments.lease_seconds}, expected {LEAST_LEASE_SECONDS} at least")
+    if arguments.listen:
+        parse_listen(arguments.listen)
     logs.setup(arguments.log_level, arguments.log_format)
     asyncio.run(_coordinate(arguments))
     return 0
@@ -79,7 +88,7 @@ async def _coordinate(arguments: argparse.Namespace) -> None:
     driver = arguments.driver
     election = Election(lock_name(driver), arguments.namespace, arguments.identity, arguments.lease_seconds)
     try:
-        await Coordinator(clusters, driver, election, clusters[0].configuration).run()
+        await Coordinator(clusters, driver, election, clusters[0].configuration, Port(arguments.listen)).run()
     finally:
         for cluster in clusters:
             cluster.close()

@@ -36,12 +36,19 @@ class HintWriter:
     """Writes for the pools that :meth:`changed` names. Each connection of ``clusters`` writes one pool at a time."""
 
     def __init__(
-        self, clusters: Sequence[Cluster], driver: str, namespace: str, pending: Callable[[], PendingClaims]
+        self,
+        clusters: Sequence[Cluster],
+        driver: str,
+        namespace: str,
+        pending: Callable[[], PendingClaims],
+        count: Callable[[str], None],
     ) -> None:
+        """``count`` is called with the outcome of each write: ``OK`` or ``failed``."""
         self._clusters = clusters
         self._driver = driver
         self._namespace = namespace
         self._pending = pending
+        self._count = count
         self._due: asyncio.Queue[str] = asyncio.Queue()
         self._waiting: set[str] = set()  # pools that are in the queue, or will be soon
         self._writing: set[str] = set()
@@ -89,6 +96,7 @@ class HintWriter:
                 self._writing.discard(pool)
 
     def _again(self, pool: str, reason: str) -> None:
+        self._count("failed")
         delay = next(self._delays.setdefault(pool, backoff(FIRST_SECONDS, MOST_SECONDS)))
         self._failing.setdefault(pool, time.monotonic())
         self._written.pop(hints_name(self._driver, pool), None)  # it may be written all the same
@@ -103,6 +111,7 @@ class HintWriter:
             body = hints_object(self._driver, pool, text)
             await cluster.apply(CONFIG_MAPS, body, manager=MANAGER, namespace=self._namespace)
             self._written[name] = wanted
+            self._count("OK")
 
     async def _compare(self) -> None:
         """Look at all ConfigMaps, at the beginning and now and then: write those that differ, delete old empty ones."""

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import signal
 import time
 from collections.abc import Callable
 from typing import Any
 
 from drabridge.coordinator.hint_writer import HintWriter
+from drabridge.coordinator.pages import CoordinatorState, Pages
 from drabridge.coordinator.pending_claims import PendingClaims
 from drabridge.errors import ClusterError
 from drabridge.kube.api import Cluster, UnreachableError, backoff, resource_claims, served_version
 from drabridge.kube.leader_election import Election, lead
 from drabridge.kube.watch import follow
+from drabridge.system.port import Port
 from drabridge.system.supervise import forever
 
 log = logging.getLogger(__name__)
@@ -28,25 +31,31 @@ FIRST_SECONDS, MOST_SECONDS = 0.5, 30.0  # between attempts to find the version 
 class Coordinator:
     """One process of a driver's coordinators. :meth:`run` returns when it is told to end."""
 
-    def __init__(self, clusters: tuple[Cluster, ...], driver: str, election: Election, load: Callable[[], Any]) -> None:
+    def __init__(
+        self, clusters: tuple[Cluster, ...], driver: str, election: Election, load: Callable[[], Any], port: Port
+    ) -> None:
         """``clusters`` are connections to one API server: the first one reads, each of them writes."""
         self._clusters = clusters
+        self._port = port
         self._election = election
         self._load = load
         self._leads = asyncio.Event()
         self._beat = time.monotonic()
         self._pending = PendingClaims(driver, self._changed)
-        self._writer = HintWriter(clusters, driver, election.namespace, lambda: self._pending)
+        self._heard_at = -math.inf  # when the API server last showed or took the Lease
+        self._pages = Pages(self._state)
+        self._writer = HintWriter(clusters, driver, election.namespace, lambda: self._pending, self._pages.wrote)
 
     async def run(self) -> None:
-        """Lead when it is this one's turn, until SIGTERM. Raises LostLeadershipError."""
+        """Lead when it is this one's turn, until SIGTERM. Raises LostLeadershipError; ConfigError for a taken port."""
+        await self._pages.serve(self._port)
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         tasks = [
             asyncio.create_task(work)
             for work in (
-                lead(self._election, self._load, self._started, self._healthy),
+                lead(self._election, self._load, self._started, self._healthy, self._heard),
                 self._keep_beating(),
                 self._work(),
                 stop.wait(),
@@ -60,6 +69,7 @@ class Coordinator:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await self._port.close()
 
     def _started(self) -> None:
         log.info("leading", extra={"identity": self._election.identity})
@@ -73,6 +83,21 @@ class Coordinator:
             now - self._beat < SILENT_SECONDS
             and (lost_at is None or now - lost_at < BLIND_SECONDS)
             and self._writer.failing_seconds < BLIND_SECONDS
+        )
+
+    def _heard(self) -> None:
+        """Note that the election goes on. Called in its thread."""
+        self._heard_at = time.monotonic()
+
+    def _state(self) -> CoordinatorState:
+        now, lost_at = time.monotonic(), self._pending.lost_at
+        return CoordinatorState(
+            leads=self._leads.is_set(),
+            claims=len(self._pending),
+            unheard_seconds=now - self._heard_at,
+            lease_seconds=self._election.lease_seconds,
+            unfollowed_seconds=0.0 if lost_at is None else now - lost_at,
+            unwritten_seconds=self._writer.failing_seconds,
         )
 
     async def _keep_beating(self) -> None:

@@ -124,6 +124,9 @@ class PendingClaims:
         self.lost_at: float | None = time.monotonic()  # since then they are not followed
         self.view = ObjectView(lambda obj: waiting_claim(obj, driver), LeasedClaimFields)
 
+    def __len__(self) -> int:
+        return len(self._claims)
+
     @property
     def pools(self) -> frozenset[str]:
         """The pools that claims wait for."""

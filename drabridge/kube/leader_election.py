@@ -48,12 +48,17 @@ class LostLeadershipError(ClusterError):
 
 
 async def lead(
-    election: Election, load: Callable[[], Any], started: Callable[[], None], healthy: Callable[[], bool]
+    election: Election,
+    load: Callable[[], Any],
+    started: Callable[[], None],
+    healthy: Callable[[], bool],
+    heard: Callable[[], None],
 ) -> None:
     """Wait for the leadership, call ``started`` on the loop, and keep it. Raises LostLeadershipError when it is lost.
 
     ``load`` makes a ``Configuration`` of the client. While ``healthy`` (called in the thread) says no, the lease is
-    not renewed. Raises ConfigError where the client library has no lock by Lease (before version 37).
+    not renewed. ``heard`` is called in the thread whenever the API server showed or took the lease. Raises ConfigError
+    where the client library has no lock by Lease (before version 37).
     """
     loop = asyncio.get_running_loop()
     over: asyncio.Future[str] = loop.create_future()
@@ -69,7 +74,7 @@ async def lead(
     def run() -> None:
         reason = "it could not be renewed in time, or another process has it"
         try:
-            _elect(election, load, lambda: tell(started), healthy)
+            _elect(election, load, lambda: tell(started), healthy, heard)
         except SystemExit as error:  # the library's word for wrong durations
             reason = str(error)
         except Exception as error:
@@ -91,7 +96,11 @@ def _lock_class() -> Any:
 
 
 def _elect(
-    election: Election, load: Callable[[], Any], started: Callable[[], None], healthy: Callable[[], bool]
+    election: Election,
+    load: Callable[[], Any],
+    started: Callable[[], None],
+    healthy: Callable[[], bool],
+    heard: Callable[[], None],
 ) -> None:
     from kubernetes import client
     from kubernetes.client.exceptions import ApiException
@@ -115,15 +124,21 @@ def _elect(
 
         def get(self, name: str, namespace: str) -> Any:
             try:
-                return super().get(name, namespace)
+                found, answer = super().get(name, namespace)
             except (HTTPError, OSError, ValueError) as error:
                 return False, ApiException(status=0, reason=f"{type(error).__name__}: {error}")
+            if found:
+                heard()
+            return found, answer
 
         def create(self, name: str, namespace: str, election_record: Any) -> Any:
             try:
-                return super().create(name, namespace, election_record)
+                created = super().create(name, namespace, election_record)
             except (HTTPError, OSError, ValueError):
                 return False
+            if created:
+                heard()
+            return created
 
         def update(self, name: str, namespace: str, updated_record: Any) -> Any:
             if not healthy():

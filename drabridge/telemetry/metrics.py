@@ -1,13 +1,13 @@
-"""Define every Prometheus metric of the agent in one table: counters count facts, gauges are read at each scrape.
+"""Define every Prometheus metric of agent and coordinator: counters count facts, gauges are read at each scrape.
 
 Names follow the Kubernetes instrumentation guidelines: base units, ``namespace``/``pod``/``container`` labels, label
-values bounded by what the node has. ``docs/reference/metrics.md`` is generated from ``TABLE``.
+values bounded by what the node has. ``docs/reference/metrics.md`` is generated from the two tables.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
 from msgspec import Struct
@@ -128,6 +128,22 @@ TABLE: dict[str, Definition] = {
     )
 }
 
+COORDINATOR_TABLE: dict[str, Definition] = {
+    definition.name: definition
+    for definition in (
+        Definition("coordinator_leading", "gauge", (), "1 while this coordinator leads, else 0."),
+        Definition(
+            "coordinator_following",
+            "gauge",
+            (),
+            "1 while this coordinator follows the cluster's claims, else 0; one that does not lead follows none.",
+        ),
+        Definition("coordinator_pending_claims", "gauge", (), "Claims that wait for a lease, on all nodes."),
+        Definition("coordinator_hint_writes", "counter", ("result",), "Writes of a node's hints, by outcome."),
+    )
+}
+"""What ``drabridge coordinator`` serves: nothing of the agent's, whose alerts are about each node."""
+
 _SAMPLED = frozenset({"unreadable_objects"})  # counters that are counted elsewhere and read at each scrape
 
 Sample = tuple[str, tuple[str, ...], float]
@@ -135,15 +151,16 @@ Sample = tuple[str, tuple[str, ...], float]
 
 
 class Metrics(Collector):
-    """The registry of one agent."""
+    """The registry of one process."""
 
-    def __init__(self, samples: Callable[[], Iterable[Sample]]) -> None:
+    def __init__(self, samples: Callable[[], Iterable[Sample]], table: Mapping[str, Definition] = TABLE) -> None:
         """``samples`` is called at each scrape for all that is not counted here."""
+        self._table = table
         self.registry = CollectorRegistry(auto_describe=False)
         self._samples = samples
         self._counters: dict[str, Counter] = {}
         self._histograms: dict[str, Histogram] = {}
-        for definition in TABLE.values():
+        for definition in table.values():
             full = f"drabridge_{definition.name}"
             if definition.name in _SAMPLED:
                 continue
@@ -168,7 +185,7 @@ class Metrics(Collector):
         (histogram.labels(*labels) if labels else histogram).observe(max(seconds, 0.0))
 
     def describe(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        for definition in TABLE.values():
+        for definition in self._table.values():
             if definition.kind == "gauge":
                 yield GaugeMetricFamily(definition.full_name, definition.help, labels=definition.labels)
             elif definition.name in _SAMPLED:
@@ -176,7 +193,8 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         families = {family.name: family for family in self.describe()}
-        families["drabridge_build_info"].add_metric((__version__, platform.python_version()), 1)
+        if info := families.get("drabridge_build_info"):
+            info.add_metric((__version__, platform.python_version()), 1)
         for name, labels, value in self._samples():
             families[f"drabridge_{name}"].add_metric(labels, value)
         yield from families.values()
@@ -186,10 +204,10 @@ class Metrics(Collector):
         return generate_latest(self.registry)
 
 
-def reference() -> str:
-    """Return the table of metrics for ``docs/reference/metrics.md``, as Markdown."""
+def reference(table: Mapping[str, Definition] = TABLE) -> str:
+    """Return a table of metrics for ``docs/reference/metrics.md``, as Markdown."""
     rows = ["| metric | type | labels | what it says |", "|---|---|---|---|"]
-    for definition in TABLE.values():
+    for definition in table.values():
         labels = ", ".join(f"`{label}`" for label in definition.labels)
         rows.append(f"| `{definition.full_name}` | {definition.kind} | {labels} | {definition.help} |")
     return "\n".join(rows)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from drabridge.coordinator.pages import CoordinatorState, not_ready
 from drabridge.kube.claim_hints import MOST_CLAIMS, MOST_NAME, hints_name, hints_object, lock_name
 from drabridge.offers.slices import lease_condition, lease_denied_condition
 from drabridge.sim.apiserver import http
@@ -119,6 +124,76 @@ async def test_another_one_takes_over_from_a_leader_that_is_killed_and_one_that_
                 api.faults.fail(1_000_000, 503, resource="leases")
                 assert await two.ended() == 1
                 assert "leadership lost" in two.text()
+
+
+async def test_its_pages_say_whether_it_leads_and_works() -> None:
+    async with server() as (api, root, kubeconfig):
+        one, two = CoordinatorProcess(root, kubeconfig), CoordinatorProcess(root, kubeconfig, "two")
+
+        async def metric(name: str, of: CoordinatorProcess = one) -> float:
+            status, text = await of.page("/metrics")
+            assert status == 200
+            (line,) = (line for line in text.splitlines() if line.startswith(f"drabridge_coordinator_{name} "))
+            return float(line.partition(" ")[2])
+
+        async with running(one):
+            waiting_claim(api.objects, "c")
+            await until(lambda: hinted(api.objects) == ["c"], 10, one.text)
+            assert await one.page("/healthz") == (200, "ok\n")
+            assert await one.page("/readyz") == (200, "ok\n")
+            assert (await one.page("/"))[0] == 404
+            assert [await metric(name) for name in ("leading", "following", "pending_claims")] == [1, 1, 1]
+            assert await metric('hint_writes_total{result="OK"}') == 1
+            api.faults.fail(2, 409, verb="patch", resource="configmaps")
+            waiting_claim(api.objects, "d")
+            await until(lambda: hinted(api.objects) == ["c", "d"], 10, one.text)
+            assert [await metric(f'hint_writes_total{{result="{result}"}}') for result in ("OK", "failed")] == [2, 2]
+            async with running(two):
+                await until(lambda: "msg=listening" in two.text(), 10, two.text)
+                await until(lambda: ready(two), 10)
+                assert [await metric(name, two) for name in ("leading", "following", "pending_claims")] == [0, 0, 0]
+                await one.stop(signal.SIGKILL)
+                api.faults.fail(1_000_000, 503, resource="leases")
+                await until(lambda: said(two, "the API server does not show the Lease"), 10)
+                assert (await two.page("/healthz"))[0] == 200, "a restart would not help it"
+
+
+async def ready(one: CoordinatorProcess) -> bool:
+    return (await one.page("/readyz"))[0] == 200
+
+
+async def said(one: CoordinatorProcess, reason: str) -> bool:
+    status, text = await one.page("/readyz")
+    return status == 503 and text.startswith(f"not ready: {reason}")
+
+
+@pytest.mark.parametrize(
+    ("change", "reasons"),
+    [
+        ({}, []),
+        ({"unheard_seconds": math.inf}, ["the API server does not show the Lease of the election"]),
+        ({"unheard_seconds": 15.5}, ["the API server does not show the Lease of the election"]),
+        ({"unfollowed_seconds": 9.0, "unwritten_seconds": 9.0}, []),
+        ({"unfollowed_seconds": 11.0}, ["the claims have not been followed for 11 s"]),
+        ({"unwritten_seconds": 11.0}, ["some node's hints could not be written for 11 s"]),
+        ({"leads": False, "unfollowed_seconds": 900.0, "unwritten_seconds": 900.0}, []),
+    ],
+)
+def test_readiness_is_given_reasons_in_words(change: dict[str, Any], reasons: list[str]) -> None:
+    well = CoordinatorState(
+        leads=True, claims=3, unheard_seconds=2.0, lease_seconds=15, unfollowed_seconds=0.0, unwritten_seconds=0.0
+    )
+    assert list(not_ready(replace(well, **change))) == reasons
+
+
+async def test_a_port_that_is_taken_or_makes_no_sense_is_said_at_once() -> None:
+    async with server() as (_, root, kubeconfig):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            for listen in (f"127.0.0.1:{taken.getsockname()[1]}", "9400"):
+                one = CoordinatorProcess(root, kubeconfig, listen=listen)
+                async with running(one):
+                    assert await one.ended() == 2
+                    assert "listen" in one.text()
 
 
 def test_every_pool_has_a_name_that_an_object_can_have() -> None:

@@ -87,13 +87,40 @@ def test_two_pods_without_rights_on_the_node_on_two_nodes() -> None:
     assert one(OBJECTS, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
 
 
-def test_nobody_calls_it_and_it_calls_the_api_server_alone() -> None:
+def test_nobody_but_scrapers_calls_it_and_it_calls_the_api_server_alone() -> None:
     policy = of("NetworkPolicy")["spec"]
     assert policy["policyTypes"] == ["Ingress"]
     assert "ingress" not in policy
     limited = manifests({**ON, "networkPolicy": {"apiServerPorts": [6443]}})
     specs = [obj["spec"] for obj in limited if obj["kind"] == "NetworkPolicy"]
     assert [spec["egress"] for spec in specs] == [[{"ports": [{"protocol": "TCP", "port": 6443}]}]] * 2
+    scrapers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    scraped = manifests({**ON, "networkPolicy": {"scrapers": scrapers}})
+    (rule,) = next(obj for obj in scraped if (obj["kind"], obj["metadata"]["name"]) == ("NetworkPolicy", NAME))["spec"][
+        "ingress"
+    ]
+    assert rule == {"from": scrapers, "ports": [{"protocol": "TCP", "port": "http"}]}
+
+
+def test_it_is_probed_and_scraped_where_it_listens() -> None:
+    values = {**ON, "http": {"port": 9555}, "podMonitor": {"enabled": True, "labels": {"release": "prom"}}}
+    values["networkPolicy"] = {"scrapers": [{"podSelector": {}}]}
+    objects = manifests(values)
+    (container,) = one(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert "--listen=:9555" in container["args"]
+    assert container["ports"] == [{"name": "http", "containerPort": 9555}]
+    paths = {name: container[name]["httpGet"] for name in ("livenessProbe", "readinessProbe")}
+    assert paths == {
+        "livenessProbe": {"path": "/healthz", "port": "http"},
+        "readinessProbe": {"path": "/readyz", "port": "http"},
+    }
+    monitors = {obj["metadata"]["name"]: obj for obj in objects if obj["kind"] == "PodMonitor"}
+    assert monitors.keys() == {NAME, "drabridge"}
+    labels = one(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert monitors[NAME]["spec"]["selector"]["matchLabels"] == labels
+    assert monitors[NAME]["spec"]["podMetricsEndpoints"] == [{"path": "/metrics", "port": "http", "interval": "30s"}]
+    assert monitors[NAME]["metadata"]["labels"]["release"] == "prom"
+    assert not [obj for obj in OBJECTS if obj["kind"] == "PodMonitor"]
 
 
 def test_agents_are_told_where_it_is() -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +26,17 @@ Json = dict[str, Any]
 class CoordinatorProcess:
     """One coordinator; the shortest lease that the client library allows."""
 
-    def __init__(self, root: Path, kubeconfig: Path, identity: str = "one", driver: str = DRIVER) -> None:
+    def __init__(
+        self,
+        root: Path,
+        kubeconfig: Path,
+        identity: str = "one",
+        driver: str = DRIVER,
+        listen: str = "127.0.0.1:0",
+    ) -> None:
         self.log = root / f"coordinator-{identity}.log"
         self._words = ("--driver", driver, "--namespace", NAMESPACE, "--identity", identity, "--lease-seconds", "3")
+        self._words += ("--listen", listen)
         self._kubeconfig = kubeconfig
         self.process: asyncio.subprocess.Process | None = None
 
@@ -51,8 +62,22 @@ class CoordinatorProcess:
         assert self.process is not None
         return await asyncio.wait_for(self.process.wait(), 20 * PATIENCE)
 
+    async def page(self, path: str) -> tuple[int, str]:
+        """Status and text of one of its pages."""
+        address = re.findall(r"msg=listening address=(\S+)", self.text())[-1]
+        return await asyncio.to_thread(_get, f"http://{address}{path}")
+
     def text(self) -> str:
         return self.log.read_text(errors="replace")
+
+
+def _get(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
 
 
 def waiting_claim(

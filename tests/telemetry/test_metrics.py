@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from drabridge.telemetry import metrics
-from drabridge.telemetry.metrics import TABLE, Metrics
+from drabridge.telemetry.metrics import COORDINATOR_TABLE, TABLE, Definition, Metrics
 
 
 def test_every_metric_follows_the_guidelines() -> None:
-    for definition in TABLE.values():
+    for definition in (*TABLE.values(), *COORDINATOR_TABLE.values()):
         assert re.fullmatch(r"drabridge_[a-z_]+", definition.full_name)
         assert definition.help.endswith(".")
         assert (definition.kind == "counter") == definition.full_name.endswith("_total")
         assert not {"pod_name", "container_name", "pod_namespace"} & set(definition.labels)
 
 
-def test_all_gauges_are_there_even_without_samples() -> None:
-    page = Metrics(lambda: ()).exposition().decode()
-    for definition in TABLE.values():
-        assert f"# TYPE {definition.full_name} {definition.kind}" in page
-    assert metrics.reference().count("\n") == len(TABLE) + 1
+@pytest.mark.parametrize("table", [TABLE, COORDINATOR_TABLE])
+def test_all_gauges_are_there_even_without_samples(table: dict[str, Definition]) -> None:
+    page = Metrics(lambda: (), table).exposition().decode()
+    typed = {f"# TYPE {definition.full_name} {definition.kind}" for definition in table.values()}
+    assert {line for line in page.splitlines() if line.startswith("# TYPE ")} == typed
+    assert metrics.reference(table).count("\n") == len(table) + 1
