@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from deploy.helm import ROOT
-from drabridge.telemetry.metrics import TABLE
+from drabridge.telemetry.metrics import COORDINATOR_TABLE, TABLE
 from tests.support import promql
 from tests.support.agent_promql import EXPORTED, SUFFIXES, TARGET_LABELS, faults, parse
 from tests.support.dashboards import assert_panels_are_laid_out
@@ -55,7 +55,7 @@ def test_every_metric_is_on_the_dashboard_or_in_an_alert() -> None:
     used = {metric for expression in EXPRESSIONS for metric, _ in selectors(parse(expression))}
     unused = {
         definition.full_name
-        for definition in TABLE.values()
+        for definition in (*TABLE.values(), *COORDINATOR_TABLE.values())
         if used.isdisjoint(definition.full_name + suffix for suffix in SUFFIXES[definition.kind])
     }
     assert unused == FOR_PEOPLE

@@ -1,10 +1,10 @@
-"""PromQL about the agent's metrics: which series it has, and what is wrong with an expression."""
+"""PromQL about the metrics of agent and coordinator: which series it has, and what is wrong with an expression."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from drabridge.telemetry.metrics import TABLE
+from drabridge.telemetry.metrics import COORDINATOR_TABLE, TABLE
 from tests.support import promql
 from tests.support.promql import named_labels, selectors
 
@@ -14,10 +14,10 @@ SUFFIXES = {"gauge": ("",), "counter": ("",), "histogram": ("_bucket", "_sum", "
 
 
 def exported() -> dict[str, set[str]]:
-    """Every series name of the agent, with its labels."""
+    """Every series name of agent and coordinator, with its labels."""
     return {
         definition.full_name + suffix: {*definition.labels, *(("le",) if suffix == "_bucket" else ())}
-        for definition in TABLE.values()
+        for definition in (*TABLE.values(), *COORDINATOR_TABLE.values())
         for suffix in SUFFIXES[definition.kind]
     }
 
