@@ -156,7 +156,7 @@ def ids_stay_listed(ledger: Ledger, truth: Truth, policy: LedgerPolicy) -> Found
 
 
 def leases_hold(ledger: Ledger, truth: Truth, policy: LedgerPolicy) -> Found:
-    """L1: a claim that was told it has its devices has them, and no others, and kubelet cannot give them to a pod."""
+    """L1: a claim that was told it has its devices, or was prepared, has them alone, and no pod can be given them."""
     for uid, devices in truth.leased.items():
         for name in set(ledger.by_claim.get(uid, ())) - set(devices):
             yield Violation("L1", name, f"claim {uid} was told that others are leased to it, and has this one still")

@@ -40,6 +40,8 @@ def _of_claims(claims: dict[str, Claim], *, recorded: bool = True) -> Truth:
             uses[uid] = devices
             if claim.kubelet == K.NEW:
                 told[claim.told][uid] = devices
+            elif claim.kubelet == K.RUNNING:  # "yes" to Prepare is as good as the condition
+                told[1][uid] = devices
         if claim.kubelet in (K.RUNNING, K.ZOMBIE):
             for name in devices:
                 using.setdefault(name, set()).add(uid)

@@ -62,6 +62,9 @@ LEASES: Mapping[str, Config] = {
     # both APIs share the devices; the scheduler gives up and tries again
     "1 device, 2 pods, 2 claims, leases, the record is kept, two faults": replace(_LEASES, devices=1, kinds=_KEPT),
     "2 devices, a pod, a claim, leases, two faults": replace(_LEASES, pods=1, claims=1, kinds=_KEPT),
+    "1 device, 2 pods, a claim, leases, pods bound whatever the conditions say, two faults": replace(
+        _LEASES, devices=1, claims=1, kinds=_KEPT, bound_early=True
+    ),
     "a shared device, one of the DRA lane, a pod, a claim, leases, a fault": replace(
         _LEASES, pods=1, claims=1, faults=1, kinds=_KEPT, lanes=(Lane.SHARED, Lane.DRA)
     ),
