@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from tests.soak.real import bed, judge
 from tests.soak.real.judge import STUCK_SECONDS, KubeletRecord, Sample, Verdict, Waiting, Waits
 from tests.soak.real.load import sample_of
+from tests.soak.real.starts import Starts
 from tests.support.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -265,6 +267,29 @@ def test_waiting_pods_and_free_devices_are_read_from_the_api() -> None:
         {"legacy": 1, "dra": 1},
         frozenset({"x"}),
     )
+
+
+# --- times ------------------------------------------------------------------------------------------------------------
+
+
+def test_times_are_told_for_each_api_with_the_pods_that_never_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, found = iter(range(100)), Starts()
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+    shapes = ("limits-one-1", "limits-init-2", "claim-one-3", "shared-4-0", "template-5", "template-6")
+    for name in shapes:  # at 0, 1, 2, 3, 4, 5
+        found.changed("ADDED", pod(name))
+    for name in (*shapes[:4], *shapes[:4]):  # at 6, 7, 8, 9; a second time they are not timed
+        found.changed("MODIFIED", pod(name, phase="Running"))
+    found.changed("MODIFIED", pod("template-5", phase="Failed"))
+    found.changed("DELETED", pod("template-5"))
+    found.changed("DELETED", pod("template-6"))
+    found.changed("DELETED", pod("claim-one-3"))
+    found.changed("MODIFIED", pod("limits-7", phase="Running"))
+    assert list(found.lines()) == [
+        f"create to Running, {api}: 2 pods, median 6.00 s, p99 6.00 s, fastest 6.00 s, slowest 6.00 s; {never} ended "
+        "before they ran"
+        for api, never in (("claims", 2), ("limits", 0))
+    ]
 
 
 # --- leaks and the verdict --------------------------------------------------------------------------------------------

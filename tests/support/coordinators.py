@@ -35,8 +35,10 @@ class CoordinatorProcess:
         listen: str = "127.0.0.1:0",
     ) -> None:
         self.log = root / f"coordinator-{identity}.log"
-        self._words = ("--driver", driver, "--namespace", NAMESPACE, "--identity", identity, "--lease-seconds", "3")
-        self._words += ("--listen", listen)
+        self._words = (
+            *("--driver", driver, "--namespace", NAMESPACE, "--identity", identity),
+            *("--lease-seconds", "3", "--listen", listen),
+        )
         self._kubeconfig = kubeconfig
         self.process: asyncio.subprocess.Process | None = None
 
