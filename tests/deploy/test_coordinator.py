@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.helm import lint, manifests, one
+from deploy.helm import HelmRefusedError, lint, manifests, one
 from drabridge.config.loader import load
 from drabridge.kube.claim_hints import hints_name, lock_name
 from drabridge.sim.apiserver import admission
@@ -121,6 +121,15 @@ def test_it_is_probed_and_scraped_where_it_listens() -> None:
     assert monitors[NAME]["spec"]["podMetricsEndpoints"] == [{"path": "/metrics", "port": "http", "interval": "30s"}]
     assert monitors[NAME]["metadata"]["labels"]["release"] == "prom"
     assert not [obj for obj in OBJECTS if obj["kind"] == "PodMonitor"]
+
+
+def test_scrapers_are_its_own_where_agents_are_on_the_hosts_network() -> None:
+    monitored = {"podMonitor": {"enabled": True}, "http": {"onNodeAddress": True}}
+    values = {**ON, **monitored, "config": {**ON["config"], "udevEvents": "udev"}}
+    with pytest.raises(HelmRefusedError, match="the coordinator's NetworkPolicy lets nobody read metrics"):
+        manifests(values)
+    objects = manifests({**values, "networkPolicy": {"scrapers": [{"podSelector": {}}]}})
+    assert [obj["metadata"]["name"] for obj in objects if obj["kind"] == "NetworkPolicy"] == [NAME]
 
 
 def test_agents_are_told_where_it_is() -> None:
