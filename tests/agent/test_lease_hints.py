@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from drabridge.dra.claim_names import WaitingPod
+from drabridge.dra.hinted_claims import HintedClaims
 from drabridge.kube.claim_hints import ClaimHint, hints_name, hints_object, hints_text, lock_name
-from drabridge.sim.apiserver.server import Request
+from drabridge.kube.client import KubernetesCluster
+from drabridge.sim.apiserver.server import Request, SimApiServer
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from tests.support.agent_on_cluster import BOTH_LANES, CLASS, claim_pod, devices_in_slices, healthy, limits_pod
 from tests.support.agent_process import DRIVER, AgentProcess, lists_read
@@ -163,28 +166,21 @@ async def test_pods_of_another_scheduler_get_no_lease_by_hints_either() -> None:
         assert asked_for_pods(cluster) == []
 
 
-async def test_a_claim_is_leased_though_the_first_pods_that_it_is_reserved_for_are_gone() -> None:
-    async with node() as (agent, cluster, _), leading(cluster):
-        await begin(agent, cluster)
-        objects = cluster.api.objects
-        objects.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "there", "namespace": "default"}} | POD)
-        uid = objects.get("pods", "there", "default")["metadata"]["uid"]
-        waiting_claim(objects, "c")
-        gone = [{"resource": "pods", "name": f"gone-{number}", "uid": f"uid-{number}"} for number in range(3)]
-        users = [*gone, {"resource": "pods", "name": "there", "uid": "uid-of-one-before"}]
-        users += [{"resource": "pods", "name": "there", "uid": uid}]
-        objects.modify(
-            *("resourceclaims", "c", lambda one: one["status"].update(reservedFor=users)),
-            namespace="default",
-            subresource="status",
-        )
-        hint = ClaimHint("default", "c", objects.get("resourceclaims", "c", "default")["metadata"]["uid"], "1")
-        objects.create(hints_object(DRIVER, "node-a", hints_text([hint])), namespace=NAMESPACE)
-        await until(lambda: _condition(cluster, "c", "lease"), 10, agent.text)
-        looks = _gets(cluster, "c")
-        pods = [one for one in cluster.api.requests if (one.verb, one.resource) == ("get", "pods") and one.name]
-        assert looks <= 3
-        assert len(pods) <= 2 * looks
+async def test_all_pods_that_a_claim_is_reserved_for_are_read_two_at_a_time_until_one_is_there() -> None:
+    with short_directory() as root:
+        async with SimApiServer() as api:
+            cluster = KubernetesCluster.from_kubeconfig(api.kubeconfig(root / "kubeconfig"))
+            names = HintedClaims(cluster, DRIVER, "node-a", NAMESPACE, lambda: None)
+            body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "there", "namespace": "default"}, **POD}
+            uid = api.objects.create(body)["metadata"]["uid"]
+            users = [("gone-0", "0"), ("gone-1", "1"), ("gone-2", "2"), ("there", "of-one-before"), ("there", uid)]
+            claim = {"status": {"reservedFor": [{"resource": "pods", "name": name, "uid": it} for name, it in users]}}
+            found = [await names.pods(("default", "c"), claim) for _ in range(4)]
+            asked = [request.name for request in api.requests if request.resource == "pods"]
+            assert found == [(), (), (WaitingPod("default", "there", "default-scheduler"),), ()]
+            assert asked == ["gone-0", "gone-1", "gone-2", "there", "there", "gone-0", "gone-0", "gone-1"]
+            assert await names.pods(("default", "c"), {"status": {}}) == ()
+            cluster.close()
 
 
 @contextlib.asynccontextmanager
