@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 
@@ -37,6 +38,11 @@ class Inflight:
     def ids(self) -> frozenset[str]:
         """The ids of requests that are under way."""
         return frozenset(self._running)
+
+    @property
+    def idle_seconds(self) -> float:
+        """How long no request has been under way: 0 while one is, infinite before the first."""
+        return 0.0 if self._running else self._clock() - max(self._last_seen.values(), default=-math.inf)
 
     def recent(self, seconds: float) -> frozenset[str]:
         """Return the ids of requests under way, or over for less than ``seconds``. Older ids are forgotten."""

@@ -147,6 +147,11 @@ class PluginServer:
         return self._inflight.ids
 
     @property
+    def idle_seconds(self) -> float:
+        """How long kubelet has asked about no id: 0 while a call is under way."""
+        return self._inflight.idle_seconds
+
+    @property
     def recent_ids(self) -> frozenset[str]:
         """Ids that kubelet asked about within ``Timeouts.recent_seconds``: it may be about to allocate them."""
         return self._inflight.recent(self._timeouts.recent_seconds)

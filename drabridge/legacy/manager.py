@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,7 +18,8 @@ from drabridge.system.supervise import forever
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 1.0  # an Allocate takes milliseconds; one that hangs must not keep us from asking
-ANSWER_SECONDS = 0.02  # from our answer to kubelet's record of it (1 to 2 ms on an idle machine)
+ANSWER_SECONDS = 0.1  # from our answer to kubelet's record of it: 1 to 2 ms on an idle machine, far more on a busy one
+POLL_SECONDS = 0.02
 
 
 def socket_prefix(driver: str) -> str:
@@ -95,11 +97,18 @@ class LegacyManager:
         """Ids that kubelet asked about a short while ago; they must not leave a list."""
         return frozenset().union(*(served.server.recent_ids for served in self._served.values()))
 
+    @property
+    def _idle_seconds(self) -> float:
+        return min((served.server.idle_seconds for served in self._served.values()), default=math.inf)
+
     async def wait_answered(self) -> None:
-        """Wait until kubelet has taken the answer to every Allocate, for ``QUIET_SECONDS`` at most."""
+        """Wait until kubelet has recorded the answer to every Allocate, for ``QUIET_SECONDS`` at most.
+
+        It records a device some time after the answer, and nothing shows when: so that time has to pass.
+        """
         deadline = time.monotonic() + QUIET_SECONDS
-        while self.busy_ids and time.monotonic() < deadline:
-            await asyncio.sleep(ANSWER_SECONDS)
+        while self._idle_seconds < ANSWER_SECONDS and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_SECONDS)
 
     async def delivered(self, resources: Iterable[str], timeout_seconds: float) -> bool:
         """Wait until kubelet has taken the current list of each resource; false if not connected or too slow."""

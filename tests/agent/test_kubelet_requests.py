@@ -16,7 +16,7 @@ import pytest
 
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
-from drabridge.legacy.manager import QUIET_SECONDS
+from drabridge.legacy.manager import ANSWER_SECONDS, QUIET_SECONDS
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
 from drabridge.sim.kubelet.timings import Timings
@@ -157,7 +157,8 @@ async def test_kubelet_is_not_asked_who_holds_what_while_an_allocate_is_open() -
                 hold.unlink()
                 assert (await running).phase is Phase.RUNNING
                 await asked
-                assert len(kubelet.calls.of("List")) > lists
+                answered_at = open_call.at + (open_call.seconds or 0.0)
+                assert kubelet.calls.of("List")[lists].at > answered_at + ANSWER_SECONDS / 2, "it is not recorded yet"
             finally:
                 hold.unlink(missing_ok=True)
                 await agent.stop(signal.SIGKILL)
