@@ -136,7 +136,7 @@ class RealBed(Bed):
     async def ready(self) -> bool:
         """By what the pod that is there now says; the DaemonSet's status, and the Node's, may be of one before."""
         pods = [one for one in await self.agent_pods() if not one["metadata"].get("deletionTimestamp")]
-        return len(pods) == 1 and _is_ready(pods[0]) and await self._registered(pods[0])
+        return len(pods) == 1 and is_ready(pods[0]) and await self._registered(pods[0])
 
     async def _registered(self, pod: Json) -> bool:
         """Whether it says so, as a standby does not that is ready as well; or does not let itself be asked."""
@@ -471,7 +471,7 @@ def _page(address: str) -> str:
         return ""
 
 
-def _is_ready(pod: Json) -> bool:
+def is_ready(pod: Json) -> bool:
     conditions = pod.get("status", {}).get("conditions", ())
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 

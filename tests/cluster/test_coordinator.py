@@ -11,8 +11,8 @@ import pytest_asyncio
 from drabridge.kube.api import NotFoundError
 from drabridge.kube.claim_hints import CONFIG_MAPS, LEASES, hints_name, lock_name
 from tests.cluster import bed as b
-from tests.cluster.bed import DEVICES, DRIVER, NAMESPACE, Bed, Json, at_the_beginning, wait_for
-from tests.cluster.real_bed import real
+from tests.cluster.bed import DEVICES, DRIVER, NAMESPACE, PODS, Bed, Json, at_the_beginning, wait_for
+from tests.cluster.real_bed import COORDINATOR, is_ready, real
 from tests.cluster.steps import claim_pod, legacy_pod, running
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.cluster]
@@ -40,6 +40,12 @@ async def leader(bed: Bed) -> str:
     return ""
 
 
+async def ready(bed: Bed) -> set[str]:
+    """Pods of coordinators that kubelet's probes find ready: the one that leads, and one that waits."""
+    found = await bed.api.list(PODS, namespace=NAMESPACE, label_selector=COORDINATOR)
+    return {pod["metadata"]["name"] for pod in found.items if is_ready(pod)}
+
+
 async def hints(bed: Bed) -> str:
     """Another text after each write of what the agent's node is told."""
     found = await bed.api.get(CONFIG_MAPS, hints_name(DRIVER, bed.node_object), namespace=NAMESPACE)
@@ -55,6 +61,11 @@ async def test_another_coordinator_goes_on_when_the_leader_is_killed(coordinated
     bed = coordinated
     first = await wait_for(bed, "a coordinator to lead", lambda: leader(bed))
     await wait_for(bed, "the agent to follow it", lambda: said(bed, "the coordinator names the claims"))
+
+    async def both() -> bool:
+        return len(await ready(bed)) == 2 and first in await ready(bed)
+
+    await wait_for(bed, "both coordinators to be ready", both)
     alone = await said(bed, "nominated pods are watched")
     await claim_pod(bed, "claim-0")
     await legacy_pod(bed, "limits")
