@@ -136,8 +136,10 @@ async def test_a_hung_allocator_is_given_up(serve: Any) -> None:
     assert refused.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert time.monotonic() - started < IMPATIENT.allocate_seconds * PATIENCE
     assert served.server.inflight_ids == {"a"}
+    assert served.server.idle_seconds == 0
     release.set()
     await until(lambda: not served.server.inflight_ids)
+    assert 0 <= served.server.idle_seconds < 10 * PATIENCE
     assert "a" in served.server.recent_ids
 
 

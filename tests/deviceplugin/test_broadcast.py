@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import subprocess
 import sys
 
@@ -42,15 +43,18 @@ def test_nothing_can_be_sent_again_before_the_first() -> None:
 def test_inflight_counts_overlapping_calls_and_forgets_in_time() -> None:
     now = [0.0]
     inflight = Inflight(lambda: now[0])
+    assert inflight.idle_seconds == math.inf
     inflight.enter(["a", "b"])
     inflight.enter(["a"])
     inflight.leave(["a", "b"])
     assert inflight.ids == {"a"}
     now[0] = 100.0
+    assert inflight.idle_seconds == 0
     assert inflight.recent(60) == {"a"}  # under way, however long
     inflight.leave(["a"])
     now[0] = 159.0
     assert not inflight.ids
+    assert inflight.idle_seconds == 59
     assert inflight.recent(60) == {"a"}
     now[0] = 161.0
     assert inflight.recent(60) == frozenset()
