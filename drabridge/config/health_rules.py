@@ -29,7 +29,8 @@ class HealthRule(Model):
     attrs: Mapping[str, PatternsText] = Field(default={}, alias="attr")
     """sysfs attributes that must have these values."""
     files: Mapping[PathKey, PatternsText] = Field(default={}, alias="file")
-    """Files on the host, by absolute path with fields, whose first line must match."""
+    """Files on the host, by absolute path with fields, whose first line must match. A file that is missing matches
+    only the empty pattern `""`."""
 
     @model_validator(mode="after")
     def _check(self) -> HealthRule:

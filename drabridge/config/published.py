@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
 from drabridge.config import names, quantity
-from drabridge.config.base import FieldText, Many, Model, exactly_one_of
+from drabridge.config.base import FieldText, Many, Model, PatternsText, exactly_one_of
 from drabridge.config.problems import Problem, refuse_if_any, unmet
 
 INT64 = 2**63
@@ -72,6 +72,10 @@ class Attribute(Model):
     attribute is left out while the source has no value."""
     value: str | int | bool | None = None
     """A constant."""
+    map: Mapping[str, PatternsText] = {}
+    """What is published, each with the patterns of what `from` says, instead of what it says: `{Arc: "0x56a?"}`. The
+    first that matches counts; the empty pattern `""` matches a source without a value. Without a match the attribute is
+    left out."""
     type: AttributeType | None = None
     """`string`, `int`, `bool` or `version` (semver). Left out: the constant's own type, else string."""
 
@@ -92,7 +96,10 @@ class Attribute(Model):
             yield Problem("either from: or value:", "give exactly one of them")
             return
         if self.value is None:
+            yield from self._map_problems()
             return
+        if self.map:
+            yield Problem("no map beside a constant", "write what is published into the value", ("map",))
         wanted = {"string": str, "int": int, "bool": bool, "version": str}[self.kind]
         if type(self.value) is not wanted:
             yield Problem(f"a constant of type {self.kind}", "quote text, leave numbers and booleans bare", ("value",))
@@ -102,6 +109,19 @@ class Attribute(Model):
             yield Problem("a semantic version with three parts, such as 580.95.5", "no leading zeros", ("value",))
         elif self.kind == "string" and not 1 <= len(str(self.value)) <= names.ATTRIBUTE_VALUE_MAX:
             yield Problem(f"1 to {names.ATTRIBUTE_VALUE_MAX} characters", "the API's limit", ("value",))
+
+    def _map_problems(self) -> Iterator[Problem]:
+        for text in self.map:
+            if not _READABLE[self.kind](text):
+                yield Problem(f"a text that is a value of type {self.kind}", path=("map", text), found=text)
+
+
+_READABLE: Mapping[AttributeType, Callable[[str], object]] = {
+    "string": lambda text: 1 <= len(text.encode()) <= names.ATTRIBUTE_VALUE_MAX,
+    "int": re.compile(r"-?\d{1,18}", re.ASCII).fullmatch,
+    "bool": re.compile("true|false").fullmatch,
+    "version": names.is_semver,
+}
 
 
 class ValidRange(Model):

@@ -15,7 +15,7 @@ DEPTH_MAX = 50  # our own schema needs 12
 NODES_MAX = 100_000  # with aliases written out: aliases of aliases of aliases are an attack, not a configuration
 
 # Below these keys everything is udev's text: 0403, 1e10, on and 0x10de stay what the operator wrote.
-RAW_KEYS = frozenset({"match", "attr", "property", "link", "driverBound", "file"})
+RAW_KEYS = frozenset({"match", "attr", "property", "link", "driverBound", "file", "map"})
 
 QUOTE_IT = "quote it: "
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from drabridge.config import names
+from drabridge.config.pattern import Patterns, is_hex_id
 from drabridge.config.problems import Problems
 from drabridge.config.published import INT64, UNITS, parse_quantity
 from drabridge.config.schema import Resource
@@ -31,11 +32,21 @@ def attributes_of(resource: Resource, values: Lookup) -> dict[str, Attribute]:
     found: dict[str, Attribute] = {}
     for name, spec in resource.attributes.items():
         text = values(spec.source) if spec.source is not None else None
+        if spec.map and spec.source is not None:
+            text = mapped(text, spec.map, hex_id=is_hex_id(spec.source.source, spec.source.key))
         if spec.value is not None and spec.kind != "version":
             found[name] = spec.value
         elif (value := attribute(text or str(spec.value or ""), spec.kind)) is not None:
             found[name] = value
     return found
+
+
+def mapped(text: str | None, table: Mapping[str, Patterns], *, hex_id: bool = False) -> str | None:
+    """What the table publishes for a text; None when nothing in it matches. Only an empty pattern matches no text."""
+    for published, patterns in table.items():
+        if patterns.matches(text, hex_id=hex_id) if text else patterns.accepts_missing:
+            return published
+    return None
 
 
 def capacity_of(resource: Resource, values: Lookup) -> dict[str, int]:

@@ -51,7 +51,7 @@ def _broken(rule: HealthRule, device: MatchedDevice, host: Host) -> Iterator[str
     for template, patterns in rule.file_templates():
         path = template.render_path(device.lookup(host))
         line = host.first_line(path) if path else None
-        if line is None or not patterns.matches(line):
+        if not (patterns.accepts_missing if line is None else patterns.matches(line)):
             yield f"{path or template} says {_quoted(line)}, expected {patterns}"
 
 
