@@ -293,7 +293,7 @@ def _is_part(config: Config, part: _Match, whole: _Match) -> bool:
         return False
     if link := partition_link(lower):
         return part.udev.links.get(link) == whole.udev.syspath
-    return part.udev.syspath.startswith(f"{whole.udev.syspath}/")
+    return any(node.syspath == whole.udev.syspath for node in part.udev.ancestors())
 
 
 def _resource(config: Config, match: _Match) -> Resource | None:

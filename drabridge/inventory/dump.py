@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
+from drabridge.inventory import amdgpu
 from drabridge.inventory.udev import Udev
 from drabridge.inventory.udev_device import UdevDevice
 
@@ -64,7 +65,7 @@ def _lines(device: UdevDevice, attributes: dict[str, bytes]) -> Iterator[str]:
         for link in device.devlinks:
             yield f"S: {link.removeprefix('/dev/')}"
     for name, text in sorted(device.properties.items()):
-        if name != "DEVPATH":
+        if name != "DEVPATH" and not name.startswith(amdgpu.PREFIX):  # not udev's; made anew where it is loaded
             yield f"E: {name}={text}"
     for name, value in sorted(attributes.items()):
         yield _attribute(name, value)

@@ -48,9 +48,10 @@ def pcie_root(device: UdevDevice) -> str:
     It is the first component below /sys/devices, or on machines whose host bridge is a platform device (arm64) the
     first that has this form.
     """
-    if pci_function(device) is None:
+    function = pci_function(device)
+    if function is None:
         return ""
-    return next((part for part in PurePosixPath(device.syspath).parts if _PCI_ROOT.fullmatch(part)), "")
+    return next((part for part in PurePosixPath(function.syspath).parts if _PCI_ROOT.fullmatch(part)), "")
 
 
 def iommu_group(device: UdevDevice) -> str:

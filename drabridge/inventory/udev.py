@@ -8,6 +8,7 @@ raises. What the agent needs is copied into a :class:`~drabridge.inventory.udev_
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ from typing import Any
 import pyudev
 
 from drabridge.errors import HostError
+from drabridge.inventory import amdgpu
 from drabridge.inventory.events import Uevent
 from drabridge.inventory.udev_device import UdevDevice, clean
 from drabridge.inventory.udev_scope import UdevScope
@@ -83,6 +85,18 @@ class Monitor:
         self._monitor = None  # pyudev has no close(): the last reference closes
 
 
+class Pass:
+    """What was read in one pass over devices, so that the parent of siblings, and AMD's topology, are read once."""
+
+    def __init__(self) -> None:
+        self.devices: dict[str, UdevDevice | None] = {}
+
+    @functools.cached_property
+    def amdgpu(self) -> amdgpu.Topology:
+        """What AMD's driver says; read only where there is such a GPU."""
+        return amdgpu.read_topology()
+
+
 class Udev:
     """Read devices within ``scope``, which may be replaced between two calls."""
 
@@ -104,20 +118,20 @@ class Udev:
         devices = self._context.list_devices()
         for subsystem in sorted(self.scope.subsystems):
             devices.match_subsystem(subsystem)
-        shared: dict[str, UdevDevice | None] = {}
+        shared = Pass()
         copies = (self._copy(device, shared) for device in devices)
         return {copy.syspath: copy for copy in sorted(filter(None, copies), key=lambda copy: copy.syspath)}
 
-    def read(self, syspath: str, shared: dict[str, UdevDevice | None] | None = None) -> UdevDevice | None:
+    def read(self, syspath: str, shared: Pass | None = None) -> UdevDevice | None:
         """The device at ``syspath`` now, with its ancestors; None when it is not there.
 
-        ``shared`` keeps what was read in the same pass, so that the parent of siblings is read once.
+        ``shared`` keeps what was read in the same pass.
         """
         try:
             device = pyudev.Devices.from_sys_path(self._context, syspath)
         except (pyudev.DeviceNotFoundError, OSError):
             return None
-        return self._copy(device, {} if shared is None else shared)
+        return self._copy(device, shared or Pass())
 
     def find(self, devnode: str) -> UdevDevice | None:
         """The device of a node under /dev; None when there is none."""
@@ -125,7 +139,7 @@ class Udev:
             device = pyudev.Devices.from_device_file(self._context, devnode)
         except (pyudev.DeviceNotFoundError, OSError, ValueError):
             return None
-        return self._copy(device, {})
+        return self._copy(device, Pass())
 
     def attribute_names(self, syspath: str) -> tuple[str, ...]:
         """The names of all sysfs attributes of a device. Slow: for ``drabridge suggest`` and ``record`` only."""
@@ -143,32 +157,46 @@ class Udev:
             return None
         return None if value is None else bytes(value)
 
-    def _copy(self, device: Any, shared: dict[str, UdevDevice | None]) -> UdevDevice | None:
+    def _copy(self, device: Any, shared: Pass) -> UdevDevice | None:
         try:
             syspath = device.sys_path
-            if syspath in shared:
-                return shared[syspath]
-            parent = device.parent
+            if syspath in shared.devices:
+                return shared.devices[syspath]
+            sysname, subsystem = clean(device.sys_name), clean(device.subsystem)
+            above = self._above(device, sysname, shared)
+            properties = self._list(device, "properties")
+            if subsystem == "drm" and above is not None and amdgpu.is_render_node(sysname) and _is_amdgpu(above):
+                properties |= amdgpu.properties_of(sysname, above.syspath, shared.amdgpu)
             copy = UdevDevice(
                 syspath=syspath,
-                sysname=clean(device.sys_name),
-                subsystem=clean(device.subsystem),
+                sysname=sysname,
+                subsystem=subsystem,
                 devtype=clean(device.device_type),
                 driver=clean(device.driver),
                 devnode=device.device_node or "",
                 devnum=_devnum(device),
                 devlinks=tuple(sorted(self._list(device, "devlinks"))),
                 tags=tuple(sorted(self._list(device, "tags"))),
-                properties=MappingProxyType(self._list(device, "properties")),
+                properties=MappingProxyType(properties),
                 attributes=MappingProxyType(self._attributes(device)),
                 links=MappingProxyType(_links(syspath, BASE_LINKS | self.scope.links)),
                 initialized=bool(device.is_initialized),
-                above=self._copy(parent, shared) if parent is not None else None,
+                above=above,
             )
         except (OSError, UnicodeDecodeError):  # unplugged between two reads, or a name that is no text
             return None
-        shared[syspath] = copy
+        shared.devices[syspath] = copy
         return copy
+
+    def _above(self, device: Any, sysname: str, shared: Pass) -> UdevDevice | None:
+        """The parent in sysfs; for the device that stands for a partition of an AMD GPU, the GPU."""
+        if amdgpu.is_partition(sysname):
+            gpu = amdgpu.gpu_of_partition(device.sys_path, shared.amdgpu)
+            if not gpu:
+                return None
+            return self.read(os.path.realpath(amdgpu.PCI_DEVICES / gpu), shared)
+        parent = device.parent
+        return self._copy(parent, shared) if parent is not None else None
 
     def _list(self, device: Any, kind: str) -> dict[str, str]:
         """One of libudev's lists, cleaned. pyudev's own properties decode strictly and raise on one bad byte."""
@@ -187,6 +215,11 @@ class Udev:
                 if (value := device.attributes.get(name)) is not None:
                     found[name] = clean(value)
         return found
+
+
+def _is_amdgpu(holder: UdevDevice) -> bool:
+    """Whether a render node's holder is a GPU of AMD's driver, or a partition of one."""
+    return holder.driver == "amdgpu" or amdgpu.is_partition(holder.sysname)
 
 
 def _devnum(device: Any) -> tuple[int, int] | None:

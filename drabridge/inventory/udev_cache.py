@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from drabridge.inventory.udev import Udev
+from drabridge.inventory.udev import Pass, Udev
 from drabridge.inventory.udev_device import UdevDevice
 
 UNFINISHED_SECONDS = 2.0
@@ -36,7 +36,7 @@ class UdevCache:
     def check(self, syspaths: Iterable[str]) -> set[str]:
         """Look at these devices and at the known ones below them; return the syspaths that changed."""
         touched = set()
-        shared: dict[str, UdevDevice | None] = {}
+        shared = Pass()
         for syspath in dict.fromkeys(path for top in sorted(syspaths) for path in (top, *self._below(top))):
             device = self._udev.read(syspath, shared)
             if device is not None and self._in_scope(device):

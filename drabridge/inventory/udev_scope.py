@@ -13,6 +13,7 @@ from drabridge.config.pattern import Glob
 from drabridge.config.predicate import All, Ancestor, Any, Exists, Not, Predicate, Source, Test
 from drabridge.config.schema import Config, Resource
 from drabridge.config.template import Field
+from drabridge.inventory import amdgpu
 
 _MAGIC = re.compile(r"[*?\[\\]")
 
@@ -139,7 +140,7 @@ def needs_database(resource: Resource) -> bool:
         return True
     keys = [test.key for test in tests if test.source is Source.PROPERTY]
     keys += [field.key for field in fields_of(resource) if field.source == "property"]
-    return any(key not in _KERNEL_PROPERTIES for key in keys)
+    return any(key not in _KERNEL_PROPERTIES and not key.startswith(amdgpu.PREFIX) for key in keys)
 
 
 def needs_nvidia(config: Config) -> bool:
