@@ -19,6 +19,7 @@ from tests.support import machines
 from tests.support.agent_process import AgentProcess, node, pod
 from tests.support.machines import device, tree
 from tests.support.umockdev import Testbed
+from tests.support.umockdev import tree as recorded
 from tests.support.waiting import until
 
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
@@ -40,26 +41,6 @@ class Case:
 def nvidia() -> str:
     """Eight GPUs with what NVIDIA's driver makes beside them."""
     return tree([machines.eight_gpus(), machines.gpu_node("nvidia-uvm", 0)])
-
-
-def amd() -> str:
-    """Two GPUs, each a render node beside a card node; a display card that is none of ours."""
-    parts = [node_device("/devices/virtual/kfd/kfd", "kfd", "kfd", 234, 0)]
-    for index, address in enumerate(("0000:03:00.0", "0000:83:00.0")):
-        function = f"/devices/pci{address[:7]}/{address}"
-        links = {"driver": "../../../bus/pci/drivers/amdgpu"}
-        attributes = {
-            "vendor": "0x1002",
-            "device": "0x74a1",
-            "class": "0x038000",
-            "mem_info_vram_total": "206141652992",
-        }
-        parts += [
-            device(function, "pci", attributes=attributes, properties={"DRIVER": "amdgpu"}, links=links),
-            node_device(f"{function}/drm/renderD{128 + index}", "drm", f"dri/renderD{128 + index}", 226, 128 + index),
-            node_device(f"{function}/drm/card{index}", "drm", f"dri/card{index}", 226, index),
-        ]
-    return tree(parts)
 
 
 def node_device(path: str, subsystem: str, name: str, major: int, minor: int, **more: dict[str, str]) -> str:
@@ -159,7 +140,34 @@ CASES = {
         tuple(machines.GPU_UUID.format(index) for index in range(8)),
         ("/dev/nvidiactl", "/dev/nvidia-uvm"),
     ),
-    "amd-gpu": Case("amd.com/gpu", "gpu.example.com", amd, 2, 2, ("0000:03:00.0", "0000:83:00.0"), ("/dev/kfd",)),
+    # More of the GPUs' examples is in umockdev_gpus.py.
+    "amd-gpu": Case(
+        "amd.com/gpu",
+        "gpu.amd.com",
+        lambda: recorded("amd-mi210"),
+        2,
+        2,
+        ("0000:43:00.0", "0000:63:00.0"),
+        ("/dev/kfd",),
+    ),
+    "amd-gpu-partitions": Case(
+        "amd.com/cpx_nps1",
+        "gpu.amd.com",
+        lambda: recorded("amd-mi308x-cpx"),
+        8,
+        8,
+        ("0000:0a:00.0", "amdgpu_xcp_30"),
+        ("/dev/kfd",),
+    ),
+    "intel-gpu": Case(
+        "gpu.intel.com/xe",
+        "gpu.intel.com",
+        lambda: recorded("intel-flex170-b60"),
+        1,
+        1,
+        ("card1-0",),
+        ("/dev/dri/card1", "/dev/dri/renderD129"),
+    ),
     "usb-serial": Case(
         "example.com/usb-serial",
         "serial.example.com",

@@ -13,6 +13,7 @@ import pytest
 
 WRAPPER = shutil.which("umockdev-wrapper")
 ROOT = Path(__file__).parents[2]
+TREES = Path(__file__).parent / "trees"
 
 needs_umockdev = [
     pytest.mark.umockdev,
@@ -34,6 +35,12 @@ def run_under_umockdev(module: str, *arguments: str, **environment: str) -> str:
     )
     assert done.returncode == 0, f"{module} {arguments} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def tree(name: str) -> str:
+    """A machine of ``tests/support/trees``, without the comments that say where its facts come from."""
+    lines = (TREES / f"{name}.umockdev").read_text().splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("#")).lstrip("\n")
 
 
 class Testbed:
