@@ -53,7 +53,7 @@ def read_topology(nodes: Path = NODES) -> Topology:
     """All compute nodes that have a render node; empty without KFD."""
     found: dict[int, ComputeNode] = {}
     with contextlib.suppress(OSError):
-        for folder in nodes.iterdir():
+        for folder in filter(lambda folder: folder.name.isdecimal(), nodes.iterdir()):
             fields = _fields(folder / "properties")
             minor, location = _number(fields, "drm_render_minor"), _number(fields, "location_id")
             if minor > 0 and location >= 0:  # 0: a CPU

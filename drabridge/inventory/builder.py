@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cached_property
 from itertools import chain
 from types import MappingProxyType
 
@@ -114,6 +115,7 @@ class DeviceBuilder:
             if (key := match.candidate.key) in identities or key in last_ids
         }
         tree = _Tree(udev_devices)
+        functions = _Functions(named)
         former_devices = FormerDevices()
         for match in (each.match for each in named.values()):
             if match.config is not self.config:
@@ -131,7 +133,7 @@ class DeviceBuilder:
                 match.nvidia,
                 {"id": identity.id, "name": identity.name, "resource": match.resource.name},
             )
-            root = _root(match, named, bool(former_devices))
+            root = _root(match, named, functions, bool(former_devices))
             parts = handed_out(match.resource, match.udev, source.companions)
             also_at = {part.syspath for part in parts[1:]}
             if match.config is self.config:
@@ -269,8 +271,9 @@ def _without(away: Mapping[str, Config], found: Mapping[str, _Match]) -> dict[st
 # --- parts and wholes -------------------------------------------------------------------------------------------------
 
 
-def _root(part: _Match, named: Mapping[str, _Named], any_former: bool) -> str:
-    """The name of the whole device behind a part: as the configuration says, else the physical function of a VF.
+def _root(part: _Match, named: Mapping[str, _Named], functions: _Functions, any_former: bool) -> str:
+    """The name of the whole device behind a part: as the configuration says, else the physical function of a VF, or
+    what hangs on that (a GPU is matched by its card).
 
     Found by place, not by resource: a held device is listed as what an earlier configuration called it (``any_former``:
     there are such devices). One is a part of the other if the configuration of either says so.
@@ -284,7 +287,7 @@ def _root(part: _Match, named: Mapping[str, _Named], any_former: bool) -> str:
     target = next((node.links["physfn"] for node in udev.lineage() if "physfn" in node.links), "")
     if declared or not target:
         return ""
-    return named[target].name if target in named else name_of(os.path.basename(target))
+    return named[target].name if target in named else functions.name(target) or name_of(os.path.basename(target))
 
 
 def _is_part(config: Config, part: _Match, whole: _Match) -> bool:
@@ -299,6 +302,25 @@ def _is_part(config: Config, part: _Match, whole: _Match) -> bool:
 def _resource(config: Config, match: _Match) -> Resource | None:
     """The resource that a configuration takes the device for, which another configuration may have named."""
     return match.resource if match.config is config else resource_of(config, match.udev)
+
+
+class _Functions:
+    """The named devices by the PCI function that they hang on; looked up only where there are virtual functions."""
+
+    def __init__(self, named: Mapping[str, _Named]) -> None:
+        self._named = named
+
+    def name(self, function: str) -> str:
+        """The name of the device below a function, the first of several by place; empty where there is none."""
+        return self._names.get(function, "")
+
+    @cached_property
+    def _names(self) -> Mapping[str, str]:
+        found: dict[str, str] = {}
+        for place in sorted(self._named):
+            if function := topology.pci_function(self._named[place].match.udev):
+                found.setdefault(function.syspath, self._named[place].name)
+        return found
 
 
 class _Tree:

@@ -68,7 +68,7 @@ spec:
 
 @contextlib.asynccontextmanager
 async def bridge(
-    config: str = BOTH_LANES, kubelet_version: str = "1.36", **kubelet: Any
+    config: str = BOTH_LANES, kubelet_version: str = "1.36", driver: str = DRIVER, **kubelet: Any
 ) -> AsyncIterator[tuple[AgentProcess, SimCluster, LockingRuntime]]:
     """Cluster and agent, ready. Every container takes an exclusive lock on its devices for its life.
 
@@ -83,7 +83,7 @@ async def bridge(
         async with SimCluster(root, runtime=lambda _: runtime, **options) as cluster:
             kubeconfig = root / "kubeconfig"
             cluster.api.kubeconfig(kubeconfig)
-            agent = AgentProcess(root / "node-a", config, arguments=("--kubeconfig", str(kubeconfig)))
+            agent = AgentProcess(root / "node-a", config, driver, ("--kubeconfig", str(kubeconfig)))
             await agent.start()
             try:
                 await agent.ready()
