@@ -8,10 +8,12 @@ from pathlib import Path
 
 from drabridge.cli.hardware import add_config
 from drabridge.config.loader import load
+from drabridge.config.schema import Config
 from drabridge.errors import HostError
 from drabridge.inventory.dump import dump
 from drabridge.inventory.match import matches
 from drabridge.inventory.udev import Udev
+from drabridge.inventory.udev_device import UdevDevice
 from drabridge.inventory.udev_scope import scope_of
 
 
@@ -29,6 +31,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _shared_nodes(udev: Udev, config: Config) -> list[UdevDevice]:
+    """The devices of nodes that the configuration names by path: /dev/kfd has the topology of AMD's GPUs."""
+    paths = {node.path.literal for resource in config.resources for node in resource.nodes if node.path}
+    return [record for path in sorted(filter(None, paths)) if (record := udev.find(path))]
+
+
 def run(arguments: argparse.Namespace) -> int:
     if arguments.device:
         udev = Udev()
@@ -42,6 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
         udev = Udev(scope_of(config))
         everything = udev.enumerate().values()
         chosen = [record for record in everything if any(matches(record, r.match) for r in config.resources)]
+        chosen += _shared_nodes(udev, config) if chosen else []
+    chosen = list({record.syspath: record for record in chosen}.values())
     text = dump(udev, chosen, anonymous=not arguments.keep_serials)
     if arguments.output:
         arguments.output.write_text(text)

@@ -8,6 +8,7 @@ it.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 
 from drabridge.inventory import amdgpu
@@ -24,6 +25,7 @@ SECRET_PROPERTIES = frozenset({
     "ID_SERIAL", "ID_SERIAL_SHORT", "ID_USB_SERIAL", "ID_USB_SERIAL_SHORT", "ID_SCSI_SERIAL", "ID_ATA_SERIAL",
     "ID_WWN", "ID_WWN_WITH_EXTENSION", "ID_NET_NAME_MAC", "ID_FS_UUID", "ID_PART_ENTRY_UUID", "ID_PART_TABLE_UUID",
 })  # fmt: skip
+_KFD, _KFD_UNIQUE_ID = "topology/nodes/", re.compile(r"^unique_id (\d+)$", re.MULTILINE)  # of AMD's GPUs
 SECRET_MIN_CHARS = 4
 """Shorter values are counters and flags. To replace them everywhere would destroy the description."""
 
@@ -94,6 +96,8 @@ def _secrets(devices: Iterable[UdevDevice], attributes: dict[str, dict[str, byte
         for name, value in attributes[device.syspath].items():
             if name in SECRET_ATTRIBUTES:
                 found[value.decode(errors="ignore").strip()] = None
+            elif name.startswith(_KFD):
+                found |= dict.fromkeys(_KFD_UNIQUE_ID.findall(value.decode(errors="ignore")))
         for name in SECRET_PROPERTIES & device.properties.keys():
             found[device.properties[name]] = None
     return sorted((text for text in found if len(text) >= SECRET_MIN_CHARS), key=len, reverse=True)

@@ -23,7 +23,10 @@ from tests.support.umockdev import Testbed, tree
 from tests.support.waiting import until
 
 CASES: dict[str, Callable[[], Awaitable[None]]] = {}
-QUICK = "safety: {minHoldSeconds: 0.4, unconfirmedSeconds: 2, absentSeconds: 0.4, settleSeconds: 1, quiesceSeconds: 0.5}"
+QUICK = (
+    "safety: {minHoldSeconds: 0.4, unconfirmedSeconds: 2, absentSeconds: 0.4, settleSeconds: 1, quiesceSeconds: 0.5}\n"
+    "resyncSeconds: 5\nresources:\n"
+)
 
 MI308X = "/devices/pci0000:07/0000:07:01.1/0000:0a:00.0"
 KFD = "/devices/virtual/kfd/kfd"
@@ -45,7 +48,9 @@ def bed_of(*trees: str) -> Testbed:
 
 def example(name: str, lanes: str = "") -> str:
     """The example with times that a test can wait for; ``lanes`` instead of its own."""
-    text = (EXAMPLES / f"{name}.yaml").read_text().replace("resources:\n", f"resyncSeconds: 5\n{QUICK}\nresources:\n", 1)
+    text = (
+        (EXAMPLES / f"{name}.yaml").read_text().replace("resources:\n", f"resyncSeconds: 5\n{QUICK}\nresources:\n", 1)
+    )
     return text.replace('{legacy: "*", dra: 0}', lanes) if lanes else text
 
 
@@ -271,7 +276,9 @@ async def amd_gpu_that_is_partitioned_anew_is_one_device_or_several() -> None:
         bed.attribute(MI308X, "current_compute_partition", "CPX\n")
         for number in (3, 4, 5):
             (nodes.parent / f"away-{number}").rename(nodes / str(number))
-        await until(lambda: ids(cluster, "amd.com/cpx_nps1") == (PARTITIONS | OTHERS) - {"0000:0a:00.0"}, 30, agent.text)
+        await until(
+            lambda: ids(cluster, "amd.com/cpx_nps1") == (PARTITIONS | OTHERS) - {"0000:0a:00.0"}, 30, agent.text
+        )
 
 
 # --- Intel ----------------------------------------------------------------------------------------------------------
@@ -314,7 +321,9 @@ async def intel_attributes_are_those_of_its_driver() -> None:
         assert said(flex)["model"] == {"string": "Flex 170"}
         assert amounts(flex) == {"memory": 16 << 30, "millicores": 1000}
         big = "device.capacity['gpu.intel.com'].memory.compareTo(quantity('16Gi')) >= 0"
-        await cluster.apply(claim_pod("c", "gpu.intel.com", f"device.attributes['gpu.intel.com'].driver == 'i915' && {big}"))
+        await cluster.apply(
+            claim_pod("c", "gpu.intel.com", f"device.attributes['gpu.intel.com'].driver == 'i915' && {big}")
+        )
         await cluster.wait_pod("c")
         assert allocated(cluster, "c") == ["card0-0"]
 

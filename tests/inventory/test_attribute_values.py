@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drabridge.config.base import as_patterns
 from drabridge.inventory import attribute_values
 from drabridge.inventory.model import Semver
 
@@ -49,6 +50,25 @@ def test_versions_are_made_semantic(text: str, version: str | None) -> None:
 )
 def test_attributes_are_typed_or_left_out(text: str, kind: str, value: object) -> None:
     assert attribute_values.attribute(text, kind) == value
+
+
+@pytest.mark.parametrize(
+    ("table", "text", "published"),
+    [
+        ({"A": "0x56a?", "B": "*"}, "0x56a0", "A"),
+        ({"A": "0x56a?", "B": "*"}, "0xe20b", "B"),
+        ({"B": "*", "A": "0x56a?"}, "0x56a0", "B"),  # the first that matches
+        ({"A": "*"}, None, None),  # no value is not any value
+        ({"A": "*"}, "", None),
+        ({"none": "", "A": "*"}, None, "none"),
+        ({"A": ["1", "2"]}, "3", None),
+        ({"A": {"regex": "[0-9]+"}}, "12", "A"),
+        ({"A": "56A0"}, "0x56a0", "A"),  # ids as in match
+    ],
+)
+def test_a_map_publishes_another_text(table: dict[str, object], text: str | None, published: str | None) -> None:
+    patterns = {name: as_patterns(value) for name, value in table.items()}
+    assert attribute_values.mapped(text, patterns, hex_id=True) == published
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,9 @@ def test_companions_beside_above_and_in_the_iommu_group() -> None:
         ({"file": {"/run/{attr:serial}/state": "ok"}}, ""),
         ({"file": {"/run/{attr:serial}/state": "good"}}, '/run/A1/state says "ok", expected "good"'),
         ({"file": {"/run/none": "*"}}, '/run/none says nothing, expected "*"'),
+        ({"file": {"/run/none": ["", "ok"]}}, ""),  # only the empty pattern matches a file that is missing
+        ({"file": {"/run/{attr:none}/state": ["", "ok"]}}, ""),
+        ({"file": {"/run/{attr:serial}/state": ""}}, '/run/A1/state says "ok", expected ""'),
     ],
 )
 def test_health_rules_say_what_is_wrong(rule: dict[str, Any], reason: str) -> None:
