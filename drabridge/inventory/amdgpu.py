@@ -33,7 +33,7 @@ READ_BYTES = 64 << 10  # a node's properties are about 1 KiB
 
 _RENDER = re.compile(r"renderD(\d{1,4})", re.ASCII)
 _CARD = re.compile(r"card(\d{1,4})", re.ASCII)
-_PARTITION = re.compile(r"amdgpu_xcp[_.]\d{1,4}", re.ASCII)  # amdgpu_xcp.1 before Linux 6.10
+_PARTITION = re.compile(r"amdgpu_xcp[_.]\d{1,4}", re.ASCII)  # amdgpu_xcp.1 in older kernels
 
 
 class ComputeNode(Struct, frozen=True):

@@ -50,7 +50,7 @@ def test_without_the_driver_there_is_nothing(tmp_path: Path) -> None:
     assert amdgpu.read_topology(tmp_path / "none") == {}
 
 
-@pytest.mark.parametrize("name", ["amdgpu_xcp_3", "amdgpu_xcp.3"])  # since Linux 6.10, and before
+@pytest.mark.parametrize("name", ["amdgpu_xcp_3", "amdgpu_xcp.3"])  # the latter in older kernels
 def test_a_partition_has_the_gpu_that_its_render_node_computes_on(tmp_path: Path, name: str) -> None:
     node(tmp_path / "nodes", "3", GPU)
     topology = amdgpu.read_topology(tmp_path / "nodes")
