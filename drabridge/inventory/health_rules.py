@@ -50,7 +50,11 @@ def _broken(rule: HealthRule, device: MatchedDevice, host: Host) -> Iterator[str
             yield f"the attribute {name} is {_quoted(value)}, expected {patterns}"
     for template, patterns in rule.file_templates():
         path = template.render_path(device.lookup(host))
-        line = host.first_line(path) if path else None
+        try:
+            line = host.health_line(path) if path else None
+        except TimeoutError:
+            yield f"{path} does not answer"
+            continue
         if not (patterns.accepts_missing if line is None else patterns.matches(line)):
             yield f"{path or template} says {_quoted(line)}, expected {patterns}"
 

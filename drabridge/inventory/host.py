@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 from msgspec import Struct
 
+from drabridge.inventory.health_files import HealthFiles
 from drabridge.inventory.udev_device import VALUE_LIMIT_CHARS, clean
 from drabridge.system.files import read_if_there
 
@@ -33,12 +35,21 @@ class Host(Protocol):
     def first_line(self, path: str) -> str | None:
         """The first line of a regular file, cleaned; None when it cannot be read."""
 
+    def health_line(self, path: str) -> str | None:
+        """The first line of a health rule's file, as it was read last. Raises TimeoutError if it does not answer."""
+
     def own_node(self, syspath: str) -> tuple[str, tuple[int, int] | None]:
         """The device's node and number as the kernel names them now; ``("", None)`` when it has none or is gone."""
 
 
 class RealHost:
-    """The real host. In a container, /dev and /sys are the host's by mount."""
+    """The real host. In a container, /dev and /sys are the host's by mount.
+
+    ``on_health_news``: called on the loop when a health rule's file says something else than before.
+    """
+
+    def __init__(self, on_health_news: Callable[[], None] = lambda: None) -> None:
+        self._health_files = HealthFiles(self.first_line, on_health_news)
 
     def node(self, path: str) -> NodeStat:
         real = path
@@ -69,6 +80,13 @@ class RealHost:
                 return clean(file.readline(VALUE_LIMIT_CHARS))
         except OSError:
             return None
+
+    def health_line(self, path: str) -> str | None:
+        return self._health_files.first_line(path)
+
+    def close(self) -> None:
+        """End the threads that read health rules' files."""
+        self._health_files.close()
 
     def own_node(self, syspath: str) -> tuple[str, tuple[int, int] | None]:
         try:

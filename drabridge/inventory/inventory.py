@@ -84,7 +84,8 @@ class Inventory:
         on_fact: OnFact = lambda fact: None,
     ) -> None:
         self._config = config
-        self._host = host or RealHost()
+        self._own_host = RealHost(self.refresh)
+        self._host = host or self._own_host
         self._paths = paths or HostPaths()
         self._held = held
         known = known or KnownIdentities()
@@ -190,6 +191,7 @@ class Inventory:
                 await self._pause()
         finally:
             self._close()
+            self._own_host.close()
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 

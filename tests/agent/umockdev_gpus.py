@@ -48,9 +48,7 @@ def bed_of(*trees: str) -> Testbed:
 
 def example(name: str, lanes: str = "") -> str:
     """The example with times that a test can wait for; ``lanes`` instead of its own."""
-    text = (
-        (EXAMPLES / f"{name}.yaml").read_text().replace("resources:\n", f"resyncSeconds: 5\n{QUICK}\nresources:\n", 1)
-    )
+    text = (EXAMPLES / f"{name}.yaml").read_text().replace("resources:\n", QUICK, 1)
     return text.replace('{legacy: "*", dra: 0}', lanes) if lanes else text
 
 

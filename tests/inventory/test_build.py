@@ -174,6 +174,12 @@ def test_health_rules_say_what_is_wrong(rule: dict[str, Any], reason: str) -> No
     assert (device.presence, device.reason) == (Presence.FAULTY if reason else Presence.PRESENT, reason)
 
 
+def test_a_file_that_does_not_answer_is_not_a_missing_one() -> None:
+    host = MemoryHost(HOST, silent={"/run/A1/state"})
+    device = one([card()], host, health=[{"file": {"/run/{attr:serial}/state": ["", "ok"]}}])
+    assert (device.presence, device.reason) == (Presence.FAULTY, "/run/A1/state does not answer")
+
+
 def test_attributes_and_capacity_are_typed() -> None:
     device = one(
         [card()],

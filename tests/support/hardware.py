@@ -56,6 +56,7 @@ class MemoryHost:
     nodes: dict[str, tuple[int, int]] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     own: dict[str, tuple[str, tuple[int, int] | None]] = field(default_factory=dict)
+    silent: set[str] = field(default_factory=set)  # files that do not answer
     asked: list[str] = field(default_factory=list)  # every node that was looked at, in order
 
     def node(self, path: str) -> NodeStat:
@@ -68,6 +69,11 @@ class MemoryHost:
         return path in self.files or path in self.nodes or path in self.own
 
     def first_line(self, path: str) -> str | None:
+        return self.files.get(path)
+
+    def health_line(self, path: str) -> str | None:
+        if path in self.silent:
+            raise TimeoutError
         return self.files.get(path)
 
     def own_node(self, syspath: str) -> tuple[str, tuple[int, int] | None]:
