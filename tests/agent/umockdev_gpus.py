@@ -16,11 +16,15 @@ from typing import Any
 
 from drabridge.config import quantity
 from drabridge.sim.cluster import SimCluster
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.pods import Phase
+from drabridge.sim.kubelet.timings import Timings
+from tests.agent.test_other_plugins import plugin
 from tests.agent.umockdev_examples import EXAMPLES
 from tests.support.agent_on_cluster import bridge
-from tests.support.agent_process import AgentProcess
+from tests.support.agent_process import AgentProcess, pod
 from tests.support.umockdev import Testbed, tree
-from tests.support.waiting import until
+from tests.support.waiting import short_directory, until
 
 CASES: dict[str, Callable[[], Awaitable[None]]] = {}
 QUICK = (
@@ -128,6 +132,30 @@ async def reason(agent: AgentProcess, name: str) -> str:
     return str((await agent.device(name)).get("reason", ""))
 
 
+async def taken_over(name: str, driver: str, resource: str, listed: set[str], count: int) -> None:
+    """A stand-in for the vendor's plugin, then the agent, then the stand-in: a pod keeps what it has all the while."""
+    with short_directory() as root:
+        async with SimKubelet(root, timings=Timings.fast()) as kubelet:
+            async with plugin(kubelet, resource, sorted(listed)):
+                assert (await kubelet.run_pod(pod("a", count, resource))).phase is Phase.RUNNING
+                held = set(kubelet.resources[resource].allocated)
+            agent = AgentProcess(root, example(name), driver)
+            await agent.start()
+            try:
+                await agent.up()
+                await kubelet.wait_for_resource(resource, healthy=len(listed))
+                assert kubelet.resources[resource].healthy == listed
+                assert {row["id"] for row in (await agent.status())["devices"] if row["owner"] == "legacy"} == held
+                assert (await kubelet.run_pod(pod("b", len(listed) - count, resource))).phase is Phase.RUNNING
+                assert (await kubelet.run_pod(pod("c", 1, resource))).phase is Phase.FAILED
+            finally:
+                await agent.stop()
+            async with plugin(kubelet, resource, sorted(listed)):
+                assert kubelet.resources[resource].allocated == listed
+                await kubelet.delete_pod("uid-a")
+                assert (await kubelet.run_pod(pod("d", count, resource))).phase is Phase.RUNNING
+
+
 # --- AMD ------------------------------------------------------------------------------------------------------------
 
 
@@ -143,6 +171,9 @@ async def amd_ids_and_nodes_are_those_of_its_plugin() -> None:
         renders = {*range(128, 132), *range(160, 164)}
         drm = {f"/dev/dri/card{n}" for n in cards} | {f"/dev/dri/renderD{n}" for n in renders}
         assert in_container(agent.cdi) == drm | {"/dev/kfd"}
+        assert "no identity" not in json.dumps(await agent.status()), (
+            "render nodes that no partition uses are no devices"
+        )
 
 
 @case
@@ -279,6 +310,12 @@ async def amd_gpu_that_is_partitioned_anew_is_one_device_or_several() -> None:
         )
 
 
+@case
+async def amd_node_is_taken_over_from_its_plugin_and_back() -> None:
+    bed_of("amd-mi308x-cpx")
+    await taken_over("amd-gpu", "gpu.amd.com", "amd.com/gpu", PARTITIONS | OTHERS, 3)
+
+
 # --- Intel ----------------------------------------------------------------------------------------------------------
 
 
@@ -364,6 +401,14 @@ async def intel_firmware_that_must_be_flashed_makes_it_unhealthy_until_it_is() -
         assert ids(cluster, "gpu.intel.com/i915") == {"card0-0"}, "the other is as it was"
         mode.unlink()
         await until(lambda: ids(cluster, "gpu.intel.com/xe") == {"card1-0"}, 15, agent.text)
+
+
+@case
+async def intel_node_is_taken_over_from_its_plugin_and_back() -> None:
+    bed = bed_of("intel-flex170-b60")
+    bed.attribute(B60, "sriov_numvfs", "2\n")
+    bed.add(tree("intel-b60-vfs"))
+    await taken_over("intel-gpu", "gpu.intel.com", "gpu.intel.com/xe", {"card2-0", "card3-0"}, 1)
 
 
 def main() -> None:
