@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from drabridge.sim.cluster import ClusterTimings, SimCluster
@@ -22,7 +22,7 @@ from tests.support.agent_on_cluster import (
     set_lanes,
 )
 from tests.support.agent_process import IDS, QUICK, RESOURCE, AgentProcess, noted, pod
-from tests.support.kubelet_peers import Plugin, device
+from tests.support.kubelet_peers import plugin
 from tests.support.waiting import short_directory, until
 
 VENDOR = "vendor.example.com/gpu"
@@ -30,19 +30,6 @@ VENDOR = "vendor.example.com/gpu"
 
 async def owners(agent: AgentProcess) -> dict[str, str]:
     return {row["name"]: row["owner"] for row in (await agent.status())["devices"]}
-
-
-@contextlib.asynccontextmanager
-async def plugin(kubelet: SimKubelet, resource: str, ids: Sequence[str]) -> AsyncIterator[Plugin]:
-    """Another plugin, registered; kubelet has its list."""
-    other = Plugin(kubelet.node.device_plugin_dir.parent, "vendor.sock", [device(name) for name in ids], resource)
-    await other.serve()
-    try:
-        await other.register()
-        await kubelet.wait_for_resource(resource, healthy=len(ids))
-        yield other
-    finally:
-        await other.stop()
 
 
 async def test_a_takeover_under_another_resource_name_gives_nobody_what_pods_have() -> None:

@@ -19,10 +19,10 @@ from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
 from drabridge.sim.kubelet.timings import Timings
-from tests.agent.test_other_plugins import plugin
 from tests.agent.umockdev_examples import EXAMPLES
 from tests.support.agent_on_cluster import bridge
 from tests.support.agent_process import AgentProcess, pod
+from tests.support.kubelet_peers import plugin
 from tests.support.umockdev import Testbed, tree
 from tests.support.waiting import short_directory, until
 

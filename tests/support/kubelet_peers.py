@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -391,3 +391,16 @@ async def back_in_time(plugin: Plugin, kubelet: SimKubelet, healthy: int = 4) ->
     await plugin.register()
     await kubelet.wait_for_resource(GPU, healthy=healthy)
     kubelet.faults.pods_arrive.set()
+
+
+@asynccontextmanager
+async def plugin(kubelet: SimKubelet, resource: str, ids: Sequence[str]) -> AsyncIterator[Plugin]:
+    """Another plugin, registered; kubelet has its list."""
+    other = Plugin(kubelet.node.device_plugin_dir.parent, "vendor.sock", [device(name) for name in ids], resource)
+    await other.serve()
+    try:
+        await other.register()
+        await kubelet.wait_for_resource(resource, healthy=len(ids))
+        yield other
+    finally:
+        await other.stop()
