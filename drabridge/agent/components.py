@@ -132,6 +132,7 @@ class Components:
         # What exists, and who holds it.
         self.identities = IdentityStore(paths.state, base.state_worker)
         self.inventory = inventory = self._inventory(config, standby)
+        current.config = inventory.config
         self._cdi = cdi = CdiStore(paths.cdi, config.driver)
         self.legacy_files = LegacyCdiFiles(cdi)
         self.podresources = Client(paths.podresources_socket, observe=self.sinks.asked)

@@ -56,6 +56,7 @@ class ServingAgent:
         self._boot_recorded = False  # the ledger has this boot's id
         self._serving = False  # the ledger knows enough for it: from kubelet and the CDI files, or from before
         self._behind = False  # the ledger could not be told of the newest snapshot: its disk is full
+        self._configuring = asyncio.Lock()
         self._refresh: asyncio.TimerHandle | None = None
         self._watches: ApiWatches | None = None
         self._tasks: list[asyncio.Task[None]] = []  # ended first when the agent ends
@@ -134,6 +135,8 @@ class ServingAgent:
 
     async def _take(self, snapshot: Snapshot) -> None:
         parts = self._parts
+        if parts.inventory.config is not parts.current.config:  # a device is the first with the name of its resource
+            await self._use(parts.inventory.config)
         snapshot = await parts.withheld.update(snapshot, parts.ledger_service.head)
         first = parts.targets.first_lanes(snapshot)
         parts.current.devices = snapshot.by_name()
@@ -239,10 +242,19 @@ class ServingAgent:
         parts.legacy.follow_ledger()
 
     async def _reconfigure(self, config: Config) -> None:
+        self._parts.current.config_error = ""
+        self._parts.inventory.reconfigure(config)
+        await self._use(self._parts.inventory.config)
+
+    async def _use(self, config: Config) -> None:
+        """Serve by a configuration, which the file or the devices have changed. One after the other."""
+        async with self._configuring:
+            await self._configure(config)
+
+    async def _configure(self, config: Config) -> None:
         parts = self._parts
-        parts.current.config, parts.current.config_error = config, ""
+        parts.current.config = config
         parts.ledger_service.policy = release_policy(config)
-        parts.inventory.reconfigure(config)
         if self._serving:  # else nothing is served yet, and it begins with the configuration of then
             await parts.legacy.configure(config)
             parts.legacy.follow_inventory()

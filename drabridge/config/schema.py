@@ -16,7 +16,7 @@ from drabridge.config.base import (
     Many,
     Model,
     PoolName,
-    ResourceName,
+    ResourceNames,
     Template,
     preset,
 )
@@ -129,8 +129,9 @@ class Safety(Model):
 class Resource(Model):
     """Devices of one kind: which they are, what they are called, and what a container gets with them."""
 
-    name: ResourceName
-    """Extended resource name, as pods write it under `limits`."""
+    name: ResourceNames
+    """Extended resource name, as pods write it under `limits`. With `{attr:NAME}` in it: one resource for each value
+    that this attribute of the devices has; what cannot be in a name becomes a dot."""
     match: Match = Field(min_length=1)
     """Which udev devices; one matcher of the list is enough."""
     id: Annotated[Many[IdTemplate], Field(min_length=1)] = _DEFAULT_ID
