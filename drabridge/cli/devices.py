@@ -46,8 +46,8 @@ def row(device: Device) -> dict[str, Any]:
 
 def run(arguments: argparse.Namespace) -> int:
     config = load(arguments.config)
-    resources = [resource.name for resource in resources_named(config, arguments.resource)]
     snapshot, inventory = enumerate_once(config)
+    resources = [resource.name for resource in resources_named(inventory.config, arguments.resource)]
     rows = [row(device) for device in snapshot.devices if device.resource in resources]
     names = ", ".join(resources)
     show(

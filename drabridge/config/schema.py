@@ -12,6 +12,7 @@ from drabridge.config.base import (
     AttributeName,
     DriverName,
     EnvName,
+    FieldText,
     IdTemplate,
     Many,
     Model,
@@ -166,6 +167,9 @@ class Resource(Model):
     """Several claims on one device."""
     partition: Partition | None = None
     """These devices are parts of others."""
+    uniform: FieldText | None = None
+    """A field that must have one value in all of this resource's devices: `attr:profile`. While it has several, a pod
+    could not tell which device it gets, and all are faulty: NVIDIA's MIG strategy `single`."""
     claim_config: ClaimConfig = preset(ClaimConfig)
     """What claims and classes may ask for in their parameters."""
     device_class: DeviceClass | None = None

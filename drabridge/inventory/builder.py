@@ -77,15 +77,18 @@ class _Named(Struct, frozen=True):
 class DeviceBuilder:
     """Build the devices of one configuration. What did not change since the last time is not made again.
 
-    ``named_by``: device id -> the configuration that named the device; it is kept up to date.
+    ``named_by``: device id -> the configuration that named the device; it is kept up to date. ``file``: the
+    configuration as it was given, where that has templates in the names of resources.
     """
 
-    def __init__(self, config: Config, host: Host, named_by: Mapping[str, Config] | None = None) -> None:
+    def __init__(
+        self, config: Config, host: Host, named_by: Mapping[str, Config] | None = None, file: Config | None = None
+    ) -> None:
         self.config = config
         self.named_by = dict(named_by or {})
         self.former_names: frozenset[str] = frozenset()  # that only an earlier configuration gives
         self._host = host
-        self._divisible = _wholes_of_mig(config)
+        self._divisible = _wholes_of_mig(file or config)
         self._rules = {id(each): _rules(each) for each in distinct_configs((config, *self.named_by.values()))}
         # by configuration, by syspath: what a match was made of, and the match
         self._matches: dict[int, dict[str, tuple[UdevDevice, NvidiaFacts, _Match | None]]] = {}
@@ -154,6 +157,7 @@ class DeviceBuilder:
             devices.append(device)
         self._built, self._sources, self.named_by = built, sources, named_by
         devices = separate({name for name, (resource, _) in sources.items() if resource.partition}, devices)
+        devices = self._with_uniformity(devices)
         away = {match.candidate.key: IN_INSTANCES for match in finished if self._is_divided(match)}
         devices = [device for device in devices if (device.resource, device.syspath) not in away]
         self.former_names = frozenset(device.name for device in devices if device.former)
@@ -223,6 +227,23 @@ class DeviceBuilder:
                     look(path, former, ids)
         return found, _without(away, found)
 
+    def _with_uniformity(self, devices: list[Device]) -> list[Device]:
+        """The devices; those of a resource that is to be uniform, and is not, are faulty."""
+        found: dict[str, dict[str, str]] = {}  # resource -> device -> value
+        for device in devices:
+            resource, source = self._sources[device.name]
+            if resource.uniform is not None and not device.former:
+                value = source.lookup(self._host)(resource.uniform) or "nothing"
+                found.setdefault(resource.name, {})[device.name] = value
+        faults = {}
+        for values in found.values():
+            if len(different := sorted(set(values.values()))) > 1:
+                why = f"its resource must be uniform, and its devices have {', '.join(different)}"
+                faults |= dict.fromkeys(values, why)
+        if not faults:
+            return devices
+        return [_with_fault(device, faults[device.name]) if device.name in faults else device for device in devices]
+
     # --- one device ---------------------------------------------------------------------------------------------------
 
     def _unchanged(self, key: Key, made_of: tuple[object, ...]) -> Device | None:
@@ -265,6 +286,10 @@ class DeviceBuilder:
 
 def _rules(config: Config) -> list[tuple[Resource, Predicate, bool]]:
     return [(resource, any_of(resource.match), needs_database(resource)) for resource in config.resources]
+
+
+def _with_fault(device: Device, why: str) -> Device:
+    return replace(device, presence=Presence.FAULTY, reason="; ".join(filter(None, (device.reason, why))))
 
 
 def _wholes_of_mig(config: Config) -> frozenset[str]:

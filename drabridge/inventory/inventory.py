@@ -93,7 +93,7 @@ class Inventory:
         self._known_before = dict(known.ids)
         self._on_fact = on_fact
         self._tracker = DeviceTracker(held, tombstone_seconds)
-        self._builder = DeviceBuilder(self._config, self._host, self._held_ones(known.named_by))
+        self._builder = DeviceBuilder(self._config, self._host, self._held_ones(known.named_by), config)
         self._mig = mig.MigDevices()
         self._udev = Udev(self._scope())
         self._cache = UdevCache(self._udev)
@@ -252,7 +252,8 @@ class Inventory:
         A hold that was taken before is known to that round, so what is held keeps its name.
         """
         events_before = self._builder.config.udev_events
-        self._builder = DeviceBuilder(self._config, self._host, self._held_ones(self._builder.named_by))
+        named_by = self._held_ones(self._builder.named_by)
+        self._builder = DeviceBuilder(self._config, self._host, named_by, self._names.file)
         if self._config.udev_events != events_before:
             self._close()
         if (scope := self._scope()) != self._udev.scope:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from drabridge.inventory import topology
 from drabridge.inventory.nvidia import MigInstance, NvidiaFacts
-from drabridge.inventory.udev_device import UdevDevice
+from drabridge.inventory.udev_device import UdevDevice, clean
 from drabridge.inventory.udev_scope import MIG as SUBSYSTEM
 
 MODE = "mig_mode"  # a GPU's field: "enabled" while it can be had in instances only
@@ -144,7 +144,7 @@ def _device(instance: MigInstance, gpu: UdevDevice, syspath: str) -> UdevDevice:
         syspath=syspath,
         sysname=syspath.rpartition("/")[2],
         subsystem=SUBSYSTEM,
-        attributes=MappingProxyType({name: value for name, value in {**fields, **own}.items() if value}),
+        attributes=MappingProxyType({name: clean(value) for name, value in {**fields, **own}.items() if value}),
         seen_at=fields.get("capability", "") or gpu.syspath,
         above=gpu,
     )

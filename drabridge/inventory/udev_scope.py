@@ -128,6 +128,8 @@ def fields_of(resource: Resource) -> Iterator[Field]:
             yield from template.fields
     if (named_by := name_template.field_of(resource.name)) is not None:
         yield named_by
+    if resource.uniform is not None:
+        yield resource.uniform
     values = (item.source for table in (resource.attributes, resource.capacity) for item in table.values())
     yield from (source for source in values if source is not None)
 

@@ -51,7 +51,7 @@ class Machine:
         """Another process: what is known of before is in the ledger, as it is on disk."""
         entries = [entry_from_json(entry_to_json(entry)) for entry in self.ledger.entries.values()]
         self.ledger = Ledger.of(entries, self.ledger.node, self.ledger.seq)
-        self.builder = DeviceBuilder(self.names.config, self.host)
+        self.builder = DeviceBuilder(self.names.config, self.host, file=self.names.file)
         self.tracker = DeviceTracker(self.held)
 
     def held(self, name: str) -> bool:
@@ -69,7 +69,7 @@ class Machine:
         self.now += 1
         records = self.mig.beside({each.syspath: each for each in here}, self.nvidia)
         if self.names.update(records.values()):
-            self.builder = DeviceBuilder(self.names.config, self.host, self.builder.named_by)
+            self.builder = DeviceBuilder(self.names.config, self.host, self.builder.named_by, self.names.file)
         built = self.builder.build(records, self.nvidia, known_ids=self.tracker.known_ids(), held=self.held)
         names = [resource.name for resource in self.names.config.resources]
         self.collisions = (*built.collisions, *self.names.collisions)
