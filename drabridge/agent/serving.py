@@ -14,6 +14,7 @@ from drabridge.agent.api_watches import ApiWatches
 from drabridge.agent.components import Components, Foundation, release_policy
 from drabridge.agent.reload import ConfigFollower
 from drabridge.agent.standby import Standby
+from drabridge.coexistence.vendor_software import LOOK_SECONDS
 from drabridge.config.schema import Config
 from drabridge.inventory.model import Snapshot
 from drabridge.ledger.effects import Effect, Notify, Readvertise, Released
@@ -121,7 +122,9 @@ class ServingAgent:
         while True:
             if not self._boot_recorded:  # again while the disk is full: a later start would see a reboot that was none
                 self._boot_recorded = (await service.apply(NodeBooted(boot_id, service.now()))).accepted
-            if (snapshot := parts.inventory.current).complete:
+            if not self._serving:
+                await parts.vendor.look()
+            if (snapshot := parts.inventory.current).complete and not self._stands_back:
                 await self._take(snapshot)
                 if self._serving and service.ledger.node.merged:
                     parts.legacy_files.follow_soon(service.ledger, parts.current.devices)
@@ -131,7 +134,12 @@ class ServingAgent:
                 parts.claims.wake()
                 parts.lanes_changed.set()
                 parts.current.devices_error = ""
-            await self._snapshot_taken.wait(parts.withheld.again_seconds)
+            await self._snapshot_taken.wait(LOOK_SECONDS if self._stands_back else parts.withheld.again_seconds)
+
+    @property
+    def _stands_back(self) -> bool:
+        """Whether nothing may be served yet beside the software of the vendor whose names are used."""
+        return bool(self._parts.vendor.found) and not self._serving
 
     async def _take(self, snapshot: Snapshot) -> None:
         parts = self._parts

@@ -31,6 +31,7 @@ def agent_state(parts: Components) -> AgentState:
             devices=current.devices_error,
             ledger=parts.ledger_service.health.error,
             cdi=parts.cdi_maintenance.error,
+            vendor=parts.vendor.found,
         ),
         competing=parts.competing.found,
         merge_seconds=LIST_SECONDS,
