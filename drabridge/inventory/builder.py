@@ -35,7 +35,7 @@ from drabridge.inventory.nvidia import NvidiaFacts, uuid_hint
 from drabridge.inventory.overlap import FormerDevices, handed_out, resource_of, separate
 from drabridge.inventory.template_values import MatchedDevice
 from drabridge.inventory.udev_device import UdevDevice
-from drabridge.inventory.udev_scope import distinct_configs, needs_database, partition_link, subsystems_of
+from drabridge.inventory.udev_scope import MIG, distinct_configs, needs_database, partition_link, subsystems_of
 
 IN_INSTANCES = "MIG mode is on: it is offered in instances, by the resource that is a partition of this one"
 
@@ -158,10 +158,10 @@ class DeviceBuilder:
         self._built, self._sources, self.named_by = built, sources, named_by
         devices = separate({name for name, (resource, _) in sources.items() if resource.partition}, devices)
         devices = self._with_uniformity(devices)
-        away = {match.candidate.key: IN_INSTANCES for match in finished if self._is_divided(match)}
-        devices = [device for device in devices if (device.resource, device.syspath) not in away]
+        divided = {match.candidate.key: IN_INSTANCES for match in finished if self._is_divided(match)}
+        devices = [device for device in devices if (device.resource, device.syspath) not in divided]
         self.former_names = frozenset(device.name for device in devices if device.former)
-        return BuildResult(tuple(devices), collisions, tuple(match.udev.syspath for match in waiting), away)
+        return BuildResult(tuple(devices), collisions, tuple(match.udev.syspath for match in waiting), divided)
 
     def source(self, name: str) -> tuple[Resource, MatchedDevice] | None:
         """What the device of that name was last made of; None when it is not there."""
@@ -235,7 +235,7 @@ class DeviceBuilder:
             if resource.uniform is not None and not device.former:
                 value = source.lookup(self._host)(resource.uniform) or "nothing"
                 found.setdefault(resource.name, {})[device.name] = value
-        faults = {}
+        faults: dict[str, str] = {}
         for values in found.values():
             if len(different := sorted(set(values.values()))) > 1:
                 why = f"its resource must be uniform, and its devices have {', '.join(different)}"
@@ -297,7 +297,7 @@ def _wholes_of_mig(config: Config) -> frozenset[str]:
     return frozenset(
         resource.partition.of
         for resource in config.resources
-        if resource.partition is not None and mig.SUBSYSTEM in (subsystems_of(any_of(resource.match)) or ())
+        if resource.partition is not None and MIG in (subsystems_of(any_of(resource.match)) or ())
     )
 
 

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from drabridge.inventory import topology
 from drabridge.inventory.nvidia import MigInstance, NvidiaFacts
 from drabridge.inventory.udev_device import UdevDevice, clean
-from drabridge.inventory.udev_scope import MIG as SUBSYSTEM
+from drabridge.inventory.udev_scope import MIG
 
 MODE = "mig_mode"  # a GPU's field: "enabled" while it can be had in instances only
 ENABLED = "enabled"
@@ -119,7 +119,7 @@ class MigDevices:
         made: dict[str, tuple[MigInstance, UdevDevice, UdevDevice]] = {}
         for instance in facts.mig:
             if (gpu := gpus.get(instance.gpu)) is not None:
-                syspath = f"{gpu.syspath}/{SUBSYSTEM}/gi{instance.gpu_instance}-ci{instance.compute_instance}"
+                syspath = f"{gpu.syspath}/{MIG}/gi{instance.gpu_instance}-ci{instance.compute_instance}"
                 before = self._made.get(syspath)
                 if before is None or before[0] != instance or before[1] is not gpu:
                     before = (instance, gpu, _device(instance, gpu, syspath))
@@ -143,7 +143,7 @@ def _device(instance: MigInstance, gpu: UdevDevice, syspath: str) -> UdevDevice:
     return UdevDevice(
         syspath=syspath,
         sysname=syspath.rpartition("/")[2],
-        subsystem=SUBSYSTEM,
+        subsystem=MIG,
         attributes=MappingProxyType({name: clean(value) for name, value in {**fields, **own}.items() if value}),
         seen_at=fields.get("capability", "") or gpu.syspath,
         above=gpu,
@@ -155,7 +155,7 @@ def fields_of(facts: NvidiaFacts, device: UdevDevice) -> Mapping[str, str]:
     if not facts.gpus:
         return {}
     gpu = facts.of(topology.pci_bus_id(device))
-    if device.subsystem != SUBSYSTEM:
+    if device.subsystem != MIG:
         return gpu
     shared = {name: value for name, value in gpu.items() if name not in _NOT_OF_THE_INSTANCE}
     return {**shared, "parent_uuid": gpu.get("uuid", ""), **device.attributes}
@@ -163,7 +163,7 @@ def fields_of(facts: NvidiaFacts, device: UdevDevice) -> Mapping[str, str]:
 
 def identity_hint(device: UdevDevice) -> str:
     """What to do about an instance that only ``/proc`` shows; empty for any other device."""
-    return NO_IDENTITY if device.subsystem == SUBSYSTEM and "uuid" not in device.attributes else ""
+    return NO_IDENTITY if device.subsystem == MIG and "uuid" not in device.attributes else ""
 
 
 def is_in_instances(gpu: Mapping[str, str]) -> bool:
