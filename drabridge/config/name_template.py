@@ -43,6 +43,15 @@ def name_for(template: str, value: str) -> str | None:
         return None
 
 
+def stands_for(template: str, name: str) -> bool:
+    """Whether a resource of the configuration may have this name: it is its name, or what its template makes of one."""
+    if field_of(template) is None:
+        return template == name
+    parts = (part if isinstance(part, str) else None for part in parse_template(template).parts)
+    pattern = "".join(".+" if part is None else re.escape(part) for part in parts)
+    return re.fullmatch(pattern, name) is not None
+
+
 def expanded(config: Config, values: Mapping[str, Collection[str]]) -> Config:
     """The configuration with plain names only. ``values``: template -> values that there are; others stand for nothing.
 

@@ -198,6 +198,9 @@ class Resource(Model):
             )
         if (limit := self.replicas.max_per_request) is not None and limit > self.replicas.count:
             yield Problem(f"at most count ({self.replicas.count})", path=("replicas", "maxPerRequest"))
+        if "{" in self.name and self.device_class is not None and self.device_class.selector is None:
+            hint = "one class for several resources: select them by an attribute"
+            yield Problem("a selector", hint, ("deviceClass", "selector"))
         if self.partition is not None and self.partition.of == self.name:
             yield Problem("another resource", "a device is not a part of itself", ("partition", "of"))
 

@@ -136,7 +136,7 @@ def _device(instance: MigInstance, gpu: UdevDevice, syspath: str) -> UdevDevice:
             fields[f"memory_slice_{index}"] = "1"
     own = {
         "uuid": instance.uuid,
-        "profile": profile_name(instance.profile),
+        "profile": fields.get("profile") or profile_name(instance.profile),
         "gpu_instance": str(instance.gpu_instance),
         "compute_instance": str(instance.compute_instance),
     }

@@ -304,7 +304,7 @@ def test_instances_of_a_gpu_that_udev_does_not_show_are_none() -> None:
 
 def test_the_driver_s_files_give_the_nodes_and_say_what_exists(tmp_path: Path) -> None:
     proc = capabilities(machines.nvidia_proc(tmp_path, 2), [(0, 1, 0), (0, 2, 0)])
-    plain = read(proc / "driver/nvidia", nvml=False)
+    plain = read(proc / "driver/nvidia")
     known = MigInstance(MIG_UUID.format(0, 16), machines.gpu_address(0), 1, 0, "1g.10gb")
     found = mig_devices.with_capabilities(type(plain)(plain.gpus, (known,)), proc)
     first, second = found.mig
@@ -320,7 +320,7 @@ def test_the_driver_s_files_give_the_nodes_and_say_what_exists(tmp_path: Path) -
 def test_without_nvml_no_instance_is_offered_nor_its_gpu_and_it_is_said(config: object, tmp_path: Path) -> None:
     proc = capabilities(machines.nvidia_proc(tmp_path, 2), [(0, 1, 0), (0, 2, 0)])
     server = Server(config(), count=2)  # type: ignore[operator]
-    server.nvidia = mig_devices.with_capabilities(read(proc / "driver/nvidia", nvml=False), proc)
+    server.nvidia = mig_devices.with_capabilities(read(proc / "driver/nvidia"), proc)
     server.see(gpu(0), gpu(1))
     assert list(server.resources().values()) == [[machines.GPU_UUID.format(1).lower()]]
     assert {collision.hint for collision in server.collisions} == {mig_devices.NO_IDENTITY}
