@@ -19,6 +19,7 @@ from drabridge.offers.slices import desired_slices
 from tests.support import machines
 from tests.support.inventory_and_ledger import Machine
 from tests.support.mig import MIG_UUID, cap, capabilities, facts, gpu, instance, nodes
+from tests.support.umockdev import needs_umockdev, run_under_umockdev
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "examples"
 MIXED = EXAMPLES / "nvidia-mig.yaml"
@@ -333,3 +334,8 @@ def test_rules_see_instances_as_udev_devices() -> None:
     assert device.syspath == f"{gpu(0).syspath}/nvidia-mig/gi1-ci0"
     answer = explain(device, mixed().resources[1].match)
     assert answer.ok, str(answer)
+
+
+@pytest.mark.parametrize("module", [pytest.param("tests.inventory.umockdev_mig", marks=needs_umockdev)])
+def test_a_running_inventory_follows_instances(module: str) -> None:
+    run_under_umockdev(module)
