@@ -115,6 +115,7 @@ def _notes(parts: Components, state: AgentState) -> list[str]:
         notes.append(f"claims: no ResourceSlices: {why}")
     if (dra := parts.claims.state) is not None:
         notes += dra.publisher.notes
+    notes += parts.inventory.notes
     if parts.inventory.status.unexpected:
         notes.append(f"device events: {parts.inventory.status}")
     return notes

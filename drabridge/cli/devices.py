@@ -59,6 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     for collision in snapshot.collisions:
         print(f"not offered: {collision}", file=sys.stderr)
+    for note in inventory.notes:
+        print(f"note: {note}", file=sys.stderr)
     if arguments.output in ("table", "wide"):
         print(f"events: {inventory.status}", file=sys.stderr)
     return 1 if snapshot.collisions else 0

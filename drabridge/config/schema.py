@@ -231,8 +231,8 @@ class Config(Model):
     kind: Literal["AgentConfig"]
     """`AgentConfig`."""
     driver: DriverName = "drabridge.example.com"
-    """DRA driver name, vendor of CDI names, prefix of annotations. A domain of yours, or in place of a vendor's software
-    the vendor's: nothing is then served beside that. Changing it means draining."""
+    """DRA driver name, vendor of CDI names, prefix of annotations. A domain of yours, or in place of a vendor's
+    software the vendor's: nothing is then served beside that. Changing it means draining."""
     udev_events: Literal["auto", "udev", "kernel"] = "auto"
     """Where events come from: udevd, the kernel, or whichever is detected to reach the agent."""
     resync_seconds: int = Field(default=60, ge=5, le=3600)

@@ -38,6 +38,7 @@ from drabridge.inventory.udev_device import UdevDevice
 from drabridge.inventory.udev_scope import MIG, distinct_configs, needs_database, partition_link, subsystems_of
 
 IN_INSTANCES = "MIG mode is on: it is offered in instances, by the resource that is a partition of this one"
+NO_INSTANCES = "MIG mode is on, and it has no instance: make some, or switch MIG mode off"
 
 
 class BuildResult(Struct, frozen=True):
@@ -158,7 +159,12 @@ class DeviceBuilder:
         self._built, self._sources, self.named_by = built, sources, named_by
         devices = separate({name for name, (resource, _) in sources.items() if resource.partition}, devices)
         devices = self._with_uniformity(devices)
-        divided = {match.candidate.key: IN_INSTANCES for match in finished if self._is_divided(match)}
+        with_instances = {one.gpu for one in nvidia.mig}
+        divided = {
+            match.candidate.key: IN_INSTANCES if match.udev.sysname in with_instances else NO_INSTANCES
+            for match in finished
+            if self._is_divided(match)
+        }
         devices = [device for device in devices if (device.resource, device.syspath) not in divided]
         self.former_names = frozenset(device.name for device in devices if device.former)
         return BuildResult(tuple(devices), collisions, tuple(match.udev.syspath for match in waiting), divided)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ from drabridge.config.schema import Config
 from drabridge.config.template import Lookup
 from drabridge.errors import HostError
 from drabridge.inventory import event_source, mig, nvidia
-from drabridge.inventory.builder import DeviceBuilder
+from drabridge.inventory.builder import NO_INSTANCES, DeviceBuilder
 from drabridge.inventory.container_edits import resolve_nodes
 from drabridge.inventory.event_source import EventKind, EventSource
 from drabridge.inventory.events import Pacer, RecheckQueue, Uevent, latest_per_device
@@ -111,6 +112,7 @@ class Inventory:
         self._recheck_at: float | None = None
         self._wake = asyncio.Event()
         self.status = EventSource(EventKind.NONE, "not started")
+        self.notes: tuple[str, ...] = ()  # what a person should know of hardware that is no device
 
     @property
     def current(self) -> Snapshot:
@@ -310,6 +312,11 @@ class Inventory:
         faulty = any(device.presence is Presence.FAULTY for device in built.devices)
         self._recheck_at = now + FAULTY_RECHECK_SECONDS if faulty else None
         names = [resource.name for resource in self._config.resources]
+        self.notes = tuple(
+            f"{resource}: {os.path.basename(syspath)}: {why}"
+            for (resource, syspath), why in sorted(built.away.items())
+            if why == NO_INSTANCES
+        )
         collisions = (*built.collisions, *self._names.collisions)
         return self._tracker.update(built.devices, collisions, names, now, built.away)
 

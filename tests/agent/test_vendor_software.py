@@ -91,6 +91,22 @@ async def test_nothing_is_served_beside_the_vendor_s_device_plugin() -> None:
         assert held[theirs] == "legacy", "the plugin's pod keeps its device"
 
 
+async def test_software_of_the_vendor_that_comes_later_is_named() -> None:
+    async with node() as (agent, _):
+        await agent.start()
+        await agent.ready()
+        plugin = Plugin(agent.root, "nvidia-mig-1g.10gb.sock", [], "nvidia.com/mig-1g.10gb")
+        await plugin.serve()
+
+        async def named() -> bool:
+            return "NVIDIA's device plugin (" in await reasons(agent)
+
+        await until(named, 20, agent.text)
+        assert "nothing is served" not in await reasons(agent)
+        await plugin.stop()
+        await agent.ready()
+
+
 async def test_the_way_to_the_vendor_s_driver_and_back() -> None:
     async with node() as (agent, cluster):
         await agent.start()
@@ -105,6 +121,9 @@ async def test_the_way_to_the_vendor_s_driver_and_back() -> None:
         await agent.stop()
 
         async with vendor_driver(agent.root, NVIDIA):
+            # as Go's resourceslice controller does with slices of its driver and node that it did not make
+            for name in [one["metadata"]["name"] for one in cluster.api.objects.peek("resourceslices")]:
+                await cluster.delete("resourceslices", name)
             await cluster.apply(VENDORS_SLICE)
             await cluster.apply(claim_pod("theirs"))
             await cluster.wait_pod("theirs")

@@ -39,8 +39,14 @@ async def check() -> None:
     Testbed(machines.tree([machines.gpu(0), machines.gpu(1), *nodes, machines.gpu_node("nvidia-uvm", 9), *caps]))
     proc = machines.nvidia_proc(Path(tempfile.mkdtemp(prefix="dra")), 2)
     known: list[MigInstance] = []
+    from_nvml: dict[str, str] = {}
     from_proc = mig.with_capabilities
-    mig.with_capabilities = lambda facts, proc: from_proc(NvidiaFacts(facts.gpus, tuple(known)), proc)  # type: ignore[assignment]
+
+    def with_nvml(facts: NvidiaFacts, proc: Path) -> NvidiaFacts:
+        second = machines.gpu_address(1)
+        return from_proc(NvidiaFacts({**facts.gpus, second: {**facts.of(second), **from_nvml}}, tuple(known)), proc)
+
+    mig.with_capabilities = with_nvml
     gpus = [machines.GPU_UUID.format(index).lower() for index in (0, 1)]
     async with watching(load(EXAMPLE), paths=HostPaths(proc, NO_DATABASE), tombstone_seconds=0.3) as watched:
         inventory = watched.inventory
@@ -59,6 +65,14 @@ async def check() -> None:
         ]
         whole = await watched.snapshot_with(lambda s: gpus[0] not in s.by_name())
         assert whole.by_name()[gpus[1]].presence is Presence.PRESENT
+
+        assert inventory.notes == ()
+        from_nvml["mig_mode"] = "enabled"  # of the other GPU, and no instance yet
+        inventory.refresh()
+        await watched.snapshot_with(lambda s: gpus[1] not in s.by_name())
+        why = "MIG mode is on, and it has no instance: make some, or switch MIG mode off"
+        assert inventory.notes == (f"nvidia.com/gpu: {machines.gpu_address(1)}: {why}",)
+        from_nvml.clear()
 
         shutil.rmtree(proc / "driver/nvidia/capabilities")
         with pytest.raises(HostError, match="unplugged"):
