@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import signal
@@ -66,6 +67,7 @@ async def refuses(agent: AgentProcess, what: str) -> None:
         return False
 
     await until(said, 20, agent.text)
+    await asyncio.sleep(1.5)  # it looks again, and still finds it
     assert "nothing is served: " in await reasons(agent)
     assert what in json.dumps(await agent.status())
 
@@ -109,6 +111,9 @@ async def test_software_of_the_vendor_that_comes_later_is_named() -> None:
 
 async def test_the_way_to_the_vendor_s_driver_and_back() -> None:
     async with node() as (agent, cluster):
+        checkpoint = agent.root / "plugins" / NVIDIA / "checkpoint.json"
+        checkpoint.parent.mkdir(parents=True)
+        checkpoint.write_text("theirs, of before")
         await agent.start()
         await agent.ready()
         await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
@@ -119,6 +124,7 @@ async def test_the_way_to_the_vendor_s_driver_and_back() -> None:
         code, _, error = await drain_command("--socket", str(agent.control), "--wait", "60", "--clean")
         assert code == 0, error
         await agent.stop()
+        assert list(checkpoint.parent.iterdir()) == [checkpoint], "what is theirs is left alone"
 
         async with vendor_driver(agent.root, NVIDIA):
             # as Go's resourceslice controller does with slices of its driver and node that it did not make
@@ -139,8 +145,8 @@ async def test_the_way_to_the_vendor_s_driver_and_back() -> None:
             await cluster.delete("resourceclaims", "theirs")
             await agent.stop()
             assert "theirs" not in agent.text()
-            assert (agent.root / "plugins" / NVIDIA / "checkpoint.json").exists()
-            assert (agent.root / "plugins" / NVIDIA / "dra.sock").is_socket()
+            assert checkpoint.exists()
+            assert (checkpoint.parent / "dra.sock").is_socket()
             await agent.start()
             await refuses(agent, f"NVIDIA's DRA driver {NVIDIA} (")
         await agent.ready()
