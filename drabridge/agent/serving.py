@@ -160,7 +160,8 @@ class ServingAgent:
         service = parts.ledger_service
         merged = False
         if self._boot_recorded and not self._behind:
-            merged = await parts.merge.merge(parts.current.config, rebooted=self._rebooted)
+            names = [resource.name for resource in parts.inventory.file.resources]
+            merged = await parts.merge.merge(parts.current.config, names, rebooted=self._rebooted)
         if merged:
             parts.legacy_files.restore_soon(service.ledger, parts.current.devices)
         self._behind = not merged  # again when the disk works
