@@ -105,6 +105,15 @@ def test_an_instance_is_a_part_of_its_gpu_with_nvidia_s_names() -> None:
     }
 
 
+def test_what_its_gpu_has_is_not_an_instance_s() -> None:
+    server = Server(mixed())
+    bare = MigInstance("MIG-bare", machines.gpu_address(0), 1, 0, "1g.10gb")
+    (device,) = server.show(bare, gpu0={"multiprocessor_count": "132", "decoders": "7"}).values()
+    assert device.capacity == {}
+    assert device.presence is Presence.FAULTY
+    assert "/dev/nvidia-caps/nvidia-cap{nvidia.gi_cap} cannot be filled in" in device.reason
+
+
 @pytest.mark.parametrize(
     ("profile", "resource", "published"),
     [
