@@ -247,6 +247,33 @@ def test_the_slices_have_the_instances_and_not_their_gpu() -> None:
     assert [one["name"] for one in sets] == [WHOLE]
 
 
+@pytest.mark.parametrize("kind", ["instance", "whole"])
+@pytest.mark.parametrize("holder", ["pod", "claim"])
+def test_another_strategy_gives_nobody_what_is_held(holder: str, kind: str) -> None:
+    """From mixed to none while an instance is held, and from none to mixed while the GPU is."""
+    none = load(EXAMPLES / "nvidia-gpu.yaml")
+    before, after = (mixed(), none) if kind == "instance" else (none, mixed())
+    server = Server(before, count=2)
+    server.show(instance(0, 1), instance(0, 2))
+    held = name(0, 1) if kind == "instance" else WHOLE
+    if holder == "claim":
+        server.to_claims(held)
+    assert server.allocate(held) if holder == "pod" else server.prepare(CLAIM, held)
+    server.reconfigure(after)
+    server.show(instance(0, 1), instance(0, 2))
+    other = machines.GPU_UUID.format(1).lower()
+    assert {one for names in server.resources().values() for one in names} <= {held, other}
+    assert server.held(held)
+    for taken in (name(0, 2), WHOLE):
+        if taken != held and taken in server.ledger.entries:
+            assert not server.allocate(taken), server.said
+    if holder == "pod":
+        server.let_go()
+        server.show(instance(0, 1), instance(0, 2))
+        free = {one for names in server.resources().values() for one in names}
+        assert free == ({WHOLE, other} if kind == "instance" else {name(0, 1), name(0, 2), other})
+
+
 # --- what others change -----------------------------------------------------------------------------------------------
 
 
