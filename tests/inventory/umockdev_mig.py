@@ -6,8 +6,11 @@ NVML is not here: what it would say of the instances is added to what the files 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import shutil
-import tempfile
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,12 +35,20 @@ def node(name: str, major: int, minor: int) -> str:
     return machines.device(path, "fakenodes", node=name, attributes={"dev": f"{major}:{minor}"})
 
 
+def matched() -> dict[str, str]:
+    """What ``drabridge match`` prints: device -> resource."""
+    command = [sys.executable, "-m", "drabridge", "match", "-c", str(EXAMPLE), "-o", "json"]
+    rows = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return {row["device"]: row["resource"] for row in rows}
+
+
 async def check() -> None:
     """An instance comes, is resolved, and goes: at once for who is about to get it, in the list when NVML says so."""
     caps = [node(f"nvidia-caps/nvidia-cap{n}", 237, n) for n in (cap(0, 1), cap(0, 1, 0))]
     nodes = [machines.gpu_node("nvidia0", 0), machines.gpu_node("nvidia1", 1), machines.gpu_node("nvidiactl", 255)]
-    Testbed(machines.tree([machines.gpu(0), machines.gpu(1), *nodes, machines.gpu_node("nvidia-uvm", 9), *caps]))
-    proc = machines.nvidia_proc(Path(tempfile.mkdtemp(prefix="dra")), 2)
+    bed = Testbed(machines.tree([machines.gpu(0), machines.gpu(1), *nodes, machines.gpu_node("nvidia-uvm", 9), *caps]))
+    os.environ["UMOCKDEV_DIR"] = str(bed.root)  # for the command, which is a process of its own
+    proc = machines.nvidia_proc(bed.root / "proc", 2)
     known: list[MigInstance] = []
     from_nvml: dict[str, str] = {}
     from_proc = mig.with_capabilities
@@ -66,6 +77,9 @@ async def check() -> None:
         whole = await watched.snapshot_with(lambda s: gpus[0] not in s.by_name())
         assert whole.by_name()[gpus[1]].presence is Presence.PRESENT
 
+        assert matched() == {"0000:18:00.0": "nvidia.com/gpu", "0000:2b:00.0": "nvidia.com/gpu"} | {
+            "gi1-ci0": "nvidia.com/mig-{attr:profile}"
+        }
         assert not inventory.notes
         from_nvml["mig_mode"] = "enabled"  # of the other GPU, and no instance yet
         inventory.refresh()
