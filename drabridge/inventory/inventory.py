@@ -42,7 +42,7 @@ from drabridge.inventory.tracker import TOMBSTONE_SECONDS, DeviceTracker
 from drabridge.inventory.udev import Monitor, Udev
 from drabridge.inventory.udev_cache import UdevCache
 from drabridge.inventory.udev_device import UdevDevice
-from drabridge.inventory.udev_scope import UdevScope, distinct_configs, needs_nvidia, scope_of, union
+from drabridge.inventory.udev_scope import UdevScope, distinct_configs, needs_nvidia, scope_of_all
 
 UNANSWERED_SECONDS = 1.0
 """How long udevd may take for an event before the kernel's is acted on; its rules usually run for 5 to 50 ms."""
@@ -165,7 +165,7 @@ class Inventory:
         return distinct_configs((self._config, *self._builder.named_by.values()))
 
     def _scope(self) -> UdevScope:
-        return union(scope_of(config) for config in self._scoped() if config.resources)
+        return scope_of_all(self._scoped())
 
     def _scoped(self) -> list[Config]:
         """And the configuration as it was given: its templates may stand for nothing yet."""

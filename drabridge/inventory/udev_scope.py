@@ -45,6 +45,11 @@ def union(parts: Iterable[UdevScope]) -> UdevScope:
     )
 
 
+def scope_of_all(configs: Iterable[Config]) -> UdevScope:
+    """What any of these may read. One without resources, whose names' templates stand for nothing yet, reads nothing."""
+    return union(scope_of(config) for config in configs if config.resources)
+
+
 def scope_of(config: Config) -> UdevScope:
     """What matching, identity, nodes, attributes and health of this configuration may read."""
     rules = [rule for resource in config.resources for rule in enumerated(resource)]
