@@ -46,7 +46,7 @@ def union(parts: Iterable[UdevScope]) -> UdevScope:
 
 
 def scope_of_all(configs: Iterable[Config]) -> UdevScope:
-    """What any of these may read. One whose resources' names stand for nothing yet has no resource, and reads nothing."""
+    """What any of these may read. One in which no name of a resource stands for anything yet reads nothing."""
     return union(scope_of(config) for config in configs if config.resources)
 
 
