@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
+from drabridge.config import name_template
 from drabridge.config.claims import Profile
 from drabridge.config.matcher import any_of
 from drabridge.config.pattern import Glob
@@ -14,6 +15,9 @@ from drabridge.config.predicate import All, Ancestor, Any, Exists, Not, Predicat
 from drabridge.config.schema import Config, Resource
 from drabridge.config.template import Field
 from drabridge.inventory import amdgpu
+
+MIG = "nvidia-mig"
+"""The subsystem of NVIDIA's MIG instances, which are no devices of the kernel's (``mig.py`` makes them)."""
 
 _MAGIC = re.compile(r"[*?\[\\]")
 
@@ -42,6 +46,11 @@ def union(parts: Iterable[UdevScope]) -> UdevScope:
     )
 
 
+def scope_of_all(configs: Iterable[Config]) -> UdevScope:
+    """What any of these may read. One in which no name of a resource stands for anything yet reads nothing."""
+    return union(scope_of(config) for config in configs if config.resources)
+
+
 def scope_of(config: Config) -> UdevScope:
     """What matching, identity, nodes, attributes and health of this configuration may read."""
     rules = [rule for resource in config.resources for rule in enumerated(resource)]
@@ -49,7 +58,7 @@ def scope_of(config: Config) -> UdevScope:
     fields = [field for resource in config.resources for field in fields_of(resource)]
     subsystems = [subsystems_of(rule) for rule in rules]
     return UdevScope(
-        subsystems=frozenset() if None in subsystems else frozenset().union(*filter(None, subsystems)),
+        subsystems=frozenset() if None in subsystems else _in_sysfs(frozenset().union(*filter(None, subsystems))),
         attributes=frozenset(
             [test.key for test in tests if test.source is Source.ATTR]
             + [field.key for field in fields if field.source == "attr"]
@@ -61,6 +70,11 @@ def scope_of(config: Config) -> UdevScope:
             + [link for resource in config.resources if (link := partition_link(resource))]
         ),
     )
+
+
+def _in_sysfs(subsystems: frozenset[str]) -> frozenset[str]:
+    """What udev must look at: for MIG instances their GPUs (``mig.py``)."""
+    return (subsystems - {MIG}) | {"pci"} if MIG in subsystems else subsystems
 
 
 def enumerated(resource: Resource) -> Iterator[Predicate]:
@@ -118,6 +132,10 @@ def fields_of(resource: Resource) -> Iterator[Field]:
     for template in templates:
         if template is not None:
             yield from template.fields
+    if (named_by := name_template.field_of(resource.name)) is not None:
+        yield named_by
+    if resource.uniform is not None:
+        yield resource.uniform
     values = (item.source for table in (resource.attributes, resource.capacity) for item in table.values())
     yield from (source for source in values if source is not None)
 
@@ -144,5 +162,9 @@ def needs_database(resource: Resource) -> bool:
 
 
 def needs_nvidia(config: Config) -> bool:
-    """Whether any template reads what NVIDIA's driver says."""
-    return any(field.source.startswith("nvidia.") for resource in config.resources for field in fields_of(resource))
+    """Whether any template reads what NVIDIA's driver says, or a rule is about MIG instances."""
+    return any(
+        any(field.source.startswith("nvidia.") for field in fields_of(resource))
+        or MIG in (subsystems_of(any_of(resource.match)) or ())
+        for resource in config.resources
+    )

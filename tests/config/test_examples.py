@@ -22,11 +22,18 @@ def _drm(name: str, function: UdevDevice) -> UdevDevice:
 AMD = pci("0000:03:00.0", "0x1002", "0x744c", "0x030000", "amdgpu")
 BACKED = {"loop/backing_file": "/tmp/disk.img\n", "size": "2048\n"}
 
+
+def _instance() -> UdevDevice:
+    gpu = pci("0000:18:00.0", "0x10de", "0x2335", "0x030200", "nvidia")
+    return udev_device("gi1-ci0", "nvidia-mig", attrs={"profile": "1g.10gb"}, above=gpu)
+
+
 WANTED: dict[str, list[UdevDevice]] = {
     "nvidia-gpu": [
         pci("0000:18:00.0", "0x10de", "0x2335", "0x030200", "nvidia"),  # H200: 3D controller
         pci("0000:01:00.0", "0x10de", "0x2684", "0x030000", "nvidia"),  # RTX 4090: VGA
     ],
+    "nvidia-mig": [_instance(), pci("0000:18:00.0", "0x10de", "0x2335", "0x030200", "nvidia")],
     "amd-gpu": [_drm("renderD128", AMD)],
     "amd-gpu-partitions": [
         replace(_drm("renderD128", AMD), properties={"AMDGPU_PARTITION": profile})
@@ -63,6 +70,10 @@ NEAR_MISSES: dict[str, list[UdevDevice]] = {
         pci("0000:18:00.1", "0x10de", "0x22bc", "0x040300", "snd_hda_intel"),  # the card's audio function
         pci("0000:18:00.0", "0x10de", "0x2335", "0x030200", "vfio-pci"),  # given to virtual machines
         pci("0000:18:00.0", "0x10de", "0x2335", "0x030200", ""),  # no driver
+        pci("0000:05:00.0", "0x10de", "0x22a3", "0x068000", "nvidia-nvswitch"),
+    ],
+    "nvidia-mig": [
+        pci("0000:18:00.0", "0x10de", "0x2335", "0x030200", "vfio-pci"),
         pci("0000:05:00.0", "0x10de", "0x22a3", "0x068000", "nvidia-nvswitch"),
     ],
     "amd-gpu": [

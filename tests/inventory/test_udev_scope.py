@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from drabridge.inventory.udev_scope import UdevScope, needs_nvidia, scope_of
+from drabridge.inventory.named_resources import NamedResources
+from drabridge.inventory.udev_scope import UdevScope, needs_nvidia, scope_of, scope_of_all
 from tests.support import machines
 from tests.support.hardware import config
 
@@ -22,12 +23,19 @@ from tests.support.hardware import config
         ([{"subsystem": "usb"}, {"sysname": "x"}], set()),
         ([{"sysname": "x", "parent": {"subsystem": "usb"}}], set()),
         ([{"sysname": "x", "not": {"subsystem": "usb"}}], set()),
+        ([{"subsystem": "nvidia-mig"}], {"pci"}),  # which the kernel does not have: their GPUs are looked at
         ([{"rule": 'SUBSYSTEM=="tty", ATTRS{idVendor}=="0403"'}], {"tty"}),
     ],
 )
 def test_subsystems_that_must_be_enumerated(matchers: list[dict[str, Any]], subsystems: set[str]) -> None:
     """An empty set is everything: slower, never wrong."""
     assert scope_of(config({"name": "x.com/a", "match": matchers})).subsystems == subsystems
+
+
+def test_a_resource_that_is_named_after_nothing_yet_makes_nothing_slower() -> None:
+    file = config({"name": "x.com/{attr:kind}", "match": [{"subsystem": "tty"}], "id": ["{sysname}"]})
+    scope = scope_of_all([file, NamedResources(file).config])
+    assert scope == UdevScope(frozenset({"tty"}), frozenset({"kind"}))
 
 
 def test_every_attribute_and_link_that_is_named_is_read() -> None:
