@@ -1,0 +1,100 @@
+"""Find a device in ``/proc/driver/nvidia`` and sysfs: by its UUID, its node, or its PCI address."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from podresources.resolve.facts import NOTHING, DeviceFacts, pci_bus_id, text
+from podresources.resolve.files import UnreadableFileError, names, read_kernel, read_line
+
+_NVIDIA_NODE = re.compile(r"nvidia(\d+)")  # /dev/nvidia0, whose number is the driver's "Device Minor"
+_DRM_NODE = re.compile(r"(?:card|renderD)\d+")
+_INTEL_ID = re.compile(r"(card\d+)-\d+")  # intel-device-plugins-for-kubernetes, cmd/gpu_plugin: one id for each sharer
+_LABELS = {"GPU UUID": "uuid", "Model": "model", "Bus Location": "pci", "Device Minor": "minor"}
+
+
+class Hardware:
+    """The node's GPUs as its kernel shows them, below ``root``. Read anew by ``refresh``."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._by_uuid: dict[str, DeviceFacts] = {}
+        self._by_pci: dict[str, DeviceFacts] = {}
+        self._by_minor: dict[str, DeviceFacts] = {}
+
+    def refresh(self) -> None:
+        """Read what NVIDIA's driver says; nothing is there without it."""
+        self._by_uuid, self._by_pci, self._by_minor = {}, {}, {}
+        folder = self._root / "proc/driver/nvidia/gpus"
+        for name in names(folder):
+            found = _information(folder / name / "information")
+            gpu = DeviceFacts(
+                uuid=found.get("uuid", ""), pci_bus_id=pci_bus_id(name), model=text(found.get("model", ""))
+            )
+            self._by_pci[gpu.pci_bus_id] = gpu
+            if gpu.uuid:
+                self._by_uuid[gpu.uuid] = gpu
+            if "minor" in found:
+                self._by_minor[found["minor"]] = gpu
+
+    def of_id(self, device_id: str) -> DeviceFacts:
+        """Read kubelet's id of a device with limits: a UUID (NVIDIA), a PCI address (AMD), a DRM card (Intel)."""
+        if device_id.startswith(("GPU-", "MIG-")):
+            return DeviceFacts(uuid=text(device_id))
+        if address := pci_bus_id(device_id):
+            return DeviceFacts(pci_bus_id=address)
+        if found := _INTEL_ID.fullmatch(device_id):
+            return self._of_link(self._root / "sys/class/drm" / found[1] / "device")
+        return NOTHING
+
+    def of_node(self, path: str, kind: str, major: int, minor: int) -> DeviceFacts:
+        """Return the device behind a node under ``/dev``; nothing for a node that belongs to no one PCI device."""
+        name = os.path.basename(path)
+        if found := _NVIDIA_NODE.fullmatch(name):
+            return self._by_minor.get(found[1], NOTHING)
+        if _DRM_NODE.fullmatch(name):
+            return self._of_link(self._root / "sys/class/drm" / name / "device")
+        if not major:
+            return NOTHING
+        return self._of_link(self._root / f"sys/dev/{'block' if kind == 'b' else 'char'}/{major}:{minor}" / "device")
+
+    def complete(self, facts: DeviceFacts) -> DeviceFacts:
+        """Return what the kernel says more of a device of which a UUID or a PCI address is known."""
+        if not facts.uuid and not facts.pci_bus_id and not facts.gpu_uuid:
+            return NOTHING
+        gpu = self._by_uuid.get(facts.gpu_uuid or facts.uuid) or self._by_pci.get(facts.pci_bus_id, NOTHING)
+        part = facts.gpu_uuid or facts.uuid.startswith("MIG-")
+        address = gpu.pci_bus_id or facts.pci_bus_id
+        return DeviceFacts(
+            uuid="" if part else gpu.uuid,
+            gpu_uuid=gpu.uuid if part else "",
+            pci_bus_id=gpu.pci_bus_id,
+            model=gpu.model or self._attribute(address, "product_name"),
+            serial_number=self._attribute(address, "serial_number"),
+        )
+
+    def _attribute(self, address: str, name: str) -> str:
+        """Return a file of the amdgpu driver: ``serial_number`` is the label that AMD's exporter always sets."""
+        return text(read_line(self._root / "sys/bus/pci/devices" / address / name)) if address else ""
+
+    def _of_link(self, link: Path) -> DeviceFacts:
+        """Return the PCI device that a ``device`` link names; a USB or platform device in between is none."""
+        try:
+            if os.path.basename(os.readlink(link / "subsystem")) != "pci":
+                return NOTHING
+            address = pci_bus_id(os.path.basename(os.readlink(link)))
+        except OSError:
+            return NOTHING
+        return self._by_pci.get(address) or DeviceFacts(pci_bus_id=address)
+
+
+def _information(path: Path) -> dict[str, str]:
+    """Read NVIDIA's ``information``: lines of ``Label: value``."""
+    try:
+        lines = (read_kernel(path) or b"").decode("utf-8", "replace").splitlines()
+    except UnreadableFileError:
+        return {}
+    pairs = (line.partition(":") for line in lines)
+    return {_LABELS[label.strip()]: text(value) for label, _, value in pairs if label.strip() in _LABELS}

@@ -1,0 +1,151 @@
+"""Ask every source about what is held, and put their answers together."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from podresources.model import AllocationKey, Api, PodAllocation
+from podresources.resolve import cdi
+from podresources.resolve.agent import ASK_SECONDS, Agents, sockets
+from podresources.resolve.cdi import CdiFiles, ClaimDeviceKey, claim_device_key
+from podresources.resolve.facts import NOTHING, DeviceFacts, Resolution, merge
+from podresources.resolve.hardware import Hardware
+from podresources.resolve.metadata import MetadataFiles
+from podresources.resolve.pod_uids import PodUids
+
+if TYPE_CHECKING:
+    from podresources.resolve.slices import Slices
+
+KUBELET = "var/lib/kubelet"
+FRESH_SECONDS = 60.0
+"""While nobody takes or releases a device, what was found stays true for so long: nothing is read meanwhile."""
+
+RETRY_SECONDS = 10.0
+"""The same while something is unknown, or a source failed: a claim's file may come, an agent may be back."""
+
+SOURCES = ("agent", "cdi", "metadata", "slices", "id", "host")
+_REPLICA = re.compile(r"(.*)::(\d+)")  # NVIDIA/k8s-device-plugin, internal/rm/devices.go: AnnotatedID
+
+UNKNOWN = Resolution()
+
+
+class NodePaths(Struct, frozen=True):
+    """Where the node's files are. ``agents``: sockets of drabridge; None for every one in kubelet's ``plugins``."""
+
+    root: Path = Path("/")
+    agents: tuple[Path, ...] | None = None
+
+    @property
+    def kubelet(self) -> Path:
+        """Kubelet's own directory."""
+        return self.root / KUBELET
+
+    @property
+    def plugins(self) -> Path:
+        """The directories of DRA drivers."""
+        return self.kubelet / "plugins"
+
+
+class Resolved(Struct, frozen=True):
+    """What was found about every allocation. ``problems``: source -> sentences on what could not be read."""
+
+    by_key: Mapping[AllocationKey, Resolution] = {}
+    problems: Mapping[str, Sequence[str]] = {}
+
+    @property
+    def good_for_seconds(self) -> float:
+        """For how long nothing needs to be read again, unless something else is held."""
+        known = not self.problems and all(found.source and found.pod_uid for found in self.by_key.values())
+        return FRESH_SECONDS if known else RETRY_SECONDS
+
+    def of(self, held: PodAllocation) -> Resolution:
+        """Return what is known of a held device; all fields are empty where nothing is."""
+        return self.by_key.get(held.key, UNKNOWN)
+
+
+class Resolver:
+    """Resolves a snapshot's allocations. Threads may share one: they take turns."""
+
+    def __init__(
+        self, paths: NodePaths | None = None, *, slices: Slices | None = None, agent_seconds: float = ASK_SECONDS
+    ) -> None:
+        self._paths = paths or NodePaths()
+        self._slices = slices
+        self._agent_seconds = agent_seconds
+        self._agents = Agents()
+        self._cdi = CdiFiles(self._paths.root)
+        self._metadata = MetadataFiles(self._paths.plugins)
+        self._hardware = Hardware(self._paths.root)
+        self._pod_uids = PodUids(self._paths.root, self._paths.kubelet)
+        self._last = Resolved()
+        self._read_at = float("-inf")
+        self._lock = Lock()
+
+    def resolve(self, allocations: Sequence[PodAllocation]) -> Resolved:
+        """Return what is known of each allocation. Never raises: a source that fails is a problem of the result."""
+        with self._lock:
+            now = time.monotonic()
+            keys = {held.key for held in allocations}
+            if keys != self._last.by_key.keys() or now - self._read_at >= self._last.good_for_seconds:
+                self._last = self._resolve(allocations)
+                self._read_at = now
+            return self._last
+
+    def close(self) -> None:
+        """End the thread that reads slices."""
+        if self._slices is not None:
+            self._slices.close()
+
+    def _resolve(self, allocations: Sequence[PodAllocation]) -> Resolved:
+        claims = {claim_device_key(held): held for held in allocations if held.claim is not None}
+        self._hardware.refresh()
+        self._pod_uids.refresh()
+        found = self._paths.agents
+        problems = {
+            "agent": self._agents.ask(sockets(self._paths.plugins) if found is None else found, self._agent_seconds),
+            "cdi": self._cdi.refresh() if claims else [],
+            "metadata": self._metadata.refresh(claims),
+            "slices": self._slices.problems() if self._slices is not None else [],
+        }
+        own = cdi.own_names(claims.values())
+        by_key = {held.key: self._one(held, own) for held in allocations}
+        return Resolved(by_key, {source: said for source, said in problems.items() if said})
+
+    def _one(self, held: PodAllocation, own: Mapping[ClaimDeviceKey, Sequence[str]]) -> Resolution:
+        device_id, share = "", held.share_id or ""
+        if held.api is Api.DEVICE_PLUGIN:
+            device_id = held.device_ids[0]
+            if replica := _REPLICA.fullmatch(device_id):
+                device_id, share = replica[1], replica[2]
+        said = [(source, facts) for source, facts in self._said(held, device_id, own) if facts]
+        known = merge(said)
+        completed = merge([*said, ("host", self._hardware.complete(known.facts))])
+        uid, by = self._pod_uid(held)
+        return replace(completed, pod_uid=uid, pod_uid_source=by, share=share)
+
+    def _said(
+        self, held: PodAllocation, device_id: str, own: Mapping[ClaimDeviceKey, Sequence[str]]
+    ) -> Iterator[tuple[str, DeviceFacts]]:
+        yield "agent", self._agents.facts(held, device_id)
+        if held.api is Api.DEVICE_PLUGIN:
+            yield "id", self._hardware.of_id(device_id)
+            return
+        edits = [self._cdi.edits(name) for name in own.get(claim_device_key(held), ())]
+        yield "cdi", cdi.facts(edits, self._hardware)
+        yield "metadata", self._metadata.facts(held)
+        yield "slices", self._slices.facts(held) if self._slices is not None else NOTHING
+
+    def _pod_uid(self, held: PodAllocation) -> tuple[str, str]:
+        """Return the pod's UID and who said so: the agent knows pods with limits, the folders of logs all others."""
+        if uid := self._agents.pod_uid(held.namespace, held.pod):
+            return uid, "agent"
+        uid = self._pod_uids.of(held.namespace, held.pod)
+        return uid, "logs" if uid else ""
