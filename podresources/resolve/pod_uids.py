@@ -2,8 +2,8 @@
 
 Source: kubernetes, pkg/kubelet/kuberuntime/helpers.go, BuildPodLogsDirectory. The folder is there from before the pod's
 first container starts until kubelet removes the pod. Of several with one name, which a StatefulSet's next pod leads to,
-the pod that runs is the one with a folder in ``<kubelet>/pods``. A static pod has the UID that kubelet gave it there, not
-its mirror's in the API server.
+the pod that runs is the one with a folder in ``<kubelet>/pods``. A static pod has the UID there that kubelet gave it,
+not its mirror's in the API server.
 """
 
 from __future__ import annotations

@@ -31,7 +31,6 @@ FRESH_SECONDS = 60.0
 RETRY_SECONDS = 10.0
 """The same while something is unknown, or a source failed: a claim's file may come, an agent may be back."""
 
-SOURCES = ("agent", "cdi", "metadata", "slices", "id", "host")
 _REPLICA = re.compile(r"(.*)::(\d+)")  # NVIDIA/k8s-device-plugin, internal/rm/devices.go: AnnotatedID
 
 UNKNOWN = Resolution()
@@ -55,10 +54,14 @@ class NodePaths(Struct, frozen=True):
 
 
 class Resolved(Struct, frozen=True):
-    """What was found about every allocation. ``problems``: source -> sentences on what could not be read."""
+    """What was found about every allocation.
+
+    ``problems``: source -> sentences on what could not be read, of the sources in ``asked``.
+    """
 
     by_key: Mapping[AllocationKey, Resolution] = {}
     problems: Mapping[str, Sequence[str]] = {}
+    asked: tuple[str, ...] = ()
 
     @property
     def good_for_seconds(self) -> float:
@@ -113,11 +116,12 @@ class Resolver:
             "agent": self._agents.ask(sockets(self._paths.plugins) if found is None else found, self._agent_seconds),
             "cdi": self._cdi.refresh() if claims else [],
             "metadata": self._metadata.refresh(claims),
-            "slices": self._slices.problems() if self._slices is not None else [],
         }
+        if self._slices is not None:
+            problems["slices"] = self._slices.problems()
         own = cdi.own_names(claims.values())
         by_key = {held.key: self._one(held, own) for held in allocations}
-        return Resolved(by_key, {source: said for source, said in problems.items() if said})
+        return Resolved(by_key, {source: said for source, said in problems.items() if said}, tuple(problems))
 
     def _one(self, held: PodAllocation, own: Mapping[ClaimDeviceKey, Sequence[str]]) -> Resolution:
         device_id, share = "", held.share_id or ""
