@@ -85,7 +85,8 @@ RESOLVED_WIDE = (*RESOLVED, "GPU UUID", "MODEL", "SERIAL", "CLAIM", "CONFLICTS")
 
 def resolved_table(snapshot: NodeSnapshot, resolved: Resolved, width: int | None) -> str:
     """Render one line per container and device, with the hardware behind it."""
-    return table.render(RESOLVED, [row[: len(RESOLVED)] for row in _resolved_rows(snapshot, resolved)], width)
+    rows = [row[: len(RESOLVED)] for row in _resolved_rows(snapshot, resolved)]
+    return table.render(RESOLVED, rows, width, whole=("PCI",))
 
 
 def resolved_wide(snapshot: NodeSnapshot, resolved: Resolved) -> str:

@@ -45,13 +45,15 @@ def read(path: Path, most_bytes: int = MOST_BYTES) -> bytes | None:
     except OSError as error:
         reason = "it is a symbolic link" if path.is_symlink() else error.strerror
         raise UnreadableFileError(f"{path}: {reason}") from error
-    with open(descriptor, "rb", buffering=0) as file:
+    try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise UnreadableFileError(f"{path}: it is no regular file")
-        try:
+        with open(descriptor, "rb", buffering=0, closefd=False) as file:
             data = file.read(most_bytes + 1)
-        except OSError as error:
-            raise UnreadableFileError(f"{path}: {error.strerror}") from error
+    except OSError as error:
+        raise UnreadableFileError(f"{path}: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
     if len(data) > most_bytes:
         raise UnreadableFileError(f"{path}: it is larger than {most_bytes:,} bytes")
     return data

@@ -1,0 +1,409 @@
+"""``--resolve`` as a person or a script uses it: a kubelet's socket, an agent's socket, the files of a node."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from drabridge.inventory.model import Semver
+from drabridge.ledger.model import Entry, HeldBecause, Hold, Lane, LedgerDevice, Owner, PodRef
+from podresources.wire import v1_pb2 as wire
+from tests.podresources.command import ROOT, Done, fetch, interrupt, run, start
+from tests.podresources.metrics_page import parse
+from tests.podresources.resolve_node import CLAIM_UID, GPUS, MODEL, NVIDIA, POD_UID, NodeFiles, agent
+from tests.support.podresources_server import (
+    Kubelet,
+    claim,
+    claim_device,
+    container,
+    device,
+    get_answer,
+    kubelet,
+    listing,
+    pod,
+    says,
+    socket_directory,
+)
+from tests.support.servers import free_port
+from tests.support.status_documents import GPU, NOW, by_claim, gpu, status
+from tests.support.waiting import HANG_SECONDS
+
+GPU0, GPU1 = GPUS[0][1], GPUS[1][1]
+
+
+@pytest.fixture
+async def files() -> AsyncIterator[NodeFiles]:
+    async with socket_directory() as directory:
+        yield NodeFiles(directory)
+
+
+@asynccontextmanager
+async def node(*pods: wire.PodResources) -> AsyncIterator[Kubelet]:
+    async with kubelet({"List": says(listing(*pods)), "Get": get_answer(*pods)}) as server:
+        yield server
+
+
+def nvidia_pod(name: str = "infer-0", minors: Iterable[int] = (0,), share: str | None = None) -> wire.PodResources:
+    """A pod with a claim of NVIDIA's driver; kubelet 1.36 repeats the CDI names of earlier devices."""
+    names: list[str] = []
+    devices = []
+    for minor in minors:
+        names.append(f"k8s.gpu.nvidia.com/claim={CLAIM_UID}-gpu-{minor}")
+        devices.append(claim_device(f"gpu-{minor}", *names, driver=NVIDIA, share=share))
+    return pod(name, container("main", claims=(claim("c", *devices),)))
+
+
+async def resolved(server: Kubelet, files: NodeFiles, *more: str | Path) -> tuple[list[dict[str, Any]], Done]:
+    """What ``list --resolve -o json`` says of each allocation."""
+    files.root.mkdir(parents=True, exist_ok=True)
+    done = await run("list", "--resolve", "-o", "json", "--socket", server.path, "--host-root", files.root, *more)
+    assert done.code == 0, done.err
+    return [held["resolved"] for held in json.loads(done.out)["allocations"]], done
+
+
+def facts(found: dict[str, Any]) -> tuple[str, str, str]:
+    return found["uuid"], found["pci_bus_id"], found["source"]
+
+
+async def test_without_any_source_every_field_is_empty_and_nothing_fails(files: NodeFiles) -> None:
+    async with node(nvidia_pod()) as server:
+        (found,), done = await resolved(server, files)
+    assert not any(found.values())
+    assert done.err == ""
+
+
+async def test_a_claims_gpu_by_nvidias_own_cdi_file_and_proc(files: NodeFiles) -> None:
+    """No agent, no API server: the claim's file has the node, and the driver's own files the rest."""
+    files.nvidia_driver()
+    files.nvidia_claim(CLAIM_UID, 0, 1)
+    files.logs("default", "infer-0")
+    async with node(nvidia_pod(minors=(0, 1), share="s-7")) as server:
+        found, done = await resolved(server, files)
+    assert [facts(one) for one in found] == [(GPU0, "0000:18:00.0", "cdi"), (GPU1, "0000:3b:00.0", "cdi")]
+    for one in found:
+        assert (one["model"], one["share"], one["pod_uid"]) == (MODEL, "s-7", POD_UID)
+        assert (one["pod_uid_source"], one["conflicts"]) == ("logs", [])
+    assert "not resolved" not in done.err
+
+
+async def test_a_mig_instances_gpu_is_what_exporters_know(files: NodeFiles) -> None:
+    files.nvidia_driver()
+    files.nvidia_claim(CLAIM_UID, 1, mig=True)
+    async with node(nvidia_pod(minors=(1,))) as server:
+        (found,), _ = await resolved(server, files)
+    assert (found["uuid"], found["gpu_uuid"], found["pci_bus_id"]) == ("", GPU1, "0000:3b:00.0")
+
+
+async def test_a_claims_device_by_a_node_that_sysfs_knows(files: NodeFiles) -> None:
+    """Any driver's file: the node's number leads to its PCI device. A USB device's controller is not the device."""
+    files.pci_device("0000:c1:00.0", serial_number="692409005408", product_name="AMD Instinct MI300X OAM")
+    files.link_of_node("sys/dev/char/226:128", "0000:c1:00.0")
+    usb = files.root / "sys/dev/char/188:0"
+    usb.mkdir(parents=True)
+    (usb / "device").mkdir()
+    (usb / "device/subsystem").symlink_to("../../../../bus/usb-serial")
+    edits = {"deviceNodes": [{"path": "/dev/accel7", "type": "c", "major": 226, "minor": 128}]}
+    serial = {"deviceNodes": [{"path": "/dev/ttyUSB0", "type": "c", "major": 188, "minor": 0}]}
+    files.cdi(
+        "a.example.com-device-claim-1.json",
+        "a.example.com/device",
+        {"name": "claim-1-r-a", "containerEdits": edits},
+        {"name": "claim-1-r-b", "containerEdits": serial},
+    )
+    devices = (
+        claim_device("a", "a.example.com/device=claim-1-r-a", driver="a.example.com"),
+        claim_device(
+            "b", "a.example.com/device=claim-1-r-a", "a.example.com/device=claim-1-r-b", driver="a.example.com"
+        ),
+    )
+    async with node(pod("p", container("c", claims=(claim("c", *devices),)))) as server:
+        (first, second), _ = await resolved(server, files)
+    assert facts(first) == ("", "0000:c1:00.0", "cdi,host")
+    assert (first["serial_number"], first["model"]) == ("692409005408", "AMD Instinct MI300X OAM")
+    assert facts(second) == ("", "", "")
+
+
+async def test_a_claims_device_by_its_metadata_file(files: NodeFiles) -> None:
+    files.metadata(
+        "c",
+        "gpu-0",
+        {
+            "uuid": {"string": GPU0},
+            "resource.kubernetes.io/pciBusID": {"string": "0000:18:00.0"},
+            "productName": {"string": MODEL},
+            "driverVersion": {"version": "580.1.0"},
+        },
+    )
+    async with node(nvidia_pod()) as server:
+        (found,), _ = await resolved(server, files)
+    assert facts(found) == (GPU0, "0000:18:00.0", "metadata")
+    assert found["model"] == MODEL
+
+
+async def test_a_claims_device_by_the_agents_status(files: NodeFiles) -> None:
+    """The document is the agent's own; what it publishes as attributes comes with it."""
+    mine = replace(gpu(5), attributes={"productName": MODEL, "version": Semver("1.2.3"), "memory": 80})
+    document = status([mine], [by_claim(mine, "default/c", 60)])
+    async with agent(files.plugins / "gpu.example.com/control.sock", document):
+        async with node(pod("p", container("c", claims=(claim("c", claim_device(mine.name)),)))) as server:
+            (found,), _ = await resolved(server, files)
+    assert facts(found) == (mine.id, mine.pci_bus_id, "agent")
+    assert found["model"] == MODEL
+
+
+async def test_a_limits_device_by_the_agent_with_its_pods_uid_and_replica(files: NodeFiles) -> None:
+    mine = replace(gpu(2), replicas=4)
+    hold = Hold(
+        (f"{mine.id}::3",), NOW, True, NOW, pods=(PodRef("ml", "t", "main", POD_UID),), because=HeldBecause.RUNNING
+    )
+    document = status([mine], [Entry(LedgerDevice.of(mine), Owner.LEGACY, Lane.LEGACY, hold=hold, since=NOW)])
+    files.logs("ml", "t", "11111111-2222-4333-8444-555555555555")
+    async with agent(files.root / "elsewhere.sock", document):
+        async with node(pod("t", container("main", device(GPU, f"{mine.id}::3")), namespace="ml")) as server:
+            (found,), _ = await resolved(server, files, "--agent-socket", files.root / "elsewhere.sock")
+    assert facts(found) == (mine.id, mine.pci_bus_id, "agent")
+    assert (found["share"], found["pod_uid"], found["pod_uid_source"]) == ("3", POD_UID, "agent")
+
+
+@pytest.mark.parametrize(
+    ("device_id", "expected"),
+    [
+        (GPU1, (GPU1, "0000:3b:00.0", "id,host")),
+        (f"{GPU1}::2", (GPU1, "0000:3b:00.0", "id,host")),
+        ("0000:c1:00.0", ("", "0000:c1:00.0", "id,host")),
+        ("card1-0", ("", "0000:c1:00.0", "id,host")),
+        ("MIG-5f9a3c1e-0000-4000-8000-0000000000ff", ("MIG-5f9a3c1e-0000-4000-8000-0000000000ff", "", "id")),
+        ("fpga-3", ("", "", "")),
+    ],
+)
+async def test_a_limits_device_by_kubelets_id(files: NodeFiles, device_id: str, expected: tuple[str, str, str]) -> None:
+    """Without an agent: NVIDIA's ids are UUIDs, AMD's PCI addresses, Intel's cards."""
+    files.nvidia_driver()
+    files.pci_device("0000:c1:00.0", serial_number="42")
+    files.link_of_node("sys/class/drm/card1", "0000:c1:00.0")
+    async with node(pod("p", container("c", device("e.com/x", device_id)))) as server:
+        (found,), _ = await resolved(server, files)
+    assert facts(found) == expected
+
+
+async def test_the_first_source_that_knows_wins_and_disagreement_is_shown(files: NodeFiles) -> None:
+    files.nvidia_driver()
+    files.nvidia_claim(CLAIM_UID, 0)
+    files.metadata("c", "gpu-0", {"uuid": {"string": GPU1}, "productName": {"string": "of the metadata"}})
+    async with node(nvidia_pod()) as server:
+        (found,), _ = await resolved(server, files)
+        table = (await run("list", "--resolve", "--socket", server.path, "--host-root", files.root)).out
+        text = (await run("list", "--resolve", "-o", "prom", "--socket", server.path, "--host-root", files.root)).out
+    assert found["uuid"] == GPU0
+    assert found["conflicts"] == [f"uuid: cdi says {GPU0}, metadata says {GPU1}"]
+    assert "cdi (conflict)" in table
+    assert "\npodresources_resolve_conflicts 1.0\n" in text
+
+
+async def test_the_pod_that_runs_has_the_name_when_an_earlier_one_left_its_logs(files: NodeFiles) -> None:
+    earlier = "11111111-2222-4333-8444-555555555555"
+    files.logs("default", "infer-0", earlier)
+    files.logs("default", "infer-0")
+    async with node(nvidia_pod()) as server:
+        (found,), _ = await resolved(server, files)
+        assert found["pod_uid"] == "", "nobody knows which"
+        files.runs(POD_UID)
+        (found,), _ = await resolved(server, files)
+    assert found["pod_uid"] == POD_UID
+
+
+def _fifo(files: NodeFiles) -> None:
+    path = files.root / "var/run/cdi/k8s.gpu.nvidia.com-claim_x.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(path)
+
+
+def _link(files: NodeFiles) -> None:
+    secret = files.write("secret.yaml", "devices: []")
+    path = files.root / "var/run/cdi/link.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(secret)
+
+
+def _huge(files: NodeFiles) -> None:
+    files.write("var/run/cdi/huge.json", "[" + " " * (2 << 20) + "]")
+
+
+def _torn(files: NodeFiles) -> None:
+    path = files.cdi("torn.json", "x.com/y", {"name": "a", "containerEdits": {}})
+    path.write_text(path.read_text()[:-9])
+
+
+def _deep(files: NodeFiles) -> None:
+    files.write("var/run/cdi/deep.json", "[" * 100_000)
+
+
+def _bomb(files: NodeFiles) -> None:
+    lines = ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30))]
+    files.write("var/run/cdi/bomb.yaml", "\n".join([*lines, "devices: *a29", "kind: x.com/y"]))
+
+
+def _metadata_torn(files: NodeFiles) -> None:
+    path = files.metadata("c", "gpu-0", {"uuid": {"string": GPU0}})
+    path.write_text(path.read_text()[:-20])
+
+
+def _metadata_strange(files: NodeFiles) -> None:
+    files.metadata("c", "gpu-0", {}).write_text('{"requests": [{"devices": 3}]}')
+
+
+def _directory(files: NodeFiles) -> None:
+    (files.root / "var/run/cdi/x.json").mkdir(parents=True)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (_fifo, "it is no regular file"),
+        (_link, "it is a symbolic link"),
+        (_huge, "it is larger than 1,048,576 bytes"),
+        (_torn, "CDI file"),
+        (_deep, "CDI file"),
+        (_bomb, ""),
+        (_metadata_torn, "it is not complete, or no device metadata"),
+        (_metadata_strange, "it is not complete, or no device metadata"),
+        (_directory, "x.json"),
+    ],
+)
+async def test_a_strange_file_is_left_out_and_named_and_the_others_are_used(
+    files: NodeFiles, spoil: Any, said: str
+) -> None:
+    files.nvidia_driver()
+    files.nvidia_claim(CLAIM_UID, 0)
+    spoil(files)
+    async with node(nvidia_pod()) as server:
+        (found,), done = await resolved(server, files)
+    assert facts(found) == (GPU0, "0000:18:00.0", "cdi")
+    assert ("not resolved by" in done.err) is bool(said)
+    assert said in done.err
+
+
+async def test_values_that_are_no_labels_are_left_out(files: NodeFiles) -> None:
+    attributes = {"uuid": {"string": "GPU\n1"}, "productName": {"string": "x" * 200}, "pciBusID": {"string": "here"}}
+    files.metadata("c", "gpu-0", attributes)
+    async with node(nvidia_pod()) as server:
+        (found,), _ = await resolved(server, files)
+    assert not any(found.values())
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+async def test_the_table_fits_the_terminal(files: NodeFiles, columns: int) -> None:
+    """On a real pseudo-terminal, with two GPUs of a claim and one of limits."""
+    files.nvidia_driver()
+    files.nvidia_claim(CLAIM_UID, 0)
+    files.logs("default", "infer-0")
+    train = pod("train-resnet-50-worker-0", container("main", device("nvidia.com/gpu", GPU1)), namespace="vision")
+    async with node(nvidia_pod(), train) as server:
+        ours, theirs = os.openpty()
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": str(columns)}
+        command = (sys.executable, "-m", "podresources", "list", "--resolve")
+        where = ("--socket", str(server.path), "--host-root", str(files.root))
+        process = await asyncio.create_subprocess_exec(*command, *where, stdout=theirs, env=environment)
+        await asyncio.wait_for(process.wait(), HANG_SECONDS)
+        os.close(theirs)
+        lines = os.read(ours, 65536).decode().splitlines()
+        os.close(ours)
+    assert len(lines) == 3
+    assert max(map(len, lines)) <= columns
+    assert "0000:18:00.0" in lines[1]
+    assert "0000:3b:00.0" in lines[2]
+
+
+async def test_wide_shows_everything_and_get_resolves_one_pod(files: NodeFiles) -> None:
+    files.nvidia_driver()
+    files.nvidia_claim(CLAIM_UID, 0)
+    files.logs("default", "infer-0")
+    async with node(nvidia_pod(), pod("other", container("c", device("e.com/x", GPU1)))) as server:
+        where = ("--socket", server.path, "--host-root", files.root)
+        wide = (await run("list", "--resolve", "-o", "wide", *where)).out
+        one = await run("get", "infer-0", "--resolve", "-o", "json", *where)
+    for word in ("POD UID", POD_UID, MODEL, GPU0, GPU1):
+        assert word in wide
+    assert [held["resolved"]["uuid"] for held in json.loads(one.out)["allocations"]] == [GPU0]
+
+
+async def test_the_exporter_has_one_series_per_holder_with_what_others_join_on(files: NodeFiles) -> None:
+    files.nvidia_driver()
+    files.nvidia_claim(CLAIM_UID, 0)
+    files.logs("default", "infer-0")
+    async with node(nvidia_pod(share="s")) as server:
+        port = free_port()
+        process = await start(
+            "export", "--listen", f":{port}", "--resolve", "--socket", server.path, "--host-root", files.root
+        )
+        assert process.stderr is not None
+        await asyncio.wait_for(process.stderr.readline(), HANG_SECONDS)
+        series = parse(await asyncio.to_thread(fetch, port))
+        done = await interrupt(process)
+    assert done.code == 0
+    (labels,) = (dict(labels) for name, labels in series if name == "podresources_device_resolved_info")
+    assert labels == {
+        "namespace": "default",
+        "pod": "infer-0",
+        "container": "main",
+        "uid": POD_UID,
+        "api": "dra",
+        "driver": NVIDIA,
+        "pool": "node1",
+        "device": "gpu-0",
+        "claim": "c",
+        "claim_namespace": "default",
+        "share_id": "s",
+        "share": "s",
+        "UUID": GPU0,
+        "pci_bus_id": "0000:18:00.0",
+        "model": MODEL,
+        "source": "cdi",
+    }
+    problems = {dict(labels)["source"]: value for (name, labels), value in series.items() if "resolve_problems" in name}
+    assert problems == {"agent": 0, "cdi": 0, "metadata": 0}
+
+
+async def test_the_exporter_without_it_has_no_such_series_and_reads_nothing(files: NodeFiles) -> None:
+    async with node(nvidia_pod()) as server:
+        text = (await run("list", "-o", "prom", "--socket", server.path)).out
+        modules = "podresources.cli.query, podresources.cli.export, podresources.families"
+        program = f"import sys, {modules}; print([name for name in sys.modules if 'resolv' in name])"
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE, env=environment
+        )
+        imported, _ = await asyncio.wait_for(process.communicate(), HANG_SECONDS)
+    assert "resolve" not in text
+    assert imported == b"[]\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["list", "--slices"], "--slices says how to resolve devices: give --resolve too"),
+        (["export", "--listen", ":1", "--host-root", "/host"], "--host-root says how to resolve devices"),
+        (["list", "--resolve", "--kubeconfig", "x"], "give --slices too"),
+    ],
+)
+async def test_options_that_would_do_nothing_are_refused(arguments: list[str], said: str) -> None:
+    done = await run(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+
+
+async def test_a_host_root_that_is_not_there_is_said_with_what_to_do(tmp_path: Path) -> None:
+    async with node() as server:
+        done = await run("list", "--resolve", "--socket", server.path, "--host-root", tmp_path / "none")
+    assert done.code == 1
+    assert f"There is no directory {tmp_path / 'none'}" in done.err
+    assert "such as /host" in done.err
