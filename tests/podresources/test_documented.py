@@ -132,3 +132,35 @@ def test_the_promql_joins_containers_with_dcgm() -> None:
         ("half-a", f"{GPU0}::0", "0"): 80,
         ("half-b", f"{GPU0}::1", "0"): 80,
     }
+
+
+def joins() -> list[str]:
+    """The expressions under ``## Joins with other exporters``."""
+    text = (ROOT / "docs/monitoring.md").read_text()
+    _, heading, rest = text.partition("\n## Joins with other exporters\n")
+    assert heading
+    return re.findall(r"^```promql\n(.*?)^```$", rest, re.MULTILINE | re.DOTALL)
+
+
+def test_the_joins_with_other_exporters_find_what_they_say() -> None:
+    from tests.podresources.sample_vectors import AMD, DCGM, GPU0, INTEL, KUBE_POD_INFO, resolved
+    from tests.support.promql import evaluate, parse
+
+    samples = resolved("gpu", UUID=GPU0, uid="u-0") | resolved("amd", serial_number="692409005408")
+    samples |= resolved("intel", pci_bus_id="0000:83:00.0", node="n1") | resolved("web-0", uid="u-2")
+    samples |= DCGM | AMD | INTEL | KUBE_POD_INFO
+    found = [
+        {dict(labels)["pod"]: value for labels, value in evaluate(parse(expression), samples).items()}
+        for expression in joins()
+    ]
+    assert found == [{"gpu": 80}, {"amd": 61}, {"intel": 0.52}, {"web-0": 1}]
+
+
+def test_what_resolving_adds_to_the_metrics_is_documented_label_by_label() -> None:
+    from podresources.families import RESOLVED
+
+    text = (ROOT / "docs/monitoring.md").read_text()
+    (row,) = re.findall(r"^\| `podresources_device_resolved_info` \| (.*?) \|", text, re.MULTILINE)
+    assert row == ", ".join(f"`{label}`" for label in RESOLVED)
+    for metric in ("podresources_resolve_conflicts", "podresources_resolve_problems"):
+        assert f"| `{metric}` |" in text
