@@ -83,7 +83,7 @@ def _resolve(snapshot: NodeSnapshot, options: Namespace) -> Resolved | None:
 
     resolver = make_resolver(options, wait=True)
     try:
-        return resolver.resolve(snapshot.allocations)
+        return resolver.resolve(snapshot.allocations, options.timeout)
     finally:
         resolver.close()
 

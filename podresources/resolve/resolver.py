@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -30,6 +30,9 @@ FRESH_SECONDS = 60.0
 
 RETRY_SECONDS = 10.0
 """The same while something is unknown, or a source failed: a claim's file may come, an agent may be back."""
+
+RESOLVE_SECONDS = 1.5
+"""For reading everything, agents included. With the two requests to kubelet it fits into a scrape of 10 s."""
 
 _REPLICA = re.compile(r"(.*)::(\d+)")  # NVIDIA/k8s-device-plugin, internal/rm/devices.go: AnnotatedID
 
@@ -90,22 +93,39 @@ class Resolver:
         self._pod_uids = PodUids(self._paths.root, self._paths.kubelet)
         self._last = Resolved()
         self._read_at = float("-inf")
+        self._thread: Thread | None = None
         self._lock = Lock()
 
-    def resolve(self, allocations: Sequence[PodAllocation]) -> Resolved:
-        """Return what is known of each allocation. Never raises: a source that fails is a problem of the result."""
+    def resolve(self, allocations: Sequence[PodAllocation], seconds: float = RESOLVE_SECONDS) -> Resolved:
+        """Return what is known of each allocation. Never raises: a source that fails is a problem of the result.
+
+        A thread reads, because a disk that hangs cannot be given a time limit: after ``seconds`` what was known before
+        is returned, and whoever asks next waits for the same thread.
+        """
         with self._lock:
-            now = time.monotonic()
             keys = {held.key for held in allocations}
-            if keys != self._last.by_key.keys() or now - self._read_at >= self._last.good_for_seconds:
-                self._last = self._resolve(allocations)
-                self._read_at = now
-            return self._last
+            known = keys == self._last.by_key.keys()
+            if known and time.monotonic() - self._read_at < self._last.good_for_seconds:
+                return self._last
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = Thread(target=self._read, args=(tuple(allocations),), name="resolve", daemon=True)
+                self._thread.start()
+            self._thread.join(seconds)
+            last = self._last
+            if not self._thread.is_alive():
+                return last
+            late = f"the node's files, which did not answer within {seconds:g} s: a disk hangs"
+            return Resolved(last.by_key, {**last.problems, "host": (late,)}, last.asked or ("host",))
 
     def close(self) -> None:
         """End the thread that reads slices."""
         if self._slices is not None:
             self._slices.close()
+
+    def _read(self, allocations: Sequence[PodAllocation]) -> None:
+        """Resolve, in the thread."""
+        found = self._resolve(allocations)
+        self._last, self._read_at = found, time.monotonic()
 
     def _resolve(self, allocations: Sequence[PodAllocation]) -> Resolved:
         claims = {claim_device_key(held): held for held in allocations if held.claim is not None}
@@ -119,6 +139,7 @@ class Resolver:
         }
         if self._slices is not None:
             problems["slices"] = self._slices.problems()
+        problems["host"] = []  # what is not there says nothing; only `resolve` sees that it hangs
         own = cdi.own_names(claims.values())
         by_key = {held.key: self._one(held, own) for held in allocations}
         return Resolved(by_key, {source: said for source, said in problems.items() if said}, tuple(problems))

@@ -370,7 +370,7 @@ async def test_the_exporter_has_one_series_per_holder_with_what_others_join_on(f
         "source": "cdi",
     }
     problems = {dict(labels)["source"]: value for (name, labels), value in series.items() if "resolve_problems" in name}
-    assert problems == {"agent": 0, "cdi": 0, "metadata": 0}
+    assert problems == {"agent": 0, "cdi": 0, "metadata": 0, "host": 0}
 
 
 async def test_the_exporter_without_it_has_no_such_series_and_reads_nothing(files: NodeFiles) -> None:

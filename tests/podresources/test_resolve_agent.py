@@ -6,14 +6,17 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from threading import Event
+from threading import enumerate as enumerate_threads
 
 import pytest
+from msgspec.structs import replace
 
 from podresources.model import Api, PodAllocation
 from podresources.resolve.agent import MOST_BYTES, Agents, sockets
-from podresources.resolve.resolver import NodePaths, Resolver
+from podresources.resolve.resolver import NodePaths, Resolved, Resolver
 from tests.podresources.metrics_page import Scraped, count, value
 from tests.podresources.resolve_node import agent, strange_agent
 from tests.support.podresources_server import container, device, kubelet, listing, pod, says, socket_directory
@@ -175,3 +178,35 @@ async def test_a_scrape_goes_on_with_an_agent_that_hangs(path: Path) -> None:
     assert value(series, "podresources_resolve_problems", source="agent") == 1
     assert value(series, "podresources_up") == 1
     assert count(again, "podresources_device_resolved_info") == 1
+
+
+async def test_a_disk_that_hangs_costs_its_time_and_what_was_known_stays(path: Path) -> None:
+    """The thread that reads is stuck as in an uninterruptible read; scrapes go on with what was found before."""
+    stuck, go_on = Event(), Event()
+
+    class OnHangingDisk(Resolver):
+        def _resolve(self, allocations: Sequence[PodAllocation]) -> Resolved:
+            if len(allocations) > 1:
+                stuck.set()
+                go_on.wait()
+            return super()._resolve(allocations)
+
+    other = replace(HELD, pod="other")
+    async with agent(path, status([gpu(1)], [by_pod(gpu(1), "ml/t/main", NOW)])):
+        resolver = OnHangingDisk(NodePaths(path.parent, (path,)))
+        before = await asyncio.to_thread(resolver.resolve, [HELD], 5.0 * PATIENCE)
+        assert "host" not in before.problems
+        started = time.monotonic()
+        for _ in range(3):
+            found = await asyncio.to_thread(resolver.resolve, [HELD, other], 0.1)
+            assert "a disk hangs" in found.problems["host"][0]
+        assert time.monotonic() - started < 0.3 + PATIENCE
+        assert stuck.is_set()
+        assert found.of(HELD).facts.uuid == gpu(1).id
+        assert sum(thread.name == "resolve" for thread in enumerate_threads()) == 1, (
+            "one thread waits, not one a scrape"
+        )
+        go_on.set()
+        after = await asyncio.to_thread(resolver.resolve, [HELD, other], 5.0 * PATIENCE)
+    assert "host" not in after.problems
+    assert after.of(other).facts.uuid == gpu(1).id
