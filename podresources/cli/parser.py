@@ -225,7 +225,7 @@ def _add_resolve(sub: argparse.ArgumentParser) -> None:
         type=Path,
         action="append",
         metavar="PATH",
-        help="drabridge's control.sock; repeat it for several (default: all in /var/lib/kubelet/plugins)",
+        help="drabridge's control.sock; repeat it for several (default: all in kubelet's plugins)",
     )
     resolve.add_argument(
         "--host-root", type=Path, metavar="PATH", help="where the node's files are mounted (default: /)"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from podresources.errors import NodeError
 from podresources.resolve.resolver import NodePaths, Resolver
+from podresources.socket_path import DEFAULT_SOCKET
 
 if TYPE_CHECKING:
     from podresources.resolve.slices import Slices
@@ -28,7 +29,13 @@ def make_resolver(options: Namespace, *, wait: bool) -> Resolver:
         )
     agents = None if options.agent_socket is None else tuple(options.agent_socket)
     slices = _slices(options, wait=wait) if options.slices else None
-    return Resolver(NodePaths(root, agents), slices=slices)
+    return Resolver(NodePaths(root, agents, _kubelet(options)), slices=slices)
+
+
+def _kubelet(options: Namespace) -> Path | None:
+    """Return kubelet's directory: the one that its socket is in, unless the node's files are mounted elsewhere."""
+    folder = options.socket.parent
+    return folder.parent if options.host_root is None and folder.name == DEFAULT_SOCKET.parent.name else None
 
 
 def _slices(options: Namespace, *, wait: bool) -> Slices:

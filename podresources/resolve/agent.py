@@ -64,7 +64,7 @@ class Agents:
     def __init__(self) -> None:
         self._by_claim_name: dict[tuple[str, str], DeviceFacts] = {}
         self._by_id: dict[tuple[str, str], DeviceFacts] = {}
-        self._pods: dict[tuple[str, str], str] = {}
+        self._pods: dict[tuple[str, str, str, str], set[str]] = {}
 
     def ask(self, sockets: Iterable[Path], seconds: float = ASK_SECONDS) -> list[str]:
         """Ask every agent, in ``seconds`` for all of them; return a sentence for each that did not answer."""
@@ -84,9 +84,13 @@ class Agents:
             return self._by_claim_name.get((held.driver or "", held.device or ""), NOTHING)
         return self._by_id.get((held.resource or "", device_id), NOTHING)
 
-    def pod_uid(self, namespace: str, pod: str) -> str:
-        """Return the UID of a pod that holds a device by limits."""
-        return self._pods.get((namespace, pod), "")
+    def pod_uid(self, held: PodAllocation, device_id: str) -> str:
+        """Return the UID of the pod that holds the device by limits; "" if none or several of that name do.
+
+        Of another device's holder the name says nothing: it may be an earlier pod's, which is not released yet.
+        """
+        found = self._pods.get((held.resource or "", device_id, held.namespace, held.pod), set())
+        return next(iter(found)) if len(found) == 1 else ""
 
     def _take(self, status: _Status) -> None:
         rows = {row.name: row for row in status.devices}
@@ -97,7 +101,7 @@ class Agents:
                 self._by_id[row.resource, row.id] = facts
             for holder in row.holders:
                 if uid := text(holder.podUID):
-                    self._pods[holder.namespace, holder.pod] = uid
+                    self._pods.setdefault((row.resource, row.id, holder.namespace, holder.pod), set()).add(uid)
 
 
 def sockets(plugins: Path) -> list[Path]:

@@ -22,9 +22,9 @@ _NAME = re.compile(r"(?P<namespace>[^_/]+)_(?P<pod>[^_/]+)_(?P<uid>[0-9a-f-]{32,
 class PodUids:
     """UIDs by namespace and name, as the folders were at the last ``refresh``."""
 
-    def __init__(self, root: Path, kubelet: Path) -> None:
+    def __init__(self, root: Path, pods: Path) -> None:
         self._logs = root / LOGS
-        self._pods = kubelet / "pods"
+        self._pods = pods
         self._uids: dict[tuple[str, str], list[str]] = {}
 
     def refresh(self) -> None:

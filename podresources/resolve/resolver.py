@@ -40,20 +40,25 @@ UNKNOWN = Resolution()
 
 
 class NodePaths(Struct, frozen=True):
-    """Where the node's files are. ``agents``: sockets of drabridge; None for every one in kubelet's ``plugins``."""
+    """Where the node's files are.
+
+    ``agents``: sockets of drabridge; None for every one in kubelet's ``plugins``. ``kubelet``: its --root-dir; None for
+    the usual one below ``root``.
+    """
 
     root: Path = Path("/")
     agents: tuple[Path, ...] | None = None
+    kubelet: Path | None = None
 
     @property
-    def kubelet(self) -> Path:
-        """Kubelet's own directory."""
-        return self.root / KUBELET
+    def pods(self) -> Path:
+        """A directory for each pod that runs, named by its UID."""
+        return (self.kubelet or self.root / KUBELET) / "pods"
 
     @property
     def plugins(self) -> Path:
         """The directories of DRA drivers."""
-        return self.kubelet / "plugins"
+        return (self.kubelet or self.root / KUBELET) / "plugins"
 
 
 class Resolved(Struct, frozen=True):
@@ -90,7 +95,7 @@ class Resolver:
         self._cdi = CdiFiles(self._paths.root)
         self._metadata = MetadataFiles(self._paths.plugins)
         self._hardware = Hardware(self._paths.root)
-        self._pod_uids = PodUids(self._paths.root, self._paths.kubelet)
+        self._pod_uids = PodUids(self._paths.root, self._paths.pods)
         self._last = Resolved()
         self._read_at = float("-inf")
         self._thread: Thread | None = None
@@ -153,7 +158,7 @@ class Resolver:
         said = [(source, facts) for source, facts in self._said(held, device_id, own) if facts]
         known = merge(said)
         completed = merge([*said, ("host", self._hardware.complete(known.facts))])
-        uid, by = self._pod_uid(held)
+        uid, by = self._pod_uid(held, device_id)
         return replace(completed, pod_uid=uid, pod_uid_source=by, share=share)
 
     def _said(
@@ -168,9 +173,9 @@ class Resolver:
         yield "metadata", self._metadata.facts(held)
         yield "slices", self._slices.facts(held) if self._slices is not None else NOTHING
 
-    def _pod_uid(self, held: PodAllocation) -> tuple[str, str]:
+    def _pod_uid(self, held: PodAllocation, device_id: str) -> tuple[str, str]:
         """Return the pod's UID and who said so: the agent knows pods with limits, the folders of logs all others."""
-        if uid := self._agents.pod_uid(held.namespace, held.pod):
+        if held.resource is not None and (uid := self._agents.pod_uid(held, device_id)):
             return uid, "agent"
         uid = self._pod_uids.of(held.namespace, held.pod)
         return uid, "logs" if uid else ""

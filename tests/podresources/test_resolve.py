@@ -387,6 +387,18 @@ async def test_the_exporter_without_it_has_no_such_series_and_reads_nothing(file
     assert imported == b"[]\n"
 
 
+async def test_a_kubelet_with_another_root_directory_is_found_by_its_socket(files: NodeFiles) -> None:
+    """k0s, MicroK8s and others: plugins and pods are beside the socket, whatever the directory is called."""
+    files.metadata("c", "gpu-0", {"uuid": {"string": GPU0}})
+    root = files.root / "var/lib/kubelet"
+    (root / "pod-resources").mkdir()
+    async with node(nvidia_pod()) as server:
+        (root / "pod-resources/kubelet.sock").symlink_to(server.path)
+        done = await run("list", "--resolve", "-o", "json", "--socket", root / "pod-resources/kubelet.sock")
+    (held,) = json.loads(done.out)["allocations"]
+    assert facts(held["resolved"]) == (GPU0, "", "metadata")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -146,6 +146,22 @@ async def test_one_agent_that_hangs_hides_no_other(path: Path) -> None:
     assert agents.facts(HELD, gpu(1).id).uuid == gpu(1).id
 
 
+async def test_an_earlier_pod_of_the_same_name_on_another_device_is_not_taken_for_this_one(path: Path) -> None:
+    """Its hold waits for evidence; a StatefulSet's next pod has the name meanwhile."""
+    rows = [by_pod(gpu(number), "ml/t/main", NOW) for number in (1, 2)]
+    document = status([gpu(1), gpu(2)], rows)
+    for row, uid in zip(document["devices"], ("uid-of-now", "uid-of-before"), strict=True):
+        row["holders"][0]["podUID"] = uid
+    async with agent(path, document):
+        agents = Agents()
+        assert await asyncio.to_thread(agents.ask, [path], 5.0 * PATIENCE) == []
+        assert agents.pod_uid(HELD, gpu(1).id) == "uid-of-now"
+        document["devices"][0]["holders"] *= 2
+        document["devices"][0]["holders"][1] = {**document["devices"][0]["holders"][0], "podUID": "uid-of-before"}
+        assert await asyncio.to_thread(agents.ask, [path], 5.0 * PATIENCE) == []
+        assert agents.pod_uid(HELD, gpu(1).id) == "", "two pods of that name: nobody knows which"
+
+
 async def test_what_is_known_is_not_asked_for_again_until_something_else_is_held(path: Path) -> None:
     """The agent's loop is not ours to use up: while all is known and nothing changes, it is asked once."""
     asked = 0
