@@ -80,10 +80,8 @@ class Hardware:
         return text(read_line(self._root / "sys/bus/pci/devices" / address / name)) if address else ""
 
     def _of_link(self, link: Path) -> DeviceFacts:
-        """Return the PCI device that a ``device`` link names; a USB or platform device in between is none."""
+        """Return the PCI device that a ``device`` link names itself; behind a USB device's is only its controller."""
         try:
-            if os.path.basename(os.readlink(link / "subsystem")) != "pci":
-                return NOTHING
             address = pci_bus_id(os.path.basename(os.readlink(link)))
         except OSError:
             return NOTHING

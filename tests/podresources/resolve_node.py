@@ -52,7 +52,6 @@ class NodeFiles:
         """A PCI device in sysfs."""
         folder = self.root / "sys/bus/pci/devices" / address
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "subsystem").symlink_to("../../../../bus/pci")
         for name, value in attributes.items():
             (folder / name).write_text(f"{value}\n")
 

@@ -185,16 +185,18 @@ def recorded(name: str, samples: Vector) -> Vector:
 
 
 def by_pod(name: str, samples: Vector, *brought: str) -> dict[tuple[str, ...], float]:
-    """``(pod, values of the labels that the join brought)`` to value."""
-    return {
-        (dict(labels)["pod"], *(dict(labels).get(label, "") for label in brought)): value
-        for labels, value in recorded(name, samples).items()
-    }
+    """``(pod, values of the labels that the join brought)`` to value; a pod that is there twice is a failure."""
+    found: dict[tuple[str, ...], float] = {}
+    for labels, value in recorded(name, samples).items():
+        key = (dict(labels)["pod"], *(dict(labels).get(label, "") for label in brought))
+        assert key not in found, f"twice: {key}"
+        found[key] = value
+    return found
 
 
 def test_the_join_has_claims_once_they_are_resolved_and_every_holder_once() -> None:
     """A device with limits is resolved too, and must not be counted twice."""
-    samples = held("limits", GPU0) | resolved("limits", api="deviceplugin", device=GPU0, UUID=GPU0)
+    samples = held("limits", GPU0) | resolved("limits", api="deviceplugin", device=GPU0, UUID=GPU0, source="id")
     samples |= resolved("claim", api="dra", driver="gpu.nvidia.com", device="gpu-1", UUID=GPU1)
     samples |= resolved("fpga", api="dra", driver="a.example.com", device="fpga-1", pci_bus_id="0000:c1:00.0") | DCGM
     samples |= recorded("podresources:gpu_allocation_info", samples)

@@ -107,10 +107,10 @@ async def test_a_claims_device_by_a_node_that_sysfs_knows(files: NodeFiles) -> N
     """Any driver's file: the node's number leads to its PCI device. A USB device's controller is not the device."""
     files.pci_device("0000:c1:00.0", serial_number="692409005408", product_name="AMD Instinct MI300X OAM")
     files.link_of_node("sys/dev/char/226:128", "0000:c1:00.0")
-    usb = files.root / "sys/dev/char/188:0"
-    usb.mkdir(parents=True)
-    (usb / "device").mkdir()
-    (usb / "device/subsystem").symlink_to("../../../../bus/usb-serial")
+    controller = files.root / "sys/devices/pci0000:00/0000:00:14.0"
+    (controller / "usb1/1-1/1-1:1.0/ttyUSB0").mkdir(parents=True)
+    (files.root / "sys/dev/char/188:0").mkdir(parents=True)
+    (files.root / "sys/dev/char/188:0/device").symlink_to(controller / "usb1/1-1/1-1:1.0/ttyUSB0")
     edits = {"deviceNodes": [{"path": "/dev/accel7", "type": "c", "major": 226, "minor": 128}]}
     serial = {"deviceNodes": [{"path": "/dev/ttyUSB0", "type": "c", "major": 188, "minor": 0}]}
     files.cdi(
@@ -218,7 +218,10 @@ async def test_the_pod_that_runs_has_the_name_when_an_earlier_one_left_its_logs(
         assert found["pod_uid"] == "", "nobody knows which"
         files.runs(POD_UID)
         (found,), _ = await resolved(server, files)
-    assert found["pod_uid"] == POD_UID
+        assert found["pod_uid"] == POD_UID
+        files.runs(earlier)
+        (found,), _ = await resolved(server, files)
+    assert found["pod_uid"] == "", "two of that name seem to run"
 
 
 def _fifo(files: NodeFiles) -> None:
