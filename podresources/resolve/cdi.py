@@ -2,7 +2,7 @@
 
 Kubelet shows the CDI names of a claim's device; the file that defines a name says its nodes. drabridge, NVIDIA's driver
 (``k8s.gpu.nvidia.com-claim_<uid>.yaml``) and most others write one file for each claim. With NVIDIA's the variable
-NVIDIA_VISIBLE_DEVICES is ``void``, and the node is ``/dev/nvidia<minor>`` (NVIDIA/k8s-dra-driver-gpu,
+NVIDIA_VISIBLE_DEVICES is ``void``, and the node is ``/dev/nvidia<minor>`` (kubernetes-sigs/dra-driver-nvidia-gpu,
 cmd/gpu-kubelet-plugin/cdi.go).
 """
 

@@ -10,14 +10,15 @@ from msgspec import Struct
 MOST_CHARS = 128
 """Of a value that somebody else wrote; a UUID has 40, an attribute of a ResourceSlice at most 64 bytes."""
 
-_PCI = re.compile(r"(?:(?:[0-9a-f]{4})?([0-9a-f]{4}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", re.IGNORECASE)
+_PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
 
-# Attribute names, without the driver's domain. NVIDIA/k8s-dra-driver-gpu, cmd/gpu-kubelet-plugin/deviceinfo.go: uuid,
-# productName; ROCm/k8s-gpu-dra-driver: pciAddr; intel/intel-resource-drivers-for-kubernetes: model; the standard one is
-# resource.kubernetes.io/pciBusID (KEP-4381).
+# Attribute names, without the driver's domain. NVIDIA: kubernetes-sigs/dra-driver-nvidia-gpu, deviceinfo.go in
+# cmd/gpu-kubelet-plugin. AMD: ROCm/k8s-gpu-dra-driver, deviceinfo.go in cmd/gpu-kubeletplugin (partitions: parentPciAddr).
+# Intel: intel/intel-resource-drivers-for-kubernetes, cmd/kubelet-gpu-plugin/node_state.go. The standard one is in
+# k8s.io/dynamic-resource-allocation/deviceattribute.
 _UUIDS = ("uuid",)
 _PARENTS = ("parentUUID",)
-_PCI_BUS_IDS = ("resource.kubernetes.io/pciBusID", "pciBusID", "pciAddr", "pciAddress")
+_PCI_BUS_IDS = ("resource.kubernetes.io/pciBusID", "pciBusID", "pciAddr", "parentPciAddr", "pciAddress")
 _MODELS = ("productName", "model")
 _SERIAL_NUMBERS = ("serialNumber", "serial")
 
@@ -111,5 +112,5 @@ def pci_bus_id(value: str) -> str:
     found = _PCI.fullmatch(value)
     if found is None:
         return ""
-    domain, bus, device, function = found.groups()
-    return f"{domain or '0000'}:{bus}:{device}.{function}".lower()
+    domain, place = found.groups()
+    return f"{int(domain or '0', 16):04x}:{place.lower()}"

@@ -164,3 +164,20 @@ def test_what_resolving_adds_to_the_metrics_is_documented_label_by_label() -> No
     assert row == ", ".join(f"`{label}`" for label in RESOLVED)
     for metric in ("podresources_resolve_conflicts", "podresources_resolve_problems"):
         assert f"| `{metric}` |" in text
+
+
+def test_the_mounts_and_the_role_for_resolving_are_what_it_reads() -> None:
+    from podresources.resolve.cdi import FOLDERS
+    from podresources.resolve.pod_uids import LOGS
+    from podresources.resolve.resolver import KUBELET, NodePaths
+
+    text = (ROOT / "docs/monitoring.md").read_text()
+    section = text.partition("\n## The hardware behind a device\n")[2].partition("\n## ")[0]
+    mounts, role = (yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```$", section, re.M | re.S))
+    paths = {mount["name"]: mount["mountPath"] for mount in mounts["volumeMounts"]}
+    assert paths == {volume["name"]: volume["hostPath"]["path"] for volume in mounts["volumes"]}
+    assert all(mount["readOnly"] for mount in mounts["volumeMounts"])
+    node = NodePaths()
+    assert set(paths.values()) == {str(node.plugins), str(node.pods), f"/{FOLDERS[0]}", f"/{LOGS}"}
+    assert str(node.plugins) == f"/{KUBELET}/plugins"
+    assert role["rules"] == [{"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": ["list"]}]

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from drabridge.inventory.model import Semver
 from drabridge.ledger.model import Entry, HeldBecause, Hold, Lane, LedgerDevice, Owner, PodRef
+from podresources.resolve.facts import pci_bus_id
 from podresources.wire import v1_pb2 as wire
 from tests.podresources.command import ROOT, Done, fetch, interrupt, run, start
 from tests.podresources.metrics_page import parse
@@ -130,6 +131,58 @@ async def test_a_claims_device_by_a_node_that_sysfs_knows(files: NodeFiles) -> N
     assert facts(first) == ("", "0000:c1:00.0", "cdi,host")
     assert (first["serial_number"], first["model"]) == ("692409005408", "AMD Instinct MI300X OAM")
     assert facts(second) == ("", "", "")
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [{"path": "/dev/kfd"}, {"path": "/dev/dri/card1"}, {"path": "/dev/dri/renderD129"}],
+        [{"path": "/dev/dri/renderD129", "hostPath": "/dev/dri/by-path/x", "type": "c", "major": 226, "minor": 129}],
+    ],
+    ids=["AMD's and Intel's", "by number"],
+)
+async def test_a_claims_gpu_by_its_drm_nodes(files: NodeFiles, nodes: list[dict[str, Any]]) -> None:
+    """All of its nodes are of one PCI device; one that leads nowhere, as the common /dev/kfd, does not matter."""
+    files.pci_device("0000:c1:00.0")
+    for link in ("sys/class/drm/card1", "sys/class/drm/renderD129", "sys/dev/char/226:129"):
+        files.link_of_node(link, "0000:c1:00.0")
+    name = f"{CLAIM_UID}-gpu-1-129"
+    files.cdi(
+        "k8s.gpu.amd.com-gpu_c.json", "k8s.gpu.amd.com/gpu", {"name": name, "containerEdits": {"deviceNodes": nodes}}
+    )
+    common = "k8s.gpu.amd.com/gpu=common"
+    mine = claim_device("gpu-1-129", common, f"k8s.gpu.amd.com/gpu={name}", driver="gpu.amd.com")
+    async with node(pod("p", container("c", claims=(claim("c", mine),)))) as server:
+        (found,), _ = await resolved(server, files)
+    assert facts(found) == ("", "0000:c1:00.0", "cdi")
+
+
+async def test_a_name_that_stands_for_several_gpus_resolves_to_none_of_them(files: NodeFiles) -> None:
+    files.nvidia_driver()
+    nodes = [{"path": "/dev/nvidia0"}, {"path": "/dev/nvidia1"}]
+    files.cdi("nvidia.json", "nvidia.com/gpu", {"name": "all", "containerEdits": {"deviceNodes": nodes}})
+    mine = claim_device("gpus", "nvidia.com/gpu=all", driver=NVIDIA)
+    async with node(pod("p", container("c", claims=(claim("c", mine),)))) as server:
+        (found,), _ = await resolved(server, files)
+    assert facts(found) == ("", "", "")
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("00000000:3B:00.0", "0000:3b:00.0"),
+        ("0000:3b:00.0", "0000:3b:00.0"),
+        ("3b:00.0", "0000:3b:00.0"),
+        ("10000:e1:00.0", "10000:e1:00.0"),
+        ("0000:3b:00.8", ""),
+        ("0000:3b:00.0 ", ""),
+        ("x0000:3b:00.0", ""),
+        ("", ""),
+    ],
+)
+def test_pci_addresses_in_every_form(written: str, read: str) -> None:
+    """NVML writes a domain of eight digits, lspci none, and a volume management device has five."""
+    assert pci_bus_id(written) == read
 
 
 async def test_a_claims_device_by_its_metadata_file(files: NodeFiles) -> None:
