@@ -115,6 +115,9 @@ def list_document(
 ) -> Document:
     """Return everything, for programs. ``notes`` are sentences on what this kubelet cannot tell."""
     found = list(pinned(snapshot, selection))
+    problems = (
+        {} if resolved is None else {"resolve_problems": {by: list(said) for by, said in resolved.problems.items()}}
+    )
 
     def document(held: PodAllocation) -> Document:
         more = {} if resolved is None else {"resolved": resolution_document(resolved.of(held))}
@@ -126,6 +129,7 @@ def list_document(
         "cpus": [{**_holder(row), "cpu_ids": list(row.cpu_ids)} for row in found if row.cpu_ids],
         "memory": [{**_holder(row), **memory_document(block)} for row in found for block in row.memory],
         "facts": features_document(features),
+        **problems,
     }
 
 

@@ -13,8 +13,8 @@ MOST_CHARS = 128
 _PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
 
 # Attribute names, without the driver's domain. NVIDIA: kubernetes-sigs/dra-driver-nvidia-gpu, deviceinfo.go in
-# cmd/gpu-kubelet-plugin. AMD: ROCm/k8s-gpu-dra-driver, deviceinfo.go in cmd/gpu-kubeletplugin (partitions: parentPciAddr).
-# Intel: intel/intel-resource-drivers-for-kubernetes, cmd/kubelet-gpu-plugin/node_state.go. The standard one is in
+# cmd/gpu-kubelet-plugin. AMD: ROCm/k8s-gpu-dra-driver, deviceinfo.go in cmd/gpu-kubeletplugin. Intel:
+# intel/intel-resource-drivers-for-kubernetes, cmd/kubelet-gpu-plugin/node_state.go. The standard one is in
 # k8s.io/dynamic-resource-allocation/deviceattribute.
 _UUIDS = ("uuid",)
 _PARENTS = ("parentUUID",)

@@ -346,6 +346,7 @@ async def test_a_strange_file_is_left_out_and_named_and_the_others_are_used(
     assert facts(found) == (GPU0, "0000:18:00.0", "cdi")
     assert ("not resolved by" in done.err) is bool(said)
     assert said in done.err
+    assert bool(json.loads(done.out)["resolve_problems"]) is bool(said)
 
 
 async def test_values_that_are_no_labels_are_left_out(files: NodeFiles) -> None:
