@@ -34,7 +34,8 @@ DEVICE = ("api", "resource", "driver", "pool", "device", "share_id")
 ALLOCATION = (*HOLDER, *DEVICE, "claim", "claim_namespace", "numa_node")
 RESOLVED = (
     *(*HOLDER, "uid", *DEVICE, "claim", "claim_namespace"),  # uid: of the pod, as kube-state-metrics calls it
-    *("UUID", "mig_uuid", "pci_bus_id", "serial_number", "model", "share", "source"),  # UUID: dcgm-exporter's label
+    *("UUID", "GPU_I_ID", "mig_uuid", "pci_bus_id", "serial_number"),  # the first two as dcgm-exporter calls them
+    *("model", "share", "source"),
 )
 """Labels by which the series of other exporters are found: docs/monitoring.md has a join for each."""
 
@@ -191,7 +192,8 @@ def _resolved(
     for held in _cut(allocations, family.name, dropped, max_series):
         found = resolved.of(held)
         facts = found.facts
-        hardware = [found.exporter_uuid, facts.uuid if facts.gpu_uuid else "", facts.pci_bus_id, facts.serial_number]
+        mig = [facts.gpu_instance, facts.uuid if facts.gpu_uuid else ""]
+        hardware = [found.exporter_uuid, *mig, facts.pci_bus_id, facts.serial_number]
         holder = [*held.holder, found.pod_uid, *device_labels(held.device_key)]
         claim = [held.claim or "", held.claim_namespace or ""]
         family.add_metric([*holder, *claim, *hardware, facts.model, found.share, found.source], 1)

@@ -80,7 +80,7 @@ def list_wide(snapshot: NodeSnapshot, selection: Filters) -> str:
 
 
 RESOLVED = ("HOLDER", "RESOURCE", "DEVICE", "SHARE", "UUID", "PCI", "POD UID", "SOURCE")
-RESOLVED_WIDE = (*RESOLVED, "GPU UUID", "MODEL", "SERIAL", "CLAIM", "CONFLICTS")
+RESOLVED_WIDE = (*RESOLVED, "GPU UUID", "INSTANCE", "MODEL", "SERIAL", "CLAIM", "CONFLICTS")
 
 
 def resolved_table(snapshot: NodeSnapshot, resolved: Resolved, width: int | None) -> str:
@@ -99,6 +99,7 @@ def resolution_document(found: Resolution) -> Document:
     return {
         "uuid": found.facts.uuid,
         "gpu_uuid": found.exporter_uuid,
+        "gpu_instance": found.facts.gpu_instance,
         "pci_bus_id": found.facts.pci_bus_id,
         "model": found.facts.model,
         "serial_number": found.facts.serial_number,
@@ -208,8 +209,9 @@ def _resolved_rows(snapshot: NodeSnapshot, resolved: Resolved) -> list[tuple[str
         device = held.device_ids[0] if held.api is Api.DEVICE_PLUGIN else f"{held.pool}/{held.device}"
         source = found.source + (" (conflict)" if found.conflicts else "")
         known = (found.share, facts.uuid, facts.pci_bus_id, found.pod_uid, source)
-        more = (facts.gpu_uuid, facts.model, facts.serial_number, _claim(held, shared), "; ".join(found.conflicts))
-        rows.append((str(held.holder), held.resource or held.driver or "", device, *known, *more))
+        more = (facts.gpu_uuid, facts.gpu_instance, facts.model, facts.serial_number, _claim(held, shared))
+        conflicts = "; ".join(found.conflicts)
+        rows.append((str(held.holder), held.resource or held.driver or "", device, *known, *more, conflicts))
     return rows
 
 

@@ -29,7 +29,6 @@ FOLDERS = ("var/run/cdi", "run/cdi", "etc/cdi")
 MOST_EDITS = 4096  # nodes and variables of one device
 _UUID_VARIABLES = ("NVIDIA_VISIBLE_DEVICES",)
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{8,}", re.IGNORECASE)
-_MIG_NODE = re.compile(r"/nvidia-caps/nvidia-cap(?![12]$)\d+$")  # 1 and 2: mig/config, mig/monitor
 
 ClaimDeviceKey = tuple[str, str, str, str, str, str]
 """A claim's namespace and name, driver, pool, device, share."""
@@ -145,8 +144,10 @@ def facts(edits: Collection[Edits], hardware: Hardware) -> DeviceFacts:
         return NOTHING
     device = behind.pop() if behind else NOTHING
     uuid = uuids.pop() if uuids else ""
-    if uuid.startswith("MIG-") or any(_MIG_NODE.search(node.path) for node in nodes):
-        return DeviceFacts(uuid=uuid, pci_bus_id=device.pci_bus_id, gpu_uuid=device.uuid, model=device.model)
+    instances = {found for node in nodes if (found := hardware.gpu_instance(node.path)) is not None}
+    if uuid.startswith("MIG-") or instances:
+        instance = instances.pop() if len(instances) == 1 else ""
+        return DeviceFacts(uuid, device.pci_bus_id, device.uuid, instance, device.model)
     if uuid and device.uuid and uuid != device.uuid:
         return NOTHING
     return replace(device, uuid=uuid or device.uuid)

@@ -26,13 +26,14 @@ _SERIAL_NUMBERS = ("serialNumber", "serial")
 class DeviceFacts(Struct, frozen=True):
     """What one source says of a device; an empty text is what it does not know.
 
-    ``gpu_uuid`` is set for a part (a MIG instance): the UUID of the whole device, by which exporters know it.
-    ``pci_bus_id`` is as the kernel writes it: ``0000:3b:00.0``.
+    ``gpu_uuid`` is set for a part (a MIG instance): the UUID of the whole device, by which exporters know it; and
+    ``gpu_instance`` is the instance's number there. ``pci_bus_id`` is as the kernel writes it: ``0000:3b:00.0``.
     """
 
     uuid: str = ""
     pci_bus_id: str = ""
     gpu_uuid: str = ""
+    gpu_instance: str = ""
     model: str = ""
     serial_number: str = ""
 
@@ -42,7 +43,7 @@ class DeviceFacts(Struct, frozen=True):
 
 NOTHING = DeviceFacts()
 _FIELDS = DeviceFacts.__struct_fields__
-_IDENTITY = ("uuid", "pci_bus_id", "gpu_uuid")  # sources that differ here speak of different hardware
+_IDENTITY = ("uuid", "pci_bus_id", "gpu_uuid", "gpu_instance")  # sources that differ here speak of different hardware
 
 
 class Resolution(Struct, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from podresources.resolve.facts import NOTHING, DeviceFacts, pci_bus_id, text
@@ -12,6 +13,9 @@ from podresources.resolve.files import UnreadableFileError, names, read_kernel, 
 _NVIDIA_NODE = re.compile(r"nvidia(\d+)")  # /dev/nvidia0, whose number is the driver's "Device Minor"
 _DRM_NODE = re.compile(r"(?:card|renderD)\d+")
 _INTEL_ID = re.compile(r"(card\d+)-\d+")  # intel-device-plugins-for-kubernetes, cmd/gpu_plugin: one id for each sharer
+_MIG_NODE = re.compile(r"/nvidia-caps/nvidia-cap(?![12]$)(\d+)$")  # 1 and 2: mig/config, mig/monitor
+_INSTANCE = re.compile(r"gi(\d+)")
+_CAPABILITY = {"DeviceFileMinor": "minor"}
 _LABELS = {"GPU UUID": "uuid", "Model": "model", "Bus Location": "pci", "Device Minor": "minor"}
 
 
@@ -23,13 +27,15 @@ class Hardware:
         self._by_uuid: dict[str, DeviceFacts] = {}
         self._by_pci: dict[str, DeviceFacts] = {}
         self._by_minor: dict[str, DeviceFacts] = {}
+        self._instances: dict[str, str] = {}  # minor of /dev/nvidia-caps/nvidia-cap<minor> -> GPU instance
 
     def refresh(self) -> None:
         """Read what NVIDIA's driver says; nothing is there without it."""
         self._by_uuid, self._by_pci, self._by_minor = {}, {}, {}
+        self._instances = dict(self._capabilities())
         folder = self._root / "proc/driver/nvidia/gpus"
         for name in names(folder):
-            found = _information(folder / name / "information")
+            found = _fields(folder / name / "information", _LABELS)
             gpu = DeviceFacts(
                 uuid=found.get("uuid", ""), pci_bus_id=pci_bus_id(name), model=text(found.get("model", ""))
             )
@@ -60,6 +66,25 @@ class Hardware:
             return NOTHING
         return self._of_link(self._root / f"sys/dev/{'block' if kind == 'b' else 'char'}/{major}:{minor}" / "device")
 
+    def gpu_instance(self, path: str) -> str | None:
+        """Return the number of the GPU instance that a capability's node is of; None for a node of no instance.
+
+        The number is empty where the driver does not say it: the node alone tells that it is no whole GPU.
+        """
+        found = _MIG_NODE.search(path)
+        return None if found is None else self._instances.get(found[1], "")
+
+    def _capabilities(self) -> Iterator[tuple[str, str]]:
+        """Yield the minor of each GPU instance's node (NVIDIA's MIG User Guide, "Device Nodes and Capabilities")."""
+        folder = self._root / "proc/driver/nvidia/capabilities"
+        for gpu in names(folder):
+            for instance in names(folder / gpu / "mig"):
+                if number := _INSTANCE.fullmatch(instance):
+                    here = folder / gpu / "mig" / instance
+                    for path in (here / "access", *(here / name / "access" for name in names(here))):
+                        if minor := _fields(path, _CAPABILITY).get("minor"):
+                            yield minor, number[1]
+
     def complete(self, facts: DeviceFacts) -> DeviceFacts:
         """Return what the kernel says more of a device of which a UUID or a PCI address is known."""
         if not facts.uuid and not facts.pci_bus_id and not facts.gpu_uuid:
@@ -88,11 +113,11 @@ class Hardware:
         return self._by_pci.get(address) or DeviceFacts(pci_bus_id=address)
 
 
-def _information(path: Path) -> dict[str, str]:
-    """Read NVIDIA's ``information``: lines of ``Label: value``."""
+def _fields(path: Path, labels: Mapping[str, str]) -> dict[str, str]:
+    """Read a file of NVIDIA's driver: lines of ``Label: value``, those in ``labels`` under the names that it gives."""
     try:
         lines = (read_kernel(path) or b"").decode("utf-8", "replace").splitlines()
     except UnreadableFileError:
         return {}
     pairs = (line.partition(":") for line in lines)
-    return {_LABELS[label.strip()]: text(value) for label, _, value in pairs if label.strip() in _LABELS}
+    return {labels[label.strip()]: text(value) for label, _, value in pairs if label.strip() in labels}

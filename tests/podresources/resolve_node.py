@@ -48,6 +48,12 @@ class NodeFiles:
                 f"Bus Location: \t {address}\nDevice Minor: \t {minor}\nGPU Excluded:\t No\n",
             )
 
+    def mig_instance(self, number: int, minor: int, gpu: int = 1) -> None:
+        """A GPU instance's capability, and its compute instance's with the next minor, as the driver shows them."""
+        folder = f"proc/driver/nvidia/capabilities/gpu{gpu}/mig/gi{number}"
+        for path, of in ((f"{folder}/access", minor), (f"{folder}/ci0/access", minor + 1)):
+            self.write(path, f"DeviceFileMinor: {of}\nDeviceFileMode: 292\nDeviceFileModify: 1\n")
+
     def pci_device(self, address: str, **attributes: str) -> None:
         """A PCI device in sysfs."""
         folder = self.root / "sys/bus/pci/devices" / address
@@ -70,7 +76,7 @@ class NodeFiles:
                 "containerEdits": {
                     "deviceNodes": [
                         {"path": f"/dev/nvidia{minor}", "hostPath": f"/run/nvidia/driver/dev/nvidia{minor}"},
-                        *([{"path": f"/dev/nvidia-caps/nvidia-cap{30 + minor}"}] if mig else []),
+                        *([{"path": f"/dev/nvidia-caps/nvidia-cap{number}"} for number in (30, 31)] if mig else []),
                     ]
                 },
             }

@@ -53,6 +53,13 @@ KUBE_POD_INFO = series(
 ) | series("kube_pod_info", 1, namespace="ml", pod="old-0", uid="u-1", created_by_kind="Job", created_by_name="x")
 
 
+DCGM_MIG = (
+    series("DCGM_FI_PROF_GR_ENGINE_ACTIVE", 0.8, UUID=GPU0, gpu="0", modelName="H200")
+    | series("DCGM_FI_PROF_GR_ENGINE_ACTIVE", 0.25, UUID=GPU1, gpu="1", GPU_I_ID="5", GPU_I_PROFILE="1g.18gb")
+    | series("DCGM_FI_PROF_GR_ENGINE_ACTIVE", 0.9, UUID=GPU1, gpu="1", GPU_I_ID="6", GPU_I_PROFILE="1g.18gb")
+)
+
+
 def joined(expression: str, samples: Vector) -> dict[tuple[str, str, str], float]:
     """``(pod, device, gpu)`` to value."""
     found = {}

@@ -143,17 +143,20 @@ def joins() -> list[str]:
 
 
 def test_the_joins_with_other_exporters_find_what_they_say() -> None:
-    from tests.podresources.sample_vectors import AMD, DCGM, GPU0, INTEL, KUBE_POD_INFO, resolved
+    from tests.podresources.sample_vectors import AMD, DCGM, DCGM_MIG, GPU0, GPU1, INTEL, KUBE_POD_INFO, resolved
     from tests.support.promql import evaluate, parse
 
     samples = resolved("gpu", UUID=GPU0, uid="u-0") | resolved("amd", serial_number="692409005408")
     samples |= resolved("intel", pci_bus_id="0000:83:00.0", node="n1") | resolved("web-0", uid="u-2")
-    samples |= DCGM | AMD | INTEL | KUBE_POD_INFO
+    samples |= resolved(
+        "mig", UUID=GPU1, GPU_I_ID="5", device="gpu-1-mig-1g18gb-5-0", pool="node1", driver="gpu.nvidia.com"
+    )
+    samples |= DCGM | DCGM_MIG | AMD | INTEL | KUBE_POD_INFO
     found = [
         {dict(labels)["pod"]: value for labels, value in evaluate(parse(expression), samples).items()}
         for expression in joins()
     ]
-    assert found == [{"gpu": 80}, {"amd": 61}, {"intel": 0.52}, {"web-0": 1}]
+    assert found == [{"gpu": 80, "mig": 15}, {"gpu": 0.8, "mig": 0.25}, {"amd": 61}, {"intel": 0.52}, {"web-0": 1}]
 
 
 def test_what_resolving_adds_to_the_metrics_is_documented_label_by_label() -> None:

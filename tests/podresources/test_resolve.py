@@ -101,7 +101,15 @@ async def test_a_mig_instances_gpu_is_what_exporters_know(files: NodeFiles) -> N
     files.nvidia_claim(CLAIM_UID, 1, mig=True)
     async with node(nvidia_pod(minors=(1,))) as server:
         (found,), _ = await resolved(server, files)
-    assert (found["uuid"], found["gpu_uuid"], found["pci_bus_id"]) == ("", GPU1, "0000:3b:00.0")
+        assert (found["uuid"], found["gpu_uuid"], found["pci_bus_id"]) == ("", GPU1, "0000:3b:00.0")
+        assert found["gpu_instance"] == "", "the driver does not say it"
+        files.mig_instance(5, 30)
+        files.mig_instance(6, 39)
+        (found,), _ = await resolved(server, files)
+        text = (await run("list", "--resolve", "-o", "prom", "--socket", server.path, "--host-root", files.root)).out
+    assert (found["uuid"], found["gpu_uuid"], found["gpu_instance"]) == ("", GPU1, "5")
+    (labels,) = (dict(labels) for name, labels in parse(text) if name == "podresources_device_resolved_info")
+    assert (labels["UUID"], labels["GPU_I_ID"]) == (GPU1, "5")
 
 
 async def test_a_claims_device_by_a_node_that_sysfs_knows(files: NodeFiles) -> None:
