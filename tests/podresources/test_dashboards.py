@@ -17,7 +17,18 @@ from podresources.model import SocketIdentity
 from podresources.normalise import allocatable, snapshot
 from podresources.resolve.resolver import Resolved
 from podresources.transport import Attempt, Rpc
-from tests.podresources.sample_vectors import AMD, DCGM, GPU0, GPU1, INTEL, KUBE_POD_INFO, held, joined, resolved
+from tests.podresources.sample_vectors import (
+    AMD,
+    DCGM,
+    DCGM_MIG,
+    GPU0,
+    GPU1,
+    INTEL,
+    KUBE_POD_INFO,
+    held,
+    joined,
+    resolved,
+)
 from tests.support.dashboards import assert_panels_are_laid_out
 from tests.support.podresources_server import (
     capacity,
@@ -54,6 +65,7 @@ POD_INFO_LABELS = {"namespace", "pod", "uid", "node", "created_by_kind", "create
 OTHERS = {
     "DCGM_FI_DEV_GPU_UTIL": DCGM_LABELS,
     "DCGM_FI_DEV_FB_USED": DCGM_LABELS,
+    "DCGM_FI_PROF_GR_ENGINE_ACTIVE": DCGM_LABELS | {"GPU_I_ID", "GPU_I_PROFILE"},
     "gpu_gfx_activity": AMD_LABELS,
     "hw_gpu_utilization_ratio": INTEL_LABELS,
     "kube_pod_info": POD_INFO_LABELS,
@@ -203,6 +215,15 @@ def test_the_join_has_claims_once_they_are_resolved_and_every_holder_once() -> N
     assert by_pod("namespace_pod_container:dcgm_gpu_utilization:percent", samples, "gpu", "modelName") == {
         ("limits", "0", "H200"): 80,
         ("claim", "1", "H200"): 15,
+    }
+
+
+def test_the_join_keeps_the_mig_instances_of_a_gpu_apart() -> None:
+    samples = resolved("whole", UUID=GPU0) | resolved("part", UUID=GPU1, GPU_I_ID="5") | DCGM_MIG
+    samples |= resolved("unknown-part", UUID=GPU1, mig_uuid="MIG-1")
+    assert by_pod("namespace_pod_container:dcgm_gr_engine_active:ratio", samples, "GPU_I_PROFILE") == {
+        ("whole", ""): 0.8,
+        ("part", "1g.18gb"): 0.25,
     }
 
 
