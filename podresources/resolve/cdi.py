@@ -53,6 +53,7 @@ class Edits(Struct, frozen=True):
 class _File(Struct, frozen=True):
     stamp: Stamp
     devices: dict[str, Edits]  # by qualified name: vendor/class=device
+    problem: str = ""  # why it cannot be read
 
 
 class CdiFiles:
@@ -65,21 +66,14 @@ class CdiFiles:
     def refresh(self) -> list[str]:
         """Read what is new or changed; return a sentence for each file that cannot be read."""
         found: dict[Path, _File] = {}
-        problems = []
         for path in self._paths():
             now = stamp(path)
-            known = self._files.get(path)
             if now is None:
                 continue
-            if known is not None and known.stamp == now:
-                found[path] = known
-                continue
-            try:
-                found[path] = _File(now, dict(_devices(path)))
-            except UnreadableFileError as error:
-                problems.append(f"CDI file {error}")
+            known = self._files.get(path)
+            found[path] = known if known is not None and known.stamp == now else _read(path, now)
         self._files = found
-        return problems
+        return [file.problem for file in found.values() if file.problem]
 
     def edits(self, name: str) -> Edits:
         """Return what a qualified CDI name gives; nothing for a name that no file defines."""
@@ -155,6 +149,13 @@ def facts(edits: Collection[Edits], hardware: Hardware) -> DeviceFacts:
 
 def _length(item: tuple[ClaimDeviceKey, tuple[str, ...]]) -> int:
     return len(item[1])
+
+
+def _read(path: Path, now: Stamp) -> _File:
+    try:
+        return _File(now, dict(_devices(path)))
+    except UnreadableFileError as error:
+        return _File(now, {}, f"CDI file {error}")
 
 
 def _devices(path: Path) -> Iterator[tuple[str, Edits]]:

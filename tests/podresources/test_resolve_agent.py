@@ -16,9 +16,10 @@ from msgspec.structs import replace
 
 from podresources.model import Api, PodAllocation
 from podresources.resolve.agent import MOST_BYTES, Agents, sockets
+from podresources.resolve.cdi import CdiFiles
 from podresources.resolve.resolver import NodePaths, Resolved, Resolver
 from tests.podresources.metrics_page import Scraped, count, value
-from tests.podresources.resolve_node import agent, strange_agent
+from tests.podresources.resolve_node import NodeFiles, agent, strange_agent
 from tests.support.podresources_server import container, device, kubelet, listing, pod, says, socket_directory
 from tests.support.status_documents import NOW, by_pod, gpu, many, status
 from tests.support.waiting import PATIENCE
@@ -226,3 +227,27 @@ async def test_a_disk_that_hangs_costs_its_time_and_what_was_known_stays(path: P
         after = await asyncio.to_thread(resolver.resolve, [HELD, other], 5.0 * PATIENCE)
     assert "host" not in after.problems
     assert after.of(other).facts.uuid == gpu(1).id
+
+
+def test_files_are_read_again_when_they_changed_and_only_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that cannot be read: a large one would be parsed at every look."""
+    files = NodeFiles(tmp_path)
+    read: list[str] = []
+
+    def counted(path: Path) -> bytes:
+        read.append(path.name)
+        return path.read_bytes()
+
+    monkeypatch.setattr("podresources.resolve.cdi.read", counted)
+    torn = files.cdi("torn.json", "x.com/y", {"name": "a", "containerEdits": {}})
+    torn.write_text("{")
+    files.cdi("good.json", "x.com/y", {"name": "b", "containerEdits": {"env": ["NVIDIA_VISIBLE_DEVICES=GPU-12345678"]}})
+    found = CdiFiles(tmp_path)
+    assert [len(found.refresh()) for _ in range(3)] == [1, 1, 1]
+    assert sorted(read) == ["good.json", "torn.json"]
+    assert found.edits("x.com/y=b").uuids == ("GPU-12345678",)
+    files.cdi("torn.json", "x.com/y", {"name": "a", "containerEdits": {}})
+    (tmp_path / "var/run/cdi/good.json").unlink()
+    assert found.refresh() == []
+    assert read[2:] == ["torn.json"]
+    assert found.edits("x.com/y=b").uuids == ()
