@@ -10,6 +10,9 @@ node:
 - ``id``: kubelet's own id of a device with limits, which is a UUID or a PCI address with most plugins;
 - ``host``: ``/proc`` and sysfs, which complete what the others say (:mod:`podresources.resolve.hardware`).
 
+The pod's UID is in kubelet's checkpoints (:mod:`podresources.resolve.checkpoints`), in the agent's document, and in the
+names of the folders of logs (:mod:`podresources.resolve.pod_uids`).
+
 Sources are asked in this order, and the first that knows a field wins; a source that says something else is shown as a
 conflict. Everything that is read here was written by others: sizes are limited, and only regular files are read.
 """

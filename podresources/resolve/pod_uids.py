@@ -1,9 +1,9 @@
 """Find a pod's UID on the node: kubelet names the folder of its logs ``<namespace>_<pod>_<uid>``.
 
 Source: kubernetes, pkg/kubelet/kuberuntime/helpers.go, BuildPodLogsDirectory. The folder is there from before the pod's
-first container starts until kubelet removes the pod. Of several with one name, which a StatefulSet's next pod leads to,
-the pod that runs is the one with a folder in ``<kubelet>/pods``. A static pod has the UID there that kubelet gave it,
-not its mirror's in the API server.
+first container starts until some time after the pod's end. Of several with one name, which a StatefulSet's next pod
+leads to, those count that have a folder in ``<kubelet>/pods``. A static pod has the UID there that kubelet gave it, not
+its mirror's in the API server.
 """
 
 from __future__ import annotations
@@ -37,6 +37,6 @@ class PodUids:
     def of(self, namespace: str, pod: str) -> str:
         """Return the UID; "" if there is no folder, or if several pods of that name seem to be there."""
         found = self._uids.get((namespace, pod), [])
-        if len(found) > 1:
+        if os.path.isdir(self._pods):  # else it is not mounted
             found = [uid for uid in found if os.path.isdir(self._pods / uid)]
         return found[0] if len(found) == 1 else ""

@@ -16,6 +16,7 @@ from podresources.model import AllocationKey, Api, PodAllocation
 from podresources.resolve import cdi
 from podresources.resolve.agent import ASK_SECONDS, Agents, sockets
 from podresources.resolve.cdi import CdiFiles, ClaimDeviceKey, claim_device_key
+from podresources.resolve.checkpoints import Checkpoints
 from podresources.resolve.facts import NOTHING, DeviceFacts, Resolution, merge
 from podresources.resolve.hardware import Hardware
 from podresources.resolve.metadata import MetadataFiles
@@ -29,7 +30,7 @@ FRESH_SECONDS = 60.0
 """While nobody takes or releases a device, what was found stays true for so long: nothing is read meanwhile."""
 
 RETRY_SECONDS = 10.0
-"""The same while something is unknown, or a source failed: a claim's file may come, an agent may be back."""
+"""The same while something is unknown, a pod's UID is from the logs' folders alone, or a source failed."""
 
 RESOLVE_SECONDS = 1.5
 """For reading everything, agents included. With the two requests to kubelet it fits into a scrape of 10 s."""
@@ -51,14 +52,19 @@ class NodePaths(Struct, frozen=True):
     kubelet: Path | None = None
 
     @property
+    def of_kubelet(self) -> Path:
+        """Kubelet's directory."""
+        return self.kubelet or self.root / KUBELET
+
+    @property
     def pods(self) -> Path:
-        """A directory for each pod that runs, named by its UID."""
-        return (self.kubelet or self.root / KUBELET) / "pods"
+        """A directory for each pod that is on the node, named by its UID."""
+        return self.of_kubelet / "pods"
 
     @property
     def plugins(self) -> Path:
         """The directories of DRA drivers."""
-        return (self.kubelet or self.root / KUBELET) / "plugins"
+        return self.of_kubelet / "plugins"
 
 
 class Resolved(Struct, frozen=True):
@@ -74,8 +80,10 @@ class Resolved(Struct, frozen=True):
     @property
     def good_for_seconds(self) -> float:
         """For how long nothing needs to be read again, unless something else is held."""
-        known = not self.problems and all(found.source and found.pod_uid for found in self.by_key.values())
-        return FRESH_SECONDS if known else RETRY_SECONDS
+        sure = not self.problems and all(
+            found.source and found.pod_uid_source in ("checkpoint", "agent") for found in self.by_key.values()
+        )
+        return FRESH_SECONDS if sure else RETRY_SECONDS
 
     def of(self, held: PodAllocation) -> Resolution:
         """Return what is known of a held device; all fields are empty where nothing is."""
@@ -95,6 +103,7 @@ class Resolver:
         self._cdi = CdiFiles(self._paths.root)
         self._metadata = MetadataFiles(self._paths.plugins)
         self._hardware = Hardware(self._paths.root)
+        self._checkpoints = Checkpoints(self._paths.of_kubelet)
         self._pod_uids = PodUids(self._paths.root, self._paths.pods)
         self._last = Resolved()
         self._read_at = float("-inf")
@@ -141,6 +150,7 @@ class Resolver:
             "agent": self._agents.ask(sockets(self._paths.plugins) if found is None else found, self._agent_seconds),
             "cdi": self._cdi.refresh() if claims else [],
             "metadata": self._metadata.refresh(claims),
+            "checkpoint": self._checkpoints.refresh(),
         }
         if self._slices is not None:
             problems["slices"] = self._slices.problems()
@@ -174,7 +184,13 @@ class Resolver:
         yield "slices", self._slices.facts(held) if self._slices is not None else NOTHING
 
     def _pod_uid(self, held: PodAllocation, device_id: str) -> tuple[str, str]:
-        """Return the pod's UID and who said so: the agent knows pods with limits, the folders of logs all others."""
+        """Return the pod's UID and who said so.
+
+        The folders of logs are asked last: for a moment after a pod's start only an earlier one's of its name may be
+        there.
+        """
+        if uid := self._checkpoints.pod_uid(held):
+            return uid, "checkpoint"
         if held.resource is not None and (uid := self._agents.pod_uid(held, device_id)):
             return uid, "agent"
         uid = self._pod_uids.of(held.namespace, held.pod)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import bed as b
-from tests.cluster.bed import CLAIMS, DRIVER, NAMESPACE, RESOURCE, Bed, Json
+from tests.cluster.bed import CLAIMS, DRIVER, NAMESPACE, RESOURCE, Bed, Json, wait_for
 from tests.cluster.sim_bed import SimBed
 from tests.cluster.steps import claim_pod, deleted, legacy_pod, running
 from tests.support.waiting import HANG_SECONDS
@@ -130,14 +130,37 @@ async def test_resolve_finds_hardware_and_pods_by_each_source_alone(bed: Bed, tm
         pod: (uuid, "agent") for pod, uuid in expected.items()
     }
     assert not any(one["conflicts"] for one in by_agent.values())
-    assert (by_agent["l1"]["pod_uid"], by_agent["l1"]["pod_uid_source"]) == (uid["l1"], "agent")
+    for pod, one in by_agent.items():
+        assert (one["pod_uid"], one["pod_uid_source"]) == (uid[pod], "checkpoint")
     without_agent = await resolved("--agent-socket", str(tmp_path / "none"))
     assert (without_agent["c1"]["uuid"], without_agent["c1"]["source"]) == (expected["c1"], "metadata")
-    if not isinstance(bed, SimBed):  # whose pods write no logs
-        assert (without_agent["c1"]["pod_uid"], without_agent["c1"]["pod_uid_source"]) == (uid["c1"], "logs")
     slices = ("--slices", "--kubeconfig", str(bed.kubeconfig), "--node", bed.node_object)
     by_slices = await resolved("--host-root", str(tmp_path), *slices)
     assert (by_slices["c1"]["uuid"], by_slices["c1"]["source"]) == (expected["c1"], "slices")
+
+
+async def test_resolve_finds_pods_by_the_folders_of_their_logs(bed: Bed, tmp_path: Path) -> None:
+    """Earlier pods of the same names have left theirs; while it is not clear which is meant, there is no UID."""
+    directory = bed.kubelet_directory
+    socket(bed)
+    if isinstance(bed, SimBed) or directory is None:
+        pytest.skip("simulated pods write no logs")
+    for path, target in (("var/log/pods", Path("/var/log/pods")), ("var/lib/kubelet/pods", directory / "pods")):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).symlink_to(target)
+    await legacy_pod(bed, "l1")
+    await claim_pod(bed, "c1")
+    await running(bed, "l1", "c1")
+    uid = {one["metadata"]["name"]: one["metadata"]["uid"] for one in await bed.workload_pods()}
+
+    async def all_known() -> bool:
+        found = await ask_json(bed, "list", "-n", NAMESPACE, "--resolve", "--host-root", str(tmp_path))
+        resolved = {one["pod"]: one["resolved"] for one in found["allocations"]}
+        for pod, one in resolved.items():
+            assert (one["pod_uid"], one["pod_uid_source"]) in ((uid[pod], "logs"), ("", ""))
+        return set(resolved) == {"l1", "c1"} and all(one["pod_uid"] for one in resolved.values())
+
+    await wait_for(bed, "the UIDs of the pods", all_known)
 
 
 async def test_watch_tells_of_pods_that_come_and_go(bed: Bed) -> None:

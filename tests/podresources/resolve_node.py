@@ -105,6 +105,19 @@ class NodeFiles:
         path = f"var/lib/kubelet/plugins/{driver}/dra-device-metadata/default_{claim}/gpu/metadata.json"
         return self.write(path, json.dumps(document) + "\n")
 
+    def kubelet_checkpoints(self, device: tuple[str, str, str, str], *claims: tuple[str, str, str]) -> None:
+        """``(resource, id, container, pod UID)`` and ``(namespace, claim, pod UID)``, as kubelet 1.36.2 writes them."""
+        resource, device_id, box, uid = device
+        entry = {"PodUID": uid, "ContainerName": box, "ResourceName": resource, "DeviceIDs": {"-1": [device_id]}}
+        devices = {"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {resource: [device_id]}}, "Checksum": 1}
+        self.write("var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", json.dumps(devices))
+        infos = [
+            {"ClaimUID": CLAIM_UID, "ClaimName": claim, "Namespace": namespace, "PodUIDs": {pod: {}}, "DriverState": {}}
+            for namespace, claim, pod in claims
+        ]
+        state = {"kind": "DRACheckpoint", "ClaimInfoStateList": infos}
+        self.write("var/lib/kubelet/dra_manager_state", json.dumps({"Data": json.dumps(state), "Checksum": 1}))
+
     def logs(self, namespace: str, pod: str, uid: str = POD_UID) -> None:
         (self.root / "var/log/pods" / f"{namespace}_{pod}_{uid}").mkdir(parents=True, exist_ok=True)
 

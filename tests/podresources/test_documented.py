@@ -171,6 +171,7 @@ def test_what_resolving_adds_to_the_metrics_is_documented_label_by_label() -> No
 
 def test_the_mounts_and_the_role_for_resolving_are_what_it_reads() -> None:
     from podresources.resolve.cdi import FOLDERS
+    from podresources.resolve.checkpoints import DEVICES
     from podresources.resolve.pod_uids import LOGS
     from podresources.resolve.resolver import KUBELET, NodePaths
 
@@ -181,6 +182,7 @@ def test_the_mounts_and_the_role_for_resolving_are_what_it_reads() -> None:
     assert paths == {volume["name"]: volume["hostPath"]["path"] for volume in mounts["volumes"]}
     assert all(mount["readOnly"] for mount in mounts["volumeMounts"])
     node = NodePaths()
-    assert set(paths.values()) == {str(node.plugins), str(node.pods), f"/{FOLDERS[0]}", f"/{LOGS}"}
+    checkpoint = (node.of_kubelet / DEVICES).parent
+    assert set(paths.values()) == {str(node.plugins), str(checkpoint), f"/{FOLDERS[0]}", f"/{LOGS}"}
     assert str(node.plugins) == f"/{KUBELET}/plugins"
     assert role["rules"] == [{"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": ["list"]}]

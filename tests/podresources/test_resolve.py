@@ -277,12 +277,49 @@ async def test_the_pod_that_runs_has_the_name_when_an_earlier_one_left_its_logs(
     async with node(nvidia_pod()) as server:
         (found,), _ = await resolved(server, files)
         assert found["pod_uid"] == "", "nobody knows which"
+        files.runs("0d0d0d0d-2222-4333-8444-555555555555")
+        (found,), _ = await resolved(server, files)
+        assert found["pod_uid"] == "", "neither runs"
         files.runs(POD_UID)
         (found,), _ = await resolved(server, files)
         assert found["pod_uid"] == POD_UID
         files.runs(earlier)
         (found,), _ = await resolved(server, files)
     assert found["pod_uid"] == "", "two of that name seem to run"
+
+
+async def test_kubelets_checkpoints_name_the_pod_before_anything_else_does(files: NodeFiles) -> None:
+    """Only the folder of an earlier pod's logs is there yet: kubelet makes the next one's with its first container."""
+    files.logs("default", "infer-0", "11111111-2222-4333-8444-555555555555")
+    files.runs("11111111-2222-4333-8444-555555555555")
+    files.kubelet_checkpoints(("nvidia.com/gpu", f"{GPU1}::2", "main", POD_UID), ("default", "c", POD_UID))
+    train = pod("infer-0", container("main", device("nvidia.com/gpu", f"{GPU1}::2")))
+    for held in (nvidia_pod(), train):
+        async with node(held) as server:
+            (found,), done = await resolved(server, files)
+        assert (found["pod_uid"], found["pod_uid_source"]) == (POD_UID, "checkpoint")
+        assert done.err.count("not resolved") == 0
+
+
+async def test_a_claim_of_several_pods_has_each_pods_uid_from_its_logs(files: NodeFiles) -> None:
+    other = "11111111-2222-4333-8444-555555555555"
+    files.kubelet_checkpoints(("x", "y", "z", other), ("default", "c", POD_UID), ("default", "c", other))
+    files.logs("default", "a")
+    files.logs("default", "b", other)
+    async with node(nvidia_pod("a"), nvidia_pod("b")) as server:
+        found, _ = await resolved(server, files)
+    assert [(one["pod_uid"], one["pod_uid_source"]) for one in found] == [(POD_UID, "logs"), (other, "logs")]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"Data": 3}', '{"Data": {"PodDeviceEntries": [7]}}'])
+async def test_a_checkpoint_in_another_form_is_named_and_the_logs_are_used(files: NodeFiles, content: str) -> None:
+    files.write("var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", content)
+    files.write("var/lib/kubelet/dra_manager_state", content)
+    files.logs("default", "infer-0")
+    async with node(nvidia_pod()) as server:
+        (found,), done = await resolved(server, files)
+    assert (found["pod_uid"], found["pod_uid_source"]) == (POD_UID, "logs")
+    assert done.err.count("its form is not known") == 2
 
 
 def _fifo(files: NodeFiles) -> None:
@@ -435,7 +472,7 @@ async def test_the_exporter_has_one_series_per_holder_with_what_others_join_on(f
         "source": "cdi",
     }
     problems = {dict(labels)["source"]: value for (name, labels), value in series.items() if "resolve_problems" in name}
-    assert problems == {"agent": 0, "cdi": 0, "metadata": 0, "host": 0}
+    assert problems == {"agent": 0, "cdi": 0, "metadata": 0, "checkpoint": 0, "host": 0}
 
 
 async def test_the_exporter_without_it_has_no_such_series_and_reads_nothing(files: NodeFiles) -> None:
