@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from threading import Lock
+from typing import TYPE_CHECKING
 
 from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -27,6 +28,9 @@ from podresources.model import Allocatable, DeviceKey, NodeSnapshot
 from podresources.socket_path import DEFAULT_SOCKET
 from podresources.sync import SyncClient
 from podresources.transport import DEFAULT_RECEIVE_LIMIT_BYTES, Attempt
+
+if TYPE_CHECKING:
+    from podresources.resolve.resolver import Resolved, Resolver
 
 MAX_AGE_SECONDS = 5.0
 """Scrapes within this time get the same answer: several Prometheus servers must not eat the node's limiter."""
@@ -104,14 +108,20 @@ class Exposition(Collector):
         if attempt.code != "OK":
             self._errors.labels(attempt.rpc, attempt.code).inc()
 
-    def update(self, snapshot: NodeSnapshot, allocatable: Allocatable | None, features: KubeletFeatures) -> None:
+    def update(
+        self,
+        snapshot: NodeSnapshot,
+        allocatable: Allocatable | None,
+        features: KubeletFeatures,
+        resolved: Resolved | None = None,
+    ) -> None:
         """Expose a complete answer; ``allocatable`` None when this kubelet does not serve it."""
         with self._lock:
             forgotten = self._known.see(device.device_key for device in (allocatable.devices if allocatable else ()))
             forgotten += self._known.see(allocation.device_key for allocation in snapshot.allocations)
             if forgotten:
                 self._note_dropped("podresources_device_holders", forgotten)
-            self._view = FamilyInput(snapshot, allocatable, tuple(self._known), features)
+            self._view = FamilyInput(snapshot, allocatable, tuple(self._known), features, resolved)
             self._up = True
             self._last_success = self._clock()
 
@@ -145,7 +155,10 @@ class Exposition(Collector):
 
 
 class Exporter(Collector):
-    """Asks kubelet when it is scraped, at most every ``max_age_seconds``. Never raises out of ``collect``."""
+    """Asks kubelet when it is scraped, at most every ``max_age_seconds``. Never raises out of ``collect``.
+
+    ``resolver`` finds the hardware behind the devices, for ``podresources_device_resolved_info``; None for without.
+    """
 
     def __init__(
         self,
@@ -155,7 +168,9 @@ class Exporter(Collector):
         max_series: int = MAX_SERIES,
         timeout_seconds: float = SCRAPE_TIMEOUT_SECONDS,
         receive_limit_bytes: int = DEFAULT_RECEIVE_LIMIT_BYTES,
+        resolver: Resolver | None = None,
     ) -> None:
+        self._resolver = resolver
         self.last_error: PodResourcesError | None = None
         self._exposition = Exposition(max_series=max_series)
         self._client = SyncClient(
@@ -183,6 +198,8 @@ class Exporter(Collector):
     def close(self) -> None:
         """Hang up."""
         self._client.close()
+        if self._resolver is not None:
+            self._resolver.close()
 
     def _refresh(self) -> None:
         try:
@@ -198,4 +215,5 @@ class Exporter(Collector):
             self._exposition.failed()
             return
         self.last_error = None
-        self._exposition.update(snapshot, allocatable, self._client.features)
+        resolved = None if self._resolver is None else self._resolver.resolve(snapshot.allocations)
+        self._exposition.update(snapshot, allocatable, self._client.features, resolved)

@@ -12,13 +12,16 @@ from __future__ import annotations
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from podresources.features import KubeletFeatures, Support
 from podresources.model import Allocatable, Api, DeviceKey, NodeSnapshot, PodAllocation
+
+if TYPE_CHECKING:
+    from podresources.resolve.resolver import Resolved
 
 MAX_SERIES = 10_000
 """Of each per-device family. A node of 500 pods with 4,096 devices fits twice; more is a fault, or a plugin that
@@ -29,18 +32,28 @@ T = TypeVar("T")
 HOLDER = ("namespace", "pod", "container")
 DEVICE = ("api", "resource", "driver", "pool", "device", "share_id")
 ALLOCATION = (*HOLDER, *DEVICE, "claim", "claim_namespace", "numa_node")
+RESOLVED = (
+    *(*HOLDER, "uid", *DEVICE, "claim", "claim_namespace"),  # uid: of the pod, as kube-state-metrics calls it
+    *("UUID", "GPU_I_ID", "mig_uuid", "pci_bus_id", "serial_number"),  # the first two as dcgm-exporter calls them
+    *("model", "share", "source"),
+)
+"""Labels by which the series of other exporters are found: docs/monitoring.md has a join for each."""
 
 Dropped = Callable[[str, int], None]
 """Told the family's name and how many series were cut."""
 
 
 class FamilyInput(Struct, frozen=True):
-    """What the families are made of. ``known``: every device to show, held or not."""
+    """What the families are made of.
+
+    ``known``: every device to show, held or not. ``resolved``: None unless the exporter resolves devices.
+    """
 
     snapshot: NodeSnapshot
     allocatable: Allocatable | None
     known: Sequence[DeviceKey]
     features: KubeletFeatures
+    resolved: Resolved | None = None
 
 
 def families(view: FamilyInput, dropped: Dropped, max_series: int = MAX_SERIES) -> Iterator[Metric]:
@@ -57,13 +70,17 @@ def families(view: FamilyInput, dropped: Dropped, max_series: int = MAX_SERIES) 
         yield from _machine(view.allocatable)
     yield _device_holders(unique, known, dropped, max_series)
     yield _allocation_info(unique, dropped, max_series)
+    if view.resolved is not None:
+        yield from _resolved(unique, view.resolved, dropped, max_series)
     yield from _pinned(view.snapshot)
 
 
-def snapshot_families(snapshot: NodeSnapshot, features: KubeletFeatures) -> Iterator[Metric]:
+def snapshot_families(
+    snapshot: NodeSnapshot, features: KubeletFeatures, resolved: Resolved | None = None
+) -> Iterator[Metric]:
     """Yield what a List alone tells, uncut: for a person who asked once."""
     held = sorted({allocation.device_key for allocation in snapshot.allocations})
-    return families(FamilyInput(snapshot, None, held, features), lambda *_: None, sys.maxsize)
+    return families(FamilyInput(snapshot, None, held, features, resolved), lambda *_: None, sys.maxsize)
 
 
 def capacity_families(allocatable: Allocatable) -> Iterator[Metric]:
@@ -162,6 +179,38 @@ def _allocation_info(allocations: Sequence[PodAllocation], dropped: Dropped, max
         claim = [held.claim or "", held.claim_namespace or ""]
         family.add_metric([*held.holder, *device_labels(held.device_key), *claim, nodes], 1)
     return family
+
+
+def _resolved(
+    allocations: Sequence[PodAllocation], resolved: Resolved, dropped: Dropped, max_series: int
+) -> Iterator[Metric]:
+    family = GaugeMetricFamily(
+        "podresources_device_resolved_info",
+        "1 per device and container that holds it, with the UUID, PCI address and pod UID that other exporters know.",
+        labels=RESOLVED,
+    )
+    for held in _cut(allocations, family.name, dropped, max_series):
+        found = resolved.of(held)
+        facts = found.facts
+        mig = [facts.gpu_instance, facts.uuid if facts.gpu_uuid else ""]
+        hardware = [found.exporter_uuid, *mig, facts.pci_bus_id, facts.serial_number]
+        holder = [*held.holder, found.pod_uid, *device_labels(held.device_key)]
+        claim = [held.claim or "", held.claim_namespace or ""]
+        family.add_metric([*holder, *claim, *hardware, facts.model, found.share, found.source], 1)
+    yield family
+    yield GaugeMetricFamily(
+        "podresources_resolve_conflicts",
+        "Held devices about which the sources disagree; `podresources list --resolve` shows who says what.",
+        value=sum(bool(resolved.of(held).conflicts) for held in allocations),
+    )
+    problems = GaugeMetricFamily(
+        "podresources_resolve_problems",
+        "Agents, files and servers that could not be read when devices were resolved, by source.",
+        labels=["source"],
+    )
+    for source in resolved.asked:
+        problems.add_metric([source], len(resolved.problems.get(source, ())))
+    yield problems
 
 
 def _pinned(snapshot: NodeSnapshot) -> Iterator[Metric]:

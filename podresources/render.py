@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from podresources import table
 from podresources.features import KubeletFeatures
 from podresources.filters import Filters
 from podresources.model import Allocatable, Api, Memory, NodeSnapshot, PodAllocation, shared_claims
+
+if TYPE_CHECKING:
+    from podresources.resolve.facts import Resolution
+    from podresources.resolve.resolver import Resolved
 
 Document = dict[str, Any]
 
@@ -75,17 +79,58 @@ def list_wide(snapshot: NodeSnapshot, selection: Filters) -> str:
     return table.render(WIDE, sorted(rows))
 
 
-def list_document(snapshot: NodeSnapshot, selection: Filters, features: KubeletFeatures) -> Document:
+RESOLVED = ("HOLDER", "RESOURCE", "DEVICE", "SHARE", "UUID", "PCI", "POD UID", "SOURCE")
+RESOLVED_WIDE = (*RESOLVED, "GPU UUID", "INSTANCE", "MODEL", "SERIAL", "CLAIM", "CONFLICTS")
+
+
+def resolved_table(snapshot: NodeSnapshot, resolved: Resolved, width: int | None) -> str:
+    """Render one line per container and device, with the hardware behind it."""
+    rows = [row[: len(RESOLVED)] for row in _resolved_rows(snapshot, resolved)]
+    return table.render(RESOLVED, rows, width, whole=("PCI",))
+
+
+def resolved_wide(snapshot: NodeSnapshot, resolved: Resolved) -> str:
+    """Render the same with everything that is known, never cut."""
+    return table.render(RESOLVED_WIDE, _resolved_rows(snapshot, resolved))
+
+
+def resolution_document(found: Resolution) -> Document:
+    """Turn what is known of a held device into a plain document; what is not known is an empty text."""
+    return {
+        "uuid": found.facts.uuid,
+        "gpu_uuid": found.exporter_uuid,
+        "gpu_instance": found.facts.gpu_instance,
+        "pci_bus_id": found.facts.pci_bus_id,
+        "model": found.facts.model,
+        "serial_number": found.facts.serial_number,
+        "share": found.share,
+        "source": found.source,
+        "pod_uid": found.pod_uid,
+        "pod_uid_source": found.pod_uid_source,
+        "conflicts": list(found.conflicts),
+    }
+
+
+def list_document(
+    snapshot: NodeSnapshot, selection: Filters, features: KubeletFeatures, resolved: Resolved | None = None
+) -> Document:
     """Return everything, for programs. ``notes`` are sentences on what this kubelet cannot tell."""
     found = list(pinned(snapshot, selection))
+    problems = (
+        {} if resolved is None else {"resolve_problems": {by: list(said) for by, said in resolved.problems.items()}}
+    )
+
+    def document(held: PodAllocation) -> Document:
+        more = {} if resolved is None else {"resolved": resolution_document(resolved.of(held))}
+        return allocation_document(held) | more
+
     return {
         "pods": len(snapshot.pods),
-        "allocations": [
-            allocation_document(allocation) for allocation in sorted(snapshot.allocations, key=lambda held: held.key)
-        ],
+        "allocations": [document(held) for held in sorted(snapshot.allocations, key=lambda held: held.key)],
         "cpus": [{**_holder(row), "cpu_ids": list(row.cpu_ids)} for row in found if row.cpu_ids],
         "memory": [{**_holder(row), **memory_document(block)} for row in found for block in row.memory],
         "facts": features_document(features),
+        **problems,
     }
 
 
@@ -153,6 +198,21 @@ def features_document(features: KubeletFeatures) -> Document:
         "active_pods_only": str(features.active_pods_only),
         "notes": list(features.notes()),
     }
+
+
+def _resolved_rows(snapshot: NodeSnapshot, resolved: Resolved) -> list[tuple[str, ...]]:
+    shared = shared_claims(snapshot.allocations)
+    rows: list[tuple[str, ...]] = []
+    for held in sorted(snapshot.allocations, key=lambda held: held.key):
+        found = resolved.of(held)
+        facts = found.facts
+        device = held.device_ids[0] if held.api is Api.DEVICE_PLUGIN else f"{held.pool}/{held.device}"
+        source = found.source + (" (conflict)" if found.conflicts else "")
+        known = (found.share, facts.uuid, facts.pci_bus_id, found.pod_uid, source)
+        more = (facts.gpu_uuid, facts.gpu_instance, facts.model, facts.serial_number, _claim(held, shared))
+        conflicts = "; ".join(found.conflicts)
+        rows.append((str(held.holder), held.resource or held.driver or "", device, *known, *more, conflicts))
+    return rows
 
 
 def _group_key(held: PodAllocation) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from podresources.errors import (
 from podresources.features import KubeletFeatures, Support
 from podresources.model import Allocatable, NodeSnapshot, Pod, SocketIdentity
 from podresources.normalise import allocatable, allocations_of, pod_from_wire, snapshot
+from podresources.shrink import shrink
 from podresources.transport import SEE_LIST, Attempt, KubeletSocket, Observer, Rpc, decode
 from podresources.wire import v1_pb2
 
@@ -86,7 +87,7 @@ class Session:
 
     def read_list(self, data: bytes, identity: SocketIdentity) -> NodeSnapshot:
         """Read the answer of List."""
-        found = snapshot(decode(Rpc.LIST, v1_pb2.ListPodResourcesResponse, data), identity)
+        found = snapshot(decode(Rpc.LIST, v1_pb2.ListPodResourcesResponse, shrink(data)), identity)
         self.features = self.features.after_list(found.has_dynamic_resources)
         return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 GAP = "  "
 ELLIPSIS = "…"
@@ -11,18 +11,31 @@ NARROWEST = 8
 
 
 def render(
-    header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None, *, drop_empty: bool = True
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int | None = None,
+    *,
+    drop_empty: bool = True,
+    whole: Collection[str] = (),
 ) -> str:
     """Render left-aligned columns under a header, one line per row.
 
     ``width`` is the terminal's, in characters; the widest columns are cut until the lines fit. None cuts nothing,
-    which is what a pipe wants. ``drop_empty`` leaves out columns without any value.
+    which is what a pipe wants. ``drop_empty`` leaves out columns without any value; those in ``whole`` are never cut.
     """
     kept = [index for index in range(len(header)) if not (rows and drop_empty) or any(row[index] for row in rows)]
     lines = [[header[index] for index in kept], *([row[index] or "-" for index in kept] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     if width is not None:
-        widths = _fit(widths, width - len(GAP) * (len(widths) - 1))
+        room = width - len(GAP) * (len(widths) - 1)
+        uncut = [lines[0][place] in whole for place in range(len(widths))]
+        fitted = iter(
+            _fit(
+                [size for size, keep in zip(widths, uncut, strict=True) if not keep],
+                room - sum(size for size, keep in zip(widths, uncut, strict=True) if keep),
+            )
+        )
+        widths = [size if keep else next(fitted) for size, keep in zip(widths, uncut, strict=True)]
     return "\n".join(
         GAP.join(_cell(cell, size) for cell, size in zip(line, widths, strict=True)).rstrip() for line in lines
     )
@@ -50,7 +63,7 @@ def size(size_bytes: int) -> str:
 def _fit(widths: list[int], room: int) -> list[int]:
     """Cut the widest column, again and again, until the sum fits or all are at the minimum."""
     widths = list(widths)
-    while sum(widths) > room and max(widths) > NARROWEST:
+    while sum(widths) > room and max(widths, default=0) > NARROWEST:
         widest = widths.index(max(widths))
         others = sorted(widths)[-2] if len(widths) > 1 else NARROWEST
         excess = sum(widths) - room

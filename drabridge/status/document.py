@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from drabridge.inventory.model import Device, Presence, Snapshot
+from drabridge.inventory.model import Attribute, Device, Presence, Semver, Snapshot
 from drabridge.ledger.eligibility import blocking_relative, dra_schedulable, legacy_healthy
 from drabridge.ledger.model import ClaimHold, ClaimPhase, Entry, Hold, Lane, Ledger, Owner, PodRef
 from drabridge.ledger.policy import LedgerPolicy
@@ -146,8 +146,24 @@ def _device(devices: NodeDevices, entry: Entry, device: Device | None) -> Docume
         "releasedBecause": entry.released_because,
         "numaNodes": list(device.numa_nodes) if device else [],
         "pciBusID": device.pci_bus_id if device else "",
+        "uuid": _uuid(device) if device else "",
+        "root": device.root if device else "",
+        "attributes": dict(sorted(map(_attribute, device.attributes.items()))) if device else {},
         "nodes": [node.path for node in device.nodes] if device else [],
     }
+
+
+def _uuid(device: Device) -> str:
+    """Return the attribute ``uuid``, or an id that is one (NVIDIA's: ``GPU-...``, ``MIG-...``)."""
+    published = device.attributes.get("uuid")
+    if isinstance(published, str):
+        return published
+    return device.id if device.id.startswith(("GPU-", "MIG-")) else ""
+
+
+def _attribute(named: tuple[str, Attribute]) -> tuple[str, str | bool | int]:
+    name, value = named
+    return name, value.text if isinstance(value, Semver) else value
 
 
 def _hindrance_text(ledger: Ledger, entry: Entry) -> str:

@@ -25,12 +25,18 @@ def run_export(options: Namespace) -> int:
     # Waited for, not handled: a thread that begins just then may take the signal, and Python runs handlers in the main
     # thread alone, which would go on sleeping. Threads inherit the mask.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    resolver = None
+    if options.resolve:
+        from podresources.cli.resolving import make_resolver
+
+        resolver = make_resolver(options, wait=options.textfile is not None)
     exporter = Exporter(
         options.socket,
         max_age_seconds=0.0 if options.textfile else options.interval or MAX_AGE_SECONDS,
         max_series=options.max_series,
         timeout_seconds=min(options.timeout, SCRAPE_TIMEOUT_SECONDS),
         receive_limit_bytes=options.receive_limit_mib * 1024 * 1024,
+        resolver=resolver,
     )
     registry = CollectorRegistry()
     registry.register(exporter)

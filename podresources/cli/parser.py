@@ -15,6 +15,14 @@ FORMATS = ("table", "wide", "json", "yaml", "prom")
 INTERVAL_FLOOR_SECONDS = 1.0
 """Below this a forgotten terminal would eat a noticeable part of kubelet's 100 requests a second."""
 
+RESOLVE_OPTIONS = {
+    "agent_socket": "--agent-socket",
+    "host_root": "--host-root",
+    "slices": "--slices",
+    "kubeconfig": "--kubeconfig",
+    "node": "--node",
+}
+
 ABOUT = """\
 Tells which container of this node holds which device, CPU and memory, over both device APIs (device plugins and
 Dynamic Resource Allocation), from kubelet's socket alone: no API server, no credentials.
@@ -35,7 +43,16 @@ Exit codes: 0 it worked, 1 the thing asked failed, 2 the command line makes no s
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Options with ``command``, the function to call with them. Raises SystemExit like argparse."""
-    return build_parser().parse_args(arguments)
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    given = vars(options)
+    if "resolve" in given and not options.resolve:
+        for name, option in RESOLVE_OPTIONS.items():
+            if given[name] not in (None, False):
+                parser.error(f"{option} says how to resolve devices: give --resolve too")
+    if given.get("kubeconfig") and not options.slices:
+        parser.error("--kubeconfig says whom --slices asks: give --slices too")
+    return options
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -64,10 +81,13 @@ def build_parser() -> argparse.ArgumentParser:
         "list",
         "query",
         "Who holds what. One line per container and resource; -o wide has one per device.",
-        "podresources list -n training --resource 'nvidia.com/*'\npodresources list -o json | jq '.allocations[].pod'",
+        "podresources list -n training --resource 'nvidia.com/*'\n"
+        "podresources list --resolve\n"
+        "podresources list --resolve -o json | jq '.allocations[] | [.pod, .resolved.uuid]'",
     )
     _add_filters(sub)
     _add_output(sub, FORMATS)
+    _add_resolve(sub)
 
     sub = command(
         "get",
@@ -78,6 +98,7 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("pod", metavar="POD")
     sub.add_argument("-n", "--namespace", default="default", help="the pod's namespace (default: %(default)s)")
     _add_output(sub, FORMATS)
+    _add_resolve(sub)
 
     sub = command(
         "allocatable",
@@ -106,7 +127,7 @@ def build_parser() -> argparse.ArgumentParser:
         "export",
         "export",
         "Metrics for Prometheus: over HTTP, or as a file for node_exporter's textfile collector.",
-        "podresources export --listen '*:9401'\n"
+        "podresources export --listen '*:9401' --resolve\n"
         "podresources export --textfile /var/lib/node_exporter/podresources.prom --interval 15",
         endless=True,
     )
@@ -132,6 +153,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="cut each per-device metric at N series (default: %(default)s)",
     )
+    _add_resolve(sub)
 
     sub = command(
         "top",
@@ -187,6 +209,35 @@ def _add_filters(sub: argparse.ArgumentParser) -> None:
 def _add_output(sub: argparse.ArgumentParser, formats: Sequence[str]) -> None:
     sub.add_argument(
         "-o", "--output", choices=formats, default="table", metavar="FORMAT", help=f"one of {', '.join(formats)}"
+    )
+
+
+def _add_resolve(sub: argparse.ArgumentParser) -> None:
+    resolve = sub.add_argument_group(
+        "resolving",
+        "UUID, PCI address, pod UID and share of each device, from the node itself: drabridge's\n"
+        "agent, the claim's CDI file, its metadata file, /proc and sysfs; with --slices also from\n"
+        "the API server.",
+    )
+    resolve.add_argument("--resolve", action="store_true", help="find the hardware behind each device")
+    resolve.add_argument(
+        "--agent-socket",
+        type=Path,
+        action="append",
+        metavar="PATH",
+        help="drabridge's control.sock; repeat it for several (default: all in kubelet's plugins)",
+    )
+    resolve.add_argument(
+        "--host-root", type=Path, metavar="PATH", help="where the node's files are mounted (default: /)"
+    )
+    resolve.add_argument(
+        "--slices",
+        action="store_true",
+        help="also read the node's ResourceSlices, with the pod's service account or --kubeconfig",
+    )
+    resolve.add_argument("--kubeconfig", type=Path, metavar="PATH", help="for --slices, outside a pod")
+    resolve.add_argument(
+        "--node", metavar="NAME", help="for --slices: this node (default: $NODE_NAME, else its hostname)"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from typing import TYPE_CHECKING
 
 from podresources import render
 from podresources.cli.output import dump, exposition, tell_notes, width
@@ -12,6 +13,9 @@ from podresources.features import KubeletFeatures
 from podresources.filters import Filters
 from podresources.model import NodeSnapshot
 from podresources.sync import SyncClient
+
+if TYPE_CHECKING:
+    from podresources.resolve.resolver import Resolved
 
 
 def connect(options: Namespace) -> SyncClient:
@@ -30,10 +34,12 @@ def run_list(options: Namespace) -> int:
         snapshot = client.list()
         features = client.features if snapshot.has_dynamic_resources else client.probe()
     selected = chosen.snapshot(snapshot)
-    _print(selected, chosen, features, options.output)
+    resolved = _resolve(snapshot, options)
+    _print(selected, chosen, features, options.output, resolved)
     if not selected.allocations and options.output in ("table", "wide"):
         print(f"No device is held in the {len(selected.pods)} pods selected.", file=sys.stderr)
     tell_notes(features)
+    _tell_problems(resolved)
     return 0
 
 
@@ -42,10 +48,12 @@ def run_get(options: Namespace) -> int:
     with connect(options) as client:
         snapshot = client.get(options.namespace, options.pod)
         features = client.features
-    _print(snapshot, Filters(), features, options.output)
+    resolved = _resolve(snapshot, options)
+    _print(snapshot, Filters(), features, options.output, resolved)
     if not snapshot.allocations and options.output in ("table", "wide"):
         print(f"Pod {options.namespace}/{options.pod} holds no device.", file=sys.stderr)
     tell_notes(features)
+    _tell_problems(resolved)
     return 0
 
 
@@ -67,8 +75,34 @@ def run_allocatable(options: Namespace) -> int:
     return 0
 
 
-def _print(snapshot: NodeSnapshot, chosen: Filters, features: KubeletFeatures, output: str) -> None:
+def _resolve(snapshot: NodeSnapshot, options: Namespace) -> Resolved | None:
+    """Find the hardware behind the devices, of all pods: kubelet repeats CDI names within a claim."""
+    if not options.resolve:
+        return None
+    from podresources.cli.resolving import make_resolver
+
+    resolver = make_resolver(options, wait=True)
+    try:
+        return resolver.resolve(snapshot.allocations, options.timeout)
+    finally:
+        resolver.close()
+
+
+def _tell_problems(resolved: Resolved | None) -> None:
+    """Say on stderr which sources failed: what they know is missing."""
+    for sentences in resolved.problems.values() if resolved is not None else ():
+        for sentence in sentences:
+            print(f"note: not resolved by {sentence}", file=sys.stderr)
+
+
+def _print(
+    snapshot: NodeSnapshot, chosen: Filters, features: KubeletFeatures, output: str, resolved: Resolved | None
+) -> None:
     match output:
+        case "table" if resolved is not None:
+            print(render.resolved_table(snapshot, resolved, width()))
+        case "wide" if resolved is not None:
+            print(render.resolved_wide(snapshot, resolved))
         case "table":
             print(render.list_table(snapshot, chosen, width()))
         case "wide":
@@ -76,6 +110,6 @@ def _print(snapshot: NodeSnapshot, chosen: Filters, features: KubeletFeatures, o
         case "prom":
             from podresources.families import snapshot_families
 
-            print(exposition(snapshot_families(snapshot, features)))
+            print(exposition(snapshot_families(snapshot, features, resolved)))
         case _:
-            print(dump(render.list_document(snapshot, chosen, features), output))
+            print(dump(render.list_document(snapshot, chosen, features, resolved), output))

@@ -7,6 +7,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,9 +15,23 @@ from pathlib import Path
 from threading import Event, Thread
 from urllib.request import urlopen
 
+from podresources.model import SocketIdentity
+from podresources.normalise import snapshot
+from podresources.resolve.resolver import NodePaths, Resolver
 from podresources.wire import v1_pb2 as wire
 from tests.bench.core import Benchmark
-from tests.support.podresources_server import capacity, kubelet, large_listing, says
+from tests.podresources.resolve_node import NodeFiles
+from tests.support.podresources_server import (
+    capacity,
+    claim,
+    claim_device,
+    container,
+    kubelet,
+    large_listing,
+    listing,
+    pod,
+    says,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 REPEATS = 7
@@ -29,6 +44,9 @@ def benchmarks() -> list[Benchmark]:
         Benchmark("podresources_cli_s", "s", 0.45, cli_s),
         Benchmark("podresources_exporter_rss_mib", "MiB", 45, exporter_rss_mib),
         Benchmark("podresources_import_ms", "ms", 150, import_ms),
+        Benchmark("podresources_resolve_rss_mib", "MiB", 50, resolve_rss_mib),
+        Benchmark("podresources_resolve_64_claims_ms", "ms", 150, resolve_64_claims_ms),
+        Benchmark("podresources_20mb_peak_mib", "MiB", 170, twenty_mb_peak_mib),
     ]
 
 
@@ -72,6 +90,68 @@ def exporter_rss_mib() -> float:
         return _resident_mib(process.pid)
 
 
+def resolve_rss_mib() -> float:
+    """The same with ``--resolve``: 64 claims' GPUs of NVIDIA's driver, by its CDI files and ``/proc/driver/nvidia``."""
+    with claims_node(64) as (root, response), serving(response) as path:
+        with _exporter(path, "--resolve", "--host-root", str(root)) as (process, port):
+            for _ in range(10):
+                with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                    assert answer.read().count(b'UUID="GPU-') == 64
+            return _resident_mib(process.pid)
+
+
+def resolve_64_claims_ms() -> float:
+    """Resolving them for the first time, every file read and parsed: median."""
+    times = []
+    with claims_node(64) as (root, response):
+        held = snapshot(response, SocketIdentity(1, 2, 3)).allocations
+        for _ in range(REPEATS):
+            resolver = Resolver(NodePaths(root))
+            started = time.perf_counter()
+            found = resolver.resolve(held)
+            times.append((time.perf_counter() - started) * 1000)
+            assert all(found.of(one).facts.uuid for one in held)
+    return statistics.median(times)
+
+
+def twenty_mb_peak_mib() -> float:
+    """The largest that a client ever was, which asked ten times for 20 MB of repeated devices (kubernetes #141335)."""
+    program = """
+import re, sys
+from podresources import SyncClient
+with SyncClient(sys.argv[1], timeout_seconds=60) as client:
+    for _ in range(10):
+        assert len(client.list().allocations) == 8
+with open("/proc/self/status") as status:
+    print(int(re.search(r"VmHWM:\\s+(\\d+)", status.read())[1]) / 1024)
+"""
+    name = "k8s.gpu.nvidia.com/claim=c8593c85-440d-4156-b199-aea592ff83df-gpu"
+    devices = [claim_device(f"gpu-{n}", *(f"{name}-{k}" for k in range(n + 1))) for n in range(8)]
+    many = claim("c", *(one for _ in range(8_000) for one in devices))
+    with serving(listing(pod("p", container("c", claims=(many,))))) as path:
+        return float(_python("-c", program, str(path)))
+
+
+@contextmanager
+def claims_node(count: int) -> Iterator[tuple[Path, wire.ListPodResourcesResponse]]:
+    """A node's files with ``count`` GPUs, each held by a claim of NVIDIA's driver, and kubelet's List of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        node = NodeFiles(Path(folder))
+        response = wire.ListPodResourcesResponse()
+        for number in range(count):
+            uid = f"c8593c85-440d-4156-b199-{number:012x}"
+            address, uuid = f"0000:{number:02x}:00.0", f"GPU-5f9a3c1e-0000-4000-8000-{number:012x}"
+            text = f"Model: \t\t NVIDIA H200\nGPU UUID: \t {uuid}\nDevice Minor: \t {number}\n"
+            node.write(f"proc/driver/nvidia/gpus/{address}/information", text)
+            node.nvidia_claim(uid, number)
+            node.logs("default", f"p{number}", f"0b6ad0a3-3bd6-4f8e-9a0c-{number:012x}")
+            device = claim_device(
+                f"gpu-{number}", f"k8s.gpu.nvidia.com/claim={uid}-gpu-{number}", driver="gpu.nvidia.com"
+            )
+            response.pod_resources.append(pod(f"p{number}", container("c", claims=(claim(f"c{number}", device),))))
+        yield Path(folder), response
+
+
 def import_ms() -> float:
     """Importing the whole public API (both clients, watch, exporter) after gRPC itself: median of fresh processes."""
     program = """
@@ -109,8 +189,8 @@ def serving(response: wire.ListPodResourcesResponse) -> Iterator[Path]:
 
 
 @contextmanager
-def _exporter(path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    command = [sys.executable, "-m", "podresources", "export", "--listen", "127.0.0.1:0", "--interval", "1"]
+def _exporter(path: Path, *more: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    command = [sys.executable, "-m", "podresources", "export", "--listen", "127.0.0.1:0", "--interval", "1", *more]
     process = subprocess.Popen([*command, "--socket", str(path)], stderr=subprocess.PIPE, text=True, env=_environment())
     try:
         assert process.stderr is not None

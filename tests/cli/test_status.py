@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from drabridge.cli.status import moves, render
-from drabridge.inventory.model import Presence
+from drabridge.inventory.model import Device, Presence, Semver
 from drabridge.ledger.model import Entry, HeldBecause, Hold, Lane, LedgerDevice, Owner
 from drabridge.status import page
 from drabridge.status.document import KubeletConnection, RecentRefusal
@@ -125,3 +126,28 @@ def test_refusals_that_say_the_same_are_one_line() -> None:
     body = page.render(document).decode()
     assert body.count("it is for pods") == 2
     assert "it is for pods (7 times)" in body
+
+
+@pytest.mark.parametrize(
+    ("device", "uuid"),
+    [
+        (replace(WHOLE, attributes={"uuid": "published"}), "published"),
+        (WHOLE, WHOLE.id),
+        (replace(WHOLE, id="MIG-1", root="gpu-0"), "MIG-1"),
+        (replace(WHOLE, id="0000:3b:00.0"), ""),
+        (replace(WHOLE, attributes={"uuid": 7}, id="usb-7"), ""),
+    ],
+)
+def test_the_document_names_the_hardware(device: Device, uuid: str) -> None:
+    (row,) = status([device], [free(device, Lane.DRA, 9)])["devices"]
+    assert (row["uuid"], row["pciBusID"], row["root"]) == (uuid, device.pci_bus_id, device.root)
+
+
+def test_the_document_has_the_attributes_as_plain_values_and_none_of_a_device_that_is_gone() -> None:
+    published = {"productName": "H200", "driver": Semver("580.1.0"), "numa": 1, "sriov": False}
+    device = replace(WHOLE, attributes=published)
+    document = status([device], [free(device, Lane.DRA, 9), free(gpu(2), Lane.DRA, 9)])
+    rows = {row["name"]: row for row in document["devices"]}
+    assert rows[device.name]["attributes"] == {**published, "driver": "580.1.0"}
+    assert (rows[gpu(2).name]["attributes"], rows[gpu(2).name]["uuid"]) == ({}, "")
+    assert json.loads(json.dumps(document)) == document

@@ -10,11 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.bed import CLAIMS, DRIVER, NAMESPACE, RESOURCE, Bed, Json
+from tests.cluster import bed as b
+from tests.cluster.bed import CLAIMS, DRIVER, NAMESPACE, RESOURCE, Bed, Json, wait_for
+from tests.cluster.sim_bed import SimBed
 from tests.cluster.steps import claim_pod, deleted, legacy_pod, running
 from tests.support.waiting import HANG_SECONDS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+MINOR = {"null": "3", "zero": "5", "full": "7", "random": "8"}  # of /dev, mem(4); here they stand for UUIDs
+CONFIG: Json = {
+    **b.CONFIG,
+    "resources": [{**b.CONFIG["resources"][0], "attributes": {"uuid": {"from": "property:MINOR"}}}],
+}
 
 
 def socket(bed: Bed) -> str:
@@ -102,6 +111,56 @@ async def test_export_writes_what_list_shows(bed: Bed, tmp_path: Path) -> None:
         for device in devices:
             mine = [one for one in lines if f'pod="{pod}"' in one and f'api="{api}"' in one and device in one]
             assert len([one for one in mine if one.startswith("podresources_device_allocation_info")]) == 1, lines
+
+
+async def test_resolve_finds_hardware_and_pods_by_each_source_alone(bed: Bed, tmp_path: Path) -> None:
+    """The agent knows all; the claim's metadata file and the slices agree with it, each when it is the only source."""
+    await legacy_pod(bed, "l1")
+    await claim_pod(bed, "c1")
+    await running(bed, "l1", "c1")
+    uid = {one["metadata"]["name"]: one["metadata"]["uid"] for one in await bed.workload_pods()}
+    expected = {pod: MINOR[(await bed.devices(pod))[0]] for pod in ("l1", "c1")}
+
+    async def resolved(*words: str) -> dict[str, Json]:
+        found = await ask_json(bed, "list", "-n", NAMESPACE, "--resolve", *words)
+        return {one["pod"]: one["resolved"] for one in found["allocations"]}
+
+    by_agent = await resolved()
+    assert {pod: (one["uuid"], one["source"]) for pod, one in by_agent.items()} == {
+        pod: (uuid, "agent") for pod, uuid in expected.items()
+    }
+    assert not any(one["conflicts"] for one in by_agent.values())
+    for pod, one in by_agent.items():
+        assert (one["pod_uid"], one["pod_uid_source"]) == (uid[pod], "checkpoint")
+    without_agent = await resolved("--agent-socket", str(tmp_path / "none"))
+    assert (without_agent["c1"]["uuid"], without_agent["c1"]["source"]) == (expected["c1"], "metadata")
+    slices = ("--slices", "--kubeconfig", str(bed.kubeconfig), "--node", bed.node_object)
+    by_slices = await resolved("--host-root", str(tmp_path), *slices)
+    assert (by_slices["c1"]["uuid"], by_slices["c1"]["source"]) == (expected["c1"], "slices")
+
+
+async def test_resolve_finds_pods_by_the_folders_of_their_logs(bed: Bed, tmp_path: Path) -> None:
+    """Earlier pods of the same names have left theirs; while it is not clear which is meant, there is no UID."""
+    directory = bed.kubelet_directory
+    socket(bed)
+    if isinstance(bed, SimBed) or directory is None:
+        pytest.skip("simulated pods write no logs")
+    for path, target in (("var/log/pods", Path("/var/log/pods")), ("var/lib/kubelet/pods", directory / "pods")):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).symlink_to(target)
+    await legacy_pod(bed, "l1")
+    await claim_pod(bed, "c1")
+    await running(bed, "l1", "c1")
+    uid = {one["metadata"]["name"]: one["metadata"]["uid"] for one in await bed.workload_pods()}
+
+    async def all_known() -> bool:
+        found = await ask_json(bed, "list", "-n", NAMESPACE, "--resolve", "--host-root", str(tmp_path))
+        resolved = {one["pod"]: one["resolved"] for one in found["allocations"]}
+        for pod, one in resolved.items():
+            assert (one["pod_uid"], one["pod_uid_source"]) in ((uid[pod], "logs"), ("", ""))
+        return set(resolved) == {"l1", "c1"} and all(one["pod_uid"] for one in resolved.values())
+
+    await wait_for(bed, "the UIDs of the pods", all_known)
 
 
 async def test_watch_tells_of_pods_that_come_and_go(bed: Bed) -> None:

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from podresources.exporter import Exporter
+from podresources.resolve.resolver import Resolver
 from tests.support.waiting import PATIENCE
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -37,9 +38,20 @@ def count(series: Series, name: str) -> int:
 class Scraped:
     """An exporter in a registry of its own."""
 
-    def __init__(self, path: Path, *, max_age_seconds: float = 0.0, max_series: int = 10_000) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        max_age_seconds: float = 0.0,
+        max_series: int = 10_000,
+        resolver: Resolver | None = None,
+    ) -> None:
         self.exporter = Exporter(
-            path, max_age_seconds=max_age_seconds, max_series=max_series, timeout_seconds=0.5 * PATIENCE
+            path,
+            max_age_seconds=max_age_seconds,
+            max_series=max_series,
+            timeout_seconds=0.5 * PATIENCE,
+            resolver=resolver,
         )
         self.registry = CollectorRegistry()
         self.registry.register(self.exporter)

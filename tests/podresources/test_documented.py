@@ -132,3 +132,57 @@ def test_the_promql_joins_containers_with_dcgm() -> None:
         ("half-a", f"{GPU0}::0", "0"): 80,
         ("half-b", f"{GPU0}::1", "0"): 80,
     }
+
+
+def joins() -> list[str]:
+    """The expressions under ``## Joins with other exporters``."""
+    text = (ROOT / "docs/monitoring.md").read_text()
+    _, heading, rest = text.partition("\n## Joins with other exporters\n")
+    assert heading
+    return re.findall(r"^```promql\n(.*?)^```$", rest, re.MULTILINE | re.DOTALL)
+
+
+def test_the_joins_with_other_exporters_find_what_they_say() -> None:
+    from tests.podresources.sample_vectors import AMD, DCGM, DCGM_MIG, GPU0, GPU1, INTEL, KUBE_POD_INFO, resolved
+    from tests.support.promql import evaluate, parse
+
+    samples = resolved("gpu", UUID=GPU0, uid="u-0") | resolved("amd", serial_number="692409005408")
+    samples |= resolved("intel", pci_bus_id="0000:83:00.0", node="n1") | resolved("web-0", uid="u-2")
+    samples |= resolved(
+        "mig", UUID=GPU1, GPU_I_ID="5", device="gpu-1-mig-1g18gb-5-0", pool="node1", driver="gpu.nvidia.com"
+    )
+    samples |= DCGM | DCGM_MIG | AMD | INTEL | KUBE_POD_INFO
+    found = [
+        {dict(labels)["pod"]: value for labels, value in evaluate(parse(expression), samples).items()}
+        for expression in joins()
+    ]
+    assert found == [{"gpu": 80, "mig": 15}, {"gpu": 0.8, "mig": 0.25}, {"amd": 61}, {"intel": 0.52}, {"web-0": 1}]
+
+
+def test_what_resolving_adds_to_the_metrics_is_documented_label_by_label() -> None:
+    from podresources.families import RESOLVED
+
+    text = (ROOT / "docs/monitoring.md").read_text()
+    (row,) = re.findall(r"^\| `podresources_device_resolved_info` \| (.*?) \|", text, re.MULTILINE)
+    assert row == ", ".join(f"`{label}`" for label in RESOLVED)
+    for metric in ("podresources_resolve_conflicts", "podresources_resolve_problems"):
+        assert f"| `{metric}` |" in text
+
+
+def test_the_mounts_and_the_role_for_resolving_are_what_it_reads() -> None:
+    from podresources.resolve.cdi import FOLDERS
+    from podresources.resolve.checkpoints import DEVICES
+    from podresources.resolve.pod_uids import LOGS
+    from podresources.resolve.resolver import KUBELET, NodePaths
+
+    text = (ROOT / "docs/monitoring.md").read_text()
+    section = text.partition("\n## The hardware behind a device\n")[2].partition("\n## ")[0]
+    mounts, role = (yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```$", section, re.M | re.S))
+    paths = {mount["name"]: mount["mountPath"] for mount in mounts["volumeMounts"]}
+    assert paths == {volume["name"]: volume["hostPath"]["path"] for volume in mounts["volumes"]}
+    assert all(mount["readOnly"] for mount in mounts["volumeMounts"])
+    node = NodePaths()
+    checkpoint = (node.of_kubelet / DEVICES).parent
+    assert set(paths.values()) == {str(node.plugins), str(checkpoint), f"/{FOLDERS[0]}", f"/{LOGS}"}
+    assert str(node.plugins) == f"/{KUBELET}/plugins"
+    assert role["rules"] == [{"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": ["list"]}]

@@ -54,7 +54,7 @@ def named_labels(tree: Any) -> frozenset[str]:
 
 
 def evaluate(tree: Any, samples: Vector) -> Vector:
-    """An instant query over ``samples`` for selectors, ``label_replace``, ``max by`` and products.
+    """An instant query over ``samples`` for selectors, ``label_replace``, ``max by``, ``or`` and products.
 
     Fails like Prometheus when the "one" side of a join has more than one series. Anything else is an error here.
     """
@@ -74,6 +74,11 @@ def evaluate(tree: Any, samples: Vector) -> Vector:
             return groups
         case promql_parser.BinaryExpr() if isinstance(tree.rhs, promql_parser.NumberLiteral):
             return {labels: value * tree.rhs.val for labels, value in evaluate(tree.lhs, samples).items()}
+        case promql_parser.BinaryExpr() if str(tree.op) == "or":
+            left = evaluate(tree.lhs, samples)
+            bare = {_without_name(labels) for labels in left}
+            right = evaluate(tree.rhs, samples)
+            return left | {labels: value for labels, value in right.items() if _without_name(labels) not in bare}
         case promql_parser.BinaryExpr():
             return _join(tree.modifier, evaluate(tree.lhs, samples), evaluate(tree.rhs, samples))
     raise AssertionError(f"not evaluated here: {tree}")
@@ -113,6 +118,10 @@ def _replaced(
     if found := re.fullmatch(regex, labels.get(source, "")):
         labels[target] = found.expand(replacement.replace("$", "\\"))
     return frozenset(labels.items())
+
+
+def _without_name(labels: frozenset[tuple[str, str]]) -> frozenset[tuple[str, str]]:
+    return frozenset(pair for pair in labels if pair[0] != "__name__")
 
 
 def _only(labels: frozenset[tuple[str, str]], names: list[str]) -> frozenset[tuple[str, str]]:

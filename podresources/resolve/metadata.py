@@ -1,0 +1,101 @@
+"""Read the metadata files that DRA drivers write for a claim's containers (KEP-5304): the devices' attributes.
+
+On the host they are ``<kubelet>/plugins/<driver>/dra-device-metadata/<namespace>_<claim>/<request>/metadata.json``
+(kubernetes, staging/src/k8s.io/dynamic-resource-allocation, devicemetadata): a stream of JSON objects, newest schema
+first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from podresources.model import PodAllocation
+from podresources.resolve.cdi import ClaimDeviceKey, claim_device_key
+from podresources.resolve.facts import NOTHING, DeviceFacts, from_attributes
+from podresources.resolve.files import Stamp, UnreadableFileError, names, read, stamp
+
+FOLDER = "dra-device-metadata"
+_Device = tuple[str, str, str]  # driver, pool, name
+
+
+class _File(Struct, frozen=True):
+    stamp: Stamp
+    devices: dict[_Device, DeviceFacts]
+
+
+class MetadataFiles:
+    """The files of the claims that are asked about, below kubelet's ``plugins``; each is read again when it changed."""
+
+    def __init__(self, plugins: Path) -> None:
+        self._plugins = plugins
+        self._files: dict[Path, _File] = {}
+        self._facts: dict[ClaimDeviceKey, DeviceFacts] = {}
+
+    def refresh(self, allocations: Mapping[ClaimDeviceKey, PodAllocation]) -> list[str]:
+        """Read the files of these claims; return a sentence for each that cannot be read."""
+        found: dict[Path, _File] = {}
+        problems = []
+        self._facts = {}
+        for (namespace, claim, driver), keys in _by_claim(allocations).items():
+            for path in self._paths(namespace, claim, driver):
+                try:
+                    file = self._read(path)
+                except UnreadableFileError as error:
+                    problems.append(f"claim metadata {error}")
+                    continue
+                if file is None:
+                    continue
+                found[path] = file
+                for key in keys:
+                    if facts := file.devices.get((driver, *key[3:5])):
+                        self._facts[key] = facts
+        self._files = found
+        return problems
+
+    def facts(self, held: PodAllocation) -> DeviceFacts:
+        """Return what the claim's metadata says of a held device."""
+        return self._facts.get(claim_device_key(held), NOTHING)
+
+    def _paths(self, namespace: str, claim: str, driver: str) -> Iterator[Path]:
+        if "/" in driver or driver in ("", ".", "..") or "/" in f"{namespace}{claim}":
+            return
+        folder = self._plugins / driver / FOLDER / f"{namespace}_{claim}"
+        yield from (folder / request / "metadata.json" for request in names(folder))
+
+    def _read(self, path: Path) -> _File | None:
+        now = stamp(path)
+        if now is None:
+            return None
+        known = self._files.get(path)
+        return known if known is not None and known.stamp == now else _File(now, dict(_devices(path)))
+
+
+def _by_claim(allocations: Mapping[ClaimDeviceKey, PodAllocation]) -> dict[tuple[str, str, str], list[ClaimDeviceKey]]:
+    claims: dict[tuple[str, str, str], list[ClaimDeviceKey]] = {}
+    for key in allocations:
+        claims.setdefault(key[:3], []).append(key)
+    return claims
+
+
+def _devices(path: Path) -> Iterator[tuple[_Device, DeviceFacts]]:
+    """Yield what the first object of the file says of each device. Raises UnreadableFileError.
+
+    Its writer writes in place, so a reader may see half of it: it is read again at the next time.
+    """
+    data = read(path)
+    if data is None:
+        return
+    try:
+        document, _ = json.JSONDecoder().raw_decode(data.decode())
+        for request in document["requests"]:
+            for device in request["devices"]:
+                name = (str(device["driver"]), str(device["pool"]), str(device["name"]))
+                attributes: dict[str, Any] = device.get("attributes") or {}
+                yield name, from_attributes(name[0], attributes)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UnreadableFileError(f"{path}: it is not complete, or no device metadata") from error
