@@ -1,0 +1,125 @@
+"""The labels of NVIDIA's GPU Feature Discovery, as rules: NVIDIA/k8s-device-plugin internal/lm (0.20).
+
+Not here: ``gfd.timestamp``; ``gpu.clique`` and ``vgpu.*``, of which the driver's files and the fields of templates say
+nothing; ``mig.capable`` on a node without MIG instances, for the same reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from drabridge.config.node_labels import LabelRule, part_of, unchanged
+from drabridge.config.template import Field, Template
+
+GPU = "nvidia.com/gpu"
+MIG = "nvidia.com/mig-"
+SHARED_SUFFIX = ".shared"  # of a resource's name, where NVIDIA's renameByDefault is used
+# What a policy has to allow; every name of a rule begins with one of them.
+PREFIXES = ("nvidia.com/gpu.", "nvidia.com/mig", "nvidia.com/mps.", "nvidia.com/cuda.")
+MACHINE_FILE = "/sys/class/dmi/id/product_name"  # GFD's own default, cmd/gpu-feature-discovery/main.go
+
+# getArchFamily in resource.go; of 7 and 8 the minor number decides.
+_FAMILIES = {"1": "tesla", "2": "fermi", "3": "kepler", "5": "maxwell", "6": "pascal", "9": "hopper", "10": "blackwell",
+             "12": "blackwell", "13": "rubin"}  # fmt: skip
+_MODES = {"0x030000": "graphics", "0x030200": "compute"}  # getModeForClasses in nvml.go: VGA and 3D controllers
+
+_OF_MIG = {
+    "multiprocessors": "multiprocessors",
+    "slices.gi": "gi_slices",
+    "slices.ci": "ci_slices",
+    "engines.copy": "copy_engines",
+    "engines.decoder": "decoders",
+    "engines.encoder": "encoders",
+    "engines.jpeg": "jpeg_engines",
+    "engines.ofa": "ofa_engines",
+}
+"""Suffix of a MIG resource's label -> field of a MIG instance, without ``nvidia.``; an unknown one has no value."""
+
+
+def is_nvidia(resource: str) -> bool:
+    """Tell whether GPU Feature Discovery has labels for the resource."""
+    return _label_base(resource) == GPU or resource.startswith(MIG)
+
+
+def gfd_rules(replicas: Mapping[str, int]) -> Iterator[LabelRule]:
+    """Yield the rules for those of the resources that are NVIDIA's. ``replicas``: of each resource of the file."""
+    gpus = [name for name in replicas if _label_base(name) == GPU]
+    migs = [name for name in replicas if name.startswith(MIG)]
+    for name in gpus:
+        yield from _of_resource(name, replicas[name], "")
+        yield from _of_gpus(name)
+    for name in migs:
+        yield from _of_resource(name, replicas[name], _label_base(name).removeprefix(MIG))
+        yield from (
+            LabelRule(f"{_label_base(name)}.{suffix}", name, _field(f"nvidia.{field}"))
+            for suffix, field in _OF_MIG.items()
+        )
+        yield LabelRule("nvidia.com/mig.strategy", name, Template(("mixed",)))
+        yield LabelRule("nvidia.com/mig.capable", name, Template(("true",)))
+    for name in (*gpus, *migs)[:1]:
+        yield from _of_node(name)
+
+
+def family(compute_capability: str) -> str:
+    """Return the family of a GPU as GFD writes it: of ``8.9`` it is ``ada-lovelace``."""
+    major, _, minor = compute_capability.partition(".")
+    match major:
+        case "7":
+            return "volta" if int(minor or 0) < 5 else "turing"
+        case "8":
+            return "ampere" if int(minor or 0) < 9 else "ada-lovelace"
+        case _:
+            return _FAMILIES.get(major, "undefined")
+
+
+def _of_resource(name: str, replicas: int, mig_profile: str) -> Iterator[LabelRule]:
+    """Yield what GFD's baseLabeler says (resource.go), and the memory."""
+    base = _label_base(name)
+    words = f"-MIG-{mig_profile}" if mig_profile else ""
+    if replicas > 1 and not name.endswith(SHARED_SUFFIX):
+        words += "-SHARED"
+    yield LabelRule(f"{base}.product", name, Template((Field("nvidia.model"), *([words] if words else ()))))
+    yield LabelRule(f"{base}.count", name, count="devices")
+    yield LabelRule(f"{base}.replicas", name, count="replicas")
+    yield LabelRule(f"{base}.sharing-strategy", name, Template(("time-slicing" if replicas > 1 else "none",)))
+    yield LabelRule(f"{base}.memory", name, _field("nvidia.memory_mib"))
+
+
+def _of_gpus(name: str) -> Iterator[LabelRule]:
+    capability = _field("nvidia.compute_capability")
+    yield LabelRule(f"{GPU}.family", name, capability, convert=family)
+    yield LabelRule(f"{GPU}.compute.major", name, capability, convert=part_of(1))
+    yield LabelRule(f"{GPU}.compute.minor", name, capability, convert=part_of(2))
+    yield LabelRule(f"{GPU}.mode", name, _field("attr", "class"), convert=lambda text: _MODES.get(text, "unknown"))
+
+
+def _of_node(name: str) -> Iterator[LabelRule]:
+    """Yield what is the same for all GPUs of a node."""
+    yield LabelRule(f"{GPU}.machine", name, _field("file", MACHINE_FILE))
+    yield LabelRule("nvidia.com/mps.capable", name, Template(("false",)))
+    driver, cuda = _field("nvidia.driver_version"), _field("nvidia.cuda_version")
+    versions: tuple[tuple[str, Template, Callable[[str], str]], ...] = (
+        ("driver-version.major", driver, part_of(1)),
+        ("driver-version.minor", driver, part_of(2)),
+        ("driver-version.revision", driver, part_of(3)),
+        ("driver-version.full", driver, unchanged),
+        ("runtime-version.major", cuda, part_of(1)),
+        ("runtime-version.minor", cuda, part_of(2)),
+        ("runtime-version.full", cuda, unchanged),
+        ("driver.major", driver, part_of(1)),  # the five that GFD calls deprecated
+        ("driver.minor", driver, part_of(2)),
+        ("driver.rev", driver, part_of(3)),
+        ("runtime.major", cuda, part_of(1)),
+        ("runtime.minor", cuda, part_of(2)),
+    )
+    for suffix, value, convert in versions:
+        yield LabelRule(f"nvidia.com/cuda.{suffix}", name, value, convert=convert)
+
+
+def _label_base(resource: str) -> str:
+    """Return what labels of the resource begin with: a resource that was renamed keeps its labels."""
+    return resource.removesuffix(SHARED_SUFFIX)
+
+
+def _field(source: str, key: str = "") -> Template:
+    return Template((Field(source, key),))
