@@ -181,12 +181,20 @@ async def test_after_failures_it_is_tried_again(place: Place, caplog: pytest.Log
 
 
 async def test_another_node_of_the_name_is_labelled_anew_and_none_is_made(place: Place) -> None:
-    server, _, writer = place
+    server, cluster, writer = place
     writer.want(WANTED)
     await until(lambda: has(server, WANTED))
+    late = NodeLabelWriter(lambda: cluster, "node-a", DRIVER)
+    late.seen(node_labels.labels_of(server.objects.get("nodes", "node-a")))
     server.objects.delete("nodes", "node-a", "")
+    late.want({})
     writer.want({**WANTED, "example.com/count": "1"})
-    await asyncio.sleep(0.5)
+    task = asyncio.create_task(late.run())
+    try:
+        await until(lambda: any(request.status == 409 for request in server.requests))
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
     assert server.objects.find("nodes", "node-a") is None
     server.objects.create(NODE)
     await until(lambda: has(server, {**WANTED, "example.com/count": "1"}))
