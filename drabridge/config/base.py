@@ -207,7 +207,7 @@ LabelName = Annotated[
     _schema(
         "label's name",
         maxLength=317,  # 253 for the domain, the slash, 63 for the name
-        pattern=rf"^(?!(.*\.)?(kubernetes|k8s)\.io/)({_LABEL}(\.{_LABEL})*/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
+        pattern=rf"^({_LABEL}(\.{_LABEL})*/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
     ),
 ]
 EnvName = Annotated[str, AfterValidator(names.env_name), _schema("name", pattern=f"^{_C_NAME}*$")]
