@@ -1,7 +1,7 @@
 """The labels of NVIDIA's GPU Feature Discovery, as rules: NVIDIA/k8s-device-plugin internal/lm (0.20).
 
-Not here: ``gfd.timestamp``; ``gpu.clique`` and ``vgpu.*``, of which the driver's files and the fields of templates say
-nothing; ``mig.capable`` on a node without MIG instances, for the same reason.
+Not here: ``gfd.timestamp``; ``gpu.clique`` and ``vgpu.*``, of which the fields of templates say nothing; and
+``mig.capable: "false"``, because a GPU whose MIG mode is not known may have none.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _FAMILIES = {"1": "tesla", "2": "fermi", "3": "kepler", "5": "maxwell", "6": "pa
 _MODES = {"0x030000": "graphics", "0x030200": "compute"}  # getModeForClasses in nvml.go: VGA and 3D controllers
 
 _OF_MIG = {
-    "multiprocessors": "multiprocessors",
-    "slices.gi": "gi_slices",
-    "slices.ci": "ci_slices",
+    "multiprocessors": "multiprocessor_count",
+    "slices.gi": "slices",
+    "slices.ci": "compute_slices",
     "engines.copy": "copy_engines",
     "engines.decoder": "decoders",
     "engines.encoder": "encoders",
@@ -43,21 +43,18 @@ def is_nvidia(resource: str) -> bool:
 
 def gfd_rules(replicas: Mapping[str, int]) -> Iterator[LabelRule]:
     """Yield the rules for those of the resources that are NVIDIA's. ``replicas``: of each resource of the file."""
-    gpus = [name for name in replicas if _label_base(name) == GPU]
-    migs = [name for name in replicas if name.startswith(MIG)]
+    gpus = tuple(name for name in replicas if _label_base(name) == GPU)
+    migs = tuple(name for name in replicas if name.startswith(MIG))
     for name in gpus:
-        yield from _of_resource(name, replicas[name], "")
+        yield from _of_resource(name, replicas[name], ())
         yield from _of_gpus(name)
     for name in migs:
-        yield from _of_resource(name, replicas[name], _label_base(name).removeprefix(MIG))
-        yield from (
-            LabelRule(f"{_label_base(name)}.{suffix}", name, _field(f"nvidia.{field}"))
-            for suffix, field in _OF_MIG.items()
-        )
-        yield LabelRule("nvidia.com/mig.strategy", name, Template(("mixed",)))
-        yield LabelRule("nvidia.com/mig.capable", name, Template(("true",)))
-    for name in (*gpus, *migs)[:1]:
-        yield from _of_node(name)
+        yield from _of_resource(name, replicas[name], ("-MIG-", Field("nvidia.profile")))
+        for suffix, field in _OF_MIG.items():
+            yield LabelRule(f"{_label_base(name)}.{suffix}", (name,), _field(f"nvidia.{field}"))
+    if migs:
+        yield LabelRule("nvidia.com/mig.strategy", migs, Template(("mixed",)))
+    yield from _of_node((*gpus, *migs))
 
 
 def family(compute_capability: str) -> str:
@@ -72,31 +69,31 @@ def family(compute_capability: str) -> str:
             return _FAMILIES.get(major, "undefined")
 
 
-def _of_resource(name: str, replicas: int, mig_profile: str) -> Iterator[LabelRule]:
-    """Yield what GFD's baseLabeler says (resource.go), and the memory."""
-    base = _label_base(name)
-    words = f"-MIG-{mig_profile}" if mig_profile else ""
-    if replicas > 1 and not name.endswith(SHARED_SUFFIX):
-        words += "-SHARED"
-    yield LabelRule(f"{base}.product", name, Template((Field("nvidia.model"), *([words] if words else ()))))
-    yield LabelRule(f"{base}.count", name, count="devices")
-    yield LabelRule(f"{base}.replicas", name, count="replicas")
-    yield LabelRule(f"{base}.sharing-strategy", name, Template(("time-slicing" if replicas > 1 else "none",)))
-    yield LabelRule(f"{base}.memory", name, _field("nvidia.memory_mib"))
+def _of_resource(name: str, replicas: int, words: tuple[str | Field, ...]) -> Iterator[LabelRule]:
+    """Yield what GFD's baseLabeler says (resource.go), and the memory. ``words`` come after the model."""
+    base, own = _label_base(name), (name,)
+    shared = ("-SHARED",) if replicas > 1 and not name.endswith(SHARED_SUFFIX) else ()
+    yield LabelRule(f"{base}.product", own, Template((Field("nvidia.model"), *words, *shared)))
+    yield LabelRule(f"{base}.count", own, count="devices")
+    yield LabelRule(f"{base}.replicas", own, count="replicas")
+    yield LabelRule(f"{base}.sharing-strategy", own, Template(("time-slicing" if replicas > 1 else "none",)))
+    yield LabelRule(f"{base}.memory", own, _field("nvidia.memory_mib"))
 
 
 def _of_gpus(name: str) -> Iterator[LabelRule]:
-    capability = _field("nvidia.compute_capability")
-    yield LabelRule(f"{GPU}.family", name, capability, convert=family)
-    yield LabelRule(f"{GPU}.compute.major", name, capability, convert=part_of(1))
-    yield LabelRule(f"{GPU}.compute.minor", name, capability, convert=part_of(2))
-    yield LabelRule(f"{GPU}.mode", name, _field("attr", "class"), convert=lambda text: _MODES.get(text, "unknown"))
+    capability, own = _field("nvidia.compute_capability"), (name,)
+    yield LabelRule(f"{GPU}.family", own, capability, convert=family)
+    yield LabelRule(f"{GPU}.compute.major", own, capability, convert=part_of(1))
+    yield LabelRule(f"{GPU}.compute.minor", own, capability, convert=part_of(2))
+    yield LabelRule(f"{GPU}.mode", own, _field("attr", "class"), convert=lambda text: _MODES.get(text, "unknown"))
 
 
-def _of_node(name: str) -> Iterator[LabelRule]:
+def _of_node(all_of_them: tuple[str, ...]) -> Iterator[LabelRule]:
     """Yield what is the same for all GPUs of a node."""
-    yield LabelRule(f"{GPU}.machine", name, _field("file", MACHINE_FILE))
-    yield LabelRule("nvidia.com/mps.capable", name, Template(("false",)))
+    yield LabelRule(f"{GPU}.machine", all_of_them, _field("file", MACHINE_FILE))
+    yield LabelRule("nvidia.com/mps.capable", all_of_them, Template(("false",)))
+    # A GPU that cannot have MIG has no such mode.
+    yield LabelRule("nvidia.com/mig.capable", all_of_them, _field("nvidia.mig_mode"), convert=lambda mode: "true")
     driver, cuda = _field("nvidia.driver_version"), _field("nvidia.cuda_version")
     versions: tuple[tuple[str, Template, Callable[[str], str]], ...] = (
         ("driver-version.major", driver, part_of(1)),
@@ -113,7 +110,7 @@ def _of_node(name: str) -> Iterator[LabelRule]:
         ("runtime.minor", cuda, part_of(2)),
     )
     for suffix, value, convert in versions:
-        yield LabelRule(f"nvidia.com/cuda.{suffix}", name, value, convert=convert)
+        yield LabelRule(f"nvidia.com/cuda.{suffix}", all_of_them, value, convert=convert)
 
 
 def _label_base(resource: str) -> str:

@@ -34,6 +34,7 @@ Json = dict[str, Any]
 _DEVICE = re.compile(
     r"\d+(:\d+)?|GPU-{0}|MIG-({0}|GPU-{0}/\d+/\d+)".format("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 )
+_MIG_PROFILE = re.compile(r"(\d+c\.)?\d+g\.\d+gb(\+[a-z][a-z.]*[a-z])?")
 
 
 # --- their file -----------------------------------------------------------------------------------------------------
@@ -230,12 +231,13 @@ class _Conversion:
             yield self._replicated(mig, shared.get(name))
 
     def _mig_names(self, shared: Mapping[str, _Replicated]) -> list[str]:
-        """Return the resources of MIG profiles that the file names, and those of the profile."""
+        """Return the resources of MIG profiles that the file names, and then those of the profile."""
         if self._flags.mig_strategy != "mixed":
             return []
-        ours = [one["name"] for one in self._profile["resources"] if one["name"].startswith(MIG_PREFIX)]
-        patterns = [one.pattern for one in (self._file.resources or _Resources()).mig or () if "*" not in one.pattern]
-        known = [*ours, *(f"{MIG_PREFIX}{pattern}" for pattern in patterns), *shared]
+        patterns = [one.pattern for one in (self._file.resources or _Resources()).mig or ()]
+        profiles = [pattern.replace("+", ".") for pattern in patterns if _MIG_PROFILE.fullmatch(pattern)]
+        ours = [one["name"] for one in self._profile["resources"]]
+        known = [*(f"{MIG_PREFIX}{one}" for one in profiles), *shared, *ours]
         return [name for name in dict.fromkeys(known) if name.startswith(MIG_PREFIX)]
 
     def _replicated(self, resource: Json, asked: _Replicated | None) -> tuple[Json, list[str]]:
@@ -392,17 +394,15 @@ def _named(profile: Json, name: str) -> Json:
 
 
 def _mig_resource(profile: Json, name: str) -> Json:
-    """Return the resource of one MIG profile: the profile's own, or one like its GPUs."""
-    mig_profile = name.removeprefix(MIG_PREFIX)
-    like = next((one["name"] for one in profile["resources"] if one["name"].startswith(MIG_PREFIX)), GPU)
-    resource = _named(profile, name if any(one["name"] == name for one in profile["resources"]) else like)
-    return {
-        **resource,
-        "name": name,
-        "match": [{"subsystem": MIG_SUBSYSTEM, "attr": {"profile": mig_profile}}],
-        "health": [{"nodeExists": True}],
-        "partition": {"of": GPU},
-    }
+    """Return the resource of one MIG profile: the profile's own, or one like another of its MIG resources or GPUs."""
+    known = [one["name"] for one in profile["resources"]]
+    if name in known:
+        return _named(profile, name)
+    resource = _named(profile, next((one for one in known if one.startswith(MIG_PREFIX)), GPU))
+    mig_profile = name.removeprefix(MIG_PREFIX).replace("gb.", "gb+")  # 1g.10gb+me is mig-1g.10gb.me as a resource
+    matcher = {"subsystem": MIG_SUBSYSTEM, "attr": {"profile": mig_profile}}
+    changes: Json = {"match": [matcher], "health": [{"nodeExists": True}], "partition": {"of": GPU}}
+    return {**resource, "name": name, **changes}
 
 
 def _yaml(data: Any, *, flow: bool | None = None) -> str:

@@ -73,10 +73,13 @@ def unchanged(text: str) -> str:
 
 
 class LabelRule(Struct, frozen=True):
-    """How one label is made. ``convert`` gets the value that most devices have; "" leaves the label out."""
+    """How one label is made of the devices of ``resources``.
+
+    ``convert`` gets the value that most of them have; "" leaves the label out.
+    """
 
     name: str
-    resource: str
+    resources: tuple[str, ...]
     value: ParsedTemplate | None = None
     count: Count | None = None
     convert: Callable[[str], str] = unchanged
@@ -93,7 +96,7 @@ def label_rules(labels: NodeLabels | None, replicas: Mapping[str, int]) -> tuple
         rules = {rule.name: rule for rule in gfd_rules(replicas)}
     for name, label in labels.labels.items():
         convert = unchanged if label.part is None else part_of(label.part)
-        rules[name] = LabelRule(name, label.resource, label.value, label.count, convert)
+        rules[name] = LabelRule(name, (label.resource,), label.value, label.count, convert)
     return tuple(rules.values())
 
 

@@ -17,6 +17,7 @@ from drabridge.errors import ClusterError
 from drabridge.kube.api import NODES, Cluster, DeniedError, backoff
 from drabridge.kube.json_reader import Json
 from drabridge.system.supervise import WakeUp
+from drabridge.system.untrusted import reading
 
 log = logging.getLogger(__name__)
 
@@ -125,5 +126,6 @@ class NodeLabelWriter:
         metadata = {"name": self._node, "uid": seen.uid, **({"labels": dict(found.ours)} if found.ours else {})}
         body = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
         written = await cluster.apply(NODES, body, manager=self._manager, force=False)
-        self._seen = labels_of(written)  # the watch tells it later; until then it would be written again
+        with reading(f"node {self._node}", ClusterError):
+            self._seen = labels_of(written)  # the watch tells it later; until then it would be written again
         log.info("labels of the Node written", extra={"labels": len(found.ours)})

@@ -26,7 +26,10 @@ def wanted_labels(
     for device in devices:
         if device.presence is not Presence.GONE and not device.former:
             there.setdefault(device.resource, []).append(device)
-    found = {rule.name: _value(rule, there.get(rule.resource, ()), lookup) for rule in rules}
+    found = {}
+    for rule in rules:
+        own = [device for resource in rule.resources for device in there.get(resource, ())]
+        found[rule.name] = _value(rule, own, lookup)
     return {name: value for name, value in found.items() if value}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -166,6 +167,15 @@ def test_mig_instances_are_resources_when_their_profiles_are_named() -> None:
         assert not matches(udev_device("mig0", subsystem="nvidia-mig", attrs={"profile": "7g.80gb"}), resource.match)
 
 
+def test_a_mig_profile_with_an_attribute_is_named_as_there() -> None:
+    mig = ", ".join(f"{{pattern: {one}, name: x}}" for one in ("1g.10gb+me", "1c.3g.20gb", '"*"', "x y"))
+    config, _ = converted(f"flags: {{migStrategy: mixed}}\nresources: {{mig: [{mig}]}}")
+    names = [one.name for one in config.resources][1:]
+    assert names[:2] == ["nvidia.com/mig-1g.10gb.me", "nvidia.com/mig-1c.3g.20gb"]
+    device = udev_device("mig0", subsystem="nvidia-mig", attrs={"profile": "1g.10gb+me"})
+    assert matches(device, config.resources[1].match)
+
+
 @pytest.mark.parametrize(
     ("file", "said"),
     [
@@ -257,10 +267,10 @@ def test_the_profile_has_one_copy_in_the_sources() -> None:
 
 def test_a_wheel_and_the_image_get_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hatch_build, "generate", lambda root: [])
-    taken = {}
+    taken, nothing = {}, cast(Any, None)
     for version in ("standard", "editable"):
         data: dict[str, dict[str, str]] = {"force_include": {}}
-        hook = hatch_build.ProtoHook(str(ROOT), {}, None, None, "", "wheel")
+        hook = hatch_build.ProtoHook(str(ROOT), {}, nothing, nothing, "", "wheel")
         hook.initialize(version, data)
         taken[version] = data["force_include"]
     source, target = hatch_build.PROFILE

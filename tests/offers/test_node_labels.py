@@ -169,18 +169,43 @@ MIG = "- name: nvidia.com/mig-1g.10gb\n  match: [{subsystem: nvidia-mig}]\n  par
 
 def test_mig_instances_have_labels_of_their_own() -> None:
     of = config("{gfd: true}", GPU + MIG)
-    instance = {**H100, "nvidia.memory_mib": "9728"}
+    instance = {
+        **H100,
+        "nvidia.memory_mib": "9728",
+        "nvidia.profile": "1g.10gb",
+        "nvidia.mig_mode": "enabled",
+        "nvidia.multiprocessor_count": "16",
+        "nvidia.slices": "1",
+        "nvidia.compute_slices": "1",
+        "nvidia.copy_engines": "1",
+        "nvidia.decoders": "1",
+        "nvidia.encoders": "0",
+        "nvidia.jpeg_engines": "1",
+        "nvidia.ofa_engines": "0",
+    }
     parts = [gpu(number, resource="nvidia.com/mig-1g.10gb") for number in (5, 6, 7)]
     found = labels(of, gpu(0), gpu(1), *parts, values={part.name: instance for part in parts})
-    assert found == OF_AN_H100 | {
+    of_mig = {
         "nvidia.com/mig-1g.10gb.product": "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb",
         "nvidia.com/mig-1g.10gb.count": "3",
         "nvidia.com/mig-1g.10gb.replicas": "1",
         "nvidia.com/mig-1g.10gb.sharing-strategy": "none",
         "nvidia.com/mig-1g.10gb.memory": "9728",
+        "nvidia.com/mig-1g.10gb.multiprocessors": "16",
+        "nvidia.com/mig-1g.10gb.slices.gi": "1",
+        "nvidia.com/mig-1g.10gb.slices.ci": "1",
+        "nvidia.com/mig-1g.10gb.engines.copy": "1",
+        "nvidia.com/mig-1g.10gb.engines.decoder": "1",
+        "nvidia.com/mig-1g.10gb.engines.encoder": "0",
+        "nvidia.com/mig-1g.10gb.engines.jpeg": "1",
+        "nvidia.com/mig-1g.10gb.engines.ofa": "0",
         "nvidia.com/mig.strategy": "mixed",
         "nvidia.com/mig.capable": "true",
     }
+    assert found == OF_AN_H100 | of_mig
+    no_gpus = labels(of, *parts, values={part.name: instance for part in parts})
+    of_gpus = {name for name in OF_AN_H100 if name.startswith("nvidia.com/gpu.") and not name.endswith(".machine")}
+    assert no_gpus.keys() == found.keys() - of_gpus, "every GPU is in MIG mode"
     assert not [name for name in found if not name.startswith(PREFIXES)]
 
 
