@@ -29,7 +29,7 @@ _HEAD = """\
 {{- end }}
 {{- $parts := list }}
 {{- range $resource := $.Values.config.resources }}
-{{- with $resource.deviceClass }}
+{{- with (contains "{" $resource.name | ternary nil $resource.deviceClass) }}
 {{- $label := first (splitList "." $resource.name) }}
 {{- $word := last (splitList "/" $resource.name) | lower | replace "_" "-" | replace "." "-" }}
 {{- $base := printf "%s-%s" $label $word }}

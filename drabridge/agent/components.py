@@ -20,6 +20,7 @@ from drabridge.agent.startup_merge import StartupMerge
 from drabridge.agent.status_reader import agent_state, status_document
 from drabridge.coexistence.competing_plugins import CompetingPlugins
 from drabridge.coexistence.ended_agents import EndedAgents
+from drabridge.coexistence.vendor_software import VendorSoftware
 from drabridge.coexistence.withheld import WithheldDevices
 from drabridge.config.schema import Config
 from drabridge.containers.cdi_store import CdiStore
@@ -134,6 +135,7 @@ class Components:
         # What exists, and who holds it.
         self.identities = IdentityStore(paths.state, base.state_worker)
         self.inventory = inventory = self._inventory(config, standby)
+        current.config = inventory.config
         self._cdi = cdi = CdiStore(paths.cdi, config.driver)
         self.legacy_files = LegacyCdiFiles(cdi)
         self.podresources = Client(paths.podresources_socket, observe=self.sinks.asked)
@@ -188,6 +190,7 @@ class Components:
         self.claim_queries = queries = ClaimQueries(
             api_server, config.driver, options.node_name, lambda: claims.pool, lambda: claims.api_version
         )
+        self.vendor = VendorSoftware(paths, config.driver, lambda: claims.state is not None and claims.state.serving)
         self.competing = CompetingPlugins(legacy, self.podresources, kubelet, ledger_service, devices)
         self.targets = LaneTargets(
             config_in_use, devices, inventory, ledger_service, desired, api_server, lambda: claims.keeps_leases
@@ -237,6 +240,7 @@ class Components:
                 self.cdi_maintenance.restore,
                 claims.retry_records,
                 self._look_for_competing_plugins,
+                self.vendor.look,
                 base.withheld.restore_file,
                 self.node_labels.refresh,
                 EndedAgents(base.withheld, ledger_service, kubelet, others, queries.allocated_by).look,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from drabridge.coexistence.vendor_software import is_vendors
 from drabridge.config.schema import Config
 from drabridge.containers.cdi_store import CdiStore, Family
 from drabridge.dra.claim_queries import ClaimQueries
@@ -211,10 +212,13 @@ def is_state_unneeded(ledger: Ledger, desired: DesiredLanes) -> bool:
 
 
 def remove_state(state: Path) -> None:
-    """Remove everything in the state directory, the lock last; the directory itself may be a mount. Logs failures."""
+    """Remove what is ours in the state directory, the lock last; the directory itself may be a mount. Logs failures.
+
+    A vendor's driver of the same name keeps its files there, too, and may have begun already.
+    """
     lock = state / LOCK_FILE
     try:
-        for path in [*(one for one in state.iterdir() if one != lock), lock]:
+        for path in [*(one for one in state.iterdir() if one != lock and not is_vendors(one)), lock]:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:

@@ -14,6 +14,7 @@ from drabridge.agent.api_watches import ApiWatches
 from drabridge.agent.components import Components, Foundation, release_policy
 from drabridge.agent.reload import ConfigFollower
 from drabridge.agent.standby import Standby
+from drabridge.coexistence.vendor_software import LOOK_SECONDS
 from drabridge.config.schema import Config
 from drabridge.inventory.model import Snapshot
 from drabridge.ledger.effects import Effect, Notify, Readvertise, Released
@@ -56,6 +57,7 @@ class ServingAgent:
         self._boot_recorded = False  # the ledger has this boot's id
         self._serving = False  # the ledger knows enough for it: from kubelet and the CDI files, or from before
         self._behind = False  # the ledger could not be told of the newest snapshot: its disk is full
+        self._configuring = asyncio.Lock()
         self._refresh: asyncio.TimerHandle | None = None
         self._watches: ApiWatches | None = None
         self._tasks: list[asyncio.Task[None]] = []  # ended first when the agent ends
@@ -120,7 +122,9 @@ class ServingAgent:
         while True:
             if not self._boot_recorded:  # again while the disk is full: a later start would see a reboot that was none
                 self._boot_recorded = (await service.apply(NodeBooted(boot_id, service.now()))).accepted
-            if (snapshot := parts.inventory.current).complete:
+            if not self._serving:
+                await parts.vendor.look()
+            if (snapshot := parts.inventory.current).complete and not self._stands_back:
                 await self._take(snapshot)
                 if self._serving and service.ledger.node.merged:
                     parts.legacy_files.follow_soon(service.ledger, parts.current.devices)
@@ -131,10 +135,17 @@ class ServingAgent:
                 parts.lanes_changed.set()
                 parts.node_labels.follow()
                 parts.current.devices_error = ""
-            await self._snapshot_taken.wait(parts.withheld.again_seconds)
+            await self._snapshot_taken.wait(LOOK_SECONDS if self._stands_back else parts.withheld.again_seconds)
+
+    @property
+    def _stands_back(self) -> bool:
+        """Whether nothing may be served yet beside the software of the vendor whose names are used."""
+        return bool(self._parts.vendor.found) and not self._serving
 
     async def _take(self, snapshot: Snapshot) -> None:
         parts = self._parts
+        if parts.inventory.config is not parts.current.config:  # a device is the first with the name of its resource
+            await self._use(parts.inventory.config)
         snapshot = await parts.withheld.update(snapshot, parts.ledger_service.head)
         first = parts.targets.first_lanes(snapshot)
         parts.current.devices = snapshot.by_name()
@@ -243,10 +254,19 @@ class ServingAgent:
         parts.legacy.follow_ledger()
 
     async def _reconfigure(self, config: Config) -> None:
+        self._parts.current.config_error = ""
+        self._parts.inventory.reconfigure(config)
+        await self._use(self._parts.inventory.config)
+
+    async def _use(self, config: Config) -> None:
+        """Serve by a configuration, which the file or the devices have changed. One after the other."""
+        async with self._configuring:
+            await self._configure(config)
+
+    async def _configure(self, config: Config) -> None:
         parts = self._parts
-        parts.current.config, parts.current.config_error = config, ""
+        parts.current.config = config
         parts.ledger_service.policy = release_policy(config)
-        parts.inventory.reconfigure(config)
         if self._serving:  # else nothing is served yet, and it begins with the configuration of then
             await parts.legacy.configure(config)
             parts.legacy.follow_inventory()

@@ -136,10 +136,12 @@ class Standby:
         await self._open_control()
         self.cluster = connect(self._config, self._options.kubeconfig)
         if self.cluster is not None:
-            ours = frozenset(resource.name for resource in self._config.resources)
-            self._watches = ApiWatches(self.cluster, self._options.node_name, self._config.driver, lambda: ours)
+            self._watches = ApiWatches(self.cluster, self._options.node_name, self._config.driver, self._resources)
             self._watches.begin()
             self._relay_claims()
+
+    def _resources(self) -> frozenset[str]:
+        return frozenset(resource.name for resource in self._inventory.config.resources)
 
     def _relay_claims(self) -> None:
         """Import the DRA side, which saves 0.2 s at the takeover, and open the relay for kubelet's calls."""

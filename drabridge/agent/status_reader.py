@@ -31,6 +31,7 @@ def agent_state(parts: Components) -> AgentState:
             devices=current.devices_error,
             ledger=parts.ledger_service.health.error,
             cdi=parts.cdi_maintenance.error,
+            vendor=parts.vendor.found,
         ),
         competing=parts.competing.found,
         merge_seconds=LIST_SECONDS,
@@ -114,6 +115,7 @@ def _notes(parts: Components, state: AgentState) -> list[str]:
         notes.append(f"claims: no ResourceSlices: {why}")
     if (dra := parts.claims.state) is not None:
         notes += dra.publisher.notes
+    notes += parts.inventory.notes
     if parts.inventory.status.unexpected:
         notes.append(f"device events: {parts.inventory.status}")
     return notes

@@ -46,8 +46,8 @@ def row(device: Device) -> dict[str, Any]:
 
 def run(arguments: argparse.Namespace) -> int:
     config = load(arguments.config)
-    resources = [resource.name for resource in resources_named(config, arguments.resource)]
     snapshot, inventory = enumerate_once(config)
+    resources = [resource.name for resource in resources_named(inventory.config, arguments.resource)]
     rows = [row(device) for device in snapshot.devices if device.resource in resources]
     names = ", ".join(resources)
     show(
@@ -59,6 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     for collision in snapshot.collisions:
         print(f"not offered: {collision}", file=sys.stderr)
+    for note in inventory.notes:
+        print(f"note: {note}", file=sys.stderr)
     if arguments.output in ("table", "wide"):
         print(f"events: {inventory.status}", file=sys.stderr)
     return 1 if snapshot.collisions else 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from drabridge.cli.hardware import add_config, resources_named
@@ -11,10 +12,12 @@ from drabridge.cli.output import add_output, show
 from drabridge.config.loader import load
 from drabridge.config.schema import Config
 from drabridge.errors import HostError
+from drabridge.inventory import nvidia
 from drabridge.inventory.match import explain
+from drabridge.inventory.mig import MigDevices, with_capabilities
 from drabridge.inventory.udev import Udev
 from drabridge.inventory.udev_device import UdevDevice
-from drabridge.inventory.udev_scope import scope_of
+from drabridge.inventory.udev_scope import needs_nvidia, scope_of
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -33,10 +36,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def _records(arguments: argparse.Namespace, config: Config) -> Iterator[UdevDevice]:
     udev = Udev(scope_of(config))
+    instances: Mapping[str, UdevDevice] = {}
+    if needs_nvidia(config):
+        instances = MigDevices().beside(udev.enumerate(), with_capabilities(nvidia.read(), Path("/proc")))
     if not arguments.device:
-        yield from udev.enumerate().values()
+        yield from (instances or udev.enumerate()).values()
     for name in arguments.device:
-        record = udev.read(name) if name.startswith("/sys/") else udev.find(name)
+        record = instances.get(name) or (udev.read(name) if name.startswith("/sys/") else udev.find(name))
         if record is None:
             raise HostError(f"udev knows no device {name}", hint="Give a node under /dev or a path under /sys/devices")
         yield record

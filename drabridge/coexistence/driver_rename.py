@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from drabridge.config.name_template import stands_for
 from drabridge.config.schema import Config
 from drabridge.errors import ConfigError, HostError
 from drabridge.ledger.model import Owner
@@ -20,7 +21,7 @@ def refuse_another_name(paths: Paths, config: Config, node: str) -> None:
     resource that this configuration names otherwise is withheld, device by device
     (:mod:`drabridge.coexistence.other_agents`).
     """
-    served = {resource.name for resource in config.resources}
+    served = [resource.name for resource in config.resources]
     for directory in sorted((paths.kubelet / "plugins").glob("*/")):
         if directory == paths.state:
             continue
@@ -33,7 +34,7 @@ def refuse_another_name(paths: Paths, config: Config, node: str) -> None:
         held = [
             entry
             for entry in ledger.entries.values()
-            if entry.device.resource in served and entry.owner is not Owner.NONE
+            if entry.owner is not Owner.NONE and any(stands_for(name, entry.device.resource) for name in served)
         ]
         if held:
             first = f"{held[0].name} is held by {holder(held[0])}"

@@ -180,13 +180,39 @@ DriverName = Annotated[
     AfterValidator(names.driver_name),
     _schema("domain name", maxLength=63, pattern=r"^[a-z][-a-z0-9]*(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)+$"),
 ]
+
+
+def _resource_names(text: str) -> str:
+    """A resource name, or one with an attribute in it: one resource for each value (``name_template.py``)."""
+    if "{" not in text and "}" not in text:
+        return names.extended_resource_name(text)
+    template = parse_template(text)
+    fields = template.fields
+    if len(fields) != 1 or fields[0].source != "attr" or fields[0].of_parent or "{" in text.partition("/")[0]:
+        hint = "for example nvidia.com/mig-{attr:profile}, which is one resource for each value"
+        raise unmet("a plain name, or one {attr:NAME} after the slash", hint)
+    names.extended_resource_name(template.render(lambda _: "x") or "")
+    return text
+
+
+_PLAIN_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_NAME_OF_VALUE = r"([A-Za-z0-9][-A-Za-z0-9_.]*)?\{attr:[^{}]+\}([-A-Za-z0-9_.]*[A-Za-z0-9])?"
+ResourceNames = Annotated[
+    str,
+    AfterValidator(_resource_names),
+    _schema(
+        "domain/name",
+        maxLength=308,
+        pattern=rf"^(?!requests\.)(?!.*kubernetes\.io/)[a-z0-9]([-a-z0-9.]*[a-z0-9])?/({_PLAIN_NAME}|{_NAME_OF_VALUE})$",
+    ),
+]
 ResourceName = Annotated[
     str,
     AfterValidator(names.extended_resource_name),
     _schema(
         "domain/name",
         maxLength=308,  # 244 for the domain, the slash, 63 for the name
-        pattern=r"^(?!requests\.)(?!.*kubernetes\.io/)[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
+        pattern=rf"^(?!requests\.)(?!.*kubernetes\.io/)[a-z0-9]([-a-z0-9.]*[a-z0-9])?/{_PLAIN_NAME}$",
     ),
 ]
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"

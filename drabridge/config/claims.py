@@ -94,3 +94,5 @@ class DeviceClass(Model):
     """The object's name."""
     extended_resource_name: ResourceName | None = None
     """Set when the class serves this extended resource through DRA."""
+    selector: Annotated[str, StringConstraints(min_length=1, max_length=10_240)] | None = None
+    """CEL expression for the class's devices, in place of the one that selects this resource's by their name."""

@@ -12,11 +12,12 @@ from drabridge.config.base import (
     AttributeName,
     DriverName,
     EnvName,
+    FieldText,
     IdTemplate,
     Many,
     Model,
     PoolName,
-    ResourceName,
+    ResourceNames,
     Template,
     preset,
 )
@@ -130,8 +131,9 @@ class Safety(Model):
 class Resource(Model):
     """Devices of one kind: which they are, what they are called, and what a container gets with them."""
 
-    name: ResourceName
-    """Extended resource name, as pods write it under `limits`."""
+    name: ResourceNames
+    """Extended resource name, as pods write it under `limits`. With `{attr:NAME}` in it: one resource for each value
+    that this attribute of the devices has; what cannot be in a name becomes a dot."""
     match: Match = Field(min_length=1)
     """Which udev devices; one matcher of the list is enough."""
     id: Annotated[Many[IdTemplate], Field(min_length=1)] = _DEFAULT_ID
@@ -166,6 +168,9 @@ class Resource(Model):
     """Several claims on one device."""
     partition: Partition | None = None
     """These devices are parts of others."""
+    uniform: FieldText | None = None
+    """A field that must have one value in all of this resource's devices: `attr:profile`. While it has several, a pod
+    could not tell which device it gets, and all are faulty: NVIDIA's MIG strategy `single`."""
     claim_config: ClaimConfig = preset(ClaimConfig)
     """What claims and classes may ask for in their parameters."""
     device_class: DeviceClass | None = None
@@ -194,6 +199,9 @@ class Resource(Model):
             )
         if (limit := self.replicas.max_per_request) is not None and limit > self.replicas.count:
             yield Problem(f"at most count ({self.replicas.count})", path=("replicas", "maxPerRequest"))
+        if "{" in self.name and self.device_class is not None and self.device_class.selector is None:
+            hint = "one class for several resources: select them by an attribute"
+            yield Problem("a selector", hint, ("deviceClass", "selector"))
         if self.partition is not None and self.partition.of == self.name:
             yield Problem("another resource", "a device is not a part of itself", ("partition", "of"))
 
@@ -224,7 +232,8 @@ class Config(Model):
     kind: Literal["AgentConfig"]
     """`AgentConfig`."""
     driver: DriverName = "drabridge.example.com"
-    """DRA driver name, vendor of CDI names, prefix of annotations. A domain of yours; changing it means draining."""
+    """DRA driver name, vendor of CDI names, prefix of annotations. A domain of yours, or in place of a vendor's
+    software the vendor's: nothing is then served beside that. Changing it means draining."""
     udev_events: Literal["auto", "udev", "kernel"] = "auto"
     """Where events come from: udevd, the kernel, or whichever is detected to reach the agent."""
     resync_seconds: int = Field(default=60, ge=5, le=3600)

@@ -34,6 +34,19 @@ PLAIN_FIELDS = {
     "nvidia.brand": "Nvidia, Tesla, GeForce; needs the nvml extra",
     "nvidia.compute_capability": "9.0; needs the nvml extra",
     "nvidia.cuda_version": "CUDA version of the driver; needs the nvml extra",
+    "nvidia.addressing_mode": "HMM or ATS, where the driver has one of them; needs the nvml extra",
+    "nvidia.profile": "profile of a MIG instance: 1g.10gb, 1g.10gb+me; needs the nvml extra, as all below but the caps",
+    "nvidia.parent_uuid": "UUID of the GPU that a MIG instance is a part of",
+    "nvidia.gi_cap": "number of the /dev/nvidia-caps/nvidia-capN of a MIG instance's GPU instance",
+    "nvidia.ci_cap": "number of the /dev/nvidia-caps/nvidia-capN of a MIG instance's compute instance",
+    "nvidia.multiprocessor_count": "multiprocessors of a MIG instance",
+    "nvidia.slices": "compute slices of a MIG instance",
+    "nvidia.copy_engines": "copy engines of a MIG instance",
+    "nvidia.decoders": "video decoders of a MIG instance",
+    "nvidia.encoders": "video encoders of a MIG instance",
+    "nvidia.jpeg_engines": "JPEG engines of a MIG instance",
+    "nvidia.ofa_engines": "optical flow engines of a MIG instance",
+    **{f"nvidia.memory_slice_{n}": f"1 for a MIG instance that has the GPU's memory slice {n}" for n in range(8)},
 }
 # What a field with a key gives; written source:key.
 KEYED_FIELDS = {

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from drabridge.config.matcher import any_of
 from drabridge.config.predicate import Predicate
 from drabridge.config.schema import Config, Resource
-from drabridge.inventory import health_rules, topology
+from drabridge.inventory import health_rules, mig, topology
 from drabridge.inventory.attribute_values import attributes_of, capacity_of
 from drabridge.inventory.container_edits import render_env, resolve_mounts, resolve_nodes
 from drabridge.inventory.host import Host
@@ -35,15 +35,22 @@ from drabridge.inventory.nvidia import NvidiaFacts, uuid_hint
 from drabridge.inventory.overlap import FormerDevices, handed_out, resource_of, separate
 from drabridge.inventory.template_values import MatchedDevice
 from drabridge.inventory.udev_device import UdevDevice
-from drabridge.inventory.udev_scope import distinct_configs, needs_database, partition_link
+from drabridge.inventory.udev_scope import MIG, distinct_configs, needs_database, partition_link, subsystems_of
+
+IN_INSTANCES = "MIG mode is on: it is offered in instances, by the resource that is a partition of this one"
+NO_INSTANCES = "MIG mode is on, and it has no instance: make some, or switch MIG mode off"
 
 
 class BuildResult(Struct, frozen=True):
-    """The devices, those that cannot be told apart, and the syspaths of those that udevd has not finished with."""
+    """The devices, those that cannot be told apart, and the syspaths of those that udevd has not finished with.
+
+    ``away``: why a device that is there is not among them, by resource and syspath.
+    """
 
     devices: tuple[Device, ...]
     collisions: tuple[Collision, ...]
     waiting: tuple[str, ...]
+    away: Mapping[Key, str] = MappingProxyType({})
 
 
 class _Match(Struct, frozen=True):
@@ -71,14 +78,18 @@ class _Named(Struct, frozen=True):
 class DeviceBuilder:
     """Build the devices of one configuration. What did not change since the last time is not made again.
 
-    ``named_by``: device id -> the configuration that named the device; it is kept up to date.
+    ``named_by``: device id -> the configuration that named the device; it is kept up to date. ``file``: the
+    configuration as it was given, where that has templates in the names of resources.
     """
 
-    def __init__(self, config: Config, host: Host, named_by: Mapping[str, Config] | None = None) -> None:
+    def __init__(
+        self, config: Config, host: Host, named_by: Mapping[str, Config] | None = None, file: Config | None = None
+    ) -> None:
         self.config = config
         self.named_by = dict(named_by or {})
         self.former_names: frozenset[str] = frozenset()  # that only an earlier configuration gives
         self._host = host
+        self._divisible = _wholes_of_mig(file or config)
         self._rules = {id(each): _rules(each) for each in distinct_configs((config, *self.named_by.values()))}
         # by configuration, by syspath: what a match was made of, and the match
         self._matches: dict[int, dict[str, tuple[UdevDevice, NvidiaFacts, _Match | None]]] = {}
@@ -147,8 +158,16 @@ class DeviceBuilder:
             devices.append(device)
         self._built, self._sources, self.named_by = built, sources, named_by
         devices = separate({name for name, (resource, _) in sources.items() if resource.partition}, devices)
+        devices = self._with_uniformity(devices)
+        with_instances = {one.gpu for one in nvidia.mig}
+        divided = {
+            match.candidate.key: IN_INSTANCES if match.udev.sysname in with_instances else NO_INSTANCES
+            for match in finished
+            if self._is_divided(match)
+        }
+        devices = [device for device in devices if (device.resource, device.syspath) not in divided]
         self.former_names = frozenset(device.name for device in devices if device.former)
-        return BuildResult(tuple(devices), collisions, tuple(match.udev.syspath for match in waiting))
+        return BuildResult(tuple(devices), collisions, tuple(match.udev.syspath for match in waiting), divided)
 
     def source(self, name: str) -> tuple[Resource, MatchedDevice] | None:
         """What the device of that name was last made of; None when it is not there."""
@@ -172,12 +191,16 @@ class DeviceBuilder:
     def _match_one(self, config: Config, device: UdevDevice, nvidia: NvidiaFacts) -> _Match | None:
         for resource, rule, database in self._rules[id(config)]:
             if holds(rule, device):
-                gpu = nvidia.of(topology.pci_bus_id(device)) if nvidia.gpus else {}
+                gpu = mig.fields_of(nvidia, device)
                 values = MatchedDevice(device, nvidia=gpu).lookup(self._host)
                 ids = tuple(template.render(values) or "" for template in resource.id)
-                candidate = Candidate(resource.name, device.syspath, ids, uuid_hint(gpu))
+                candidate = Candidate(resource.name, device.syspath, ids, mig.identity_hint(device) or uuid_hint(gpu))
                 return _Match(device, config, resource, database, gpu, candidate)
         return None
+
+    def _is_divided(self, match: _Match) -> bool:
+        """Whether it is a GPU that is to be had in MIG instances only: where the configuration offers those."""
+        return match.resource.name in self._divisible and mig.is_in_instances(match.nvidia)
 
     def _former_matches(
         self,
@@ -209,6 +232,23 @@ class DeviceBuilder:
                 if path not in found:
                     look(path, former, ids)
         return found, _without(away, found)
+
+    def _with_uniformity(self, devices: list[Device]) -> list[Device]:
+        """The devices; those of a resource that is to be uniform, and is not, are faulty."""
+        found: dict[str, dict[str, str]] = {}  # resource -> device -> value
+        for device in devices:
+            resource, source = self._sources[device.name]
+            if resource.uniform is not None and not device.former:
+                value = source.lookup(self._host)(resource.uniform) or "nothing"
+                found.setdefault(resource.name, {})[device.name] = value
+        faults: dict[str, str] = {}
+        for values in found.values():
+            if len(different := sorted(set(values.values()))) > 1:
+                why = f"its resource must be uniform, and its devices have {', '.join(different)}"
+                faults |= dict.fromkeys(values, why)
+        if not faults:
+            return devices
+        return [_with_fault(device, faults[device.name]) if device.name in faults else device for device in devices]
 
     # --- one device ---------------------------------------------------------------------------------------------------
 
@@ -252,6 +292,19 @@ class DeviceBuilder:
 
 def _rules(config: Config) -> list[tuple[Resource, Predicate, bool]]:
     return [(resource, any_of(resource.match), needs_database(resource)) for resource in config.resources]
+
+
+def _with_fault(device: Device, why: str) -> Device:
+    return replace(device, presence=Presence.FAULTY, reason="; ".join(filter(None, (device.reason, why))))
+
+
+def _wholes_of_mig(config: Config) -> frozenset[str]:
+    """The resources whose GPUs are offered in MIG instances, by another resource, as soon as they are in MIG mode."""
+    return frozenset(
+        resource.partition.of
+        for resource in config.resources
+        if resource.partition is not None and MIG in (subsystems_of(any_of(resource.match)) or ())
+    )
 
 
 def _as_held(former: _Match, match: _Match | None, device_id: str) -> _Match:

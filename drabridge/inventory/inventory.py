@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -20,8 +21,8 @@ from msgspec.structs import replace
 from drabridge.config.schema import Config
 from drabridge.config.template import Lookup
 from drabridge.errors import HostError
-from drabridge.inventory import event_source, nvidia
-from drabridge.inventory.builder import DeviceBuilder
+from drabridge.inventory import event_source, mig, nvidia
+from drabridge.inventory.builder import NO_INSTANCES, DeviceBuilder
 from drabridge.inventory.container_edits import resolve_nodes
 from drabridge.inventory.event_source import EventKind, EventSource
 from drabridge.inventory.events import Pacer, RecheckQueue, Uevent, latest_per_device
@@ -36,6 +37,7 @@ from drabridge.inventory.facts import (
 from drabridge.inventory.host import Host, RealHost
 from drabridge.inventory.identity import Key, KnownIdentities, name_of
 from drabridge.inventory.model import Device, DeviceNode, Presence, Snapshot
+from drabridge.inventory.named_resources import NamedResources
 from drabridge.inventory.tracker import TOMBSTONE_SECONDS, DeviceTracker
 from drabridge.inventory.udev import Monitor, Udev
 from drabridge.inventory.udev_cache import UdevCache
@@ -83,7 +85,8 @@ class Inventory:
         tombstone_seconds: float = TOMBSTONE_SECONDS,
         on_fact: OnFact = lambda fact: None,
     ) -> None:
-        self._config = config
+        self._names = NamedResources(config)
+        self._config = self._names.config
         self._host = host or RealHost()
         self._paths = paths or HostPaths()
         self._held = held
@@ -91,7 +94,8 @@ class Inventory:
         self._known_before = dict(known.ids)
         self._on_fact = on_fact
         self._tracker = DeviceTracker(held, tombstone_seconds)
-        self._builder = DeviceBuilder(config, self._host, self._held_ones(known.named_by))
+        self._builder = DeviceBuilder(self._config, self._host, self._held_ones(known.named_by), config)
+        self._mig = mig.MigDevices()
         self._udev = Udev(self._scope())
         self._cache = UdevCache(self._udev)
         self._monitors: list[Monitor] = []
@@ -108,6 +112,7 @@ class Inventory:
         self._recheck_at: float | None = None
         self._wake = asyncio.Event()
         self.status = EventSource(EventKind.NONE, "not started")
+        self.notes: tuple[str, ...] = ()  # what a person should know of hardware that is no device
 
     @property
     def current(self) -> Snapshot:
@@ -116,8 +121,14 @@ class Inventory:
 
     def reconfigure(self, config: Config) -> None:
         """Use another configuration from the next snapshot on, which follows at once. Call it on the loop."""
-        self._config = config
+        self._names = NamedResources(config, self._names.values)
+        self._config = self._names.config
         self.refresh()
+
+    @property
+    def config(self) -> Config:
+        """The configuration in use, with plain names: what templates in names stand for follows the devices."""
+        return self._config
 
     def identities(self) -> KnownIdentities:
         """The identities of devices that are here, or held."""
@@ -149,7 +160,11 @@ class Inventory:
         return distinct_configs((self._config, *self._builder.named_by.values()))
 
     def _scope(self) -> UdevScope:
-        return union(map(scope_of, self.configs()))
+        return union(map(scope_of, self._scoped()))
+
+    def _scoped(self) -> list[Config]:
+        """And the configuration as it was given: its templates may stand for nothing yet."""
+        return distinct_configs((self._names.file, *self.configs()))
 
     def refresh(self) -> None:
         """Enumerate everything again soon. Call it on the loop."""
@@ -173,7 +188,7 @@ class Inventory:
         """
         source = self._builder.source(device.name)
         path, number = self._host.own_node(source[1].udev.syspath) if source else ("", None)
-        if source is None or not (path or self._host.exists(device.syspath or "/")):
+        if source is None or not (path or self._host.exists(source[1].udev.seen_at or device.syspath or "/")):
             raise HostError(f"{device.name} is unplugged", hint="Plug it in again, or delete the pod that asks for it.")
         resource, matched = source
         now = replace(matched.udev, devnode=path or matched.udev.devnode, devnum=number)
@@ -239,7 +254,8 @@ class Inventory:
         A hold that was taken before is known to that round, so what is held keeps its name.
         """
         events_before = self._builder.config.udev_events
-        self._builder = DeviceBuilder(self._config, self._host, self._held_ones(self._builder.named_by))
+        named_by = self._held_ones(self._builder.named_by)
+        self._builder = DeviceBuilder(self._config, self._host, named_by, self._names.file)
         if self._config.udev_events != events_before:
             self._close()
         if (scope := self._scope()) != self._udev.scope:
@@ -273,14 +289,18 @@ class Inventory:
         touched = self._cache.enumerate() if full else set()
         touched |= self._apply(news, now, enumerated=full)
         touched |= self._run_due_rechecks(now)
-        if (full or touched) and any(map(needs_nvidia, self.configs())):
-            self._nvidia = nvidia.read(self._paths.proc / "driver/nvidia")
+        if (full or touched) and any(map(needs_nvidia, self._scoped())):
+            self._nvidia = mig.with_capabilities(nvidia.read(self._paths.proc / "driver/nvidia"), self._paths.proc)
         if full:
             self._stale = False
             self._resync_at = now + self._config.resync_seconds
         self._cache.note_first_seen(now)
+        devices = self._mig.beside(self._cache.devices, self._nvidia)
+        if self._names.update(devices.values()):
+            self._config = self._names.config
+            self._use_new_configuration()
         built = self._builder.build(
-            self._cache.devices,
+            devices,
             self._nvidia,
             known_ids=self._known_ids(),
             held=self._held,
@@ -292,7 +312,13 @@ class Inventory:
         faulty = any(device.presence is Presence.FAULTY for device in built.devices)
         self._recheck_at = now + FAULTY_RECHECK_SECONDS if faulty else None
         names = [resource.name for resource in self._config.resources]
-        return self._tracker.update(built.devices, built.collisions, names, now)
+        self.notes = tuple(
+            f"{resource}: {os.path.basename(syspath)}: {why}"
+            for (resource, syspath), why in sorted(built.away.items())
+            if why == NO_INSTANCES
+        )
+        collisions = (*built.collisions, *self._names.collisions)
+        return self._tracker.update(built.devices, collisions, names, now, built.away)
 
     # --- events -------------------------------------------------------------------------------------------------------
 

@@ -6,8 +6,7 @@ NVML adds architecture, brand and memory when the optional ``nvidia-ml-py`` is i
 is built, never inside an RPC. Its absence or failure only leaves those fields empty.
 
 The files appear when the driver is loaded. A UUID may read ``GPU-????????-...`` until the GPU was initialised: fields
-stay empty until then, and the next event or enumeration finds them. MIG instances are not devices here: a GPU in MIG
-mode is offered whole or, by the match rules, not at all.
+stay empty until then, and the next event or enumeration finds them. MIG instances become devices in ``mig.py``.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ because they share a companion, or a path that is the same for every device: the
 
 from __future__ import annotations
 
+from collections import Counter as Tally
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 
@@ -32,18 +33,22 @@ def handed_out(resource: Resource, device: UdevDevice, companions: Iterable[Udev
 
 
 def separate(parts: Collection[str], devices: list[Device]) -> list[Device]:
-    """The devices, with the places removed that a part of ``parts`` has in common with its whole.
+    """The devices, with the places removed that a part of ``parts`` has in common with its whole or another part of it.
 
-    Parts that hand out a node of their whole may have holders side by side: the configuration says that they are parts,
-    and the driver keeps them apart. Nothing keeps devices of one IOMMU group apart.
+    Such parts may have holders side by side: the configuration says that they are parts, and the driver keeps them
+    apart. Nothing keeps devices of one IOMMU group apart.
     """
     if not parts:
         return devices
-    wholes = {device.name: device for device in devices}
+    names = {device.name for device in devices}
+    common: dict[str, Tally[str]] = defaultdict(Tally)  # whole -> place -> how many of the family have it
+    for device in devices:
+        common[device.root if device.name in parts else device.name].update(device.also_at)
     separated = []
     for device in devices:
-        if device.name in parts and (whole := wholes.get(device.root)) is not None:
-            apart = [place for place in device.also_at if place not in whole.also_at or place.startswith(VFIO)]
+        if device.name in parts and device.root in names:
+            shared = common[device.root]
+            apart = [place for place in device.also_at if shared[place] == 1 or place.startswith(VFIO)]
             device = replace(device, also_at=tuple(apart))
         separated.append(device)
     return separated

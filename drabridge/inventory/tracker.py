@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from msgspec.structs import replace
 
@@ -17,6 +18,7 @@ Kubelet 1.36.2 dereferences its record of every id in a finished Allocate: an id
 is in flight makes it crash. A minute outlives any Allocate, and the poll that would show a pod that just got it.
 """
 
+_NONE: Mapping[Key, str] = MappingProxyType({})
 _GONE = "it is unplugged, or no rule matches it any more"
 
 
@@ -42,15 +44,21 @@ class DeviceTracker:
         return {key: device.id for key, device in found.items()}
 
     def update(
-        self, devices: Iterable[Device], collisions: Iterable[Collision], resources: Sequence[str], now: float
+        self,
+        devices: Iterable[Device],
+        collisions: Iterable[Collision],
+        resources: Sequence[str],
+        now: float,
+        away: Mapping[Key, str] = _NONE,
     ) -> Snapshot | None:
         """Take the devices that exist now; return the new snapshot when it differs from the last one, else None.
 
-        ``resources`` are the names of the configuration, in its order, which is the snapshot's order.
+        ``resources`` are the names of the configuration, in its order, which is the snapshot's order. ``away``: why
+        what was a device is none, where that is known better than "gone".
         """
         here = {device.name: device for device in devices}
         collisions = tuple(collisions)
-        withheld = {(c.resource, path): str(c) for c in collisions for path in c.syspaths}
+        withheld = {(c.resource, path): str(c) for c in collisions for path in c.syspaths} | dict(away)
         for name in here:
             self._gone_since.pop(name, None)
         kept = []

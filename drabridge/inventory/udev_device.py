@@ -57,6 +57,7 @@ class UdevDevice(Struct, frozen=True):
     links: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     initialized: bool = True  # udevd has written its database entry, or there is no database to wait for
     above: UdevDevice | None = None  # the next device up the tree
+    seen_at: str = ""  # the path that is there as long as the device is; its syspath when empty
 
     def ancestors(self) -> Iterator[UdevDevice]:
         """The parents, nearest first; the device itself is not among them."""

@@ -7,12 +7,16 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
+from drabridge.config import name_template
 from drabridge.config.claims import Profile
 from drabridge.config.matcher import any_of
 from drabridge.config.pattern import Glob
 from drabridge.config.predicate import All, Ancestor, Any, Exists, Not, Predicate, Source, Test
 from drabridge.config.schema import Config, Resource
 from drabridge.config.template import Field
+
+MIG = "nvidia-mig"
+"""The subsystem of NVIDIA's MIG instances, which are no devices of the kernel's (``mig.py`` makes them)."""
 
 _MAGIC = re.compile(r"[*?\[\\]")
 
@@ -48,7 +52,7 @@ def scope_of(config: Config) -> UdevScope:
     fields = [*(field for resource in config.resources for field in fields_of(resource)), *label_fields(config)]
     subsystems = [subsystems_of(rule) for rule in rules]
     return UdevScope(
-        subsystems=frozenset() if None in subsystems else frozenset().union(*filter(None, subsystems)),
+        subsystems=frozenset() if None in subsystems else _in_sysfs(frozenset().union(*filter(None, subsystems))),
         attributes=frozenset(
             [test.key for test in tests if test.source is Source.ATTR]
             + [field.key for field in fields if field.source == "attr"]
@@ -60,6 +64,11 @@ def scope_of(config: Config) -> UdevScope:
             + [link for resource in config.resources if (link := partition_link(resource))]
         ),
     )
+
+
+def _in_sysfs(subsystems: frozenset[str]) -> frozenset[str]:
+    """What udev must look at: for MIG instances their GPUs (``mig.py``)."""
+    return (subsystems - {MIG}) | {"pci"} if MIG in subsystems else subsystems
 
 
 def enumerated(resource: Resource) -> Iterator[Predicate]:
@@ -117,6 +126,10 @@ def fields_of(resource: Resource) -> Iterator[Field]:
     for template in templates:
         if template is not None:
             yield from template.fields
+    if (named_by := name_template.field_of(resource.name)) is not None:
+        yield named_by
+    if resource.uniform is not None:
+        yield resource.uniform
     values = (item.source for table in (resource.attributes, resource.capacity) for item in table.values())
     yield from (source for source in values if source is not None)
 
@@ -150,6 +163,8 @@ def needs_database(resource: Resource) -> bool:
 
 
 def needs_nvidia(config: Config) -> bool:
-    """Whether any template reads what NVIDIA's driver says."""
+    """Whether any template reads what NVIDIA's driver says, or a rule is about MIG instances."""
     fields = [*(field for resource in config.resources for field in fields_of(resource)), *label_fields(config)]
-    return any(field.source.startswith("nvidia.") for field in fields)
+    return any(field.source.startswith("nvidia.") for field in fields) or any(
+        MIG in (subsystems_of(any_of(resource.match)) or ()) for resource in config.resources
+    )

@@ -25,11 +25,14 @@ def devices_of(config: Path | None, classes: Mapping[str, str]) -> dict[str, Dev
 
 
 def _configured(path: Path) -> dict[str, Device]:
-    """Return the resources of an agent's configuration that have a DeviceClass."""
+    """Return the resources of an agent's configuration that have a DeviceClass.
+
+    Not those whose names have a template: such a class has devices of several resources.
+    """
     config = load(path)
     found: dict[str, Device] = {}
     for resource in config.resources:
-        if resource.device_class is not None:
+        if resource.device_class is not None and "{" not in resource.name:
             kinds = {name: attribute.kind for name, attribute in resource.attributes.items() if "/" not in name}
             published = Published(
                 config.driver,

@@ -35,6 +35,7 @@ class Troubles(Struct, frozen=True):
     devices: str = ""  # why the newest devices could not be taken into the ledger
     ledger: str = ""  # why the ledger cannot be written
     cdi: str = ""  # why CDI files that are needed cannot be written
+    vendor: str = ""  # which software of the vendor whose names this agent uses runs beside it
 
 
 class AgentState(Struct, frozen=True):
@@ -54,7 +55,11 @@ def not_ready(state: AgentState) -> list[str]:
     """List the reasons; empty when every resource is registered and listened to, and grants are durable."""
     troubles, claims = state.troubles, state.claims
     devices = f"{troubles.devices}. It is tried again; the log says more" if troubles.devices else ""
+    if troubles.vendor and not state.servers:
+        return [f"nothing is served: {troubles.vendor}"]
     reasons = [] if state.snapshot.complete else ["the first enumeration of devices has not ended"]
+    if troubles.vendor:
+        reasons.append(troubles.vendor)
     if not reasons and not state.ledger.node.merged:
         why = devices or troubles.ledger or f"kubelet is asked, for {state.merge_seconds:g} s at most"
         reasons.append(

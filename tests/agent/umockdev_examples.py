@@ -18,6 +18,7 @@ from drabridge.sim.kubelet.pods import Phase
 from tests.support import machines
 from tests.support.agent_process import AgentProcess, node, pod
 from tests.support.machines import device, tree
+from tests.support.mig import capabilities
 from tests.support.umockdev import Testbed
 from tests.support.waiting import until
 
@@ -152,11 +153,21 @@ def loop() -> str:
 CASES = {
     "nvidia-gpu": Case(
         "nvidia.com/gpu",
-        "gpu.example.com",
+        "gpu.nvidia.com",
         nvidia,
         8,
         8,
         tuple(machines.GPU_UUID.format(index) for index in range(8)),
+        ("/dev/nvidiactl", "/dev/nvidia-uvm"),
+    ),
+    # Instances need NVML, which is not here: a GPU with instances is not offered at all.
+    "nvidia-mig": Case(
+        "nvidia.com/gpu",
+        "gpu.nvidia.com",
+        nvidia,
+        7,
+        7,
+        tuple(machines.GPU_UUID.format(index) for index in range(1, 8)),
         ("/dev/nvidiactl", "/dev/nvidia-uvm"),
     ),
     "amd-gpu": Case("amd.com/gpu", "gpu.example.com", amd, 2, 2, ("0000:03:00.0", "0000:83:00.0"), ("/dev/kfd",)),
@@ -182,8 +193,10 @@ async def check(name: str) -> None:
     case = CASES[name]
     bed = Testbed(case.machine())
     os.environ["UMOCKDEV_DIR"] = str(bed.root)  # libumockdev tells the C library only; the agent is a child of Python
-    if name == "nvidia-gpu":
+    if name.startswith("nvidia"):
         machines.nvidia_proc(bed.root / "proc")
+    if name == "nvidia-mig":
+        capabilities(bed.root / "proc", [(0, 1, 0), (0, 2, 0)])
     text = (EXAMPLES / f"{name}.yaml").read_text()
     async with node(text, case.driver, ready=False) as (agent, kubelet):
         await until(lambda: counted(kubelet, case.resource) == (case.allocatable, case.capacity), 30, agent.text)

@@ -91,10 +91,15 @@ def test_the_schema_refuses_what_the_loader_refuses(mistake: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["gpu", "kubernetes.io/gpu", "x.kubernetes.io/gpu", "requests.a.com/b", "A.com/b", "a.com/", "a.com/-b"]
+    "name",
+    [
+        *("gpu", "kubernetes.io/gpu", "x.kubernetes.io/gpu", "requests.a.com/b", "A.com/b", "a.com/", "a.com/-b"),
+        *("'{attr:a}.com/b'", "'a.com/{attr:a}-{attr:b}'", "'a.com/{sysname}'", "'a.com/-{attr:a}'", "'a.com/{attr:a'"),
+    ],
 )
 def test_resource_names(name: str) -> None:
     text = document("match: [{subsystem: usb}]").replace("example.com/thing", name)
+    assert name in text
     with pytest.raises(ConfigErrors):
         load(text)
     assert not VALIDATOR.is_valid(yaml.safe_load(text))

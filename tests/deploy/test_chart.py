@@ -279,6 +279,18 @@ def test_each_resource_with_a_class_has_one_that_selects_it_alone() -> None:
     assert not [obj for obj in manifests() if obj["kind"] == "DeviceClass"]
 
 
+def test_nvidia_s_classes_select_by_nvidia_s_expressions() -> None:
+    """deployments/helm of kubernetes-sigs/dra-driver-nvidia-gpu; claims of both drivers' nodes find devices by them."""
+    path = next(path for path in EXAMPLES if path.stem == "nvidia-mig")
+    found = manifests({"config": yaml.safe_load(path.read_text())})
+    classes = {obj["metadata"]["name"]: obj["spec"]["selectors"] for obj in found if obj["kind"] == "DeviceClass"}
+    driver, attributes = 'device.driver == "gpu.nvidia.com"', 'device.attributes["gpu.nvidia.com"]'
+    assert classes == {
+        f"{kind}.nvidia.com": [{"cel": {"expression": f'{driver} && {attributes}.type == "{kind}"'}}]
+        for kind in ("gpu", "mig")
+    }
+
+
 def test_names_follow_the_release_and_the_service_account() -> None:
     objects = manifests({"serviceAccount": {"create": False, "name": "mine"}}, name="gpus", namespace="hw")
     assert {obj["kind"] for obj in objects}.isdisjoint({"ServiceAccount"})

@@ -23,6 +23,12 @@ CONFIG: Json = {
             for name, class_name in RESOURCES.items()
         ),
         {"name": "example.com/other", "match": [{"subsystem": "tty"}], "id": ["{sysname}"]},
+        {
+            "name": "example.com/part-{attr:profile}",  # several resources, of one class: none of them is switched
+            "match": [{"subsystem": "tty"}],
+            "id": ["{sysname}"],
+            "deviceClass": {"name": "part.example.com", "selector": "true"},
+        },
     ],
 }
 TEAMS: list[Json] = [{"name": "team-a", "counts": [1, 8]}, {"name": "team-b"}]

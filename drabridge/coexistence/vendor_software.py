@@ -1,0 +1,105 @@
+"""Detect a vendor's own device plugin or DRA driver on the node, under whose names this agent is to serve.
+
+A configuration that takes a vendor's driver name stands in for the vendor's software: the two would publish one pool,
+prepare each other's claims and give out each other's devices. So nothing is served beside it. Both are found by their
+sockets: a file that somebody listens on. That needs no answer of kubelet or of the API server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from msgspec import Struct
+
+from drabridge.dra.sockets import is_dead
+from drabridge.system.paths import Paths
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0  # while nothing is served because of it: pods wait for the agent
+
+# kubernetes-sigs/dra-driver-nvidia-gpu cmd/gpu-kubelet-plugin/main.go and driver.go, in plugins/<driver>
+_VENDORS_FILES = frozenset({"checkpoint.json", "pu.lock", "cp.lock"})
+
+_UID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+
+
+class Vendor(Struct, frozen=True):
+    """Whose software it is, and how its device plugin names its sockets."""
+
+    name: str
+    plugin_sockets: str
+
+
+VENDORS: Mapping[str, Vendor] = MappingProxyType(
+    {
+        # NVIDIA/k8s-device-plugin internal/plugin/server.go: nvidia-<resource's name>.sock
+        "gpu.nvidia.com": Vendor("NVIDIA", "nvidia-*.sock"),
+    }
+)
+"""By the name of the vendor's DRA driver, which a configuration takes in place of a domain of its own."""
+
+
+class VendorSoftware:
+    """Looks for what the vendor of ``driver`` left running. ``found``: what was found last, in words; "" for nothing.
+
+    ``serves_claims``: whether the registration socket with the driver's plain name is this agent's.
+    """
+
+    def __init__(self, paths: Paths, driver: str, serves_claims: Callable[[], bool]) -> None:
+        self.found = ""
+        self._paths = paths
+        self._driver = driver
+        self._vendor = VENDORS.get(driver)
+        self._serves_claims = serves_claims
+
+    async def look(self) -> None:
+        """Look once, in a thread. Never raises; what cannot be read is not there."""
+        if self._vendor is None:
+            return
+        ours, vendor = self._serves_claims(), self._vendor
+        found = await asyncio.to_thread(lambda: self._in_words(vendor, ours=ours))
+        if found and found != self.found:
+            log.error("the vendor's own software serves this node", extra={"reason": found})
+        elif self.found and not found:
+            log.info("the vendor's own software has ended", extra={"driver": self._driver})
+        self.found = found
+
+    def _in_words(self, vendor: Vendor, *, ours: bool) -> str:
+        plugins = list(self._alive(self._paths.device_plugins, vendor.plugin_sockets))
+        drivers = [path for path in self._registrations() if not (ours and path.name == f"{self._driver}-reg.sock")]
+        kinds = (("device plugin", plugins), (f"DRA driver {self._driver}", drivers))
+        there = [f"{vendor.name}'s {what} ({', '.join(map(str, paths))})" for what, paths in kinds if paths]
+        if not there:
+            return ""
+        return (
+            f"{' and '.join(there)} runs on this node, and only one may serve it. Remove it from the node: pods keep "
+            "their devices, and this agent begins as soon as it has ended"
+        )
+
+    def _alive(self, directory: Path, pattern: str) -> Iterator[Path]:
+        try:
+            paths = sorted(directory.glob(pattern))
+        except OSError:
+            return
+        yield from (path for path in paths if path.is_socket() and not is_dead(path))
+
+    def _registrations(self) -> Iterator[Path]:
+        """The vendor's registration sockets. Ours with a token, a standby's, has another form.
+
+        Go's kubeletplugin library: ``<driver>-reg.sock``, or with the pod's UID for rolling updates.
+        """
+        name = re.compile(rf"{re.escape(self._driver)}(-{_UID})?-reg\.sock")
+        for path in self._alive(self._paths.kubelet / "plugins_registry", f"{self._driver}*-reg.sock"):
+            if name.fullmatch(path.name):
+                yield path
+
+
+def is_vendors(path: Path) -> bool:
+    """Whether a file in the driver's directory is, or may be, the vendor's: a socket that somebody listens on is."""
+    return path.name in _VENDORS_FILES or (path.is_socket() and not is_dead(path))

@@ -1,0 +1,87 @@
+"""Resources whose name has a template: one resource for each value that an attribute of the devices has.
+
+``name: nvidia.com/mig-{attr:profile}`` stands for ``nvidia.com/mig-1g.10gb``, ``nvidia.com/mig-2g.20gb`` and so on, as
+far as there are, or were, such devices. What a template stands for is a configuration as a person could have written
+it: the same resource once for each value, with the value in its match rules. So nothing else knows of templates.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+
+from drabridge.config import names
+from drabridge.config.matcher import Matcher
+from drabridge.config.pattern import Patterns
+from drabridge.config.problems import Problems
+from drabridge.config.schema import Config, Resource
+from drabridge.config.template import Field
+from drabridge.config.template import parse as parse_template
+
+VALUES_MAX = 64
+"""So many values of one template become resources: hardware chooses values, and each resource has a server."""
+
+_MAGIC = re.compile(r"[*?\[\\]")
+_NOT_IN_NAMES = re.compile(r"[^-A-Za-z0-9_.]")
+
+
+def field_of(name: str) -> Field | None:
+    """The field in a resource's name, an attribute of the device; None for a plain name."""
+    return parse_template(name).fields[0] if "{" in name else None
+
+
+def name_for(template: str, value: str) -> str | None:
+    """The resource name for one value; None if it gives none that kubelet takes.
+
+    What cannot be in a name becomes a dot, as NVIDIA's plugin has it: profile 1g.10gb+me, resource mig-1g.10gb.me.
+    """
+    text = parse_template(template).render(lambda _: _NOT_IN_NAMES.sub(".", value))
+    try:
+        return names.extended_resource_name(text) if text else None
+    except Problems:
+        return None
+
+
+def stands_for(template: str, name: str) -> bool:
+    """Whether a resource of the configuration may have this name: it is its name, or what its template makes of one."""
+    if field_of(template) is None:
+        return template == name
+    parts = (part if isinstance(part, str) else None for part in parse_template(template).parts)
+    pattern = "".join(".+" if part is None else re.escape(part) for part in parts)
+    return re.fullmatch(pattern, name) is not None
+
+
+def expanded(config: Config, values: Mapping[str, Collection[str]]) -> Config:
+    """The configuration with plain names only. ``values``: template -> values that there are; others stand for nothing.
+
+    The same object if no name has a template.
+    """
+    if not any("{" in resource.name for resource in config.resources):
+        return config
+    taken = {resource.name for resource in config.resources}
+    resources: list[Resource] = []
+    for resource in config.resources:
+        field = field_of(resource.name)
+        if field is None:
+            resources.append(resource)
+            continue
+        by_name: dict[str, list[str]] = defaultdict(list)
+        for value in sorted(values.get(resource.name, ())):
+            if (name := name_for(resource.name, value)) and name not in taken:
+                by_name[name].append(value)
+        for name, wanted in by_name.items():
+            match = tuple(filter(None, (_only(matcher, field.key, wanted) for matcher in resource.match)))
+            resources.append(resource.model_copy(update={"name": name, "match": match}))
+        taken.update(by_name)
+    return config.model_copy(update={"resources": tuple(resources)})
+
+
+def _only(matcher: Matcher, attribute: str, values: Collection[str]) -> Matcher | None:
+    """The matcher for devices with one of these values; None if it matches none of them."""
+    before = matcher.attrs.get(attribute)
+    accepted = [value for value in values if before is None or before.matches(value)]
+    if not accepted:
+        return None
+    exact = Patterns.of(*(_MAGIC.sub(r"\\\g<0>", value).replace("|", "?") for value in accepted))
+    return matcher.model_copy(update={"attrs": {**matcher.attrs, attribute: exact}})

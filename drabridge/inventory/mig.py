@@ -1,0 +1,171 @@
+"""Show NVIDIA's MIG instances as devices below their GPU, as udev shows the partitions of a disk.
+
+The kernel has no device for a MIG instance. Here each gets one, ``<GPU>/nvidia-mig/gi1-ci0`` in the subsystem
+``nvidia-mig``. So match rules, identities, ``partition:``, lanes and the ledger treat it as any part of a whole, and an
+instance that others make or remove comes and goes like hardware that is plugged and unplugged.
+
+Which instances exist is in ``/proc/driver/nvidia/capabilities/gpu<minor>/mig/gi<N>/ci<N>``; the numbers of their nodes
+``/dev/nvidia-caps/nvidia-cap<number>`` are in ``/proc/driver/nvidia-caps/mig-minors``, ``gpu0/gi1/ci0/access 12``
+(NVIDIA/k8s-device-plugin internal/rm/nvml_devices.go, internal/mig/mig.go). Their UUIDs and profiles only NVML knows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from msgspec.structs import replace
+
+from drabridge.inventory import topology
+from drabridge.inventory.nvidia import MigInstance, NvidiaFacts
+from drabridge.inventory.udev_device import UdevDevice, clean
+from drabridge.inventory.udev_scope import MIG
+
+MODE = "mig_mode"  # a GPU's field: "enabled" while it can be had in instances only
+ENABLED = "enabled"
+
+NO_IDENTITY = (
+    "The UUID and the profile of a MIG instance come from NVML: install the extra nvml (nvidia-ml-py), or look why "
+    "NVML gives no answer"
+)
+
+_INSTANCE = re.compile(r"gi(\d{1,4})/ci(\d{1,4})", re.ASCII)
+_EXTENSION = re.compile(r"((?:\d+c\.)?\d+g\.\d+gb)\.(.+)", re.ASCII)
+_MEMORY_SLICES = 8  # of an A100 and its successors
+_NOT_OF_THE_INSTANCE = ("uuid", "memory_mib", MODE)  # what is said of a GPU and not true of its instances
+
+
+# --- what the driver's files say --------------------------------------------------------------------------------------
+
+
+def with_capabilities(facts: NvidiaFacts, proc: Path) -> NvidiaFacts:
+    """Add what ``/proc`` says of MIG: nodes of the known instances, and those that NVML does not know.
+
+    A GPU with instances there is in MIG mode, whatever is known of it otherwise. The same facts without MIG.
+    """
+    minors: Mapping[str, str] | None = None
+    known = {(one.gpu, one.gpu_instance, one.compute_instance): one for one in facts.mig}
+    gpus = dict(facts.gpus)
+    for address, gpu in facts.gpus.items():
+        for gi, ci, folder in _existing(proc / f"driver/nvidia/capabilities/gpu{gpu.get('minor', '')}/mig"):
+            if minors is None:
+                minors = _minors(proc / "driver/nvidia-caps/mig-minors")
+            name = f"gpu{gpu['minor']}/gi{gi}"
+            here = {
+                "capability": str(folder),
+                "gi_cap": minors.get(f"{name}/access", ""),
+                "ci_cap": minors.get(f"{name}/ci{ci}/access", ""),
+            }
+            one = known.get((address, gi, ci)) or MigInstance("", address, gi, ci, "")
+            known[address, gi, ci] = replace(one, fields=MappingProxyType({**one.fields, **here}))
+            gpus[address] = MappingProxyType({**gpu, MODE: ENABLED})
+    if minors is None:
+        return facts
+    return replace(facts, gpus=MappingProxyType(gpus), mig=tuple(known[key] for key in sorted(known)))
+
+
+def _existing(folder: Path) -> Iterator[tuple[int, int, Path]]:
+    """The compute instances that exist: number of the GPU instance, number in it, directory."""
+    try:
+        found = sorted(folder.glob("gi*/ci*"))
+    except OSError:  # removed meanwhile
+        return
+    for path in found:
+        if match := _INSTANCE.fullmatch(f"{path.parent.name}/{path.name}"):
+            yield int(match[1]), int(match[2]), path
+
+
+def _minors(path: Path) -> dict[str, str]:
+    """``gpu0/gi1/ci0/access`` -> ``12``: every node that there can be, some 4,300 lines."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    pairs = (line.split(" ", 1) for line in lines if " " in line)
+    return {name: number for name, number in pairs if number.isascii() and number.isdecimal()}
+
+
+# --- instances as devices ---------------------------------------------------------------------------------------------
+
+
+def profile_name(profile: str) -> str:
+    """NVIDIA's own name of a profile: ``1g.10gb.me``, as in resource names, is ``1g.10gb+me``.
+
+    NVIDIA/go-nvlib pkg/nvlib/device/mig_profile.go, MigProfileInfo.String; NVIDIA/k8s-device-plugin writes ``.`` for
+    ``+`` in resource names (cmd/nvidia-device-plugin/plugin-manager.go).
+    """
+    match = _EXTENSION.fullmatch(profile)
+    return f"{match[1]}+{match[2]}" if match else profile
+
+
+class MigDevices:
+    """Makes a udev device of each instance. One whose facts and GPU did not change stays the same object."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[MigInstance, UdevDevice, UdevDevice]] = {}
+
+    def beside(self, udev_devices: Mapping[str, UdevDevice], facts: NvidiaFacts) -> Mapping[str, UdevDevice]:
+        """The devices by syspath, with the instances of those that are GPUs; the same mapping without MIG."""
+        if not facts.mig:
+            self._made = {}
+            return udev_devices
+        gpus = {
+            device.sysname: device
+            for device in udev_devices.values()
+            if device.subsystem == "pci" and device.sysname in facts.gpus
+        }
+        made: dict[str, tuple[MigInstance, UdevDevice, UdevDevice]] = {}
+        for instance in facts.mig:
+            if (gpu := gpus.get(instance.gpu)) is not None:
+                syspath = f"{gpu.syspath}/{MIG}/gi{instance.gpu_instance}-ci{instance.compute_instance}"
+                before = self._made.get(syspath)
+                if before is None or before[0] != instance or before[1] is not gpu:
+                    before = (instance, gpu, _device(instance, gpu, syspath))
+                made[syspath] = before
+        self._made = made
+        return {**udev_devices, **{syspath: device for syspath, (_, _, device) in made.items()}}
+
+
+def _device(instance: MigInstance, gpu: UdevDevice, syspath: str) -> UdevDevice:
+    fields = dict(instance.fields)
+    start, size = fields.get("placement_start", ""), fields.get("placement_size", "")
+    if start.isdecimal() and size.isdecimal():
+        for index in range(int(start), min(int(start) + int(size), _MEMORY_SLICES)):
+            fields[f"memory_slice_{index}"] = "1"
+    own = {
+        "uuid": instance.uuid,
+        "profile": fields.get("profile") or profile_name(instance.profile),
+        "gpu_instance": str(instance.gpu_instance),
+        "compute_instance": str(instance.compute_instance),
+    }
+    return UdevDevice(
+        syspath=syspath,
+        sysname=syspath.rpartition("/")[2],
+        subsystem=MIG,
+        attributes=MappingProxyType({name: clean(value) for name, value in {**fields, **own}.items() if value}),
+        seen_at=fields.get("capability", "") or gpu.syspath,
+        above=gpu,
+    )
+
+
+def fields_of(facts: NvidiaFacts, device: UdevDevice) -> Mapping[str, str]:
+    """What templates may read of NVIDIA's driver: a GPU's own fields; an instance's, and its GPU's beside them."""
+    if not facts.gpus:
+        return {}
+    gpu = facts.of(topology.pci_bus_id(device))
+    if device.subsystem != MIG:
+        return gpu
+    shared = {name: value for name, value in gpu.items() if name not in _NOT_OF_THE_INSTANCE}
+    return {**shared, "parent_uuid": gpu.get("uuid", ""), **device.attributes}
+
+
+def identity_hint(device: UdevDevice) -> str:
+    """What to do about an instance that only ``/proc`` shows; empty for any other device."""
+    return NO_IDENTITY if device.subsystem == MIG and "uuid" not in device.attributes else ""
+
+
+def is_in_instances(gpu: Mapping[str, str]) -> bool:
+    """Whether a GPU is in MIG mode: no pod can use it but through its instances. ``gpu``: its fields."""
+    return gpu.get(MODE, "").lower() in (ENABLED, "true", "1")

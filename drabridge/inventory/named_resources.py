@@ -1,0 +1,68 @@
+"""Follow which resources the templates in resource names stand for, by the devices that there are. Pure.
+
+A resource that was once there stays while the agent runs: its pods and its place at kubelet outlive its last device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from drabridge.config.matcher import any_of
+from drabridge.config.name_template import VALUES_MAX, expanded, field_of, name_for
+from drabridge.config.schema import Config
+from drabridge.inventory.match import holds
+from drabridge.inventory.mig import identity_hint
+from drabridge.inventory.model import Collision
+from drabridge.inventory.udev_device import UdevDevice
+
+
+class NamedResources:
+    """``config`` is the configuration with plain names, ``collisions`` the devices for which there is none.
+
+    ``file``: the configuration as it was given.
+    """
+
+    def __init__(self, file: Config, values: Mapping[str, frozenset[str]] | None = None) -> None:
+        """``values``: those of an earlier configuration, by template."""
+        self.file = file
+        self.values = dict(values or {})
+        self.config = expanded(file, self.values)
+        self.collisions: tuple[Collision, ...] = ()
+        self._rules = [(resource, field_of(resource.name), any_of(resource.match)) for resource in file.resources]
+
+    def update(self, devices: Iterable[UdevDevice]) -> bool:
+        """Look at all devices; return whether ``config`` is another one now."""
+        if self.config is self.file:
+            return False
+        collisions = []
+        before = dict(self.values)
+        for device in devices:
+            for resource, field, rule in self._rules:
+                if not holds(rule, device):
+                    continue
+                if field is not None and (why := self._take(resource.name, field.key, device)):
+                    collisions.append(Collision("", resource.name, (device.syspath,), why))
+                break
+        self.collisions = tuple(collisions)
+        if before == self.values:
+            return False
+        self.config = expanded(self.file, self.values)
+        return True
+
+    def _take(self, template: str, attribute: str, device: UdevDevice) -> str:
+        """Note a device's value; return why it gives no resource, or nothing."""
+        value = device.attributes.get(attribute, "")
+        known = self.values.get(template, frozenset())
+        if value in known:
+            return ""
+        if not value:
+            return identity_hint(device) or f"It has no attribute {attribute}, which its resource is named after"
+        name = name_for(template, value)
+        if name is None:
+            return f"Its attribute {attribute} is {value[:64]!r}, which gives no name of a resource"
+        if name in {resource.name for resource in self.file.resources}:
+            return f"Its resource would be {name}, which is in the configuration beside {template}"
+        if len(known) >= VALUES_MAX:
+            return f"{template} stands for {VALUES_MAX} resources already, which is the most"
+        self.values[template] = known | {value}
+        return ""
