@@ -6,7 +6,7 @@ Not here: ``gfd.timestamp``; ``gpu.clique`` and ``vgpu.*``, of which the fields 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from drabridge.config.node_labels import LabelRule, part_of, unchanged
 from drabridge.config.template import Field, Template
@@ -41,20 +41,24 @@ def is_nvidia(resource: str) -> bool:
     return _label_base(resource) == GPU or resource.startswith(MIG)
 
 
-def gfd_rules(replicas: Mapping[str, int]) -> Iterator[LabelRule]:
-    """Yield the rules for those of the resources that are NVIDIA's. ``replicas``: of each resource of the file."""
-    gpus = tuple(name for name in replicas if _label_base(name) == GPU)
-    migs = tuple(name for name in replicas if name.startswith(MIG))
-    for name in gpus:
-        yield from _of_resource(name, replicas[name], ())
-        yield from _of_gpus(name)
-    for name in migs:
-        yield from _of_resource(name, replicas[name], ("-MIG-", Field("nvidia.profile")))
-        for suffix, field in _OF_MIG.items():
-            yield LabelRule(f"{_label_base(name)}.{suffix}", (name,), _field(f"nvidia.{field}"))
-    if migs:
-        yield LabelRule("nvidia.com/mig.strategy", migs, Template(("mixed",)))
-    yield from _of_node((*gpus, *migs))
+def gfd_rules(replicas: Mapping[str, int], mig: Collection[str]) -> Iterator[LabelRule]:
+    """Yield the rules for those of the resources that are NVIDIA's.
+
+    ``replicas``: of each resource of the file. ``mig``: those whose devices are MIG instances; if ``nvidia.com/gpu`` is
+    among them, that is NVIDIA's MIG strategy single.
+    """
+    ours = tuple(filter(is_nvidia, replicas))
+    for name in ours:
+        yield from _of_resource(name, replicas[name], ("-MIG-", Field("nvidia.profile")) if name in mig else ())
+        if _label_base(name) == GPU:
+            yield from _of_gpus(name, of_parent=name in mig)
+        if name in mig:
+            for suffix, field in _OF_MIG.items():
+                yield LabelRule(f"{_label_base(name)}.{suffix}", (name,), _field(f"nvidia.{field}"))
+    if instances := tuple(name for name in ours if name in mig):
+        strategy = "single" if any(_label_base(name) == GPU for name in instances) else "mixed"
+        yield LabelRule("nvidia.com/mig.strategy", instances, Template((strategy,)))
+    yield from _of_node(ours)
 
 
 def family(compute_capability: str) -> str:
@@ -80,12 +84,13 @@ def _of_resource(name: str, replicas: int, words: tuple[str | Field, ...]) -> It
     yield LabelRule(f"{base}.memory", own, _field("nvidia.memory_mib"))
 
 
-def _of_gpus(name: str) -> Iterator[LabelRule]:
+def _of_gpus(name: str, *, of_parent: bool) -> Iterator[LabelRule]:
     capability, own = _field("nvidia.compute_capability"), (name,)
+    pci_class = Template((Field("attr", "class", of_parent),))
     yield LabelRule(f"{GPU}.family", own, capability, convert=family)
     yield LabelRule(f"{GPU}.compute.major", own, capability, convert=part_of(1))
     yield LabelRule(f"{GPU}.compute.minor", own, capability, convert=part_of(2))
-    yield LabelRule(f"{GPU}.mode", own, _field("attr", "class"), convert=lambda text: _MODES.get(text, "unknown"))
+    yield LabelRule(f"{GPU}.mode", own, pci_class, convert=lambda text: _MODES.get(text, "unknown"))
 
 
 def _of_node(all_of_them: tuple[str, ...]) -> Iterator[LabelRule]:

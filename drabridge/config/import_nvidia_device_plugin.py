@@ -2,7 +2,7 @@
 
 Its keys are those of NVIDIA/k8s-device-plugin api/config/v1 (0.20). What that plugin reads and then ignores, with a
 warning in its log (``DisableResourceNamingInConfig`` in config.go), is not done here either: pods find the resources
-that they found before. The resources are those of the shipped profile (``nvidia_profile.py``).
+that they found before. The resources are those of the shipped profiles (``nvidia_profile.py``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, mod
 from drabridge.config import names
 from drabridge.config.base import AbsolutePath, Many, Model
 from drabridge.config.loader import load, read
-from drabridge.config.nvidia_profile import nvidia_profile
+from drabridge.config.nvidia_profile import GPUS, WITH_MIG, nvidia_profile
 from drabridge.config.problems import Problem, did_you_mean, printable, refuse_if_any, unmet
 from drabridge.config.schema import REPLICAS_MAX
 
@@ -26,6 +26,8 @@ GPU = "nvidia.com/gpu"
 MIG_PREFIX = "nvidia.com/mig-"
 SHARED_SUFFIX = ".shared"  # DefaultSharedResourceNameSuffix in consts.go
 MIG_SUBSYSTEM = "nvidia-mig"
+MIG_RESOURCES = "nvidia.com/mig-{attr:profile}"  # the profile's resource for every MIG profile
+WHOLE = "nvidia.com/gpu-whole"  # whole GPUs while nvidia.com/gpu are their MIG instances
 IMEX_CHANNEL = "/dev/nvidia-caps-imex-channels/channel0"
 SHARES = "shares"  # the capacity of which each claim takes a part, as a pod takes a replica
 
@@ -34,7 +36,6 @@ Json = dict[str, Any]
 _DEVICE = re.compile(
     r"\d+(:\d+)?|GPU-{0}|MIG-({0}|GPU-{0}/\d+/\d+)".format("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 )
-_MIG_PROFILE = re.compile(r"(\d+c\.)?\d+g\.\d+gb(\+[a-z][a-z.]*[a-z])?")
 
 
 # --- their file -----------------------------------------------------------------------------------------------------
@@ -203,7 +204,9 @@ class _Conversion:
         sharing = file.sharing or _AllSharing()
         self._sharing_key = "sharing.mps" if sharing.mps is not None else "sharing.timeSlicing"
         self._sharing = sharing.mps or sharing.time_slicing
-        profile = load(nvidia_profile(), name="the profile for NVIDIA's GPUs")
+        self._strategy = self._flags.mig_strategy or "none"
+        text = nvidia_profile(GPUS if self._strategy == "none" else WITH_MIG)
+        profile = load(text, name="the profile for NVIDIA's GPUs")
         self._profile: Json = profile.model_dump(by_alias=True, exclude_unset=True, mode="json")
 
     def text(self) -> str:
@@ -223,22 +226,20 @@ class _Conversion:
 
     def _resources(self) -> Iterator[tuple[Json, list[str]]]:
         shared = {one.name: one for one in self._sharing.resources} if self._sharing else {}
-        gpu, notes = self._replicated(self._edited(_named(self._profile, GPU)), shared.get(GPU))
-        yield gpu, notes
-        for name in self._mig_names(shared):
-            mig = self._edited(_mig_resource(self._profile, name))
-            mig["partition"] = {**mig["partition"], "of": gpu["name"]}
-            yield self._replicated(mig, shared.get(name))
-
-    def _mig_names(self, shared: Mapping[str, _Replicated]) -> list[str]:
-        """Return the resources of MIG profiles that the file names, and then those of the profile."""
-        if self._flags.mig_strategy != "mixed":
-            return []
-        patterns = [one.pattern for one in (self._file.resources or _Resources()).mig or ()]
-        profiles = [pattern.replace("+", ".") for pattern in patterns if _MIG_PROFILE.fullmatch(pattern)]
-        ours = [one["name"] for one in self._profile["resources"]]
-        known = [*(f"{MIG_PREFIX}{one}" for one in profiles), *shared, *ours]
-        return [name for name in dict.fromkeys(known) if name.startswith(MIG_PREFIX)]
+        gpu = self._edited(_named(self._profile, GPU))
+        if self._strategy == "single":
+            mig = self._edited(_named(self._profile, MIG_RESOURCES))
+            mig |= {"name": GPU, "partition": {**mig["partition"], "of": WHOLE}, "uniform": "attr:profile"}
+            yield gpu | {"name": WHOLE}, []
+            yield self._replicated(mig, shared.get(GPU))
+            return
+        yield self._replicated(gpu, shared.get(GPU))
+        if self._strategy == "mixed":
+            profiles = [name for name in shared if name.startswith(MIG_PREFIX)]
+            for name in (*profiles, MIG_RESOURCES):  # the first that matches counts
+                mig = self._edited(_mig_resource(self._profile, name))
+                mig["partition"] = {**mig["partition"], "of": gpu["name"]}
+                yield self._replicated(mig, shared.get(name))
 
     def _replicated(self, resource: Json, asked: _Replicated | None) -> tuple[Json, list[str]]:
         if asked is None or self._sharing is None:
@@ -324,18 +325,13 @@ class _Conversion:
             yield "sharing.timeSlicing: not used, because sharing.mps is there as well (as in NVIDIA's plugin)."
 
     def _mig_notes(self) -> Iterator[str]:
-        strategy, shared = self._flags.mig_strategy, self._sharing.resources if self._sharing else ()
-        if strategy == "single":
+        shared = self._sharing.resources if self._sharing else ()
+        if self._strategy == "single":
             yield (
-                f"flags.migStrategy: single gives MIG instances the name {GPU}. Whole GPUs have it here: on nodes in "
-                f"MIG mode use mixed, and pods ask for {MIG_PREFIX}PROFILE."
+                f"flags.migStrategy: with single, {GPU} are MIG instances of one profile. Nodes whose GPUs are not in "
+                "MIG mode need a file of their own, with none."
             )
-        if strategy == "mixed" and not self._mig_names({one.name: one for one in shared}):
-            yield (
-                "flags.migStrategy: mixed makes a resource of each MIG profile that it finds. Here each is written "
-                "down: name them in resources.mig, as {pattern: 1g.10gb, name: mig-1g.10gb}, and convert again."
-            )
-        if strategy != "mixed":
+        if self._strategy != "mixed":
             for one in shared:
                 if one.name.startswith(MIG_PREFIX):
                     yield f"{self._sharing_key}: {one.name} is left out: flags.migStrategy is not mixed."
@@ -394,15 +390,12 @@ def _named(profile: Json, name: str) -> Json:
 
 
 def _mig_resource(profile: Json, name: str) -> Json:
-    """Return the resource of one MIG profile: the profile's own, or one like another of its MIG resources or GPUs."""
-    known = [one["name"] for one in profile["resources"]]
-    if name in known:
-        return _named(profile, name)
-    resource = _named(profile, next((one for one in known if one.startswith(MIG_PREFIX)), GPU))
+    """Return the resource of one MIG profile, or of all."""
+    resource = _named(profile, MIG_RESOURCES)
+    if name == MIG_RESOURCES:
+        return resource
     mig_profile = name.removeprefix(MIG_PREFIX).replace("gb.", "gb+")  # 1g.10gb+me is mig-1g.10gb.me as a resource
-    matcher = {"subsystem": MIG_SUBSYSTEM, "attr": {"profile": mig_profile}}
-    changes: Json = {"match": [matcher], "health": [{"nodeExists": True}], "partition": {"of": GPU}}
-    return {**resource, "name": name, **changes}
+    return resource | {"name": name, "match": [{"subsystem": MIG_SUBSYSTEM, "attr": {"profile": mig_profile}}]}
 
 
 def _yaml(data: Any, *, flow: bool | None = None) -> str:

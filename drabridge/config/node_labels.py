@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Literal
 
 from msgspec import Struct
@@ -55,16 +55,18 @@ class NodeLabels(Model):
 
     def problems(self, resources: Sequence[str]) -> Iterator[Problem]:
         """Yield what does not fit the resources of the file; paths begin below ``nodeLabels``."""
-        known = f"known: {', '.join(sorted(resources))}"
+        from drabridge.config.name_template import stands_for
+
+        names = f"known: {', '.join(sorted(resources))}"
         for name, label in self.labels.items():
-            if label.resource not in resources:
-                hint = did_you_mean(label.resource, resources) or known
+            if not any(stands_for(known, label.resource) for known in resources):
+                hint = did_you_mean(label.resource, resources) or names
                 yield Problem("the name of a resource of this file", hint, ("labels", name, "resource"))
         if self.gfd:
             from drabridge.config.gfd_labels import is_nvidia
 
             if not any(map(is_nvidia, resources)):
-                yield Problem("a resource nvidia.com/gpu or nvidia.com/mig-PROFILE beside gfd", known, ("gfd",))
+                yield Problem("a resource nvidia.com/gpu or nvidia.com/mig-PROFILE beside gfd", names, ("gfd",))
 
 
 def unchanged(text: str) -> str:
@@ -85,15 +87,18 @@ class LabelRule(Struct, frozen=True):
     convert: Callable[[str], str] = unchanged
 
 
-def label_rules(labels: NodeLabels | None, replicas: Mapping[str, int]) -> tuple[LabelRule, ...]:
-    """Return the rules for all labels, one for each name. ``replicas``: by resource of the file."""
+def label_rules(labels: NodeLabels | None, replicas: Mapping[str, int], mig: Collection[str]) -> tuple[LabelRule, ...]:
+    """Return the rules for all labels, one for each name.
+
+    ``replicas``: by resource of the file. ``mig``: those whose devices are MIG instances.
+    """
     if labels is None:
         return ()
     rules: dict[str, LabelRule] = {}
     if labels.gfd:
         from drabridge.config.gfd_labels import gfd_rules
 
-        rules = {rule.name: rule for rule in gfd_rules(replicas)}
+        rules = {rule.name: rule for rule in gfd_rules(replicas, mig)}
     for name, label in labels.labels.items():
         convert = unchanged if label.part is None else part_of(label.part)
         rules[name] = LabelRule(name, (label.resource,), label.value, label.count, convert)

@@ -205,6 +205,11 @@ class Resource(Model):
         if self.partition is not None and self.partition.of == self.name:
             yield Problem("another resource", "a device is not a part of itself", ("partition", "of"))
 
+    def of_subsystem(self, name: str) -> bool:
+        """Whether a matcher names this subsystem, without wildcards."""
+        named = (item for matcher in self.match if matcher.subsystem is not None for item in matcher.subsystem.items)
+        return any(item.text == name for item in named)
+
     @property
     def claimable(self) -> bool:
         """Whether claims may have its devices: replicas are counted by kubelet alone."""
@@ -298,7 +303,9 @@ class Config(Model):
     @property
     def label_rules(self) -> tuple[LabelRule, ...]:
         """How each label of the Node is made."""
-        return label_rules(self.node_labels, {resource.name: resource.replicas.count for resource in self.resources})
+        mig = frozenset(resource.name for resource in self.resources if resource.of_subsystem("nvidia-mig"))
+        replicas = {resource.name: resource.replicas.count for resource in self.resources}
+        return label_rules(self.node_labels, replicas, mig)
 
     @property
     def wants_dra(self) -> bool:

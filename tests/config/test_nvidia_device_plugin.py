@@ -11,7 +11,7 @@ import pytest
 import hatch_build
 from drabridge.config import Config, ConfigErrors, load
 from drabridge.config.import_nvidia_device_plugin import _WITHOUT_COUNTERPART, convert
-from drabridge.config.nvidia_profile import nvidia_profile
+from drabridge.config.nvidia_profile import GPUS, WITH_MIG, nvidia_profile
 from drabridge.inventory.match import matches
 from tests.support.udev_tree import udev_device
 
@@ -152,45 +152,46 @@ def test_without_a_root_of_nodes_it_is_the_drivers() -> None:
         assert (str(now.path), str(now.alias)) == (f"/opt/nvidia{was.path}", str(was.path))
 
 
-def test_mig_instances_are_resources_when_their_profiles_are_named() -> None:
+def test_mig_strategy_mixed_is_the_profile_with_mig() -> None:
+    config, _ = converted("flags: {migStrategy: mixed}\nresources: {mig: [{pattern: 3g.40gb, name: mig-3g.40gb}]}")
+    assert config == load(nvidia_profile(WITH_MIG))
+
+
+def test_replicas_of_mig_instances() -> None:
     config, _ = converted(
-        "flags: {migStrategy: mixed}\nresources: {mig: [{pattern: 3g.40gb, name: mig-3g.40gb}]}\n"
-        "sharing: {timeSlicing: {renameByDefault: true, resources: [{name: nvidia.com/mig-1g.10gb, replicas: 2}]}}"
+        "flags: {migStrategy: mixed}\nsharing: {timeSlicing: {renameByDefault: true, resources: "
+        "[{name: nvidia.com/mig-1g.10gb, replicas: 2}, {name: mig-1g.10gb.me, replicas: 3}, {name: gpu, replicas: 4}]}}"
     )
-    assert [one.name for one in config.resources][:1] == ["nvidia.com/gpu"]
-    large, small = config.resource("nvidia.com/mig-3g.40gb"), config.resource("nvidia.com/mig-1g.10gb.shared")
-    assert (large.replicas.count, small.replicas.count) == (1, 2)
-    for resource, profile in ((large, "3g.40gb"), (small, "1g.10gb")):
+    assert [(one.name, one.replicas.count) for one in config.resources] == [
+        ("nvidia.com/gpu.shared", 4),
+        ("nvidia.com/mig-1g.10gb.shared", 2),
+        ("nvidia.com/mig-1g.10gb.me.shared", 3),
+        ("nvidia.com/mig-{attr:profile}", 1),
+    ]
+    for resource, profile in zip(config.resources[1:], ("1g.10gb", "1g.10gb+me", "7g.80gb"), strict=True):
         assert resource.partition is not None
-        assert resource.partition.of == "nvidia.com/gpu"
-        assert matches(udev_device("mig0", subsystem="nvidia-mig", attrs={"profile": profile}), resource.match)
-        assert not matches(udev_device("mig0", subsystem="nvidia-mig", attrs={"profile": "7g.80gb"}), resource.match)
+        assert resource.partition.of == "nvidia.com/gpu.shared"
+        device = udev_device("mig0", subsystem="nvidia-mig", attrs={"profile": profile})
+        assert matches(device, resource.match)
+        assert next(one for one in config.resources if matches(device, one.match)) is resource
 
 
-def test_a_mig_profile_with_an_attribute_is_named_as_there() -> None:
-    mig = ", ".join(f"{{pattern: {one}, name: x}}" for one in ("1g.10gb+me", "1c.3g.20gb", '"*"', "x y"))
-    config, _ = converted(f"flags: {{migStrategy: mixed}}\nresources: {{mig: [{mig}]}}")
-    names = [one.name for one in config.resources][1:]
-    assert names[:2] == ["nvidia.com/mig-1g.10gb.me", "nvidia.com/mig-1c.3g.20gb"]
-    device = udev_device("mig0", subsystem="nvidia-mig", attrs={"profile": "1g.10gb+me"})
-    assert matches(device, config.resources[1].match)
+def test_mig_strategy_single_gives_instances_the_name_of_gpus() -> None:
+    config, text = converted(
+        "flags: {migStrategy: single}\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}"
+    )
+    whole, instances = config.resources
+    assert (whole.name, whole.replicas.count) == ("nvidia.com/gpu-whole", 1)
+    assert (instances.name, instances.replicas.count, str(instances.uniform)) == ("nvidia.com/gpu", 2, "attr:profile")
+    assert instances.partition is not None
+    assert instances.partition.of == whole.name
+    assert "Nodes whose GPUs are not in MIG mode need a file of their own" in text
 
 
-@pytest.mark.parametrize(
-    ("file", "said"),
-    [
-        ("flags: {migStrategy: single}", "flags.migStrategy: single gives MIG instances the name nvidia.com/gpu"),
-        ("flags: {migStrategy: mixed}", "name them in resources.mig"),
-        (
-            "sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: 2}]}}",
-            "nvidia.com/mig-1g.10gb is left out: flags.migStrategy is not mixed",
-        ),
-    ],
-)
-def test_mig_that_becomes_no_resource_is_said(file: str, said: str) -> None:
-    config, text = converted(file)
-    assert [one.name for one in config.resources] == [one.name for one in PROFILE.resources]
-    assert said in text
+def test_replicas_of_mig_instances_without_mig_are_said() -> None:
+    config, text = converted("sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: 2}]}}")
+    assert config == PROFILE
+    assert "nvidia.com/mig-1g.10gb is left out: flags.migStrategy is not mixed" in text
 
 
 @pytest.mark.parametrize("key", _WITHOUT_COUNTERPART)
@@ -260,12 +261,13 @@ def test_a_file_without_resources_to_share_is_refused_as_there() -> None:
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_profile_has_one_copy_in_the_sources() -> None:
-    assert nvidia_profile() == (ROOT / "deploy/examples/nvidia-gpu.yaml").read_text(encoding="utf-8")
+def test_the_profiles_have_one_copy_in_the_sources() -> None:
+    for name in (GPUS, WITH_MIG):
+        assert nvidia_profile(name) == (ROOT / "deploy/examples" / name).read_text(encoding="utf-8")
     assert not list((ROOT / "drabridge").rglob("*.yaml"))
 
 
-def test_a_wheel_and_the_image_get_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_and_the_image_get_the_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hatch_build, "generate", lambda root: [])
     taken, nothing = {}, cast(Any, None)
     for version in ("standard", "editable"):
@@ -273,7 +275,8 @@ def test_a_wheel_and_the_image_get_the_profile(monkeypatch: pytest.MonkeyPatch) 
         hook = hatch_build.ProtoHook(str(ROOT), {}, nothing, nothing, "", "wheel")
         hook.initialize(version, data)
         taken[version] = data["force_include"]
-    source, target = hatch_build.PROFILE
-    assert taken == {"standard": {str(ROOT / source): target}, "editable": {}}
-    assert Path(target).parts == (*PROFILE_MODULE.split(".")[:-1], Path(source).name)
-    assert f"COPY {source} " in (ROOT / "deploy/image/Containerfile").read_text()
+    wanted = {str(ROOT / source): target for source, target in hatch_build.PROFILES.items()}
+    assert taken == {"standard": wanted, "editable": {}}
+    for source, target in hatch_build.PROFILES.items():
+        assert Path(target).parts == (*PROFILE_MODULE.split(".")[:-1], Path(source).name)
+        assert f"{source} " in (ROOT / "deploy/image/Containerfile").read_text()

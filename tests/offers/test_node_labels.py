@@ -209,6 +209,36 @@ def test_mig_instances_have_labels_of_their_own() -> None:
     assert not [name for name in found if not name.startswith(PREFIXES)]
 
 
+SINGLE = """\
+- {name: nvidia.com/gpu-whole, match: [{subsystem: pci}]}
+- {name: nvidia.com/gpu, match: [{subsystem: nvidia-mig}], partition: {of: nvidia.com/gpu-whole}}
+"""
+
+
+def test_with_strategy_single_the_labels_of_gpus_are_those_of_their_instances() -> None:
+    """Names: NVIDIA/k8s-device-plugin tests/expected-output-mig-single.txt."""
+    values = {**H100, "nvidia.profile": "1g.10gb", "nvidia.memory_mib": "9728", "nvidia.slices": "1"}
+    values["parent.attr:class"] = values.pop("attr:class")
+    found = labels(
+        config("{gfd: true}", SINGLE),
+        *(gpu(number) for number in range(7)),
+        values={f"gpu-{n}": values for n in range(7)},
+    )
+    assert found == OF_AN_H100 | {
+        "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb",
+        "nvidia.com/gpu.count": "7",
+        "nvidia.com/gpu.memory": "9728",
+        "nvidia.com/gpu.slices.gi": "1",
+        "nvidia.com/mig.strategy": "single",
+    }
+
+
+def test_a_label_may_name_a_resource_that_a_template_stands_for() -> None:
+    template = "- {name: 'nvidia.com/mig-{attr:profile}', match: [{subsystem: nvidia-mig}]}\n"
+    of = config("{labels: {example.com/x: {resource: nvidia.com/mig-1g.10gb, count: devices}}}", template)
+    assert labels(of, gpu(0, resource="nvidia.com/mig-1g.10gb")) == {"example.com/x": "1"}
+
+
 @pytest.mark.parametrize(
     ("capability", "name"),
     [("6.1", "pascal"), ("7.0", "volta"), ("7.5", "turing"), ("8.6", "ampere"), ("8.9", "ada-lovelace"),
