@@ -179,6 +179,13 @@ class _File(Model):
     sharing: _AllSharing | None = None
     imex: _Imex | None = None
 
+    @classmethod
+    def whole_file_problems(cls, data: object) -> Iterator[Problem]:
+        """The ConfigMap that holds such files, in place of one of them."""
+        if isinstance(data, dict) and data.get("kind") == "ConfigMap":
+            hint = "save the text of one key of data: as a file, and name that"
+            yield Problem("a configuration of NVIDIA's device plugin, not the ConfigMap around it", hint, ("data",))
+
 
 # --- our file -------------------------------------------------------------------------------------------------------
 

@@ -253,6 +253,13 @@ def test_a_resource_that_is_named_twice_is_refused() -> None:
         convert("sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}, {name: nvidia.com/gpu, replicas: 3}]}}")
 
 
+def test_the_config_map_around_it_is_named() -> None:
+    text = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: time-slicing}\ndata:\n  any: |\n    version: v1\n"
+    with pytest.raises(ConfigErrors) as error:
+        convert(text)
+    assert "save the text of one key of data: as a file" in str(error.value)
+
+
 def test_a_file_without_resources_to_share_is_refused_as_there() -> None:
     with pytest.raises(ConfigErrors, match=r"sharing.timeSlicing.resources: .*it is required"):
         convert("sharing: {timeSlicing: {renameByDefault: true}}")
